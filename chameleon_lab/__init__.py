@@ -1,0 +1,40 @@
+"""Train models several times larger than the device in PyTorch's eager mode, and see and edit how.
+
+``import chameleon_lab`` needs torch and numpy alone; what draws or stores is imported at its first use.
+"""
+
+from __future__ import annotations
+
+from .errors import BelowFloorError, ChameleonError, PolicyError, SessionError, TraceError
+from .policy import Policy
+from .report import Report
+from .session import Session, SessionStage, current_session
+from .trace import StepTrace, Trace
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BelowFloorError",
+    "ChameleonError",
+    "Policy",
+    "PolicyError",
+    "Report",
+    "Session",
+    "SessionError",
+    "SessionStage",
+    "StepTrace",
+    "Trace",
+    "TraceError",
+    "current_session",
+]
+
+
+def load_ipython_extension(shell: object) -> None:
+    """``%load_ext chameleon_lab``: adds ``%chameleon`` and ``%%chameleon``."""
+    from .lab.magics import load
+
+    load(shell)
+
+
+def _jupyter_labextension_paths() -> list[dict[str, str]]:
+    return [{"src": "labextension", "dest": "chameleon-lab"}]

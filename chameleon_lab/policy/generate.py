@@ -1,0 +1,352 @@
+"""Planning: which gaps to swap, and at which ops to free and to allocate, so that a step fits its capacity.
+
+The choice follows Belady's MIN (1966): when memory runs out, evict what is used furthest in the future. A
+copy to the host is issued as early as it can be, a block is freed as late as memory allows, and its copy back
+is issued as early as memory allows. Because frees and allocations happen in program order, whether a plan
+fits is a matter of op indices; times only decide how long the stalls are, and uniform op times do nearly as
+well as true ones. The problem is that of Chameleon (arXiv 2509.11076); its layer-granular search is not used.
+
+One plan takes four passes, each O((ops + gaps) log gaps):
+
+1. *Choose*: sweep the ops; where bytes exceed the capacity, evict the idle gap with the furthest next use.
+2. *Refine*: sweep again with the chosen gaps alone, freeing blocks in the order in which their copies out are
+   issued, which is that in which they end. Belady's order would often wait for the copy issued last.
+3. *Repair*: a sweep knows the steps before only as far as it has come. Whatever still exceeds the capacity,
+   taking the step as a cycle, is mended by longer or further swaps; at or above the floor that always
+   succeeds.
+4. *Prefetch*: in the order of their next uses, allocate blocks at the earliest op from which they fit for
+   good.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..errors import BelowFloorError, TraceError
+from ..trace import Category, StepTrace, Trace
+from .memory import (
+    MIN_SWAP_BYTES,
+    Floor,
+    StepMemory,
+    Swaps,
+    floor_of,
+    newest_step,
+    step_memory,
+    step_op_times,
+)
+from .model import NEVER, Action, Decision, Link, Policy, fingerprint, format_bytes
+from .range_max import RangeMax
+from .simulate import Prediction, simulate_swaps
+
+_PERIODS = 3
+"""Steps that a sweep goes over. Gaps that begin in the middle one are the plan: those of the first lack what
+was away before it, those of the last may end after it."""
+
+_NEEDLESS_STALL = 0.01
+"""Share of the compute time. A first plan that stalls less is good enough to stop at."""
+
+
+def plan(
+    trace: Trace | StepTrace,
+    capacity_bytes: int,
+    link: Link,
+    *,
+    op_times: Sequence[float] | np.ndarray | None = None,
+    min_swap_bytes: int = MIN_SWAP_BYTES,
+    margin: float = 0.0,
+) -> Policy:
+    """Generate a policy for a step (the newest of a trace) that never holds more than ``capacity_bytes``.
+
+    ``op_times`` are compute seconds of each op, shape (ops,); by default every op takes the same time.
+    Storages with blocks below ``min_swap_bytes`` stay. ``margin``, 0 to 1, is a share of the capacity to
+    leave free, as far as the floor allows: it absorbs decisions that miss their op.
+
+    The same arguments give the same policy. Raises BelowFloorError if no policy fits the capacity, TraceError
+    if the step has no ops or has lost some, ValueError if ``op_times`` or ``margin`` does not fit.
+    """
+    if not 0.0 <= margin < 1.0:
+        raise ValueError(f"margin is {margin}: give a share of the capacity, from 0 to below 1")
+    step = newest_step(trace)
+    if step.truncated_ops:
+        raise TraceError(
+            f"step {step.index} has lost {step.truncated_ops} ops, so its bytes are unknown there: "
+            "record it again with a larger recorder buffer"
+        )
+    capacity_bytes = int(capacity_bytes)
+    memory = step_memory(step, min_swap_bytes)
+    lowest = floor_of(step, memory)
+    if capacity_bytes < lowest.bytes:
+        raise BelowFloorError(_below_floor(capacity_bytes, lowest))
+    if op_times is None:
+        compute_s = max(float(step.duration_s) - float(step.ops.stall_s.sum()), 0.0)
+        times = np.full(memory.ops, compute_s / memory.ops)
+    else:
+        times = step_op_times(step, op_times)
+    target = max(int(capacity_bytes * (1.0 - margin)), lowest.bytes)
+    swaps, prediction = _best(memory, target, link, times)
+    return Policy(
+        capacity_bytes=capacity_bytes,
+        link=link,
+        decisions=_decisions(step, memory, swaps),
+        assumed={
+            "fingerprint": fingerprint(step),
+            "ops": memory.ops,
+            "torch": torch.__version__,
+            "live_peak_bytes": step.live_peak_bytes,
+            "min_swap_bytes": int(min_swap_bytes),
+        },
+        predicted={
+            "peak_bytes": prediction.peak_bytes,
+            "step_s": prediction.step_s,
+            "stall_s": prediction.stall_s,
+            "overlap": prediction.overlap,
+            "swapped_out_bytes": prediction.swapped_out_bytes,
+            "swapped_in_bytes": prediction.swapped_in_bytes,
+        },
+    )
+
+
+def _best(memory: StepMemory, capacity: int, link: Link, times: np.ndarray) -> tuple[Swaps, Prediction]:
+    """The plan that stalls less in the simulator: one made on the clock of the ops, or on that of ops and
+    stalls.
+
+    On a slow link a step takes far longer than its ops, and gaps leave more time for copies than ``times``
+    tell.
+    """
+    swaps = _Planner(memory, capacity, link, times).plan()
+    prediction = simulate_swaps(memory, swaps, capacity, link, times)
+    if prediction.stall_s > _NEEDLESS_STALL * float(times.sum()):
+        again = _Planner(memory, capacity, link, times + prediction.stall_op_s).plan()
+        predicted_again = simulate_swaps(memory, again, capacity, link, times)
+        if predicted_again.stall_s < prediction.stall_s:
+            return again, predicted_again
+    return swaps, prediction
+
+
+class _Planner:
+    """The four passes over one step. Op indices of a gap count from the start of the step that it begins
+    in."""
+
+    def __init__(self, memory: StepMemory, capacity: int, link: Link, times: np.ndarray) -> None:
+        self.memory, self.capacity = memory, capacity
+        self.n = memory.ops
+        self.size: list[int] = memory.gap_bytes.tolist()
+        self.out_op: list[int] = memory.gap_out.tolist()
+        self.use_op: list[int] = memory.gap_use.tolist()
+        start = np.concatenate([[0.0], np.cumsum(times)])
+        # Start of each op over all swept steps and the one after, in which their last gaps end.
+        self.start = np.concatenate([start[:-1] + k * start[-1] for k in range(_PERIODS + 1)])
+        in_s = np.array([link.in_s(size) for size in self.size])
+        out_s = np.array([link.out_s(size) for size in self.size])
+        # With less time than this left until its use, a swap saves too little to be worth its transfers.
+        self.hurried: list[float] = (in_s + 0.5 * np.maximum(in_s, out_s)).tolist()
+        # The last op at which a copy back can be issued and end before its use, were the link its own.
+        latest = np.searchsorted(self.start, self.start[memory.gap_use] - in_s, "right") - 1
+        self.latest_in: list[int] = np.clip(latest, memory.gap_out + 1, memory.gap_use).tolist()
+        # The plan: gap g is away for free[g] <= i < back[g]; free[g] < 0 if it is kept.
+        self.free = [-1] * len(self.size)
+        self.back = [-1] * len(self.size)
+        self.stays_away = np.empty(0, dtype=np.int64)
+
+    def plan(self) -> Swaps:
+        """All passes. The result never holds more than the capacity, which must not be below the floor."""
+        memory = self.memory
+        self._take_dormant()
+        if (self.bytes > self.capacity).any():
+            every = list(range(len(self.size)))
+            self._sweep(every, [-use for use in self.use_op], -self.n, self.hurried)
+            chosen = [gap for gap, free in enumerate(self.free) if free >= 0]
+            self._sweep(chosen, [self.out_op[gap] for gap in chosen], self.n)
+            self._repair()
+            self._prefetch()
+        taken = np.array([gap for gap, free in enumerate(self.free) if free >= 0], dtype=np.int64)
+        dormant = self.stays_away
+        never = np.full(len(dormant), NEVER, dtype=np.int64)
+        columns = (
+            (dormant, memory.gap_storage[taken]),
+            (never, memory.gap_ordinal[taken]),
+            (never + 1, memory.gap_out[taken]),
+            (never + 2, np.array(self.free, dtype=np.int64)[taken]),
+            (never, np.array(self.back, dtype=np.int64)[taken]),
+            (never, memory.gap_use[taken]),
+        )
+        return Swaps(*(np.concatenate(column) for column in columns))
+
+    def _take_dormant(self) -> None:
+        """Send away what no op uses, largest first, as far as there is need: it costs one copy, once."""
+        memory, dormant = self.memory, self.memory.dormant
+        size = memory.block_bytes[dormant]
+        order = np.argsort(-size, kind="stable")
+        over = int(memory.live_bytes.max()) - self.capacity
+        away = np.concatenate([[0], np.cumsum(size[order])])
+        count = min(int(np.searchsorted(away, over)), len(order)) if over > 0 else 0
+        self.stays_away = dormant[order[:count]]
+        self.bytes = memory.live_bytes - int(away[count])
+
+    def _sweep(
+        self, gaps: list[int], rank: list[int], rank_per_step: int, hurried: list[float] | None = None
+    ) -> None:
+        """Go over the ops of three steps; where bytes exceed the capacity, free the idle gap of lowest rank.
+
+        ``rank[k]`` belongs to ``gaps[k]``, and grows by ``rank_per_step`` from one step to the next. Sets
+        ``free`` and ``back``: provisionally a block comes back one transfer before its use, or at the use
+        where that leaves no room. A gap is spared as long as others will do if less than ``hurried`` seconds
+        of it are left.
+        """
+        n, size, use_op, latest_in, start = (
+            self.n,
+            self.size,
+            self.use_op,
+            self.latest_in,
+            self.start.tolist(),
+        )
+        bytes_at = self.bytes.tolist()
+        begins: dict[int, list[tuple[int, int]]] = {}
+        for gap, value in zip(gaps, rank, strict=True):
+            begins.setdefault((self.out_op[gap] + 1) % n, []).append((value, gap))
+        returns: dict[int, list[tuple[int, int]]] = {}
+        idle: list[tuple[int, int, int, int]] = []  # rank, use, gap, shift
+        back_early: list[
+            tuple[int, int, int]
+        ] = []  # -use, gap, shift: freed before, and back before their use
+        spared: list[tuple[int, int, int]] = []  # -use, gap, shift: hurried
+        free, back = [-1] * len(size), [-1] * len(size)
+        away = 0
+        for i in range(_PERIODS * n):
+            for gap, shift in returns.pop(i, ()):
+                away -= size[gap]
+                if use_op[gap] + shift > i:
+                    heapq.heappush(back_early, (-use_op[gap] - shift, gap, shift))
+            for value, gap in begins.get(i % n, ()):
+                shift = i - 1 - self.out_op[gap]
+                heapq.heappush(idle, (value + shift // n * rank_per_step, use_op[gap] + shift, gap, shift))
+            over = bytes_at[i % n] - away - self.capacity
+            while over > 0:
+                at_use = False
+                if idle:
+                    _, use, gap, shift = heapq.heappop(idle)
+                    if use <= i:
+                        continue
+                    if hurried is not None and start[use] - start[i] < hurried[gap]:
+                        heapq.heappush(spared, (-use, gap, shift))
+                        continue
+                elif back_early and -back_early[0][0] > i:
+                    negative, gap, shift = heapq.heappop(back_early)
+                    use, at_use = -negative, True
+                elif spared and -spared[0][0] > i:
+                    negative, gap, shift = heapq.heappop(spared)
+                    use = -negative
+                else:
+                    break
+                until = use if at_use else max(latest_in[gap] + shift, i + 1)
+                away += size[gap]
+                over -= size[gap]
+                returns.setdefault(until, []).append((gap, shift))
+                if shift == n:
+                    free[gap] = free[gap] if at_use else i - shift
+                    back[gap] = until - shift
+        self.free, self.back = free, back
+
+    def _away(self) -> np.ndarray:
+        """Bytes away at each op of a step, under the plan as it stands."""
+        taken = np.array([gap for gap, free in enumerate(self.free) if free >= 0], dtype=np.int64)
+        free, back = np.array(self.free, dtype=np.int64), np.array(self.back, dtype=np.int64)
+        return self.memory.away_bytes(self.memory.gap_storage[taken], free[taken], back[taken])
+
+    def _repair(self) -> None:
+        """Mend what exceeds the capacity with the step taken as a cycle: first longer swaps, then further
+        ones."""
+        n, out_op, use_op = self.n, self.memory.gap_out, self.memory.gap_use
+        resident = self.bytes - self._away()
+        for i in np.flatnonzero(resident > self.capacity).tolist():
+            if resident[i] <= self.capacity:
+                continue
+            covering = []
+            for at in (i, i + n):
+                for gap in np.flatnonzero((out_op < at) & (at < use_op)).tolist():
+                    free, back = self.free[gap], self.back[gap]
+                    if free < 0:
+                        covering.append((1, -(int(use_op[gap]) - at), gap, at))
+                    elif not free <= at < back:
+                        covering.append((0, free - at if at < free else at + 1 - back, gap, at))
+            for _, _, gap, at in sorted(covering):
+                if resident[i] <= self.capacity:
+                    break
+                free, back = self.free[gap], self.back[gap]
+                if free < 0:
+                    self.free[gap], self.back[gap] = at, max(self.latest_in[gap], at + 1)
+                    added = range(at, self.back[gap])
+                elif at < free:
+                    self.free[gap] = at
+                    added = range(at, free)
+                else:
+                    self.back[gap] = at + 1
+                    added = range(back, at + 1)
+                resident[np.arange(added.start, added.stop) % n] -= self.size[gap]
+
+    def _prefetch(self) -> None:
+        """Bring blocks back as early as they fit, the nearest use first, and keep those that need not leave
+        at all.
+
+        "First" counts from the op of the highest bytes: no block that left before it can come back across it.
+        """
+        n, size, use_op = self.n, self.size, self.use_op
+        resident = self.bytes - self._away()
+        profile = RangeMax(resident.tolist())
+        summit = int(resident.argmax())
+        taken = [gap for gap, free in enumerate(self.free) if free >= 0]
+        taken.sort(key=lambda gap: ((use_op[gap] - summit - 1) % n, gap))
+        for gap in taken:
+            free, back, room = self.free[gap], self.back[gap], self.capacity - size[gap]
+            # The last op, before the block is back by now, at which it does not fit.
+            full = profile.last_above(max(free, n) - n, back - n, room) + n if back > n else n - 1
+            if full < max(free, n):
+                full = profile.last_above(free, min(back, n), room) if free < n else free - 1
+            if full < free:
+                until, self.free[gap] = free, -1
+            else:
+                until = self.back[gap] = full + 1
+            profile.add(until, min(back, n), size[gap])
+            profile.add(max(until, n) - n, back - n, size[gap])
+
+
+def _decisions(step: StepTrace, memory: StepMemory, swaps: Swaps) -> tuple[Decision, ...]:
+    """The swaps as decisions, in program order."""
+    order = np.lexsort((swaps.ordinal, swaps.storage, swaps.free_op, swaps.out_op))
+    decisions = []
+    for k in order.tolist():
+        row = int(memory.row[swaps.storage[k]])
+        decisions.append(
+            Decision(
+                storage=step.storage_keys[row],
+                category=Category(int(step.storages.category[row])).name.lower(),
+                module=step.module_path(int(step.storages.module[row])),
+                bytes=int(memory.block_bytes[swaps.storage[k]]),
+                action=Action.SWAP,
+                gap=int(swaps.ordinal[k]),
+                out_op=int(swaps.out_op[k]),
+                free_op=int(swaps.free_op[k]),
+                in_op=int(swaps.in_op[k]),
+                use_op=int(swaps.use_op[k]),
+            )
+        )
+    return tuple(decisions)
+
+
+def _below_floor(capacity_bytes: int, lowest: Floor) -> str:
+    where = f"{lowest.op_name} (op {lowest.op}, {lowest.stage}" + (
+        f", in {lowest.module})" if lowest.module else ")"
+    )
+    change = "make the op's tensors smaller (batch, sequence, vocabulary)"
+    if "_foreach_" in lowest.op_name or "_fused_" in lowest.op_name:
+        change = "build the optimizer with foreach=False and fused=False"
+    return (
+        f"capacity {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) is below the floor "
+        f"{format_bytes(lowest.bytes)} ({lowest.bytes} bytes), set by {where}, which uses "
+        f"{format_bytes(lowest.working_set_bytes)} of storages at once: "
+        f"give the session at least that capacity, or {change}"
+    )

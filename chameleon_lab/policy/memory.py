@@ -1,0 +1,262 @@
+"""The memory of a step as a function of the op index: what a storage may save by being away, and where.
+
+A storage that is swapped out in a gap is away during the ops ``free_op <= i < in_op``. The frees and
+allocations of a plan happen in program order, so resident bytes at op ``i`` are the live bytes measured there
+less the blocks that are away: op indices alone decide them, and no time does. Everything in
+:mod:`chameleon_lab.policy` that says "bytes at an op" means this sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import TraceError
+from ..trace import Stage, StepTrace, Trace
+
+MIN_SWAP_BYTES = 16 * 1024
+"""Storages with smaller blocks stay: a copy of theirs costs more to issue than it frees."""
+
+_UNWRITTEN = ("empty", "new_empty")
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The smallest capacity that any policy can run a step in, and the op that sets it."""
+
+    bytes: int
+    op: int
+    op_name: str
+    module: str
+    """Path of the module that ran the op; empty outside any."""
+    stage: str
+    working_set_bytes: int
+    """Blocks that the op itself uses. The rest of ``bytes`` cannot move, or is the op's scratch memory."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """One step as the planner sees it: candidates (storages that may leave the device), their uses and their
+    gaps.
+
+    Shapes: ``ops`` ops, ``C`` candidates, ``U`` uses of candidates, ``G`` gaps. A candidate is a movable
+    storage whose block has at least ``min_swap_bytes``. A gap lies between two consecutive uses ``u < v``;
+    the birth counts as a use. The gap after the last use of a persistent storage (alive when the step began
+    and when it ended) reaches its first use in the next step, so there ``v >= ops``.
+    """
+
+    ops: int
+    live_bytes: np.ndarray
+    """int64 (ops,): bytes of the device with every storage resident."""
+    row: np.ndarray
+    """int64 (C,): row of the candidate in ``StepTrace.storages``."""
+    block_bytes: np.ndarray
+    """int64 (C,)"""
+    persistent: np.ndarray
+    """bool (C,)"""
+    uses_offset: np.ndarray
+    """int64 (C+1,): the uses of candidate ``c`` are ``uses_op[uses_offset[c]:uses_offset[c+1]]``."""
+    uses_op: np.ndarray
+    """int64 (U,): ascending for each candidate."""
+    uses_write: np.ndarray
+    """bool (U,): does that use write?"""
+    gap_storage: np.ndarray
+    """int64 (G,): candidate"""
+    gap_ordinal: np.ndarray
+    """int64 (G,): ordinal, among the uses of the candidate, of the use that the gap follows."""
+    gap_out: np.ndarray
+    """int64 (G,): op of that use, ``u``"""
+    gap_use: np.ndarray
+    """int64 (G,): op of the use that ends the gap, ``v`` (``>= ops`` in the next step)"""
+    dormant: np.ndarray
+    """int64 (D,): persistent candidates that no op of the step uses."""
+
+    @property
+    def gap_bytes(self) -> np.ndarray:
+        """int64 (G,): what is saved while the gap's storage is away."""
+        return self.block_bytes[self.gap_storage]
+
+    def away_bytes(self, storage: np.ndarray, free_op: np.ndarray, in_op: np.ndarray) -> np.ndarray:
+        """Bytes away at each op, int64 (ops,), if each ``storage`` (candidates) is away for ``free_op <= i <
+        in_op``.
+
+        An ``in_op`` below 0 means that the storage never comes back: away at every op.
+        """
+        n = self.ops
+        size = self.block_bytes[storage]
+        forever = in_op < 0
+        change = np.zeros(2 * n + 2, dtype=np.int64)
+        np.add.at(change, free_op[~forever], size[~forever])
+        np.subtract.at(change, in_op[~forever], size[~forever])
+        away = np.cumsum(change)[: 2 * n]
+        return away[:n] + away[n:] + int(size[forever].sum())
+
+    def least_bytes(self) -> np.ndarray:
+        """Bytes at each op, int64 (ops,), if everything that can be away there is."""
+        away = self.away_bytes(self.gap_storage, self.gap_out + 1, self.gap_use)
+        return self.live_bytes - away - int(self.block_bytes[self.dormant].sum())
+
+
+@dataclass(frozen=True)
+class Swaps:
+    """Swaps bound to the candidates of a StepMemory. All columns are int64 of shape (swaps,).
+
+    The op indices are those of :class:`~chameleon_lab.policy.Decision`; of a dormant storage ``ordinal``,
+    ``in_op`` and ``use_op`` are -1.
+    """
+
+    storage: np.ndarray
+    ordinal: np.ndarray
+    out_op: np.ndarray
+    free_op: np.ndarray
+    in_op: np.ndarray
+    use_op: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.storage)
+
+    def needs_copy(self, memory: StepMemory) -> np.ndarray:
+        """Which swap-outs have to copy in the steady state, bool (swaps,).
+
+        The host copy stays after a swap-in until the storage is written or dies. A swap-out is clean, and
+        copies nothing, if no use between the storage's swap before it (the last one of the previous step, for
+        the first of a persistent storage) and this one writes.
+        """
+        writes_before = np.concatenate([[0], np.cumsum(memory.uses_write)])
+        needed = np.ones(len(self), dtype=bool)
+        needed[self.in_op < 0] = False
+        order = np.lexsort((self.ordinal, self.storage))
+        order = order[self.in_op[order] >= 0]
+        if not len(order):
+            return needed
+        storage = self.storage[order]
+        begin = memory.uses_offset[storage]
+        # First use not yet covered by a host copy, and the use that this swap-out follows.
+        here = begin + self.ordinal[order] + 1
+        same = np.append(False, storage[1:] == storage[:-1])
+        before = np.where(same, np.roll(here, 1), begin)
+        written = writes_before[here] - writes_before[before]
+        first, last = np.flatnonzero(~same), np.flatnonzero(np.append(~same[1:], True))
+        end = memory.uses_offset[storage[first] + 1]
+        written[first] += writes_before[end] - writes_before[here[last]]
+        clean = (written == 0) & (same | memory.persistent[storage])
+        needed[order[clean]] = False
+        return needed
+
+
+def newest_step(trace: Trace | StepTrace) -> StepTrace:
+    """The step that stands for a trace: the step itself, or the newest of a trace.
+
+    Raises TraceError if it holds no op.
+    """
+    step = trace.last if isinstance(trace, Trace) else trace
+    if not len(step.ops):
+        raise TraceError(
+            f"step {step.index} holds no op: record at least one training step inside the session"
+        )
+    return step
+
+
+def step_memory(step: StepTrace, min_swap_bytes: int = MIN_SWAP_BYTES) -> StepMemory:
+    """Collect the candidates of a step, with their uses and gaps.
+
+    Gaps without an op between their uses are left out, and so is the gap after a birth in an op that only
+    allocates (``aten::empty`` and kin): ``torch.tensor`` and others write into that memory after the op,
+    where nobody sees it.
+    """
+    n, storages, uses = len(step.ops), step.storages, step.uses
+    row = np.flatnonzero(storages.movable & (storages.block_bytes >= min_swap_bytes))
+    block_bytes = storages.block_bytes[row].astype(np.int64)
+    birth = storages.birth_op[row].astype(np.int64)
+    persistent = (birth < 0) & (storages.death_op[row] >= n)
+    candidate = np.full(len(storages), -1, dtype=np.int64)
+    candidate[row] = np.arange(len(row))
+
+    # One row per (candidate, op), births included: the key sorts by candidate, then by op.
+    used = candidate[uses.storage] >= 0
+    born = np.flatnonzero(birth >= 0)
+    key = np.concatenate([candidate[uses.storage[used]] * n + uses.op[used], born * n + birth[born]])
+    write = np.concatenate([uses.writes[used], np.ones(len(born), dtype=bool)])
+    key, position = np.unique(key, return_inverse=True)
+    uses_write = np.zeros(len(key), dtype=bool)
+    np.logical_or.at(uses_write, position, write)
+    owner, uses_op = np.divmod(key, n)
+    uses_offset = np.searchsorted(owner, np.arange(len(row) + 1))
+
+    first, end = uses_offset[:-1], uses_offset[1:]
+    next_op = np.append(uses_op[1:], 0)
+    has_use = end > first
+    last = end[has_use] - 1
+    next_op[last] = np.where(persistent[has_use], uses_op[first[has_use]] + n, uses_op[last])
+    allocates_only = np.array([_only_allocates(name) for name in step.names], dtype=bool)
+    unwritten = (uses_op == birth[owner]) & allocates_only[step.ops.name[uses_op]]
+    gap = np.flatnonzero((next_op > uses_op + 1) & ~unwritten)
+    return StepMemory(
+        ops=n,
+        live_bytes=step.ops.live_peak_bytes.astype(np.int64),
+        row=row,
+        block_bytes=block_bytes,
+        persistent=persistent,
+        uses_offset=uses_offset,
+        uses_op=uses_op,
+        uses_write=uses_write,
+        gap_storage=owner[gap],
+        gap_ordinal=gap - first[owner[gap]],
+        gap_out=uses_op[gap],
+        gap_use=next_op[gap],
+        dormant=np.flatnonzero(persistent & ~has_use),
+    )
+
+
+def floor(trace: Trace | StepTrace, *, min_swap_bytes: int = MIN_SWAP_BYTES) -> Floor:
+    """The smallest capacity that any policy can run the step in.
+
+    At each op everything may be away that the op does not use and that has a gap there. The op that needs
+    most even then sets the floor. Raises TraceError if the step holds no op.
+    """
+    step = newest_step(trace)
+    return floor_of(step, step_memory(step, min_swap_bytes))
+
+
+def floor_of(step: StepTrace, memory: StepMemory) -> Floor:
+    """:func:`floor`, for a step whose memory has been collected."""
+    least = memory.least_bytes()
+    op = int(least.argmax())
+    used = step.uses.storage[step.uses.op == op]
+    return Floor(
+        bytes=int(least[op]),
+        op=op,
+        op_name=step.op_name(op),
+        module=step.module_path(int(step.ops.module[op])),
+        stage=Stage(int(step.ops.stage[op])).name.lower(),
+        working_set_bytes=int(step.storages.block_bytes[used].sum()),
+    )
+
+
+def step_op_times(step: StepTrace, op_times: Sequence[float] | np.ndarray | None = None) -> np.ndarray:
+    """Compute seconds of each op, float64 (ops,).
+
+    Unless given: the recorded durations less the stalls in them, scaled so that their sum is the step's
+    duration less all stalls (Python between the ops takes time too). Uniform if no op has a duration. Raises
+    ValueError if the times given are not one finite, non-negative number an op.
+    """
+    n = len(step.ops)
+    if op_times is not None:
+        times = np.asarray(op_times, dtype=np.float64)
+        if times.shape != (n,) or not np.isfinite(times).all() or (times < 0).any():
+            raise ValueError(
+                f"op_times needs {n} finite seconds >= 0, one for each op, got shape {times.shape}"
+            )
+        return times
+    compute_s = max(float(step.duration_s) - float(step.ops.stall_s.sum()), 0.0)
+    times = np.maximum(step.ops.duration_s.astype(np.float64) - step.ops.stall_s, 0.0)
+    total = float(times.sum())
+    if total == 0.0:
+        return np.full(n, compute_s / n)
+    return times * (compute_s / total) if compute_s else times
+
+
+def _only_allocates(name: str) -> bool:
+    return name.rpartition("::")[2].startswith(_UNWRITTEN)

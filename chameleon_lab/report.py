@@ -1,0 +1,142 @@
+"""What a session reports: the figures of its newest step, as attributes, as a table in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """One finished step in a few figures."""
+
+    index: int
+    stage: str
+    step_s: float
+    stall_s: float
+    peak_bytes: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    evictions: int
+    demand_swap_ins: int
+    ops: int
+    matched_ops: int
+
+    @property
+    def match_rate(self) -> float:
+        """Share of the step's ops that were found in the sequence the policy was made for."""
+        return self.matched_ops / self.ops if self.ops else 0.0
+
+
+@dataclass(frozen=True)
+class Report(Mapping[str, Any]):
+    """A session so far; also a mapping from the names of its fields to their values.
+
+    Step figures are of the newest finished step, ``step_s`` the median over the newest steps of its stage.
+    """
+
+    device: str
+    stage: str
+    steps: int
+    capacity_bytes: int | None
+    peak_bytes: int
+    """Most bytes resident at once, over the whole session."""
+    live_peak_bytes: int
+    """Most bytes alive at once in the newest step: what it would need without swapping."""
+    resident_bytes: int
+    host_bytes: int
+    host_peak_bytes: int
+    step_s: float
+    stall_s: float
+    overlap: float
+    """Share of the transfer time that was hidden behind compute; 1.0 where nothing was moved."""
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    evictions: int
+    demand_swap_ins: int
+    ops: int
+    match_rate: float
+    decisions: int
+    unmatched_decisions: tuple[str, ...]
+    escaped_storages: int
+    """Storages that stay on the device because a raw pointer to them left the dispatcher."""
+    refused: dict[str, str]
+    """Tensors that could not be adopted, and why."""
+    notes: tuple[str, ...]
+    """What the session decided on its own, in words."""
+    history: tuple[StepSummary, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dataclass_fields__)
+
+    def __len__(self) -> int:
+        return len(self.__dataclass_fields__)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain Python values."""
+        return asdict(self)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """The table: what, value, remark."""
+        capacity = "none" if self.capacity_bytes is None else format_bytes(self.capacity_bytes)
+        share = ""
+        if self.capacity_bytes and self.live_peak_bytes:
+            share = f"{self.capacity_bytes / self.live_peak_bytes:.0%} of what the step keeps alive"
+        stall_share = f"{self.stall_s / self.step_s:.1%} of the step" if self.step_s else ""
+        rows = [
+            ("Stage", self.stage, f"{self.steps} steps on {self.device}"),
+            ("Capacity", capacity, share),
+            ("Peak resident", format_bytes(self.peak_bytes), "whole session"),
+            (
+                "Peak alive",
+                format_bytes(self.live_peak_bytes),
+                "newest step; what it would need without swapping",
+            ),
+            ("Host pool", format_bytes(self.host_bytes), f"peak {format_bytes(self.host_peak_bytes)}"),
+            ("Step time", format_seconds(self.step_s), "median of the newest steps of this stage"),
+            ("Stall", format_seconds(self.stall_s), stall_share),
+            ("Overlap", f"{self.overlap:.1%}", "of the transfer time hidden behind compute"),
+            (
+                "Moved per step",
+                f"{format_bytes(self.swapped_out_bytes)} out",
+                f"{format_bytes(self.swapped_in_bytes)} in",
+            ),
+            ("Evictions", str(self.evictions), f"{self.demand_swap_ins} swap-ins on demand"),
+            ("Policy", f"{self.decisions} decisions", f"match rate {self.match_rate:.1%}"),
+        ]
+        if self.unmatched_decisions:
+            rows.append(("Unmatched", str(len(self.unmatched_decisions)), self.unmatched_decisions[0]))
+        if self.escaped_storages:
+            rows.append(("Kept", f"{self.escaped_storages} storages", "a raw pointer to them is in use"))
+        if self.refused:
+            rows.append(("Not adopted", str(len(self.refused)), ", ".join(list(self.refused)[:3])))
+        rows.extend(("Note", note, "") for note in self.notes)
+        return rows
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        wide = max(len(row[0]) for row in rows)
+        value = max(len(row[1]) for row in rows if row[0] != "Note")
+        lines = ["Chameleon Lab"]
+        for name, text, remark in rows:
+            lines.append(f"  {name:<{wide}}  {text:<{value}}  {remark}".rstrip())
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><td style='text-align:left'>{html.escape(name)}</td>"
+            f"<td style='text-align:right'><b>{html.escape(text)}</b></td>"
+            f"<td style='text-align:left'>{html.escape(remark)}</td></tr>"
+            for name, text, remark in self.rows()
+        )
+        return f"<table><caption>Chameleon Lab</caption>{cells}</table>"

@@ -1,0 +1,109 @@
+"""The C++ extension, checked against the torch that is installed.
+
+Everything else in the package reaches ``chameleon_lab._C`` through this module.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch  # loads the libraries that _C is linked against
+
+try:
+    from chameleon_lab import _C
+except ImportError as error:
+    raise ImportError(
+        f"chameleon_lab's C++ extension is missing or does not load ({error}): build it with `pip install .` "
+        "in the project's folder"
+    ) from error
+
+_installed = torch.__version__.split("+")[0]
+if _C.built_for_torch != _installed:
+    raise ImportError(
+        f"chameleon_lab was built for torch {_C.built_for_torch}, but torch {_installed} is installed: build it "
+        "again with `pip install --force-reinstall --no-deps .`"
+    )
+
+UNLIMITED: int = 2**64 - 1
+"""The capacity that limits nothing."""
+
+Options = _C.Options
+StepLog = _C.StepLog
+
+open = _C.open
+close = _C.close
+is_open = _C.is_open
+set_capacity = _C.set_capacity
+set_link = _C.set_link
+end_step = _C.end_step
+logs = _C.logs
+set_optimizer_stage = _C.set_optimizer_stage
+op_names = _C.op_names
+load_program = _C.load_program
+unload_program = _C.unload_program
+enter_module = _C.enter_module
+leave_module = _C.leave_module
+set_module_resolver = _C.set_module_resolver
+forget_module = _C.forget_module
+seconds = _C.seconds
+seconds_per_tick = _C.seconds_per_tick
+has_materializer: bool = _C.has_materializer
+"""Can a raw access bring a storage back (torch 2.13 and newer), or does it raise an error?"""
+
+
+class Counters(TypedDict):
+    """What the device holds now. All but the last two are bytes or counts of the whole session."""
+
+    capacity_bytes: int
+    resident_bytes: int
+    cached_bytes: int
+    peak_resident_bytes: int
+    peak_reserved_bytes: int
+    live_bytes: int
+    storages: int
+    escaped: int
+    host_used_bytes: int
+    host_reserved_bytes: int
+    host_peak_bytes: int
+    step: int
+    ops_in_step: int
+
+
+class Failure(TypedDict):
+    """Why memory could not be had: the op, and what it needed at once."""
+
+    op: str
+    request_bytes: int
+    pinned_bytes: int
+    unmovable_bytes: int
+    capacity_bytes: int
+
+
+def counters() -> Counters:
+    """What the device holds now."""
+    return _C.counters()
+
+
+def take_failure() -> Failure | None:
+    """The last request for memory that could not be met, once."""
+    return _C.take_failure()
+
+
+def adopt(tensor: torch.Tensor, category: int, label: int) -> str:
+    """Let the device own a tensor's storage. ``"new"``, ``"known"``, ``"too small"``, ``"foreign"`` or ``"no room"``."""
+    return _C.adopt(tensor._cdata, category, label)
+
+
+def restore(tensor: torch.Tensor) -> bool:
+    """Bring a tensor's storage onto the device. False where there is no room."""
+    return _C.restore(tensor._cdata)
+
+
+def evict(tensor: torch.Tensor) -> bool:
+    """Send a tensor's storage to the host now. False where it may not leave."""
+    return _C.evict(tensor._cdata)
+
+
+def residency(tensor: torch.Tensor) -> str | None:
+    """``"resident"``, ``"leaving"``, ``"away"``, ``"returning"``, or None for a storage that is not the device's."""
+    return _C.residency(tensor._cdata)

@@ -1,0 +1,488 @@
+"""The session: the one public way to run a training loop under Chameleon Lab."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections import deque
+from contextlib import ExitStack
+from enum import Enum
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from .errors import BelowFloorError, PolicyError, SessionError
+from .policy import Link, Policy, floor, plan
+from .policy.program import Program, compile_program
+from .report import Report, StepSummary
+from .runtime import core
+from .runtime.discovery import Discovery
+from .runtime.optimizer_groups import small_groups
+from .runtime.recording import step_trace
+from .trace import StepTrace, Trace
+from .units import format_bytes, parse_bandwidth, parse_bytes
+
+
+class SessionStage(str, Enum):
+    """Where a session stands."""
+
+    WARMUP = "WarmUp"  # no policy yet; eviction keeps the run alive
+    PROFILE = "Profile"  # the step that the policy is made from is being recorded
+    STABLE = "Stable"  # a policy is in force
+
+    def __str__(self) -> str:
+        return self.value
+
+
+_current: Session | None = None
+_lock = threading.Lock()
+
+# Steps in a row that match the program worse than this send the session back to Profile.
+_LEAST_MATCH_RATE = 0.9
+_BAD_STEPS = 2
+_KEPT_SUMMARIES = 10_000
+
+
+def current_session() -> Session | None:
+    """The session that is open in this process, or None."""
+    return _current
+
+
+class Session:
+    """Runs the training loop inside it under a capacity, and learns how to hide what that costs.
+
+    Args:
+        capacity: device bytes the run may use: a number, text such as ``"512MiB"``, or a fraction between 0 and 1 of
+            the device's memory. None records only: nothing ever leaves.
+        device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget. None takes the best there
+            is.
+        link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
+            machine copies. Only the embedded device's link can be set.
+        policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one.
+        planning: False never makes a policy: eviction alone keeps the run within the capacity.
+        warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
+        host_capacity: the most host bytes for storages that are away. None: no limit.
+        margin: share of the capacity that plans leave free, for what a step does differently from the profiled one.
+        min_swap: storages smaller than this never leave.
+        split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
+            :mod:`chameleon_lab.runtime.optimizer_groups`.
+        stacks: record the Python stack of every op (slow: for looking, not for long runs).
+
+    Raises:
+        ValueError, TypeError: an argument is no size, bandwidth or fraction.
+        SessionError: the device is not there.
+
+    Use it as a context manager, or call :meth:`start` and :meth:`stop`.
+    """
+
+    def __init__(
+        self,
+        capacity: int | float | str | None = None,
+        *,
+        device: str | torch.device | None = None,
+        link: float | str | tuple[float | str, float | str] | None = None,
+        policy: Policy | str | os.PathLike[str] | None = None,
+        planning: bool = True,
+        warmup_steps: int = 1,
+        host_capacity: int | str | None = None,
+        margin: float = 0.02,
+        min_swap: int | str = "16KiB",
+        split_optimizer: bool = True,
+        stacks: bool = False,
+    ) -> None:
+        self.device = _parse_device(device)
+        self.capacity_bytes = _parse_capacity(capacity)
+        self.link = _parse_link(link)
+        self.host_capacity_bytes = (
+            None if host_capacity is None else parse_bytes(host_capacity, "host_capacity")
+        )
+        self.min_swap_bytes = parse_bytes(min_swap, "min_swap")
+        if not isinstance(warmup_steps, int) or warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be a number of steps from 0 up, got {warmup_steps!r}")
+        if not 0 <= margin < 0.5:
+            raise ValueError(f"margin must be a share of the capacity from 0 to 0.5, got {margin!r}")
+        self.planning = planning
+        self.warmup_steps = warmup_steps
+        self.margin = margin
+        self.stacks = stacks
+        self._split_optimizer = split_optimizer
+        self._policy = (
+            policy
+            if isinstance(policy, Policy)
+            else Policy.load(os.fspath(policy))
+            if policy is not None
+            else None
+        )
+        self._given_policy = self._policy is not None
+        self._stage = SessionStage.WARMUP
+        self._steps = 0
+        self._steps_told = False
+        self._bad_steps = 0
+        self._unmatched: tuple[str, ...] = ()
+        self._notes: list[str] = []
+        self._history: deque[StepSummary] = deque(maxlen=_KEPT_SUMMARIES)
+        self._logs: list[core.StepLog] = []
+        self._log_stages: dict[int, str] = {}
+        self._counters: core.Counters | None = None
+        self._created_s = time.time()
+        self._discovery = Discovery(self._optimizer_stepped)
+        self._entered: ExitStack | None = None
+        self._closed = False
+        self._program_loaded = False
+
+    # ------------------------------------------------------------------------------------------------ life
+
+    def start(self) -> Session:
+        """Begin. Raises SessionError if a session is open on the device, or this one has ended."""
+        global _current
+        with _lock:
+            if self._closed:
+                raise SessionError("this session has ended: make a new one")
+            if _current is not None:
+                raise SessionError(
+                    f"a session is already open on {_current.device!r}: leave its `with` block or call its stop() first"
+                )
+            options = core.Options()
+            if self.capacity_bytes is not None:
+                options.capacity_bytes = self.capacity_bytes
+            if self.host_capacity_bytes is not None:
+                options.host_capacity_bytes = self.host_capacity_bytes
+            options.link_out_bytes_per_s = self.link.out_bytes_per_s or 0.0
+            options.link_in_bytes_per_s = self.link.in_bytes_per_s or 0.0
+            options.min_swap_bytes = self.min_swap_bytes
+            options.stacks = self.stacks
+            with ExitStack() as stack:
+                core.open(options)
+                stack.callback(core.close)
+                self._discovery.start()
+                stack.callback(self._discovery.stop)
+                if self.capacity_bytes is not None and self._split_optimizer:
+                    stack.enter_context(small_groups(self._group_bytes))
+                self._entered = stack.pop_all()
+            _current = self
+        return self
+
+    def stop(self) -> None:
+        """End: every tensor is brought back and stays valid. Harmless where the session is not running."""
+        global _current
+        if self._entered is None:
+            return
+        with _lock:
+            self._logs = core.logs()
+            self._counters = core.counters()
+            entered, self._entered = self._entered, None
+            self._closed = True
+            if _current is self:
+                _current = None
+            entered.close()
+
+    def __enter__(self) -> Session:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        failure = core.take_failure() if isinstance(error, RuntimeError) else None
+        self.stop()
+        if failure is not None and "is below the floor" in str(error) and not isinstance(error, BelowFloorError):
+            raise BelowFloorError(str(error).splitlines()[0]) from error
+
+    @property
+    def is_open(self) -> bool:
+        """Is the session running?"""
+        return self._entered is not None
+
+    @property
+    def stage(self) -> SessionStage:
+        """WarmUp, Profile or Stable."""
+        return self._stage
+
+    # ------------------------------------------------------------------------------------------------ tensors
+
+    def adopt(self, *objects: torch.nn.Module | torch.optim.Optimizer | torch.Tensor) -> None:
+        """Let the device own the tensors of models and optimizers that were made before the session.
+
+        Models are found by themselves at their first forward and optimizers at their first step; this does it at
+        once, and for single tensors too. Raises BelowFloorError if one does not fit, TypeError for anything else.
+        """
+        self._require_open("adopt")
+        for item in objects:
+            if isinstance(item, torch.nn.Module):
+                self._discovery.adopt_module(item)
+            elif isinstance(item, torch.optim.Optimizer):
+                self._discovery.adopt_optimizer(item)
+            elif isinstance(item, torch.Tensor):
+                self._discovery.adopt_tensor(item)
+            else:
+                raise TypeError(
+                    f"adopt takes modules, optimizers and tensors, not {type(item).__name__}: pass the model itself"
+                )
+
+    def where(self, tensor: torch.Tensor) -> str | None:
+        """``"resident"``, ``"leaving"``, ``"away"`` or ``"returning"``; None if its storage is not the session's."""
+        return core.residency(tensor)
+
+    def restore(self, tensor: torch.Tensor) -> None:
+        """Bring a tensor's storage onto the device. Raises BelowFloorError where there is no room."""
+        if not core.restore(tensor):
+            core.take_failure()
+            raise BelowFloorError(
+                f"{format_bytes(tensor.untyped_storage().nbytes())} do not fit beside what is in use under the "
+                f"capacity of {format_bytes(self.capacity_bytes or 0)}: raise it, or free tensors first"
+            )
+
+    def evict(self, tensor: torch.Tensor) -> bool:
+        """Send a tensor's storage to the host now. False where it may not leave."""
+        self._require_open("evict")
+        return core.evict(tensor)
+
+    # ------------------------------------------------------------------------------------------------ steps
+
+    def step(self) -> None:
+        """Say that a training step ends here. From the first call on, optimizers no longer mark the ends."""
+        self._require_open("step")
+        self._steps_told = True
+        self._end_step()
+
+    def _optimizer_stepped(self) -> None:
+        if not self._steps_told:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        log = core.end_step()
+        stage = self._stage
+        self._log_stages[log.index] = stage.value
+        self._log_stages.pop(log.index - 64, None)
+        tick_s = core.seconds_per_tick() if not self._history else self._tick_s
+        self._tick_s = tick_s
+        summary = StepSummary(
+            index=log.index,
+            stage=stage.value,
+            step_s=(log.end_ticks - log.start_ticks) * tick_s,
+            stall_s=log.stall_ticks * tick_s,
+            peak_bytes=log.peak_resident_bytes,
+            swapped_out_bytes=log.swapped_out_bytes,
+            swapped_in_bytes=log.swapped_in_bytes,
+            evictions=log.evictions,
+            demand_swap_ins=log.demand_swap_ins,
+            ops=log.op_count,
+            matched_ops=log.matched_ops,
+        )
+        self._history.append(summary)
+        self._steps += 1
+        if stage is SessionStage.WARMUP:
+            if self._steps >= self.warmup_steps:
+                self._stage = SessionStage.PROFILE
+                self._foresee(log)
+        elif stage is SessionStage.PROFILE:
+            self._make_policy(log)
+        elif summary.match_rate < _LEAST_MATCH_RATE:
+            self._bad_steps += 1
+            if self._bad_steps >= _BAD_STEPS:
+                self._profile_again(summary.match_rate)
+        else:
+            self._bad_steps = 0
+
+    def _foresee(self, log: core.StepLog) -> None:
+        """Eviction in the step to come knows when storages were used in this one."""
+        if self.capacity_bytes is None or not self.planning or log.truncated_ops:
+            return
+        step = self._trace_of(log)
+        self._load(compile_program(Policy(self.capacity_bytes, self.link, ()), step), step)
+
+    def _make_policy(self, log: core.StepLog) -> None:
+        if self.capacity_bytes is None or not self.planning:
+            self._stage = SessionStage.STABLE
+            return
+        if log.truncated_ops:
+            self._note(
+                f"the step has more ops than are recorded ({log.truncated_ops} more): no policy, eviction only. "
+                "Call session.step() at the end of each training step"
+            )
+            return
+        step = self._trace_of(log)
+        try:
+            if not self._given_policy:
+                self._policy = plan(
+                    step,
+                    int(self.capacity_bytes * (1 - self.margin)),
+                    self.link,
+                    min_swap_bytes=self.min_swap_bytes,
+                )
+            program = compile_program(self._policy, step)
+        except BelowFloorError:
+            # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.
+            self._note(
+                f"the capacity leaves no room to plan (floor {format_bytes(floor(step).bytes)}): eviction only"
+            )
+            program = compile_program(Policy(self.capacity_bytes, self.link, ()), step)
+        self._unmatched = program.unmatched
+        self._load(program, step)
+        self._stage = SessionStage.STABLE
+        self._bad_steps = 0
+
+    def _profile_again(self, match_rate: float) -> None:
+        self._note(f"step {self._steps - 1}: the ops changed (match rate {match_rate:.0%}), profiling again")
+        self._stage = SessionStage.PROFILE
+        self._bad_steps = 0
+
+    def _load(self, program: Program, step: StepTrace) -> None:
+        rows = program.storage_row
+        core.load_program(
+            step.ops.name.astype(np.int32),
+            step.ops.stage.astype(np.uint8),
+            program.uid,
+            program.birth_op,
+            program.birth_ordinal,
+            step.storages.category[rows].astype(np.uint8),
+            step.storages.name[rows].astype(np.int32),
+            program.uses_offset.astype(np.uint32),
+            program.uses_op,
+            program.action_op,
+            program.action_kind,
+            program.action_storage,
+        )
+        self._program_loaded = True
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+    # ------------------------------------------------------------------------------------------------ results
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy in force, or None before there is one. Assign one to use it from the next step on."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy | str | os.PathLike[str]) -> None:
+        if not isinstance(policy, Policy):
+            policy = Policy.load(os.fspath(policy))
+        if self.capacity_bytes is None:
+            raise PolicyError("this session only records, it has no capacity: give one to use a policy")
+        self._policy = policy
+        self._given_policy = True
+        if self.is_open and self._stage is SessionStage.STABLE:
+            self._stage = SessionStage.PROFILE  # bind it to the next step's ops
+
+    def trace(self) -> Trace:
+        """The newest finished steps, as columns. Empty before the first step has ended."""
+        logs = core.logs() if self.is_open else self._logs
+        return Trace(
+            [self._trace_of(log) for log in logs],
+            {
+                "torch": torch.__version__,
+                "device": self.device,
+                "capacity_bytes": self.capacity_bytes,
+                "link_out_bytes_per_s": self.link.out_bytes_per_s,
+                "link_in_bytes_per_s": self.link.in_bytes_per_s,
+                "created_s": self._created_s,
+            },
+        )
+
+    def _trace_of(self, log: core.StepLog) -> StepTrace:
+        return step_trace(
+            log,
+            self._log_stages.get(log.index, self._stage.value),
+            self._discovery.modules.texts,
+            self._discovery.labels.texts,
+        )
+
+    def report(self) -> Report:
+        """What the session has done so far."""
+        counters = core.counters() if self.is_open else self._counters
+        if counters is None:
+            raise SessionError("the session has not started: enter it with `with` or call start()")
+        logs = core.logs() if self.is_open else self._logs
+        newest = self._history[-1] if self._history else None
+        same_stage = [s.step_s for s in list(self._history)[-50:] if newest and s.stage == newest.stage]
+        live_peak = busy_s = 0.0
+        if logs:
+            log = logs[-1]
+            live_peak = float(log.ops()["live_peak_bytes"].max(initial=0))
+            transfers = log.transfers()
+            done = transfers["end_ticks"] != 0
+            busy = (transfers["end_ticks"] - transfers["start_ticks"])[done].sum()
+            busy_s = float(busy) * core.seconds_per_tick()
+        stall_s = newest.stall_s if newest else 0.0
+        return Report(
+            device=self.device,
+            stage=self._stage.value,
+            steps=self._steps,
+            capacity_bytes=self.capacity_bytes,
+            peak_bytes=counters["peak_resident_bytes"],
+            live_peak_bytes=int(live_peak),
+            resident_bytes=counters["resident_bytes"],
+            host_bytes=counters["host_used_bytes"],
+            host_peak_bytes=counters["host_peak_bytes"],
+            step_s=statistics.median(same_stage) if same_stage else 0.0,
+            stall_s=stall_s,
+            overlap=max(0.0, 1.0 - stall_s / busy_s) if busy_s > 0 else 1.0,
+            swapped_out_bytes=newest.swapped_out_bytes if newest else 0,
+            swapped_in_bytes=newest.swapped_in_bytes if newest else 0,
+            evictions=newest.evictions if newest else 0,
+            demand_swap_ins=newest.demand_swap_ins if newest else 0,
+            ops=newest.ops if newest else 0,
+            match_rate=newest.match_rate if newest else 0.0,
+            decisions=len(self._policy.decisions) if self._policy else 0,
+            unmatched_decisions=self._unmatched,
+            escaped_storages=counters["escaped"],
+            refused=dict(self._discovery.refused),
+            notes=tuple(self._notes),
+            history=tuple(self._history),
+        )
+
+    def _group_bytes(self) -> int:
+        """The most bytes that one list op of an optimizer should touch; its temporaries take about half again."""
+        return max(1, (self.capacity_bytes or core.UNLIMITED) // 8)
+
+    def _require_open(self, call: str) -> None:
+        if not self.is_open:
+            raise SessionError(
+                f"session.{call}() needs a running session: call it inside `with cl.Session(...)`"
+            )
+
+    def __repr__(self) -> str:
+        capacity = "no capacity" if self.capacity_bytes is None else format_bytes(self.capacity_bytes)
+        state = "open" if self.is_open else "ended" if self._closed else "not started"
+        return f"<Session {self.device}, {capacity}, {self._stage}, step {self._steps}, {state}>"
+
+
+def _parse_device(device: Any) -> str:
+    name = "cpu" if device is None else str(device)
+    if name == "cpu":
+        return name
+    if name.split(":")[0] == "cuda":
+        raise SessionError(
+            "this build of Chameleon Lab has no CUDA device yet: use device='cpu', the embedded device"
+        )
+    raise SessionError(f"there is no device {name!r}: use device='cpu', the embedded device")
+
+
+def _parse_capacity(capacity: int | float | str | None) -> int | None:
+    if capacity is None:
+        return None
+    if isinstance(capacity, float):
+        if not 0 < capacity < 1:
+            raise ValueError(
+                f"capacity {capacity!r} is no fraction of the device between 0 and 1: for bytes give a whole number "
+                'or text such as "512MiB"'
+            )
+        return int(capacity * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return parse_bytes(capacity, "capacity")
+
+
+def _parse_link(link: Any) -> Link:
+    if link is None:
+        return Link(None, None)
+    if isinstance(link, tuple | list):
+        if len(link) != 2:
+            raise ValueError(f"link must be one bandwidth or a pair (out, in), got {link!r}")
+        return Link(parse_bandwidth(link[0], "link out"), parse_bandwidth(link[1], "link in"))
+    both = parse_bandwidth(link)
+    return Link(both, both)

@@ -1,0 +1,29 @@
+"""What happened: recorded steps as columns, and their files."""
+
+from .columns import (
+    Category,
+    Cause,
+    Direction,
+    Ops,
+    Stage,
+    Stalls,
+    StepTrace,
+    Storages,
+    Trace,
+    Transfers,
+    Uses,
+)
+
+__all__ = [
+    "Category",
+    "Cause",
+    "Direction",
+    "Ops",
+    "Stage",
+    "Stalls",
+    "StepTrace",
+    "Storages",
+    "Trace",
+    "Transfers",
+    "Uses",
+]

@@ -1,0 +1,240 @@
+"""The trace model: what happened in a training step, as columns.
+
+A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds five tables of equally long numpy
+columns. Rows refer to each other by row number within the same step: ``uses.storage`` is a row of ``storages``,
+``uses.op`` a row of ``ops``. Bytes are ``*_bytes``, seconds ``*_s`` (relative to the step's start), op indices ``*_op``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+
+class Stage(IntEnum):
+    """What part of a training step an op belongs to."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+    NO_GRAD = 3
+
+
+class Category(IntEnum):
+    """What a storage is for."""
+
+    PARAMETER = 0
+    GRADIENT = 1
+    OPTIMIZER_STATE = 2
+    ACTIVATION = 3
+    INPUT = 4
+    OTHER = 5
+
+
+class Direction(IntEnum):
+    """Which way a transfer goes: off the device, or onto it."""
+
+    OUT = 0
+    IN = 1
+
+
+class Cause(IntEnum):
+    """Why a transfer happened, or what a stall waited for."""
+
+    PLANNED = 0  # a decision of the policy
+    EVICT = 1  # pressure: room was needed at once
+    DEMAND = 2  # an op needed a storage that nothing had prefetched
+    ACCESS = 3  # something outside the dispatcher reached for a storage that was away
+
+
+class Table:
+    """Equally long numpy columns; subclasses are dataclasses whose fields are the columns."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns by name, in the order of the declaration."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(column) for name, column in self.columns().items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{type(self).__name__} needs columns of one length, got {lengths}")
+
+
+@dataclass(frozen=True)
+class Ops(Table):
+    """One row per outermost dispatcher op, in program order. Shape of every column: (ops,)."""
+
+    name: np.ndarray  # int32: index into StepTrace.names, e.g. "aten::mm"
+    module: np.ndarray  # int32: index into StepTrace.modules; -1 outside any module
+    stage: np.ndarray  # uint8: Stage
+    sequence_nr: np.ndarray  # int64: autograd's sequence number; a backward op carries its forward op's; -1 unknown
+    thread: np.ndarray  # int32: which thread ran it, counted from 0 in order of appearance
+    stack: np.ndarray  # int32: index into StepTrace.stacks; -1 where stacks were not recorded
+    start_s: np.ndarray  # float64: host time
+    duration_s: np.ndarray  # float64: host time, stalls included
+    stall_s: np.ndarray  # float64: the part of duration_s spent waiting for transfers
+    live_peak_bytes: np.ndarray  # int64: most bytes alive, resident or away, until the next op starts
+    resident_peak_bytes: np.ndarray  # int64: most bytes on the device until the next op starts
+
+
+@dataclass(frozen=True)
+class Storages(Table):
+    """One row per storage that was alive at any time in the step."""
+
+    uid: np.ndarray  # int64: the same storage keeps its uid over all steps of a session
+    bytes: np.ndarray  # int64: what the tensors asked for
+    block_bytes: np.ndarray  # int64: what it takes on the device
+    category: np.ndarray  # uint8: Category
+    module: np.ndarray  # int32: module of the op that made it (index into StepTrace.modules), or -1
+    name: np.ndarray  # int32: index into StepTrace.labels for parameters, gradients, optimizer states; else -1
+    birth_op: np.ndarray  # int32: op that allocated it; -1 if alive when the step began
+    birth_ordinal: np.ndarray  # int32: its number among that op's allocations; -1 if alive when the step began
+    death_op: np.ndarray  # int32: op during (or right after) which it died; len(ops) if alive at the step's end
+    movable: np.ndarray  # bool: may it leave the device? (known to the dispatcher, no raw pointer has escaped)
+
+
+@dataclass(frozen=True)
+class Uses(Table):
+    """One row per (op, storage) pair that touched, sorted by op. A birth counts as a write."""
+
+    op: np.ndarray  # int32
+    storage: np.ndarray  # int32: row of Storages
+    reads: np.ndarray  # bool
+    writes: np.ndarray  # bool
+
+
+@dataclass(frozen=True)
+class Transfers(Table):
+    """One row per copy between device and host, in order of issue."""
+
+    storage: np.ndarray  # int32: row of Storages, or -1 if it died before the step
+    direction: np.ndarray  # uint8: Direction
+    cause: np.ndarray  # uint8: Cause
+    bytes: np.ndarray  # int64
+    issue_op: np.ndarray  # int32
+    issue_s: np.ndarray  # float64
+    start_s: np.ndarray  # float64: when the copy engine took it up
+    end_s: np.ndarray  # float64
+
+
+@dataclass(frozen=True)
+class Stalls(Table):
+    """One row per wait of the compute stream for a transfer."""
+
+    op: np.ndarray  # int32: op that had to wait
+    storage: np.ndarray  # int32: row of Storages, or -1
+    direction: np.ndarray  # uint8: Direction of the transfer waited for
+    cause: np.ndarray  # uint8: Cause of the transfer waited for
+    start_s: np.ndarray  # float64
+    duration_s: np.ndarray  # float64
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One recorded training step."""
+
+    index: int  # the session's step number, from 0
+    session_stage: str  # "WarmUp", "Profile" or "Stable"
+    start_s: float  # Unix time
+    duration_s: float
+    names: tuple[str, ...]  # op names
+    modules: tuple[str, ...]  # module paths
+    labels: tuple[str, ...]  # names of parameters, gradients ("grad of ...") and optimizer states ("exp_avg of ...")
+    ops: Ops
+    storages: Storages
+    uses: Uses
+    transfers: Transfers
+    stalls: Stalls
+    truncated_ops: int = 0  # ops that the ring buffer had no room for
+    stacks: tuple[str, ...] = ()  # Python stacks, innermost frame first, one "file:line function" a line
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Most bytes on the device at once."""
+        return int(self.ops.resident_peak_bytes.max(initial=0))
+
+    @cached_property
+    def live_peak_bytes(self) -> int:
+        """Most bytes alive at once: the peak that a run without swapping would have."""
+        return int(self.ops.live_peak_bytes.max(initial=0))
+
+    def op_name(self, op: int) -> str:
+        """The dispatcher's name of an op, such as ``aten::mm``."""
+        return self.names[self.ops.name[op]]
+
+    def module_path(self, module: int) -> str:
+        """The module path behind an index into ``modules``; empty for -1."""
+        return self.modules[module] if module >= 0 else ""
+
+    @cached_property
+    def storage_keys(self) -> tuple[str, ...]:
+        """One stable, readable name per storage row: what made it, never an address or an op index.
+
+        ``parameter:h.0.attn.weight`` for what has a name; ``h.0.mlp/aten::gelu.0#1`` (module, op, allocation of the
+        op, occurrence of that triple in the step) for the rest. ``@forward`` and the like are added outside forward.
+        """
+        seen: dict[str, int] = {}
+        keys = []
+        for row in range(len(self.storages)):
+            label = int(self.storages.name[row])
+            birth = int(self.storages.birth_op[row])
+            category = Category(int(self.storages.category[row])).name.lower()
+            if label >= 0:
+                base = f"{category}:{self.labels[label]}"
+            elif birth < 0:
+                base = f"{category}:carried"
+            else:
+                stage = Stage(int(self.ops.stage[birth]))
+                where = "" if stage is Stage.FORWARD else f"@{stage.name.lower()}"
+                module = self.module_path(int(self.storages.module[row]))
+                base = f"{module}/{self.op_name(birth)}.{int(self.storages.birth_ordinal[row])}{where}"
+            count = seen.get(base, 0)
+            seen[base] = count + 1
+            keys.append(f"{base}#{count}" if count or label < 0 else base)
+        return tuple(keys)
+
+
+@dataclass
+class Trace:
+    """Recorded steps, and what they were recorded on."""
+
+    steps: list[StepTrace]
+    meta: dict[str, Any] = field(default_factory=dict)
+    """``torch``, ``device``, ``capacity_bytes`` (or None), ``link_out_bytes_per_s``, ``link_in_bytes_per_s``
+    (None: as fast as the machine copies), ``created_s``."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[StepTrace]:
+        return iter(self.steps)
+
+    @property
+    def last(self) -> StepTrace:
+        """The newest step; the one that planners and figures use when nothing else is said."""
+        if not self.steps:
+            raise ValueError(
+                "the trace is empty: train at least one whole step, or call session.step() at its end"
+            )
+        return self.steps[-1]
+
+    def save(self, path: str) -> None:
+        """Write the trace as Parquet, one row a step. See :mod:`chameleon_lab.trace.store`."""
+        from .store import save
+
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str) -> Trace:
+        """Read what :meth:`save` wrote. See :mod:`chameleon_lab.trace.store`."""
+        from .store import load
+
+        return load(path)

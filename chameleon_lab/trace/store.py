@@ -1,0 +1,244 @@
+"""Trace files: one Parquet file a trace, one row a step.
+
+A step's tables are columns of type list<struct>, its dictionaries (op names, module paths, labels, stacks)
+list<string>. The schema's metadata holds, under the key ``chameleon_lab.trace``, JSON with the format's
+``version`` and the trace's ``meta``. Needs pyarrow, which is imported when a trace is saved or loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import TraceError
+from .columns import Ops, Stalls, StepTrace, Storages, Table, Trace, Transfers, Uses
+
+if TYPE_CHECKING:
+    import pyarrow
+
+VERSION = 1
+"""Version of the trace file that this package writes, and the newest that it reads."""
+
+_KEY = b"chameleon_lab.trace"
+
+_SCALARS = {
+    "index": "int64",
+    "session_stage": "string",
+    "start_s": "float64",
+    "duration_s": "float64",
+    "truncated_ops": "int64",
+}
+_DICTIONARIES = ("names", "modules", "labels", "stacks")
+_TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
+    "ops": (
+        Ops,
+        {
+            "name": "int32",
+            "module": "int32",
+            "stage": "uint8",
+            "sequence_nr": "int64",
+            "thread": "int32",
+            "stack": "int32",
+            "start_s": "float64",
+            "duration_s": "float64",
+            "stall_s": "float64",
+            "live_peak_bytes": "int64",
+            "resident_peak_bytes": "int64",
+        },
+    ),
+    "storages": (
+        Storages,
+        {
+            "uid": "int64",
+            "bytes": "int64",
+            "block_bytes": "int64",
+            "category": "uint8",
+            "module": "int32",
+            "name": "int32",
+            "birth_op": "int32",
+            "birth_ordinal": "int32",
+            "death_op": "int32",
+            "movable": "bool",
+        },
+    ),
+    "uses": (Uses, {"op": "int32", "storage": "int32", "reads": "bool", "writes": "bool"}),
+    "transfers": (
+        Transfers,
+        {
+            "storage": "int32",
+            "direction": "uint8",
+            "cause": "uint8",
+            "bytes": "int64",
+            "issue_op": "int32",
+            "issue_s": "float64",
+            "start_s": "float64",
+            "end_s": "float64",
+        },
+    ),
+    "stalls": (
+        Stalls,
+        {
+            "op": "int32",
+            "storage": "int32",
+            "direction": "uint8",
+            "cause": "uint8",
+            "start_s": "float64",
+            "duration_s": "float64",
+        },
+    ),
+}
+
+
+def save(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a trace to ``path``: to a file beside it first, which then takes its place.
+
+    Raises ImportError without pyarrow, TraceError if ``trace.meta`` holds something that JSON cannot or a
+    column does not fit its type, OSError if the file cannot be written.
+    """
+    pa = _import_pyarrow()
+    import pyarrow.parquet as parquet
+
+    try:
+        header = json.dumps({"version": VERSION, "meta": trace.meta}, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise TraceError(f"trace.meta must hold plain, finite JSON values: {error}") from error
+    schema = _schema(pa).with_metadata({_KEY: header.encode()})
+    columns: list[Any] = [
+        pa.array([getattr(step, name) for step in trace.steps], type=schema.field(name).type)
+        for name in (*_SCALARS, *_DICTIONARIES)
+    ]
+    columns += [_list_column(pa, [getattr(step, name) for step in trace.steps], name) for name in _TABLES]
+    with write_then_rename(path) as beside:
+        parquet.write_table(pa.Table.from_arrays(columns, schema=schema), beside, compression="zstd")
+
+
+def load(path: str | os.PathLike[str]) -> Trace:
+    """Read what :func:`save` wrote.
+
+    Raises ImportError without pyarrow, TraceError if the file is truncated, of a newer version or no trace at
+    all, OSError if it cannot be opened.
+    """
+    pa = _import_pyarrow()
+    import pyarrow.parquet as parquet
+
+    with open(path, "rb") as file:
+        try:
+            table = parquet.read_table(file)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise TraceError(
+                f"{path}: truncated, or no Parquet file ({error}); save the trace again, or record it anew"
+            ) from error
+    meta = _meta(table.schema, path)
+    expected = _schema(pa)
+    for column in expected:
+        position = table.schema.get_field_index(column.name)
+        if position < 0 or table.schema.field(position).type != column.type:
+            found = "missing" if position < 0 else f"of type {table.schema.field(position).type}"
+            raise TraceError(
+                f"{path}: column {column.name!r} is {found}, not {column.type}; save the trace again"
+            )
+    table = table.select(expected.names).combine_chunks()
+    tables = {name: _tables(table.column(name), name) for name in _TABLES}
+    plain = table.select([*_SCALARS, *_DICTIONARIES]).to_pylist()
+    steps = []
+    for position, values in enumerate(plain):
+        values |= {name: tuple(values[name]) for name in _DICTIONARIES}
+        values |= {name: rows[position] for name, rows in tables.items()}
+        steps.append(StepTrace(**values))
+    return Trace(steps, meta)
+
+
+@contextmanager
+def write_then_rename(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A file beside ``path`` to write to; at the end it takes the place of ``path``, or vanishes if writing
+    failed.
+
+    Whoever reads ``path`` meanwhile, or after a crash, finds the old file or the new one, and never a part.
+    """
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        yield beside
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _import_pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError("trace files need pyarrow, which is not installed: pip install pyarrow") from error
+    return pyarrow
+
+
+def _schema(pa: Any) -> pyarrow.Schema:
+    def arrow(kind: str) -> Any:
+        return pa.bool_() if kind == "bool" else getattr(pa, kind)()
+
+    columns = [(name, arrow(kind)) for name, kind in _SCALARS.items()]
+    columns += [(name, pa.list_(pa.string())) for name in _DICTIONARIES]
+    for name, (_, kinds) in _TABLES.items():
+        columns.append((name, pa.list_(pa.struct([(column, arrow(kind)) for column, kind in kinds.items()]))))
+    return pa.schema(columns)
+
+
+def _list_column(pa: Any, tables: list[Table], name: str) -> pyarrow.ListArray:
+    """One list<struct> entry a step, from that step's columns."""
+    struct_type = _schema(pa).field(name).type.value_type
+    arrays = []
+    for column, kind in _TABLES[name][1].items():
+        parts = [np.asarray(getattr(table, column)) for table in tables]
+        joined = np.concatenate(parts) if parts else np.empty(0, dtype=kind)
+        try:
+            arrays.append(
+                pa.array(joined.astype(kind, casting="same_kind"), type=struct_type.field(column).type)
+            )
+        except TypeError as error:
+            raise TraceError(
+                f"column {name}.{column} is {joined.dtype}, which does not fit {kind}"
+            ) from error
+    offsets = np.concatenate([[0], np.cumsum([len(table) for table in tables])]).astype(np.int32)
+    structs = pa.StructArray.from_arrays(arrays, fields=list(struct_type))
+    return pa.ListArray.from_arrays(pa.array(offsets), structs)
+
+
+def _tables(column: Any, name: str) -> list[Table]:
+    """The reverse of :func:`_list_column`."""
+    table_type, kinds = _TABLES[name]
+    rows: list[Table] = []
+    for chunk in column.chunks:
+        values = chunk.values
+        arrays = {
+            key: values.field(key).to_numpy(zero_copy_only=False).astype(kind) for key, kind in kinds.items()
+        }
+        offsets = chunk.offsets.to_numpy()
+        for begin, end in pairwise(offsets.tolist()):
+            rows.append(table_type(**{key: array[begin:end] for key, array in arrays.items()}))
+    return rows
+
+
+def _meta(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> dict[str, Any]:
+    header = (schema.metadata or {}).get(_KEY)
+    if header is None:
+        raise TraceError(
+            f"{path}: this Parquet file is no Chameleon Lab trace; give a file that Trace.save wrote"
+        )
+    try:
+        values = json.loads(header)
+        version, meta = int(values["version"]), dict(values["meta"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"{path}: the trace's header is broken ({error}); save the trace again") from error
+    if version > VERSION:
+        raise TraceError(
+            f"{path}: it is of trace version {version}, and this Chameleon Lab reads up to {VERSION}: "
+            "upgrade Chameleon Lab"
+        )
+    return meta

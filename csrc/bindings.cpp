@@ -1,0 +1,234 @@
+// chameleon_lab._C: a thin face of the runtime. chameleon_lab/runtime/core.py gives it types and words.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/profiler/combined_traceback.h>
+#include <torch/version.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "module_hooks.h"
+#include "op_info.h"
+#include "runtime.h"
+#include "storage_access.h"
+
+namespace py = pybind11;
+using chameleon::Runtime;
+
+namespace {
+
+using nogil = py::call_guard<py::gil_scoped_release>;
+
+template <class Row>
+py::array_t<Row> as_array(const std::vector<Row>& rows) {
+  return py::array_t<Row>(static_cast<py::ssize_t>(rows.size()), rows.data());
+}
+
+// Tensor._cdata is the address of its TensorImpl: no need for torch's own (slow to compile) bindings.
+c10::StorageImpl* storage_of(uintptr_t tensor_impl) {
+  auto* impl = reinterpret_cast<c10::TensorImpl*>(tensor_impl);
+  return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+std::vector<std::string> symbolized(const chameleon::StepLog& log) {
+  std::vector<torch::CapturedTraceback*> captured;
+  for (const auto& stack : log.stacks) captured.push_back(stack.get());
+  if (captured.empty()) return {};
+  const torch::SymbolizedTracebacks symbols = torch::symbolize(captured);
+  std::vector<std::string> texts;
+  for (const auto& frames : symbols.tracebacks) {
+    std::string text;
+    for (const uint64_t index : frames) {
+      const auto& frame = symbols.all_frames[index];
+      if (!text.empty()) text += '\n';
+      text += frame.filename + ":" + std::to_string(frame.lineno) + " " + frame.funcname;
+    }
+    texts.push_back(std::move(text));
+  }
+  return texts;
+}
+
+py::array_t<chameleon::TransferRow> transfers(const chameleon::StepLog& log) {
+  std::vector<chameleon::TransferRow> rows = log.transfers;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool done = log.transfer_events[i]->done();
+    rows[i].start_ticks = done ? log.transfer_events[i]->start_ticks() : 0;
+    rows[i].end_ticks = done ? log.transfer_events[i]->end_ticks() : 0;
+  }
+  return as_array(rows);
+}
+
+chameleon::Program make_program(const std::vector<int32_t>& names, const std::vector<uint8_t>& stages,
+                                const std::vector<int64_t>& uid, const std::vector<int32_t>& birth_op,
+                                const std::vector<int32_t>& birth_ordinal, const std::vector<uint8_t>& category,
+                                const std::vector<int32_t>& label, const std::vector<uint32_t>& uses_offset,
+                                std::vector<int32_t> uses, const std::vector<int32_t>& action_op,
+                                const std::vector<uint8_t>& action_kind, const std::vector<int32_t>& action_storage) {
+  if (names.size() != stages.size() || birth_op.size() != uid.size() || birth_ordinal.size() != uid.size() ||
+      category.size() != uid.size() || label.size() != uid.size() || uses_offset.size() != uid.size() + 1 || action_kind.size() != action_op.size() ||
+      action_storage.size() != action_op.size()) {
+    throw std::invalid_argument("program: columns of one table differ in length");
+  }
+  std::vector<uint32_t> tokens;
+  for (size_t op = 0; op < names.size(); ++op) tokens.push_back(chameleon::Program::token(names[op], stages[op]));
+  std::vector<chameleon::PlanStorage> storages;
+  for (size_t i = 0; i < uid.size(); ++i) {
+    storages.push_back({uid[i], birth_op[i], birth_ordinal[i], uses_offset[i], uses_offset[i + 1], category[i],
+                        label[i]});
+  }
+  std::vector<chameleon::Action> actions;
+  for (size_t i = 0; i < action_op.size(); ++i) {
+    if (action_kind[i] > 2) throw std::invalid_argument("program: unknown kind of action");
+    actions.push_back({action_op[i], static_cast<chameleon::ActionKind>(action_kind[i]), action_storage[i]});
+  }
+  return {std::move(tokens), std::move(storages), std::move(uses), std::move(actions)};
+}
+
+const char* residency_name(chameleon::Residency residency) {
+  switch (residency) {
+    case chameleon::Residency::Resident: return "resident";
+    case chameleon::Residency::Leaving: return "leaving";
+    case chameleon::Residency::Away: return "away";
+    case chameleon::Residency::Returning: return "returning";
+  }
+  return "unknown";
+}
+
+const char* adopted_name(Runtime::Adopted adopted) {
+  switch (adopted) {
+    case Runtime::Adopted::New: return "new";
+    case Runtime::Adopted::Known: return "known";
+    case Runtime::Adopted::TooSmall: return "too small";
+    case Runtime::Adopted::Foreign: return "foreign";
+    case Runtime::Adopted::NoRoom: return "no room";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The C++ core of chameleon_lab: recorder, swapper, executor and the embedded CPU device.";
+  m.attr("built_for_torch") = TORCH_VERSION;
+  m.attr("has_materializer") = chameleon::access::has_hook();
+
+  PYBIND11_NUMPY_DTYPE(chameleon::OpRow, start_ticks, end_ticks, stall_ticks, sequence_nr, live_peak_bytes,
+                       resident_peak_bytes, name, module, thread, stack, plan_op, stage);
+  PYBIND11_NUMPY_DTYPE(chameleon::StorageRow, uid, bytes, block_bytes, module, label, birth_op, birth_ordinal,
+                       death_op, category, movable);
+  PYBIND11_NUMPY_DTYPE(chameleon::UseRow, op, storage, reads, writes);
+  PYBIND11_NUMPY_DTYPE(chameleon::TransferRow, bytes, issue_ticks, start_ticks, end_ticks, storage, issue_op,
+                       direction, cause);
+  PYBIND11_NUMPY_DTYPE(chameleon::StallRow, start_ticks, end_ticks, op, storage, direction, cause);
+
+  py::class_<chameleon::Options>(m, "Options")
+      .def(py::init<>())
+      .def_readwrite("capacity_bytes", &chameleon::Options::capacity_bytes)
+      .def_readwrite("host_capacity_bytes", &chameleon::Options::host_capacity_bytes)
+      .def_readwrite("link_out_bytes_per_s", &chameleon::Options::link_out_bytes_per_s)
+      .def_readwrite("link_in_bytes_per_s", &chameleon::Options::link_in_bytes_per_s)
+      .def_readwrite("min_swap_bytes", &chameleon::Options::min_swap_bytes)
+      .def_readwrite("stacks", &chameleon::Options::stacks);
+
+  py::class_<chameleon::StepLog, std::shared_ptr<chameleon::StepLog>>(m, "StepLog")
+      .def_readonly("index", &chameleon::StepLog::index)
+      .def_readonly("start_ticks", &chameleon::StepLog::start_ticks)
+      .def_readonly("end_ticks", &chameleon::StepLog::end_ticks)
+      .def_readonly("truncated_ops", &chameleon::StepLog::truncated_ops)
+      .def_readonly("peak_resident_bytes", &chameleon::StepLog::peak_resident_bytes)
+      .def_readonly("swapped_out_bytes", &chameleon::StepLog::swapped_out_bytes)
+      .def_readonly("swapped_in_bytes", &chameleon::StepLog::swapped_in_bytes)
+      .def_readonly("evictions", &chameleon::StepLog::evictions)
+      .def_readonly("evicted_bytes", &chameleon::StepLog::evicted_bytes)
+      .def_readonly("demand_swap_ins", &chameleon::StepLog::demand_swap_ins)
+      .def_readonly("late_prefetches", &chameleon::StepLog::late_prefetches)
+      .def_readonly("dropped_triggers", &chameleon::StepLog::dropped_triggers)
+      .def_readonly("matched_ops", &chameleon::StepLog::matched_ops)
+      .def_readonly("stall_ticks", &chameleon::StepLog::stall_ticks)
+      .def_property_readonly("op_count", [](const chameleon::StepLog& log) { return log.ops.size(); })
+      .def("ops", [](const chameleon::StepLog& log) { return as_array(log.ops); })
+      .def("storages", [](const chameleon::StepLog& log) { return as_array(log.storages); })
+      .def("uses", [](const chameleon::StepLog& log) { return as_array(log.uses); })
+      .def("transfers", &transfers)
+      .def("stalls", [](const chameleon::StepLog& log) { return as_array(log.stalls); })
+      .def("stacks", &symbolized);
+
+  m.def("open", [](const chameleon::Options& options) { Runtime::instance().open(options); }, nogil());
+  m.def("close", [] { Runtime::instance().close(); }, nogil());
+  m.def("is_open", [] { return Runtime::instance().is_open(); });
+  m.def("set_capacity", [](size_t bytes) { Runtime::instance().set_capacity(bytes); }, nogil());
+  m.def("set_link", [](double out, double in) { Runtime::instance().set_link(out, in); }, nogil());
+  m.def("end_step", [] { return Runtime::instance().end_step(); }, nogil());
+  m.def("logs", [] { return Runtime::instance().logs(); }, nogil());
+  m.def("set_optimizer_stage", [](bool on) { Runtime::instance().set_optimizer_stage(on); });
+  m.def("op_names", &chameleon::op_names);
+
+  m.def("load_program", [](const std::vector<int32_t>& names, const std::vector<uint8_t>& stages,
+                           const std::vector<int64_t>& uid, const std::vector<int32_t>& birth_op,
+                           const std::vector<int32_t>& birth_ordinal, const std::vector<uint8_t>& category,
+                           const std::vector<int32_t>& label, const std::vector<uint32_t>& uses_offset,
+                           std::vector<int32_t> uses, const std::vector<int32_t>& action_op,
+                           const std::vector<uint8_t>& action_kind, const std::vector<int32_t>& action_storage) {
+    Runtime::instance().load_program(make_program(names, stages, uid, birth_op, birth_ordinal, category, label, uses_offset,
+                                                  std::move(uses), action_op, action_kind, action_storage));
+  });
+  m.def("unload_program", [] { Runtime::instance().unload_program(); }, nogil());
+
+  m.def("adopt", [](uintptr_t tensor, int category, int32_t label) -> const char* {
+    c10::StorageImpl* storage = storage_of(tensor);
+    if (!storage) return "foreign";
+    py::gil_scoped_release release;
+    return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label));
+  });
+  m.def("restore", [](uintptr_t tensor) {
+    c10::StorageImpl* storage = storage_of(tensor);
+    py::gil_scoped_release release;
+    return !storage || Runtime::instance().restore(storage);
+  });
+  m.def("evict", [](uintptr_t tensor) {
+    c10::StorageImpl* storage = storage_of(tensor);
+    py::gil_scoped_release release;
+    return storage && Runtime::instance().evict(storage);
+  });
+  m.def("residency", [](uintptr_t tensor) -> py::object {
+    c10::StorageImpl* storage = storage_of(tensor);
+    const auto residency = storage ? Runtime::instance().residency(storage) : std::nullopt;
+    return residency ? py::object(py::str(residency_name(*residency))) : py::none();
+  });
+
+  m.def("counters", [] {
+    const chameleon::Counters c = Runtime::instance().counters();
+    py::dict d;
+    d["capacity_bytes"] = c.memory.capacity_bytes;
+    d["resident_bytes"] = c.memory.resident_bytes;
+    d["cached_bytes"] = c.memory.cached_bytes;
+    d["peak_resident_bytes"] = c.memory.peak_resident_bytes;
+    d["peak_reserved_bytes"] = c.memory.peak_reserved_bytes;
+    d["live_bytes"] = c.live_bytes;
+    d["storages"] = c.storages;
+    d["escaped"] = c.escaped;
+    d["host_used_bytes"] = c.host_used_bytes;
+    d["host_reserved_bytes"] = c.host_reserved_bytes;
+    d["host_peak_bytes"] = c.host_peak_bytes;
+    d["step"] = c.step;
+    d["ops_in_step"] = c.ops_in_step;
+    return d;
+  });
+  m.def("take_failure", []() -> py::object {
+    const auto failure = Runtime::instance().take_failure();
+    if (!failure) return py::none();
+    py::dict d;
+    d["op"] = failure->op;
+    d["request_bytes"] = failure->request_bytes;
+    d["pinned_bytes"] = failure->pinned_bytes;
+    d["unmovable_bytes"] = failure->unmovable_bytes;
+    d["capacity_bytes"] = failure->capacity_bytes;
+    return d;
+  });
+  m.def("seconds", [](chameleon::Ticks ticks) { return Runtime::instance().clock().seconds(ticks); });
+  m.def("seconds_per_tick", [] { return Runtime::instance().clock().duration(1'000'000'000) * 1e-9; });
+
+  chameleon::bind_module_hooks(m);
+}

@@ -1,0 +1,114 @@
+#include "device/cpu/copy_engine.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <new>
+
+namespace chameleon::cpu {
+
+namespace {
+
+constexpr size_t kChunkBytes = 512 << 10;
+// The scheduler wakes a sleeper late by about this much; a shorter debt to the link is carried to the next copy.
+constexpr double kSleepSlack_s = 60e-6;
+
+double monotonic_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+void CopyEvent::wait() const {
+  while (!done()) state_.wait(0, std::memory_order_acquire);
+}
+
+CopyEngine::~CopyEngine() {
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t bytes, EventPtr after) {
+  Job job{to, from, bytes, std::static_pointer_cast<CopyEvent>(std::move(after)), std::make_shared<CopyEvent>()};
+  std::shared_ptr<CopyEvent> event = job.event;
+  if (!has_thread_) {
+    copy(job);
+    return event;
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    queue_.push_back(std::move(job));
+    last_ = event;
+  }
+  wake_.notify_one();
+  return event;
+}
+
+void CopyEngine::run() {
+  prctl(PR_SET_NAME, "chameleon-copy");
+  prctl(PR_SET_TIMERSLACK, 1);
+  for (;;) {
+    Job job;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      wake_.wait(lock, [this] { return stop_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      job = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    copy(job);
+  }
+}
+
+void CopyEngine::copy(const Job& job) {
+  if (job.after) job.after->wait();
+  CopyEvent& event = *job.event;
+  event.start_ticks_ = now_ticks();
+  const double bytes_per_s = has_thread_ ? bytes_per_s_.load() : 0;
+  link_free_s_ = std::max(link_free_s_, monotonic_s() - kSleepSlack_s);
+  for (size_t offset = 0; offset < job.bytes; offset += kChunkBytes) {
+    if (event.cancelled_.load(std::memory_order_relaxed)) break;
+    const size_t bytes = std::min(kChunkBytes, job.bytes - offset);
+    std::memcpy(static_cast<char*>(job.to) + offset, static_cast<const char*>(job.from) + offset, bytes);
+    if (bytes_per_s <= 0) continue;
+    link_free_s_ += static_cast<double>(bytes) / bytes_per_s;
+    const double ahead_s = link_free_s_ - monotonic_s();
+    if (ahead_s > kSleepSlack_s) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(ahead_s - kSleepSlack_s / 2));
+    }
+  }
+  event.end_ticks_ = now_ticks();
+  event.state_.store(1, std::memory_order_release);
+  event.state_.notify_all();
+}
+
+void CopyEngine::drain() {
+  std::shared_ptr<CopyEvent> last;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    last = last_;
+  }
+  if (last) last->wait();
+}
+
+void CopyEngine::abandon_thread() {
+  if (!thread_.joinable()) {
+    has_thread_ = false;
+    return;
+  }
+  // The thread lives on in the parent only: forget the handle, and the lock and the condition that it sleeps on.
+  has_thread_ = false;
+  new (&thread_) std::thread();
+  new (&mutex_) std::mutex();
+  new (&wake_) std::condition_variable();
+}
+
+}  // namespace chameleon::cpu

@@ -1,0 +1,66 @@
+// One direction of the link: a thread that copies in order of issue, at a given bandwidth.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "device/device.h"
+
+namespace chameleon::cpu {
+
+class CopyEvent final : public Event {
+ public:
+  bool done() const override { return state_.load(std::memory_order_acquire) != 0; }
+  void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
+  Ticks start_ticks() const override { return start_ticks_; }
+  Ticks end_ticks() const override { return end_ticks_; }
+  void wait() const;
+
+ private:
+  friend class CopyEngine;
+  std::atomic<uint32_t> state_{0};
+  std::atomic<bool> cancelled_{false};
+  Ticks start_ticks_ = 0;
+  Ticks end_ticks_ = 0;
+};
+
+class CopyEngine {
+ public:
+  CopyEngine() = default;
+  ~CopyEngine();
+  CopyEngine(const CopyEngine&) = delete;
+  CopyEngine& operator=(const CopyEngine&) = delete;
+
+  std::shared_ptr<CopyEvent> submit(void* to, const void* from, size_t bytes, EventPtr after);
+  void set_bandwidth(double bytes_per_s) { bytes_per_s_.store(bytes_per_s); }
+  void drain();
+  void abandon_thread();  // in a forked child: the thread does not exist; copy in the caller from here on
+
+ private:
+  struct Job {
+    void* to;
+    const void* from;
+    size_t bytes;
+    std::shared_ptr<CopyEvent> after;
+    std::shared_ptr<CopyEvent> event;
+  };
+
+  void run();
+  void copy(const Job& job);
+
+  std::atomic<double> bytes_per_s_{0};
+  double link_free_s_ = 0;  // when the link has carried everything so far; the engine's thread only
+  bool has_thread_ = true;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Job> queue_;
+  std::shared_ptr<CopyEvent> last_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace chameleon::cpu

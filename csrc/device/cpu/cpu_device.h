@@ -1,0 +1,41 @@
+// The embedded device: host memory with a hard capacity, and a copy engine each way over a link of given bandwidth.
+#pragma once
+
+#include <memory>
+
+#include "device/cpu/block_pool.h"
+#include "device/cpu/copy_engine.h"
+#include "device/device.h"
+
+namespace chameleon::cpu {
+
+// The calling thread is the compute stream: what it waits for, compute waits for.
+class CpuDevice final : public Device {
+ public:
+  size_t block_bytes(size_t bytes) const override { return BlockPool::block_bytes(bytes); }
+  void* allocate(size_t block_bytes) override { return pool_.allocate(block_bytes); }
+  void free(void* block, size_t block_bytes) override { pool_.free(block, block_bytes); }
+  void set_capacity(size_t capacity_bytes) override { pool_.set_capacity(capacity_bytes); }
+  MemoryInfo memory_info() const override { return pool_.info(); }
+  void reset_peaks() override { pool_.reset_peaks(); }
+
+  EventPtr copy_out(void* host, const void* block, size_t bytes) override;
+  EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after) override;
+  void set_link(double out_bytes_per_s, double in_bytes_per_s) override;
+
+  void compute_wait(const EventPtr& event) override { host_wait(event); }
+  void host_wait(const EventPtr& event) override;
+  void drain() override;
+
+  void* allocate_host(size_t bytes) override;
+  void free_host(void* data, size_t bytes) override;
+  void copy_now(void* block, const void* source, size_t bytes) override;
+  void after_fork_in_child() override;
+
+ private:
+  BlockPool pool_;
+  CopyEngine out_;
+  CopyEngine in_;
+};
+
+}  // namespace chameleon::cpu

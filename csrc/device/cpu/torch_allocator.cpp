@@ -1,0 +1,49 @@
+// Torch's CPU allocator while a session is open: blocks come from the runtime's device, under its capacity.
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+
+#include "device/cpu/cpu_device.h"
+#include "runtime.h"
+
+namespace chameleon {
+
+namespace {
+
+c10::Allocator* original = nullptr;
+
+void delete_block(void* block) {
+  if (block && !Runtime::instance().release(block)) original->raw_deleter()(block);
+}
+
+class TorchAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    Runtime& runtime = Runtime::instance();
+    if (!runtime.tracks(bytes)) return original->allocate(bytes);
+    void* block = runtime.allocate(bytes);
+    // Context and pointer are the same: raw_allocate, which oneDNN's kernels use, demands it.
+    return {block, block, &delete_block, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &delete_block; }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_cpu_device() { return std::make_unique<cpu::CpuDevice>(); }
+
+void install_cpu_allocator() {
+  if (original) return;
+  original = c10::GetAllocator(c10::DeviceType::CPU);
+  static auto* allocator = new TorchAllocator();
+  c10::SetAllocator(c10::DeviceType::CPU, allocator, /*priority=*/255);
+}
+
+c10::DeleterFnPtr original_cpu_deleter() { return original->raw_deleter(); }
+c10::DeleterFnPtr cpu_block_deleter() { return &delete_block; }
+
+}  // namespace chameleon

@@ -1,0 +1,42 @@
+#include "host_pool.h"
+
+#include <algorithm>
+
+namespace chameleon {
+
+size_t HostPool::rounded(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+void* HostPool::allocate(size_t bytes) {
+  bytes = rounded(bytes);
+  void* data;
+  auto cached = cache_.find(bytes);
+  if (cached != cache_.end() && !cached->second.empty()) {
+    data = cached->second.back();
+    cached->second.pop_back();
+    cached_bytes_ -= bytes;
+  } else {
+    if (used_bytes_ + cached_bytes_ + bytes > capacity_bytes_) release_cached();
+    if (used_bytes_ + bytes > capacity_bytes_) return nullptr;
+    data = device_.allocate_host(bytes);
+  }
+  used_bytes_ += bytes;
+  peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+  return data;
+}
+
+void HostPool::free(void* data, size_t bytes) {
+  bytes = rounded(bytes);
+  used_bytes_ -= bytes;
+  cached_bytes_ += bytes;
+  cache_[bytes].push_back(data);
+}
+
+void HostPool::release_cached() {
+  for (auto& [bytes, buffers] : cache_) {
+    for (void* data : buffers) device_.free_host(data, bytes);
+  }
+  cache_.clear();
+  cached_bytes_ = 0;
+}
+
+}  // namespace chameleon

@@ -1,0 +1,128 @@
+#include "op_info.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstring>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace chameleon {
+
+namespace {
+
+// Ops that read and write no data of their inputs, whatever kernel runs. A longer list gains little; a wrong entry
+// would leave an input away while a kernel reads it.
+const std::unordered_set<std::string_view> kViews = {
+    "aten::view",      "aten::_unsafe_view", "aten::as_strided", "aten::t",        "aten::transpose",
+    "aten::permute",   "aten::expand",       "aten::expand_as",  "aten::slice",    "aten::select",
+    "aten::unsqueeze", "aten::squeeze",      "aten::detach",     "aten::alias",    "aten::split",
+    "aten::chunk",     "aten::narrow",       "aten::unbind",     "aten::view_as",  "aten::_reshape_alias",
+    "aten::unfold",    "aten::diagonal",     "aten::movedim",    "aten::detach_",  "aten::split_with_sizes",
+    "aten::mT",        "aten::numpy_T",      "aten::unflatten",  "aten::result_type",
+};
+
+// Only the inputs' shape and dtype matter.
+const std::unordered_set<std::string_view> kShapeOnly = {
+    "aten::empty_like",  "aten::zeros_like", "aten::ones_like", "aten::full_like",  "aten::rand_like",
+    "aten::randn_like",  "aten::new_empty",  "aten::new_zeros", "aten::new_ones",   "aten::new_empty_strided",
+};
+
+bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
+bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
+
+std::mutex registry_mutex;
+// Names with their facts; never freed, since threads keep pointers to them.
+std::unordered_map<std::string, OpInfo*>& registry() {
+  static auto* table = new std::unordered_map<std::string, OpInfo*>();
+  return *table;
+}
+std::vector<std::string>& name_list() {
+  static auto* list = new std::vector<std::string>();
+  return *list;
+}
+
+OpKind kind_of(std::string_view name) {
+  if (starts_with(name, "autograd::engine::evaluate_function: ")) return OpKind::BackwardNode;
+  if (starts_with(name, "autograd::") || starts_with(name, "torch::autograd::")) return OpKind::Ignored;
+  if (!contains(name, "::")) return OpKind::Ignored;
+  return kViews.count(name) ? OpKind::View : OpKind::Op;
+}
+
+void read_schema(const at::RecordFunction& function, OpInfo* info) {
+  const std::string_view name = info->name;
+  // Custom ops may write what their schema does not say; recurrent kernels keep hidden buffers.
+  info->writes_all = !starts_with(name, "aten::") || contains(name, "rnn") || contains(name, "lstm") ||
+                     contains(name, "gru");
+  const auto operator_name = function.operator_name();
+  const auto handle =
+      operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
+  if (!handle) {
+    info->writes_all = true;
+    return;
+  }
+  const auto& arguments = handle->schema().arguments();
+  for (size_t i = 0; i < arguments.size() && i < 64; ++i) {
+    const c10::AliasInfo* alias = arguments[i].alias_info();
+    // Batch norm updates running_mean and running_var although no schema says so.
+    if ((alias && alias->isWrite()) || starts_with(arguments[i].name(), "running_")) {
+      info->written_arguments |= uint64_t{1} << i;
+    }
+  }
+}
+
+OpInfo* look_up(const at::RecordFunction& function) {
+  const char* name = function.name();
+  const char* overload = function.overload_name();
+  std::string key = name;
+  if (overload && *overload) key.append(".").append(overload);
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  OpInfo*& info = registry()[key];
+  if (info) return info;
+  auto* made = new OpInfo();
+  made->name = name;
+  made->kind = kind_of(made->name);
+  if (made->kind == OpKind::Op || made->kind == OpKind::View) {
+    made->reads_inputs = kShapeOnly.count(made->name) == 0;
+    made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
+    read_schema(function, made);
+    auto& names = name_list();
+    made->id = static_cast<int32_t>(names.size());
+    names.push_back(made->name);
+  }
+  info = made;
+  return info;
+}
+
+const OpInfo kIgnored{};
+
+const OpInfo& backward_node() {
+  static const OpInfo info = [] {
+    OpInfo node;
+    node.kind = OpKind::BackwardNode;
+    return node;
+  }();
+  return info;
+}
+
+}  // namespace
+
+const OpInfo& OpTable::of(const at::RecordFunction& function) {
+  const char* name = function.name();
+  // Names of autograd nodes and custom Functions are strings inside the RecordFunction: their address says nothing.
+  const OpKind kind = std::strncmp(name, "aten::", 6) == 0 ? OpKind::Op : kind_of(name);
+  if (kind == OpKind::Ignored) return kIgnored;
+  if (kind == OpKind::BackwardNode) return backward_node();
+  // A dispatcher op's name points into its schema, one per overload; checked, since nothing promises it.
+  OpInfo*& info = by_pointer_[name];
+  if (!info || std::strcmp(info->name.c_str(), name) != 0) info = look_up(function);
+  return *info;
+}
+
+std::vector<std::string> op_names() {
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  return name_list();
+}
+
+}  // namespace chameleon

@@ -1,0 +1,46 @@
+// What is known about an operator from its name and schema, looked up once and then by pointer.
+#pragma once
+
+#include <ATen/record_function.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace chameleon {
+
+enum class OpKind : uint8_t {
+  Op,            // touches data
+  View,          // touches metadata only: no use, not recorded
+  BackwardNode,  // the engine evaluates an autograd node: ops inside belong to backward
+  Ignored,       // custom autograd Functions and other frames that only enclose ops
+};
+
+struct OpInfo {
+  std::string name;
+  OpKind kind = OpKind::Ignored;
+  bool reads_inputs = true;        // false for zeros_like and the like
+  bool raw_written_output = false; // empty and the like: Python bindings write the result after the op has ended
+  bool writes_all = false;         // inputs may be written without the schema saying so
+  uint64_t written_arguments = 0;  // bit per argument, from the schema's alias annotations
+  int32_t id = -1;                 // index into names()
+
+  bool writes(size_t argument) const {
+    return writes_all || (argument < 64 ? (written_arguments >> argument & 1) != 0 : true);
+  }
+};
+
+// Not thread safe: the caller holds the core's lock, or uses its own table (one per thread).
+class OpTable {
+ public:
+  const OpInfo& of(const at::RecordFunction& function);
+
+ private:
+  ska::flat_hash_map<const void*, OpInfo*> by_pointer_;
+};
+
+// The names of all ops seen by the process; OpInfo::id is an index into it.
+std::vector<std::string> op_names();
+
+}  // namespace chameleon

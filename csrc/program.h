@@ -1,0 +1,65 @@
+// A policy made ready to run: the op sequence it was made for, how to recognise its storages, and what to do when.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace chameleon {
+
+enum class ActionKind : uint8_t {
+  Free,     // before the op starts: wait for the copy out, then give the block back
+  SwapIn,   // before the op starts: take a block and begin the copy in
+  SwapOut,  // after the op ends: begin the copy out
+};
+
+struct Action {
+  int32_t op;
+  ActionKind kind;
+  int32_t storage;  // row of Program::storages
+};
+
+struct PlanStorage {
+  int64_t uid;            // of a storage that lives across steps; -1 for one that is made in the step
+  int32_t birth_op;
+  int32_t birth_ordinal;
+  uint32_t uses_begin;    // into Program::uses
+  uint32_t uses_end;
+  uint8_t category;       // what the storage turned out to be in the step the program was made from
+  int32_t label;
+};
+
+class Program {
+ public:
+  Program() = default;
+  Program(std::vector<uint32_t> tokens, std::vector<PlanStorage> storages, std::vector<int32_t> uses,
+          std::vector<Action> actions);
+
+  int32_t ops() const { return static_cast<int32_t>(tokens.size()); }
+  bool empty() const { return tokens.empty(); }
+
+  // What a live op is compared with: the operator and the stage, no sizes.
+  static uint32_t token(int32_t name, uint8_t stage) { return static_cast<uint32_t>(name) * 8 + stage; }
+
+  int32_t born_at(int32_t op, int32_t ordinal) const;  // row of storages, or -1
+  int32_t with_uid(int64_t uid) const;                 // row of storages, or -1
+
+  // Ops from `op` to the next use after it, over the step's end too; a large number if there is none.
+  int64_t next_use_distance(int32_t storage, int32_t op) const;
+
+  const Action* actions_begin(int32_t op) const { return actions.data() + offsets_[op]; }
+  const Action* actions_end(int32_t op) const { return actions.data() + offsets_[op + 1]; }
+
+  std::vector<uint32_t> tokens;
+  std::vector<PlanStorage> storages;
+  std::vector<int32_t> uses;     // ops, ascending within a storage
+  std::vector<Action> actions;   // ascending by (op, kind)
+
+ private:
+  std::vector<uint32_t> offsets_;
+  std::unordered_map<uint64_t, int32_t> by_birth_;
+  std::unordered_map<int64_t, int32_t> by_uid_;
+};
+
+}  // namespace chameleon

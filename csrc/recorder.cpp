@@ -1,0 +1,127 @@
+#include "recorder.h"
+
+#include <algorithm>
+
+namespace chameleon {
+
+void Recorder::begin_step() {
+  auto log = std::make_shared<StepLog>();
+  if (log_) {  // steps are alike: spare the vectors their growth
+    log->ops.reserve(log_->ops.size());
+    log->storages.reserve(log_->storages.size());
+    log->uses.reserve(log_->uses.size());
+  }
+  log->index = next_step_++;
+  log->start_ticks = now_ticks();
+  log_ = std::move(log);
+  op_ = -1;
+}
+
+std::shared_ptr<StepLog> Recorder::close() {
+  log_->end_ticks = now_ticks();
+  auto closed = log_;
+  finished_.push_back(closed);
+  while (finished_.size() > kept_steps_) finished_.pop_front();
+  begin_step();
+  return closed;
+}
+
+OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t sequence_nr, int32_t thread,
+                          size_t live_bytes, size_t resident_bytes) {
+  if (log_->ops.size() >= kMostOps) {
+    ++log_->truncated_ops;
+    return nullptr;
+  }
+  ++op_;
+  OpRow& row = log_->ops.emplace_back();
+  row.sequence_nr = sequence_nr;
+  row.live_peak_bytes = static_cast<int64_t>(live_bytes);
+  row.resident_peak_bytes = static_cast<int64_t>(resident_bytes);
+  row.name = name;
+  row.module = module;
+  row.thread = thread;
+  row.stack = -1;
+  row.plan_op = -1;
+  row.stage = static_cast<uint8_t>(stage);
+  row.start_ticks = row.end_ticks = now_ticks();
+  row.stall_ticks = 0;
+  return &row;
+}
+
+int32_t Recorder::row_of(Storage& storage) {
+  if (storage.log_step == log_->index) return storage.log_row;
+  storage.log_step = log_->index;
+  storage.log_row = static_cast<int32_t>(log_->storages.size());
+  storage.last_use_row = -1;
+  StorageRow& row = log_->storages.emplace_back();
+  row.uid = storage.uid;
+  row.bytes = static_cast<int64_t>(storage.bytes);
+  row.block_bytes = static_cast<int64_t>(storage.block_bytes);
+  row.module = storage.module;
+  row.label = storage.label;
+  row.birth_op = -1;
+  row.birth_ordinal = -1;
+  row.death_op = -1;
+  row.category = static_cast<uint8_t>(storage.category);
+  row.movable = 1;
+  return storage.log_row;
+}
+
+void Recorder::born(Storage& storage, int32_t ordinal) {
+  const int32_t op = std::max(op_, 0);
+  storage.birth_op = op;
+  storage.birth_ordinal = ordinal;
+  StorageRow& row = log_->storages[row_of(storage)];
+  row.birth_op = op;
+  row.birth_ordinal = ordinal;
+  used(storage, false, true);
+}
+
+void Recorder::died(const Storage& storage) {
+  if (storage.log_step != log_->index) return;
+  StorageRow& row = log_->storages[storage.log_row];
+  row.death_op = std::max(op_, 0);
+  row.movable = storage.impl != nullptr && !storage.escaped;
+  row.category = static_cast<uint8_t>(storage.category);
+  row.label = storage.label;
+}
+
+void Recorder::used(Storage& storage, bool reads, bool writes) {
+  const int32_t op = std::max(op_, 0);
+  const int32_t row = row_of(storage);
+  if (storage.last_use_row >= 0) {
+    UseRow& last = log_->uses[storage.last_use_row];
+    if (last.op == op) {
+      last.reads |= reads;
+      last.writes |= writes;
+      return;
+    }
+  }
+  storage.last_use_row = static_cast<int32_t>(log_->uses.size());
+  log_->uses.push_back({op, row, reads, writes});
+}
+
+void Recorder::levels(size_t live_bytes, size_t resident_bytes) {
+  log_->peak_resident_bytes = std::max(log_->peak_resident_bytes, static_cast<int64_t>(resident_bytes));
+  if (OpRow* op = row(op_)) {
+    op->live_peak_bytes = std::max(op->live_peak_bytes, static_cast<int64_t>(live_bytes));
+    op->resident_peak_bytes = std::max(op->resident_peak_bytes, static_cast<int64_t>(resident_bytes));
+  }
+}
+
+void Recorder::transfer(Storage& storage, Direction direction, Cause cause, EventPtr event) {
+  const auto bytes = static_cast<int64_t>(storage.bytes);
+  (direction == Direction::Out ? log_->swapped_out_bytes : log_->swapped_in_bytes) += bytes;
+  log_->transfers.push_back({bytes, now_ticks(), 0, 0, row_of(storage), std::max(op_, 0),
+                             static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)});
+  log_->transfer_events.push_back(std::move(event));
+}
+
+void Recorder::stalled(Storage& storage, Direction direction, Cause cause, Ticks start, Ticks end) {
+  log_->stall_ticks += end - start;
+  log_->stalls.push_back(
+      {start, end, std::max(op_, 0), row_of(storage), static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)});
+  if (OpRow* op = row(op_)) op->stall_ticks += end - start;
+}
+
+}  // namespace chameleon

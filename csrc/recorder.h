@@ -1,0 +1,159 @@
+// The recorder: what ops ran, which storages they touched, what was copied and what was waited for, a step at a time.
+//
+// Rows are plain structs, so that Python sees each table as one structured numpy array (see bindings.cpp). The columns
+// that people work with are documented in chameleon_lab/trace/columns.py.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "clock.h"
+#include "storage.h"
+
+namespace torch {
+struct CapturedTraceback;
+}
+
+namespace chameleon {
+
+enum class Stage : uint8_t { Forward, Backward, Optimizer, NoGrad };
+
+struct OpRow {
+  Ticks start_ticks;
+  Ticks end_ticks;
+  Ticks stall_ticks;
+  int64_t sequence_nr;
+  int64_t live_peak_bytes;
+  int64_t resident_peak_bytes;
+  int32_t name;
+  int32_t module;
+  int32_t thread;
+  int32_t stack;
+  int32_t plan_op;  // the op of the program it was matched to, or -1
+  uint8_t stage;
+};
+
+struct StorageRow {
+  int64_t uid;
+  int64_t bytes;
+  int64_t block_bytes;
+  int32_t module;
+  int32_t label;
+  int32_t birth_op;
+  int32_t birth_ordinal;
+  int32_t death_op;
+  uint8_t category;
+  uint8_t movable;
+};
+
+struct UseRow {
+  int32_t op;
+  int32_t storage;
+  uint8_t reads;
+  uint8_t writes;
+};
+
+struct TransferRow {
+  int64_t bytes;
+  Ticks issue_ticks;
+  Ticks start_ticks;
+  Ticks end_ticks;
+  int32_t storage;
+  int32_t issue_op;
+  uint8_t direction;
+  uint8_t cause;
+};
+
+struct StallRow {
+  Ticks start_ticks;
+  Ticks end_ticks;
+  int32_t op;
+  int32_t storage;
+  uint8_t direction;
+  uint8_t cause;
+};
+
+// One step's tables.
+struct StepLog {
+  int64_t index = 0;
+  Ticks start_ticks = 0;
+  Ticks end_ticks = 0;
+  std::vector<OpRow> ops;
+  std::vector<StorageRow> storages;
+  std::vector<UseRow> uses;
+  std::vector<TransferRow> transfers;
+  std::vector<EventPtr> transfer_events;  // beside transfers: their times are known once they are done
+  std::vector<StallRow> stalls;
+  std::vector<std::shared_ptr<torch::CapturedTraceback>> stacks;
+  int64_t truncated_ops = 0;
+
+  // Counters of the step.
+  int64_t peak_resident_bytes = 0;
+  int64_t swapped_out_bytes = 0;
+  int64_t swapped_in_bytes = 0;
+  int64_t evictions = 0;
+  int64_t evicted_bytes = 0;
+  int64_t demand_swap_ins = 0;
+  int64_t late_prefetches = 0;
+  int64_t dropped_triggers = 0;
+  int64_t matched_ops = 0;
+  Ticks stall_ticks = 0;
+};
+
+// A ring of steps: the one being written, and the last few.
+class Recorder {
+ public:
+  // A step with more ops than this is cut off there, and says so: a loop that never ends a step must not eat memory.
+  static constexpr size_t kMostOps = size_t{1} << 20;
+
+  explicit Recorder(size_t kept_steps = 4) : kept_steps_(kept_steps) { begin_step(); }
+
+  StepLog& log() { return *log_; }
+  const StepLog& log() const { return *log_; }
+  const std::deque<std::shared_ptr<StepLog>>& finished() const { return finished_; }
+  void set_kept_steps(size_t kept_steps) { kept_steps_ = kept_steps; }
+
+  int32_t op() const { return op_; }  // the op running or last run in this step; -1 before the first
+
+  // Returns the row of the op, or null past the end of the ring.
+  OpRow* begin_op(int32_t name, Stage stage, int32_t module, int64_t sequence_nr, int32_t thread, size_t live_bytes,
+                  size_t resident_bytes);
+  OpRow* row(int32_t op) { return op >= 0 && op < static_cast<int32_t>(log_->ops.size()) ? &log_->ops[op] : nullptr; }
+
+  void born(Storage& storage, int32_t ordinal);
+  void died(const Storage& storage);
+  void used(Storage& storage, bool reads, bool writes);
+  int32_t row_of(Storage& storage);  // of this step's storages; made where missing
+  void levels(size_t live_bytes, size_t resident_bytes);  // after memory was taken
+  void transfer(Storage& storage, Direction direction, Cause cause, EventPtr event);
+  void stalled(Storage& storage, Direction direction, Cause cause, Ticks start, Ticks end);
+
+  // Close the step: every storage alive gets a row. Movable: may it leave the device?
+  template <class Movable>
+  std::shared_ptr<StepLog> end_step(const StorageTable& table, Movable movable) {
+    const int32_t ops = op_ + 1;
+    for (const auto& storage : table.all()) {
+      StorageRow& row = log_->storages[row_of(*storage)];
+      row.death_op = ops;
+      row.movable = movable(*storage);
+      row.category = static_cast<uint8_t>(storage->category);
+      row.label = storage->label;
+    }
+    return close();
+  }
+
+ private:
+  std::shared_ptr<StepLog> close();
+  void begin_step();
+
+  std::shared_ptr<StepLog> log_;
+  std::deque<std::shared_ptr<StepLog>> finished_;
+  size_t kept_steps_;
+  int64_t next_step_ = 0;
+  int32_t op_ = -1;
+};
+
+}  // namespace chameleon

@@ -1,0 +1,159 @@
+// Ties the parts together for one device: the dispatcher's hook, the allocator's requests, the session's calls.
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "clock.h"
+#include "device/device.h"
+#include "executor.h"
+#include "host_pool.h"
+#include "module_stack.h"
+#include "op_info.h"
+#include "recorder.h"
+#include "storage.h"
+#include "swapper.h"
+
+namespace chameleon {
+
+struct Options {
+  size_t capacity_bytes = SIZE_MAX;  // SIZE_MAX: no limit, nothing ever leaves
+  size_t host_capacity_bytes = SIZE_MAX;
+  double link_out_bytes_per_s = 0;  // 0: as fast as the machine copies
+  double link_in_bytes_per_s = 0;
+  size_t min_swap_bytes = 16 << 10;
+  bool stacks = false;  // record the Python stack of every op
+};
+
+// Why memory could not be had, for the error that the session raises.
+struct Failure {
+  std::string op;
+  size_t request_bytes = 0;
+  size_t pinned_bytes = 0;     // of the ops that were running
+  size_t unmovable_bytes = 0;  // of storages that can never leave
+  size_t capacity_bytes = 0;
+};
+
+struct Counters {
+  MemoryInfo memory;
+  size_t live_bytes = 0;
+  size_t storages = 0;
+  size_t escaped = 0;
+  size_t host_used_bytes = 0;
+  size_t host_reserved_bytes = 0;
+  size_t host_peak_bytes = 0;
+  int64_t step = 0;
+  int64_t ops_in_step = 0;
+};
+
+class Runtime {
+ public:
+  // One per process; never destroyed, since tensors may outlive everything else.
+  static Runtime& instance();
+
+  // --- the session's calls
+  void open(const Options& options);
+  void close();
+  bool is_open() const { return open_.load(std::memory_order_relaxed); }
+  void set_capacity(size_t capacity_bytes);
+  void set_link(double out_bytes_per_s, double in_bytes_per_s);
+  std::shared_ptr<StepLog> end_step();
+  std::vector<std::shared_ptr<StepLog>> logs();
+  void load_program(Program program);
+  void unload_program();
+  void set_optimizer_stage(bool on) { optimizer_stage_.store(on, std::memory_order_relaxed); }
+
+  enum class Adopted { New, Known, TooSmall, Foreign, NoRoom };
+  Adopted adopt(c10::StorageImpl* impl, Category category, int32_t label);
+  bool restore(c10::StorageImpl* impl);
+  bool evict(c10::StorageImpl* impl);
+  std::optional<Residency> residency(c10::StorageImpl* impl);
+
+  Counters counters();
+  std::optional<Failure> take_failure();
+  const Clock& clock() const { return clock_; }
+
+  // --- module hooks; the calling thread's
+  void enter_module(int32_t module);
+  void leave_module();
+
+  // --- the allocator's requests (device backends call these)
+  bool tracks(size_t bytes) const { return bytes >= kTrackedBytes && is_open(); }
+  void* allocate(size_t bytes);
+  bool release(const void* block);  // false: not ours
+
+ private:
+  // Smaller blocks are the allocator's own business, as they are in a GPU's caching allocator: never counted.
+  static constexpr size_t kTrackedBytes = 512;
+
+  struct ThreadState;
+  static ThreadState& thread_state();
+
+  Runtime();
+  static std::unique_ptr<at::ObserverContext> on_op_start(const at::RecordFunction& function);
+  static void on_op_end(const at::RecordFunction& function, at::ObserverContext* context);
+  static void on_access(c10::StorageImpl* impl);
+  static void on_away_deleted(void* storage);
+
+  void install_callback(bool needs_outputs);
+  void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
+  void use(c10::StorageImpl* impl, bool writes, ThreadState& thread);
+  void attach_output(const c10::IValue& value);
+  void attach(Storage& storage, c10::StorageImpl* impl);
+  void pin(Storage& storage, ThreadState& thread);
+  void unpin_all(ThreadState& thread);
+  void accessed(c10::StorageImpl* impl);
+  void destroyed(Storage* storage);
+  bool wait_for_pins();
+  Storage* find(c10::StorageImpl* impl) const;
+  Category guess_category(const ThreadState& thread) const;
+  std::string note_failure(size_t request_bytes, const ThreadState& thread);
+
+  void before_fork();
+  void after_fork_in_parent();
+  void after_fork_in_child();
+
+  std::unique_ptr<Device> device_;
+  std::mutex mutex_;
+  std::condition_variable_any pins_released_;
+  int threads_in_ops_ = 0;
+  int threads_waiting_ = 0;
+
+  StorageTable table_;
+  HostPool host_;
+  Recorder recorder_;
+  Swapper swapper_;
+  Executor executor_;
+  ForwardModules forward_modules_;
+  Clock clock_;
+  Options options_;
+  std::optional<Failure> failure_;
+
+  std::atomic<bool> open_{false};
+  std::atomic<bool> optimizer_stage_{false};
+  bool limited_ = false;  // is there a capacity?
+  at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
+  int64_t clock_ops_ = 0;  // outermost ops since the process began
+  int32_t ordinal_ = 0;    // of the next storage made in this op
+  int32_t plan_op_ = -1;
+  int32_t next_thread_ = 0;
+  std::vector<Storage*> missing_;  // inputs of the op that are not resident
+};
+
+// Puts the device's allocator between torch and the system. Defined by the device backend.
+std::unique_ptr<Device> make_cpu_device();
+void install_cpu_allocator();
+// The DataPtr deleter of the allocator that was there before: what it made may be adopted.
+c10::DeleterFnPtr original_cpu_deleter();
+c10::DeleterFnPtr cpu_block_deleter();
+
+}  // namespace chameleon

@@ -1,0 +1,48 @@
+#include "storage.h"
+
+namespace chameleon {
+
+Storage* StorageTable::add(size_t bytes, size_t block_bytes, void* block) {
+  std::unique_ptr<Storage> record;
+  if (spare_.empty()) {
+    record = std::make_unique<Storage>();
+  } else {
+    record = std::move(spare_.back());
+    spare_.pop_back();
+    *record = Storage();
+  }
+  Storage* storage = record.get();
+  storage->uid = next_uid_++;
+  storage->bytes = bytes;
+  storage->block_bytes = block_bytes;
+  storage->block = block;
+  storage->slot = all_.size();
+  all_.push_back(std::move(record));
+  by_block_[block] = storage;
+  live_bytes_ += block_bytes;
+  return storage;
+}
+
+void StorageTable::remove(Storage* storage) {
+  if (storage->block) by_block_.erase(storage->block);
+  live_bytes_ -= storage->block_bytes;
+  storage->uid = -1;  // who still holds the record can tell
+  storage->weak.reset();
+  storage->host = {};
+  storage->arriving.reset();
+  const size_t slot = storage->slot;
+  spare_.push_back(std::move(all_[slot]));
+  if (slot + 1 != all_.size()) {
+    all_[slot] = std::move(all_.back());
+    all_[slot]->slot = slot;
+  }
+  all_.pop_back();
+}
+
+void StorageTable::set_block(Storage* storage, void* block) {
+  if (storage->block) by_block_.erase(storage->block);
+  storage->block = block;
+  if (block) by_block_[block] = storage;
+}
+
+}  // namespace chameleon

@@ -1,0 +1,93 @@
+// A storage as the core sees it: where its bytes are, who is using it, and what is known about it.
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "device/device.h"
+
+namespace chameleon {
+
+// resident ──swap-out──> leaving ──free point──> away ──swap-in──> returning ──first use──> resident
+// A leaving storage that is touched becomes resident again; its copy is kept if the touch was a read.
+enum class Residency : uint8_t { Resident, Leaving, Away, Returning };
+
+enum class Category : uint8_t { Parameter, Gradient, OptimizerState, Activation, Input, Other };
+
+enum class Direction : uint8_t { Out, In };
+
+enum class Cause : uint8_t { Planned, Evict, Demand, Access };
+
+// The bytes on the host. Valid until the storage is written.
+struct HostCopy {
+  void* data = nullptr;
+  EventPtr written;  // null: there already
+};
+
+struct Storage {
+  int64_t uid = 0;
+  size_t bytes = 0;
+  size_t block_bytes = 0;
+  size_t slot = 0;  // place in StorageTable
+
+  // Weak references only: strong ones could take the GIL. Null until an op has shown which StorageImpl holds the
+  // block, and such a storage never leaves: what made it may still be writing through a raw pointer.
+  c10::StorageImpl* impl = nullptr;
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> weak;
+
+  Residency residency = Residency::Resident;
+  bool escaped = false;   // a raw pointer left the dispatcher: never moves again
+  bool failed = false;    // bringing it in failed: accesses raise until the op ends
+  bool host_stale = false;  // an op writes it while it returns: the host copy goes when the op ends
+  int32_t pins = 0;       // ops on the stack that use it
+  uint64_t pinned_by = 0;  // the op that pinned it last
+  void* block = nullptr;  // null while away
+  HostCopy host;
+  EventPtr arriving;      // the copy in, while returning
+  Cause moved_by = Cause::Planned;
+
+  // For the recorder and the executor.
+  Category category = Category::Other;
+  bool categorised = false;  // told by the session; guesses do not override it
+  int32_t label = -1;
+  int32_t module = -1;
+  int64_t birth_op = -1;  // step-relative; of the step that made it
+  int32_t birth_ordinal = -1;
+  int64_t last_use = 0;   // in ops since the session began
+  int64_t log_step = -1;  // the step in whose log it has a row
+  int32_t log_row = -1;
+  int32_t last_use_row = -1;
+  int32_t plan = -1;      // row in the executor's program
+};
+
+// Every storage whose block the device holds or whose bytes are away. Owns the records.
+class StorageTable {
+ public:
+  Storage* add(size_t bytes, size_t block_bytes, void* block);
+  void remove(Storage* storage);
+
+  // The storage behind a block's address; null if the block is not ours.
+  Storage* at(const void* block) const {
+    auto found = by_block_.find(block);
+    return found == by_block_.end() ? nullptr : found->second;
+  }
+  void set_block(Storage* storage, void* block);
+
+  const std::vector<std::unique_ptr<Storage>>& all() const { return all_; }
+
+  size_t live_bytes() const { return live_bytes_; }  // blocks of all storages, resident or away
+
+ private:
+  std::vector<std::unique_ptr<Storage>> all_;
+  std::vector<std::unique_ptr<Storage>> spare_;
+  ska::flat_hash_map<const void*, Storage*> by_block_;
+  size_t live_bytes_ = 0;
+  int64_t next_uid_ = 0;
+};
+
+}  // namespace chameleon

@@ -1,0 +1,128 @@
+#include "storage_access.h"
+
+#include <sys/mman.h>
+
+#include <string>
+
+#if __has_include(<c10/core/StorageMaterializer.h>)
+#define CHAMELEON_HAS_MATERIALIZER 1
+#else
+#define CHAMELEON_HAS_MATERIALIZER 0
+#endif
+
+#if !CHAMELEON_HAS_MATERIALIZER
+// torch 2.11 and 2.12 can set the flag that makes accesses raise, but not clear it: the member is private. Explicit
+// instantiation may name private members.
+namespace {
+template <auto Member>
+struct ExposeThrowFlag {
+  friend bool& throw_flag(c10::StorageImpl& impl) { return impl.*Member; }
+};
+bool& throw_flag(c10::StorageImpl& impl);
+template struct ExposeThrowFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+}  // namespace
+#endif
+
+namespace chameleon::access {
+
+namespace {
+
+[[maybe_unused]] Hook hook = nullptr;
+Deleter away_deleter = nullptr;
+c10::DeleterFnPtr block_deleter = nullptr;
+
+// Larger than any tensor, so that an access at any offset faults instead of reading someone else's memory.
+void* inaccessible() {
+  static void* address =
+      mmap(nullptr, size_t{1} << 42, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  TORCH_CHECK(address != MAP_FAILED, "Chameleon Lab: no address space left for the inaccessible range");
+  return address;
+}
+
+void delete_away(void* context) { away_deleter(context); }
+
+void raise_on_access(Storage& storage, const std::string& message) {
+  storage.impl->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+}
+
+void stop_raising(Storage& storage) {
+#if CHAMELEON_HAS_MATERIALIZER
+  storage.impl->clear_data_ptr_access_error_msg_();
+#else
+  throw_flag(*storage.impl) = false;  // the next set_data_ptr_noswap refreshes the guard
+#endif
+}
+
+void set_pointer(Storage& storage, void* data, void* context, c10::DeleterFnPtr deleter) {
+  c10::DataPtr& pointer = storage.impl->_mutable_data_ptr_no_checks();
+  const c10::Device device = pointer.device();
+  pointer.release_context();
+  storage.impl->set_data_ptr_noswap(c10::DataPtr(data, context, deleter, device));
+}
+
+}  // namespace
+
+void set_hook(Hook h) { hook = h; }
+void set_away_deleter(Deleter deleter) { away_deleter = deleter; }
+void set_block_deleter(c10::DeleterFnPtr deleter) { block_deleter = deleter; }
+bool has_hook() { return CHAMELEON_HAS_MATERIALIZER; }
+
+bool intact(const Storage& storage) {
+  if (!storage.weak || storage.weak->use_count() == 0) return false;
+  const c10::DataPtr& pointer = storage.impl->_mutable_data_ptr_no_checks();
+  return storage.block && storage.residency != Residency::Returning
+             ? pointer.get() == storage.block && pointer.get_deleter() == block_deleter
+             : pointer.get_context() == &storage && pointer.get_deleter() == &delete_away;
+}
+
+Storage* away_storage(c10::StorageImpl* impl) {
+  const c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
+  return pointer.get_deleter() == &delete_away ? static_cast<Storage*>(pointer.get_context()) : nullptr;
+}
+
+void mark_away(Storage& storage) {
+  set_pointer(storage, inaccessible(), &storage, &delete_away);
+#if CHAMELEON_HAS_MATERIALIZER
+  arm(storage);
+#else
+  raise_on_access(storage,
+                  "Chameleon Lab: this tensor's storage (" + std::to_string(storage.bytes) +
+                      " bytes) is away, on the host, and torch before 2.13 gives no way to bring it back from a raw "
+                      "access. Use a torch op on it first (t.clone()), or call session.restore(t).");
+#endif
+}
+
+void mark_resident(Storage& storage) {
+#if CHAMELEON_HAS_MATERIALIZER
+  disarm(storage);
+#else
+  stop_raising(storage);
+#endif
+  set_pointer(storage, storage.block, storage.block, block_deleter);
+}
+
+void mark_failed(Storage& storage, const std::string& message) {
+  disarm(storage);
+  raise_on_access(storage, message);
+  storage.failed = true;
+}
+
+void clear_failed(Storage& storage) {
+  storage.failed = false;
+  stop_raising(storage);
+  if (storage.residency != Residency::Resident) mark_away(storage);
+}
+
+void arm([[maybe_unused]] Storage& storage) {
+#if CHAMELEON_HAS_MATERIALIZER
+  if (!storage.impl->has_materializer()) storage.impl->set_materializer(hook);
+#endif
+}
+
+void disarm([[maybe_unused]] Storage& storage) {
+#if CHAMELEON_HAS_MATERIALIZER
+  if (storage.impl->has_materializer()) storage.impl->clear_materializer();
+#endif
+}
+
+}  // namespace chameleon::access

@@ -1,0 +1,40 @@
+// How a StorageImpl is told that its bytes are away, and how we learn that a raw pointer has left the dispatcher.
+//
+// Note [The mark for "away"]
+// An away storage points at an inaccessible page, never at null: several ops and DLPack crash on null. With torch 2.13
+// and newer a materializer sits on it: every mutable access (data_ptr(), DLPack, numpy, save, ...) calls it, and it
+// brings the bytes back. Kept armed while the storage is resident too, the same hook is the escape detector: it fires
+// outside of any op exactly when somebody takes a raw pointer, and such a storage never moves again. Older torch has no
+// materializer: there an access raises an error that names the way out.
+#pragma once
+
+#include "storage.h"
+
+namespace chameleon::access {
+
+// Called on mutable access to a storage whose hook is armed. May throw.
+using Hook = void (*)(c10::StorageImpl*);
+void set_hook(Hook hook);
+bool has_hook();  // does this torch have materializers?
+
+// Whether the StorageImpl still holds our block or our mark: a DataPtr can be moved elsewhere behind our back.
+bool intact(const Storage& storage);
+
+// The away storage behind an impl, or null.
+Storage* away_storage(c10::StorageImpl* impl);
+
+void mark_away(Storage& storage);
+void mark_resident(Storage& storage);
+void mark_failed(Storage& storage, const std::string& message);  // every access raises RuntimeError(message)
+void clear_failed(Storage& storage);
+
+void arm(Storage& storage);
+void disarm(Storage& storage);
+
+// What is called when an away storage dies.
+using Deleter = void (*)(void* storage);
+void set_away_deleter(Deleter deleter);
+// What a resident block's DataPtr is destroyed with.
+void set_block_deleter(c10::DeleterFnPtr deleter);
+
+}  // namespace chameleon::access

@@ -1,0 +1,190 @@
+#include "swapper.h"
+
+#include <algorithm>
+
+#include "storage_access.h"
+
+namespace chameleon {
+
+void* Swapper::take(size_t block_bytes) {
+  for (;;) {
+    if (void* block = device_.allocate(block_bytes)) return block;
+    if (finish_any_leaving()) continue;
+    if (evict(block_bytes)) continue;
+    if (wait_for_pins && wait_for_pins()) continue;
+    return nullptr;
+  }
+}
+
+// Storages on their way out free their blocks first: copies that are done, else the one issued first.
+bool Swapper::finish_any_leaving() {
+  Storage* first = nullptr;
+  for (Storage* storage : leaving_) {
+    if (!storage->host.written || storage->host.written->done()) {
+      finish_swap_out(*storage);
+      return true;
+    }
+    if (!first) first = storage;
+  }
+  if (!first) return false;
+  finish_swap_out(*first);
+  return true;
+}
+
+bool Swapper::movable(const Storage& storage) const {
+  return storage.impl && !storage.escaped && storage.bytes >= min_bytes && access::intact(storage) &&
+         storage.impl->resizable();  // numpy and shared memory make a storage unresizable: they hold its pointer
+}
+
+// Belady's choice as far as the future is known: the storages used furthest in the future leave.
+bool Swapper::evict(size_t block_bytes) {
+  candidates_.clear();
+  for (const auto& storage : table_.all()) {
+    if (storage->residency == Residency::Resident && storage->pins == 0 && movable(*storage)) {
+      candidates_.emplace_back(next_use(*storage), storage.get());
+    }
+  }
+  std::sort(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first > b.first : a.second->uid < b.second->uid;
+  });
+  const MemoryInfo memory = device_.memory_info();
+  const size_t free_bytes =
+      memory.capacity_bytes > memory.resident_bytes ? memory.capacity_bytes - memory.resident_bytes : 0;
+  size_t short_bytes = block_bytes > free_bytes ? block_bytes - free_bytes : 1;
+  std::vector<Storage*> chosen;
+  for (const auto& [distance, storage] : candidates_) {
+    swap_out(*storage, Cause::Evict);
+    if (storage->residency != Residency::Leaving) continue;  // no host memory left
+    chosen.push_back(storage);
+    if (storage->block_bytes >= short_bytes) break;
+    short_bytes -= storage->block_bytes;
+  }
+  for (Storage* storage : chosen) finish_swap_out(*storage);
+  recorder_.log().evictions += static_cast<int64_t>(chosen.size());
+  for (Storage* storage : chosen) recorder_.log().evicted_bytes += static_cast<int64_t>(storage->bytes);
+  return !chosen.empty();
+}
+
+void Swapper::swap_out(Storage& storage, Cause cause) {
+  if (!storage.host.data) {
+    storage.host.data = host_.allocate(storage.bytes);
+    if (!storage.host.data) return;
+    storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes);
+    recorder_.transfer(storage, Direction::Out, cause, storage.host.written);
+  }
+  storage.residency = Residency::Leaving;
+  storage.moved_by = cause;
+  leaving_.push_back(&storage);
+}
+
+void Swapper::forget_leaving(Storage& storage) {
+  leaving_.erase(std::find(leaving_.begin(), leaving_.end(), &storage));
+}
+
+void Swapper::finish_swap_out(Storage& storage) {
+  if (storage.host.written) {
+    if (!storage.host.written->done()) {
+      const Ticks start = now_ticks();
+      device_.compute_wait(storage.host.written);
+      recorder_.stalled(storage, Direction::Out, storage.moved_by, start, now_ticks());
+    }
+    storage.host.written.reset();
+  }
+  forget_leaving(storage);
+  if (!access::intact(storage)) {  // its DataPtr was moved elsewhere while the copy ran
+    storage.residency = Residency::Resident;
+    drop_host(storage);
+    return;
+  }
+  void* block = storage.block;
+  storage.residency = Residency::Away;
+  access::mark_away(storage);
+  table_.set_block(&storage, nullptr);
+  device_.free(block, storage.block_bytes);
+}
+
+bool Swapper::swap_in(Storage& storage, Cause cause) {
+  void* block = device_.allocate(storage.block_bytes);
+  if (!block && finish_any_leaving()) block = device_.allocate(storage.block_bytes);
+  if (!block) return false;
+  table_.set_block(&storage, block);
+  storage.residency = Residency::Returning;
+  storage.moved_by = cause;
+  storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, storage.host.written);
+  recorder_.transfer(storage, Direction::In, cause, storage.arriving);
+  recorder_.levels(table_.live_bytes(), device_.memory_info().resident_bytes);
+  return true;
+}
+
+void Swapper::arrive(Storage& storage) {
+  if (!storage.arriving->done()) {
+    const Ticks start = now_ticks();
+    device_.compute_wait(storage.arriving);
+    recorder_.stalled(storage, Direction::In, storage.moved_by, start, now_ticks());
+    if (storage.moved_by == Cause::Planned) ++recorder_.log().late_prefetches;
+  }
+  storage.arriving.reset();
+  storage.residency = Residency::Resident;
+  access::mark_resident(storage);
+}
+
+bool Swapper::restore(Storage& storage, Cause cause) {
+  if (storage.residency == Residency::Away) {
+    ++storage.pins;  // making room must not look at this one
+    void* block = take(storage.block_bytes);
+    --storage.pins;
+    if (!block) return false;
+    if (storage.residency != Residency::Away) {  // another thread brought it in while this one waited
+      device_.free(block, storage.block_bytes);
+    } else {
+      table_.set_block(&storage, block);
+      storage.residency = Residency::Returning;
+      storage.moved_by = cause;
+      storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, storage.host.written);
+      recorder_.transfer(storage, Direction::In, cause, storage.arriving);
+      recorder_.levels(table_.live_bytes(), device_.memory_info().resident_bytes);
+      ++recorder_.log().demand_swap_ins;
+    }
+  }
+  if (storage.residency == Residency::Returning) arrive(storage);
+  if (storage.residency == Residency::Leaving) touch(storage, false);
+  return true;
+}
+
+void Swapper::touch(Storage& storage, bool writes) {
+  if (storage.residency == Residency::Leaving) {  // not expected this soon; the copy is good for the next time
+    forget_leaving(storage);
+    storage.residency = Residency::Resident;
+  }
+  if (writes && storage.host.data) drop_host(storage);
+}
+
+void Swapper::drop_host(Storage& storage) {
+  if (!storage.host.data) return;
+  if (storage.host.written && !storage.host.written->done()) {
+    storage.host.written->cancel();
+    device_.host_wait(storage.host.written);
+  }
+  host_.free(storage.host.data, storage.bytes);
+  storage.host = {};
+}
+
+void Swapper::release(Storage& storage) {
+  if (storage.residency == Residency::Leaving) forget_leaving(storage);
+  if (storage.arriving) {
+    storage.arriving->cancel();
+    device_.host_wait(storage.arriving);
+  }
+  drop_host(storage);
+  if (storage.block) device_.free(storage.block, storage.block_bytes);
+}
+
+void Swapper::restore_all() {
+  for (const auto& storage : table_.all()) {
+    if (storage->residency != Residency::Resident) restore(*storage, Cause::Access);
+    drop_host(*storage);
+    if (storage->impl && access::intact(*storage)) access::disarm(*storage);
+  }
+}
+
+}  // namespace chameleon

@@ -1,0 +1,54 @@
+// Moves storages between the device and the host, and makes room under the capacity.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "device/device.h"
+#include "host_pool.h"
+#include "recorder.h"
+#include "storage.h"
+
+namespace chameleon {
+
+class Swapper {
+ public:
+  Swapper(Device& device, HostPool& host, StorageTable& table, Recorder& recorder)
+      : device_(device), host_(host), table_(table), recorder_(recorder) {}
+
+  // How soon a storage is used again, in ops; eviction takes the furthest. Set by the executor.
+  std::function<int64_t(const Storage&)> next_use;
+  // Called when nothing more can leave: waits for another thread's op to end. False: there is none to wait for.
+  std::function<bool()> wait_for_pins;
+  size_t min_bytes = 16 << 10;  // smaller storages stay
+
+  // A block; storages leave to make room for it. nullptr where even that does not suffice.
+  void* take(size_t block_bytes);
+
+  // May this storage leave, now or once its ops have ended?
+  bool movable(const Storage& storage) const;
+
+  void swap_out(Storage& storage, Cause cause);   // begin; a clean storage needs no copy
+  void finish_swap_out(Storage& storage);         // the free point: wait for the copy, give the block back
+  bool swap_in(Storage& storage, Cause cause);    // begin, without evicting anything; false where there is no room
+  bool restore(Storage& storage, Cause cause);    // be resident when this returns; false where there is no room
+  void touch(Storage& storage, bool writes);      // a resident or leaving storage is about to be used
+  void release(Storage& storage);                 // the storage dies: its memory goes back
+  void restore_all();                             // at the end of a session
+  void drop_host(Storage& storage);               // the host copy is stale, or no longer wanted
+
+ private:
+  bool finish_any_leaving();
+  bool evict(size_t block_bytes);
+  void forget_leaving(Storage& storage);
+  void arrive(Storage& storage);
+
+  Device& device_;
+  HostPool& host_;
+  StorageTable& table_;
+  Recorder& recorder_;
+  std::vector<Storage*> leaving_;  // in order of issue
+  std::vector<std::pair<int64_t, Storage*>> candidates_;
+};
+
+}  // namespace chameleon
