@@ -133,6 +133,7 @@ class Session:
         self._entered: ExitStack | None = None
         self._closed = False
         self._program_loaded = False
+        self._tick_s = 0.0
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -280,7 +281,7 @@ class Session:
                 self._foresee(log)
         elif stage is SessionStage.PROFILE:
             self._make_policy(log)
-        elif summary.match_rate < _LEAST_MATCH_RATE:
+        elif self._program_loaded and summary.match_rate < _LEAST_MATCH_RATE:
             self._bad_steps += 1
             if self._bad_steps >= _BAD_STEPS:
                 self._profile_again(summary.match_rate)
