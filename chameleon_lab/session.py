@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from contextlib import ExitStack
-from enum import Enum
+from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
@@ -23,19 +23,17 @@ from .runtime import core
 from .runtime.discovery import Discovery
 from .runtime.optimizer_groups import small_groups
 from .runtime.recording import step_trace
+from .runtime.saving import storages_one_at_a_time
 from .trace import StepTrace, Trace
 from .units import format_bytes, parse_bandwidth, parse_bytes
 
 
-class SessionStage(str, Enum):
+class SessionStage(StrEnum):
     """Where a session stands."""
 
     WARMUP = "WarmUp"  # no policy yet; eviction keeps the run alive
     PROFILE = "Profile"  # the step that the policy is made from is being recorded
     STABLE = "Stable"  # a policy is in force
-
-    def __str__(self) -> str:
-        return self.value
 
 
 _current: Session | None = None
@@ -118,7 +116,7 @@ class Session:
             else None
         )
         self._given_policy = self._policy is not None
-        self._stage = SessionStage.WARMUP
+        self._stage = SessionStage.WARMUP if warmup_steps else SessionStage.PROFILE
         self._steps = 0
         self._steps_told = False
         self._bad_steps = 0
@@ -157,8 +155,12 @@ class Session:
             options.min_swap_bytes = self.min_swap_bytes
             options.stacks = self.stacks
             with ExitStack() as stack:
-                core.open(options)
+                try:
+                    core.open(options)
+                except RuntimeError as error:
+                    raise SessionError(str(error).splitlines()[0]) from None
                 stack.callback(core.close)
+                stack.enter_context(storages_one_at_a_time())
                 self._discovery.start()
                 stack.callback(self._discovery.stop)
                 if self.capacity_bytes is not None and self._split_optimizer:

@@ -38,7 +38,7 @@ def parse_bytes(value: int | str, what: str = "size") -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(f'{what} must be a number of bytes or text such as "512MiB", not {value!r}')
     if isinstance(value, int):
-        size = float(value)
+        size = float(min(value, 2**64))
     else:
         match = _NUMBER.fullmatch(value)
         if not match or match[2].lower() not in _UNITS:
@@ -46,6 +46,8 @@ def parse_bytes(value: int | str, what: str = "size") -> int:
         size = float(match[1]) * _UNITS[match[2].lower()]
     if not math.isfinite(size) or size < 1:
         raise ValueError(f'{what} must be positive, got {value!r}: write it like "512MiB"')
+    if size >= 2**63:
+        raise ValueError(f"{what} {value!r} is more than any memory: write it like \"512MiB\"")
     return int(size)
 
 

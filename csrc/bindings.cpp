@@ -102,6 +102,7 @@ const char* adopted_name(Runtime::Adopted adopted) {
     case Runtime::Adopted::Known: return "known";
     case Runtime::Adopted::TooSmall: return "too small";
     case Runtime::Adopted::Foreign: return "foreign";
+    case Runtime::Adopted::Shared: return "shared";
     case Runtime::Adopted::NoRoom: return "no room";
   }
   return "unknown";
@@ -121,6 +122,7 @@ PYBIND11_MODULE(_C, m) {
   PYBIND11_NUMPY_DTYPE(chameleon::UseRow, op, storage, reads, writes);
   PYBIND11_NUMPY_DTYPE(chameleon::TransferRow, bytes, issue_ticks, start_ticks, end_ticks, storage, issue_op,
                        direction, cause);
+  PYBIND11_NUMPY_DTYPE(chameleon::ResidencyRow, from_ticks, to_ticks, storage, from_op, to_op);
   PYBIND11_NUMPY_DTYPE(chameleon::StallRow, start_ticks, end_ticks, op, storage, direction, cause);
 
   py::class_<chameleon::Options>(m, "Options")
@@ -153,6 +155,7 @@ PYBIND11_MODULE(_C, m) {
       .def("uses", [](const chameleon::StepLog& log) { return as_array(log.uses); })
       .def("transfers", &transfers)
       .def("stalls", [](const chameleon::StepLog& log) { return as_array(log.stalls); })
+      .def("residencies", [](const chameleon::StepLog& log) { return as_array(log.residencies); })
       .def("stacks", &symbolized);
 
   m.def("open", [](const chameleon::Options& options) { Runtime::instance().open(options); }, nogil());
@@ -176,11 +179,11 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("unload_program", [] { Runtime::instance().unload_program(); }, nogil());
 
-  m.def("adopt", [](uintptr_t tensor, int category, int32_t label) -> const char* {
+  m.def("adopt", [](uintptr_t tensor, int category, int32_t label, size_t owners) -> const char* {
     c10::StorageImpl* storage = storage_of(tensor);
     if (!storage) return "foreign";
     py::gil_scoped_release release;
-    return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label));
+    return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label, owners));
   });
   m.def("restore", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);
@@ -192,6 +195,11 @@ PYBIND11_MODULE(_C, m) {
     py::gil_scoped_release release;
     return storage && Runtime::instance().evict(storage);
   });
+  // These take UntypedStorage._cdata, the address of the StorageImpl.
+  m.def("hold", [](uintptr_t s) { return Runtime::instance().hold(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
+  m.def("let_go", [](uintptr_t s) { Runtime::instance().let_go(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
+  m.def("set_saving", [](bool on) { Runtime::instance().set_saving(on); }, nogil());
+  m.def("storage_address", [](uintptr_t tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   m.def("residency", [](uintptr_t tensor) -> py::object {
     c10::StorageImpl* storage = storage_of(tensor);
     const auto residency = storage ? Runtime::instance().residency(storage) : std::nullopt;

@@ -1,9 +1,9 @@
 // Where in the program's op sequence the live run is.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 
 #include "program.h"
 
@@ -16,19 +16,23 @@ class Matcher {
   void begin_step();
 
   // The program's op that the live op is, or -1.
-  int32_t match(uint32_t token);
+  int32_t match(uint32_t token) {
+    if (cursor_ < program_->ops() && program_->tokens[cursor_] == token) {
+      parted_ = 0;
+      return cursor_++;
+    }
+    return resync(token);
+  }
 
   int32_t cursor() const { return cursor_; }  // the program's op expected next
 
  private:
-  static constexpr size_t kConfirm = 6;      // live ops that must agree before the cursor jumps
-  static constexpr int32_t kReach = 4096;    // how far ahead it looks
-
-  int32_t resync() const;
+  int32_t resync(uint32_t token);
 
   const Program* program_ = nullptr;
   int32_t cursor_ = 0;
-  std::deque<uint32_t> recent_;  // the live ops since the sequences parted, newest last
+  size_t parted_ = 0;                              // live ops since the sequences parted
+  std::array<uint32_t, Program::kGram> recent_{};  // the last of them, newest last
 };
 
 }  // namespace chameleon

@@ -1,6 +1,7 @@
 // A policy made ready to run: the op sequence it was made for, how to recognise its storages, and what to do when.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <unordered_map>
 #include <utility>
@@ -45,6 +46,11 @@ class Program {
   int32_t born_at(int32_t op, int32_t ordinal) const;  // row of storages, or -1
   int32_t with_uid(int64_t uid) const;                 // row of storages, or -1
 
+  // The first op from `from` on that ends a run of kGram ops with these tokens, or -1.
+  static constexpr size_t kGram = 6;
+  static uint64_t gram_key(const uint32_t* tokens);
+  int32_t find_gram(uint64_t key, int32_t from) const;
+
   // Ops from `op` to the next use after it, over the step's end too; a large number if there is none.
   int64_t next_use_distance(int32_t storage, int32_t op) const;
 
@@ -58,6 +64,7 @@ class Program {
 
  private:
   std::vector<uint32_t> offsets_;
+  std::unordered_map<uint64_t, std::vector<int32_t>> grams_;
   std::unordered_map<uint64_t, int32_t> by_birth_;
   std::unordered_map<int64_t, int32_t> by_uid_;
 };

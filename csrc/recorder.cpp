@@ -10,11 +10,13 @@ void Recorder::begin_step() {
     log->ops.reserve(log_->ops.size());
     log->storages.reserve(log_->storages.size());
     log->uses.reserve(log_->uses.size());
+    log->residencies.reserve(log_->residencies.size());
   }
   log->index = next_step_++;
   log->start_ticks = now_ticks();
   log_ = std::move(log);
   op_ = -1;
+  op_running_ = false;
 }
 
 std::shared_ptr<StepLog> Recorder::close() {
@@ -26,17 +28,17 @@ std::shared_ptr<StepLog> Recorder::close() {
   return closed;
 }
 
-OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t sequence_nr, int32_t thread,
-                          size_t live_bytes, size_t resident_bytes) {
+OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t sequence_nr, int32_t thread) {
   if (log_->ops.size() >= kMostOps) {
     ++log_->truncated_ops;
     return nullptr;
   }
   ++op_;
+  op_running_ = true;
   OpRow& row = log_->ops.emplace_back();
   row.sequence_nr = sequence_nr;
-  row.live_peak_bytes = static_cast<int64_t>(live_bytes);
-  row.resident_peak_bytes = static_cast<int64_t>(resident_bytes);
+  row.live_peak_bytes = 0;
+  row.resident_peak_bytes = 0;
   row.name = name;
   row.module = module;
   row.thread = thread;
@@ -46,6 +48,23 @@ OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t seq
   row.start_ticks = row.end_ticks = now_ticks();
   row.stall_ticks = 0;
   return &row;
+}
+
+void Recorder::end_op() {
+  op_running_ = false;
+  if (OpRow* op = row(op_)) op->end_ticks = now_ticks();
+}
+
+void Recorder::arrived(Storage& storage) {
+  storage.resident_step = log_->index;
+  storage.resident_from_op = std::max(op_, 0);
+  storage.resident_from_ticks = now_ticks();
+}
+
+void Recorder::left(Storage& storage, int32_t first_op_without) {
+  const bool this_step = storage.resident_step == log_->index;
+  log_->residencies.push_back({this_step ? storage.resident_from_ticks : log_->start_ticks, now_ticks(),
+                               row_of(storage), this_step ? storage.resident_from_op : 0, first_op_without});
 }
 
 int32_t Recorder::row_of(Storage& storage) {
@@ -81,7 +100,7 @@ void Recorder::died(const Storage& storage) {
   if (storage.log_step != log_->index) return;
   StorageRow& row = log_->storages[storage.log_row];
   row.death_op = std::max(op_, 0);
-  row.movable = storage.impl != nullptr && !storage.escaped;
+  row.movable = storage.settled && !storage.escaped;
   row.category = static_cast<uint8_t>(storage.category);
   row.label = storage.label;
 }
@@ -121,7 +140,7 @@ void Recorder::stalled(Storage& storage, Direction direction, Cause cause, Ticks
   log_->stall_ticks += end - start;
   log_->stalls.push_back(
       {start, end, std::max(op_, 0), row_of(storage), static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)});
-  if (OpRow* op = row(op_)) op->stall_ticks += end - start;
+  if (OpRow* op = op_running_ ? row(op_) : nullptr) op->stall_ticks += end - start;
 }
 
 }  // namespace chameleon

@@ -76,6 +76,15 @@ struct StallRow {
   uint8_t cause;
 };
 
+// A stretch of time in which a storage's block was on the device.
+struct ResidencyRow {
+  Ticks from_ticks;
+  Ticks to_ticks;
+  int32_t storage;
+  int32_t from_op;
+  int32_t to_op;  // the first op without it
+};
+
 // One step's tables.
 struct StepLog {
   int64_t index = 0;
@@ -87,6 +96,7 @@ struct StepLog {
   std::vector<TransferRow> transfers;
   std::vector<EventPtr> transfer_events;  // beside transfers: their times are known once they are done
   std::vector<StallRow> stalls;
+  std::vector<ResidencyRow> residencies;
   std::vector<std::shared_ptr<torch::CapturedTraceback>> stacks;
   int64_t truncated_ops = 0;
 
@@ -119,8 +129,8 @@ class Recorder {
   int32_t op() const { return op_; }  // the op running or last run in this step; -1 before the first
 
   // Returns the row of the op, or null past the end of the ring.
-  OpRow* begin_op(int32_t name, Stage stage, int32_t module, int64_t sequence_nr, int32_t thread, size_t live_bytes,
-                  size_t resident_bytes);
+  OpRow* begin_op(int32_t name, Stage stage, int32_t module, int64_t sequence_nr, int32_t thread);
+  void end_op();
   OpRow* row(int32_t op) { return op >= 0 && op < static_cast<int32_t>(log_->ops.size()) ? &log_->ops[op] : nullptr; }
 
   void born(Storage& storage, int32_t ordinal);
@@ -128,6 +138,8 @@ class Recorder {
   void used(Storage& storage, bool reads, bool writes);
   int32_t row_of(Storage& storage);  // of this step's storages; made where missing
   void levels(size_t live_bytes, size_t resident_bytes);  // after memory was taken
+  void arrived(Storage& storage);                         // its block was taken
+  void left(Storage& storage, int32_t first_op_without);  // its block was given back
   void transfer(Storage& storage, Direction direction, Cause cause, EventPtr event);
   void stalled(Storage& storage, Direction direction, Cause cause, Ticks start, Ticks end);
 
@@ -141,6 +153,7 @@ class Recorder {
       row.movable = movable(*storage);
       row.category = static_cast<uint8_t>(storage->category);
       row.label = storage->label;
+      if (storage->block) left(*storage, ops);
     }
     return close();
   }
@@ -154,6 +167,7 @@ class Recorder {
   size_t kept_steps_;
   int64_t next_step_ = 0;
   int32_t op_ = -1;
+  bool op_running_ = false;
 };
 
 }  // namespace chameleon

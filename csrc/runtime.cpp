@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "storage_access.h"
+#include "tensor_storages.h"
 
 namespace chameleon {
 
@@ -32,21 +33,6 @@ std::string human(size_t bytes) {
   return text.str();
 }
 
-template <class F>
-void each_storage(const c10::IValue& value, F&& f) {
-  if (value.isTensor()) {
-    const at::Tensor& tensor = value.toTensor();
-    if (tensor.defined() && tensor.unsafeGetTensorImpl()->has_storage()) {
-      f(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-    }
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      if (!element.isTensor()) return;  // lists hold one type; None in a list of optional tensors is a tensor
-      each_storage(element, f);
-    }
-  }
-}
-
 }  // namespace
 
 struct Runtime::ThreadState {
@@ -54,11 +40,14 @@ struct Runtime::ThreadState {
   uint64_t serial = 0;  // of its outermost op; 0 outside
   int32_t index = -1;   // in order of appearance
   OpTable ops;
+  std::vector<const OpInfo*> frames;  // every RecordFunction on this thread's stack
   ModuleStack modules;
   std::vector<std::pair<Storage*, int64_t>> pinned;  // with their uids: records are reused
   std::vector<std::pair<uint64_t, int64_t>> nodes;   // autograd nodes being evaluated: forward thread, sequence number
   const char* op_name = nullptr;
   bool in_graph = false;  // does the op read a parameter or an activation?
+  bool saving = false;    // torch.save reads storages one at a time, each under hold()
+  std::vector<std::pair<Storage*, int64_t>> seen_saving;
 };
 
 Runtime::ThreadState& Runtime::thread_state() {
@@ -101,7 +90,7 @@ void Runtime::open(const Options& options) {
   swapper_.min_bytes = options.min_swap_bytes;
   recorder_ = Recorder();
   for (const auto& storage : table_.all()) {
-    storage->log_step = -1;
+    storage->log_step = storage->resident_step = -1;
     storage->plan = -1;
     storage->label = storage->module = -1;
     storage->categorised = false;
@@ -110,6 +99,14 @@ void Runtime::open(const Options& options) {
   failure_.reset();
   optimizer_stage_ = false;
   ordinal_ = kBeforeFirstOp;
+  const size_t resident_bytes = device_->memory_info().resident_bytes;
+  if (resident_bytes > options.capacity_bytes) {
+    device_->set_capacity(SIZE_MAX);
+    TORCH_CHECK(false, "Chameleon Lab: tensors of an earlier session hold ", human(resident_bytes),
+                " that cannot move, more than the capacity of ", human(options.capacity_bytes),
+                ": delete them, or give a larger capacity");
+  }
+  device_->keep_free_blocks(true);
   install_callback(limited_);
   open_ = true;
 }
@@ -132,10 +129,27 @@ void Runtime::close() {
   device_->set_capacity(SIZE_MAX);
   swapper_.restore_all();
   limited_ = false;
+  hand_back();
   host_.release_cached();
-  // Cached blocks go back to the system; those that tensors hold stay theirs.
-  device_->set_capacity(device_->memory_info().resident_bytes);
-  device_->set_capacity(SIZE_MAX);
+  device_->keep_free_blocks(false);
+}
+
+// Storages go back to torch's own allocator, as if the session had never been. What has a raw pointer outside, is in
+// use on another thread, or was never seen by an op stays where it is, and is freed when it dies.
+void Runtime::hand_back() {
+  std::vector<Storage*> ours;
+  for (const auto& storage : table_.all()) ours.push_back(storage.get());
+  for (Storage* storage : ours) {
+    if (storage->pins > 0 || storage->escaped || !storage->settled || !access::intact(*storage) ||
+        !storage->impl->resizable()) {
+      continue;
+    }
+    c10::DataPtr plain = allocate_plain_cpu(storage->bytes);
+    device_->copy_now(plain.get(), storage->block, storage->bytes);
+    storage->impl->_mutable_data_ptr_no_checks().release_context();
+    storage->impl->set_data_ptr_noswap(std::move(plain));
+    destroyed(storage);
+  }
 }
 
 void Runtime::set_capacity(size_t capacity_bytes) {
@@ -165,8 +179,7 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   std::lock_guard<std::mutex> lock(mutex_);
   executor_.end_step();
   auto log = recorder_.end_step(table_, [this](const Storage& storage) {
-    return storage.bytes >= swapper_.min_bytes && storage.impl && !storage.escaped && access::intact(storage) &&
-           storage.impl->resizable();
+    return swapper_.movable(storage);
   });
   executor_.begin_step();
   ordinal_ = kBeforeFirstOp;
@@ -190,7 +203,10 @@ void Runtime::unload_program() {
 
 // A tensor made before the session: its bytes move into a block of ours. What torch's own allocator made is owned by
 // the storage alone, unless numpy or shared memory has taken the pointer, which the storage knows.
-Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label) {
+//
+// Other threads' ops may be reading the old memory, so it moves when none is running; who else holds the storage may
+// have its pointer (DLPack does), so it moves only if all its owners are known.
+Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners) {
   std::lock_guard<std::mutex> lock(mutex_);
   Storage* storage = find(impl);
   Adopted result = Adopted::Known;
@@ -201,6 +217,14 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     if (deleter != original_cpu_deleter() || pointer.get() != pointer.get_context()) return Adopted::Foreign;
     const size_t bytes = impl->nbytes();
     if (bytes < kTrackedBytes) return Adopted::TooSmall;
+    if (c10::raw::intrusive_ptr::use_count(impl) > owners) return Adopted::Shared;
+    const int mine = thread_state().depth > 0 ? 1 : 0;
+    while (threads_in_ops_ > mine) {
+      ++threads_waiting_;
+      const auto outcome = pins_released_.wait_for(mutex_, std::chrono::seconds(10));
+      --threads_waiting_;
+      if (outcome == std::cv_status::timeout) return Adopted::Shared;
+    }
     const size_t block_bytes = device_->block_bytes(bytes);
     void* block = swapper_.take(block_bytes);
     if (!block) {
@@ -213,10 +237,13 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     impl->set_data_ptr_noswap({block, block, cpu_block_deleter(), c10::Device(c10::DeviceType::CPU)});
     deleter(old);
     storage->last_use = clock_ops_;
+    recorder_.arrived(*storage);
     recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
     result = Adopted::New;
   }
   if (!storage->impl) attach(*storage, impl);
+  storage->settled = true;
+  if (limited_ && storage->pins == 0 && !storage->escaped && access::intact(*storage)) access::arm(*storage);
   storage->category = category;
   storage->categorised = true;
   storage->label = label;
@@ -240,6 +267,39 @@ bool Runtime::evict(c10::StorageImpl* impl) {
   if (storage->residency == Residency::Resident) swapper_.swap_out(*storage, Cause::Evict);
   if (storage->residency == Residency::Leaving) swapper_.finish_swap_out(*storage);
   return storage->residency == Residency::Away;
+}
+
+bool Runtime::hold(c10::StorageImpl* impl) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Storage* storage = find(impl);
+  if (!storage) return true;
+  if (storage->residency == Residency::Leaving) swapper_.touch(*storage, false);
+  if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access)) {
+    note_failure(storage->block_bytes, thread_state());
+    return false;
+  }
+  if (++storage->pins == 1 && storage->impl) access::disarm(*storage);
+  return true;
+}
+
+void Runtime::let_go(c10::StorageImpl* impl) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Storage* storage = find(impl);
+  if (!storage || --storage->pins > 0) return;
+  if (limited_ && !storage->escaped && access::intact(*storage)) access::arm(*storage);
+}
+
+void Runtime::set_saving(bool on) {
+  ThreadState& thread = thread_state();
+  std::lock_guard<std::mutex> lock(mutex_);
+  thread.saving = on;
+  if (on) return;
+  for (auto& [storage, uid] : thread.seen_saving) {
+    if (storage->uid == uid && storage->pins == 0 && limited_ && !storage->escaped && access::intact(*storage)) {
+      access::arm(*storage);
+    }
+  }
+  thread.seen_saving.clear();
 }
 
 std::optional<Residency> Runtime::residency(c10::StorageImpl* impl) {
@@ -291,6 +351,7 @@ void* Runtime::allocate(size_t bytes) {
   storage->category = guess_category(thread);
   const int32_t ordinal = ordinal_++;
   recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
+  recorder_.arrived(*storage);
   recorder_.born(*storage, ordinal);
   executor_.born(*storage, ordinal);
   if (thread.depth > 0) pin(*storage, thread);
@@ -307,6 +368,7 @@ bool Runtime::release(const void* block) {
 
 void Runtime::destroyed(Storage* storage) {
   recorder_.died(*storage);
+  if (storage->block) recorder_.left(*storage, recorder_.op() + 1);
   executor_.died(*storage);
   swapper_.release(*storage);
   table_.remove(storage);
@@ -331,6 +393,7 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
   Runtime& runtime = instance();
   ThreadState& thread = thread_state();
   const OpInfo& info = thread.ops.of(function);
+  thread.frames.push_back(&info);
   if (info.kind == OpKind::Op) {
     runtime.op_start(function, info, thread);
   } else if (info.kind == OpKind::BackwardNode) {
@@ -341,7 +404,9 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
 
 void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*) {
   ThreadState& thread = thread_state();
-  const OpInfo& info = thread.ops.of(function);
+  if (thread.frames.empty()) return;  // it began on another thread
+  const OpInfo& info = *thread.frames.back();
+  thread.frames.pop_back();
   if (info.kind == OpKind::Op) {
     instance().op_end(function, info, thread);
   } else if (info.kind == OpKind::BackwardNode && !thread.nodes.empty()) {
@@ -351,6 +416,8 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
 
 void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
   const bool outermost = thread.depth == 0;
+  std::vector<at::Tensor> inner;  // declared before the lock: released after it
+  for (const c10::IValue& input : function.inputs()) inner_tensors(input, &inner);
   std::shared_ptr<torch::CapturedTraceback> stack;
   if (outermost && options_.stacks && open_) stack = torch::CapturedTraceback::gather(true, false, false);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -369,8 +436,8 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
       sequence_nr = thread.nodes.back().second;
       const int32_t forward = forward_modules_.find(thread.nodes.back().first, sequence_nr);
       if (forward >= 0) module = forward;
-    } else if (optimizer_stage_.load(std::memory_order_relaxed)) {
-      stage = Stage::Optimizer;
+    } else if (optimizer_stage_.load(std::memory_order_relaxed) && !c10::GradMode::is_enabled()) {
+      stage = Stage::Optimizer;  // with grad mode on it is a closure's forward, or the step has failed
     } else if (c10::GradMode::is_enabled()) {
       stage = Stage::Forward;
       if (sequence_nr >= 0) forward_modules_.record(at::RecordFunction::currentThreadId(), sequence_nr, module);
@@ -378,9 +445,9 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
       stage = Stage::NoGrad;
     }
     if (open_) {
-      plan_op_ = executor_.begin_op(info.id, static_cast<uint8_t>(stage));
-      OpRow* row = recorder_.begin_op(info.id, stage, module, sequence_nr, thread.index, table_.live_bytes(),
-                                      device_->memory_info().resident_bytes);
+      OpRow* row = recorder_.begin_op(info.id, stage, module, sequence_nr, thread.index);
+      plan_op_ = executor_.begin_op(info.id, static_cast<uint8_t>(stage));  // frees what is due first
+      recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
       if (row) {
         ordinal_ = 0;
         row->plan_op = plan_op_;
@@ -395,6 +462,9 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     const auto inputs = function.inputs();
     missing_.clear();
     for (size_t i = 0; i < inputs.size(); ++i) use_input(inputs[i], i, info, thread);
+    for (const at::Tensor& tensor : inner) {
+      if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, thread);
+    }
     // All inputs are pinned by now, so that making room for one can't push out another. The list is this op's own
     // from here on: waiting for another thread lets that thread's ops in.
     if (!missing_.empty()) {
@@ -417,6 +487,7 @@ void Runtime::use(c10::StorageImpl* impl, bool writes, ThreadState& thread) {
   Storage* storage = find(impl);
   if (!storage) return;
   if (!storage->impl) attach(*storage, impl);
+  storage->settled = true;
   if (storage->residency != Residency::Resident) {
     if (storage->residency == Residency::Leaving) {
       swapper_.touch(*storage, false);
@@ -447,19 +518,18 @@ void Runtime::pin(Storage& storage, ThreadState& thread) {
 }
 
 void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
-  if (thread.depth == 0) return;  // it began before the session did
   std::lock_guard<std::mutex> lock(mutex_);
-  if (function.needsOutputs() && !info.raw_written_output) {
-    for (const c10::IValue& output : function.outputs()) attach_output(output);
+  if (function.needsOutputs()) {
+    for (const c10::IValue& output : function.outputs()) attach_output(output, !info.raw_written_output);
   }
   if (--thread.depth > 0) return;
   --threads_in_ops_;
   unpin_all(thread);
   thread.serial = 0;
-  if (threads_waiting_ > 0) pins_released_.notify_all();
+  if (threads_waiting_ > 0) pins_released_.notify_all();  // those who wait for room, and adoption
   if (!open_) return;
   executor_.end_op(plan_op_);
-  if (OpRow* row = recorder_.row(recorder_.op())) row->end_ticks = now_ticks();
+  recorder_.end_op();
 }
 
 void Runtime::unpin_all(ThreadState& thread) {
@@ -470,17 +540,21 @@ void Runtime::unpin_all(ThreadState& thread) {
     if (storage->failed) access::clear_failed(*storage);
     const bool stale = std::exchange(storage->host_stale, false);
     if (storage->residency != Residency::Resident) continue;  // bringing it in failed, and so did the op
-    if (stale) swapper_.drop_host(*storage);
+    const bool intact = access::intact(*storage);
+    // The op has taken the DataPtr away (copy-on-write): writes to come are not seen until it is back.
+    if (stale || !intact) swapper_.drop_host(*storage);
     // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers.
-    if (limited_ && storage->impl && !storage->escaped && access::intact(*storage)) access::arm(*storage);
+    if (limited_ && intact && !storage->escaped) access::arm(*storage);
   }
   thread.pinned.clear();
 }
 
-void Runtime::attach_output(const c10::IValue& value) {
-  each_storage(value, [this](c10::StorageImpl* impl) {
+void Runtime::attach_output(const c10::IValue& value, bool settled) {
+  each_storage(value, [&](c10::StorageImpl* impl) {
     Storage* storage = find(impl);
-    if (storage && !storage->impl) attach(*storage, impl);
+    if (!storage || storage->impl) return;
+    attach(*storage, impl);
+    storage->settled = settled;
   });
 }
 
@@ -512,6 +586,11 @@ void Runtime::accessed(c10::StorageImpl* impl) {
   std::lock_guard<std::mutex> lock(mutex_);
   Storage* storage = find(impl);
   if (!storage) return;
+  if (thread.saving) {
+    // torch has cleared the hook, or will: it is armed again when saving ends.
+    thread.seen_saving.emplace_back(storage, storage->uid);
+    return;
+  }
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, true);
   if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access)) {
     const std::string message = note_failure(storage->block_bytes, thread);
@@ -551,6 +630,11 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
   }
   failure_ = failure;
   const size_t needed = failure.request_bytes + failure.pinned_bytes + failure.unmovable_bytes;
+  if (swapper_.host_full()) {
+    return "Chameleon Lab: the host memory for storages that are away is used up: host_capacity is " +
+           human(options_.host_capacity_bytes) + ", and " + failure.op + " needs " + human(failure.request_bytes) +
+           " more room on the device. Give a larger host_capacity, or a larger capacity.";
+  }
   return "Chameleon Lab: the capacity of " + human(failure.capacity_bytes) + " is below the floor: " + failure.op +
          " needs " + human(needed) + " at once (" + human(failure.request_bytes) + " asked for, " +
          human(failure.pinned_bytes) + " in use by the op, " + human(failure.unmovable_bytes) +

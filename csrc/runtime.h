@@ -70,11 +70,17 @@ class Runtime {
   void unload_program();
   void set_optimizer_stage(bool on) { optimizer_stage_.store(on, std::memory_order_relaxed); }
 
-  enum class Adopted { New, Known, TooSmall, Foreign, NoRoom };
-  Adopted adopt(c10::StorageImpl* impl, Category category, int32_t label);
+  // Owners: how many tensors are known to hold the storage; held by more, it stays where it is.
+  enum class Adopted { New, Known, TooSmall, Foreign, Shared, NoRoom };
+  Adopted adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners);
   bool restore(c10::StorageImpl* impl);
   bool evict(c10::StorageImpl* impl);
   std::optional<Residency> residency(c10::StorageImpl* impl);
+
+  // For torch.save: the storage is resident from hold() to let_go(); while saving, reading a pointer is no escape.
+  bool hold(c10::StorageImpl* impl);
+  void let_go(c10::StorageImpl* impl);
+  void set_saving(bool on);
 
   Counters counters();
   std::optional<Failure> take_failure();
@@ -107,13 +113,14 @@ class Runtime {
   void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
   void use(c10::StorageImpl* impl, bool writes, ThreadState& thread);
-  void attach_output(const c10::IValue& value);
+  void attach_output(const c10::IValue& value, bool settled);
   void attach(Storage& storage, c10::StorageImpl* impl);
   void pin(Storage& storage, ThreadState& thread);
   void unpin_all(ThreadState& thread);
   void accessed(c10::StorageImpl* impl);
   void destroyed(Storage* storage);
   bool wait_for_pins();
+  void hand_back();
   Storage* find(c10::StorageImpl* impl) const;
   Category guess_category(const ThreadState& thread) const;
   std::string note_failure(size_t request_bytes, const ThreadState& thread);
@@ -152,6 +159,7 @@ class Runtime {
 // Puts the device's allocator between torch and the system. Defined by the device backend.
 std::unique_ptr<Device> make_cpu_device();
 void install_cpu_allocator();
+c10::DataPtr allocate_plain_cpu(size_t bytes);  // from the allocator that was there before
 // The DataPtr deleter of the allocator that was there before: what it made may be adopted.
 c10::DeleterFnPtr original_cpu_deleter();
 c10::DeleterFnPtr cpu_block_deleter();

@@ -35,13 +35,13 @@ struct Storage {
   size_t block_bytes = 0;
   size_t slot = 0;  // place in StorageTable
 
-  // Weak references only: strong ones could take the GIL. Null until an op has shown which StorageImpl holds the
-  // block, and such a storage never leaves: what made it may still be writing through a raw pointer.
+  // Weak references only: strong ones could take the GIL. Null until an op has shown which StorageImpl holds the block.
   c10::StorageImpl* impl = nullptr;
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> weak;
 
   Residency residency = Residency::Resident;
   bool escaped = false;   // a raw pointer left the dispatcher: never moves again
+  bool settled = false;   // made by a kernel or read by an op: nobody is still filling it through a raw pointer
   bool failed = false;    // bringing it in failed: accesses raise until the op ends
   bool host_stale = false;  // an op writes it while it returns: the host copy goes when the op ends
   int32_t pins = 0;       // ops on the stack that use it
@@ -62,6 +62,9 @@ struct Storage {
   int64_t log_step = -1;  // the step in whose log it has a row
   int32_t log_row = -1;
   int32_t last_use_row = -1;
+  int64_t resident_step = -1;  // since when the block is on the device
+  int32_t resident_from_op = 0;
+  Ticks resident_from_ticks = 0;
   int32_t plan = -1;      // row in the executor's program
 };
 

@@ -31,12 +31,16 @@ namespace {
 Deleter away_deleter = nullptr;
 c10::DeleterFnPtr block_deleter = nullptr;
 
-// Larger than any tensor, so that an access at any offset faults instead of reading someone else's memory.
-void* inaccessible() {
+constexpr size_t kMarks = size_t{1} << 24;
+constexpr size_t kMarkBytes = 4096;
+
+// Larger than any tensor beyond the last mark, so that an access at any offset faults instead of reading someone
+// else's memory.
+char* inaccessible() {
   static void* address =
       mmap(nullptr, size_t{1} << 42, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TORCH_CHECK(address != MAP_FAILED, "Chameleon Lab: no address space left for the inaccessible range");
-  return address;
+  return static_cast<char*>(address);
 }
 
 void delete_away(void* context) { away_deleter(context); }
@@ -68,7 +72,7 @@ void set_block_deleter(c10::DeleterFnPtr deleter) { block_deleter = deleter; }
 bool has_hook() { return CHAMELEON_HAS_MATERIALIZER; }
 
 bool intact(const Storage& storage) {
-  if (!storage.weak || storage.weak->use_count() == 0) return false;
+  if (!storage.impl || storage.weak->use_count() == 0) return false;
   const c10::DataPtr& pointer = storage.impl->_mutable_data_ptr_no_checks();
   return storage.block && storage.residency != Residency::Returning
              ? pointer.get() == storage.block && pointer.get_deleter() == block_deleter
@@ -81,7 +85,8 @@ Storage* away_storage(c10::StorageImpl* impl) {
 }
 
 void mark_away(Storage& storage) {
-  set_pointer(storage, inaccessible(), &storage, &delete_away);
+  // One address each: torch.save tells storages apart by it.
+  set_pointer(storage, inaccessible() + static_cast<size_t>(storage.uid) % kMarks * kMarkBytes, &storage, &delete_away);
 #if CHAMELEON_HAS_MATERIALIZER
   arm(storage);
 #else

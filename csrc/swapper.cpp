@@ -32,7 +32,7 @@ bool Swapper::finish_any_leaving() {
 }
 
 bool Swapper::movable(const Storage& storage) const {
-  return storage.impl && !storage.escaped && storage.bytes >= min_bytes && access::intact(storage) &&
+  return storage.settled && !storage.escaped && storage.bytes >= min_bytes && access::intact(storage) &&
          storage.impl->resizable();  // numpy and shared memory make a storage unresizable: they hold its pointer
 }
 
@@ -68,7 +68,8 @@ bool Swapper::evict(size_t block_bytes) {
 void Swapper::swap_out(Storage& storage, Cause cause) {
   if (!storage.host.data) {
     storage.host.data = host_.allocate(storage.bytes);
-    if (!storage.host.data) return;
+    host_full_ = !storage.host.data;
+    if (host_full_) return;
     storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes);
     recorder_.transfer(storage, Direction::Out, cause, storage.host.written);
   }
@@ -96,6 +97,7 @@ void Swapper::finish_swap_out(Storage& storage) {
     drop_host(storage);
     return;
   }
+  recorder_.left(storage, std::max(recorder_.op(), 0));
   void* block = storage.block;
   storage.residency = Residency::Away;
   access::mark_away(storage);
@@ -107,13 +109,18 @@ bool Swapper::swap_in(Storage& storage, Cause cause) {
   void* block = device_.allocate(storage.block_bytes);
   if (!block && finish_any_leaving()) block = device_.allocate(storage.block_bytes);
   if (!block) return false;
+  begin_swap_in(storage, block, cause);
+  return true;
+}
+
+void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   table_.set_block(&storage, block);
   storage.residency = Residency::Returning;
   storage.moved_by = cause;
   storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, storage.host.written);
+  recorder_.arrived(storage);
   recorder_.transfer(storage, Direction::In, cause, storage.arriving);
   recorder_.levels(table_.live_bytes(), device_.memory_info().resident_bytes);
-  return true;
 }
 
 void Swapper::arrive(Storage& storage) {
@@ -137,12 +144,7 @@ bool Swapper::restore(Storage& storage, Cause cause) {
     if (storage.residency != Residency::Away) {  // another thread brought it in while this one waited
       device_.free(block, storage.block_bytes);
     } else {
-      table_.set_block(&storage, block);
-      storage.residency = Residency::Returning;
-      storage.moved_by = cause;
-      storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, storage.host.written);
-      recorder_.transfer(storage, Direction::In, cause, storage.arriving);
-      recorder_.levels(table_.live_bytes(), device_.memory_info().resident_bytes);
+      begin_swap_in(storage, block, cause);
       ++recorder_.log().demand_swap_ins;
     }
   }

@@ -25,6 +25,8 @@ class Swapper {
   // A block; storages leave to make room for it. nullptr where even that does not suffice.
   void* take(size_t block_bytes);
 
+  bool host_full() const { return host_full_; }  // was the last swap-out refused by the host pool?
+
   // May this storage leave, now or once its ops have ended?
   bool movable(const Storage& storage) const;
 
@@ -41,12 +43,14 @@ class Swapper {
   bool finish_any_leaving();
   bool evict(size_t block_bytes);
   void forget_leaving(Storage& storage);
+  void begin_swap_in(Storage& storage, void* block, Cause cause);
   void arrive(Storage& storage);
 
   Device& device_;
   HostPool& host_;
   StorageTable& table_;
   Recorder& recorder_;
+  bool host_full_ = false;
   std::vector<Storage*> leaving_;  // in order of issue
   std::vector<std::pair<int64_t, Storage*>> candidates_;
 };

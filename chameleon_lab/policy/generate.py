@@ -111,8 +111,7 @@ def plan(
 
 
 def _best(memory: StepMemory, capacity: int, link: Link, times: np.ndarray) -> tuple[Swaps, Prediction]:
-    """The plan that stalls less in the simulator: one made on the clock of the ops, or on that of ops and
-    stalls.
+    """The plan that stalls less in the simulator: one made on the clock of the ops, or on that of ops and stalls.
 
     On a slow link a step takes far longer than its ops, and gaps leave more time for copies than ``times``
     tell.
@@ -128,8 +127,7 @@ def _best(memory: StepMemory, capacity: int, link: Link, times: np.ndarray) -> t
 
 
 class _Planner:
-    """The four passes over one step. Op indices of a gap count from the start of the step that it begins
-    in."""
+    """The four passes over one step. Op indices of a gap count from the start of the step that it begins in."""
 
     def __init__(self, memory: StepMemory, capacity: int, link: Link, times: np.ndarray) -> None:
         self.memory, self.capacity = memory, capacity
@@ -197,23 +195,17 @@ class _Planner:
         where that leaves no room. A gap is spared as long as others will do if less than ``hurried`` seconds
         of it are left.
         """
-        n, size, use_op, latest_in, start = (
-            self.n,
-            self.size,
-            self.use_op,
-            self.latest_in,
-            self.start.tolist(),
-        )
-        bytes_at = self.bytes.tolist()
+        n, size, use_op, latest_in = self.n, self.size, self.use_op, self.latest_in
+        bytes_at, start = self.bytes.tolist(), self.start.tolist()
         begins: dict[int, list[tuple[int, int]]] = {}
         for gap, value in zip(gaps, rank, strict=True):
             begins.setdefault((self.out_op[gap] + 1) % n, []).append((value, gap))
         returns: dict[int, list[tuple[int, int]]] = {}
+        # A gap of the step that begins at op ``shift`` of the sweep has its use at ``use_op[gap] + shift``.
         idle: list[tuple[int, int, int, int]] = []  # rank, use, gap, shift
-        back_early: list[
-            tuple[int, int, int]
-        ] = []  # -use, gap, shift: freed before, and back before their use
-        spared: list[tuple[int, int, int]] = []  # -use, gap, shift: hurried
+        # -use, gap, shift of gaps whose block was freed and is back early, and of hurried ones: the last resorts.
+        back_early: list[tuple[int, int, int]] = []
+        spared: list[tuple[int, int, int]] = []
         free, back = [-1] * len(size), [-1] * len(size)
         away = 0
         for i in range(_PERIODS * n):
@@ -258,8 +250,7 @@ class _Planner:
         return self.memory.away_bytes(self.memory.gap_storage[taken], free[taken], back[taken])
 
     def _repair(self) -> None:
-        """Mend what exceeds the capacity with the step taken as a cycle: first longer swaps, then further
-        ones."""
+        """Mend what exceeds the capacity with the step taken as a cycle: first longer swaps, then further ones."""
         n, out_op, use_op = self.n, self.memory.gap_out, self.memory.gap_use
         resident = self.bytes - self._away()
         for i in np.flatnonzero(resident > self.capacity).tolist():
@@ -289,8 +280,7 @@ class _Planner:
                 resident[np.arange(added.start, added.stop) % n] -= self.size[gap]
 
     def _prefetch(self) -> None:
-        """Bring blocks back as early as they fit, the nearest use first, and keep those that need not leave
-        at all.
+        """Bring blocks back as early as they fit, the nearest use first, and keep those that need not leave at all.
 
         "First" counts from the op of the highest bytes: no block that left before it can come back across it.
         """

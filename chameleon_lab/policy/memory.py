@@ -38,8 +38,7 @@ class Floor:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """One step as the planner sees it: candidates (storages that may leave the device), their uses and their
-    gaps.
+    """One step as the planner sees it: candidates (storages that may leave the device), their uses and their gaps.
 
     Shapes: ``ops`` ops, ``C`` candidates, ``U`` uses of candidates, ``G`` gaps. A candidate is a movable
     storage whose block has at least ``min_swap_bytes``. A gap lies between two consecutive uses ``u < v``;
@@ -79,8 +78,7 @@ class StepMemory:
         return self.block_bytes[self.gap_storage]
 
     def away_bytes(self, storage: np.ndarray, free_op: np.ndarray, in_op: np.ndarray) -> np.ndarray:
-        """Bytes away at each op, int64 (ops,), if each ``storage`` (candidates) is away for ``free_op <= i <
-        in_op``.
+        """Bytes away at each op, int64 (ops,), if each ``storage`` (candidates) is away for ``free_op <= i < in_op``.
 
         An ``in_op`` below 0 means that the storage never comes back: away at every op.
         """

@@ -1,5 +1,4 @@
-"""What should happen: a policy is a list of decisions on gaps, with what it was made for and what it
-promises.
+"""What should happen: a policy is a list of decisions on gaps, with what it was made for and what it promises.
 
 A policy is a hint. The executor obeys a decision where it still fits the live ops and skips it where it does
 not, so that a stale or wrong policy costs time and never correctness. The file is JSON with one decision a
@@ -15,7 +14,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from ..errors import PolicyError
@@ -26,20 +25,16 @@ VERSION = 1
 """Version of the policy file that this package writes, and the newest that it reads."""
 
 NEVER = -1
-"""``in_op`` and ``use_op`` of a swap that has no way back in the step, and ``gap`` of a storage that has no
-use."""
+"""``in_op`` and ``use_op`` of a swap that has no way back in the step, and ``gap`` of a storage that has no use."""
 
 _WRITE_AGAIN = "write the file again with Policy.save, or take an older version of it"
 
 
-class Action(str, Enum):
+class Action(StrEnum):
     """What a decision does in its gap."""
 
     KEEP = "keep"
     SWAP = "swap"
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True)
@@ -70,8 +65,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do with one storage in one gap. Op indices count from the start of the step that the gap begins
-    in.
+    """What to do with one storage in one gap. Op indices count from the start of the step that the gap begins in.
 
     Of a swap: the copy to the host is issued right after op ``out_op``; before op ``free_op`` the compute
     stream waits for that copy and the block is freed; before op ``in_op`` a block is allocated and the copy
@@ -105,9 +99,7 @@ class Decision:
         object.__setattr__(self, "action", Action(self.action))
         where = f"the decision on {self.storage!r}, gap {self.gap}"
         if self.bytes < 0 or self.gap < NEVER:
-            raise PolicyError(
-                f"{where}: bytes is {self.bytes} and gap {self.gap}; neither may be so low"
-            )
+            raise PolicyError(f"{where}: bytes is {self.bytes} and gap {self.gap}; neither may be so low")
         if self.action is not Action.SWAP:
             return
         if (self.in_op == NEVER) != (self.use_op == NEVER) or (self.in_op == NEVER) != (self.gap == NEVER):
@@ -205,8 +197,7 @@ class Policy:
 
     @classmethod
     def from_json(cls, text: str, source: str = "policy") -> Policy:
-        """Read the text of a policy file; errors call it ``source``. Raises PolicyError as :meth:`load`
-        does."""
+        """Read the text of a policy file; errors call it ``source``. Raises PolicyError as :meth:`load` does."""
         try:
             data = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -217,9 +208,7 @@ class Policy:
             )
             raise PolicyError(f"{source}{place}: truncated, or not JSON ({error}); {_WRITE_AGAIN}") from error
         if not isinstance(data, dict) or "chameleon_lab_policy" not in data:
-            raise PolicyError(
-                f"{source}: this is no Chameleon Lab policy: 'chameleon_lab_policy' is missing"
-            )
+            raise PolicyError(f"{source}: this is no Chameleon Lab policy: 'chameleon_lab_policy' is missing")
         version = _typed(data["chameleon_lab_policy"], "int", source, "chameleon_lab_policy")
         if version > VERSION or version < 1:
             raise PolicyError(

@@ -15,15 +15,16 @@ from .memory import MIN_SWAP_BYTES, StepMemory, Swaps, step_memory
 from .model import NEVER, Decision, Policy, fingerprint
 
 FREE, SWAP_IN, SWAP_OUT = 0, 1, 2
-"""Kinds of action, in the order in which they fire. FREE and SWAP_IN fire before their op, SWAP_OUT after
-it."""
+"""Kinds of action, in the order in which they fire. FREE and SWAP_IN fire before their op, SWAP_OUT after it."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled policy. ``S`` plan storages (every movable storage that is big enough, with decisions or
-    without, since eviction under pressure asks for the next use of each), ``U`` uses of theirs, ``A``
-    actions."""
+    """A compiled policy: ``S`` plan storages, ``U`` uses of theirs, ``A`` actions.
+
+    Plan storages are all that are movable and big enough, with decisions or without, since eviction under pressure
+    asks for the next use of each.
+    """
 
     ops: int
     fingerprint: str

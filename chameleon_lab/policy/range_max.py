@@ -1,5 +1,4 @@
-"""A segment tree over a list of integers: add to a range, find the last value above a bound. O(log n)
-each."""
+"""A segment tree over a list of integers: add to a range, find the last value above a bound. O(log n) each."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class RangeMax:
                 node >>= 1
 
     def last_above(self, begin: int, end: int, bound: int) -> int:
-        """The last position in ``begin <= i < end`` whose value is above ``bound``; ``begin - 1`` if there is
-        none."""
+        """The last position in ``begin <= i < end`` whose value is above ``bound``; ``begin - 1`` if there is none."""
         if begin >= end:
             return begin - 1
         size, top, pending = self.size, self.top, self.pending

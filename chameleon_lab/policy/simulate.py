@@ -1,10 +1,10 @@
-"""What a policy does to a step: the resident bytes at each op, exactly, and the stalls, from op times and a
-link.
+"""What a policy does to a step: the resident bytes at each op, exactly, and the stalls, from op times and a link.
 
 The simulator follows the executor op by op. Before an op the compute stream waits for the copies of the
 blocks that are freed there (an out wait), then blocks are allocated and copies back issued, then the op waits
 for the copies of what it uses (an in wait); after the op copies to the host are issued. Each direction of the
-link takes one copy at a time, in order of issue. A copy back also starts only when its copy out has ended.
+link takes one copy at a time, in order of issue. A copy back
+never starts before its copy out has ended: the free in between has waited for that.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from .model import Link, Policy, format_bytes
 from .program import bind
 
 PERIODS = 4
-"""Steps simulated in a row. The first starts with everything resident, and only a later one knows its
-stalls."""
+"""Steps simulated in a row. The first starts with everything resident, and only a later one knows its stalls."""
 
 _FREE, _SWAP_IN, _USE, _SWAP_OUT = range(4)
 
@@ -153,7 +152,7 @@ def simulate_swaps(
                         stall += wait
                         waits[op] = waits.get(op, 0.0) + wait
                 elif kind == _SWAP_IN:
-                    in_done[k] = in_free = max(in_free, now, out_end) + in_times[k]
+                    in_done[k] = in_free = max(in_free, now) + in_times[k]
                 else:
                     in_end = in_done[k]
                     if in_end is not None and in_end > now:

@@ -45,6 +45,9 @@ enter_module = _C.enter_module
 leave_module = _C.leave_module
 set_module_resolver = _C.set_module_resolver
 forget_module = _C.forget_module
+hold = _C.hold
+let_go = _C.let_go
+set_saving = _C.set_saving
 seconds = _C.seconds
 seconds_per_tick = _C.seconds_per_tick
 has_materializer: bool = _C.has_materializer
@@ -89,9 +92,24 @@ def take_failure() -> Failure | None:
     return _C.take_failure()
 
 
-def adopt(tensor: torch.Tensor, category: int, label: int) -> str:
-    """Let the device own a tensor's storage. ``"new"``, ``"known"``, ``"too small"``, ``"foreign"`` or ``"no room"``."""
-    return _C.adopt(tensor._cdata, category, label)
+def adopt(tensor: torch.Tensor, category: int, label: int, owners: int = 1) -> str:
+    """Let the device own a tensor's storage.
+
+    Args:
+        tensor: a tensor with a storage of its own; its bytes move.
+        category: a :class:`~chameleon_lab.trace.Category`.
+        label: index of its name.
+        owners: how many tensors are known to hold the storage. If more do, somebody may have its address, and it
+            stays where it is.
+
+    Returns ``"new"``, ``"known"``, ``"too small"``, ``"foreign"``, ``"shared"`` or ``"no room"``.
+    """
+    return _C.adopt(tensor._cdata, category, label, owners)
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """Identity of a tensor's storage; 0 if it has none. No address of its bytes."""
+    return _C.storage_address(tensor._cdata)
 
 
 def restore(tensor: torch.Tensor) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,11 +15,17 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import BelowFloorError
 from ..trace.columns import Category
 from ..units import format_bytes
 from . import core
+
+_REFUSED = {
+    "foreign": "torch's allocator did not make its memory, or numpy or another process shares it",
+    "shared": "something else holds its storage, and may have its address",
+}
 
 
 class Names:
@@ -42,13 +50,15 @@ class Discovery:
         self.modules = Names()
         self.labels = Names()
         self.refused: dict[str, str] = {}
-        """Tensors that could not be adopted, and why."""
+        """Tensors that stay where they are and do not count, and why."""
         self._on_step_end = on_step_end
         self._handles: list[Any] = []
+        self._lock = threading.RLock()
         self._module_ids: dict[int, int] = {}  # by id(): entries go when the module dies
-        self._parameter_names: dict[int, str] = {}
+        self._parameter_names = WeakIdKeyDictionary()
+        self._unnamed = 0
         self._roots = 0
-        self._states_seen: dict[int, tuple[int, int]] = {}
+        self._states_seen: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._anchor: weakref.ref[Optimizer] | None = None
 
     def start(self) -> None:
@@ -71,36 +81,40 @@ class Discovery:
 
     def adopt_module(self, module: torch.nn.Module) -> None:
         """Name a model's modules, and let the device own its parameters, buffers and gradients."""
-        if id(module) in self._module_ids:
-            return
-        # The first model's paths stand alone; those of further ones (a GAN's second half) carry their class.
-        prefix = "" if self._roots == 0 else f"{type(module).__name__}{self._roots}."
-        self._roots += 1
-        for path, child in module.named_modules():
-            if id(child) in self._module_ids:
-                continue
-            self._module_ids[id(child)] = self.modules.id(f"{prefix}{path}" if path else prefix.rstrip("."))
-            weakref.finalize(child, self._forget_module, id(child)).atexit = False
-        for name, parameter in module.named_parameters():
-            self._adopt(parameter, Category.PARAMETER, f"{prefix}{name}")
-            self._parameter_names[id(parameter)] = f"{prefix}{name}"
-            if parameter.grad is not None:
-                self._adopt(parameter.grad, Category.GRADIENT, f"grad of {prefix}{name}")
-        for name, buffer in module.named_buffers():
-            self._adopt(buffer, Category.OTHER, f"{prefix}{name}")
+        with self._lock:
+            if id(module) in self._module_ids:
+                return
+            # The first model's paths stand alone; those of further ones (a GAN's second half) carry their class.
+            prefix = "" if self._roots == 0 else f"{type(module).__name__}{self._roots}."
+            self._roots += 1
+            tensors: list[tuple[torch.Tensor, Category, str]] = []
+            for name, parameter in module.named_parameters():
+                tensors.append((parameter, Category.PARAMETER, f"{prefix}{name}"))
+                self._parameter_names[parameter] = f"{prefix}{name}"
+                if parameter.grad is not None:
+                    tensors.append((parameter.grad, Category.GRADIENT, f"grad of {prefix}{name}"))
+            for name, buffer in module.named_buffers():
+                tensors.append((buffer, Category.OTHER, f"{prefix}{name}"))
+            self._adopt(tensors)
+            # Last: another thread's forward must not run ahead while tensors still move.
+            for path, child in module.named_modules():
+                if id(child) in self._module_ids:
+                    continue
+                self._module_ids[id(child)] = self.modules.id(
+                    f"{prefix}{path}" if path else prefix.rstrip(".")
+                )
+                weakref.finalize(child, self._forget_module, id(child)).atexit = False
 
     def adopt_optimizer(self, optimizer: Optimizer) -> None:
-        """Let the device own an optimizer's parameters, their gradients and its states."""
-        for parameter in _parameters(optimizer):
-            if id(parameter) not in self._parameter_names:
-                name = f"parameter{len(self._parameter_names)}"
-                self._parameter_names[id(parameter)] = name
-                self._adopt(parameter, Category.PARAMETER, name)
-        self._adopt_states(optimizer)
+        """Let the device own an optimizer's parameters and its states."""
+        with self._lock:
+            unnamed = [p for p in _parameters(optimizer) if p not in self._parameter_names]
+            self._adopt([(p, Category.PARAMETER, self._name_of(p)) for p in unnamed])
+            self._adopt_states(optimizer)
 
     def adopt_tensor(self, tensor: torch.Tensor) -> None:
         """Let the device own one tensor, which keeps the category OTHER."""
-        self._adopt(tensor, Category.OTHER, f"tensor{len(self.labels.texts)}")
+        self._adopt([(tensor, Category.OTHER, f"tensor{len(self.labels.texts)}")])
 
     def _resolve(self, module: torch.nn.Module) -> int:
         # Called by the core for a module that it has not seen: the outermost call of a model comes first.
@@ -111,13 +125,20 @@ class Discovery:
         self._module_ids.pop(module_id, None)
         core.forget_module(module_id)
 
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        if parameter not in self._parameter_names:
+            self._parameter_names[parameter] = f"parameter{self._unnamed}"
+            self._unnamed += 1
+        return self._parameter_names[parameter]
+
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if id(optimizer) not in self._states_seen:
+        if optimizer not in self._states_seen:
             self.adopt_optimizer(optimizer)
         for parameter in _parameters(optimizer):
-            gradient = parameter.grad
-            if gradient is not None:
-                core.adopt(gradient, Category.GRADIENT, self._gradient_label(parameter))
+            if parameter.grad is not None:
+                label = self.labels.id(f"grad of {self._name_of(parameter)}")
+                for part in _strided(parameter.grad):
+                    core.adopt(part, Category.GRADIENT, label)
         core.set_optimizer_stage(True)
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -129,38 +150,46 @@ class Discovery:
         if self._anchor() is optimizer:
             self._on_step_end()
 
-    def _gradient_label(self, parameter: torch.Tensor) -> int:
-        return self.labels.id(f"grad of {self._parameter_names[id(parameter)]}")
-
     def _adopt_states(self, optimizer: Optimizer) -> None:
         version = (id(optimizer.state), len(optimizer.state))
-        if self._states_seen.get(id(optimizer)) == version:
+        if self._states_seen.get(optimizer) == version:
             return
-        self._states_seen[id(optimizer)] = version
-        for parameter, state in optimizer.state.items():
-            if not isinstance(state, dict):
-                continue
-            of = self._parameter_names.get(id(parameter), "?")
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor):
-                    self._adopt(value, Category.OPTIMIZER_STATE, f"{key} of {of}")
+        self._states_seen[optimizer] = version
+        self._adopt(
+            [
+                (value, Category.OPTIMIZER_STATE, f"{key} of {self._name_of(parameter)}")
+                for parameter, state in optimizer.state.items()
+                if isinstance(parameter, torch.Tensor) and isinstance(state, dict)
+                for key, value in state.items()
+                if isinstance(value, torch.Tensor)
+            ]
+        )
 
-    def _adopt(self, tensor: torch.Tensor, category: Category, name: str) -> None:
-        outcome = core.adopt(tensor, category, self.labels.id(name))
-        if outcome == "no room":
-            failure = core.take_failure()
-            capacity = failure["capacity_bytes"] if failure else 0
-            raise BelowFloorError(
-                f"{name} ({format_bytes(tensor.untyped_storage().nbytes())}) does not fit into the capacity of "
-                f"{format_bytes(capacity)} beside what cannot leave it: give a larger capacity"
-            )
-        if outcome == "foreign" and tensor.untyped_storage().nbytes() >= 1024:
-            self.refused[name] = (
-                "its memory was not made by torch's allocator, or numpy or another process shares it: it stays "
-                "where it is and does not count"
-            )
+    def _adopt(self, tensors: list[tuple[torch.Tensor, Category, str]]) -> None:
+        parts = [(part, category, name) for tensor, category, name in tensors for part in _strided(tensor)]
+        owners = Counter(core.storage_address(part) for part, _, _ in parts)
+        for part, category, name in parts:
+            outcome = core.adopt(part, category, self.labels.id(name), owners[core.storage_address(part)])
+            if outcome == "no room":
+                failure = core.take_failure()
+                raise BelowFloorError(
+                    f"{name} ({format_bytes(part.nbytes)}) does not fit into the capacity of "
+                    f"{format_bytes(failure['capacity_bytes'] if failure else 0)} beside what cannot leave it: give a "
+                    "larger capacity"
+                )
+            if outcome in _REFUSED:
+                self.refused[name] = f"{_REFUSED[outcome]}: it stays where it is and does not count"
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _strided(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that hold a tensor's bytes: itself, or the parts of a sparse one."""
+    if tensor.layout == torch.strided:
+        if tensor.device.type == "cpu":
+            yield tensor
+    elif tensor.layout == torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())

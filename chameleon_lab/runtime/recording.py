@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..trace.columns import Ops, Stalls, StepTrace, Storages, Transfers, Uses
+from ..trace.columns import Ops, Residencies, Stalls, StepTrace, Storages, Transfers, Uses
 from . import core
 
 
@@ -15,7 +15,7 @@ def step_trace(
 ) -> StepTrace:
     """The columns of one finished step. Copies that have not ended yet get NaN times."""
     ops, storages, uses = log.ops(), log.storages(), log.uses()
-    transfers, stalls = log.transfers(), log.stalls()
+    transfers, stalls, residencies = log.transfers(), log.stalls(), log.residencies()
     tick_s = core.seconds_per_tick()
 
     def since_start(ticks: np.ndarray) -> np.ndarray:
@@ -81,6 +81,13 @@ def step_trace(
             cause=stalls["cause"].copy(),
             start_s=since_start(stalls["start_ticks"]),
             duration_s=(stalls["end_ticks"] - stalls["start_ticks"]) * tick_s,
+        ),
+        residencies=Residencies(
+            storage=residencies["storage"].copy(),
+            from_op=residencies["from_op"].copy(),
+            to_op=residencies["to_op"].copy(),
+            from_s=since_start(residencies["from_ticks"]),
+            to_s=since_start(residencies["to_ticks"]),
         ),
         truncated_ops=log.truncated_ops,
     )

@@ -138,6 +138,17 @@ class Stalls(Table):
 
 
 @dataclass(frozen=True)
+class Residencies(Table):
+    """One row per stretch of time that a storage's block was on the device, in order of their ends."""
+
+    storage: np.ndarray  # int32: row of Storages
+    from_op: np.ndarray  # int32: 0 if it was there when the step began
+    to_op: np.ndarray  # int32: the first op without it; len(ops) if it was there when the step ended
+    from_s: np.ndarray  # float64
+    to_s: np.ndarray  # float64
+
+
+@dataclass(frozen=True)
 class StepTrace:
     """One recorded training step."""
 
@@ -153,6 +164,7 @@ class StepTrace:
     uses: Uses
     transfers: Transfers
     stalls: Stalls
+    residencies: Residencies
     truncated_ops: int = 0  # ops that the ring buffer had no room for
     stacks: tuple[str, ...] = ()  # Python stacks, innermost frame first, one "file:line function" a line
 

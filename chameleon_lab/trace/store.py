@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import TraceError
-from .columns import Ops, Stalls, StepTrace, Storages, Table, Trace, Transfers, Uses
+from .columns import Ops, Residencies, Stalls, StepTrace, Storages, Table, Trace, Transfers, Uses
 
 if TYPE_CHECKING:
     import pyarrow
@@ -93,6 +93,16 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
             "duration_s": "float64",
         },
     ),
+    "residencies": (
+        Residencies,
+        {
+            "storage": "int32",
+            "from_op": "int32",
+            "to_op": "int32",
+            "from_s": "float64",
+            "to_s": "float64",
+        },
+    ),
 }
 
 
@@ -157,8 +167,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
 
 @contextmanager
 def write_then_rename(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file beside ``path`` to write to; at the end it takes the place of ``path``, or vanishes if writing
-    failed.
+    """A file beside ``path`` to write to; at the end it takes the place of ``path``, or vanishes if writing failed.
 
     Whoever reads ``path`` meanwhile, or after a crash, finds the old file or the new one, and never a part.
     """

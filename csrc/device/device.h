@@ -40,6 +40,7 @@ class Device {
   virtual void set_capacity(size_t capacity_bytes) = 0;     // SIZE_MAX: no limit
   virtual MemoryInfo memory_info() const = 0;
   virtual void reset_peaks() = 0;
+  virtual void keep_free_blocks(bool keep) = 0;             // for reuse, or give them back to the system at once
 
   // --- copies. A copy out waits for the compute issued so far; a copy in waits for `after` as well.
   virtual EventPtr copy_out(void* host, const void* block, size_t bytes) = 0;

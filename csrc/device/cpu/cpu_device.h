@@ -18,6 +18,7 @@ class CpuDevice final : public Device {
   void set_capacity(size_t capacity_bytes) override { pool_.set_capacity(capacity_bytes); }
   MemoryInfo memory_info() const override { return pool_.info(); }
   void reset_peaks() override { pool_.reset_peaks(); }
+  void keep_free_blocks(bool keep) override { pool_.keep_free_blocks(keep); }
 
   EventPtr copy_out(void* host, const void* block, size_t bytes) override;
   EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after) override;

@@ -43,6 +43,7 @@ void install_cpu_allocator() {
   c10::SetAllocator(c10::DeviceType::CPU, allocator, /*priority=*/255);
 }
 
+c10::DataPtr allocate_plain_cpu(size_t bytes) { return original->allocate(bytes); }
 c10::DeleterFnPtr original_cpu_deleter() { return original->raw_deleter(); }
 c10::DeleterFnPtr cpu_block_deleter() { return &delete_block; }
 

@@ -1,0 +1,81 @@
+# Every step says in one line what it does, and is skipped when nothing changed since.
+
+MAKEFLAGS += --no-print-directory
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+# The tools of .venv come before the system's.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Vitest colours its output even in a log file.
+ifeq ($(MAKE_TERMOUT),)
+export NO_COLOR := 1
+endif
+
+say = @echo "==>"
+cpp_files = find csrc -name '*.cpp' -o -name '*.h'
+
+.PHONY: help demo test lab bench dev lint format clean build tools chromium
+
+help: ## show this list
+	@echo "Chameleon Lab: train PyTorch models in less device memory."
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+
+demo: build ## set up, build and run the main job: the first thing to try
+	$(say) "Running the main job"
+	@python -m benchmarks.demo
+
+test: lint build chromium ## set up, lint, build and run every test
+	$(say) "Testing the panel's TypeScript"
+	@npm run --silent test -- --reporter=dot
+	$(say) "Testing: unit, integration, browser, tutorials"
+	@python -m pytest -q --nbmake tests $(wildcard tutorials)
+
+lab: build ## start JupyterLab in tutorials/
+	$(say) "Starting JupyterLab in tutorials/"
+	@cd tutorials && jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root)
+
+bench: build ## measure the main job, and write build/bench/main_job.json
+	$(say) "Measuring the main job"
+	@mkdir -p build/bench
+	@python -m benchmarks.main_job --json build/bench/main_job.json
+
+dev: build chromium ## set up everything for development
+
+build: build/build.ninja ## build the C++ core and the panel, where they changed
+	$(say) "Building the C++ core and the JupyterLab panel"
+	@cmake --build build
+
+lint: node_modules/.package-lock.json ## check style: ruff, clang-format, biome
+	$(say) "Checking the style of Python, C++ and TypeScript"
+	@ruff check --quiet --output-format=concise
+	@ruff format --check --quiet || { ruff format --diff; echo 'Run `make format`.'; exit 1; }
+	@$(cpp_files) | xargs -r clang-format --dry-run -Werror
+	@npm run --silent lint
+
+format: node_modules/.package-lock.json ## mend style
+	@ruff check --quiet --fix
+	@ruff format --quiet
+	@$(cpp_files) | xargs -r clang-format -i
+	@npm run --silent format
+
+clean: ## remove what was built (.venv and node_modules stay)
+	@rm -rf build labextension/lib chameleon_lab/labextension chameleon_lab/_C*.so
+
+node_modules/.package-lock.json: package-lock.json | build/build.ninja
+	$(say) "Installing the npm packages"
+	@cmake --build build --target npm_packages
+
+build/build.ninja: .venv/.installed
+	$(say) "Finding the compiler and PyTorch"
+	@cmake -S . -B build -G Ninja -DBUILD_PANEL=ON \
+	  -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python >/dev/null
+	@touch $@
+
+.venv/.installed: pyproject.toml constraints.txt scripts/setup.sh | tools
+	@scripts/setup.sh python
+
+tools:
+	@scripts/setup.sh tools
+
+chromium:
+	@scripts/setup.sh chromium

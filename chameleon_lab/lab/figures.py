@@ -1,0 +1,437 @@
+"""Figures of a step and of a session, for notebooks: static Plotly figures that also work as offline HTML."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..report import Report
+from ..trace import Category, Cause, Direction, Stage, StepTrace, Trace
+from ..units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+# The light tokens of the panel, so that a category has one colour everywhere.
+_INK, _INK_2, _LINE = "#1f1f1f", "#575757", "#e4e6ea"
+_LOST = "#c72200"  # device time lost; nothing else has this colour
+_TRANSFER, _TRANSFER_FORCED = "#7c879b", "#56627a"
+_SESSION_STAGES = {"WarmUp": "#c9d0db", "Profile": "#97a3b8", "Stable": "#56627a"}
+_STACK = (  # bottom first
+    ("Parameters", "#27438c", (Category.PARAMETER,)),
+    ("Optimizer states", "#987be1", (Category.OPTIMIZER_STATE,)),
+    ("Gradients", "#cb8100", (Category.GRADIENT,)),
+    ("Activations", "#13827f", (Category.ACTIVATION,)),
+    ("Inputs, other", "#b0b7c2", (Category.INPUT, Category.OTHER)),
+)
+
+# Plotly stays fluent up to about 5000 points a figure: five stacked areas, the ghost, the bars of three lanes.
+_AREA_POINTS = 600
+_GHOST_POINTS = 600
+_LANE_BARS = 400
+_SESSION_BARS = 1000
+_MOST_STAGE_MARKS = 24
+
+
+class MissingPlotlyError(ImportError):
+    """A figure was asked for, and plotly is not installed."""
+
+
+def step_figure(
+    trace_or_step: Trace | StepTrace, *, title: str | None = None, capacity_bytes: int | None = None
+) -> go.Figure:
+    """What one step held on the device, what it moved, and where it waited; over the seconds of the step.
+
+    From the top: the resident bytes by category, under the capacity (solid line) and under what would be alive
+    without swapping (dashes); the transfers, out and in; the stalls. Long steps are thinned to what a browser
+    draws at ease; the highest total in each thinned stretch stays.
+
+    Args:
+        trace_or_step: a step, or a trace, of which the newest step is drawn.
+        title: replaces the title that names the step and its figures.
+        capacity_bytes: where the capacity line is drawn; a trace knows its own. None: no line.
+
+    Raises:
+        MissingPlotlyError: plotly is not installed.
+        ValueError: the trace is empty, or the step has no ops.
+        TypeError: it is neither a trace nor a step.
+    """
+    go, make_subplots = _plotly()
+    if isinstance(trace_or_step, Trace):
+        step = trace_or_step.last
+        if capacity_bytes is None:
+            capacity_bytes = trace_or_step.meta.get("capacity_bytes")
+    elif isinstance(trace_or_step, StepTrace):
+        step = trace_or_step
+    else:
+        raise TypeError(
+            f"step_figure draws a Trace or a StepTrace, not {type(trace_or_step).__name__}: pass session.trace()"
+        )
+    if not len(step.ops):
+        raise ValueError(
+            f"step {step.index} has no ops, so there is nothing to draw: train inside the session"
+        )
+
+    unit, scale = _byte_unit(max(step.live_peak_bytes, step.peak_bytes, capacity_bytes or 0))
+    figure = make_subplots(
+        rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.035, row_heights=[0.72, 0.18, 0.10]
+    )
+    _draw_resident(go, figure, step, unit, scale)
+    _draw_ghost(go, figure, step, unit, scale)
+    if capacity_bytes is not None:
+        figure.add_trace(
+            go.Scatter(
+                x=[0.0, step.duration_s],
+                y=[capacity_bytes / scale] * 2,
+                mode="lines",
+                name=f"Capacity {format_bytes(capacity_bytes)}",
+                line={"color": _INK, "width": 2},
+                hoverinfo="skip",
+            ),
+            row=1,
+            col=1,
+        )
+    _draw_transfers(go, figure, step)
+    _draw_stalls(go, figure, step)
+    _draw_stages(figure, step)
+    _style(figure, _step_title(step) if title is None else title, height=560, bottom=90)
+    figure.update_yaxes(title_text=f"On the device ({unit})", rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(showgrid=False, range=[1.6, -0.6], row=2, col=1)
+    figure.update_yaxes(showgrid=False, row=3, col=1)
+    figure.update_xaxes(range=[0, step.duration_s], tickformat="~s", ticksuffix="s")
+    figure.update_layout(barmode="overlay", bargap=0.3)
+    return figure
+
+
+def session_figure(report: Report) -> go.Figure:
+    """The time of each step of a session, in the colour of the session's stage, with what was stall in it.
+
+    Of long sessions each bar stands for several steps, and shows the slowest of them.
+
+    Raises:
+        MissingPlotlyError: plotly is not installed.
+        ValueError: no step has ended yet.
+    """
+    go, _ = _plotly()
+    history = report.history
+    if not history:
+        raise ValueError("no step has ended yet, so there is nothing to draw: train at least one whole step")
+    per_bar = -(-len(history) // _SESSION_BARS)
+    groups = [history[i : i + per_bar] for i in range(0, len(history), per_bar)]
+    shown = [max(group, key=lambda step: step.step_s) for group in groups]
+    figure = go.Figure()
+    for stage, colour in _SESSION_STAGES.items():
+        bars = [step for step in shown if step.stage == stage]
+        if bars:
+            figure.add_trace(
+                go.Bar(
+                    x=[step.index for step in bars],
+                    y=[step.step_s - step.stall_s for step in bars],
+                    width=per_bar if per_bar > 1 else 0.8,
+                    name=stage,
+                    marker={"color": colour, "line": {"width": 0}},
+                    hovertext=[
+                        f"Step {step.index}, {step.stage}<br>{format_seconds(step.step_s)}, of which stall "
+                        f"{format_seconds(step.stall_s)}<br>peak resident {format_bytes(step.peak_bytes)}<br>moved "
+                        f"{format_bytes(step.swapped_out_bytes)} out, {format_bytes(step.swapped_in_bytes)} in"
+                        for step in bars
+                    ],
+                    hoverinfo="text",
+                )
+            )
+    figure.add_trace(
+        go.Bar(
+            x=[step.index for step in shown],
+            y=[step.stall_s for step in shown],
+            width=per_bar if per_bar > 1 else 0.8,
+            name="Stall",
+            marker={"color": _LOST, "line": {"width": 0}},
+            hovertext=[f"Step {step.index}<br>stall {format_seconds(step.stall_s)}" for step in shown],
+            hoverinfo="text",
+        )
+    )
+    slowest = "" if per_bar == 1 else f", the slowest of every {per_bar}"
+    _style(figure, f"Step time over the session{slowest}", height=320, bottom=76)
+    figure.update_layout(barmode="stack", hovermode="closest")
+    figure.update_xaxes(title_text="Step", tickformat="d")
+    figure.update_yaxes(tickformat="~s", ticksuffix="s", rangemode="tozero")
+    return figure
+
+
+def resident_by_category(step: StepTrace) -> tuple[np.ndarray, np.ndarray]:
+    """The resident bytes of each category over a step, exactly.
+
+    Returns:
+        Times in seconds, shape (T,), ascending; and the bytes of every Category from each time on, shape
+        (T, len(Category)). Both start at 0 s. Changes at the same instant are one row.
+    """
+    rows = step.residencies
+    sizes = step.storages.block_bytes[rows.storage]
+    categories = step.storages.category[rows.storage]
+    times = np.maximum(np.concatenate([[0.0], rows.from_s, rows.to_s]), 0.0)
+    changes = np.zeros((len(times), len(Category)), dtype=np.int64)
+    arrivals = 1 + np.arange(len(rows))
+    changes[arrivals, categories] = sizes
+    changes[arrivals + len(rows), categories] = -sizes
+    # What is there when the step ends does not leave: the drawing ends with it on the device.
+    stays = rows.to_op >= len(step.ops)
+    changes[arrivals[stays] + len(rows)] = 0
+    order = np.argsort(times, kind="stable")
+    times, levels = times[order], np.cumsum(changes[order], axis=0)
+    last_of_instant = np.append(np.diff(times) > 0, True)
+    return times[last_of_instant], levels[last_of_instant]
+
+
+def thin(times: np.ndarray, values: np.ndarray, most: int) -> np.ndarray:
+    """Which of many points to draw: in each of equally long stretches the highest, the lowest and the last.
+
+    Args:
+        times: shape (T,), ascending.
+        values: shape (T,).
+        most: how many points may stay, at least 4.
+
+    Returns:
+        Ascending indices, at most ``most`` of them; all where there are no more.
+    """
+    if len(times) <= most:
+        return np.arange(len(times))
+    edges = np.linspace(times[0], times[-1], (most - 1) // 3 + 1)[1:-1]
+    bounds = np.unique(np.concatenate([[0], np.searchsorted(times, edges), [len(times)]]))
+    keep = {0}
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        piece = values[start:stop]
+        keep |= {start + int(piece.argmax()), start + int(piece.argmin()), int(stop) - 1}
+    return np.array(sorted(keep))
+
+
+def _draw_resident(go: Any, figure: go.Figure, step: StepTrace, unit: str, scale: int) -> None:
+    times, levels = resident_by_category(step)
+    total = levels.sum(axis=1)
+    kept = thin(times, total, _AREA_POINTS)
+    # The last level holds until the step ends.
+    x = np.append(times[kept], step.duration_s).tolist()
+    for name, colour, categories in _STACK:
+        level = levels[kept][:, [int(category) for category in categories]].sum(axis=1) / scale
+        if not level.any():
+            continue
+        figure.add_trace(
+            go.Scatter(
+                x=x,
+                y=np.append(level, level[-1]).tolist(),
+                name=name,
+                mode="lines",
+                stackgroup="resident",
+                # Two trains of steps at one x would be summed by interpolation otherwise.
+                stackgaps="infer zero",
+                line={"shape": "hv", "width": 0, "color": colour},
+                fillcolor=colour,
+                hovertemplate=f"%{{y:.3~f}} {unit}",
+            ),
+            row=1,
+            col=1,
+        )
+
+
+def _draw_ghost(go: Any, figure: go.Figure, step: StepTrace, unit: str, scale: int) -> None:
+    alive = step.ops.live_peak_bytes
+    kept = thin(step.ops.start_s, alive, _GHOST_POINTS)
+    x = np.append(step.ops.start_s[kept], step.duration_s)
+    y = np.append(alive[kept], alive[-1]) / scale
+    figure.add_trace(
+        go.Scatter(
+            x=x.tolist(),
+            y=y.tolist(),
+            name="Alive, without swapping",
+            mode="lines",
+            line={"shape": "hv", "width": 1.2, "dash": "dash", "color": _INK_2},
+            hovertemplate=f"%{{y:.3~f}} {unit}",
+        ),
+        row=1,
+        col=1,
+    )
+
+
+def _draw_transfers(go: Any, figure: go.Figure, step: StepTrace) -> None:
+    rows = step.transfers
+    done = ~np.isnan(rows.end_s)
+    planned = rows.cause == Cause.PLANNED
+    kinds = (("Planned transfer", _TRANSFER, planned), ("Forced transfer", _TRANSFER_FORCED, ~planned))
+    for name, colour, of_kind in kinds:
+        base, length, lane, text = [], [], [], []
+        for direction, label in ((Direction.OUT, "Out"), (Direction.IN, "In")):
+            chosen = np.flatnonzero(done & of_kind & (rows.direction == direction))
+            chosen = chosen[np.argsort(rows.start_s[chosen], kind="stable")]
+            for bar in _bars(rows.start_s[chosen], rows.end_s[chosen], step.duration_s):
+                members = chosen[bar]
+                start, end = float(rows.start_s[members].min()), float(rows.end_s[members].max())
+                base.append(start)
+                length.append(end - start)
+                lane.append(label)
+                moved = format_bytes(int(rows.bytes[members].sum()))
+                first = int(members[0])
+                what = (
+                    f"{_key(step, int(rows.storage[first]))}<br>{Cause(int(rows.cause[first])).name.lower()}"
+                    if len(members) == 1
+                    else f"{len(members)} transfers"
+                )
+                text.append(f"{label}: {moved} in {format_seconds(end - start)}<br>{what}")
+        # An empty trace keeps both lanes on the axis of a step that moved nothing.
+        if base or of_kind is planned:
+            figure.add_trace(
+                go.Bar(
+                    x=length,
+                    y=lane,
+                    base=base,
+                    orientation="h",
+                    name=name,
+                    marker={"color": colour, "line": {"width": 0}},
+                    hovertext=text,
+                    hoverinfo="text",
+                    showlegend=bool(base),
+                ),
+                row=2,
+                col=1,
+            )
+    figure.update_yaxes(categoryorder="array", categoryarray=["Out", "In"], row=2, col=1)
+
+
+def _draw_stalls(go: Any, figure: go.Figure, step: StepTrace) -> None:
+    rows = step.stalls
+    order = np.argsort(rows.start_s, kind="stable")
+    starts, ends = rows.start_s[order], (rows.start_s + rows.duration_s)[order]
+    base, length, text = [], [], []
+    for bar in _bars(starts, ends, step.duration_s):
+        members = order[bar]
+        start, end = float(starts[bar].min()), float(ends[bar].max())
+        base.append(start)
+        length.append(end - start)
+        first = int(members[0])
+        what = (
+            f"{step.op_name(int(rows.op[first]))} waited for {_key(step, int(rows.storage[first]))}"
+            if len(members) == 1 and 0 <= rows.op[first] < len(step.ops)
+            else f"{len(members)} waits"
+        )
+        text.append(f"Stall: {format_seconds(float(rows.duration_s[members].sum()))}<br>{what}")
+    figure.add_trace(
+        go.Bar(
+            x=length,
+            y=["Stall"] * len(base),
+            base=base,
+            orientation="h",
+            name="Stall",
+            marker={"color": _LOST, "line": {"width": 0}},
+            hovertext=text,
+            hoverinfo="text",
+            showlegend=bool(base),
+        ),
+        row=3,
+        col=1,
+    )
+    figure.update_yaxes(categoryorder="array", categoryarray=["Stall"], range=[-0.6, 0.6], row=3, col=1)
+
+
+def _bars(starts: np.ndarray, ends: np.ndarray, duration_s: float) -> list[slice]:
+    """Which neighbours share a bar: none while they are few, else those too close together to be told apart."""
+    if len(starts) <= _LANE_BARS:
+        return [slice(i, i + 1) for i in range(len(starts))]
+    slot = np.minimum((starts / (duration_s or 1.0) * _LANE_BARS).astype(np.int64), _LANE_BARS - 1)
+    bounds = np.concatenate([[0], np.flatnonzero(np.diff(slot)) + 1, [len(starts)]])
+    return [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def _draw_stages(figure: go.Figure, step: StepTrace) -> None:
+    """Forward, backward, optimizer: a hairline where each begins, and its name where it has room."""
+    # Ops outside autograd (data, metrics) come in the midst of every stage, and are none of their own.
+    ops = np.flatnonzero(step.ops.stage != Stage.NO_GRAD)
+    stages = step.ops.stage[ops]
+    if not len(ops):
+        return
+    begins = ops[np.concatenate([[0], np.flatnonzero(np.diff(stages)) + 1])]
+    if len(begins) > _MOST_STAGE_MARKS:
+        return
+    times = [0.0, *step.ops.start_s[begins[1:]].tolist(), step.duration_s]
+    for number, op in enumerate(begins):
+        start, end = times[number], times[number + 1]
+        if number:
+            figure.add_shape(
+                type="line",
+                x0=start,
+                x1=start,
+                xref="x",
+                y0=0,
+                y1=1,
+                yref="paper",
+                line={"color": _INK_2, "width": 0.6},
+                opacity=0.45,
+            )
+        if end - start > 0.07 * step.duration_s:
+            figure.add_annotation(
+                x=(start + end) / 2,
+                xref="x",
+                y=1,
+                yref="paper",
+                yanchor="bottom",
+                text=Stage(int(step.ops.stage[op])).name.capitalize(),
+                showarrow=False,
+                font={"size": 11, "color": _INK_2},
+            )
+
+
+def _step_title(step: StepTrace) -> str:
+    stall_s = float(step.stalls.duration_s.sum())
+    share = f" ({stall_s / step.duration_s:.1%})" if step.duration_s and stall_s else ""
+    return (
+        f"Step {step.index}, {step.session_stage}: {format_seconds(step.duration_s)}, "
+        f"peak resident {format_bytes(step.peak_bytes)} of {format_bytes(step.live_peak_bytes)} alive, "
+        f"stall {format_seconds(stall_s)}{share}"
+    )
+
+
+def _style(figure: go.Figure, title: str, height: int, bottom: int) -> None:
+    figure.update_layout(
+        template="none",
+        title={"text": title, "x": 0, "xref": "paper", "y": 0.97, "font": {"size": 14, "color": _INK}},
+        font={"family": "Inter, system-ui, sans-serif", "size": 12, "color": _INK},
+        height=height,
+        margin={"l": 76, "r": 44, "t": 66, "b": bottom},
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        legend={
+            "orientation": "h",
+            "traceorder": "normal",
+            "x": 0,
+            "y": 0.01,
+            "yref": "container",
+            "yanchor": "bottom",
+            "font": {"size": 11},
+        },
+        modebar={"orientation": "v", "remove": ["select2d", "lasso2d", "autoScale2d"]},
+        hovermode="x unified",
+        hoverlabel={"font": {"size": 11}},
+    )
+    axis = {"gridcolor": _LINE, "zeroline": False, "linecolor": _LINE, "tickfont": {"color": _INK_2}}
+    figure.update_xaxes(axis, title_standoff=6, title_font_size=12)
+    figure.update_yaxes(axis, title_standoff=6, title_font_size=12)
+
+
+def _key(step: StepTrace, storage: int) -> str:
+    return step.storage_keys[storage] if storage >= 0 else "a storage that died before the step"
+
+
+def _byte_unit(most: int) -> tuple[str, int]:
+    for unit, scale in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if most >= scale:
+            return unit, scale
+    return "B", 1
+
+
+def _plotly() -> tuple[Any, Any]:
+    try:
+        import plotly.graph_objects as go
+        from plotly.subplots import make_subplots
+    except ImportError as error:
+        raise MissingPlotlyError(
+            f"figures need plotly, which does not load ({error}): install it with `pip install plotly`"
+        ) from error
+    return go, make_subplots

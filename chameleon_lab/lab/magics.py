@@ -1,0 +1,402 @@
+"""``%chameleon`` and ``%%chameleon``: a session driven from notebook cells."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.display import display
+
+from ..errors import BelowFloorError, ChameleonError
+from ..policy import Policy
+from ..report import Report
+from ..session import Session, SessionStage, current_session
+from ..trace import Trace
+from ..units import format_bytes
+
+_HELP = """\
+%chameleon start [OPTIONS]   begin a session: everything that trains from now on runs in it
+%chameleon status            where the session stands, and what to do next
+%chameleon report            its figures, as a table and, in a notebook, drawn
+%chameleon stop              end it; every tensor comes back and stays valid
+%chameleon save FILE         write the policy (.json), or the trace (.parquet)
+%chameleon load FILE         use a policy (.json), now or at the next start; or show a trace (.parquet)
+%%chameleon [OPTIONS]        run one cell in a session of its own, then report
+
+OPTIONS
+  --capacity SIZE      device bytes the session may use, such as 256MiB; 0.25 is a quarter of the device.
+                       Left out: the session only records, and nothing ever leaves the device
+  --link BANDWIDTH     between device and host, such as 8GiB/s, or OUT,IN; only the cpu device's can be set
+  --device NAME        cpu is the embedded device: host memory under a budget
+  --policy FILE        use this policy instead of a generated one
+  --no-planning        no policy: eviction alone keeps the run within the capacity
+  --stacks             record the Python stack of every op (slow)
+
+Python values go in braces: %chameleon start --capacity {peak // 4}"""
+
+_COMMANDS = ("start", "status", "report", "stop", "save", "load", "help")
+_EXAMPLE = "%chameleon start --capacity 256MiB"
+
+
+def load(shell: InteractiveShell) -> None:
+    """Add ``%chameleon`` and ``%%chameleon`` to a shell, with their tab completion."""
+    shell.register_magics(ChameleonMagics(shell))
+    for command in ("%chameleon", "%%chameleon"):
+        shell.set_hook("complete_command", _complete, str_key=command)
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Take the magics and their completion away again. A session that is open stays open, and this says so."""
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("chameleon", None)
+    hooks = shell.strdispatchers.get("complete_command")
+    for command in ("%chameleon", "%%chameleon"):
+        if hooks is not None:
+            hooks.strs.pop(command, None)
+    if current_session() is not None:
+        print("The session stays open: chameleon_lab.current_session().stop() ends it.")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Options of one sub-command; every mistake is one line, as a UsageError."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(prog=command, add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}. %chameleon lists what there is")
+
+    def parse(self, words: list[str]) -> argparse.Namespace:
+        options, rest = self.parse_known_args(words)
+        if rest:
+            known = [name for action in self._actions for name in action.option_strings]
+            raise UsageError(f"{self.prog} does not know {rest[0]!r}{_closest(rest[0], known)}")
+        return options
+
+
+def _session_options(command: str) -> _Parser:
+    parser = _Parser(command)
+    parser.add_argument("--capacity")
+    parser.add_argument("--link")
+    parser.add_argument("--device")
+    parser.add_argument("--policy")
+    parser.add_argument("--no-planning", action="store_true")
+    parser.add_argument("--stacks", action="store_true")
+    return parser
+
+
+@magics_class
+class ChameleonMagics(Magics):
+    """The magics, and the session that they last saw: it can still be reported and saved after its end."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._session: Session | None = None
+        self._next_policy: Policy | None = None
+
+    @line_cell_magic
+    def chameleon(self, line: str, cell: str | None = None) -> None:
+        """Run training in less device memory; see the help that ``%chameleon`` prints."""
+        __tracebackhide__ = True  # an error in the cell is shown from the cell on
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise UsageError(f"%chameleon: {error} in {line!r}: close the quote") from None
+        if cell is not None:
+            self._run(words, cell)
+            return
+        name, *rest = words or ["help"]
+        if name not in _COMMANDS:
+            raise UsageError(f"%chameleon does not know {name!r}{_closest(name, list(_COMMANDS))}")
+        with _one_line():
+            getattr(self, f"_{name}")(rest)
+
+    # ------------------------------------------------------------------------------------------ sub-commands
+
+    def _help(self, words: list[str]) -> None:
+        _Parser("%chameleon help").parse(words)
+        print(_HELP)
+
+    def _start(self, words: list[str]) -> None:
+        session = self._new_session(_session_options("%chameleon start"), words)
+        session.start()
+        self._session, self._next_policy = session, None
+        print(_status(session))
+
+    def _status(self, words: list[str]) -> None:
+        _Parser("%chameleon status").parse(words)
+        session = self._newest()
+        if session is None:
+            waiting = (
+                "" if self._next_policy is None else f", with {_headline(self._next_policy)} waiting for it"
+            )
+            print(f"No session{waiting}. Next: {_EXAMPLE}")
+        else:
+            print(_status(session))
+
+    def _report(self, words: list[str]) -> None:
+        _Parser("%chameleon report").parse(words)
+        self._show(self._needed("report"))
+
+    def _stop(self, words: list[str]) -> None:
+        _Parser("%chameleon stop").parse(words)
+        session = current_session()
+        if session is None:
+            raise UsageError(f"%chameleon stop: no session is open. Begin one with {_EXAMPLE}")
+        self._session = session
+        session.stop()
+        print(_status(session))
+
+    def _save(self, words: list[str]) -> None:
+        path = self._file("%chameleon save", words)
+        session = self._needed("save")
+        if path.endswith(".parquet"):
+            trace = session.trace()
+            if not len(trace):
+                raise UsageError(
+                    f"%chameleon save {path}: no step has ended, so there is no trace. Train at least one whole step"
+                )
+            trace.save(path)
+            print(f"Saved the trace of {_count(len(trace), 'step')} in {path}.")
+            return
+        if session.policy is None:
+            way_out = (
+                "this session only records. Start one with --capacity"
+                if session.capacity_bytes is None
+                else "this session runs with --no-planning. Start one without it"
+                if not session.planning
+                else f"it comes after {_count(session.warmup_steps + 1, 'step')}. Train on, in one session"
+            )
+            raise UsageError(f"%chameleon save {path}: there is no policy: {way_out}")
+        session.policy.save(path)
+        print(f"Saved {_headline(session.policy)} in {path}.")
+
+    def _load(self, words: list[str]) -> None:
+        path = self._file("%chameleon load", words)
+        if path.endswith(".parquet"):
+            trace = Trace.load(path)
+            text = f"{path}: {_count(len(trace), 'step')}"
+            if len(trace):
+                step = trace.last
+                text += (
+                    f"; newest: {len(step.ops)} ops, {len(step.storages)} storages, peak resident "
+                    f"{format_bytes(step.peak_bytes)} of {format_bytes(step.live_peak_bytes)} alive"
+                )
+            print(text)
+            self._draw_step(trace)
+            return
+        policy = Policy.load(path)
+        session = current_session()
+        if session is None:
+            self._next_policy = policy
+            print(f"Loaded {_headline(policy)}. Next: {_EXAMPLE}, which will use it")
+        else:
+            session.policy = policy
+            print(f"Loaded {_headline(policy)}. It is in force from the next whole step on")
+
+    # ------------------------------------------------------------------------------------------ the cell magic
+
+    def _run(self, words: list[str], cell: str) -> None:
+        """Run a cell in a session of its own. Its exception ends the session, and then goes its usual way."""
+        __tracebackhide__ = True
+        if words and not words[0].startswith("-"):
+            raise UsageError(
+                f"%%chameleon takes options and a cell, and not {words[0]!r}: write %chameleon {words[0]}, "
+                "or leave it out"
+            )
+        pieces = self._compiled(cell)
+        with _one_line():
+            session = self._new_session(_session_options("%%chameleon"), words)
+            session.start()
+        self._session, self._next_policy = session, None
+        try:
+            for code in pieces:
+                exec(code, self.shell.user_ns)
+        except BaseException as error:
+            session.__exit__(type(error), error, error.__traceback__)
+            raise
+        session.stop()
+        self._show(session)
+
+    def _compiled(self, cell: str) -> list[CodeType]:
+        """The cell as code: its statements, and its last expression apart, whose value is displayed as usual.
+
+        Not ``shell.run_cell``: that shows an exception and then swallows it, and "run all" would go on.
+        """
+        shell = self.shell
+        source = shell.transform_cell(cell)
+        name = shell.compile.cache(source, shell.execution_count, raw_code=cell)
+        try:
+            tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
+        except SyntaxError as error:
+            raise error.with_traceback(None) from None
+        shown = tree.body and isinstance(tree.body[-1], ast.Expr)
+        if not shown or shell.displayhook.semicolon_at_end_of_expression(cell):
+            return [shell.compile(tree, name, "exec")]
+        last = ast.Interactive([tree.body.pop()])
+        return [shell.compile(tree, name, "exec"), shell.compile(last, name, "single")]
+
+    # ------------------------------------------------------------------------------------------ helpers
+
+    def _new_session(self, parser: _Parser, words: list[str]) -> Session:
+        options = parser.parse(words)
+        open_session = current_session()
+        if open_session is not None:
+            self._session = open_session
+            raise UsageError(f"{parser.prog}: {open_session!r} is open. End it first with %chameleon stop")
+        policy = self._next_policy if options.policy is None else options.policy
+        waited = options.policy is None and policy is not None
+        if policy is not None and options.capacity is None:
+            raise UsageError(
+                f"{parser.prog}: a policy needs a capacity to hold to. Add --capacity, such as --capacity 256MiB"
+            )
+        link: Any = options.link
+        if link is not None and "," in link:
+            link = tuple(link.split(","))
+        with _one_line(TypeError, ValueError):
+            session = Session(
+                _capacity(options.capacity),
+                device=options.device,
+                link=link,
+                policy=policy,
+                planning=not options.no_planning,
+                stacks=options.stacks,
+            )
+        if waited:
+            print(f"Using {_headline(policy)}, as loaded.")
+        return session
+
+    def _newest(self) -> Session | None:
+        """The open session, else the last one that these magics saw."""
+        self._session = current_session() or self._session
+        return self._session
+
+    def _needed(self, command: str) -> Session:
+        session = self._newest()
+        if session is None:
+            raise UsageError(
+                f"%chameleon {command}: there has been no session yet. Begin one with {_EXAMPLE}"
+            )
+        return session
+
+    @staticmethod
+    def _file(command: str, words: list[str]) -> str:
+        parser = _Parser(command)
+        parser.add_argument("file", metavar="FILE")
+        path = os.path.expanduser(parser.parse(words).file)
+        if not path.endswith((".json", ".parquet")):
+            raise UsageError(
+                f"{command}: {path!r} tells no format. End it with .json for the policy, or .parquet for the trace"
+            )
+        return path
+
+    @property
+    def _in_notebook(self) -> bool:
+        return hasattr(self.shell, "kernel")
+
+    def _show(self, session: Session) -> None:
+        report = session.report()
+        if not self._in_notebook:
+            print(report)
+        else:
+            display({"text/plain": str(report), "text/html": report._repr_html_()}, raw=True)
+            self._draw_step(session.trace())
+        self._say_if_no_step(report)
+
+    def _draw_step(self, trace: Trace) -> None:
+        if not self._in_notebook or not len(trace) or not len(trace.last.ops):
+            return
+        from .figures import MissingPlotlyError, step_figure
+
+        try:
+            display(step_figure(trace))
+        except MissingPlotlyError as error:
+            print(error)
+
+    @staticmethod
+    def _say_if_no_step(report: Report) -> None:
+        if not report.steps:
+            print(
+                "No step has ended. An optimizer's step() ends one; without an optimizer, call "
+                "chameleon_lab.current_session().step() at the end of each"
+            )
+
+
+@contextmanager
+def _one_line(*more: type[Exception]) -> Iterator[None]:
+    """Shows errors that say what to do, and those of the types in ``more``, without a traceback."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise UsageError(str(error)) from None
+        raise UsageError(f"{error.filename}: {error.strerror}. Check the path") from None
+    except (ChameleonError, BelowFloorError, ImportError, *more) as error:
+        raise UsageError(str(error)) from None
+
+
+def _capacity(text: str | None) -> str | float | None:
+    """A number below 1 is a share of the device; the rest is left to the session."""
+    try:
+        share = float(text or "")
+    except ValueError:
+        return text
+    return share if 0 < share < 1 else text
+
+
+def _status(session: Session) -> str:
+    capacity = "recording only" if session.capacity_bytes is None else format_bytes(session.capacity_bytes)
+    report = session.report()
+    steps = _count(report.steps, "step")
+    if not session.is_open:
+        return (
+            f"Session on {session.device} ended after {steps} ({capacity}). "
+            f"Next: %chameleon report, %chameleon save FILE, or {_EXAMPLE}"
+        )
+    text = f"Session on {session.device}, {capacity}, {session.stage}, {steps}. Next: "
+    if session.capacity_bytes is None:
+        what = "train, then %chameleon report" if report.steps == 0 else "%chameleon report"
+        return text + what + ", or %chameleon stop"
+    if not session.planning:
+        return text + "train on, %chameleon report, or %chameleon stop (no planning: eviction only)"
+    if session.stage is SessionStage.STABLE:
+        return text + "train on, %chameleon report, or %chameleon stop"
+    left = max(1, session.warmup_steps + 1 - report.steps)
+    return text + f"train; a policy is in force after {_count(left, 'more step')}"
+
+
+def _headline(policy: Policy) -> str:
+    return f"a policy of {_count(len(policy.swaps), 'swap')} for {format_bytes(policy.capacity_bytes)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _closest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word.split("=")[0], known, n=1)
+    if close:
+        return f": did you mean {close[0]!r}?"
+    return f": it knows {', '.join(known)}" if known else ": it takes no more than that"
+
+
+def _complete(shell: InteractiveShell, event: Any) -> list[str]:
+    """Completions of a ``%chameleon`` line: its sub-commands, then the options of the one that is there."""
+    words = event.line.split()
+    options = [name for action in _session_options("")._actions for name in action.option_strings]
+    if words[0] == "%%chameleon":
+        return options
+    at_first = len(words) == 1 or (len(words) == 2 and not event.line.endswith(" "))
+    if at_first:
+        return list(_COMMANDS)
+    return options if words[1] == "start" else []

@@ -1,0 +1,64 @@
+"""``torch.save`` under a session: storages come in one at a time, and taking their address is no escape.
+
+``torch.save`` asks every storage for its address (to tell them apart) before it writes the first one. For the escape
+detector that looks like raw pointers that somebody keeps: every parameter and state would have to stay on the device
+from then on. It keeps none of them, so while it runs the detector looks away, and each storage is brought in and held
+only while its bytes are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.serialization
+
+from ..errors import BelowFloorError
+from ..units import format_bytes
+from . import core
+
+
+class _HoldingWriter:
+    """torch's zip writer, which holds a storage on the device while it writes it."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def write_record(self, name: str, data: Any, *size: int) -> None:
+        if not torch.is_storage(data) or data.device.type != "cpu":
+            self._writer.write_record(name, data, *size)
+            return
+        if not core.hold(data._cdata):
+            core.take_failure()
+            raise BelowFloorError(
+                f"saving {name} needs {format_bytes(data.nbytes())} on the device at once, and the capacity has no "
+                "room for it: give a larger capacity"
+            )
+        try:
+            self._writer.write_record(name, data, *size)
+        finally:
+            core.let_go(data._cdata)
+
+
+@contextmanager
+def storages_one_at_a_time() -> Iterator[None]:
+    """While active, ``torch.save`` works under any capacity that training works under."""
+    save = torch.serialization._save
+
+    def holding_save(obj: Any, zip_file: Any, *args: Any, **kwargs: Any) -> Any:
+        core.set_saving(True)
+        try:
+            return save(obj, _HoldingWriter(zip_file), *args, **kwargs)
+        finally:
+            core.set_saving(False)
+
+    torch.serialization._save = holding_save
+    try:
+        yield
+    finally:
+        torch.serialization._save = save

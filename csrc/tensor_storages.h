@@ -1,0 +1,59 @@
+// The storages behind an op's argument.
+#pragma once
+
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/quantized/QTensorImpl.h>
+#include <ATen/quantized/Quantizer.h>
+
+#include <vector>
+
+namespace chameleon {
+
+template <class F>
+void each_tensor(const c10::IValue& value, F&& f) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) f(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) {
+      if (element.isTensor() && element.toTensor().defined()) f(element.toTensor());
+    }
+  }
+}
+
+template <class F>
+void each_storage(const c10::IValue& value, F&& f) {
+  each_tensor(value, [&](const at::Tensor& tensor) {
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    if (impl->has_storage()) f(impl->unsafe_storage().unsafeGetStorageImpl());
+  });
+}
+
+// Sparse and quantized tensors keep tensors inside, which kernels read without an op that has them as inputs. The
+// references are strong, and taking one may take the GIL: never call this while holding the core's lock.
+inline void inner_tensors(const c10::IValue& value, std::vector<at::Tensor>* inner) {
+  constexpr c10::DispatchKeySet kinds(
+      {c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr, c10::DispatchKey::Quantized});
+  each_tensor(value, [&](const at::Tensor& tensor) {
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    if (C10_LIKELY(!impl->key_set().has_any(kinds))) return;
+    if (impl->is_sparse()) {
+      auto* sparse = static_cast<at::SparseTensorImpl*>(impl);
+      inner->push_back(sparse->indices());
+      inner->push_back(sparse->values());
+    } else if (impl->is_sparse_compressed()) {
+      auto* compressed = static_cast<at::SparseCsrTensorImpl*>(impl);
+      inner->push_back(compressed->compressed_indices());
+      inner->push_back(compressed->plain_indices());
+      inner->push_back(compressed->values());
+    } else if (auto* channels = dynamic_cast<at::PerChannelAffineQuantizer*>(
+                   static_cast<at::QTensorImpl*>(impl)->quantizer().get())) {
+      inner->push_back(channels->scales());
+      inner->push_back(channels->zero_points());
+    }
+  });
+}
+
+}  // namespace chameleon

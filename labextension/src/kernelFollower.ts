@@ -1,0 +1,92 @@
+// Which kernel the panel talks about: the one of the notebook in front.
+
+import type { ISessionContext } from '@jupyterlab/apputils';
+import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import type { IDisposable } from '@lumino/disposable';
+import { type ISignal, Signal } from '@lumino/signaling';
+
+/** What is known of a notebook's kernel without asking the kernel itself. */
+export interface IFrontKernel {
+  /** The notebook's name in its tab. */
+  notebook: string;
+  /** The kernel's display name, or undefined where the notebook has none. */
+  kernel?: string;
+  /** The kernel's language in lower case, or undefined while it is not known. */
+  language?: string;
+  status: ISessionContext.KernelDisplayStatus;
+}
+
+/** Follows the notebook in front, and its kernel through changes and restarts. */
+export class KernelFollower implements IDisposable {
+  constructor(private readonly _notebooks: INotebookTracker) {
+    _notebooks.currentChanged.connect(this._follow, this);
+    this._follow(_notebooks, _notebooks.currentWidget);
+  }
+
+  /** The kernel in front, or null where no notebook is open. */
+  get current(): IFrontKernel | null {
+    const panel = this._panel;
+    if (!panel) {
+      return null;
+    }
+    const context = panel.sessionContext;
+    const name = context.session?.kernel?.name;
+    const spec = name ? context.specsManager.specs?.kernelspecs[name] : undefined;
+    return {
+      notebook: panel.title.label,
+      kernel: name && (spec?.display_name ?? name),
+      language: spec?.language.toLowerCase(),
+      status: context.kernelDisplayStatus
+    };
+  }
+
+  /** Emitted when `current` may read differently. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  get isDisposed(): boolean {
+    return this._isDisposed;
+  }
+
+  dispose(): void {
+    if (this._isDisposed) {
+      return;
+    }
+    this._isDisposed = true;
+    this._leave();
+    this._notebooks.currentChanged.disconnect(this._follow, this);
+    Signal.clearData(this);
+  }
+
+  private _follow(_: INotebookTracker, panel: NotebookPanel | null): void {
+    if (panel !== this._panel) {
+      this._leave();
+      this._panel = panel;
+      panel?.title.changed.connect(this._emit, this);
+      panel?.sessionContext.kernelChanged.connect(this._emit, this);
+      panel?.sessionContext.statusChanged.connect(this._emit, this);
+      panel?.sessionContext.connectionStatusChanged.connect(this._emit, this);
+      panel?.sessionContext.specsManager.specsChanged.connect(this._emit, this);
+    }
+    this._emit();
+  }
+
+  private _leave(): void {
+    const panel = this._panel;
+    this._panel = null;
+    panel?.title.changed.disconnect(this._emit, this);
+    panel?.sessionContext.kernelChanged.disconnect(this._emit, this);
+    panel?.sessionContext.statusChanged.disconnect(this._emit, this);
+    panel?.sessionContext.connectionStatusChanged.disconnect(this._emit, this);
+    panel?.sessionContext.specsManager.specsChanged.disconnect(this._emit, this);
+  }
+
+  private _emit(): void {
+    this._changed.emit();
+  }
+
+  private _panel: NotebookPanel | null = null;
+  private _isDisposed = false;
+  private readonly _changed = new Signal<this, void>(this);
+}

@@ -1,0 +1,46 @@
+// Opens a notebook, finds the command in the palette, opens the panel, and reads what it says.
+import { inLab } from './lab.mjs';
+
+const COMMAND = 'chameleon-lab:open';
+
+await inLab(async page => {
+  const execute = id => page.evaluate(id => window.jupyterapp.commands.execute(id), id);
+
+  await page.waitForSelector(
+    '.jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status="idle"]',
+    { timeout: 90000 }
+  );
+  const registered = await page.evaluate(id => window.jupyterapp.commands.hasCommand(id), COMMAND);
+  const label = await labelInPalette(page, execute);
+
+  await execute(COMMAND);
+  const panel = page.locator('.cl-panel');
+  await panel.getByText('· idle').waitFor();
+  const title = await panel.locator('h2').textContent();
+  await panel.getByRole('button', { name: 'Copy' }).click();
+  const copied = await page.evaluate(() => navigator.clipboard.readText());
+
+  // A second call shows the panel that is there.
+  await execute(COMMAND);
+  return { registered, label, title, copied, panels: await panel.count() };
+});
+
+/** The command's label in the palette, which closes when a loading notebook takes the focus. */
+async function labelInPalette(page, execute) {
+  const entry = page.locator(`.lm-CommandPalette-item[data-command="${COMMAND}"]`);
+  for (let attempt = 0; attempt < 5; attempt++) {
+    try {
+      await execute('apputils:activate-command-palette');
+      await page.locator('.lm-CommandPalette-input').fill('Chameleon', { timeout: 3000 });
+      const label = entry.locator('.lm-CommandPalette-itemLabel');
+      const text = await label.textContent({ timeout: 3000 });
+      await page.keyboard.press('Escape');
+      return text;
+    } catch (error) {
+      if (error.name !== 'TimeoutError') {
+        throw error;
+      }
+    }
+  }
+  return null;
+}

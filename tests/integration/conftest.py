@@ -1,0 +1,27 @@
+"""Lets the tests of this folder import ``training``, and keeps every one of them on one thread and without a session."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def clean_slate() -> Iterator[None]:
+    """A test that leaves a session open fails, and does not take the next ones with it."""
+    from chameleon_lab import current_session
+
+    torch.set_num_threads(1)
+    yield
+    left = current_session()
+    if left is not None:
+        left.stop()
+    gc.collect()
+    assert left is None, f"the test left {left!r} open"

@@ -1,0 +1,197 @@
+"""The capacity is a hard limit, memory that is freed leaves the process, and nothing is kept when all is over."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+from training import Gpt, MiB, adamw, child, pressure, raw, reference, train
+
+import chameleon_lab as cl
+from chameleon_lab.runtime import core
+
+
+def test_counters_never_exceed_the_capacity_while_another_thread_watches() -> None:
+    bare, live_peak = reference(Gpt)
+    capacity = live_peak // 4
+    samples: list[core.Counters] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            samples.append(core.counters())
+            stop.wait(0.0002)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        run = train(Gpt, session_kwargs={"capacity": capacity, "link": "2GiB/s"})
+    finally:
+        stop.set()
+        watcher.join()
+    assert run.same(bare)
+    inside = [sample for sample in samples if sample["capacity_bytes"] == capacity]
+    assert len(inside) > 50
+    assert max(sample["resident_bytes"] + sample["cached_bytes"] for sample in inside) <= capacity
+    assert max(sample["peak_reserved_bytes"] for sample in inside) <= capacity
+    assert max(sample["live_bytes"] for sample in inside) > 2 * capacity
+    assert max(sample["host_used_bytes"] for sample in inside) > capacity
+
+
+def test_memory_does_not_grow_over_thirty_steps() -> None:
+    _, live_peak = reference(Gpt)
+    seen: list[tuple[int, ...]] = []
+
+    def note(number: int, model: torch.nn.Module, session: cl.Session | None) -> None:
+        gc.collect()
+        counters = core.counters()
+        seen.append(
+            (
+                counters["storages"],
+                counters["live_bytes"],
+                counters["resident_bytes"],
+                counters["host_used_bytes"],
+                counters["host_reserved_bytes"],
+                counters["escaped"],
+            )
+        )
+
+    train(Gpt, steps=30, session_kwargs={"capacity": live_peak // 4}, each_step=note)
+    storages, live, resident, host, reserved, escaped = (list(column) for column in zip(*seen, strict=True))
+    assert set(storages[5:]) == {storages[5]}
+    assert set(live[5:]) == {live[5]}
+    assert max(resident) <= live_peak // 4
+    assert max(host[20:]) <= max(host[5:15]) + MiB // 4
+    assert max(reserved[20:]) <= max(reserved[5:15]) + MiB // 4
+    assert set(escaped) == {0}
+
+
+def test_freed_memory_leaves_the_process() -> None:
+    """RssAnon, less the host pool (which a GPU's host would hold too), follows the capacity."""
+    child(
+        """
+        import re
+        def rss_anon():
+            return int(re.search(r"RssAnon:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * KiB
+
+        def held():
+            gc.collect()
+            counters = core.counters()
+            return rss_anon() - counters["host_reserved_bytes"]
+
+        # A first small run, so that torch's own buffers are there.
+        train(Gpt, steps=2, session_kwargs={"capacity": "64MiB"})
+        base = held()
+        assert core.counters()["live_bytes"] == 0 and core.counters()["cached_bytes"] == 0, core.counters()
+
+        with cl.Session("40MiB") as session:
+            tensors = [torch.full((MiB,), float(k)) for k in range(50)]  # 200 MiB
+            assert core.counters()["live_bytes"] >= 200 * MiB
+            inside = held() - base
+            assert inside < 48 * MiB, inside / MiB
+            assert core.counters()["host_used_bytes"] >= 160 * MiB
+        after = rss_anon() - base
+        assert 190 * MiB < after < 215 * MiB, after / MiB  # all is back, and the host pool is gone
+        assert all(t[0].item() == k for k, t in enumerate(tensors))
+        del tensors
+        gc.collect()
+        freed = rss_anon() - base
+        assert freed < 15 * MiB, freed / MiB
+        counters = core.counters()
+        assert counters["live_bytes"] == counters["resident_bytes"] == counters["storages"] == 0, counters
+        """
+    )
+
+
+def test_everything_is_released_at_the_end() -> None:
+    gc.collect()
+    before = core.counters()["storages"]
+    train(Gpt, session_kwargs={"capacity": "4MiB"})
+    gc.collect()
+    counters = core.counters()
+    assert counters["storages"] == before
+    assert counters["host_used_bytes"] == counters["host_reserved_bytes"] == 0
+    assert counters["cached_bytes"] == 0
+
+
+def test_a_second_session_starts_afresh() -> None:
+    bare, live_peak = reference(Gpt)
+    for part in (2, 4, 2):
+        run = train(Gpt, session_kwargs={"capacity": live_peak // part})
+        assert run.same(bare)
+        assert run.report is not None and run.report.steps == 6
+        assert run.report.peak_bytes <= live_peak // part
+
+
+def test_a_second_session_makes_room_for_its_capacity() -> None:
+    with cl.Session("16MiB"):
+        tensors = [torch.full((MiB // 4,), float(k)) for k in range(12)]
+    with cl.Session("6MiB") as session:
+        assert core.counters()["resident_bytes"] <= 6 * MiB
+        assert [float(t.sum()) for t in tensors] == [k * MiB / 4 for k in range(12)]
+        assert session.report().peak_bytes <= 6 * MiB
+
+
+def test_tensors_outlive_their_session_and_go_on_training() -> None:
+    bare, live_peak = reference(Gpt)
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    model = Gpt()
+    losses = []
+
+    def step() -> None:
+        loss = model(model.batch(generator))
+        loss.backward()
+        losses.append(raw(loss))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with cl.Session(live_peak // 4):
+        optimizer = adamw(model.parameters())
+        step(), step()
+    step()
+    with cl.Session(live_peak // 8):
+        step(), step()
+    step()
+    assert tuple(losses) == bare.losses
+
+
+@pytest.mark.parametrize("made", ["before", "inside"])
+def test_tensors_of_either_origin_leave_and_return(made: str) -> None:
+    def make() -> list[torch.Tensor]:
+        return [torch.arange(MiB // 8) + k for k in range(6)]
+
+    tensors = make() if made == "before" else []
+    views = [t[100:200] for t in tensors]
+    with cl.Session("4MiB") as session:
+        if made == "before":
+            assert session.where(tensors[0]) is None
+            session.adopt(*tensors)
+        else:
+            tensors = make()
+            views = [t[100:200] for t in tensors]
+        assert "away" in {session.where(t) for t in tensors}
+        assert core.counters()["resident_bytes"] <= 4 * MiB
+        assert [int(v[0]) for v in views] == [100 + k for k in range(6)]
+        pressure(session, 6)
+        for t in tensors:
+            t.mul_(2)
+    assert [int(v[0]) for v in views] == [2 * (100 + k) for k in range(6)]
+    assert {core.residency(t) for t in tensors} == {"resident"}
+
+
+def test_steps_and_host_memory_are_reported() -> None:
+    _, live_peak = reference(Gpt)
+    run = train(Gpt, session_kwargs={"capacity": live_peak // 2})
+    report = run.report
+    assert report is not None
+    assert report.host_peak_bytes > 0
+    assert report.live_peak_bytes == pytest.approx(live_peak, rel=0.02)
+    assert 0.9 * live_peak // 2 < report.peak_bytes <= live_peak // 2
+
+
+def test_a_full_host_is_told_apart_from_a_small_capacity() -> None:
+    with pytest.raises(RuntimeError, match="host"), cl.Session("4MiB", host_capacity="1MiB") as session:
+        pressure(session, 8)

@@ -1,0 +1,399 @@
+"""Promise 2, restore before use: every way around the dispatcher finds the right bytes, or says what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from training import MiB, child, pressure
+
+import chameleon_lab as cl
+
+# Each reads or copies the away tensor x (float32, 1 MiB, x[i] = i) and gives a tensor, array or list equal to it.
+READS = {
+    "item": "[x[n].item() for n in range(0, N, 5000)]; want = want[::5000]",
+    "tolist": "x.tolist()",
+    "numpy": "x.numpy()",
+    "asarray": "np.asarray(x)",
+    "array": "np.array(x)",
+    "iteration": "[float(v) for v in x[:50]]; want = want[:50]",
+    "print": "[float(v) for v in str(x[:6].long()).strip('tensor([])').split(',')]; print(x, repr(x)); want = want[:6]",
+    "format": "[float(f'{x[3]:.1f}')]; want = want[3:4]",
+    "pickle": "pickle.loads(pickle.dumps(x))",
+    "pickle storage": "pickle.loads(pickle.dumps(x.untyped_storage())).tolist(); got = as_floats(got)",
+    "deepcopy": "copy.deepcopy(x)",
+    "copy": "copy.copy(x)",
+    "deepcopy parameter": "copy.deepcopy(torch.nn.Parameter(x)).detach()",
+    "save": "save_and_load(x)",
+    "save a view": "save_and_load(x[10:20]); want = want[10:20]",
+    "save without zip": "save_and_load(x, _use_new_zipfile_serialization=False)",
+    "state dict": "save_and_load({'w': x})['w']",
+    "storage clone": "torch.empty(0).set_(x.untyped_storage().clone().untyped()).view(torch.float32) if 0 else floats_of(x.untyped_storage().clone())",
+    "storage index": "as_floats([x.untyped_storage()[n] for n in range(400)]); want = want[:100]",
+    "storage tolist": "as_floats(x.untyped_storage().tolist())",
+    "typed storage": "x.storage().tolist()",
+    "dlpack to torch": "torch.from_dlpack(x)",
+    "dlpack capsule": "torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))",
+    "dlpack to numpy": "np.from_dlpack(x)",
+    "share_memory_": "x.share_memory_()",
+    "share_memory_ storage": "(x.untyped_storage().share_memory_(), x)[1]",
+    "data_ptr": "np.ctypeslib.as_array((ctypes.c_float * N).from_address(x.data_ptr())).copy()",
+    "view's data_ptr": "np.ctypeslib.as_array((ctypes.c_float * 9).from_address(x[5:].data_ptr())).copy(); want = want[5:14]",
+    "storage data_ptr": "np.ctypeslib.as_array((ctypes.c_float * N).from_address(x.untyped_storage().data_ptr())).copy()",
+    "set_ tensor": "torch.empty(0).set_(x)",
+    "set_ storage": "torch.empty(0).set_(x.untyped_storage(), 0, (N,), (1,))",
+    "resize_": "x.resize_(N // 2); want = want[:N // 2]",
+    "resize_ larger": "x.resize_(2 * N)[:N]",
+    "storage resize_": "(x.untyped_storage().resize_(8 * N), x)[1]",
+    "lazy clone": "torch._lazy_clone(x)",
+    "lazy clone's source": "(torch._lazy_clone(x), x)[1]",
+    "data": "x.data",
+    "data assignment": "torch.empty(0); got.data = x",
+    "swap_tensors": "torch.zeros(1); torch.utils.swap_tensors(got, x)",
+    "dtype view": "x.view(torch.int32).view(torch.float32)",
+    "as_strided": "x.as_strided((N,), (1,))",
+    "new tensor": "torch.tensor(x)",
+    "index": "torch.zeros(N)[:0]; got = torch.arange(N).float()[x.long()]",
+    "index op": "torch.ops.aten.index.Tensor(torch.arange(N).float(), [x.long()])",
+    "vmap": "torch.vmap(lambda row: row * 1)(x.view(64, -1)).flatten()",
+    "jvp": "torch.func.jvp(lambda t: t * 1, (x,), (x,))[1]",
+    "inference mode": "in_inference(x)",
+    "out=": "torch.mul(x, 1, out=torch.empty(N))",
+    "custom function": "Same.apply(x)",
+    "custom op through numpy": "torch.ops.chameleon_test.same(x)",
+    "multiprocessing queue": "through_queue(x)",
+    "buffer file": "to_file(x)",
+    "hash": "(hash(x), x.is_shared(), x.is_pinned(), x.untyped_storage().nbytes(), x)[-1]",
+}
+
+PRELUDE = """
+    import copy, pickle, tempfile
+    N = MiB // 4
+    def save_and_load(x, **kwargs):
+        file = io.BytesIO()
+        torch.save(x, file, **kwargs)
+        file.seek(0)
+        return torch.load(file)
+    def as_floats(numbers):
+        return np.array(numbers, dtype=np.uint8).view(np.float32)
+    def floats_of(storage):
+        return torch.empty(0).set_(storage, 0, (N,), (1,)).clone()
+    def in_inference(x):
+        with torch.inference_mode():
+            return x * 1
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.from_numpy(x.detach().numpy().copy())
+    @torch.library.custom_op("chameleon_test::same", mutates_args=())
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.numpy().copy())
+    def through_queue(x):
+        import torch.multiprocessing as mp
+        queue = mp.get_context("fork").SimpleQueue()
+        queue.put(x)
+        return queue.get()
+    def to_file(x):
+        with tempfile.NamedTemporaryFile() as file:
+            x.untyped_storage()._write_file(file, True, False, 1)
+            file.flush()
+            return np.fromfile(file.name, dtype=np.float32)
+"""
+
+
+def test_every_read_finds_an_away_tensor() -> None:
+    """All reads in one child: what crashes is named by the last line that it printed."""
+    cases = "\n".join(f"    cases[{name!r}] = {code!r}" for name, code in READS.items())
+    done = child(
+        PRELUDE
+        + f"""
+    cases = {{}}
+{cases}
+    wrong = []
+    for name, code in cases.items():
+        with cl.Session("16MiB") as session:
+            print(name, flush=True)
+            x = torch.arange(N, dtype=torch.float32)
+            want = np.arange(N, dtype=np.float32)
+            assert session.evict(x) and session.where(x) == "away", name
+            scope = dict(globals(), x=x, want=want)
+            first, _, rest = code.partition("; ")
+            try:
+                exec(f"got = {{first}}", scope)
+                exec(rest, scope)
+                got, want = scope["got"], scope["want"]
+                got = got.detach().numpy() if isinstance(got, torch.Tensor) else np.asarray(got, dtype=np.float32)
+                if not np.array_equal(got, want):
+                    wrong.append((name, "read wrong values"))
+                # Whatever was handed out must stay the tensor's bytes, or a copy, under pressure.
+                pressure(session, 24)
+                if not np.array_equal(got, want):
+                    wrong.append((name, "wrong values after pressure"))
+            except Exception as error:
+                wrong.append((name, f"{{type(error).__name__}}: {{error}}"[:300]))
+            del scope, x, got
+    assert not wrong, wrong
+    """
+    )
+    assert len(done.stdout.splitlines()) >= len(READS)
+
+
+@pytest.mark.parametrize(
+    "take, put, look",
+    [
+        ("view = x.numpy()", "view[7] = 70", "view[8]"),
+        ("view = np.asarray(x)", "view[7] = 70", "view[8]"),
+        ("view = np.from_dlpack(x)", "view[7] = 70", "view[8]"),
+        ("view = torch.from_dlpack(x)", "view[7] = 70", "view[8].item()"),
+        ("view = (ctypes.c_float * N).from_address(x.data_ptr())", "view[7] = 70", "view[8]"),
+        ("view = (ctypes.c_float * N).from_address(x.untyped_storage().data_ptr())", "view[7] = 70", "view[8]"),
+        ("view = torch.from_dlpack(x[4:])", "view[3] = 70", "view[4].item()"),
+    ],
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        "x = torch.zeros(N); assert session.evict(x)",
+        "x = torch.zeros(N)",
+        "x = torch.empty(N)",
+        "x = torch.tensor([0.0] * N)",
+        "before, x = x, torch.empty(N); x.copy_(before)",
+        "x = torch.nn.Linear(512, 512, bias=False).weight.detach().flatten()",
+    ],
+)
+def test_a_pointer_that_escaped_stays_good(make: str, take: str, put: str, look: str) -> None:
+    """Both ways: a write through the pointer is seen by torch, and torch's through the pointer; it never moves."""
+    child(
+        f"""
+        N = MiB // 4
+        x = torch.zeros(N)
+        with cl.Session("8MiB") as session:
+            {make}
+            {take}
+            address = x.data_ptr()
+            for round in range(3):
+                x.zero_()
+                {put}
+                pressure(session, 24)
+                assert not session.evict(x) and session.where(x) == "resident"
+                assert x[7].item() == 70, x[:9]
+                x[8] = 80 + round
+                pressure(session, 24)
+                assert {look} == 80 + round
+                assert x.data_ptr() == address
+        {put}
+        x[8] = 81
+        assert x[7].item() == 70 and {look} == 81
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    "take", ["np.from_dlpack(x)", "(ctypes.c_float * N).from_address(x.data_ptr())", "x.numpy()"]
+)
+def test_a_pointer_taken_between_two_sessions_stays_good(take: str) -> None:
+    child(
+        f"""
+        N = MiB // 4
+        with cl.Session("8MiB"):
+            x = torch.zeros(N)
+        view = {take}
+        with cl.Session("8MiB") as session:
+            x.add_(1)
+            pressure(session, 24)
+            view[7] = 70
+            assert x[7].item() == 70
+        """
+    )
+
+
+@pytest.mark.parametrize("take", ["np.from_dlpack(x)", "x.numpy()", "torch.from_dlpack(x)"])
+def test_a_pointer_taken_before_adoption_stays_good(take: str) -> None:
+    child(
+        f"""
+        N = MiB // 4
+        x = torch.zeros(N)
+        view = {take}
+        with cl.Session("8MiB") as session:
+            session.adopt(x)
+            view[7] = 70
+            x[8] = 80
+            pressure(session, 24)
+            assert x[7].item() == 70 and view[8] == 80
+        """
+    )
+
+
+def test_writes_that_no_schema_tells_of_reach_the_host_copy() -> None:
+    """A host copy is kept while the tensor is only read; any write must make it stale."""
+    writes = {
+        "add_": "x.add_(1)",
+        "lazy clone": "y = torch._lazy_clone(x); del y; x.add_(1)",
+        "lazy clone kept": "y = torch._lazy_clone(x); x.add_(1); assert y[0] == 0",
+        "lazy clone written": "y = torch._lazy_clone(x); y.add_(1); assert x[0] == 0; x = y",
+        "numpy": "x.numpy()[:] += 1",
+        "ctypes": "np.ctypeslib.as_array((ctypes.c_float * N).from_address(x.data_ptr()))[:] += 1",
+        "storage": "s = x.untyped_storage(); s[3] = 63; s[2] = 128; x[1:] += 1",
+        "storage fill": "x.untyped_storage().fill_(0); x += 1",
+        "storage copy_": "x.untyped_storage().copy_(torch.ones(N).untyped_storage())",
+        "out": "torch.add(x, 1, out=x)",
+        "out list": "torch.stack([torch.ones(N)], out=x.view(1, N))",
+        "foreach": "torch._foreach_add_([x], 1)",
+        "view": "x.view(2, -1)[1].add_(1); x[: N // 2] += 1",
+        "index_put": "x[torch.arange(N)] = 1.0",
+        "masked": "x.masked_fill_(x == 0, 1)",
+        "data": "x.data.add_(1)",
+        "detach": "x.detach().add_(1)",
+        "set_": "x.set_(torch.ones(N))",
+        "data assignment": "x.data = torch.ones(N)",
+        "batch norm": "F.batch_norm(torch.ones(2, N), x, torch.ones(N), training=True, momentum=1.0)",
+        "native batch norm": "torch.native_batch_norm(torch.ones(2, N), None, None, x, torch.ones(N), True, 1.0, 1e-5)",
+        "custom op": "torch.ops.chameleon_test.add_one(x)",
+        "copy_": "x.copy_(torch.ones(N))",
+        "random": "x.uniform_(1, 1)",
+        "requires_grad": "x.requires_grad_(); exec('with torch.no_grad(): x += 1'); x = x.detach()",
+        "swap_tensors": "y = torch.ones(N); torch.utils.swap_tensors(x, y)",
+        "resize": "x.resize_(0).resize_(N).fill_(1)",
+        "storage resize": "x.untyped_storage().resize_(0); x.untyped_storage().resize_(4 * N); x.fill_(1)",
+        "dlpack": "torch.from_dlpack(x).add_(1)",
+        "vmap": "torch.vmap(lambda row: row.add_(1))(x.view(64, -1))",
+        "functionalize": "torch.func.functionalize(lambda t: t.add_(1))(x)",
+        "embedding renorm": "F.embedding(torch.arange(N // 4), x.view(-1, 4).fill_(2), max_norm=2.0)",
+        "inference": "exec('with torch.inference_mode(): x.add_(1)')",
+    }
+    cases = "\n".join(f"    cases[{name!r}] = {code!r}" for name, code in writes.items())
+    child(
+        f"""
+    @torch.library.custom_op("chameleon_test::add_one", mutates_args=("x",))
+    def add_one(x: torch.Tensor) -> None:
+        x.numpy()[:] += 1
+    N = MiB // 4
+    cases = {{}}
+{cases}
+    wrong = []
+    for name, code in cases.items():
+        with cl.Session("16MiB") as session:
+            print(name, flush=True)
+            scope = dict(globals(), x=torch.zeros(N))
+            for again in range(2):
+                x = scope.pop("x")
+                assert again or session.evict(x), name
+                x.sum()  # back, by a read: the host copy stays good
+                scope["x"] = x
+                del x
+                try:
+                    exec(code, scope)
+                    x = scope["x"]
+                    for round in range(2):
+                        session.evict(x)
+                        pressure(session, 24)
+                        if not torch.equal(x, torch.ones(N)):
+                            wrong.append((name, again, round, x[:4].tolist(), int((x != 1).sum())))
+                    x.zero_()
+                    del x
+                except Exception as error:
+                    wrong.append((name, f"{{type(error).__name__}}: {{error}}"[:300]))
+                    break
+    assert not wrong, wrong
+    """
+    )
+
+
+@pytest.mark.parametrize(
+    "make, use",
+    [
+        ("x = torch.eye(800).to_sparse(); parts = [x._values(), x._indices()]", "torch.sparse.mm(x, d)"),
+        ("x = torch.eye(800).to_sparse(); parts = [x._values(), x._indices()]", "x.coalesce().to_dense()"),
+        (
+            "i = torch.arange(8000) % 800; x = torch.sparse_coo_tensor(i[None], torch.ones(8000, 8), (800, 8)); "
+            "parts = [x._values(), x._indices()]",
+            "x.coalesce().to_dense()",
+        ),
+        ("x = torch.ones(800, 800).to_sparse_csr(); parts = [x.values(), x.col_indices()]", "x @ d"),
+        ("x = torch.ones(800, 800).to_sparse_csr(); parts = [x.values(), x.col_indices()]", "x.to_dense()"),
+        (
+            "x = torch.quantize_per_channel(d, torch.ones(800, dtype=torch.double) / 9, torch.zeros(800), 0, torch.qint8); "
+            "parts = [x, x.q_per_channel_scales()]",
+            "x.dequantize()",
+        ),
+        (
+            "x = torch.nested.nested_tensor([torch.ones(300, 64), torch.ones(200, 64)]); parts = [x]",
+            "x.to_padded_tensor(0.0)",
+        ),
+        ("x = torch.complex(d, d).conj(); parts = [x]", "x * 2"),
+        ("x = d.to_mkldnn(); parts = [d]", "x.to_dense()"),
+    ],
+)
+def test_parts_of_tensors_that_no_op_names(make: str, use: str) -> None:
+    """Sparse, quantized and nested tensors keep their bytes in further storages, which kernels read natively."""
+    child(
+        f"""
+        with cl.Session("32MiB", min_swap="512B") as session:
+            d = torch.arange(800 * 800).reshape(800, 800).float()
+            {make}
+            want = {use}
+            moved = [session.evict(part) for part in parts]
+            pressure(session, 64)
+            got = {use}
+            assert torch.equal(got, want)
+            assert session.report().escaped_storages == 0, "reading it inside an op is no escape"
+        """
+    )
+
+
+def test_a_checkpoint_can_be_saved_under_pressure_and_leaves_the_model_movable() -> None:
+    """torch.save takes the raw pointer of every parameter and state, though only for a moment."""
+    child(
+        """
+        model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(16)])  # 4 MiB, 12 with AdamW's states
+        with cl.Session("3MiB") as session:
+            optimizer = torch.optim.AdamW(model.parameters())
+            for number in range(4):
+                model(torch.ones(8, 256)).pow(2).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if number == 1:
+                    file = io.BytesIO()
+                    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+                    want = state_bytes(model)
+            file.seek(0)
+            loaded = torch.load(file)
+            assert session.report().escaped_storages == 0
+            assert {name: raw(value) for name, value in loaded["model"].items()} == want
+        """
+    )
+
+
+def test_access_without_room_raises_and_does_no_harm() -> None:
+    with cl.Session("4MiB") as session:
+        x = torch.arange(3 * MiB // 4)
+        assert session.evict(x)
+        held = torch.zeros(3 * MiB // 4)
+        pointer = held.data_ptr()  # it can't leave any more
+        with pytest.raises(torch.OutOfMemoryError, match="capacity of 4 MiB.*cannot leave"):
+            x.data_ptr()
+        with pytest.raises(cl.BelowFloorError, match="do not fit"):
+            session.restore(x)
+        with pytest.raises(RuntimeError, match="below the floor"):
+            x.sum()
+        assert held.data_ptr() == pointer
+        assert session.where(x) == "away"
+        del held
+        assert int(x[-1]) == 3 * MiB // 4 - 1
+    assert int(x[1]) == 1
+
+
+def test_evict_and_restore_say_what_they_did() -> None:
+    with cl.Session("8MiB") as session:
+        x, small = torch.zeros(MiB // 4), torch.zeros(10)
+        assert session.where(small) is None and not session.evict(small)
+        assert session.where(x) == "resident"
+        assert session.evict(x) and session.evict(x)
+        assert session.where(x) == session.where(x[3:]) == "away"
+        session.restore(x)
+        assert session.where(x) == "resident"
+        session.evict(x)
+        pressure(session, 6)
+        assert session.where(x) == "away"
+        x.add_(1)
+        assert session.where(x) == "resident" and x.sum().item() == MiB // 4
+    assert x.sum().item() == MiB // 4

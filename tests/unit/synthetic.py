@@ -1,0 +1,243 @@
+"""Made-up step traces: a small GPT's training step, and arbitrary ones for property tests. No torch involved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from chameleon_lab.trace import (
+    Category,
+    Ops,
+    Residencies,
+    Stage,
+    Stalls,
+    StepTrace,
+    Storages,
+    Transfers,
+    Uses,
+)
+
+
+@dataclass
+class StepBuilder:
+    """Collects ops and storages, and works out the live bytes; ``build`` gives the step."""
+
+    op_s: float = 1e-3
+    names: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    ops: list[tuple[int, int, int, int, float]] = field(
+        default_factory=list
+    )  # name, module, stage, scratch, s
+    storages: list[list[int]] = field(default_factory=list)
+    uses: dict[tuple[int, int], list[bool]] = field(default_factory=dict)
+
+    def carried(self, category: Category, size: int, label: str = "", movable: bool = True) -> int:
+        """A storage that is alive when the step begins; its row."""
+        name = self._index(self.labels, label) if label else -1
+        self.storages.append([size, int(category), -1, name, -1, -1, -1, int(movable)])
+        return len(self.storages) - 1
+
+    def op(
+        self,
+        name: str,
+        *,
+        reads: tuple[int, ...] = (),
+        writes: tuple[int, ...] = (),
+        makes: tuple[tuple[Category, int], ...] = (),
+        stage: Stage = Stage.FORWARD,
+        module: str = "",
+        scratch: int = 0,
+        seconds: float | None = None,
+    ) -> tuple[int, ...]:
+        """One op; the rows of the storages that it makes."""
+        index, where = len(self.ops), self._index(self.modules, module) if module else -1
+        duration = self.op_s if seconds is None else seconds
+        self.ops.append((self._index(self.names, name), where, int(stage), scratch, duration))
+        for row in reads:
+            self.uses.setdefault((index, row), [False, False])[0] = True
+        for row in writes:
+            self.uses.setdefault((index, row), [False, False])[1] = True
+        made = []
+        for ordinal, (category, size) in enumerate(makes):
+            self.storages.append([size, int(category), where, -1, index, ordinal, -1, 1])
+            made.append(len(self.storages) - 1)
+            self.uses[(index, made[-1])] = [False, True]
+        return tuple(made)
+
+    def free(self, *rows: int) -> None:
+        """These storages die in the op made last."""
+        for row in rows:
+            self.storages[row][6] = len(self.ops) - 1
+
+    def build(self, index: int = 0) -> StepTrace:
+        """The step; storages that nobody freed outlive it."""
+        n = len(self.ops)
+        table = np.array(self.storages, dtype=np.int64).reshape(-1, 8)
+        size, birth, death = table[:, 0], table[:, 4], np.where(table[:, 6] < 0, n, table[:, 6])
+        change = np.zeros(n + 2, dtype=np.int64)
+        np.add.at(change, np.maximum(birth, 0), size)
+        np.subtract.at(change, np.minimum(death + 1, n + 1), size)
+        ops = np.array([row[:4] for row in self.ops], dtype=np.int64).reshape(-1, 4)
+        live = np.cumsum(change)[:n] + ops[:, 3]
+        durations = np.array([row[4] for row in self.ops], dtype=np.float64)
+        clock = np.concatenate([[0.0], np.cumsum(durations)])
+        keys = sorted(self.uses)
+        marks = np.array([self.uses[key] for key in keys], dtype=bool).reshape(-1, 2)
+        positions = np.array(keys, dtype=np.int32).reshape(-1, 2)
+        return StepTrace(
+            index=index,
+            session_stage="Profile",
+            start_s=0.0,
+            duration_s=float(durations.sum()),
+            names=tuple(self.names),
+            modules=tuple(self.modules),
+            labels=tuple(self.labels),
+            ops=Ops(
+                name=ops[:, 0].astype(np.int32),
+                module=ops[:, 1].astype(np.int32),
+                stage=ops[:, 2].astype(np.uint8),
+                sequence_nr=np.full(n, -1, dtype=np.int64),
+                thread=np.zeros(n, dtype=np.int32),
+                stack=np.full(n, -1, dtype=np.int32),
+                start_s=clock[:n],
+                duration_s=durations,
+                stall_s=np.zeros(n),
+                live_peak_bytes=live,
+                resident_peak_bytes=live.copy(),
+            ),
+            storages=Storages(
+                uid=np.arange(100, 100 + len(table), dtype=np.int64),
+                bytes=size.copy(),
+                block_bytes=size.copy(),
+                category=table[:, 1].astype(np.uint8),
+                module=table[:, 2].astype(np.int32),
+                name=table[:, 3].astype(np.int32),
+                birth_op=birth.astype(np.int32),
+                birth_ordinal=table[:, 5].astype(np.int32),
+                death_op=death.astype(np.int32),
+                movable=table[:, 7].astype(bool),
+            ),
+            uses=Uses(
+                op=positions[:, 0].copy(),
+                storage=positions[:, 1].copy(),
+                reads=marks[:, 0].copy(),
+                writes=marks[:, 1].copy(),
+            ),
+            transfers=no_transfers(),
+            stalls=no_stalls(),
+            residencies=Residencies(
+                storage=np.arange(len(table), dtype=np.int32),
+                from_op=np.maximum(birth, 0).astype(np.int32),
+                to_op=np.minimum(death + 1, n).astype(np.int32),
+                from_s=clock[np.maximum(birth, 0)],
+                to_s=clock[np.minimum(death + 1, n)],
+            ),
+        )
+
+    @staticmethod
+    def _index(words: list[str], word: str) -> int:
+        if word not in words:
+            words.append(word)
+        return words.index(word)
+
+
+def no_transfers() -> Transfers:
+    i, b, f = np.empty(0, np.int32), np.empty(0, np.uint8), np.empty(0)
+    return Transfers(i, b, b, np.empty(0, np.int64), i, f, f, f)
+
+
+def no_stalls() -> Stalls:
+    i, b, f = np.empty(0, np.int32), np.empty(0, np.uint8), np.empty(0)
+    return Stalls(i, i, b, b, f, f)
+
+
+def gpt_step(layers: int = 4, size: int = 1 << 20, tokens: int = 4, foreach: bool = False) -> StepTrace:
+    """A training step: per layer a matmul and an activation function, then a loss, backward and Adam.
+
+    A weight has ``size`` bytes, an activation ``tokens * size``. Gradients are born in backward and freed by the
+    optimizer; each weight has two optimizer states.
+    """
+    step, activation = StepBuilder(), (Category.ACTIVATION, tokens * size)
+    weights = [step.carried(Category.PARAMETER, size, f"h.{k}.weight") for k in range(layers)]
+    states = [
+        [
+            step.carried(Category.OPTIMIZER_STATE, size, f"{state} of h.{k}.weight")
+            for state in ("exp_avg", "exp_avg_sq")
+        ]
+        for k in range(layers)
+    ]
+    (x,) = step.op("aten::embedding", makes=(activation,), module="wte")
+    saved = []
+    for k in range(layers):
+        (y,) = step.op("aten::mm", reads=(x, weights[k]), makes=(activation,), module=f"h.{k}")
+        (z,) = step.op("aten::gelu", reads=(y,), makes=(activation,), module=f"h.{k}")
+        saved.append((x, y))
+        x = z
+    (grad,) = step.op("aten::mse_loss_backward", reads=(x,), makes=(activation,), stage=Stage.BACKWARD)
+    step.free(x)
+    gradients = []
+    for k in reversed(range(layers)):
+        x, y = saved[k]
+        kwargs = {"stage": Stage.BACKWARD, "module": f"h.{k}"}
+        (inner,) = step.op("aten::gelu_backward", reads=(y, grad), makes=(activation,), **kwargs)
+        step.free(y, grad)
+        gradients.append(
+            step.op("aten::mm", reads=(x, inner), makes=((Category.GRADIENT, size),), **kwargs)[0]
+        )
+        (grad,) = step.op("aten::mm", reads=(inner, weights[k]), makes=(activation,), **kwargs)
+        step.free(x, inner)
+    step.op("aten::embedding_dense_backward", reads=(grad,), stage=Stage.BACKWARD, module="wte")
+    step.free(grad)
+    gradients.reverse()
+    if foreach:
+        every = (*weights, *(state for pair in states for state in pair))
+        step.op("aten::_foreach_addcdiv_", reads=tuple(gradients), writes=every, stage=Stage.OPTIMIZER)
+        step.free(*gradients)
+    else:
+        for k in range(layers):
+            step.op("aten::mul_", reads=(gradients[k],), writes=tuple(states[k]), stage=Stage.OPTIMIZER)
+            step.op("aten::addcdiv_", reads=tuple(states[k]), writes=(weights[k],), stage=Stage.OPTIMIZER)
+            step.free(gradients[k])
+    return step.build()
+
+
+def random_step(seed: int, ops: int = 20, storages: int = 8, unit: int = 1 << 14) -> StepTrace:
+    """An arbitrary step: persistent, carried, local and escaping storages of 1 to 9 units, some too small or pinned."""
+    random = np.random.default_rng(seed)
+    step = StepBuilder(op_s=float(random.choice([0.0, 1e-3])))
+    fate: list[str] = []
+    births: list[int] = []
+    deaths: list[int] = []
+    for _ in range(storages):
+        kind = str(random.choice(["persistent", "carried", "local", "escaping"]))
+        birth = int(random.integers(ops)) if kind in ("local", "escaping") else -1
+        death = int(random.integers(max(birth, 0), ops)) if kind in ("local", "carried") else ops
+        fate.append(kind)
+        births.append(birth)
+        deaths.append(death)
+    sizes = [int(random.choice([unit // 4, *range(unit, 10 * unit, unit)])) for _ in range(storages)]
+    rows: dict[int, int] = {}
+    for k in range(storages):
+        if births[k] < 0:
+            category = Category.PARAMETER if fate[k] == "persistent" else Category.GRADIENT
+            rows[k] = step.carried(category, sizes[k], f"{fate[k]}.{k}", movable=bool(random.random() < 0.9))
+    density = float(random.choice([0.1, 0.3]))
+    for i in range(ops):
+        alive = [k for k in rows if births[k] < i <= deaths[k]]
+        used = [k for k in alive if random.random() < density]
+        writes = tuple(rows[k] for k in used if random.random() < 0.4)
+        born = [k for k in range(storages) if births[k] == i]
+        made = step.op(
+            str(random.choice(["aten::mm", "aten::add", "aten::empty"])),
+            reads=tuple(rows[k] for k in used),
+            writes=writes,
+            makes=tuple((Category.ACTIVATION, sizes[k]) for k in born),
+            stage=Stage(min(3 * i // ops, 2)),
+            scratch=int(random.integers(3)) * unit,
+            seconds=None if random.random() < 0.8 else float(random.random()) * 1e-2,
+        )
+        rows.update(zip(born, made, strict=True))
+        step.free(*(rows[k] for k in rows if deaths[k] == i))
+    return step.build()

@@ -1,0 +1,175 @@
+import json
+import re
+from fractions import Fraction
+
+import pytest
+import torch
+
+from benchmarks import main_job, measure, overhead
+from benchmarks.measure import Comparison, Run, Traffic
+from benchmarks.models import CASES
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_main_job_writes_what_it_prints(tmp_path, capsys, one_thread):
+    file = tmp_path / "deeper" / "main_job.json"
+    code = main_job.main(["--quick", "--models", "char-gpt", "--fractions", "1/2,1/3", "--json", str(file)])
+    assert code == 0
+    document = json.loads(file.read_text())
+    assert document["benchmark"] == "main_job" and document["correct"]
+    environment = document["environment"]
+    assert environment["torch"] == torch.__version__ and environment["machine"]["cpu"]
+    assert environment["commit"] and environment["date"] and environment["threads"] == 1
+    assert environment["arguments"]["fractions"] == ["1/2", "1/3"]
+    assert (
+        document["models"]["char-gpt"]["floor_bytes"] < document["models"]["char-gpt"]["unswapped_peak_bytes"]
+    )
+    rows = document["rows"]
+    variants = [(row["variant"], row["fraction"]) for row in rows]
+    assert variants == [
+        ("plain", None),
+        ("uncapped", None),
+        ("eviction", "1/2"),
+        ("planned", "1/2"),
+        ("eviction", "1/3"),
+        ("planned", "1/3"),
+    ]
+    for row in rows:
+        assert (
+            row["bit_identical"] and row["losses_identical"] and row["weights_identical"] and row["correct"]
+        )
+        assert (
+            row["step_s"] > 0 and row["ratio"] > 0 and row["ratio_of_minima"] > 0 and row["ratio_of_cpu"] > 0
+        )
+        assert row["unswapped_peak_bytes"] > 0 and not row["error"] and not row["first_difference"]
+        if row["capacity_bytes"] is None:
+            assert row["within_capacity"] is None and not row["arithmetic"]
+        else:
+            assert row["within_capacity"] and row["peak_bytes"] <= row["capacity_bytes"]
+            assert row["capacity_bytes"] == int(row["unswapped_peak_bytes"] * Fraction(row["fraction"]))
+            assert row["out_bytes"] > 0 and row["in_bytes"] > 0
+            assert row["arithmetic"]["expected_stall_s"] >= 0
+    screen = capsys.readouterr().out
+    assert "char-gpt  1/3      8GiB/s  planned" in screen and "NOT IDENTICAL" not in screen
+    assert not list(file.parent.glob("*.tmp")) and not list(file.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("where", ["loss", "weight"])
+def test_a_corrupted_run_fails_the_main_job(where, monkeypatch, tmp_path, capsys, one_thread):
+    train = measure.train
+
+    def corrupting(case, steps, session=None, **options):
+        run = train(case, steps, session, **options)
+        if session and session().capacity_bytes:
+            if where == "loss":
+                run.losses[1] = float.fromhex("0x1.0000000000001p+0") * run.losses[1]
+            else:
+                run.digests[next(iter(run.digests))] = "0" * 64
+        return run
+
+    monkeypatch.setattr(measure, "train", corrupting)
+    file = tmp_path / "main_job.json"
+    assert main_job.main(["--quick", "--models", "char-gpt", "--json", str(file)]) == 1
+    screen = capsys.readouterr().out
+    assert re.search(r"NOT IDENTICAL: char-gpt 1/2 8GiB/s planned: " + where, screen)
+    document = json.loads(file.read_text())
+    assert not document["correct"]
+    wrong = {row["variant"] for row in document["rows"] if not row["bit_identical"]}
+    assert wrong == {"eviction", "planned"}
+
+
+def test_a_run_that_fails_is_reported_and_fails_the_main_job(monkeypatch, capsys, one_thread):
+    train = measure.train
+
+    def failing(case, steps, session=None, **options):
+        if session and session().capacity_bytes:
+            raise RuntimeError("no luck today")
+        return train(case, steps, session, **options)
+
+    monkeypatch.setattr(measure, "train", failing)
+    assert main_job.main(["--quick", "--models", "char-gpt"]) == 1
+    assert "FAILED: char-gpt 1/2 8GiB/s planned: RuntimeError: no luck today" in capsys.readouterr().out
+
+
+def test_a_peak_above_the_capacity_is_no_correct_row():
+    cell = main_job.Cell(CASES["char-gpt"], main_job.PLANNED, Fraction(1, 2), "8GiB/s", 100)
+    cell.comparisons = [Comparison(True, True)]
+    cell.runs = cell.base = [Run(step_s=[1.0], cpu_s=[1.0], stall_s=[0.1], peaks=[90, 101])]
+    row = main_job.row_of(cell, 200, 0)
+    assert row["bit_identical"] and not row["within_capacity"] and not row["correct"]
+    cell.runs[0].peaks = [90, 100]
+    assert main_job.row_of(cell, 200, 0)["correct"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "digests", "first"),
+    [
+        ([1.0, 2.0], {"weight a": "x"}, ""),
+        ([1.0, 2.0000000000000004], {"weight a": "x"}, "loss of step 1: 2.0000000000000004 instead of 2.0"),
+        ([1.0], {"weight a": "x"}, "1 losses instead of 2"),
+        ([1.0, 2.0], {"weight a": "y"}, "weight a"),
+        ([1.0, 2.0], {}, "weight a"),
+        ([1.0, 2.0], {"weight a": "x", "state b": "z"}, "state b"),
+    ],
+)
+def test_compare(losses, digests, first):
+    comparison = measure.compare(losses, [1.0, 2.0], digests, {"weight a": "x"})
+    assert comparison.first_difference == first
+    assert comparison.identical == (not first)
+    assert comparison.losses == (not first or "loss" not in first)
+
+
+def test_digest_sees_every_bit_the_shape_and_the_type():
+    zero, minus = torch.zeros(3), torch.tensor([0.0, -0.0, 0.0])
+    assert torch.equal(zero, minus) and measure.digest(zero) != measure.digest(minus)
+    assert measure.digest(zero) == measure.digest(torch.zeros(6)[::2])
+    assert measure.digest(zero) != measure.digest(zero.view(3, 1))
+    assert measure.digest(zero) != measure.digest(zero.int())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_seed_gives_the_same_job(name):
+    if name in ("gpt2", "llama"):
+        pytest.importorskip("transformers")
+    losses = []
+    for _ in range(2):
+        job = CASES[name].build(7, tiny=True)
+        generator = torch.Generator().manual_seed(1)
+        losses.append([job.train_step(job.make_batch(generator)).item() for _ in range(2)])
+    assert losses[0] == losses[1] and losses[0][0] != losses[0][1]
+
+
+def test_traffic_that_compute_cannot_hide():
+    traffic = Traffic(busy_s=5, stall_s=3, compute_s=(1.0, 2.0), out_bytes=(300, 0), in_bytes=(0, 500))
+    assert traffic.excess_s(100, 100) == pytest.approx(2 + 3)
+    assert traffic.excess_s(1000, 1000) == 0
+
+
+def test_ratio_of_medians_and_of_minima():
+    assert measure.ratio([2.0, 3.0, 100.0], [1.0, 2.0, 3.0]) == 1.5
+    assert measure.ratio([2.0, 3.0], [1.0, 5.0], min) == 2.0
+    assert measure.ratio([], [1.0]) == 0.0
+
+
+def test_overhead_sets_every_tool_against_none(tmp_path, one_thread, monkeypatch):
+    chosen = [w for w in overhead.workloads(quick=True) if w.name == "Python loop of adds, 4 KiB"]
+    monkeypatch.setattr(overhead, "workloads", lambda quick: chosen)
+    file = tmp_path / "overhead.json"
+    assert overhead.main(["--quick", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["tool"] for row in rows] == [tool.name for tool in overhead.TOOLS]
+    assert all(row["ops"] == 2000 and row["run_s"] > 0 and not row["error"] for row in rows)
+    assert rows[0]["ratio"] == 1.0 and rows[0]["us_per_op"] == 0.0
+
+
+def test_arguments_that_make_no_sense_are_refused(capsys):
+    for arguments in (["--models", "gtp2"], ["--fractions", "2"], ["--link", "fast"], ["--rounds", "0"]):
+        with pytest.raises(SystemExit):
+            main_job.parse_arguments(arguments)
+    assert "there is no model 'gtp2'" in capsys.readouterr().err

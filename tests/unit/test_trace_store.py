@@ -1,0 +1,198 @@
+"""Trace files: they read back as they were, and say what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+parquet = pytest.importorskip("pyarrow.parquet")
+import pyarrow as pa  # noqa: E402
+from synthetic import gpt_step, random_step  # noqa: E402
+
+from chameleon_lab.errors import TraceError  # noqa: E402
+from chameleon_lab.trace import Stalls, StepTrace, Trace, Transfers, store  # noqa: E402
+
+META = {"torch": "2.13.0", "device": "cpu", "capacity_bytes": None, "link_out_bytes_per_s": 1e9}
+
+
+def rich_step() -> StepTrace:
+    """A step with a row in every table."""
+    step = gpt_step(layers=2)
+    stack = np.arange(len(step.ops), dtype=np.int32) % 2 - 1
+    transfers = Transfers(
+        storage=np.array([3, -1], dtype=np.int32),
+        direction=np.array([0, 1], dtype=np.uint8),
+        cause=np.array([1, 2], dtype=np.uint8),
+        bytes=np.array([1 << 40, 7], dtype=np.int64),
+        issue_op=np.array([4, 9], dtype=np.int32),
+        issue_s=np.array([0.1, 0.2]),
+        start_s=np.array([0.15, 0.25]),
+        end_s=np.array([0.2, 0.3]),
+    )
+    stalls = Stalls(
+        op=np.array([9], dtype=np.int32),
+        storage=np.array([-1], dtype=np.int32),
+        direction=np.array([1], dtype=np.uint8),
+        cause=np.array([2], dtype=np.uint8),
+        start_s=np.array([0.2]),
+        duration_s=np.array([0.1]),
+    )
+    return dataclasses.replace(
+        step,
+        index=41,
+        start_s=1.7e9,
+        ops=dataclasses.replace(step.ops, stack=stack),
+        stacks=("train.py:12 step\nmodel.py:7 forward",),
+        transfers=transfers,
+        stalls=stalls,
+        truncated_ops=3,
+    )
+
+
+def assert_same(left: Trace, right: Trace) -> None:
+    assert left.meta == right.meta
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        for field in dataclasses.fields(StepTrace):
+            x, y = getattr(a, field.name), getattr(b, field.name)
+            if not dataclasses.is_dataclass(x):
+                assert x == y and type(x) is type(y), field.name
+                continue
+            assert type(x) is type(y)
+            for name, column in x.columns().items():
+                np.testing.assert_array_equal(column, y.columns()[name], err_msg=name)
+                assert column.dtype == y.columns()[name].dtype, name
+
+
+def test_round_trip_is_the_identity(tmp_path: Path) -> None:
+    trace = Trace([rich_step(), *(random_step(seed) for seed in range(5))], META)
+    path = tmp_path / "run.parquet"
+    trace.save(str(path))
+    assert_same(Trace.load(str(path)), trace)
+    store.save(Trace.load(str(path)), tmp_path / "again.parquet")
+    assert_same(store.load(tmp_path / "again.parquet"), trace)
+
+
+def test_empty_trace_survives(tmp_path: Path) -> None:
+    store.save(Trace([], META), tmp_path / "empty.parquet")
+    assert_same(store.load(tmp_path / "empty.parquet"), Trace([], META))
+
+
+def test_file_has_a_row_a_step_and_a_column_for_every_field(tmp_path: Path) -> None:
+    store.save(Trace([rich_step(), rich_step()]), tmp_path / "run.parquet")
+    table = parquet.read_table(tmp_path / "run.parquet")
+    assert table.num_rows == 2
+    assert set(table.column_names) == {field.name for field in dataclasses.fields(StepTrace)}
+    step = rich_step()
+    for name in ("ops", "storages", "uses", "transfers", "stalls", "residencies"):
+        struct = table.schema.field(name).type.value_type
+        assert [struct.field(k).name for k in range(struct.num_fields)] == list(getattr(step, name).columns())
+
+
+def test_loaded_columns_can_be_planned_on(tmp_path: Path) -> None:
+    from chameleon_lab.policy import Link, plan
+
+    step = gpt_step(layers=4)
+    store.save(Trace([step]), tmp_path / "run.parquet")
+    capacity = int(0.6 * step.live_peak_bytes)
+    assert plan(store.load(tmp_path / "run.parquet"), capacity, Link(None, None)) == plan(
+        step, capacity, Link(None, None)
+    )
+
+
+def test_truncated_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    store.save(Trace([rich_step()]), path)
+    data = path.read_bytes()
+    for length in (0, 3, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(TraceError, match=r"run\.parquet: truncated, or no Parquet file"):
+            store.load(path)
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.parquet"
+    path.write_text("step,loss\n0,1.0\n")
+    with pytest.raises(TraceError, match="no Parquet file"):
+        store.load(path)
+    parquet.write_table(pa.table({"loss": [1.0]}), path)
+    with pytest.raises(TraceError, match="no Chameleon Lab trace"):
+        store.load(path)
+
+
+def rewrite(path: Path, table: pa.Table, header: object) -> None:
+    text = header if isinstance(header, str) else json.dumps(header)
+    parquet.write_table(table.replace_schema_metadata({b"chameleon_lab.trace": text.encode()}), path)
+
+
+def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    store.save(Trace([rich_step()]), path)
+    rewrite(path, parquet.read_table(path), {"version": 2, "meta": {}})
+    with pytest.raises(TraceError, match="trace version 2.*reads up to 1: upgrade"):
+        store.load(path)
+
+
+@pytest.mark.parametrize(
+    "header", ["{", [], {"meta": {}}, {"version": "one", "meta": {}}, {"version": 1, "meta": 3}]
+)
+def test_broken_header_is_refused(tmp_path: Path, header: object) -> None:
+    path = tmp_path / "run.parquet"
+    store.save(Trace([rich_step()]), path)
+    rewrite(path, parquet.read_table(path), header)
+    with pytest.raises(TraceError, match="header is broken"):
+        store.load(path)
+
+
+def test_missing_and_changed_columns_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    store.save(Trace([rich_step()]), path)
+    table = parquet.read_table(path)
+    rewrite(path, table.drop_columns(["uses"]), {"version": 1, "meta": {}})
+    with pytest.raises(TraceError, match="column 'uses' is missing"):
+        store.load(path)
+    changed = table.set_column(0, "index", pa.array(["zero"]))
+    rewrite(path, changed, {"version": 1, "meta": {}})
+    with pytest.raises(TraceError, match="column 'index' is of type string, not int64"):
+        store.load(path)
+
+
+def test_meta_must_be_plain(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="meta must hold plain"):
+        store.save(Trace([], {"device": object()}), tmp_path / "run.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    store.save(Trace([rich_step()], META), path)
+    step = rich_step()
+    bad = dataclasses.replace(step, ops=dataclasses.replace(step.ops, name=step.ops.name + 0.5))
+    with pytest.raises(TraceError, match=r"column ops\.name is float64, which does not fit int32"):
+        store.save(Trace([bad]), path)
+    assert_same(store.load(path), Trace([rich_step()], META))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.parquet"]
+
+
+def test_missing_file_is_the_systems_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.load(tmp_path / "nowhere.parquet")
+
+
+def test_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = builtins.__import__
+
+    def refuse(name: str, *args: object, **kwargs: object) -> object:
+        if name.split(".")[0] == "pyarrow":
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    for call in (lambda: store.save(Trace([]), tmp_path / "x"), lambda: store.load(tmp_path / "x")):
+        with pytest.raises(ImportError, match="pip install pyarrow"):
+            call()
