@@ -4,7 +4,8 @@ Peers in the same run, interleaved: nothing at all, a TorchDispatchMode that pas
 torch.profiler with shapes and memory. A step of the GPT-2 (124M) shape gives the share of real work; loops of tiny
 ops and a tiny GPT give microseconds an op.
 
-    python -m benchmarks.overhead --json FILE [--rounds N] [--steps N] [--threads N] [--quick]
+    python -m benchmarks.overhead --json FILE [--rounds N] [--steps N] [--threads N] [--only TEXT]
+        [--plain-malloc] [--quick]
 """
 
 from __future__ import annotations
@@ -263,13 +264,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--steps", type=measure.count, default=None, help="timed runs each time")
     parser.add_argument("--threads", type=measure.count, default=1, help="threads of an op")
+    parser.add_argument("--only", metavar="TEXT", default="", help="workloads with this in their name")
+    parser.add_argument(
+        "--plain-malloc",
+        action="store_true",
+        help="let malloc give large blocks back at once, as it does by default; a session's device keeps them, which "
+        "can save more than recording costs",
+    )
     parser.add_argument("--quick", action="store_true", help="tiny workloads, 2 rounds")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages
+    if not options.plain_malloc:
+        measure.keep_freed_memory()
     environment = measure.environment(vars(options))
     rows: list[dict[str, Any]] = []
     for workload in workloads(options.quick):
+        if options.only.lower() not in workload.name.lower():
+            continue
         rows += measure_workload(workload, options.rounds or (2 if options.quick else 10), options.steps)
         if options.json:
             measure.write_json(

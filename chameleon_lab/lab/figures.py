@@ -99,7 +99,7 @@ def step_figure(
     figure.update_yaxes(title_text=f"On the device ({unit})", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(showgrid=False, range=[1.6, -0.6], row=2, col=1)
     figure.update_yaxes(showgrid=False, row=3, col=1)
-    figure.update_xaxes(range=[0, step.duration_s], tickformat="~s", ticksuffix="s")
+    figure.update_xaxes(range=[0, step.duration_s], tickformat="~s", hoverformat=".4~s", ticksuffix="s")
     figure.update_layout(barmode="overlay", bargap=0.3)
     return figure
 
@@ -168,15 +168,13 @@ def resident_by_category(step: StepTrace) -> tuple[np.ndarray, np.ndarray]:
     """
     rows = step.residencies
     sizes = step.storages.block_bytes[rows.storage]
-    categories = step.storages.category[rows.storage]
-    times = np.maximum(np.concatenate([[0.0], rows.from_s, rows.to_s]), 0.0)
-    changes = np.zeros((len(times), len(Category)), dtype=np.int64)
-    arrivals = 1 + np.arange(len(rows))
-    changes[arrivals, categories] = sizes
-    changes[arrivals + len(rows), categories] = -sizes
+    categories = step.storages.category[rows.storage].astype(np.int64)
     # What is there when the step ends does not leave: the drawing ends with it on the device.
-    stays = rows.to_op >= len(step.ops)
-    changes[arrivals[stays] + len(rows)] = 0
+    leaves = rows.to_op < len(step.ops)
+    times = np.maximum(np.concatenate([[0.0], rows.from_s, rows.to_s[leaves]]), 0.0)
+    changes = np.zeros((len(times), len(Category)), dtype=np.int64)
+    changes[np.arange(1, 1 + len(rows)), categories] = sizes
+    changes[np.arange(1 + len(rows), len(times)), categories[leaves]] = -sizes[leaves]
     order = np.argsort(times, kind="stable")
     times, levels = times[order], np.cumsum(changes[order], axis=0)
     last_of_instant = np.append(np.diff(times) > 0, True)
@@ -222,8 +220,6 @@ def _draw_resident(go: Any, figure: go.Figure, step: StepTrace, unit: str, scale
                 name=name,
                 mode="lines",
                 stackgroup="resident",
-                # Two trains of steps at one x would be summed by interpolation otherwise.
-                stackgaps="infer zero",
                 line={"shape": "hv", "width": 0, "color": colour},
                 fillcolor=colour,
                 hovertemplate=f"%{{y:.3~f}} {unit}",
@@ -408,7 +404,7 @@ def _style(figure: go.Figure, title: str, height: int, bottom: int) -> None:
         },
         modebar={"orientation": "v", "remove": ["select2d", "lasso2d", "autoScale2d"]},
         hovermode="x unified",
-        hoverlabel={"font": {"size": 11}},
+        hoverlabel={"font": {"size": 11}, "namelength": -1},
     )
     axis = {"gridcolor": _LINE, "zeroline": False, "linecolor": _LINE, "tickfont": {"color": _INK_2}}
     figure.update_xaxes(axis, title_standoff=6, title_font_size=12)

@@ -236,10 +236,7 @@ class ChameleonMagics(Magics):
         shell = self.shell
         source = shell.transform_cell(cell)
         name = shell.compile.cache(source, shell.execution_count, raw_code=cell)
-        try:
-            tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
-        except SyntaxError as error:
-            raise error.with_traceback(None) from None
+        tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
         shown = tree.body and isinstance(tree.body[-1], ast.Expr)
         if not shown or shell.displayhook.semicolon_at_end_of_expression(cell):
             return [shell.compile(tree, name, "exec")]

@@ -138,7 +138,10 @@ class _Planner:
         start = np.concatenate([[0.0], np.cumsum(times)])
         # Start of each op over all swept steps and the one after, in which their last gaps end.
         self.start = np.concatenate([start[:-1] + k * start[-1] for k in range(_PERIODS + 1)])
-        in_s = np.array([link.in_s(size) for size in self.size])
+        in_s = np.array(
+            [link.in_s(size) if back else 0.0 for size, back in zip(self.size, memory.gap_returns, strict=True)]
+        )
+        self.returns: list[bool] = memory.gap_returns.tolist()
         out_s = np.array([link.out_s(size) for size in self.size])
         # With less time than this left until its use, a swap saves too little to be worth its transfers.
         self.hurried: list[float] = (in_s + 0.5 * np.maximum(in_s, out_s)).tolist()
@@ -156,7 +159,9 @@ class _Planner:
         self._take_dormant()
         if (self.bytes > self.capacity).any():
             every = list(range(len(self.size)))
-            self._sweep(every, [-use for use in self.use_op], -self.n, self.hurried)
+            # What does not return is used furthest of all.
+            far = [use if back else use + self.n for use, back in zip(self.use_op, self.returns, strict=True)]
+            self._sweep(every, [-use for use in far], -self.n, self.hurried)
             chosen = [gap for gap, free in enumerate(self.free) if free >= 0]
             self._sweep(chosen, [self.out_op[gap] for gap in chosen], self.n)
             self._repair()
@@ -171,6 +176,7 @@ class _Planner:
             (never + 2, np.array(self.free, dtype=np.int64)[taken]),
             (never, np.array(self.back, dtype=np.int64)[taken]),
             (never, memory.gap_use[taken]),
+            (never >= 0, memory.gap_returns[taken]),
         )
         return Swaps(*(np.concatenate(column) for column in columns))
 
@@ -299,7 +305,7 @@ class _Planner:
             if full < free:
                 until, self.free[gap] = free, -1
             else:
-                until = self.back[gap] = full + 1
+                until = self.back[gap] = full + 1 if self.returns[gap] else use_op[gap]
             profile.add(until, min(back, n), size[gap])
             profile.add(max(until, n) - n, back - n, size[gap])
 
@@ -320,8 +326,8 @@ def _decisions(step: StepTrace, memory: StepMemory, swaps: Swaps) -> tuple[Decis
                 gap=int(swaps.ordinal[k]),
                 out_op=int(swaps.out_op[k]),
                 free_op=int(swaps.free_op[k]),
-                in_op=int(swaps.in_op[k]),
-                use_op=int(swaps.use_op[k]),
+                in_op=int(swaps.in_op[k]) if swaps.returns[k] else NEVER,
+                use_op=int(swaps.use_op[k]) if swaps.returns[k] else NEVER,
             )
         )
     return tuple(decisions)

@@ -43,7 +43,12 @@ class StepMemory:
     Shapes: ``ops`` ops, ``C`` candidates, ``U`` uses of candidates, ``G`` gaps. A candidate is a movable
     storage whose block has at least ``min_swap_bytes``. A gap lies between two consecutive uses ``u < v``;
     the birth counts as a use. The gap after the last use of a persistent storage (alive when the step began
-    and when it ended) reaches its first use in the next step, so there ``v >= ops``.
+    and when it ended) reaches its first use in the next step, so there ``v >= ops``. After the last use of any
+    other storage comes dead time: a gap too, from which nothing returns. Gradients between the optimizer and
+    ``zero_grad`` are the usual case.
+
+    Storages that the step before left behind, and that die in this one, are no candidates: the executor could not
+    tell them from one another.
     """
 
     ops: int
@@ -68,7 +73,10 @@ class StepMemory:
     gap_out: np.ndarray
     """int64 (G,): op of that use, ``u``"""
     gap_use: np.ndarray
-    """int64 (G,): op of the use that ends the gap, ``v`` (``>= ops`` in the next step)"""
+    """int64 (G,): op of the use that ends the gap, ``v`` (``>= ops`` in the next step); of dead time, the op during
+    which the storage dies, or ``ops``"""
+    gap_returns: np.ndarray
+    """bool (G,): false for dead time"""
     dormant: np.ndarray
     """int64 (D,): persistent candidates that no op of the step uses."""
 
@@ -101,8 +109,9 @@ class StepMemory:
 class Swaps:
     """Swaps bound to the candidates of a StepMemory. All columns are int64 of shape (swaps,).
 
-    The op indices are those of :class:`~chameleon_lab.policy.Decision`; of a dormant storage ``ordinal``,
-    ``in_op`` and ``use_op`` are -1.
+    The op indices are those of :class:`~chameleon_lab.policy.Decision`, but that ``in_op`` and ``use_op`` of a swap
+    in dead time are the op during which the storage dies. Of a dormant storage ``ordinal``, ``in_op`` and ``use_op``
+    are -1.
     """
 
     storage: np.ndarray
@@ -111,6 +120,8 @@ class Swaps:
     free_op: np.ndarray
     in_op: np.ndarray
     use_op: np.ndarray
+    returns: np.ndarray
+    """bool (swaps,): does the storage come back?"""
 
     def __len__(self) -> int:
         return len(self.storage)
@@ -165,7 +176,8 @@ def step_memory(step: StepTrace, min_swap_bytes: int = MIN_SWAP_BYTES) -> StepMe
     where nobody sees it.
     """
     n, storages, uses = len(step.ops), step.storages, step.uses
-    row = np.flatnonzero(storages.movable & (storages.block_bytes >= min_swap_bytes))
+    left_behind = (storages.birth_op < 0) & (storages.death_op < n)
+    row = np.flatnonzero(storages.movable & ~left_behind & (storages.block_bytes >= min_swap_bytes))
     block_bytes = storages.block_bytes[row].astype(np.int64)
     birth = storages.birth_op[row].astype(np.int64)
     persistent = (birth < 0) & (storages.death_op[row] >= n)
@@ -187,7 +199,10 @@ def step_memory(step: StepTrace, min_swap_bytes: int = MIN_SWAP_BYTES) -> StepMe
     next_op = np.append(uses_op[1:], 0)
     has_use = end > first
     last = end[has_use] - 1
-    next_op[last] = np.where(persistent[has_use], uses_op[first[has_use]] + n, uses_op[last])
+    dies = np.minimum(storages.death_op[row][has_use], n)
+    next_op[last] = np.where(persistent[has_use], uses_op[first[has_use]] + n, dies)
+    returns = np.ones(len(key), dtype=bool)
+    returns[last] = persistent[has_use]
     allocates_only = np.array([_only_allocates(name) for name in step.names], dtype=bool)
     unwritten = (uses_op == birth[owner]) & allocates_only[step.ops.name[uses_op]]
     gap = np.flatnonzero((next_op > uses_op + 1) & ~unwritten)
@@ -204,6 +219,7 @@ def step_memory(step: StepTrace, min_swap_bytes: int = MIN_SWAP_BYTES) -> StepMe
         gap_ordinal=gap - first[owner[gap]],
         gap_out=uses_op[gap],
         gap_use=next_op[gap],
+        gap_returns=returns[gap],
         dormant=np.flatnonzero(persistent & ~has_use),
     )
 

@@ -71,9 +71,10 @@ class Decision:
     stream waits for that copy and the block is freed; before op ``in_op`` a block is allocated and the copy
     back is issued; op ``use_op`` waits for it. So ``out_op < free_op <= in_op <= use_op``, and the storage is
     away during the ops ``free_op <= i < in_op``. Indices at or above the number of ops lie in the next step.
-    A persistent storage that no op uses has ``gap``, ``in_op`` and ``use_op`` NEVER (-1): it leaves after op
-    ``out_op`` of the first step and stays away, so at later steps the decision finds nothing to do. Of a kept
-    gap the op indices only say where it lies.
+    In dead time, after the last use of a storage that dies in this step or early in the next, ``in_op`` and ``use_op``
+    are NEVER (-1). A persistent storage that no op uses has ``gap`` NEVER as well: it leaves after op ``out_op`` of the
+    first step and stays away, so at later steps the decision finds nothing to do. Of a kept gap the op indices only say
+    where it lies.
 
     Raises PolicyError if the fields contradict each other.
     """
@@ -102,9 +103,10 @@ class Decision:
             raise PolicyError(f"{where}: bytes is {self.bytes} and gap {self.gap}; neither may be so low")
         if self.action is not Action.SWAP:
             return
-        if (self.in_op == NEVER) != (self.use_op == NEVER) or (self.in_op == NEVER) != (self.gap == NEVER):
+        if (self.in_op == NEVER) != (self.use_op == NEVER) or (self.gap == NEVER and self.in_op != NEVER):
             raise PolicyError(
-                f"{where}: gap, in_op and use_op are all -1 (the storage never returns), or none is"
+                f"{where}: in_op and use_op are both -1 (the storage does not return), or neither is, and both are "
+                "where gap is -1 (nothing uses it)"
             )
         returns = self.in_op != NEVER
         if not 0 <= self.out_op < self.free_op or (returns and not self.free_op <= self.in_op <= self.use_op):

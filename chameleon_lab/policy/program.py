@@ -61,7 +61,7 @@ def compile_program(policy: Policy, step: StepTrace) -> Program:
     in the gap.
     """
     memory, swaps, unmatched = bind(policy, step)
-    returns = swaps.in_op >= 0
+    returns = swaps.returns
     # At one op and kind, the more urgent copy first: the nearest use of a swap-in, the nearest free of a
     # swap-out.
     op = np.concatenate([swaps.free_op, swaps.in_op[returns], swaps.out_op]) % memory.ops
@@ -100,7 +100,7 @@ def bind(policy: Policy, step: StepTrace) -> tuple[StepMemory, Swaps, list[str]]
     row_of = {key: row for row, key in enumerate(step.storage_keys)}
     candidate_of = {row: candidate for candidate, row in enumerate(memory.row.tolist())}
     pairs = zip(memory.gap_storage.tolist(), memory.gap_ordinal.tolist(), strict=True)
-    spans = zip(memory.gap_out.tolist(), memory.gap_use.tolist(), strict=True)
+    spans = zip(memory.gap_out.tolist(), memory.gap_use.tolist(), memory.gap_returns.tolist(), strict=True)
     span_of = dict(zip(pairs, spans, strict=True))
     dormant = set(memory.dormant.tolist())
 
@@ -115,24 +115,28 @@ def bind(policy: Policy, step: StepTrace) -> tuple[StepMemory, Swaps, list[str]]
             reason = "the storage must stay on the device, or is too small to move"
         elif decision.gap == NEVER:
             if candidate in dormant:
-                bound.append((candidate, NEVER, 0, 1, NEVER, NEVER))
+                bound.append((candidate, NEVER, 0, 1, NEVER, NEVER, False))
                 continue
             reason = "an op of the step uses the storage"
-        elif (span := span_of.get((candidate, decision.gap))) is not None:
+        elif (span := span_of.get((candidate, decision.gap))) is None:
+            reason = "the storage has no such gap, or none in which it can be away"
+        elif span[2] != (decision.use_op != NEVER):
+            reason = "the storage is used again" if span[2] else "the storage is not used again"
+        else:
             bound.append((candidate, decision.gap, *_placed(decision, *span)))
             continue
-        else:
-            reason = "the storage has no such gap, or none in which it can be away"
         unmatched.append(f"{decision.storage}, gap {decision.gap} ({decision.bytes} bytes): {reason}")
-    table = np.array(bound, dtype=np.int64).reshape(-1, 6)
-    return memory, Swaps(*table.T), unmatched
+    table = np.array(bound, dtype=np.int64).reshape(-1, 7)
+    return memory, Swaps(*table.T[:6], table.T[6].astype(bool)), unmatched
 
 
-def _placed(decision: Decision, u: int, v: int) -> tuple[int, int, int, int]:
+def _placed(decision: Decision, u: int, v: int, returns: bool) -> tuple[int, int, int, int, bool]:
     """The decision's out, free, in and use ops in the gap from use ``u`` to use ``v``."""
+    if not returns:
+        return u, min(u + decision.free_op - decision.out_op, v), v, v, False
     if (u, v) == (decision.out_op, decision.use_op):
-        return u, decision.free_op, decision.in_op, v
+        return u, decision.free_op, decision.in_op, v, True
     scale = (v - u) / (decision.use_op - decision.out_op)
     free = min(u + max(1, round((decision.free_op - decision.out_op) * scale)), v)
     back = max(v - round((decision.use_op - decision.in_op) * scale), free)
-    return u, free, back, v
+    return u, free, back, v, True

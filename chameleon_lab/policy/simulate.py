@@ -113,7 +113,7 @@ def simulate_swaps(
     n = memory.ops
     size = memory.block_bytes[swaps.storage]
     needs_copy = swaps.needs_copy(memory)
-    returns = swaps.in_op >= 0
+    returns = swaps.returns
     out_s = np.array(
         [link.out_s(b) if copy else 0.0 for b, copy in zip(size.tolist(), needs_copy, strict=True)]
     )
@@ -181,16 +181,20 @@ def simulate_swaps(
 def _events(swaps: Swaps, ops: int) -> list[tuple[int, int, int]]:
     """(op, kind, swap) of one step, in the order in which the executor fires them.
 
-    Swaps without a return have no event in the steady state: their storages left in the first step.
+    Dormant storages have no event in the steady state: they left in the first step.
     """
-    returns = np.flatnonzero(swaps.in_op >= 0)
-    columns = (swaps.free_op, swaps.in_op, swaps.use_op, swaps.out_op)
-    none = np.zeros(len(returns), dtype=np.int64)
+    leaves, returns = np.flatnonzero(swaps.in_op >= 0), np.flatnonzero(swaps.returns)
+    columns = (swaps.free_op[leaves], swaps.in_op[returns], swaps.use_op[returns], swaps.out_op[leaves])
     # Copies issued at one op go in the order in which they will be needed.
-    urgency = (none, (swaps.use_op - swaps.in_op)[returns], none, (swaps.free_op - swaps.out_op)[returns])
-    op = np.concatenate([column[returns] % ops for column in columns])
-    kind = np.repeat(np.arange(4), len(returns))
-    index = np.tile(returns, 4)
+    urgency = (
+        np.zeros(len(leaves), dtype=np.int64),
+        (swaps.use_op - swaps.in_op)[returns],
+        np.zeros(len(returns), dtype=np.int64),
+        (swaps.free_op - swaps.out_op)[leaves],
+    )
+    op = np.concatenate(columns) % ops
+    kind = np.repeat(np.arange(4), [len(leaves), len(returns), len(returns), len(leaves)])
+    index = np.concatenate([leaves, returns, returns, leaves])
     storage = swaps.storage[index]
     order = np.lexsort((storage, np.concatenate(urgency), kind, op))
     return list(zip(op[order].tolist(), kind[order].tolist(), index[order].tolist(), strict=True))

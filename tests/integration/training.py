@@ -183,7 +183,8 @@ class Run:
 
 def raw(tensor: torch.Tensor) -> bytes:
     """The tensor's bytes, bfloat16 too."""
-    return tensor.detach().contiguous().view(torch.uint8 if tensor.dim() else tensor.dtype).numpy().tobytes()
+    copied = tensor.detach().clone(memory_format=torch.contiguous_format)  # numpy would pin the tensor itself
+    return copied.view(torch.uint8 if tensor.dim() else tensor.dtype).numpy().tobytes()
 
 
 def state_bytes(*owners: nn.Module | torch.optim.Optimizer) -> dict[str, bytes]:

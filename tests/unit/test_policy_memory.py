@@ -62,22 +62,23 @@ def test_min_swap_bytes_is_inclusive() -> None:
     assert len(step_memory(step, BIG + 1).row) == 0
 
 
-def test_carried_storage_moves_only_between_its_uses() -> None:
+def test_storage_left_behind_by_the_step_before_is_no_candidate() -> None:
     step = StepBuilder()
     row = step.carried(Category.GRADIENT, BIG)
     for i in range(8):
         step.op("aten::mm", reads=(row,) if i in (2, 5) else ())
         if i == 6:
             step.free(row)
-    assert gaps(step.build()) == [(0, 0, 2, 5)]
+    assert gaps(step.build()) == []
 
 
-def test_storage_born_here_does_not_leave_over_the_end() -> None:
+def test_dead_time_is_a_gap_without_a_return() -> None:
     step = StepBuilder()
     (row,) = step.op("aten::mm", makes=((Category.GRADIENT, BIG),))
     for i in range(1, 8):
         step.op("aten::mm", reads=(row,) if i == 4 else ())
-    assert gaps(step.build()) == [(0, 0, 0, 4)]
+    assert gaps(step.build()) == [(0, 0, 0, 4), (0, 1, 4, 8)]
+    assert step_memory(step.build()).gap_returns.tolist() == [True, False]
 
 
 def test_birth_in_an_allocating_op_opens_no_gap() -> None:
@@ -127,7 +128,7 @@ def test_clean_swaps_are_told_from_dirty_ones() -> None:
 
     def needs_copy(*taken: int) -> list[bool]:
         columns = (memory.gap_storage, memory.gap_ordinal, memory.gap_out, memory.gap_out + 1)
-        columns = (*columns, memory.gap_use, memory.gap_use)
+        columns = (*columns, memory.gap_use, memory.gap_use, memory.gap_returns)
         return Swaps(*(column[list(taken)] for column in columns)).needs_copy(memory).tolist()
 
     # After the write at op 8 the host copy is stale; from then on it stays good until op 8 of the next step.

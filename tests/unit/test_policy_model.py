@@ -143,7 +143,7 @@ def test_newer_version_asks_for_an_upgrade(saved: Path) -> None:
         (("decisions", 0, "free_op"), 2, r"decisions\[0\]: .* needs 0 <= out_op < free_op"),
         (("decisions", 0, "bytes"), -1, r"decisions\[0\]: .* bytes is -1"),
         (("decisions", 0, "colour"), "red", r"decisions\[0\]\.colour is no field of a policy"),
-        (("decisions", 1, "use_op"), -1, r"decisions\[1\]: .*are all -1"),
+        (("decisions", 1, "use_op"), -1, r"decisions\[1\]: .*are both -1"),
     ],
 )
 def test_bad_value_is_named_with_file_and_place(

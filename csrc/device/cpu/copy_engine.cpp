@@ -1,5 +1,6 @@
 #include "device/cpu/copy_engine.h"
 
+#include <sched.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -12,11 +13,16 @@ namespace chameleon::cpu {
 namespace {
 
 constexpr size_t kChunkBytes = 512 << 10;
-// The scheduler wakes a sleeper late by about this much; a shorter debt to the link is carried to the next copy.
+// The scheduler wakes a sleeper late by about this much, so the last stretch is waited for awake.
 constexpr double kSleepSlack_s = 60e-6;
 
 double monotonic_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void wait_until(double due_s, double early_s) {
+  const double ahead_s = due_s - monotonic_s();
+  if (ahead_s > early_s) std::this_thread::sleep_for(std::chrono::duration<double>(ahead_s - early_s));
 }
 
 }  // namespace
@@ -73,17 +79,17 @@ void CopyEngine::copy(const Job& job) {
   CopyEvent& event = *job.event;
   event.start_ticks_ = now_ticks();
   const double bytes_per_s = has_thread_ ? bytes_per_s_.load() : 0;
-  link_free_s_ = std::max(link_free_s_, monotonic_s() - kSleepSlack_s);
+  link_free_s_ = std::max(link_free_s_, monotonic_s());
   for (size_t offset = 0; offset < job.bytes; offset += kChunkBytes) {
     if (event.cancelled_.load(std::memory_order_relaxed)) break;
     const size_t bytes = std::min(kChunkBytes, job.bytes - offset);
     std::memcpy(static_cast<char*>(job.to) + offset, static_cast<const char*>(job.from) + offset, bytes);
     if (bytes_per_s <= 0) continue;
     link_free_s_ += static_cast<double>(bytes) / bytes_per_s;
-    const double ahead_s = link_free_s_ - monotonic_s();
-    if (ahead_s > kSleepSlack_s) {
-      std::this_thread::sleep_for(std::chrono::duration<double>(ahead_s - kSleepSlack_s / 2));
-    }
+    wait_until(link_free_s_, kSleepSlack_s);
+  }
+  while (bytes_per_s > 0 && monotonic_s() < link_free_s_ && !event.cancelled_.load(std::memory_order_relaxed)) {
+    sched_yield();  // compute may want the core
   }
   event.end_ticks_ = now_ticks();
   event.state_.store(1, std::memory_order_release);

@@ -1,0 +1,132 @@
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from chameleon_lab.report import Report, StepSummary
+
+MIB = 1 << 20
+
+STEP = StepSummary(
+    index=11,
+    stage="Stable",
+    step_s=0.5,
+    stall_s=0.01,
+    peak_bytes=30 * MIB,
+    swapped_out_bytes=101 * MIB,
+    swapped_in_bytes=99 * MIB,
+    evictions=2,
+    demand_swap_ins=3,
+    ops=200,
+    matched_ops=150,
+)
+
+
+@pytest.fixture
+def report() -> Report:
+    return Report(
+        device="cpu",
+        stage="Stable",
+        steps=12,
+        capacity_bytes=33 * MIB,
+        peak_bytes=32 * MIB,
+        live_peak_bytes=132 * MIB,
+        resident_bytes=30 * MIB,
+        host_bytes=10 * MIB,
+        host_peak_bytes=104 * MIB,
+        step_s=0.5,
+        stall_s=0.01,
+        overlap=0.953,
+        swapped_out_bytes=101 * MIB,
+        swapped_in_bytes=99 * MIB,
+        evictions=2,
+        demand_swap_ins=3,
+        ops=200,
+        match_rate=0.75,
+        decisions=83,
+        unmatched_decisions=(),
+        escaped_storages=0,
+        refused={},
+        notes=(),
+        history=(STEP,),
+    )
+
+
+def row(report, name):
+    (found,) = [row for row in report.rows() if row[0] == name]
+    return found[1:]
+
+
+def test_is_a_mapping_of_its_fields(report):
+    assert isinstance(report, Mapping)
+    assert report["peak_bytes"] == report.peak_bytes == 32 * MIB
+    assert set(report) == set(report.__dataclass_fields__) and len(report) == len(list(report))
+    assert dict(report)["stage"] == "Stable"
+    assert report.get("no such field") is None
+    with pytest.raises(KeyError, match="no such field"):
+        report["no such field"]
+
+
+def test_to_dict_holds_plain_values(report):
+    plain = report.to_dict()
+    assert plain["history"][0]["step_s"] == 0.5
+    assert json.loads(json.dumps(plain))["capacity_bytes"] == 33 * MIB
+
+
+def test_rows_give_figures_in_three_digits(report):
+    assert row(report, "Stage") == ("Stable", "12 steps on cpu")
+    assert row(report, "Capacity") == ("33.0 MiB", "25% of what the step keeps alive")
+    assert row(report, "Peak resident")[0] == "32.0 MiB"
+    assert row(report, "Peak alive")[0] == "132 MiB"
+    assert row(report, "Step time")[0] == "500 ms"
+    assert row(report, "Stall") == ("10.0 ms", "2.0% of the step")
+    assert row(report, "Overlap")[0] == "95.3%"
+    assert row(report, "Moved per step") == ("101 MiB out", "99.0 MiB in")
+    assert row(report, "Evictions") == ("2", "3 swap-ins on demand")
+    assert row(report, "Policy") == ("83 decisions", "match rate 75.0%")
+
+
+def test_rows_of_a_session_without_capacity_or_steps(report):
+    empty = replace(
+        report, capacity_bytes=None, live_peak_bytes=0, steps=0, step_s=0.0, stall_s=0.0, history=()
+    )
+    assert row(empty, "Capacity") == ("none", "")
+    assert row(empty, "Stall") == ("0 µs", "")
+
+
+def test_rows_appear_for_what_is_out_of_the_ordinary(report):
+    assert {"Unmatched", "Kept", "Not adopted", "Note"}.isdisjoint(name for name, _, _ in report.rows())
+    odd = replace(
+        report,
+        unmatched_decisions=("'x' is not in the step", "second"),
+        escaped_storages=4,
+        refused={"a": "foreign", "b": "foreign", "c": "foreign", "d": "foreign"},
+        notes=("the ops changed", "profiling again"),
+    )
+    assert row(odd, "Unmatched") == ("2", "'x' is not in the step")
+    assert row(odd, "Kept")[0] == "4 storages"
+    assert row(odd, "Not adopted") == ("4", "a, b, c")
+    assert [text for name, text, _ in odd.rows() if name == "Note"] == ["the ops changed", "profiling again"]
+
+
+def test_text_is_an_aligned_table(report):
+    lines = str(replace(report, notes=("a note that is much longer than any value",))).splitlines()
+    assert lines[0] == "Chameleon Lab"
+    assert all(line == line.rstrip() and line.startswith("  ") for line in lines[1:])
+    starts = {
+        line.index(value) for line, value in zip(lines[1:4], ["Stable", "33.0 MiB", "32.0 MiB"], strict=True)
+    }
+    assert len(starts) == 1
+
+
+def test_html_escapes_what_it_shows(report):
+    page = replace(report, notes=("<script>&",))._repr_html_()
+    assert "&lt;script&gt;&amp;" in page and "<script>" not in page
+    assert page.startswith("<table>") and page.endswith("</table>")
+    assert page.count("<tr>") == len(report.rows()) + 1
+
+
+def test_match_rate_of_a_step():
+    assert STEP.match_rate == 0.75
+    assert replace(STEP, ops=0, matched_ops=0).match_rate == 0.0

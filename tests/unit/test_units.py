@@ -1,0 +1,110 @@
+import math
+
+import pytest
+
+from chameleon_lab.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (4096, 4096),
+        ("4096", 4096),
+        ("512B", 512),
+        ("64k", 64 * 1024),
+        ("64KiB", 64 * 1024),
+        ("64kb", 64_000),
+        ("256MiB", 256 * 1024**2),
+        ("256 mib", 256 * 1024**2),
+        (" 2GB ", 2 * 10**9),
+        ("1.5 GiB", 3 * 1024**3 // 2),
+        (".5M", 1024**2 // 2),
+        ("1.TiB", 1024**4),
+    ],
+)
+def test_parse_bytes(text, size):
+    assert parse_bytes(text) == size
+    assert type(parse_bytes(text)) is int
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MiB", "1 Mi B", "12 parsecs", "-1MiB", "1e9", "0x10", "1,5GiB", "8GiB/s", "١MiB"]
+)
+def test_parse_bytes_refuses_what_is_no_size(text):
+    with pytest.raises(ValueError, match="capacity") as caught:
+        parse_bytes(text, "capacity")
+    assert repr(text) in str(caught.value) and '"512MiB"' in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, -1, "0", "0.2B", "9" * 400])
+def test_parse_bytes_refuses_sizes_that_are_not_positive_and_finite(size):
+    with pytest.raises(ValueError, match="must be positive"):
+        parse_bytes(size)
+
+
+@pytest.mark.parametrize("value", [None, 1.5, True, b"1MiB", [1]])
+def test_parse_bytes_refuses_other_types(value):
+    with pytest.raises(TypeError, match="size must be a number of bytes"):
+        parse_bytes(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("8GiB/s", 8 * 1024**3), (" 25 GB/s ", 25e9), ("1.5MiB/s", 1.5 * 1024**2), (1e9, 1e9), (7, 7.0)],
+)
+def test_parse_bandwidth(text, rate):
+    assert parse_bandwidth(text) == rate
+    assert type(parse_bandwidth(text)) is float
+
+
+@pytest.mark.parametrize("text", ["8GiB", "fast", "/s", "0GiB/s", "8GiB/ms", 0, -1.0, math.inf, math.nan])
+def test_parse_bandwidth_refuses_what_is_none(text):
+    with pytest.raises(ValueError, match="link out") as caught:
+        parse_bandwidth(text, "link out")
+    assert repr(text) in str(caught.value) and '"8GiB/s"' in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, True, b"8GiB/s"])
+def test_parse_bandwidth_refuses_other_types(value):
+    with pytest.raises(TypeError, match="bytes per second"):
+        parse_bandwidth(value)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (10 * 1024, "10.0 KiB"),
+        (100 * 1024, "100 KiB"),
+        (1.22 * 1024**3, "1.22 GiB"),
+        (93.4 * 1024**2, "93.4 MiB"),
+        (2048 * 1024**3, "2048 GiB"),
+        (-3 * 1024**2, "-3.00 MiB"),
+    ],
+)
+def test_format_bytes(size, text):
+    assert format_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (0, "0 µs"),
+        (4.12e-4, "412 µs"),
+        (1e-9, "0.00100 µs"),
+        (0.0936, "93.6 ms"),
+        (1.22, "1.22 s"),
+        (125, "125 s"),
+        (-0.5, "-500 ms"),
+    ],
+)
+def test_format_seconds(duration, text):
+    assert format_seconds(duration) == text
+
+
+@pytest.mark.parametrize("size", [1, 1024, 1536, 256 * 1024**2, 3 * 1024**3])
+def test_what_is_formatted_parses_back(size):
+    assert parse_bytes(format_bytes(size)) == size
