@@ -36,5 +36,12 @@ def load_ipython_extension(shell: object) -> None:
     load(shell)
 
 
+def unload_ipython_extension(shell: object) -> None:
+    """``%unload_ext chameleon_lab``: takes the magics away; a running session goes on."""
+    from .lab.magics import unload
+
+    unload(shell)
+
+
 def _jupyter_labextension_paths() -> list[dict[str, str]]:
     return [{"src": "labextension", "dest": "chameleon-lab"}]

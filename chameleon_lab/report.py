@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .units import format_bytes, format_seconds
+from .units import format_bytes, format_percent, format_seconds
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class StepSummary:
         return self.matched_ops / self.ops if self.ops else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report(Mapping[str, Any]):
     """A session so far; also a mapping from the names of its fields to their values.
 
@@ -91,8 +91,8 @@ class Report(Mapping[str, Any]):
         capacity = "none" if self.capacity_bytes is None else format_bytes(self.capacity_bytes)
         share = ""
         if self.capacity_bytes and self.live_peak_bytes:
-            share = f"{self.capacity_bytes / self.live_peak_bytes:.0%} of what the step keeps alive"
-        stall_share = f"{self.stall_s / self.step_s:.1%} of the step" if self.step_s else ""
+            share = f"{format_percent(self.capacity_bytes / self.live_peak_bytes, 0)} of what the step keeps alive"
+        stall_share = f"{format_percent(self.stall_s / self.step_s)} of the step" if self.step_s else ""
         rows = [
             ("Stage", self.stage, f"{self.steps} steps on {self.device}"),
             ("Capacity", capacity, share),
@@ -105,21 +105,22 @@ class Report(Mapping[str, Any]):
             ("Host pool", format_bytes(self.host_bytes), f"peak {format_bytes(self.host_peak_bytes)}"),
             ("Step time", format_seconds(self.step_s), "median of the newest steps of this stage"),
             ("Stall", format_seconds(self.stall_s), stall_share),
-            ("Overlap", f"{self.overlap:.1%}", "of the transfer time hidden behind compute"),
+            ("Overlap", format_percent(self.overlap), "of the transfer time hidden behind compute"),
             (
                 "Moved per step",
                 f"{format_bytes(self.swapped_out_bytes)} out",
                 f"{format_bytes(self.swapped_in_bytes)} in",
             ),
             ("Evictions", str(self.evictions), f"{self.demand_swap_ins} swap-ins on demand"),
-            ("Policy", f"{self.decisions} decisions", f"match rate {self.match_rate:.1%}"),
+            ("Policy", f"{self.decisions} decisions", f"match rate {format_percent(self.match_rate)}"),
         ]
         if self.unmatched_decisions:
             rows.append(("Unmatched", str(len(self.unmatched_decisions)), self.unmatched_decisions[0]))
         if self.escaped_storages:
             rows.append(("Kept", f"{self.escaped_storages} storages", "a raw pointer to them is in use"))
         if self.refused:
-            rows.append(("Not adopted", str(len(self.refused)), ", ".join(list(self.refused)[:3])))
+            name, reason = next(iter(self.refused.items()))
+            rows.append(("Not adopted", f"{len(self.refused)} tensors", f"{name}: {reason}"))
         rows.extend(("Note", note, "") for note in self.notes)
         return rows
 
@@ -131,6 +132,8 @@ class Report(Mapping[str, Any]):
         for name, text, remark in rows:
             lines.append(f"  {name:<{wide}}  {text:<{value}}  {remark}".rstrip())
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         cells = "".join(

@@ -22,8 +22,8 @@ from .report import Report, StepSummary
 from .runtime import core
 from .runtime.discovery import Discovery
 from .runtime.optimizer_groups import small_groups
+from .runtime.raw_access import guarded
 from .runtime.recording import step_trace
-from .runtime.saving import storages_one_at_a_time
 from .trace import StepTrace, Trace
 from .units import format_bytes, parse_bandwidth, parse_bytes
 
@@ -59,7 +59,7 @@ class Session:
         device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget. None takes the best there
             is.
         link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
-            machine copies. Only the embedded device's link can be set.
+            machine copies, which is measured at the start. Only the embedded device's link can be set.
         policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one.
         planning: False never makes a policy: eviction alone keeps the run within the capacity.
         warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
@@ -116,6 +116,8 @@ class Session:
             else None
         )
         self._given_policy = self._policy is not None
+        if self._given_policy and self.capacity_bytes is None:
+            raise PolicyError("a session without a capacity only records: give a capacity to use a policy")
         self._stage = SessionStage.WARMUP if warmup_steps else SessionStage.PROFILE
         self._steps = 0
         self._steps_told = False
@@ -160,7 +162,9 @@ class Session:
                 except RuntimeError as error:
                     raise SessionError(str(error).splitlines()[0]) from None
                 stack.callback(core.close)
-                stack.enter_context(storages_one_at_a_time())
+                stack.enter_context(guarded())
+                if self.capacity_bytes is not None and self.link == Link(None, None):
+                    self.link = Link(*core.measure_link())  # planning needs to know what copies cost
                 self._discovery.start()
                 stack.callback(self._discovery.stop)
                 if self.capacity_bytes is not None and self._split_optimizer:
@@ -192,7 +196,7 @@ class Session:
         failure = core.take_failure() if isinstance(error, RuntimeError) else None
         self.stop()
         if failure is not None and "is below the floor" in str(error) and not isinstance(error, BelowFloorError):
-            raise BelowFloorError(str(error).splitlines()[0]) from error
+            raise BelowFloorError(str(error).splitlines()[0]) from None
 
     @property
     def is_open(self) -> bool:
@@ -210,14 +214,16 @@ class Session:
         """Let the device own the tensors of models and optimizers that were made before the session.
 
         Models are found by themselves at their first forward and optimizers at their first step; this does it at
-        once, and for single tensors too. Raises BelowFloorError if one does not fit, TypeError for anything else.
+        once, and for single tensors too. What others hold as well (an alias in a state dict, say) moves only this way:
+        the call says that nobody keeps a raw address of it. Raises BelowFloorError if one does not fit, TypeError for
+        anything else.
         """
         self._require_open("adopt")
         for item in objects:
             if isinstance(item, torch.nn.Module):
-                self._discovery.adopt_module(item)
+                self._discovery.adopt_module(item, trusted=True)
             elif isinstance(item, torch.optim.Optimizer):
-                self._discovery.adopt_optimizer(item)
+                self._discovery.adopt_optimizer(item, trusted=True)
             elif isinstance(item, torch.Tensor):
                 self._discovery.adopt_tensor(item)
             else:
@@ -277,6 +283,8 @@ class Session:
         )
         self._history.append(summary)
         self._steps += 1
+        if log.op_count == 0:
+            return  # nothing to learn from
         if stage is SessionStage.WARMUP:
             if self._steps >= self.warmup_steps:
                 self._stage = SessionStage.PROFILE

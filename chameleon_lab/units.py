@@ -77,7 +77,7 @@ def format_bytes(size: float) -> str:
     """Bytes with three significant digits: ``"1.22 GiB"``, ``"93.4 MiB"``, ``"512 B"``."""
     magnitude = abs(size)
     for unit, scale in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
-        if magnitude >= scale:
+        if magnitude >= scale * 0.9995:
             return f"{_three(size / scale)} {unit}"
     return f"{int(size)} B"
 
@@ -88,6 +88,11 @@ def format_seconds(duration: float) -> str:
         if abs(duration) >= scale or unit == "µs":
             return f"{_three(duration / scale)} {unit}"
     raise AssertionError("unreachable")
+
+
+def format_percent(share: float, digits: int = 1) -> str:
+    """A share as a percentage: ``"90.1 %"``."""
+    return f"{100 * share:.{digits}f} %"
 
 
 def _three(value: float) -> str:

@@ -163,6 +163,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_open", [] { return Runtime::instance().is_open(); });
   m.def("set_capacity", [](size_t bytes) { Runtime::instance().set_capacity(bytes); }, nogil());
   m.def("set_link", [](double out, double in) { Runtime::instance().set_link(out, in); }, nogil());
+  m.def("measure_link", [] { return Runtime::instance().measure_link(); }, nogil(),
+        "Bytes per second (out, in) that copies reach now.");
   m.def("end_step", [] { return Runtime::instance().end_step(); }, nogil());
   m.def("logs", [] { return Runtime::instance().logs(); }, nogil());
   m.def("set_optimizer_stage", [](bool on) { Runtime::instance().set_optimizer_stage(on); });

@@ -27,6 +27,9 @@ class Matcher {
   int32_t cursor() const { return cursor_; }  // the program's op expected next
 
  private:
+  static constexpr size_t kNearGram = 3;
+  static constexpr int32_t kNear = 16;
+
   int32_t resync(uint32_t token);
 
   const Program* program_ = nullptr;

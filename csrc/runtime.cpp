@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
+#include <algorithm>
 #include <chrono>
 #include <sstream>
 #include <utility>
@@ -22,13 +23,15 @@ constexpr int32_t kBeforeFirstOp = 1 << 16;
 
 std::string human(size_t bytes) {
   std::ostringstream text;
-  text.precision(4);
+  text.precision(3);
   if (bytes >= size_t{1} << 30) {
     text << static_cast<double>(bytes) / (1 << 30) << " GiB";
   } else if (bytes >= size_t{1} << 20) {
     text << static_cast<double>(bytes) / (1 << 20) << " MiB";
-  } else {
+  } else if (bytes >= size_t{1} << 10) {
     text << static_cast<double>(bytes) / (1 << 10) << " KiB";
+  } else {
+    text << bytes << " B";
   }
   return text.str();
 }
@@ -175,6 +178,28 @@ void Runtime::set_link(double out_bytes_per_s, double in_bytes_per_s) {
   device_->set_link(out_bytes_per_s, in_bytes_per_s);
 }
 
+std::pair<double, double> Runtime::measure_link() {
+  constexpr size_t kBytes = 4 << 20;
+  constexpr int kCopies = 4;
+  std::lock_guard<std::mutex> lock(mutex_);
+  void* here = device_->allocate_host(kBytes);
+  void* there = device_->allocate_host(kBytes);
+  const auto best = [&](auto copy) {
+    double best_s = 1e9;
+    for (int i = 0; i < kCopies; ++i) {  // the first one touches the pages
+      const EventPtr event = copy();
+      device_->host_wait(event);
+      best_s = std::min(best_s, clock_.duration(event->end_ticks() - event->start_ticks()));
+    }
+    return kBytes / best_s;
+  };
+  const double out = best([&] { return device_->copy_out(there, here, kBytes); });
+  const double in = best([&] { return device_->copy_in(here, there, kBytes, nullptr); });
+  device_->free_host(here, kBytes);
+  device_->free_host(there, kBytes);
+  return {out, in};
+}
+
 std::shared_ptr<StepLog> Runtime::end_step() {
   std::lock_guard<std::mutex> lock(mutex_);
   executor_.end_step();
@@ -285,7 +310,7 @@ bool Runtime::hold(c10::StorageImpl* impl) {
 void Runtime::let_go(c10::StorageImpl* impl) {
   std::lock_guard<std::mutex> lock(mutex_);
   Storage* storage = find(impl);
-  if (!storage || --storage->pins > 0) return;
+  if (!storage || storage->pins == 0 || --storage->pins > 0) return;  // resized: another block, and nobody holds it
   if (limited_ && !storage->escaped && access::intact(*storage)) access::arm(*storage);
 }
 
@@ -416,8 +441,13 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
 
 void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
   const bool outermost = thread.depth == 0;
-  std::vector<at::Tensor> inner;  // declared before the lock: released after it
-  for (const c10::IValue& input : function.inputs()) inner_tensors(input, &inner);
+  // Strong references, taken before the lock and released after it.
+  std::vector<at::Tensor> inner;
+  std::vector<c10::Storage> bare;
+  for (const c10::IValue& input : function.inputs()) {
+    inner_tensors(input, &inner);
+    if (C10_UNLIKELY(input.isStorage())) bare.push_back(input.toStorage());
+  }
   std::shared_ptr<torch::CapturedTraceback> stack;
   if (outermost && options_.stacks && open_) stack = torch::CapturedTraceback::gather(true, false, false);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -465,6 +495,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     for (const at::Tensor& tensor : inner) {
       if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, thread);
     }
+    for (const c10::Storage& storage : bare) use(storage.unsafeGetStorageImpl(), true, thread);
     // All inputs are pinned by now, so that making room for one can't push out another. The list is this op's own
     // from here on: waiting for another thread lets that thread's ops in.
     if (!missing_.empty()) {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "clock.h"
@@ -64,6 +65,7 @@ class Runtime {
   bool is_open() const { return open_.load(std::memory_order_relaxed); }
   void set_capacity(size_t capacity_bytes);
   void set_link(double out_bytes_per_s, double in_bytes_per_s);
+  std::pair<double, double> measure_link();  // bytes per second out and in
   std::shared_ptr<StepLog> end_step();
   std::vector<std::shared_ptr<StepLog>> logs();
   void load_program(Program program);

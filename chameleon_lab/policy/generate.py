@@ -28,6 +28,7 @@ import torch
 
 from ..errors import BelowFloorError, TraceError
 from ..trace import Category, StepTrace, Trace
+from ..units import format_bytes
 from .memory import (
     MIN_SWAP_BYTES,
     Floor,
@@ -38,7 +39,7 @@ from .memory import (
     step_memory,
     step_op_times,
 )
-from .model import NEVER, Action, Decision, Link, Policy, fingerprint, format_bytes
+from .model import NEVER, Action, Decision, Link, Policy, fingerprint
 from .range_max import RangeMax
 from .simulate import Prediction, simulate_swaps
 

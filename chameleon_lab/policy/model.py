@@ -20,6 +20,7 @@ from typing import Any
 from ..errors import PolicyError
 from ..trace import StepTrace
 from ..trace.store import write_then_rename
+from ..units import format_bytes
 
 VERSION = 1
 """Version of the policy file that this package writes, and the newest that it reads."""
@@ -293,14 +294,6 @@ def fingerprint(step: StepTrace) -> str:
     sequence = hashlib.sha256("\n".join(step.names[name] for name in step.ops.name.tolist()).encode())
     sequence.update(step.ops.stage.astype("uint8").tobytes())
     return sequence.hexdigest()[:16]
-
-
-def format_bytes(size: float) -> str:
-    """Bytes for people: ``1.50 GiB``."""
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(size) >= 1024**power:
-            return f"{size / 1024**power:.2f} {unit}"
-    return f"{size:.0f} B"
 
 
 _TOP = {

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..trace import StepTrace, Trace
+from ..units import format_bytes
 from .memory import StepMemory, Swaps, newest_step, step_op_times
-from .model import Link, Policy, format_bytes
+from .model import Link, Policy
 from .program import bind
 
 PERIODS = 4

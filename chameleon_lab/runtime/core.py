@@ -35,6 +35,7 @@ close = _C.close
 is_open = _C.is_open
 set_capacity = _C.set_capacity
 set_link = _C.set_link
+measure_link = _C.measure_link
 end_step = _C.end_step
 logs = _C.logs
 set_optimizer_stage = _C.set_optimizer_stage

@@ -22,9 +22,11 @@ from ..trace.columns import Category
 from ..units import format_bytes
 from . import core
 
+_ANY = 2**62  # owners of a storage
+
 _REFUSED = {
     "foreign": "torch's allocator did not make its memory, or numpy or another process shares it",
-    "shared": "something else holds its storage, and may have its address",
+    "shared": "something else holds its storage too, and may have its address (session.adopt(model) says it has not)",
 }
 
 
@@ -79,10 +81,13 @@ class Discovery:
         core.set_module_resolver(None)
         core.set_optimizer_stage(False)
 
-    def adopt_module(self, module: torch.nn.Module) -> None:
-        """Name a model's modules, and let the device own its parameters, buffers and gradients."""
+    def adopt_module(self, module: torch.nn.Module, trusted: bool = False) -> None:
+        """Name a model's modules, and let the device own its parameters, buffers and gradients.
+
+        Trusted: nobody keeps raw addresses, so storages that others hold too may move.
+        """
         with self._lock:
-            if id(module) in self._module_ids:
+            if id(module) in self._module_ids and not trusted:
                 return
             # The first model's paths stand alone; those of further ones (a GAN's second half) carry their class.
             prefix = "" if self._roots == 0 else f"{type(module).__name__}{self._roots}."
@@ -95,7 +100,7 @@ class Discovery:
                     tensors.append((parameter.grad, Category.GRADIENT, f"grad of {prefix}{name}"))
             for name, buffer in module.named_buffers():
                 tensors.append((buffer, Category.OTHER, f"{prefix}{name}"))
-            self._adopt(tensors)
+            self._adopt(tensors, trusted)
             # Last: another thread's forward must not run ahead while tensors still move.
             for path, child in module.named_modules():
                 if id(child) in self._module_ids:
@@ -105,16 +110,16 @@ class Discovery:
                 )
                 weakref.finalize(child, self._forget_module, id(child)).atexit = False
 
-    def adopt_optimizer(self, optimizer: Optimizer) -> None:
+    def adopt_optimizer(self, optimizer: Optimizer, trusted: bool = False) -> None:
         """Let the device own an optimizer's parameters and its states."""
         with self._lock:
-            unnamed = [p for p in _parameters(optimizer) if p not in self._parameter_names]
-            self._adopt([(p, Category.PARAMETER, self._name_of(p)) for p in unnamed])
-            self._adopt_states(optimizer)
+            parameters = [p for p in _parameters(optimizer) if trusted or p not in self._parameter_names]
+            self._adopt([(p, Category.PARAMETER, self._name_of(p)) for p in parameters], trusted)
+            self._adopt_states(optimizer, trusted)
 
     def adopt_tensor(self, tensor: torch.Tensor) -> None:
         """Let the device own one tensor, which keeps the category OTHER."""
-        self._adopt([(tensor, Category.OTHER, f"tensor{len(self.labels.texts)}")])
+        self._adopt([(tensor, Category.OTHER, f"tensor{len(self.labels.texts)}")], trusted=True)
 
     def _resolve(self, module: torch.nn.Module) -> int:
         # Called by the core for a module that it has not seen: the outermost call of a model comes first.
@@ -150,9 +155,9 @@ class Discovery:
         if self._anchor() is optimizer:
             self._on_step_end()
 
-    def _adopt_states(self, optimizer: Optimizer) -> None:
+    def _adopt_states(self, optimizer: Optimizer, trusted: bool = False) -> None:
         version = (id(optimizer.state), len(optimizer.state))
-        if self._states_seen.get(optimizer) == version:
+        if self._states_seen.get(optimizer) == version and not trusted:
             return
         self._states_seen[optimizer] = version
         self._adopt(
@@ -162,14 +167,17 @@ class Discovery:
                 if isinstance(parameter, torch.Tensor) and isinstance(state, dict)
                 for key, value in state.items()
                 if isinstance(value, torch.Tensor)
-            ]
+            ],
+            trusted,
         )
 
-    def _adopt(self, tensors: list[tuple[torch.Tensor, Category, str]]) -> None:
+    def _adopt(self, tensors: list[tuple[torch.Tensor, Category, str]], trusted: bool = False) -> None:
         parts = [(part, category, name) for tensor, category, name in tensors for part in _strided(tensor)]
         owners = Counter(core.storage_address(part) for part, _, _ in parts)
         for part, category, name in parts:
-            outcome = core.adopt(part, category, self.labels.id(name), owners[core.storage_address(part)])
+            known = _ANY if trusted else owners[core.storage_address(part)]
+            outcome = core.adopt(part, category, self.labels.id(name), known)
+            self.refused.pop(name, None)
             if outcome == "no room":
                 failure = core.take_failure()
                 raise BelowFloorError(

@@ -148,7 +148,7 @@ class Residencies(Table):
     to_s: np.ndarray  # float64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepTrace:
     """One recorded training step."""
 
@@ -167,6 +167,12 @@ class StepTrace:
     residencies: Residencies
     truncated_ops: int = 0  # ops that the ring buffer had no room for
     stacks: tuple[str, ...] = ()  # Python stacks, innermost frame first, one "file:line function" a line
+
+    def __repr__(self) -> str:
+        return (
+            f"<StepTrace {self.index}, {self.session_stage}: {len(self.ops)} ops, {len(self.storages)} storages, "
+            f"{len(self.transfers)} transfers, {self.duration_s:.3g} s>"
+        )
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -214,7 +220,7 @@ class StepTrace:
         return tuple(keys)
 
 
-@dataclass
+@dataclass(repr=False)
 class Trace:
     """Recorded steps, and what they were recorded on."""
 
@@ -222,6 +228,9 @@ class Trace:
     meta: dict[str, Any] = field(default_factory=dict)
     """``torch``, ``device``, ``capacity_bytes`` (or None), ``link_out_bytes_per_s``, ``link_in_bytes_per_s``
     (None: as fast as the machine copies), ``created_s``."""
+
+    def __repr__(self) -> str:
+        return f"<Trace of {len(self.steps)} steps on {self.meta.get('device', '?')}>"
 
     def __len__(self) -> int:
         return len(self.steps)

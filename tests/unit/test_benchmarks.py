@@ -161,7 +161,7 @@ def test_overhead_sets_every_tool_against_none(tmp_path, one_thread, monkeypatch
     chosen = [w for w in overhead.workloads(quick=True) if w.name == "Python loop of adds, 4 KiB"]
     monkeypatch.setattr(overhead, "workloads", lambda quick: chosen)
     file = tmp_path / "overhead.json"
-    assert overhead.main(["--quick", "--json", str(file)]) == 0
+    assert overhead.main(["--quick", "--plain-malloc", "--json", str(file)]) == 0
     rows = json.loads(file.read_text())["rows"]
     assert [row["tool"] for row in rows] == [tool.name for tool in overhead.TOOLS]
     assert all(row["ops"] == 2000 and row["run_s"] > 0 and not row["error"] for row in rows)

@@ -12,7 +12,7 @@ from synthetic import gpt_step
 
 from chameleon_lab.errors import PolicyError
 from chameleon_lab.policy import Decision, Link, Policy, plan
-from chameleon_lab.policy.model import Action, fingerprint, format_bytes
+from chameleon_lab.policy.model import Action, fingerprint
 
 GELU = Decision("h.0/aten::gelu.0#0", "activation", "h.0", 4096, Action.SWAP, 1, 3, 5, 9, 12)
 WEIGHT = Decision("parameter:größe", "parameter", "", 1 << 20, Action.SWAP, 0, 7, 8, 31, 31, "user")
@@ -185,8 +185,3 @@ def test_fingerprint_sees_names_stages_and_order_only() -> None:
     assert fingerprint(step) != fingerprint(gpt_step(layers=2))
     stages = dataclasses.replace(step.ops, stage=np.zeros_like(step.ops.stage))
     assert fingerprint(step) != fingerprint(dataclasses.replace(step, ops=stages))
-
-
-def test_bytes_for_people() -> None:
-    sizes = (0, 1023, 1024, 3 << 29, 5 << 40)
-    assert [format_bytes(size) for size in sizes] == ["0 B", "1023 B", "1.00 KiB", "1.50 GiB", "5.00 TiB"]

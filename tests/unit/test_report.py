@@ -76,7 +76,7 @@ def test_to_dict_holds_plain_values(report):
 
 def test_rows_give_figures_in_three_digits(report):
     assert row(report, "Stage") == ("Stable", "12 steps on cpu")
-    assert row(report, "Capacity") == ("33.0 MiB", "25% of what the step keeps alive")
+    assert row(report, "Capacity") == ("33.0 MiB", "25 % of what the step keeps alive")
     assert row(report, "Peak resident")[0] == "32.0 MiB"
     assert row(report, "Peak alive")[0] == "132 MiB"
     assert row(report, "Step time")[0] == "500 ms"
@@ -106,7 +106,7 @@ def test_rows_appear_for_what_is_out_of_the_ordinary(report):
     )
     assert row(odd, "Unmatched") == ("2", "'x' is not in the step")
     assert row(odd, "Kept")[0] == "4 storages"
-    assert row(odd, "Not adopted") == ("4", "a, b, c")
+    assert row(odd, "Not adopted") == ("4 tensors", "a: foreign")
     assert [text for name, text, _ in odd.rows() if name == "Note"] == ["the ops changed", "profiling again"]
 
 

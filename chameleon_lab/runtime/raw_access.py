@@ -1,4 +1,6 @@
-"""``torch.save`` under a session: storages come in one at a time, and taking their address is no escape.
+"""Python entry points that read a storage without an op, and without the hook on mutable access to see it.
+
+``torch.UntypedStorage.resize_`` copies the old bytes through a const pointer: the storage is brought in first.
 
 ``torch.save`` asks every storage for its address (to tell them apart) before it writes the first one. For the escape
 detector that looks like raw pointers that somebody keeps: every parameter and state would have to stay on the device
@@ -20,6 +22,15 @@ from ..units import format_bytes
 from . import core
 
 
+def _hold(storage: torch.UntypedStorage, what: str) -> None:
+    if not core.hold(storage._cdata):
+        core.take_failure()
+        raise BelowFloorError(
+            f"{what} needs {format_bytes(storage.nbytes())} on the device at once, and the capacity has no room for "
+            "it: give a larger capacity"
+        )
+
+
 class _HoldingWriter:
     """torch's zip writer, which holds a storage on the device while it writes it."""
 
@@ -33,12 +44,7 @@ class _HoldingWriter:
         if not torch.is_storage(data) or data.device.type != "cpu":
             self._writer.write_record(name, data, *size)
             return
-        if not core.hold(data._cdata):
-            core.take_failure()
-            raise BelowFloorError(
-                f"saving {name} needs {format_bytes(data.nbytes())} on the device at once, and the capacity has no "
-                "room for it: give a larger capacity"
-            )
+        _hold(data, f"saving {name}")
         try:
             self._writer.write_record(name, data, *size)
         finally:
@@ -46,9 +52,19 @@ class _HoldingWriter:
 
 
 @contextmanager
-def storages_one_at_a_time() -> Iterator[None]:
-    """While active, ``torch.save`` works under any capacity that training works under."""
+def guarded() -> Iterator[None]:
+    """While active, ``torch.save`` works under any capacity that training works under, and storages can be resized."""
     save = torch.serialization._save
+    resize = torch.UntypedStorage.resize_
+
+    def resident_resize(storage: torch.UntypedStorage, size: int) -> Any:
+        if storage.device.type != "cpu":
+            return resize(storage, size)
+        _hold(storage, "resizing a storage")
+        try:
+            return resize(storage, size)
+        finally:
+            core.let_go(storage._cdata)
 
     def holding_save(obj: Any, zip_file: Any, *args: Any, **kwargs: Any) -> Any:
         core.set_saving(True)
@@ -58,7 +74,9 @@ def storages_one_at_a_time() -> Iterator[None]:
             core.set_saving(False)
 
     torch.serialization._save = holding_save
+    torch.UntypedStorage.resize_ = resident_resize
     try:
         yield
     finally:
         torch.serialization._save = save
+        del torch.UntypedStorage.resize_  # inherited from the C++ base
