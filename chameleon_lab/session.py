@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import threading
@@ -25,7 +26,7 @@ from .runtime.optimizer_groups import small_groups
 from .runtime.raw_access import guarded
 from .runtime.recording import step_trace
 from .trace import StepTrace, Trace
-from .units import format_bytes, parse_bandwidth, parse_bytes
+from .units import format_bytes, format_percent, parse_bandwidth, parse_bytes
 
 
 class SessionStage(StrEnum):
@@ -42,6 +43,7 @@ _lock = threading.Lock()
 # Steps in a row that match the program worse than this send the session back to Profile.
 _LEAST_MATCH_RATE = 0.9
 _BAD_STEPS = 2
+_STEADY_STEPS = 4
 _KEPT_SUMMARIES = 10_000
 
 
@@ -133,6 +135,7 @@ class Session:
         self._entered: ExitStack | None = None
         self._closed = False
         self._program_loaded = False
+        self._program_ops = 0
         self._tick_s = 0.0
 
     # ------------------------------------------------------------------------------------------------ life
@@ -291,11 +294,19 @@ class Session:
                 self._foresee(log)
         elif stage is SessionStage.PROFILE:
             self._make_policy(log)
-        elif self._program_loaded and summary.match_rate < _LEAST_MATCH_RATE:
-            self._bad_steps += 1
-            if self._bad_steps >= _BAD_STEPS:
-                self._profile_again(summary.match_rate)
-        else:
+        elif self._program_loaded:
+            self._judge_match(summary)
+
+    def _judge_match(self, summary: StepSummary) -> None:
+        recent = [s.ops for s in itertools.islice(reversed(self._history), _STEADY_STEPS)]
+        self._bad_steps = self._bad_steps + 1 if summary.match_rate < _LEAST_MATCH_RATE else 0
+        # The profiled step was an odd one out if those after it are all alike, and unlike it.
+        steady = len(recent) == _STEADY_STEPS and set(recent) == {summary.ops} and summary.ops != self._program_ops
+        if self._bad_steps >= _BAD_STEPS or steady:
+            self._note(
+                f"step {summary.index}: the ops changed (match rate {format_percent(summary.match_rate)}), profiling again"
+            )
+            self._stage = SessionStage.PROFILE
             self._bad_steps = 0
 
     def _foresee(self, log: core.StepLog) -> None:
@@ -336,11 +347,6 @@ class Session:
         self._stage = SessionStage.STABLE
         self._bad_steps = 0
 
-    def _profile_again(self, match_rate: float) -> None:
-        self._note(f"step {self._steps - 1}: the ops changed (match rate {match_rate:.0%}), profiling again")
-        self._stage = SessionStage.PROFILE
-        self._bad_steps = 0
-
     def _load(self, program: Program, step: StepTrace) -> None:
         rows = program.storage_row
         core.load_program(
@@ -358,6 +364,7 @@ class Session:
             program.action_storage,
         )
         self._program_loaded = True
+        self._program_ops = len(step.ops)
 
     def _note(self, text: str) -> None:
         if text not in self._notes:

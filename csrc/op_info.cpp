@@ -109,6 +109,8 @@ const OpInfo& backward_node() {
 }  // namespace
 
 const OpInfo& OpTable::of(const at::RecordFunction& function) {
+  // The engine wraps a node twice: in a plain frame, and in one that carries the node's sequence number.
+  if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) return backward_node();
   const char* name = function.name();
   // Names of autograd nodes and custom Functions are strings inside the RecordFunction: their address says nothing.
   const OpKind kind = std::strncmp(name, "aten::", 6) == 0 ? OpKind::Op : kind_of(name);

@@ -96,9 +96,8 @@ void Recorder::born(Storage& storage, int32_t ordinal) {
   used(storage, false, true);
 }
 
-void Recorder::died(const Storage& storage) {
-  if (storage.log_step != log_->index) return;
-  StorageRow& row = log_->storages[storage.log_row];
+void Recorder::died(Storage& storage) {
+  StorageRow& row = log_->storages[row_of(storage)];
   row.death_op = std::max(op_, 0);
   row.movable = storage.settled && !storage.escaped;
   row.category = static_cast<uint8_t>(storage.category);

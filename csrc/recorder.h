@@ -134,7 +134,7 @@ class Recorder {
   OpRow* row(int32_t op) { return op >= 0 && op < static_cast<int32_t>(log_->ops.size()) ? &log_->ops[op] : nullptr; }
 
   void born(Storage& storage, int32_t ordinal);
-  void died(const Storage& storage);
+  void died(Storage& storage);
   void used(Storage& storage, bool reads, bool writes);
   int32_t row_of(Storage& storage);  // of this step's storages; made where missing
   void levels(size_t live_bytes, size_t resident_bytes);  // after memory was taken

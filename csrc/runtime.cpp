@@ -45,6 +45,7 @@ struct Runtime::ThreadState {
   OpTable ops;
   std::vector<const OpInfo*> frames;  // every RecordFunction on this thread's stack
   ModuleStack modules;
+  int64_t epoch = 0;    // the session that they belong to
   std::vector<std::pair<Storage*, int64_t>> pinned;  // with their uids: records are reused
   std::vector<std::pair<uint64_t, int64_t>> nodes;   // autograd nodes being evaluated: forward thread, sequence number
   const char* op_name = nullptr;
@@ -99,6 +100,8 @@ void Runtime::open(const Options& options) {
     storage->categorised = false;
   }
   executor_.unload();
+  forward_modules_ = ForwardModules();
+  ++epoch_;
   failure_.reset();
   optimizer_stage_ = false;
   ordinal_ = kBeforeFirstOp;
@@ -120,19 +123,20 @@ void Runtime::install_callback(bool needs_outputs) {
   callback_ = at::addGlobalCallback(at::RecordFunctionCallback(&Runtime::on_op_start, &Runtime::on_op_end)
                                         .needsInputs(true)
                                         .needsOutputs(needs_outputs)
-                                        .scopes({at::RecordScope::FUNCTION}));
+                                        .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
 }
 
 void Runtime::close() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!open_) return;
   open_ = false;
-  at::removeCallback(callback_);
   executor_.unload();
   device_->set_capacity(SIZE_MAX);
   swapper_.restore_all();
   limited_ = false;
   hand_back();
+  // Only now: other threads' ops must come past the hook, and wait there, while storages move.
+  at::removeCallback(callback_);
   host_.release_cached();
   device_->keep_free_blocks(false);
 }
@@ -208,6 +212,7 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   });
   executor_.begin_step();
   ordinal_ = kBeforeFirstOp;
+  thread_state().modules.clear();  // whatever an interrupt has left there
   return log;
 }
 
@@ -355,8 +360,18 @@ std::optional<Failure> Runtime::take_failure() {
   return failure;
 }
 
-void Runtime::enter_module(int32_t module) { thread_state().modules.enter(module); }
-void Runtime::leave_module() { thread_state().modules.leave(); }
+void Runtime::enter_module(int32_t module) { modules(thread_state()).enter(module); }
+void Runtime::leave_module() { modules(thread_state()).leave(); }
+
+// Ids of an earlier session mean nothing in this one; a thread may still have them if its forward was cut short.
+ModuleStack& Runtime::modules(ThreadState& thread) {
+  const int64_t epoch = epoch_.load(std::memory_order_relaxed);
+  if (thread.epoch != epoch) {
+    thread.epoch = epoch;
+    thread.modules.clear();
+  }
+  return thread.modules;
+}
 
 // ------------------------------------------------------------------------------------------------- the allocator's side
 
@@ -371,7 +386,7 @@ void* Runtime::allocate(size_t bytes) {
   }
   Storage* storage = table_.add(bytes, block_bytes, block);
   storage->last_use = clock_ops_;
-  storage->module = thread.nodes.empty() ? thread.modules.current()
+  storage->module = thread.nodes.empty() ? modules(thread).current()
                                          : forward_modules_.find(thread.nodes.back().first, thread.nodes.back().second);
   storage->category = guess_category(thread);
   const int32_t ordinal = ordinal_++;
@@ -405,11 +420,11 @@ void Runtime::on_away_deleted(void* storage) {
   runtime.destroyed(static_cast<Storage*>(storage));
 }
 
-Category Runtime::guess_category(const ThreadState& thread) const {
+Category Runtime::guess_category(ThreadState& thread) {
   if (optimizer_stage_.load(std::memory_order_relaxed)) return Category::Other;
   if (!thread.nodes.empty()) return Category::Other;
   if (!c10::GradMode::is_enabled()) return Category::Other;
-  return thread.modules.current() >= 0 || thread.in_graph ? Category::Activation : Category::Input;
+  return modules(thread).current() >= 0 || thread.in_graph ? Category::Activation : Category::Input;
 }
 
 // ------------------------------------------------------------------------------------------------- the dispatcher's side
@@ -459,7 +474,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     if (thread.index < 0) thread.index = next_thread_++;
     ++threads_in_ops_;
     Stage stage;
-    int32_t module = thread.modules.current();
+    int32_t module = modules(thread).current();
     int64_t sequence_nr = function.seqNr();
     if (!thread.nodes.empty()) {
       stage = Stage::Backward;

@@ -124,7 +124,8 @@ class Runtime {
   bool wait_for_pins();
   void hand_back();
   Storage* find(c10::StorageImpl* impl) const;
-  Category guess_category(const ThreadState& thread) const;
+  Category guess_category(ThreadState& thread);
+  ModuleStack& modules(ThreadState& thread);
   std::string note_failure(size_t request_bytes, const ThreadState& thread);
 
   void before_fork();
@@ -149,6 +150,7 @@ class Runtime {
 
   std::atomic<bool> open_{false};
   std::atomic<bool> optimizer_stage_{false};
+  std::atomic<int64_t> epoch_{0};  // sessions so far
   bool limited_ = false;  // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
   int64_t clock_ops_ = 0;  // outermost ops since the process began

@@ -40,7 +40,8 @@ bool Swapper::movable(const Storage& storage) const {
 bool Swapper::evict(size_t block_bytes) {
   candidates_.clear();
   for (const auto& storage : table_.all()) {
-    if (storage->residency == Residency::Resident && storage->pins == 0 && movable(*storage)) {
+    const bool here = storage->residency == Residency::Resident || storage->residency == Residency::Returning;
+    if (here && storage->pins == 0 && movable(*storage)) {
       candidates_.emplace_back(next_use(*storage), storage.get());
     }
   }
@@ -53,13 +54,19 @@ bool Swapper::evict(size_t block_bytes) {
   size_t short_bytes = block_bytes > free_bytes ? block_bytes - free_bytes : 1;
   std::vector<Storage*> chosen;
   for (const auto& [distance, storage] : candidates_) {
-    swap_out(*storage, Cause::Evict);
-    if (storage->residency != Residency::Leaving) continue;  // no host memory left
+    if (storage->residency == Residency::Returning) {
+      undo_swap_in(*storage);
+    } else {
+      swap_out(*storage, Cause::Evict);
+      if (storage->residency != Residency::Leaving) continue;  // no host memory left
+    }
     chosen.push_back(storage);
     if (storage->block_bytes >= short_bytes) break;
     short_bytes -= storage->block_bytes;
   }
-  for (Storage* storage : chosen) finish_swap_out(*storage);
+  for (Storage* storage : chosen) {
+    if (storage->residency == Residency::Leaving) finish_swap_out(*storage);
+  }
   recorder_.log().evictions += static_cast<int64_t>(chosen.size());
   for (Storage* storage : chosen) recorder_.log().evicted_bytes += static_cast<int64_t>(storage->bytes);
   return !chosen.empty();
@@ -121,6 +128,18 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   recorder_.arrived(storage);
   recorder_.transfer(storage, Direction::In, cause, storage.arriving);
   recorder_.levels(table_.live_bytes(), device_.memory_info().resident_bytes);
+}
+
+// Fetched too soon: the host still has the bytes.
+void Swapper::undo_swap_in(Storage& storage) {
+  storage.arriving->cancel();
+  device_.host_wait(storage.arriving);
+  storage.arriving.reset();
+  recorder_.left(storage, std::max(recorder_.op(), 0));
+  void* block = storage.block;
+  storage.residency = Residency::Away;
+  table_.set_block(&storage, nullptr);
+  device_.free(block, storage.block_bytes);
 }
 
 void Swapper::arrive(Storage& storage) {

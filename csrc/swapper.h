@@ -44,6 +44,7 @@ class Swapper {
   bool evict(size_t block_bytes);
   void forget_leaving(Storage& storage);
   void begin_swap_in(Storage& storage, void* block, Cause cause);
+  void undo_swap_in(Storage& storage);
   void arrive(Storage& storage);
 
   Device& device_;

@@ -74,7 +74,7 @@ class StepMemory:
     """int64 (G,): op of that use, ``u``"""
     gap_use: np.ndarray
     """int64 (G,): op of the use that ends the gap, ``v`` (``>= ops`` in the next step); of dead time, the op during
-    which the storage dies, or ``ops``"""
+    which the storage dies, which is in the next step where that is known"""
     gap_returns: np.ndarray
     """bool (G,): false for dead time"""
     dormant: np.ndarray
@@ -199,7 +199,15 @@ def step_memory(step: StepTrace, min_swap_bytes: int = MIN_SWAP_BYTES) -> StepMe
     next_op = np.append(uses_op[1:], 0)
     has_use = end > first
     last = end[has_use] - 1
-    dies = np.minimum(storages.death_op[row][has_use], n)
+    dies = np.minimum(storages.death_op[row][has_use], n).astype(np.int64)
+    # A gradient that zero_grad frees early in the next step: the last step's one shows when.
+    freed_next = {
+        (int(storages.category[s]), int(storages.name[s])): int(storages.death_op[s])
+        for s in np.flatnonzero(left_behind & (storages.name >= 0)).tolist()
+    }
+    for c in np.flatnonzero((dies == n) & ~persistent[has_use]).tolist():
+        s = row[has_use][c]
+        dies[c] += freed_next.get((int(storages.category[s]), int(storages.name[s])), 0)
     next_op[last] = np.where(persistent[has_use], uses_op[first[has_use]] + n, dies)
     returns = np.ones(len(key), dtype=bool)
     returns[last] = persistent[has_use]

@@ -44,9 +44,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def check(case: str, part: int, way: str) -> None:
     model, optimizer, loop = CASES[case]
-    bare, live_peak = reference(model, optimizer, 5, loop)
+    bare, live_peak = reference(model, optimizer, 4, loop)
     capacity = live_peak // part
-    run = train(model, optimizer, 5, {"capacity": capacity, "min_swap": "2KiB", **WAYS[way]}, loop=loop)
+    run = train(model, optimizer, 4, {"capacity": capacity, "min_swap": "2KiB", **WAYS[way]}, loop=loop)
     assert run.report is not None
     assert [step.index for step in run.report.history if step.peak_bytes > capacity] == []
     assert run.report.peak_bytes <= capacity

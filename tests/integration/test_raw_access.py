@@ -125,7 +125,7 @@ def test_every_read_finds_an_away_tensor() -> None:
                 if not np.array_equal(got, want):
                     wrong.append((name, "read wrong values"))
                 # Whatever was handed out must stay the tensor's bytes, or a copy, under pressure.
-                pressure(session, 24)
+                pressure(session, 20)
                 if not np.array_equal(got, want):
                     wrong.append((name, "wrong values after pressure"))
             except Exception as error:
@@ -140,52 +140,51 @@ def test_every_read_finds_an_away_tensor() -> None:
 # A raw pointer, and what x[8] reads through it; a write through it is always view[7] (x[7]).
 POINTERS = {
     "x.numpy()": "view[8]",
-    "np.asarray(x)": "view[8]",
     "np.from_dlpack(x)": "view[8]",
     "torch.from_dlpack(x)": "view[8].item()",
     "(ctypes.c_float * N).from_address(x.data_ptr())": "view[8]",
     "(ctypes.c_float * N).from_address(x.untyped_storage().data_ptr())": "view[8]",
-    "(ctypes.c_float * 99).from_address(x[50:].data_ptr() - 200)": "view[8]",
 }
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        "x = torch.zeros(N); assert session.evict(x)",
-        "x = torch.zeros(N)",
-        "x = torch.empty(N)",
-        "x = torch.empty_like(old); x.copy_(old)",
-        "x = torch.tensor([0.0] * N)",
-        "x = old; session.adopt(x)",
-        "x = nn.Linear(512, 512, bias=False).weight.detach().flatten()",
-    ],
-)
-def test_a_pointer_that_escaped_stays_good(make: str) -> None:
+TRACED = [(take, look) for take, look in POINTERS.items() if "ctypes" not in take]
+ORIGINS = [
+    "x = torch.zeros(N); assert session.evict(x)",
+    "x = torch.zeros(N)",
+    "x = torch.empty(N)",
+    "x = torch.empty_like(old); x.copy_(old)",
+    "x = torch.tensor([0.0] * N)",
+    "x = old; session.adopt(x)",
+    "x = nn.Linear(512, 512, bias=False).weight.detach().flatten()",
+]
+
+
+@pytest.mark.parametrize("take", POINTERS)
+def test_a_pointer_that_escaped_stays_good(take: str) -> None:
     """Both ways: a write through the pointer is seen by torch, and torch's through the pointer; it never moves."""
     child(
         f"""
         N = MiB // 4
-        for take, look in {POINTERS!r}.items():
-            print(take, flush=True)
+        for make in {ORIGINS!r}:
+            print(make, flush=True)
             old = torch.zeros(N)
-            with cl.Session("8MiB") as session:
-                {make}
-                view = eval(take)
+            with cl.Session("4MiB") as session:
+                exec(make)
+                view = {take}
                 address = x.data_ptr()
                 for round in range(2):
                     x.zero_()
                     view[7] = 70
-                    pressure(session, 24)
+                    pressure(session, 8)
                     assert not session.evict(x) and session.where(x) == "resident"
                     assert x[7].item() == 70, x[:9]
                     x[8] = 80 + round
-                    pressure(session, 24)
-                    assert eval(look) == 80 + round
+                    pressure(session, 8)
+                    assert {POINTERS[take]} == 80 + round
                     assert x.data_ptr() == address
             view[7] = 71
             x[8] = 82
-            assert x[7].item() == 71 and eval(look) == 82
+            assert x[7].item() == 71 and {POINTERS[take]} == 82
         """
     )
 
@@ -201,26 +200,28 @@ def test_a_pointer_taken_between_two_sessions_stays_good() -> None:
             view = eval(take)
             with cl.Session("8MiB") as session:
                 x.add_(1)
-                pressure(session, 24)
+                pressure(session, 20)
                 view[7] = 70
                 assert x[7].item() == 70
         """
     )
 
 
-@pytest.mark.parametrize("take", [take for take in POINTERS if "ctypes" not in take])  # a bare address leaves no trace
-def test_a_pointer_taken_before_adoption_stays_good(take: str) -> None:
+def test_a_pointer_taken_before_adoption_stays_good() -> None:
+    """Of what leaves a trace: a bare data_ptr() taken before the session does not."""
     child(
         f"""
         N = MiB // 4
-        x = torch.zeros(N)
-        view = {take}
-        with cl.Session("8MiB") as session:
-            session.adopt(x)
-            view[7] = 70
-            x[8] = 80
-            pressure(session, 24)
-            assert x[7].item() == 70 and {POINTERS[take]} == 80
+        for take, look in {TRACED!r}:
+            print(take, flush=True)
+            x = torch.zeros(N)
+            view = eval(take)
+            with cl.Session("8MiB") as session:
+                session.adopt(x)
+                view[7] = 70
+                x[8] = 80
+                pressure(session, 20)
+                assert x[7].item() == 70 and eval(look) == 80
         """
     )
 
@@ -287,7 +288,7 @@ def test_writes_that_no_schema_tells_of_reach_the_host_copy() -> None:
                     x = scope["x"]
                     for round in range(2):
                         session.evict(x)
-                        pressure(session, 24)
+                        pressure(session, 20)
                         if not torch.equal(x, torch.ones(N)):
                             wrong.append((name, again, round, x[:4].tolist(), int((x != 1).sum())))
                     x.zero_()
@@ -348,7 +349,7 @@ def test_parts_of_tensors_that_no_op_names() -> None:
                 wrong.append((use, make, "some part could not leave", moved))
             if not torch.equal(eval(use), want):
                 wrong.append((use, make, "wrong values"))
-            pressure(session, 128)
+            pressure(session, 70)
             if not torch.equal(eval(use), want):
                 wrong.append((use, make, "wrong values after pressure"))
             if session.report().escaped_storages:

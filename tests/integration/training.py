@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Gpt(nn.Module):
     def __init__(
         self,
         dim: int = 64,
-        layers: int = 8,
+        layers: int = 6,
         heads: int = 2,
         vocab: int = 96,
         time: int = 64,
@@ -287,6 +288,23 @@ def child(code: str, *, timeout_s: float = 60.0, folder: Path | None = None) -> 
         raise AssertionError(f"the child hangs (after {timeout_s} s):\n{(stderr or '')[-3000:]}") from None
     assert done.returncode == 0, f"the child exited with {done.returncode}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
     return done
+
+
+def in_thread(body: Callable[[], None]) -> None:
+    """Run in a thread of its own, and raise what it raises: what it leaves in thread-local state goes with it."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            body()
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 def pressure(session: cl.Session, blocks: int = 16, size: int = MiB) -> None:

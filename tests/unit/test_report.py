@@ -80,11 +80,11 @@ def test_rows_give_figures_in_three_digits(report):
     assert row(report, "Peak resident")[0] == "32.0 MiB"
     assert row(report, "Peak alive")[0] == "132 MiB"
     assert row(report, "Step time")[0] == "500 ms"
-    assert row(report, "Stall") == ("10.0 ms", "2.0% of the step")
-    assert row(report, "Overlap")[0] == "95.3%"
+    assert row(report, "Stall") == ("10.0 ms", "2.0 % of the step")
+    assert row(report, "Overlap")[0] == "95.3 %"
     assert row(report, "Moved per step") == ("101 MiB out", "99.0 MiB in")
     assert row(report, "Evictions") == ("2", "3 swap-ins on demand")
-    assert row(report, "Policy") == ("83 decisions", "match rate 75.0%")
+    assert row(report, "Policy") == ("83 decisions", "match rate 75.0 %")
 
 
 def test_rows_of_a_session_without_capacity_or_steps(report):

@@ -28,7 +28,23 @@ void wait_until(double due_s, double early_s) {
 }  // namespace
 
 void CopyEvent::wait() const {
-  while (!done()) state_.wait(0, std::memory_order_acquire);
+  for (uint32_t state; (state = state_.load(std::memory_order_acquire)) != kDone;) state_.wait(state);
+}
+
+// A copy that has not begun is done at once: whoever waits must not wait for those queued ahead of it.
+void CopyEvent::cancel() {
+  cancelled_.store(true, std::memory_order_relaxed);
+  uint32_t queued = kQueued;
+  if (state_.compare_exchange_strong(queued, kRunning)) {
+    start_ticks_ = now_ticks();
+    finish();
+  }
+}
+
+void CopyEvent::finish() {
+  end_ticks_ = now_ticks();
+  state_.store(kDone, std::memory_order_release);
+  state_.notify_all();
 }
 
 CopyEngine::~CopyEngine() {
@@ -77,6 +93,8 @@ void CopyEngine::run() {
 void CopyEngine::copy(const Job& job) {
   if (job.after) job.after->wait();
   CopyEvent& event = *job.event;
+  uint32_t queued = CopyEvent::kQueued;
+  if (!event.state_.compare_exchange_strong(queued, CopyEvent::kRunning)) return;  // cancelled
   event.start_ticks_ = now_ticks();
   const double bytes_per_s = has_thread_ ? bytes_per_s_.load() : 0;
   link_free_s_ = std::max(link_free_s_, monotonic_s());
@@ -91,9 +109,7 @@ void CopyEngine::copy(const Job& job) {
   while (bytes_per_s > 0 && monotonic_s() < link_free_s_ && !event.cancelled_.load(std::memory_order_relaxed)) {
     sched_yield();  // compute may want the core
   }
-  event.end_ticks_ = now_ticks();
-  event.state_.store(1, std::memory_order_release);
-  event.state_.notify_all();
+  event.finish();
 }
 
 void CopyEngine::drain() {

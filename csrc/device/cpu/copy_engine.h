@@ -13,15 +13,18 @@ namespace chameleon::cpu {
 
 class CopyEvent final : public Event {
  public:
-  bool done() const override { return state_.load(std::memory_order_acquire) != 0; }
-  void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
+  bool done() const override { return state_.load(std::memory_order_acquire) == kDone; }
+  void cancel() override;
   Ticks start_ticks() const override { return start_ticks_; }
   Ticks end_ticks() const override { return end_ticks_; }
   void wait() const;
 
  private:
   friend class CopyEngine;
-  std::atomic<uint32_t> state_{0};
+  static constexpr uint32_t kQueued = 0, kRunning = 1, kDone = 2;
+  void finish();
+
+  std::atomic<uint32_t> state_{kQueued};
   std::atomic<bool> cancelled_{false};
   Ticks start_ticks_ = 0;
   Ticks end_ticks_ = 0;

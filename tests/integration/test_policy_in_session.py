@@ -1,0 +1,249 @@
+"""Policies at work: made after Profile, kept in files, given to other runs, and no hindrance where the ops change."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from training import ConvNet, Gpt, Loop, Moe, adamw, raw, reference, state_bytes, train
+
+import chameleon_lab as cl
+from chameleon_lab.policy import Policy
+
+STEPS = 8
+
+
+def policy_of(model: Any, capacity: int, link: str | None = None) -> Policy:
+    """The policy that a run of the model makes."""
+    found: list[Policy | None] = []
+
+    def keep(number: int, _: nn.Module, session: cl.Session | None) -> None:
+        assert session is not None
+        found.append(session.policy)
+
+    train(model, steps=5, session_kwargs={"capacity": capacity, "link": link}, each_step=keep)
+    assert found[1] is None and found[2] is not None
+    return found[-1]  # type: ignore[return-value]
+
+
+def test_a_steady_run_is_stable_and_never_waits_for_a_demand() -> None:
+    """At half the peak the plan foresees every use: no swap-in on demand, no eviction, once it is in force."""
+    _, live_peak = reference(Gpt)
+    run = train(Gpt, steps=12, session_kwargs={"capacity": live_peak // 2})
+    report = run.report
+    assert report is not None and report.stage == "Stable" and report.notes == ()
+    assert [step.stage for step in report.history] == ["WarmUp", "Profile"] + ["Stable"] * 10
+    assert report.decisions > 0 and report.unmatched_decisions == ()
+    for step in report.history[4:]:
+        assert (step.demand_swap_ins, step.evictions) == (0, 0), step
+        assert step.match_rate == 1.0
+        assert step.swapped_in_bytes > 0 and step.swapped_out_bytes > 0
+        assert step.peak_bytes <= live_peak // 2
+    assert len({step.peak_bytes for step in report.history[5:]}) == 1, "resident bytes depend on op indices alone"
+    assert len({step.swapped_in_bytes for step in report.history[5:]}) == 1
+
+
+@pytest.mark.parametrize("share", [0.75, 0.5, 0.35, 0.25])
+def test_the_plan_keeps_what_it_promises(share: float) -> None:
+    """Planned peak and planned bytes are those of the run."""
+    _, live_peak = reference(Gpt)
+    capacity = int(share * live_peak)
+    made: list[Policy | None] = []
+    run = train(
+        Gpt,
+        steps=9,
+        session_kwargs={"capacity": capacity},
+        each_step=lambda number, model, session: made.append(session.policy if session else None),
+    )
+    policy, report = made[-1], run.report
+    assert policy is not None and report is not None and len(policy) > 0
+    assert policy.predicted["peak_bytes"] <= capacity * 0.98
+    newest = report.history[-1]
+    assert newest.demand_swap_ins <= 0.02 * len(policy)
+    assert newest.peak_bytes == pytest.approx(policy.predicted["peak_bytes"], rel=0.03)
+    assert newest.swapped_in_bytes == pytest.approx(policy.predicted["swapped_in_bytes"], rel=0.05)
+
+
+def test_a_policy_file_serves_a_new_run_of_the_same_script(tmp_path: Path) -> None:
+    bare, live_peak = reference(Gpt, steps=STEPS)
+    capacity = live_peak // 2
+    policy = policy_of(Gpt, capacity)
+    path = tmp_path / "policy.json"
+    policy.save(path)
+    assert Policy.load(path) == policy
+    for given in (path, str(path), Policy.load(path)):
+        run = train(Gpt, steps=STEPS, session_kwargs={"capacity": capacity, "policy": given})
+        report = run.report
+        assert run.same(bare) and report is not None
+        assert report.unmatched_decisions == () and report.decisions == len(policy)
+        assert report.history[-1].demand_swap_ins == 0
+        assert report.history[-1].swapped_in_bytes > 0
+
+
+@pytest.mark.parametrize("model, optimizer", [(Gpt, adamw), (ConvNet, adamw), (Moe, adamw)])
+@pytest.mark.parametrize("other", ["larger gpt", "smaller gpt", "conv", "capacity x4", "empty"])
+def test_a_policy_for_something_else_costs_time_alone(model: Any, optimizer: Any, other: str) -> None:
+    bare, live_peak = reference(model, optimizer, STEPS)
+    capacity = live_peak // 3
+    policy = {
+        "larger gpt": lambda: policy_of(partial(Gpt, layers=11), 4 << 20),
+        "smaller gpt": lambda: policy_of(partial(Gpt, layers=3, dim=32), 1 << 20),
+        "conv": lambda: policy_of(ConvNet, 5 << 20),
+        "capacity x4": lambda: policy_of(model, 2 * live_peak // 3),
+        "empty": lambda: Policy(1, policy_of(model, live_peak // 2).link, ()),
+    }[other]()
+    run = train(model, optimizer, STEPS, {"capacity": capacity, "policy": policy, "min_swap": "2KiB"})
+    assert run.same(bare)
+    report = run.report
+    assert report is not None and report.decisions == len(policy)
+    assert max(step.peak_bytes for step in report.history) <= capacity
+    foreign = {"larger gpt": model is not Gpt, "smaller gpt": model is not Gpt, "conv": model is not ConvNet}
+    if foreign.get(other) and len(policy):
+        assert report.unmatched_decisions and str(len(report.unmatched_decisions)) in str(report)
+
+
+def test_assigning_a_policy_takes_force_at_the_next_step() -> None:
+    bare, live_peak = reference(Gpt, steps=STEPS)
+    capacity = live_peak // 2
+    own = policy_of(Gpt, capacity)
+    few = Policy(own.capacity_bytes, own.link, own.decisions[: len(own) // 2], own.assumed)
+
+    def edit(number: int, model: nn.Module, session: cl.Session | None) -> None:
+        assert session is not None
+        if number == 4:
+            assert session.stage is cl.SessionStage.STABLE
+            session.policy = few
+        if number == 5:
+            assert session.stage is cl.SessionStage.STABLE and session.policy is few
+        if number == 6:
+            session.policy = own
+
+    run = train(Gpt, steps=STEPS, session_kwargs={"capacity": capacity}, each_step=edit)
+    assert run.same(bare) and run.report is not None
+    history = run.report.history
+    assert max(step.peak_bytes for step in history) <= capacity
+    assert history[5].demand_swap_ins > 0 == history[3].demand_swap_ins, "half of the decisions are gone"
+    assert history[-1].stage == "Stable" and run.report.decisions == len(own)
+
+
+def evaluates(number: int, model: Any) -> None:
+    with torch.no_grad():
+        model(model.batch(torch.Generator().manual_seed(number)))
+
+
+def lengthens(number: int, model: Any) -> None:
+    if number >= 3:
+        model.batch = partial(Gpt.batch, model, time=64 - 7 * (number % 4))
+
+
+def grows(number: int, model: Any) -> None:
+    if number >= 4:
+        model.batch = partial(Gpt.batch, model, size=4 + number % 2)
+
+
+def skips(number: int, model: Any) -> None:
+    model.skip = (number * 3) % 6 if number >= 3 and number % 2 else None
+
+
+def freezes(number: int, model: Any) -> None:
+    if number == 4:
+        model.blocks[0].requires_grad_(False)
+        model.tokens.requires_grad_(False)
+
+
+def saves(number: int, model: Any) -> None:
+    if number in (3, 6):
+        state_bytes(model)
+
+
+def wanders(number: int, model: Any) -> None:
+    extra = torch.full((5000 * (number % 3 + 1),), 1.0)
+    for _ in range(number * 7 % 5):
+        extra = extra * 2
+
+
+CHANGES = {f.__name__: f for f in (evaluates, lengthens, grows, skips, freezes, saves, wanders)}
+
+
+@pytest.mark.parametrize("part", [2, 4])
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_ops_stay_right_and_within_the_capacity(change: str, part: int) -> None:
+    def each(number: int, model: nn.Module, session: cl.Session | None) -> None:
+        CHANGES[change](number, model)
+
+    _, live_peak = reference(Gpt)
+    bare = train(Gpt, steps=12, each_step=each, loop=Loop(clip=True))
+    run = train(
+        Gpt, steps=12, each_step=each, session_kwargs={"capacity": live_peak // part}, loop=Loop(clip=True)
+    )
+    assert run.same(bare)
+    assert run.report is not None
+    assert max(step.peak_bytes for step in run.report.history) <= live_peak // part
+    assert run.report.escaped_storages == 0
+
+
+def test_a_lasting_change_is_profiled_again() -> None:
+    """Another model in the same session: back to Profile, a new policy, and no demand once it is in force."""
+    _, live_peak = reference(Gpt)
+    torch.manual_seed(0)
+    models: list[Any] = [Gpt(), Gpt(layers=5, dropout=0.1)]
+    generator = torch.Generator().manual_seed(0)
+    with cl.Session(live_peak // 2) as session:
+        policies = []
+        for model in models:
+            optimizer = adamw(model.parameters())
+            for _ in range(9):
+                loss = model(model.batch(generator))
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                session.step()
+            policies.append(session.policy)
+            del optimizer, loss
+        report = session.report()
+    stages = [step.stage for step in report.history]
+    assert "Profile" in stages[9:] and stages[-1] == "Stable"
+    assert policies[0] is not policies[1] and report.notes
+    assert report.history[-1].match_rate == 1.0
+
+
+def test_two_optimizers_and_a_policy() -> None:
+    """A GAN under half of its peak."""
+
+    def run(capacity: int | None, bare: bool = False) -> tuple[list[bytes], cl.Report | None]:
+        torch.manual_seed(0)
+        maker = nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(128, 128), nn.Tanh())])
+        judge = nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(128, 128), nn.Tanh())])
+        optimizers = adamw(judge.parameters()), adamw(maker.parameters())
+        losses = []
+
+        def loop() -> None:
+            for _ in range(STEPS):
+                noise = torch.randn(256, 128)
+                loss = judge(maker(noise).detach()).pow(2).mean()
+                loss.backward()
+                optimizers[0].step(), optimizers[0].zero_grad()
+                losses.append(raw(loss))
+                loss = -judge(maker(noise)).mean()
+                loss.backward()
+                optimizers[1].step(), optimizers[1].zero_grad(), optimizers[0].zero_grad()
+                losses.append(raw(loss))
+
+        if bare:
+            loop()
+            return losses, None
+        with cl.Session(capacity, warmup_steps=2) as session:  # both optimizers have their states by then
+            loop()
+            return losses, session.report()
+
+    want, _ = run(None, bare=True)
+    _, recorded = run(None)
+    assert recorded is not None
+    got, report = run(recorded.live_peak_bytes // 2)
+    assert got == want and report is not None
+    assert report.stage == "Stable" and report.history[-1].match_rate == 1.0
+    assert report.peak_bytes <= recorded.live_peak_bytes // 2
