@@ -8,7 +8,6 @@ import statistics
 import threading
 import time
 from collections import deque
-from contextlib import ExitStack
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
@@ -23,7 +22,8 @@ from .report import Report, StepSummary
 from .runtime import core
 from .runtime.discovery import Discovery
 from .runtime.optimizer_groups import small_groups
-from .runtime.raw_access import guarded
+from .runtime.patches import Patches
+from .runtime.raw_access import guards
 from .runtime.recording import step_trace
 from .trace import StepTrace, Trace
 from .units import format_bytes, format_percent, parse_bandwidth, parse_bytes
@@ -109,7 +109,6 @@ class Session:
         self.warmup_steps = warmup_steps
         self.margin = margin
         self.stacks = stacks
-        self._split_optimizer = split_optimizer
         self._policy = (
             policy
             if isinstance(policy, Policy)
@@ -132,7 +131,9 @@ class Session:
         self._counters: core.Counters | None = None
         self._created_s = time.time()
         self._discovery = Discovery(self._optimizer_stepped)
-        self._entered: ExitStack | None = None
+        self._parts: list[Discovery | Patches] = [self._discovery, guards()]
+        if self.capacity_bytes is not None and split_optimizer:
+            self._parts.append(small_groups(self._group_bytes))
         self._closed = False
         self._program_loaded = False
         self._program_ops = 0
@@ -150,45 +151,50 @@ class Session:
                 raise SessionError(
                     f"a session is already open on {_current.device!r}: leave its `with` block or call its stop() first"
                 )
-            options = core.Options()
-            if self.capacity_bytes is not None:
-                options.capacity_bytes = self.capacity_bytes
-            if self.host_capacity_bytes is not None:
-                options.host_capacity_bytes = self.host_capacity_bytes
-            options.link_out_bytes_per_s = self.link.out_bytes_per_s or 0.0
-            options.link_in_bytes_per_s = self.link.in_bytes_per_s or 0.0
-            options.min_swap_bytes = self.min_swap_bytes
-            options.stacks = self.stacks
-            with ExitStack() as stack:
-                try:
-                    core.open(options)
-                except RuntimeError as error:
-                    raise SessionError(str(error).splitlines()[0]) from None
-                stack.callback(core.close)
-                stack.enter_context(guarded())
-                if self.capacity_bytes is not None and self.link == Link(None, None):
-                    self.link = Link(*core.measure_link())  # planning needs to know what copies cost
-                self._discovery.start()
-                stack.callback(self._discovery.stop)
-                if self.capacity_bytes is not None and self._split_optimizer:
-                    stack.enter_context(small_groups(self._group_bytes))
-                self._entered = stack.pop_all()
-            _current = self
+            _current = self  # from here on stop() takes back whatever has been done
+            try:
+                self._open()
+            except BaseException:
+                self._shut()
+                raise
         return self
+
+    def _open(self) -> None:
+        options = core.Options()
+        if self.capacity_bytes is not None:
+            options.capacity_bytes = self.capacity_bytes
+        if self.host_capacity_bytes is not None:
+            options.host_capacity_bytes = self.host_capacity_bytes
+        options.link_out_bytes_per_s = self.link.out_bytes_per_s or 0.0
+        options.link_in_bytes_per_s = self.link.in_bytes_per_s or 0.0
+        options.min_swap_bytes = self.min_swap_bytes
+        options.stacks = self.stacks
+        try:
+            core.open(options)
+        except RuntimeError as error:
+            raise SessionError(str(error).splitlines()[0]) from None
+        for part in self._parts:
+            part.install()
+        if self.capacity_bytes is not None and self.link == Link(None, None):
+            self.link = Link(*core.measure_link())  # planning needs to know what copies cost
+
+    def _shut(self) -> None:
+        """Take back what start() did. May be repeated, and cut short by Ctrl-C at any point."""
+        global _current
+        for part in self._parts:
+            part.remove()
+        core.close()
+        self._closed = True
+        _current = None
 
     def stop(self) -> None:
         """End: every tensor is brought back and stays valid. Harmless where the session is not running."""
-        global _current
-        if self._entered is None:
+        if not self.is_open:
             return
         with _lock:
             self._logs = core.logs()
             self._counters = core.counters()
-            entered, self._entered = self._entered, None
-            self._closed = True
-            if _current is self:
-                _current = None
-            entered.close()
+            self._shut()
 
     def __enter__(self) -> Session:
         return self.start()
@@ -204,7 +210,7 @@ class Session:
     @property
     def is_open(self) -> bool:
         """Is the session running?"""
-        return self._entered is not None
+        return _current is self
 
     @property
     def stage(self) -> SessionStage:
@@ -261,7 +267,7 @@ class Session:
         self._end_step()
 
     def _optimizer_stepped(self) -> None:
-        if not self._steps_told:
+        if not self._steps_told and _current is self:
             self._end_step()
 
     def _end_step(self) -> None:

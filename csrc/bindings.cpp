@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/version.h>
 
@@ -30,6 +31,18 @@ py::array_t<Row> as_array(const std::vector<Row>& rows) {
 c10::StorageImpl* storage_of(uintptr_t tensor_impl) {
   auto* impl = reinterpret_cast<c10::TensorImpl*>(tensor_impl);
   return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+// DLPack exports hold the tensor itself. Python holds it once, however many names it has there; autograd once as a
+// gradient, and once more while a graph that ends in it is alive.
+bool held_elsewhere(uintptr_t tensor_impl, chameleon::Category category) {
+  auto* impl = reinterpret_cast<c10::TensorImpl*>(tensor_impl);
+  size_t known = category == chameleon::Category::Gradient ? 2 : 1;
+  if (impl->requires_grad()) {
+    const auto tensor = at::Tensor::wrap_tensor_impl(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
+    known += 1 + (torch::autograd::impl::try_get_grad_accumulator(tensor) ? 1 : 0);  // with the reference just taken
+  }
+  return c10::raw::intrusive_ptr::use_count(impl) > known;
 }
 
 std::vector<std::string> symbolized(const chameleon::StepLog& log) {
@@ -181,11 +194,12 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("unload_program", [] { Runtime::instance().unload_program(); }, nogil());
 
-  m.def("adopt", [](uintptr_t tensor, int category, int32_t label, size_t owners) -> const char* {
+  m.def("adopt", [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted) -> const char* {
     c10::StorageImpl* storage = storage_of(tensor);
     if (!storage) return "foreign";
+    if (!trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
     py::gil_scoped_release release;
-    return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label, owners));
+    return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label, owners, trusted));
   });
   m.def("restore", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);

@@ -140,7 +140,7 @@ class Recorder {
   void levels(size_t live_bytes, size_t resident_bytes);  // after memory was taken
   void arrived(Storage& storage);                         // its block was taken
   void left(Storage& storage, int32_t first_op_without);  // its block was given back
-  void transfer(Storage& storage, Direction direction, Cause cause, EventPtr event);
+  void transfer(Storage& storage, Direction direction, Cause cause, Ticks issue, EventPtr event);
   void stalled(Storage& storage, Direction direction, Cause cause, Ticks start, Ticks end);
 
   // Close the step: every storage alive gets a row. Movable: may it leave the device?

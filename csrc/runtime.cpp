@@ -36,6 +36,21 @@ std::string human(size_t bytes) {
   return text.str();
 }
 
+// The core's lock; what was kept while it was held is released after it.
+class Lock {
+ public:
+  explicit Lock(std::mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
+  ~Lock() {
+    mutex_.unlock();
+    access::release_kept();
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  std::mutex& mutex_;
+};
+
 }  // namespace
 
 struct Runtime::ThreadState {
@@ -82,7 +97,7 @@ Runtime::Runtime()
 
 void Runtime::open(const Options& options) {
   install_cpu_allocator();
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   TORCH_CHECK(!open_, "Chameleon Lab: the runtime is open already");
   options_ = options;
   limited_ = options.capacity_bytes != SIZE_MAX;
@@ -127,7 +142,7 @@ void Runtime::install_callback(bool needs_outputs) {
 }
 
 void Runtime::close() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   if (!open_) return;
   open_ = false;
   executor_.unload();
@@ -147,12 +162,11 @@ void Runtime::hand_back() {
   std::vector<Storage*> ours;
   for (const auto& storage : table_.all()) ours.push_back(storage.get());
   for (Storage* storage : ours) {
-    if (storage->pins > 0 || storage->escaped || !storage->settled || !access::intact(*storage) ||
-        !storage->impl->resizable()) {
-      continue;
-    }
+    if (storage->pins > 0 || storage->escaped || !storage->settled) continue;
     c10::DataPtr plain = allocate_plain_cpu(storage->bytes);
     device_->copy_now(plain.get(), storage->block, storage->bytes);
+    // Asked only now: another thread may have dropped it during the copy.
+    if (!access::movable(*storage) || !access::keep(*storage)) continue;
     storage->impl->_mutable_data_ptr_no_checks().release_context();
     storage->impl->set_data_ptr_noswap(std::move(plain));
     destroyed(storage);
@@ -160,7 +174,7 @@ void Runtime::hand_back() {
 }
 
 void Runtime::set_capacity(size_t capacity_bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   const bool limited = capacity_bytes != SIZE_MAX;
   if (open_ && limited && !limited_) {
     at::removeCallback(callback_);
@@ -176,7 +190,7 @@ void Runtime::set_capacity(size_t capacity_bytes) {
 }
 
 void Runtime::set_link(double out_bytes_per_s, double in_bytes_per_s) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   options_.link_out_bytes_per_s = out_bytes_per_s;
   options_.link_in_bytes_per_s = in_bytes_per_s;
   device_->set_link(out_bytes_per_s, in_bytes_per_s);
@@ -185,7 +199,7 @@ void Runtime::set_link(double out_bytes_per_s, double in_bytes_per_s) {
 std::pair<double, double> Runtime::measure_link() {
   constexpr size_t kBytes = 4 << 20;
   constexpr int kCopies = 4;
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   void* here = device_->allocate_host(kBytes);
   void* there = device_->allocate_host(kBytes);
   const auto best = [&](auto copy) {
@@ -205,7 +219,7 @@ std::pair<double, double> Runtime::measure_link() {
 }
 
 std::shared_ptr<StepLog> Runtime::end_step() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   executor_.end_step();
   auto log = recorder_.end_step(table_, [this](const Storage& storage) {
     return swapper_.movable(storage);
@@ -217,17 +231,17 @@ std::shared_ptr<StepLog> Runtime::end_step() {
 }
 
 std::vector<std::shared_ptr<StepLog>> Runtime::logs() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   return {recorder_.finished().begin(), recorder_.finished().end()};
 }
 
 void Runtime::load_program(Program program) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   executor_.load(std::move(program));
 }
 
 void Runtime::unload_program() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   executor_.unload();
 }
 
@@ -236,8 +250,8 @@ void Runtime::unload_program() {
 //
 // Other threads' ops may be reading the old memory, so it moves when none is running; who else holds the storage may
 // have its pointer (DLPack does), so it moves only if all its owners are known.
-Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners) {
-  std::lock_guard<std::mutex> lock(mutex_);
+Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted) {
+  Lock lock(mutex_);
   Storage* storage = find(impl);
   Adopted result = Adopted::Known;
   if (!storage) {
@@ -247,7 +261,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     if (deleter != original_cpu_deleter() || pointer.get() != pointer.get_context()) return Adopted::Foreign;
     const size_t bytes = impl->nbytes();
     if (bytes < kTrackedBytes) return Adopted::TooSmall;
-    if (c10::raw::intrusive_ptr::use_count(impl) > owners) return Adopted::Shared;
+    if (!trusted && c10::raw::intrusive_ptr::use_count(impl) > owners) return Adopted::Shared;
     const int mine = thread_state().depth > 0 ? 1 : 0;
     while (threads_in_ops_ > mine) {
       ++threads_waiting_;
@@ -281,7 +295,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
 }
 
 bool Runtime::restore(c10::StorageImpl* impl) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->residency == Residency::Resident) return true;
   if (swapper_.restore(*storage, Cause::Access)) return true;
@@ -290,7 +304,7 @@ bool Runtime::restore(c10::StorageImpl* impl) {
 }
 
 bool Runtime::evict(c10::StorageImpl* impl) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->pins || !swapper_.movable(*storage)) return false;
   if (storage->residency == Residency::Returning) swapper_.restore(*storage, Cause::Access);
@@ -300,7 +314,7 @@ bool Runtime::evict(c10::StorageImpl* impl) {
 }
 
 bool Runtime::hold(c10::StorageImpl* impl) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage) return true;
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, false);
@@ -313,7 +327,7 @@ bool Runtime::hold(c10::StorageImpl* impl) {
 }
 
 void Runtime::let_go(c10::StorageImpl* impl) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->pins == 0 || --storage->pins > 0) return;  // resized: another block, and nobody holds it
   if (limited_ && !storage->escaped && access::intact(*storage)) access::arm(*storage);
@@ -321,7 +335,7 @@ void Runtime::let_go(c10::StorageImpl* impl) {
 
 void Runtime::set_saving(bool on) {
   ThreadState& thread = thread_state();
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   thread.saving = on;
   if (on) return;
   for (auto& [storage, uid] : thread.seen_saving) {
@@ -333,13 +347,13 @@ void Runtime::set_saving(bool on) {
 }
 
 std::optional<Residency> Runtime::residency(c10::StorageImpl* impl) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   Storage* storage = find(impl);
   return storage ? std::optional<Residency>(storage->residency) : std::nullopt;
 }
 
 Counters Runtime::counters() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   Counters counters;
   counters.memory = device_->memory_info();
   counters.live_bytes = table_.live_bytes();
@@ -354,7 +368,7 @@ Counters Runtime::counters() {
 }
 
 std::optional<Failure> Runtime::take_failure() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   auto failure = std::move(failure_);
   failure_.reset();
   return failure;
@@ -377,7 +391,7 @@ ModuleStack& Runtime::modules(ThreadState& thread) {
 
 void* Runtime::allocate(size_t bytes) {
   ThreadState& thread = thread_state();
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   const size_t block_bytes = device_->block_bytes(bytes);
   void* block = swapper_.take(block_bytes);
   if (!block) {
@@ -399,7 +413,7 @@ void* Runtime::allocate(size_t bytes) {
 }
 
 bool Runtime::release(const void* block) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   Storage* storage = table_.at(block);
   if (!storage) return false;
   destroyed(storage);
@@ -416,7 +430,7 @@ void Runtime::destroyed(Storage* storage) {
 
 void Runtime::on_away_deleted(void* storage) {
   Runtime& runtime = instance();
-  std::lock_guard<std::mutex> lock(runtime.mutex_);
+  Lock lock(runtime.mutex_);
   runtime.destroyed(static_cast<Storage*>(storage));
 }
 
@@ -465,7 +479,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   }
   std::shared_ptr<torch::CapturedTraceback> stack;
   if (outermost && options_.stacks && open_) stack = torch::CapturedTraceback::gather(true, false, false);
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   ++thread.depth;
   if (outermost) {
     thread.serial = static_cast<uint64_t>(++clock_ops_);
@@ -564,7 +578,7 @@ void Runtime::pin(Storage& storage, ThreadState& thread) {
 }
 
 void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   if (function.needsOutputs()) {
     for (const c10::IValue& output : function.outputs()) attach_output(output, !info.raw_written_output);
   }
@@ -587,8 +601,9 @@ void Runtime::unpin_all(ThreadState& thread) {
     const bool stale = std::exchange(storage->host_stale, false);
     if (storage->residency != Residency::Resident) continue;  // bringing it in failed, and so did the op
     const bool intact = access::intact(*storage);
-    // The op has taken the DataPtr away (copy-on-write): writes to come are not seen until it is back.
     if (stale || !intact) swapper_.drop_host(*storage);
+    // The op has taken the DataPtr away (copy-on-write): neither writes nor raw accesses are seen until it is back.
+    if (storage->impl && !intact) storage->escaped = true;
     // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers.
     if (limited_ && intact && !storage->escaped) access::arm(*storage);
   }
@@ -598,9 +613,9 @@ void Runtime::unpin_all(ThreadState& thread) {
 void Runtime::attach_output(const c10::IValue& value, bool settled) {
   each_storage(value, [&](c10::StorageImpl* impl) {
     Storage* storage = find(impl);
-    if (!storage || storage->impl) return;
-    attach(*storage, impl);
-    storage->settled = settled;
+    if (!storage) return;
+    if (!storage->impl) attach(*storage, impl);
+    storage->settled |= settled;
   });
 }
 
@@ -629,7 +644,7 @@ void Runtime::on_access(c10::StorageImpl* impl) { instance().accessed(impl); }
 
 void Runtime::accessed(c10::StorageImpl* impl) {
   ThreadState& thread = thread_state();
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage) return;
   if (thread.saving) {

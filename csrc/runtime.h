@@ -72,9 +72,10 @@ class Runtime {
   void unload_program();
   void set_optimizer_stage(bool on) { optimizer_stage_.store(on, std::memory_order_relaxed); }
 
-  // Owners: how many tensors are known to hold the storage; held by more, it stays where it is.
+  // Owners: how many tensors are known to hold the storage; held by more, it stays where it is, unless the caller is
+  // trusted to know better. What numpy or another process shares always stays.
   enum class Adopted { New, Known, TooSmall, Foreign, Shared, NoRoom };
-  Adopted adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners);
+  Adopted adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted);
   bool restore(c10::StorageImpl* impl);
   bool evict(c10::StorageImpl* impl);
   std::optional<Residency> residency(c10::StorageImpl* impl);

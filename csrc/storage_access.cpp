@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #if __has_include(<c10/core/StorageMaterializer.h>)
 #define CHAMELEON_HAS_MATERIALIZER 1
@@ -78,6 +80,33 @@ bool intact(const Storage& storage) {
              ? pointer.get() == storage.block && pointer.get_deleter() == block_deleter
              : pointer.get_context() == &storage && pointer.get_deleter() == &delete_away;
 }
+
+namespace {
+std::vector<c10::intrusive_ptr<c10::StorageImpl>>& kept() {
+  static thread_local std::vector<c10::intrusive_ptr<c10::StorageImpl>> references;
+  return references;
+}
+}  // namespace
+
+// A storage that Python knows by an object of its own would take the GIL here, under the core's lock: for those (few)
+// the check alone must do.
+bool keep(Storage& storage) {
+  if (!intact(storage)) return false;
+  if (storage.impl->pyobj_slot()->load_pyobj() != nullptr) return true;
+  auto reference = storage.weak->lock();
+  if (!reference) return false;
+  kept().push_back(std::move(reference));
+  return intact(storage);
+}
+
+void release_kept() {
+  if (kept().empty()) return;
+  std::vector<c10::intrusive_ptr<c10::StorageImpl>> references;
+  references.swap(kept());
+}
+
+// Without the hook, all there is to see is that numpy and shared memory make a storage unresizable.
+bool movable(const Storage& storage) { return intact(storage) && (has_hook() || storage.impl->resizable()); }
 
 Storage* away_storage(c10::StorageImpl* impl) {
   const c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();

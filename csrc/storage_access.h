@@ -20,6 +20,15 @@ bool has_hook();  // does this torch have materializers?
 // Whether the StorageImpl still holds our block or our mark: a DataPtr can be moved elsewhere behind our back.
 bool intact(const Storage& storage);
 
+// Before the DataPtr of a storage that no op has pinned is replaced: keeps another thread from destroying it meanwhile,
+// until release_kept(). False: it is being destroyed, or its DataPtr is elsewhere; leave it alone.
+bool keep(Storage& storage);
+// Call without the core's lock: the last reference may go here, and with it the storage.
+void release_kept();
+
+// Intact, and no raw pointer of it is known to be outside.
+bool movable(const Storage& storage);
+
 // The away storage behind an impl, or null.
 Storage* away_storage(c10::StorageImpl* impl);
 

@@ -32,8 +32,7 @@ bool Swapper::finish_any_leaving() {
 }
 
 bool Swapper::movable(const Storage& storage) const {
-  return storage.settled && !storage.escaped && storage.bytes >= min_bytes && access::intact(storage) &&
-         storage.impl->resizable();  // numpy and shared memory make a storage unresizable: they hold its pointer
+  return storage.settled && !storage.escaped && storage.bytes >= min_bytes && access::movable(storage);
 }
 
 // Belady's choice as far as the future is known: the storages used furthest in the future leave.
@@ -77,8 +76,9 @@ void Swapper::swap_out(Storage& storage, Cause cause) {
     storage.host.data = host_.allocate(storage.bytes);
     host_full_ = !storage.host.data;
     if (host_full_) return;
+    const Ticks issue = now_ticks();
     storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes);
-    recorder_.transfer(storage, Direction::Out, cause, storage.host.written);
+    recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
   }
   storage.residency = Residency::Leaving;
   storage.moved_by = cause;
@@ -99,7 +99,7 @@ void Swapper::finish_swap_out(Storage& storage) {
     storage.host.written.reset();
   }
   forget_leaving(storage);
-  if (!access::intact(storage)) {  // its DataPtr was moved elsewhere while the copy ran
+  if (!access::keep(storage)) {  // it dies on another thread, or its DataPtr was moved elsewhere, while the copy ran
     storage.residency = Residency::Resident;
     drop_host(storage);
     return;
@@ -124,9 +124,10 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   table_.set_block(&storage, block);
   storage.residency = Residency::Returning;
   storage.moved_by = cause;
+  const Ticks issue = now_ticks();
   storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, storage.host.written);
   recorder_.arrived(storage);
-  recorder_.transfer(storage, Direction::In, cause, storage.arriving);
+  recorder_.transfer(storage, Direction::In, cause, issue, storage.arriving);
   recorder_.levels(table_.live_bytes(), device_.memory_info().resident_bytes);
 }
 
@@ -202,9 +203,11 @@ void Swapper::release(Storage& storage) {
 
 void Swapper::restore_all() {
   for (const auto& storage : table_.all()) {
-    if (storage->residency != Residency::Resident) restore(*storage, Cause::Access);
-    drop_host(*storage);
-    if (storage->impl && access::intact(*storage)) access::disarm(*storage);
+    if (storage->residency == Residency::Leaving) touch(*storage, false);
+    const bool kept = access::keep(*storage);
+    if (storage->residency != Residency::Resident && kept) restore(*storage, Cause::Access);
+    if (storage->residency == Residency::Resident) drop_host(*storage);
+    if (kept) access::disarm(*storage);
   }
 }
 

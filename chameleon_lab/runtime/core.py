@@ -93,7 +93,7 @@ def take_failure() -> Failure | None:
     return _C.take_failure()
 
 
-def adopt(tensor: torch.Tensor, category: int, label: int, owners: int = 1) -> str:
+def adopt(tensor: torch.Tensor, category: int, label: int, owners: int = 1, trusted: bool = False) -> str:
     """Let the device own a tensor's storage.
 
     Args:
@@ -102,10 +102,11 @@ def adopt(tensor: torch.Tensor, category: int, label: int, owners: int = 1) -> s
         label: index of its name.
         owners: how many tensors are known to hold the storage. If more do, somebody may have its address, and it
             stays where it is.
+        trusted: it moves all the same: the caller says that nobody has.
 
     Returns ``"new"``, ``"known"``, ``"too small"``, ``"foreign"``, ``"shared"`` or ``"no room"``.
     """
-    return _C.adopt(tensor._cdata, category, label, owners)
+    return _C.adopt(tensor._cdata, category, label, owners, trusted)
 
 
 def storage_address(tensor: torch.Tensor) -> int:

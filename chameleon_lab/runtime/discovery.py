@@ -22,8 +22,6 @@ from ..trace.columns import Category
 from ..units import format_bytes
 from . import core
 
-_ANY = 2**62  # owners of a storage
-
 _REFUSED = {
     "foreign": "torch's allocator did not make its memory, or numpy or another process shares it",
     "shared": "something else holds its storage too, and may have its address (session.adopt(model) says it has not)",
@@ -59,25 +57,23 @@ class Discovery:
         self._module_ids: dict[int, int] = {}  # by id(): entries go when the module dies
         self._parameter_names = WeakIdKeyDictionary()
         self._unnamed = 0
-        self._roots = 0
+        self._prefixes = WeakIdKeyDictionary()
         self._states_seen: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._anchor: weakref.ref[Optimizer] | None = None
 
-    def start(self) -> None:
+    def install(self) -> None:
         """Begin to listen."""
         core.set_module_resolver(self._resolve)
-        self._handles = [
-            register_module_forward_pre_hook(core.enter_module),
-            register_module_forward_hook(core.leave_module, always_call=True),
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
-        ]
+        self._handles.append(register_module_forward_pre_hook(core.enter_module))
+        self._handles.append(register_module_forward_hook(core.leave_module, always_call=True))
+        self._handles.append(register_optimizer_step_pre_hook(self._before_optimizer))
+        self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
 
-    def stop(self) -> None:
-        """Stop listening."""
+    def remove(self) -> None:
+        """Stop listening. May be repeated, and cut short by Ctrl-C at any point."""
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles.clear()
         core.set_module_resolver(None)
         core.set_optimizer_stage(False)
 
@@ -90,8 +86,8 @@ class Discovery:
             if id(module) in self._module_ids and not trusted:
                 return
             # The first model's paths stand alone; those of further ones (a GAN's second half) carry their class.
-            prefix = "" if self._roots == 0 else f"{type(module).__name__}{self._roots}."
-            self._roots += 1
+            count = len(self._prefixes)
+            prefix = self._prefixes.setdefault(module, f"{type(module).__name__}{count}." if count else "")
             tensors: list[tuple[torch.Tensor, Category, str]] = []
             for name, parameter in module.named_parameters():
                 tensors.append((parameter, Category.PARAMETER, f"{prefix}{name}"))
@@ -175,8 +171,8 @@ class Discovery:
         parts = [(part, category, name) for tensor, category, name in tensors for part in _strided(tensor)]
         owners = Counter(core.storage_address(part) for part, _, _ in parts)
         for part, category, name in parts:
-            known = _ANY if trusted else owners[core.storage_address(part)]
-            outcome = core.adopt(part, category, self.labels.id(name), known)
+            known = owners[core.storage_address(part)]
+            outcome = core.adopt(part, category, self.labels.id(name), known, trusted)
             self.refused.pop(name, None)
             if outcome == "no room":
                 failure = core.take_failure()

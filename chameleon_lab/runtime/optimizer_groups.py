@@ -8,13 +8,14 @@ element-wise results are the same to the bit, and so is the order in which norms
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.utils.clip_grad as clip_grad
 from torch.optim.optimizer import Optimizer
+
+from .patches import Patches
 
 _LIST_OPS = ("_amp_foreach_non_finite_check_and_unscale_", "_foreach_zero_")
 
@@ -62,27 +63,21 @@ def _split_list_op(op: Callable[..., Any], limit_bytes: Callable[[], int]) -> Ca
     return split
 
 
-@contextmanager
-def small_groups(limit_bytes: Callable[[], int]) -> Iterator[None]:
-    """While active, optimizers, gradient clipping, ``GradScaler`` and ``zero_grad`` work on parts of the model.
+def small_groups(limit_bytes: Callable[[], int]) -> Patches:
+    """While installed, optimizers, gradient clipping, ``GradScaler`` and ``zero_grad`` work on parts of the model.
 
     Args:
         limit_bytes: asked at every use: the most bytes of tensors that one list op should touch. One parameter with
             its gradient and states is never split.
     """
-    optimizer_group = Optimizer.__dict__["_group_tensors_by_device_and_dtype"]
-    clip_group = clip_grad._group_tensors_by_device_and_dtype
-    list_ops = {name: getattr(torch, name) for name in _LIST_OPS}
-    Optimizer._group_tensors_by_device_and_dtype = staticmethod(
-        _split_groups(Optimizer._group_tensors_by_device_and_dtype, limit_bytes)
+    return Patches(
+        [
+            (
+                Optimizer,
+                "_group_tensors_by_device_and_dtype",
+                lambda group: staticmethod(_split_groups(group, limit_bytes)),
+            ),
+            (clip_grad, "_group_tensors_by_device_and_dtype", lambda group: _split_groups(group, limit_bytes)),
+            *((torch, name, lambda op: _split_list_op(op, limit_bytes)) for name in _LIST_OPS),
+        ]
     )
-    clip_grad._group_tensors_by_device_and_dtype = _split_groups(clip_group, limit_bytes)
-    for name, op in list_ops.items():
-        setattr(torch, name, _split_list_op(op, limit_bytes))
-    try:
-        yield
-    finally:
-        Optimizer._group_tensors_by_device_and_dtype = optimizer_group
-        clip_grad._group_tensors_by_device_and_dtype = clip_group
-        for name, op in list_ops.items():
-            setattr(torch, name, op)

@@ -10,8 +10,7 @@ only while its bytes are written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ import torch.serialization
 from ..errors import BelowFloorError
 from ..units import format_bytes
 from . import core
+from .patches import Patches
 
 
 def _hold(storage: torch.UntypedStorage, what: str) -> None:
@@ -51,12 +51,7 @@ class _HoldingWriter:
             core.let_go(data._cdata)
 
 
-@contextmanager
-def guarded() -> Iterator[None]:
-    """While active, ``torch.save`` works under any capacity that training works under, and storages can be resized."""
-    save = torch.serialization._save
-    resize = torch.UntypedStorage.resize_
-
+def _resident_resize(resize: Callable[..., Any]) -> Callable[..., Any]:
     def resident_resize(storage: torch.UntypedStorage, size: int) -> Any:
         if storage.device.type != "cpu":
             return resize(storage, size)
@@ -66,6 +61,10 @@ def guarded() -> Iterator[None]:
         finally:
             core.let_go(storage._cdata)
 
+    return resident_resize
+
+
+def _holding_save(save: Callable[..., Any]) -> Callable[..., Any]:
     def holding_save(obj: Any, zip_file: Any, *args: Any, **kwargs: Any) -> Any:
         core.set_saving(True)
         try:
@@ -73,10 +72,14 @@ def guarded() -> Iterator[None]:
         finally:
             core.set_saving(False)
 
-    torch.serialization._save = holding_save
-    torch.UntypedStorage.resize_ = resident_resize
-    try:
-        yield
-    finally:
-        torch.serialization._save = save
-        del torch.UntypedStorage.resize_  # inherited from the C++ base
+    return holding_save
+
+
+def guards() -> Patches:
+    """While installed, ``torch.save`` works under any capacity that training does, and storages can be resized."""
+    return Patches(
+        [
+            (torch.serialization, "_save", _holding_save),
+            (torch.UntypedStorage, "resize_", _resident_resize),
+        ]
+    )

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import ``training``, and keeps every one of them on one thread and without a session."""
+"""Lets the tests of this folder import ``training``, on one thread each, and fails those that leave a session open."""
 
 from __future__ import annotations
 

@@ -75,7 +75,9 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Except
 
 @pytest.mark.parametrize("capacity", [None, 123456789, "12MiB", "1.5 GiB", "64k", 0.25])
 def test_right_capacities_are_taken(capacity: Any) -> None:
-    with cl.Session(capacity, device="cpu", link=("1GiB/s", 1e9), min_swap="1", host_capacity="1GiB") as session:
+    with cl.Session(
+        capacity, device="cpu", link=("1GiB/s", 1e9), min_swap="1", host_capacity="1GiB"
+    ) as session:
         torch.zeros(1000).add_(1)
         assert session.report().capacity_bytes == session.capacity_bytes
 
@@ -383,8 +385,8 @@ def test_ctrl_c_at_a_random_moment(seed: int) -> None:
 
 
 def test_ctrl_c_anywhere_inside_the_session_itself() -> None:
-    """Interrupted wherever Python looks for signals in start(), stop(), a hook or the end of a step, a session can still be
-    left, and leaves no hook, no patch and no session behind."""
+    """Wherever Python looks for signals in start(), stop(), a hook or the end of a step: a session can still be left,
+    and leaves no hook, no patch and no session behind."""
     child(
         """
         import torch.nn.utils.clip_grad as clip_grad
@@ -393,7 +395,8 @@ def test_ctrl_c_anywhere_inside_the_session_itself() -> None:
         generator = torch.Generator().manual_seed(0)
         count = limit = 0
         where = None
-        def profiler(frame, event, argument):  # the interpreter looks for signals when calls begin, and after calls of C
+        # The interpreter looks for signals when calls begin, and after calls of C.
+        def profiler(frame, event, argument):
             global count, where
             name = frame.f_code.co_filename
             if event in ("call", "c_return") and ("chameleon_lab/" in name or "contextlib" in name):

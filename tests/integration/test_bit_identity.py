@@ -24,8 +24,8 @@ CASES: dict[str, tuple[Any, Any, Loop]] = {
     "gpt-bf16": (Gpt, adamw, Loop(autocast=True)),
     "gpt-accumulate-zeros": (Gpt, FOREACH, Loop(accumulate=3, set_to_none=False)),
     "gpt-dropout-schedule": (GPT_DROPOUT, adamw, Loop(scheduler=True)),
-    "gpt-reentrant-checkpoint": (partial(GPT_DROPOUT, recompute="reentrant"), adamw, Loop()),
-    "gpt-checkpoint-bf16": (partial(GPT_DROPOUT, recompute="plain"), adamw, Loop(autocast=True)),
+    "gpt-reentrant-checkpoint": (partial(GPT_DROPOUT, layers=11, recompute="reentrant"), adamw, Loop()),
+    "gpt-checkpoint-bf16": (partial(GPT_DROPOUT, layers=11, recompute="plain"), adamw, Loop(autocast=True)),
     "gpt-tied": (partial(Gpt, tied=True), FOREACH, Loop(clip=True)),
     "conv-adamw": (ConvNet, adamw, Loop()),
     "conv-sgd-accumulate": (ConvNet, partial(sgd, foreach=True), Loop(accumulate=2, set_to_none=False)),
@@ -91,7 +91,7 @@ def test_lstm_and_double_backward() -> None:
             return torch.randn(16, 24, 32, generator=generator)
 
     bare, live_peak = reference(Net)
-    run = train(Net, session_kwargs={"capacity": live_peak // 2})
+    run = train(Net, session_kwargs={"capacity": live_peak // 2, "min_swap": "2KiB"})
     assert run.same(bare)
     assert run.report is not None and run.report.history[-1].swapped_out_bytes > 0
 

@@ -128,7 +128,8 @@ LOADER = """
             table = torch.arange(24_000 * 20.0).reshape(24_000, 20)  # 1.8 MiB
             want = table * 2
             assert session.evict(table)
-            loader = torch.utils.data.DataLoader(Data(table), batch_size=4, num_workers=2, multiprocessing_context=METHOD)
+            options = dict(batch_size=4, num_workers=2, multiprocessing_context=METHOD)
+            loader = torch.utils.data.DataLoader(Data(table), **options)
             for epoch in range(2):
                 assert epoch or session.where(table) == "away"
                 ballast = [torch.full((MiB // 8,), float(k)) for k in range(20)]  # copies in flight

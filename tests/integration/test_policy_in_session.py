@@ -43,7 +43,9 @@ def test_a_steady_run_is_stable_and_never_waits_for_a_demand() -> None:
         assert step.match_rate == 1.0
         assert step.swapped_in_bytes > 0 and step.swapped_out_bytes > 0
         assert step.peak_bytes <= live_peak // 2
-    assert len({step.peak_bytes for step in report.history[5:]}) == 1, "resident bytes depend on op indices alone"
+    assert len({step.peak_bytes for step in report.history[5:]}) == 1, (
+        "resident bytes depend on op indices alone"
+    )
     assert len({step.swapped_in_bytes for step in report.history[5:]}) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from training import MiB, child, pressure
 
 import chameleon_lab as cl
@@ -19,7 +20,7 @@ READS = {
     "print": "[float(v) for v in str(x[:6].long()).strip('tensor([])').split(',')]; print(x, repr(x)); want = want[:6]",
     "format": "[float(f'{x[3]:.1f}')]; want = want[3:4]",
     "pickle": "pickle.loads(pickle.dumps(x))",
-    "pickle storage": "pickle.loads(pickle.dumps(x.untyped_storage())).tolist(); got = as_floats(got)",
+    "pickle typed storage": "pickle.loads(pickle.dumps(x.storage())).tolist()",
     "deepcopy": "copy.deepcopy(x)",
     "copy": "copy.copy(x)",
     "deepcopy parameter": "copy.deepcopy(torch.nn.Parameter(x)).detach()",
@@ -27,18 +28,17 @@ READS = {
     "save a view": "save_and_load(x[10:20]); want = want[10:20]",
     "save without zip": "save_and_load(x, _use_new_zipfile_serialization=False)",
     "state dict": "save_and_load({'w': x})['w']",
-    "storage clone": "torch.empty(0).set_(x.untyped_storage().clone().untyped()).view(torch.float32) if 0 else floats_of(x.untyped_storage().clone())",
+    "storage clone": "floats_of(x.untyped_storage().clone())",
     "storage index": "as_floats([x.untyped_storage()[n] for n in range(400)]); want = want[:100]",
-    "storage tolist": "as_floats(x.untyped_storage().tolist())",
-    "typed storage": "x.storage().tolist()",
+    "typed storage": "[x.storage()[n] for n in range(90)]; want = want[:90]",
     "dlpack to torch": "torch.from_dlpack(x)",
     "dlpack capsule": "torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))",
     "dlpack to numpy": "np.from_dlpack(x)",
     "share_memory_": "x.share_memory_()",
     "share_memory_ storage": "(x.untyped_storage().share_memory_(), x)[1]",
-    "data_ptr": "np.ctypeslib.as_array((ctypes.c_float * N).from_address(x.data_ptr())).copy()",
-    "view's data_ptr": "np.ctypeslib.as_array((ctypes.c_float * 9).from_address(x[5:].data_ptr())).copy(); want = want[5:14]",
-    "storage data_ptr": "np.ctypeslib.as_array((ctypes.c_float * N).from_address(x.untyped_storage().data_ptr())).copy()",
+    "data_ptr": "floats_at(x.data_ptr(), N)",
+    "view's data_ptr": "floats_at(x[5:].data_ptr(), 9); want = want[5:14]",
+    "storage data_ptr": "floats_at(x.untyped_storage().data_ptr(), N)",
     "set_ tensor": "torch.empty(0).set_(x)",
     "set_ storage": "torch.empty(0).set_(x.untyped_storage(), 0, (N,), (1,))",
     "resize_": "x.resize_(N // 2); want = want[:N // 2]",
@@ -46,6 +46,7 @@ READS = {
     "storage resize_": "(x.untyped_storage().resize_(8 * N), x)[1]",
     "lazy clone": "torch._lazy_clone(x)",
     "lazy clone's source": "(torch._lazy_clone(x), x)[1]",
+    "lazy clone's source by DLPack": "(torch._lazy_clone(x), np.from_dlpack(x))[1]",
     "data": "x.data",
     "data assignment": "torch.empty(0); got.data = x",
     "swap_tensors": "torch.zeros(1); torch.utils.swap_tensors(got, x)",
@@ -77,6 +78,8 @@ PRELUDE = """
         return np.array(numbers, dtype=np.uint8).view(np.float32)
     def floats_of(storage):
         return torch.empty(0).set_(storage, 0, (N,), (1,)).clone()
+    def floats_at(address, count):
+        return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address)).copy()
     def in_inference(x):
         with torch.inference_mode():
             return x * 1
@@ -208,22 +211,49 @@ def test_a_pointer_taken_between_two_sessions_stays_good() -> None:
 
 
 def test_a_pointer_taken_before_adoption_stays_good() -> None:
-    """Of what leaves a trace: a bare data_ptr() taken before the session does not."""
+    """Of what leaves a trace: a bare data_ptr() taken before the session does not. (session.adopt() is a promise of the
+    user's that there is none; a model's first forward is not.)"""
     child(
         f"""
         N = MiB // 4
-        for take, look in {TRACED!r}:
-            print(take, flush=True)
-            x = torch.zeros(N)
-            view = eval(take)
-            with cl.Session("8MiB") as session:
-                session.adopt(x)
-                view[7] = 70
-                x[8] = 80
-                pressure(session, 20)
-                assert x[7].item() == 70 and eval(look) == 80
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("x", torch.zeros(N))
+            def forward(self):
+                return self.x.sum()
+        for origin in ("net.x", "net.x.detach()", "net.x[:]"):
+            for take, look in {TRACED!r}:
+                print(origin, take, flush=True)
+                net = Net()
+                x = eval(origin)
+                view = eval(take)
+                if origin == "net.x":
+                    x = net.x
+                with cl.Session("8MiB") as session:
+                    net()
+                    view[7] = 70
+                    net.x[8] = 80
+                    pressure(session, 20)
+                    assert net.x[7].item() == 70 and eval(look) == 80
         """
     )
+
+
+def test_aliases_of_a_model_keep_it_in_place_until_it_is_adopted() -> None:
+    """A state dict shares the model's storages, and could be anything's raw memory: found, not moved, and reported."""
+    model = nn.Linear(512, 512, bias=False)
+    alias = model.state_dict()
+    with cl.Session("8MiB") as session:
+        model(torch.ones(4, 512))
+        assert session.where(model.weight) is None and "weight" in session.report().refused
+        session.adopt(model)
+        assert session.where(model.weight) == "resident" and not session.report().refused
+        pressure(session, 20)
+        assert session.where(alias["weight"]) == "away"
+        with torch.no_grad():
+            model.weight.fill_(3.0)
+        assert alias["weight"].sum().item() == 3 * 512 * 512
 
 
 def test_writes_that_no_schema_tells_of_reach_the_host_copy() -> None:

@@ -80,10 +80,8 @@ class Gpt(nn.Module):
         for number, block in enumerate(self.blocks):
             if number == self.skip:
                 continue
-            if self.recompute:
-                x = checkpoint(block, x, use_reentrant=self.recompute == "reentrant")
-            else:
-                x = block(x)
+            kind = self.recompute
+            x = checkpoint(block, x, use_reentrant=kind == "reentrant") if kind else block(x)
         return F.cross_entropy(self.head(self.ln(x)).flatten(0, 1), targets.flatten())
 
     def batch(self, generator: torch.Generator, size: int = 4, time: int | None = None) -> torch.Tensor:
@@ -123,7 +121,8 @@ class Moe(nn.Module):
         self.gates = nn.ModuleList(nn.Linear(dim, experts) for _ in range(layers))
         self.experts = nn.ModuleList(
             nn.ModuleList(
-                nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)) for _ in range(experts)
+                nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+                for _ in range(experts)
             )
             for _ in range(layers)
         )
@@ -262,7 +261,9 @@ def reference(
     return bare, recorded.report.live_peak_bytes
 
 
-def child(code: str, *, timeout_s: float = 60.0, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def child(
+    code: str, *, timeout_s: float = 60.0, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, which may crash or hang without harm. Returns it when it has exited with 0."""
     prelude = f"""
         import sys
@@ -286,7 +287,9 @@ def child(code: str, *, timeout_s: float = 60.0, folder: Path | None = None) -> 
     except subprocess.TimeoutExpired as error:
         stderr = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr
         raise AssertionError(f"the child hangs (after {timeout_s} s):\n{(stderr or '')[-3000:]}") from None
-    assert done.returncode == 0, f"the child exited with {done.returncode}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, (
+        f"the child exited with {done.returncode}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    )
     return done
 
 
