@@ -204,7 +204,11 @@ class Session:
     ) -> None:
         failure = core.take_failure() if isinstance(error, RuntimeError) else None
         self.stop()
-        if failure is not None and "is below the floor" in str(error) and not isinstance(error, BelowFloorError):
+        if (
+            failure is not None
+            and "is below the floor" in str(error)
+            and not isinstance(error, BelowFloorError)
+        ):
             raise BelowFloorError(str(error).splitlines()[0]) from None
 
     @property
@@ -307,11 +311,12 @@ class Session:
         recent = [s.ops for s in itertools.islice(reversed(self._history), _STEADY_STEPS)]
         self._bad_steps = self._bad_steps + 1 if summary.match_rate < _LEAST_MATCH_RATE else 0
         # The profiled step was an odd one out if those after it are all alike, and unlike it.
-        steady = len(recent) == _STEADY_STEPS and set(recent) == {summary.ops} and summary.ops != self._program_ops
+        steady = (
+            len(recent) == _STEADY_STEPS and set(recent) == {summary.ops} and summary.ops != self._program_ops
+        )
         if self._bad_steps >= _BAD_STEPS or steady:
-            self._note(
-                f"step {summary.index}: the ops changed (match rate {format_percent(summary.match_rate)}), profiling again"
-            )
+            rate = format_percent(summary.match_rate)
+            self._note(f"step {summary.index}: the ops changed (match rate {rate}), profiling again")
             self._stage = SessionStage.PROFILE
             self._bad_steps = 0
 

@@ -47,7 +47,7 @@ def parse_bytes(value: int | str, what: str = "size") -> int:
     if not math.isfinite(size) or size < 1:
         raise ValueError(f'{what} must be positive, got {value!r}: write it like "512MiB"')
     if size >= 2**63:
-        raise ValueError(f"{what} {value!r} is more than any memory: write it like \"512MiB\"")
+        raise ValueError(f'{what} {value!r} is more than any memory: write it like "512MiB"')
     return int(size)
 
 

@@ -39,7 +39,8 @@ bool held_elsewhere(uintptr_t tensor_impl, chameleon::Category category) {
   auto* impl = reinterpret_cast<c10::TensorImpl*>(tensor_impl);
   size_t known = category == chameleon::Category::Gradient ? 2 : 1;
   if (impl->requires_grad()) {
-    const auto tensor = at::Tensor::wrap_tensor_impl(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
+    const auto tensor =
+        at::Tensor::wrap_tensor_impl(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
     known += 1 + (torch::autograd::impl::try_get_grad_accumulator(tensor) ? 1 : 0);  // with the reference just taken
   }
   return c10::raw::intrusive_ptr::use_count(impl) > known;
@@ -80,16 +81,16 @@ chameleon::Program make_program(const std::vector<int32_t>& names, const std::ve
                                 std::vector<int32_t> uses, const std::vector<int32_t>& action_op,
                                 const std::vector<uint8_t>& action_kind, const std::vector<int32_t>& action_storage) {
   if (names.size() != stages.size() || birth_op.size() != uid.size() || birth_ordinal.size() != uid.size() ||
-      category.size() != uid.size() || label.size() != uid.size() || uses_offset.size() != uid.size() + 1 || action_kind.size() != action_op.size() ||
-      action_storage.size() != action_op.size()) {
+      category.size() != uid.size() || label.size() != uid.size() || uses_offset.size() != uid.size() + 1 ||
+      action_kind.size() != action_op.size() || action_storage.size() != action_op.size()) {
     throw std::invalid_argument("program: columns of one table differ in length");
   }
   std::vector<uint32_t> tokens;
   for (size_t op = 0; op < names.size(); ++op) tokens.push_back(chameleon::Program::token(names[op], stages[op]));
   std::vector<chameleon::PlanStorage> storages;
   for (size_t i = 0; i < uid.size(); ++i) {
-    storages.push_back({uid[i], birth_op[i], birth_ordinal[i], uses_offset[i], uses_offset[i + 1], category[i],
-                        label[i]});
+    storages.push_back(
+        {uid[i], birth_op[i], birth_ordinal[i], uses_offset[i], uses_offset[i + 1], category[i], label[i]});
   }
   std::vector<chameleon::Action> actions;
   for (size_t i = 0; i < action_op.size(); ++i) {
@@ -101,22 +102,32 @@ chameleon::Program make_program(const std::vector<int32_t>& names, const std::ve
 
 const char* residency_name(chameleon::Residency residency) {
   switch (residency) {
-    case chameleon::Residency::Resident: return "resident";
-    case chameleon::Residency::Leaving: return "leaving";
-    case chameleon::Residency::Away: return "away";
-    case chameleon::Residency::Returning: return "returning";
+    case chameleon::Residency::Resident:
+      return "resident";
+    case chameleon::Residency::Leaving:
+      return "leaving";
+    case chameleon::Residency::Away:
+      return "away";
+    case chameleon::Residency::Returning:
+      return "returning";
   }
   return "unknown";
 }
 
 const char* adopted_name(Runtime::Adopted adopted) {
   switch (adopted) {
-    case Runtime::Adopted::New: return "new";
-    case Runtime::Adopted::Known: return "known";
-    case Runtime::Adopted::TooSmall: return "too small";
-    case Runtime::Adopted::Foreign: return "foreign";
-    case Runtime::Adopted::Shared: return "shared";
-    case Runtime::Adopted::NoRoom: return "no room";
+    case Runtime::Adopted::New:
+      return "new";
+    case Runtime::Adopted::Known:
+      return "known";
+    case Runtime::Adopted::TooSmall:
+      return "too small";
+    case Runtime::Adopted::Foreign:
+      return "foreign";
+    case Runtime::Adopted::Shared:
+      return "shared";
+    case Runtime::Adopted::NoRoom:
+      return "no room";
   }
   return "unknown";
 }
@@ -130,11 +141,11 @@ PYBIND11_MODULE(_C, m) {
 
   PYBIND11_NUMPY_DTYPE(chameleon::OpRow, start_ticks, end_ticks, stall_ticks, sequence_nr, live_peak_bytes,
                        resident_peak_bytes, name, module, thread, stack, plan_op, stage);
-  PYBIND11_NUMPY_DTYPE(chameleon::StorageRow, uid, bytes, block_bytes, module, label, birth_op, birth_ordinal,
-                       death_op, category, movable);
+  PYBIND11_NUMPY_DTYPE(chameleon::StorageRow, uid, bytes, block_bytes, module, label, birth_op, birth_ordinal, death_op,
+                       category, movable);
   PYBIND11_NUMPY_DTYPE(chameleon::UseRow, op, storage, reads, writes);
-  PYBIND11_NUMPY_DTYPE(chameleon::TransferRow, bytes, issue_ticks, start_ticks, end_ticks, storage, issue_op,
-                       direction, cause);
+  PYBIND11_NUMPY_DTYPE(chameleon::TransferRow, bytes, issue_ticks, start_ticks, end_ticks, storage, issue_op, direction,
+                       cause);
   PYBIND11_NUMPY_DTYPE(chameleon::ResidencyRow, from_ticks, to_ticks, storage, from_op, to_op);
   PYBIND11_NUMPY_DTYPE(chameleon::StallRow, start_ticks, end_ticks, op, storage, direction, cause);
 
@@ -176,22 +187,24 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_open", [] { return Runtime::instance().is_open(); });
   m.def("set_capacity", [](size_t bytes) { Runtime::instance().set_capacity(bytes); }, nogil());
   m.def("set_link", [](double out, double in) { Runtime::instance().set_link(out, in); }, nogil());
-  m.def("measure_link", [] { return Runtime::instance().measure_link(); }, nogil(),
-        "Bytes per second (out, in) that copies reach now.");
+  m.def(
+      "measure_link", [] { return Runtime::instance().measure_link(); }, nogil(),
+      "Bytes per second (out, in) that copies reach now.");
   m.def("end_step", [] { return Runtime::instance().end_step(); }, nogil());
   m.def("logs", [] { return Runtime::instance().logs(); }, nogil());
   m.def("set_optimizer_stage", [](bool on) { Runtime::instance().set_optimizer_stage(on); });
   m.def("op_names", &chameleon::op_names);
 
-  m.def("load_program", [](const std::vector<int32_t>& names, const std::vector<uint8_t>& stages,
-                           const std::vector<int64_t>& uid, const std::vector<int32_t>& birth_op,
-                           const std::vector<int32_t>& birth_ordinal, const std::vector<uint8_t>& category,
-                           const std::vector<int32_t>& label, const std::vector<uint32_t>& uses_offset,
-                           std::vector<int32_t> uses, const std::vector<int32_t>& action_op,
-                           const std::vector<uint8_t>& action_kind, const std::vector<int32_t>& action_storage) {
-    Runtime::instance().load_program(make_program(names, stages, uid, birth_op, birth_ordinal, category, label, uses_offset,
-                                                  std::move(uses), action_op, action_kind, action_storage));
-  });
+  m.def("load_program",
+        [](const std::vector<int32_t>& names, const std::vector<uint8_t>& stages, const std::vector<int64_t>& uid,
+           const std::vector<int32_t>& birth_op, const std::vector<int32_t>& birth_ordinal,
+           const std::vector<uint8_t>& category, const std::vector<int32_t>& label,
+           const std::vector<uint32_t>& uses_offset, std::vector<int32_t> uses, const std::vector<int32_t>& action_op,
+           const std::vector<uint8_t>& action_kind, const std::vector<int32_t>& action_storage) {
+          Runtime::instance().load_program(make_program(names, stages, uid, birth_op, birth_ordinal, category, label,
+                                                        uses_offset, std::move(uses), action_op, action_kind,
+                                                        action_storage));
+        });
   m.def("unload_program", [] { Runtime::instance().unload_program(); }, nogil());
 
   m.def("adopt", [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted) -> const char* {
@@ -199,7 +212,8 @@ PYBIND11_MODULE(_C, m) {
     if (!storage) return "foreign";
     if (!trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
     py::gil_scoped_release release;
-    return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label, owners, trusted));
+    return adopted_name(
+        Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label, owners, trusted));
   });
   m.def("restore", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);

@@ -17,9 +17,7 @@ class Clock {
   Clock() { mark(&first_); }
 
   // Unix time in seconds of a tick count.
-  double seconds(Ticks ticks) const {
-    return first_.unix_s + static_cast<double>(ticks - first_.ticks) * rate();
-  }
+  double seconds(Ticks ticks) const { return first_.unix_s + static_cast<double>(ticks - first_.ticks) * rate(); }
 
   // Seconds that a number of ticks lasts.
   double duration(Ticks ticks) const { return static_cast<double>(ticks) * rate(); }

@@ -45,11 +45,11 @@ class Executor {
   Recorder& recorder_;
   Program program_;
   Matcher matcher_;
-  std::vector<Storage*> live_;          // by row of the program's storages
-  std::vector<int32_t> swap_ins_;       // due, in order; those without room wait here
-  int32_t freed_to_ = 0;                // actions before these ops have fired
+  std::vector<Storage*> live_;     // by row of the program's storages
+  std::vector<int32_t> swap_ins_;  // due, in order; those without room wait here
+  int32_t freed_to_ = 0;           // actions before these ops have fired
   int32_t swapped_out_to_ = 0;
-  int32_t plan_op_ = 0;                 // what newborn storages are matched with; -1 while off the program
+  int32_t plan_op_ = 0;  // what newborn storages are matched with; -1 while off the program
 };
 
 }  // namespace chameleon

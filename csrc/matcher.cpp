@@ -30,8 +30,8 @@ int32_t Matcher::resync(uint32_t token) {
     }
   }
   if (parted_ < recent_.size()) return -1;
-  const int32_t found = program_->find_gram(Program::gram_key(recent_.data()),
-                                            cursor_ + static_cast<int32_t>(recent_.size()) - 1);
+  const int32_t found =
+      program_->find_gram(Program::gram_key(recent_.data()), cursor_ + static_cast<int32_t>(recent_.size()) - 1);
   if (found < 0) return -1;
   parted_ = 0;
   cursor_ = found + 1;

@@ -43,12 +43,11 @@ PyObject* leave_module(PyObject*, PyObject* const*, Py_ssize_t) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef hooks[] = {
-    {"enter_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(enter_module)), METH_FASTCALL,
-     "Global forward pre-hook: this thread is inside the module."},
-    {"leave_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave_module)), METH_FASTCALL,
-     "Global forward hook: this thread has left the module."},
-    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef hooks[] = {{"enter_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(enter_module)),
+                        METH_FASTCALL, "Global forward pre-hook: this thread is inside the module."},
+                       {"leave_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave_module)),
+                        METH_FASTCALL, "Global forward hook: this thread has left the module."},
+                       {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 

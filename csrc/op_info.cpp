@@ -15,18 +15,18 @@ namespace {
 // Ops that read and write no data of their inputs, whatever kernel runs. A longer list gains little; a wrong entry
 // would leave an input away while a kernel reads it.
 const std::unordered_set<std::string_view> kViews = {
-    "aten::view",      "aten::_unsafe_view", "aten::as_strided", "aten::t",        "aten::transpose",
-    "aten::permute",   "aten::expand",       "aten::expand_as",  "aten::slice",    "aten::select",
-    "aten::unsqueeze", "aten::squeeze",      "aten::detach",     "aten::alias",    "aten::split",
-    "aten::chunk",     "aten::narrow",       "aten::unbind",     "aten::view_as",  "aten::_reshape_alias",
-    "aten::unfold",    "aten::diagonal",     "aten::movedim",    "aten::detach_",  "aten::split_with_sizes",
+    "aten::view",      "aten::_unsafe_view", "aten::as_strided", "aten::t",           "aten::transpose",
+    "aten::permute",   "aten::expand",       "aten::expand_as",  "aten::slice",       "aten::select",
+    "aten::unsqueeze", "aten::squeeze",      "aten::detach",     "aten::alias",       "aten::split",
+    "aten::chunk",     "aten::narrow",       "aten::unbind",     "aten::view_as",     "aten::_reshape_alias",
+    "aten::unfold",    "aten::diagonal",     "aten::movedim",    "aten::detach_",     "aten::split_with_sizes",
     "aten::mT",        "aten::numpy_T",      "aten::unflatten",  "aten::result_type",
 };
 
 // Only the inputs' shape and dtype matter.
 const std::unordered_set<std::string_view> kShapeOnly = {
-    "aten::empty_like",  "aten::zeros_like", "aten::ones_like", "aten::full_like",  "aten::rand_like",
-    "aten::randn_like",  "aten::new_empty",  "aten::new_zeros", "aten::new_ones",   "aten::new_empty_strided",
+    "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like",
+    "aten::randn_like", "aten::new_empty",  "aten::new_zeros", "aten::new_ones",  "aten::new_empty_strided",
 };
 
 bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
@@ -53,8 +53,8 @@ OpKind kind_of(std::string_view name) {
 void read_schema(const at::RecordFunction& function, OpInfo* info) {
   const std::string_view name = info->name;
   // Custom ops may write what their schema does not say; recurrent kernels keep hidden buffers.
-  info->writes_all = !starts_with(name, "aten::") || contains(name, "rnn") || contains(name, "lstm") ||
-                     contains(name, "gru");
+  info->writes_all =
+      !starts_with(name, "aten::") || contains(name, "rnn") || contains(name, "lstm") || contains(name, "gru");
   const auto operator_name = function.operator_name();
   const auto handle =
       operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();

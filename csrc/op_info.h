@@ -20,11 +20,11 @@ enum class OpKind : uint8_t {
 struct OpInfo {
   std::string name;
   OpKind kind = OpKind::Ignored;
-  bool reads_inputs = true;        // false for zeros_like and the like
-  bool raw_written_output = false; // empty and the like: Python bindings write the result after the op has ended
-  bool writes_all = false;         // inputs may be written without the schema saying so
-  uint64_t written_arguments = 0;  // bit per argument, from the schema's alias annotations
-  int32_t id = -1;                 // index into names()
+  bool reads_inputs = true;         // false for zeros_like and the like
+  bool raw_written_output = false;  // empty and the like: Python bindings write the result after the op has ended
+  bool writes_all = false;          // inputs may be written without the schema saying so
+  uint64_t written_arguments = 0;   // bit per argument, from the schema's alias annotations
+  int32_t id = -1;                  // index into names()
 
   bool writes(size_t argument) const {
     return writes_all || (argument < 64 ? (written_arguments >> argument & 1) != 0 : true);

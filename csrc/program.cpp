@@ -26,9 +26,8 @@ Program::Program(std::vector<uint32_t> tokens_in, std::vector<PlanStorage> stora
                                   " ops and " + std::to_string(storages.size()) + " storages");
     }
   }
-  std::stable_sort(actions.begin(), actions.end(), [](const Action& a, const Action& b) {
-    return a.op != b.op ? a.op < b.op : a.kind < b.kind;
-  });
+  std::stable_sort(actions.begin(), actions.end(),
+                   [](const Action& a, const Action& b) { return a.op != b.op ? a.op < b.op : a.kind < b.kind; });
   offsets_.assign(tokens.size() + 1, 0);
   for (const Action& action : actions) ++offsets_[action.op + 1];
   for (size_t op = 0; op < tokens.size(); ++op) offsets_[op + 1] += offsets_[op];

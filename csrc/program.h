@@ -22,12 +22,12 @@ struct Action {
 };
 
 struct PlanStorage {
-  int64_t uid;            // of a storage that lives across steps; -1 for one that is made in the step
+  int64_t uid;  // of a storage that lives across steps; -1 for one that is made in the step
   int32_t birth_op;
   int32_t birth_ordinal;
-  uint32_t uses_begin;    // into Program::uses
+  uint32_t uses_begin;  // into Program::uses
   uint32_t uses_end;
-  uint8_t category;       // what the storage turned out to be in the step the program was made from
+  uint8_t category;  // what the storage turned out to be in the step the program was made from
   int32_t label;
 };
 
@@ -59,8 +59,8 @@ class Program {
 
   std::vector<uint32_t> tokens;
   std::vector<PlanStorage> storages;
-  std::vector<int32_t> uses;     // ops, ascending within a storage
-  std::vector<Action> actions;   // ascending by (op, kind)
+  std::vector<int32_t> uses;    // ops, ascending within a storage
+  std::vector<Action> actions;  // ascending by (op, kind)
 
  private:
   std::vector<uint32_t> offsets_;

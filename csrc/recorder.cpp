@@ -130,8 +130,8 @@ void Recorder::levels(size_t live_bytes, size_t resident_bytes) {
 void Recorder::transfer(Storage& storage, Direction direction, Cause cause, Ticks issue, EventPtr event) {
   const auto bytes = static_cast<int64_t>(storage.bytes);
   (direction == Direction::Out ? log_->swapped_out_bytes : log_->swapped_in_bytes) += bytes;
-  log_->transfers.push_back({bytes, issue, 0, 0, row_of(storage), std::max(op_, 0),
-                             static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)});
+  log_->transfers.push_back({bytes, issue, 0, 0, row_of(storage), std::max(op_, 0), static_cast<uint8_t>(direction),
+                             static_cast<uint8_t>(cause)});
   log_->transfer_events.push_back(std::move(event));
 }
 

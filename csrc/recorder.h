@@ -136,7 +136,7 @@ class Recorder {
   void born(Storage& storage, int32_t ordinal);
   void died(Storage& storage);
   void used(Storage& storage, bool reads, bool writes);
-  int32_t row_of(Storage& storage);  // of this step's storages; made where missing
+  int32_t row_of(Storage& storage);                       // of this step's storages; made where missing
   void levels(size_t live_bytes, size_t resident_bytes);  // after memory was taken
   void arrived(Storage& storage);                         // its block was taken
   void left(Storage& storage, int32_t first_op_without);  // its block was given back

@@ -60,7 +60,7 @@ struct Runtime::ThreadState {
   OpTable ops;
   std::vector<const OpInfo*> frames;  // every RecordFunction on this thread's stack
   ModuleStack modules;
-  int64_t epoch = 0;    // the session that they belong to
+  int64_t epoch = 0;                                 // the session that they belong to
   std::vector<std::pair<Storage*, int64_t>> pinned;  // with their uids: records are reused
   std::vector<std::pair<uint64_t, int64_t>> nodes;   // autograd nodes being evaluated: forward thread, sequence number
   const char* op_name = nullptr;
@@ -162,7 +162,9 @@ void Runtime::hand_back() {
   std::vector<Storage*> ours;
   for (const auto& storage : table_.all()) ours.push_back(storage.get());
   for (Storage* storage : ours) {
-    if (storage->pins > 0 || storage->escaped || !storage->settled) continue;
+    const bool movable = storage->pins == 0 && !storage->escaped && storage->settled;
+    storage->escaped = true;  // what stays is out of sight from here on: no later session may move it
+    if (!movable) continue;
     c10::DataPtr plain = allocate_plain_cpu(storage->bytes);
     device_->copy_now(plain.get(), storage->block, storage->bytes);
     // Asked only now: another thread may have dropped it during the copy.
@@ -221,9 +223,7 @@ std::pair<double, double> Runtime::measure_link() {
 std::shared_ptr<StepLog> Runtime::end_step() {
   Lock lock(mutex_);
   executor_.end_step();
-  auto log = recorder_.end_step(table_, [this](const Storage& storage) {
-    return swapper_.movable(storage);
-  });
+  auto log = recorder_.end_step(table_, [this](const Storage& storage) { return swapper_.movable(storage); });
   executor_.begin_step();
   ordinal_ = kBeforeFirstOp;
   thread_state().modules.clear();  // whatever an interrupt has left there
@@ -387,7 +387,8 @@ ModuleStack& Runtime::modules(ThreadState& thread) {
   return thread.modules;
 }
 
-// ------------------------------------------------------------------------------------------------- the allocator's side
+// ------------------------------------------------------------------------------------------------- the allocator's
+// side
 
 void* Runtime::allocate(size_t bytes) {
   ThreadState& thread = thread_state();
@@ -441,7 +442,8 @@ Category Runtime::guess_category(ThreadState& thread) {
   return modules(thread).current() >= 0 || thread.in_graph ? Category::Activation : Category::Input;
 }
 
-// ------------------------------------------------------------------------------------------------- the dispatcher's side
+// ------------------------------------------------------------------------------------------------- the dispatcher's
+// side
 
 std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
   Runtime& runtime = instance();

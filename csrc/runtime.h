@@ -152,7 +152,7 @@ class Runtime {
   std::atomic<bool> open_{false};
   std::atomic<bool> optimizer_stage_{false};
   std::atomic<int64_t> epoch_{0};  // sessions so far
-  bool limited_ = false;  // is there a capacity?
+  bool limited_ = false;           // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
   int64_t clock_ops_ = 0;  // outermost ops since the process began
   int32_t ordinal_ = 0;    // of the next storage made in this op

@@ -40,15 +40,15 @@ struct Storage {
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> weak;
 
   Residency residency = Residency::Resident;
-  bool escaped = false;   // a raw pointer left the dispatcher: never moves again
-  bool settled = false;   // made by a kernel or read by an op: nobody is still filling it through a raw pointer
-  bool failed = false;    // bringing it in failed: accesses raise until the op ends
+  bool escaped = false;     // a raw pointer left the dispatcher: never moves again
+  bool settled = false;     // made by a kernel or read by an op: nobody is still filling it through a raw pointer
+  bool failed = false;      // bringing it in failed: accesses raise until the op ends
   bool host_stale = false;  // an op writes it while it returns: the host copy goes when the op ends
-  int32_t pins = 0;       // ops on the stack that use it
-  uint64_t pinned_by = 0;  // the op that pinned it last
-  void* block = nullptr;  // null while away
+  int32_t pins = 0;         // ops on the stack that use it
+  uint64_t pinned_by = 0;   // the op that pinned it last
+  void* block = nullptr;    // null while away
   HostCopy host;
-  EventPtr arriving;      // the copy in, while returning
+  EventPtr arriving;  // the copy in, while returning
   Cause moved_by = Cause::Planned;
 
   // For the recorder and the executor.
@@ -65,7 +65,7 @@ struct Storage {
   int64_t resident_step = -1;  // since when the block is on the device
   int32_t resident_from_op = 0;
   Ticks resident_from_ticks = 0;
-  int32_t plan = -1;      // row in the executor's program
+  int32_t plan = -1;  // row in the executor's program
 };
 
 // Every storage whose block the device holds or whose bytes are away. Owns the records.

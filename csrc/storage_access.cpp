@@ -39,8 +39,7 @@ constexpr size_t kMarkBytes = 4096;
 // Larger than any tensor beyond the last mark, so that an access at any offset faults instead of reading someone
 // else's memory.
 char* inaccessible() {
-  static void* address =
-      mmap(nullptr, size_t{1} << 42, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  static void* address = mmap(nullptr, size_t{1} << 42, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TORCH_CHECK(address != MAP_FAILED, "Chameleon Lab: no address space left for the inaccessible range");
   return static_cast<char*>(address);
 }

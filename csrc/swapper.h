@@ -30,14 +30,14 @@ class Swapper {
   // May this storage leave, now or once its ops have ended?
   bool movable(const Storage& storage) const;
 
-  void swap_out(Storage& storage, Cause cause);   // begin; a clean storage needs no copy
-  void finish_swap_out(Storage& storage);         // the free point: wait for the copy, give the block back
-  bool swap_in(Storage& storage, Cause cause);    // begin, without evicting anything; false where there is no room
-  bool restore(Storage& storage, Cause cause);    // be resident when this returns; false where there is no room
-  void touch(Storage& storage, bool writes);      // a resident or leaving storage is about to be used
-  void release(Storage& storage);                 // the storage dies: its memory goes back
-  void restore_all();                             // at the end of a session
-  void drop_host(Storage& storage);               // the host copy is stale, or no longer wanted
+  void swap_out(Storage& storage, Cause cause);  // begin; a clean storage needs no copy
+  void finish_swap_out(Storage& storage);        // the free point: wait for the copy, give the block back
+  bool swap_in(Storage& storage, Cause cause);   // begin, without evicting anything; false where there is no room
+  bool restore(Storage& storage, Cause cause);   // be resident when this returns; false where there is no room
+  void touch(Storage& storage, bool writes);     // a resident or leaving storage is about to be used
+  void release(Storage& storage);                // the storage dies: its memory goes back
+  void restore_all();                            // at the end of a session
+  void drop_host(Storage& storage);              // the host copy is stale, or no longer wanted
 
  private:
   bool finish_any_leaving();

@@ -140,7 +140,10 @@ class _Planner:
         # Start of each op over all swept steps and the one after, in which their last gaps end.
         self.start = np.concatenate([start[:-1] + k * start[-1] for k in range(_PERIODS + 1)])
         in_s = np.array(
-            [link.in_s(size) if back else 0.0 for size, back in zip(self.size, memory.gap_returns, strict=True)]
+            [
+                link.in_s(size) if back else 0.0
+                for size, back in zip(self.size, memory.gap_returns, strict=True)
+            ]
         )
         self.returns: list[bool] = memory.gap_returns.tolist()
         out_s = np.array([link.out_s(size) for size in self.size])

@@ -77,7 +77,11 @@ def small_groups(limit_bytes: Callable[[], int]) -> Patches:
                 "_group_tensors_by_device_and_dtype",
                 lambda group: staticmethod(_split_groups(group, limit_bytes)),
             ),
-            (clip_grad, "_group_tensors_by_device_and_dtype", lambda group: _split_groups(group, limit_bytes)),
+            (
+                clip_grad,
+                "_group_tensors_by_device_and_dtype",
+                lambda group: _split_groups(group, limit_bytes),
+            ),
             *((torch, name, lambda op: _split_list_op(op, limit_bytes)) for name in _LIST_OPS),
         ]
     )

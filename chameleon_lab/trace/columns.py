@@ -1,8 +1,8 @@
 """The trace model: what happened in a training step, as columns.
 
-A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds five tables of equally long numpy
+A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds six tables of equally long numpy
 columns. Rows refer to each other by row number within the same step: ``uses.storage`` is a row of ``storages``,
-``uses.op`` a row of ``ops``. Bytes are ``*_bytes``, seconds ``*_s`` (relative to the step's start), op indices ``*_op``.
+``uses.op`` a row of ``ops``. Bytes are ``*_bytes``, seconds ``*_s`` (from the step's start), op indices ``*_op``.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Ops(Table):
     name: np.ndarray  # int32: index into StepTrace.names, e.g. "aten::mm"
     module: np.ndarray  # int32: index into StepTrace.modules; -1 outside any module
     stage: np.ndarray  # uint8: Stage
-    sequence_nr: np.ndarray  # int64: autograd's sequence number; a backward op carries its forward op's; -1 unknown
+    sequence_nr: (
+        np.ndarray
+    )  # int64: autograd's sequence number; a backward op carries its forward op's; -1 unknown
     thread: np.ndarray  # int32: which thread ran it, counted from 0 in order of appearance
     stack: np.ndarray  # int32: index into StepTrace.stacks; -1 where stacks were not recorded
     start_s: np.ndarray  # float64: host time
@@ -94,11 +96,19 @@ class Storages(Table):
     block_bytes: np.ndarray  # int64: what it takes on the device
     category: np.ndarray  # uint8: Category
     module: np.ndarray  # int32: module of the op that made it (index into StepTrace.modules), or -1
-    name: np.ndarray  # int32: index into StepTrace.labels for parameters, gradients, optimizer states; else -1
+    name: (
+        np.ndarray
+    )  # int32: index into StepTrace.labels for parameters, gradients, optimizer states; else -1
     birth_op: np.ndarray  # int32: op that allocated it; -1 if alive when the step began
-    birth_ordinal: np.ndarray  # int32: its number among that op's allocations; -1 if alive when the step began
-    death_op: np.ndarray  # int32: op during (or right after) which it died; len(ops) if alive at the step's end
-    movable: np.ndarray  # bool: may it leave the device? (known to the dispatcher, no raw pointer has escaped)
+    birth_ordinal: (
+        np.ndarray
+    )  # int32: its number among that op's allocations; -1 if alive when the step began
+    death_op: (
+        np.ndarray
+    )  # int32: op during (or right after) which it died; len(ops) if alive at the step's end
+    movable: (
+        np.ndarray
+    )  # bool: may it leave the device? (known to the dispatcher, no raw pointer has escaped)
 
 
 @dataclass(frozen=True)
@@ -158,7 +168,9 @@ class StepTrace:
     duration_s: float
     names: tuple[str, ...]  # op names
     modules: tuple[str, ...]  # module paths
-    labels: tuple[str, ...]  # names of parameters, gradients ("grad of ...") and optimizer states ("exp_avg of ...")
+    labels: tuple[
+        str, ...
+    ]  # names of parameters, gradients ("grad of ...") and optimizer states ("exp_avg of ...")
     ops: Ops
     storages: Storages
     uses: Uses

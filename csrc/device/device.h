@@ -15,7 +15,7 @@ class Event {
  public:
   virtual ~Event() = default;
   virtual bool done() const = 0;
-  virtual void cancel() = 0;           // a hint: the bytes are no longer wanted
+  virtual void cancel() = 0;              // a hint: the bytes are no longer wanted
   virtual Ticks start_ticks() const = 0;  // valid once done
   virtual Ticks end_ticks() const = 0;
 };
@@ -23,8 +23,8 @@ using EventPtr = std::shared_ptr<Event>;
 
 struct MemoryInfo {
   size_t capacity_bytes;
-  size_t resident_bytes;       // blocks that tensors hold
-  size_t cached_bytes;         // blocks kept for reuse; they count against the capacity
+  size_t resident_bytes;  // blocks that tensors hold
+  size_t cached_bytes;    // blocks kept for reuse; they count against the capacity
   size_t peak_resident_bytes;
   size_t peak_reserved_bytes;  // most of resident + cached
 };
@@ -34,13 +34,13 @@ class Device {
   virtual ~Device() = default;
 
   // --- memory, in the program order of the compute stream
-  virtual size_t block_bytes(size_t bytes) const = 0;       // what an allocation of `bytes` takes
-  virtual void* allocate(size_t block_bytes) = 0;           // nullptr where the capacity does not allow it
-  virtual void free(void* block, size_t block_bytes) = 0;   // compute issued later may reuse it at once
-  virtual void set_capacity(size_t capacity_bytes) = 0;     // SIZE_MAX: no limit
+  virtual size_t block_bytes(size_t bytes) const = 0;      // what an allocation of `bytes` takes
+  virtual void* allocate(size_t block_bytes) = 0;          // nullptr where the capacity does not allow it
+  virtual void free(void* block, size_t block_bytes) = 0;  // compute issued later may reuse it at once
+  virtual void set_capacity(size_t capacity_bytes) = 0;    // SIZE_MAX: no limit
   virtual MemoryInfo memory_info() const = 0;
   virtual void reset_peaks() = 0;
-  virtual void keep_free_blocks(bool keep) = 0;             // for reuse, or give them back to the system at once
+  virtual void keep_free_blocks(bool keep) = 0;  // for reuse, or give them back to the system at once
 
   // --- copies. A copy out waits for the compute issued so far; a copy in waits for `after` as well.
   virtual EventPtr copy_out(void* host, const void* block, size_t bytes) = 0;

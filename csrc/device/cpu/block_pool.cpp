@@ -27,9 +27,7 @@ char* map(size_t bytes, int protection = PROT_READ | PROT_WRITE, void* at = null
 
 }  // namespace
 
-size_t BlockPool::block_bytes(size_t bytes) {
-  return round_up(bytes, bytes >= kMapBytes ? kPageBytes : kSmallBytes);
-}
+size_t BlockPool::block_bytes(size_t bytes) { return round_up(bytes, bytes >= kMapBytes ? kPageBytes : kSmallBytes); }
 
 void* BlockPool::allocate(size_t block_bytes) {
   if (resident_bytes_ > capacity_bytes_ || block_bytes > capacity_bytes_ - resident_bytes_) return nullptr;
