@@ -240,6 +240,24 @@ def test_a_pointer_taken_before_adoption_stays_good() -> None:
     )
 
 
+@pytest.mark.parametrize("take", ["x.numpy()", "np.asarray(x[5:])"])
+def test_adopt_leaves_what_numpy_is_known_to_view(take: str) -> None:
+    """session.adopt() is told that nobody keeps an address, but here torch itself knows better."""
+    child(
+        f"""
+        N = MiB // 4
+        x = torch.zeros(N)
+        view = {take}
+        with cl.Session("8MiB") as session:
+            session.adopt(x)
+            view[:] = 7
+            pressure(session, 20)
+            view[9] = 8
+            assert x[7].item() == 7 and 8 in x[8:20]
+        """
+    )
+
+
 def test_aliases_of_a_model_keep_it_in_place_until_it_is_adopted() -> None:
     """A state dict shares the model's storages, and could be anything's raw memory: found, not moved, and reported."""
     model = nn.Linear(512, 512, bias=False)
