@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,5 +22,4 @@ def clean_slate() -> Iterator[None]:
     left = current_session()
     if left is not None:
         left.stop()
-    gc.collect()
     assert left is None, f"the test left {left!r} open"
