@@ -162,13 +162,13 @@ void Runtime::hand_back() {
   std::vector<Storage*> ours;
   for (const auto& storage : table_.all()) ours.push_back(storage.get());
   for (Storage* storage : ours) {
-    const bool movable = storage->pins == 0 && !storage->escaped && storage->settled;
+    const bool goes = storage->residency == Residency::Resident && storage->pins == 0 && storage->settled &&
+                      !storage->escaped && access::movable(*storage) && access::keep(*storage);
     storage->escaped = true;  // what stays is out of sight from here on: no later session may move it
-    if (!movable) continue;
+    if (!goes) continue;
     c10::DataPtr plain = allocate_plain_cpu(storage->bytes);
     device_->copy_now(plain.get(), storage->block, storage->bytes);
-    // Asked only now: another thread may have dropped it during the copy.
-    if (!access::movable(*storage) || !access::keep(*storage)) continue;
+    if (!access::intact(*storage)) continue;  // what Python knows by an object is not kept from dying meanwhile
     storage->impl->_mutable_data_ptr_no_checks().release_context();
     storage->impl->set_data_ptr_noswap(std::move(plain));
     destroyed(storage);
