@@ -134,6 +134,7 @@ class Runtime {
   void after_fork_in_child();
 
   std::unique_ptr<Device> device_;
+  const c10::DeleterFnPtr block_deleter_;
   std::mutex mutex_;
   std::condition_variable_any pins_released_;
   int threads_in_ops_ = 0;
@@ -161,12 +162,7 @@ class Runtime {
   std::vector<Storage*> missing_;  // inputs of the op that are not resident
 };
 
-// Puts the device's allocator between torch and the system. Defined by the device backend.
+// Defined by the device backend.
 std::unique_ptr<Device> make_cpu_device();
-void install_cpu_allocator();
-c10::DataPtr allocate_plain_cpu(size_t bytes);  // from the allocator that was there before
-// The DataPtr deleter of the allocator that was there before: what it made may be adopted.
-c10::DeleterFnPtr original_cpu_deleter();
-c10::DeleterFnPtr cpu_block_deleter();
 
 }  // namespace chameleon

@@ -77,7 +77,7 @@ void Swapper::swap_out(Storage& storage, Cause cause) {
     host_full_ = !storage.host.data;
     if (host_full_) return;
     const Ticks issue = now_ticks();
-    storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes);
+    storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes, device_.record());
     recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
   }
   storage.residency = Residency::Leaving;
@@ -125,7 +125,7 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   storage.residency = Residency::Returning;
   storage.moved_by = cause;
   const Ticks issue = now_ticks();
-  storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, storage.host.written);
+  storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, device_.record());
   recorder_.arrived(storage);
   recorder_.transfer(storage, Direction::In, cause, issue, storage.arriving);
   recorder_.levels(table_.live_bytes(), device_.memory_info().resident_bytes);

@@ -2,6 +2,8 @@
 // compute. Nothing above this interface knows whether the device is a GPU or the embedded CPU device.
 #pragma once
 
+#include <c10/core/Allocator.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -42,12 +44,14 @@ class Device {
   virtual void reset_peaks() = 0;
   virtual void keep_free_blocks(bool keep) = 0;  // for reuse, or give them back to the system at once
 
-  // --- copies. A copy out waits for the compute issued so far; a copy in waits for `after` as well.
-  virtual EventPtr copy_out(void* host, const void* block, size_t bytes) = 0;
+  // --- copies, each direction in order of issue, beginning when `after` (null: at once) is done. A copy out comes
+  // after what wrote the block, a copy in after what used its memory before: both are record() at the time of issue.
+  virtual EventPtr copy_out(void* host, const void* block, size_t bytes, EventPtr after) = 0;
   virtual EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after) = 0;
   virtual void set_link(double out_bytes_per_s, double in_bytes_per_s) = 0;  // 0: as fast as it goes
 
   // --- order
+  virtual EventPtr record() = 0;                         // done when the compute issued so far is; null if that is now
   virtual void compute_wait(const EventPtr& event) = 0;  // compute issued from here on comes after the event
   virtual void host_wait(const EventPtr& event) = 0;
   virtual void drain() = 0;  // the host waits for every copy
@@ -55,6 +59,13 @@ class Device {
   // --- host memory that copies can reach
   virtual void* allocate_host(size_t bytes) = 0;
   virtual void free_host(void* data, size_t bytes) = 0;
+
+  // --- torch's side: while a session is open, torch's allocator for this device takes its blocks from the runtime
+  virtual c10::Device torch_device() const = 0;
+  virtual void install_allocator() = 0;                   // once; it stays, since DataPtrs hold its deleter
+  virtual c10::DeleterFnPtr block_deleter() const = 0;    // what DataPtrs of the device's blocks are destroyed with
+  virtual c10::DeleterFnPtr plain_deleter() const = 0;    // the same of torch's own allocator: those may be adopted
+  virtual c10::DataPtr allocate_plain(size_t bytes) = 0;  // from torch's own allocator
 
   // --- plain access, for adoption
   virtual void copy_now(void* block, const void* source, size_t bytes) = 0;

@@ -4,11 +4,12 @@
 
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace chameleon::cpu {
 
-EventPtr CpuDevice::copy_out(void* host, const void* block, size_t bytes) {
-  return out_.submit(host, block, bytes, nullptr);
+EventPtr CpuDevice::copy_out(void* host, const void* block, size_t bytes, EventPtr after) {
+  return out_.submit(host, block, bytes, std::move(after));
 }
 
 EventPtr CpuDevice::copy_in(void* block, const void* host, size_t bytes, EventPtr after) {

@@ -20,13 +20,20 @@ class CpuDevice final : public Device {
   void reset_peaks() override { pool_.reset_peaks(); }
   void keep_free_blocks(bool keep) override { pool_.keep_free_blocks(keep); }
 
-  EventPtr copy_out(void* host, const void* block, size_t bytes) override;
+  EventPtr copy_out(void* host, const void* block, size_t bytes, EventPtr after) override;
   EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after) override;
   void set_link(double out_bytes_per_s, double in_bytes_per_s) override;
 
+  EventPtr record() override { return nullptr; }
   void compute_wait(const EventPtr& event) override { host_wait(event); }
   void host_wait(const EventPtr& event) override;
   void drain() override;
+
+  c10::Device torch_device() const override { return c10::DeviceType::CPU; }
+  void install_allocator() override;
+  c10::DeleterFnPtr block_deleter() const override;
+  c10::DeleterFnPtr plain_deleter() const override;
+  c10::DataPtr allocate_plain(size_t bytes) override;
 
   void* allocate_host(size_t bytes) override;
   void free_host(void* data, size_t bytes) override;

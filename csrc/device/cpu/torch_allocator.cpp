@@ -36,15 +36,15 @@ class TorchAllocator final : public c10::Allocator {
 
 std::unique_ptr<Device> make_cpu_device() { return std::make_unique<cpu::CpuDevice>(); }
 
-void install_cpu_allocator() {
+void cpu::CpuDevice::install_allocator() {
   if (original) return;
   original = c10::GetAllocator(c10::DeviceType::CPU);
   static auto* allocator = new TorchAllocator();
   c10::SetAllocator(c10::DeviceType::CPU, allocator, /*priority=*/255);
 }
 
-c10::DataPtr allocate_plain_cpu(size_t bytes) { return original->allocate(bytes); }
-c10::DeleterFnPtr original_cpu_deleter() { return original->raw_deleter(); }
-c10::DeleterFnPtr cpu_block_deleter() { return &delete_block; }
+c10::DeleterFnPtr cpu::CpuDevice::block_deleter() const { return &delete_block; }
+c10::DeleterFnPtr cpu::CpuDevice::plain_deleter() const { return original->raw_deleter(); }
+c10::DataPtr cpu::CpuDevice::allocate_plain(size_t bytes) { return original->allocate(bytes); }
 
 }  // namespace chameleon

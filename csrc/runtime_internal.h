@@ -1,0 +1,51 @@
+// What the runtime's parts share: runtime.cpp (the session's calls), runtime_memory.cpp (the allocator's requests, raw
+// access, pressure) and runtime_ops.cpp (the dispatcher's hook).
+#pragma once
+
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime.h"
+#include "storage_access.h"
+
+namespace chameleon {
+
+// Storages made before a step's first op are told apart from those of that op.
+inline constexpr int32_t kBeforeFirstOp = 1 << 16;
+
+std::string human(size_t bytes);  // "93.4 MiB"
+
+// The core's lock; what was kept while it was held is released after it.
+class Lock {
+ public:
+  explicit Lock(std::mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
+  ~Lock() {
+    mutex_.unlock();
+    access::release_kept();
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  std::mutex& mutex_;
+};
+
+struct Runtime::ThreadState {
+  int depth = 0;        // ops on this thread's stack
+  uint64_t serial = 0;  // of its outermost op; 0 outside
+  int32_t index = -1;   // in order of appearance
+  OpTable ops;
+  std::vector<const OpInfo*> frames;  // every RecordFunction on this thread's stack
+  ModuleStack modules;
+  int64_t epoch = 0;                                 // the session that they belong to
+  std::vector<std::pair<Storage*, int64_t>> pinned;  // with their uids: records are reused
+  std::vector<std::pair<uint64_t, int64_t>> nodes;   // autograd nodes being evaluated: forward thread, sequence number
+  const char* op_name = nullptr;
+  bool in_graph = false;  // does the op read a parameter or an activation?
+  bool saving = false;    // torch.save reads storages one at a time, each under hold()
+  std::vector<std::pair<Storage*, int64_t>> seen_saving;
+};
+
+}  // namespace chameleon

@@ -1,0 +1,231 @@
+// The runtime's memory: adoption, the allocator's requests, raw access, pressure.
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <chrono>
+
+#include "runtime_internal.h"
+
+namespace chameleon {
+
+// A tensor made before the session: its bytes move into a block of ours. What torch's own allocator made is owned by
+// the storage alone, unless numpy or shared memory has taken the pointer, which the storage knows.
+//
+// Other threads' ops may be reading the old memory, so it moves when none is running; who else holds the storage may
+// have its pointer (DLPack does), so it moves only if all its owners are known.
+Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted) {
+  Lock lock(mutex_);
+  Storage* storage = find(impl);
+  Adopted result = Adopted::Known;
+  if (!storage) {
+    if (impl->device_type() != device_->torch_device().type() || !impl->resizable()) return Adopted::Foreign;
+    c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
+    const c10::DeleterFnPtr deleter = pointer.get_deleter();
+    if (deleter != device_->plain_deleter() || pointer.get() != pointer.get_context()) return Adopted::Foreign;
+    const size_t bytes = impl->nbytes();
+    if (bytes < kTrackedBytes) return Adopted::TooSmall;
+    if (!trusted && c10::raw::intrusive_ptr::use_count(impl) > owners) return Adopted::Shared;
+    const int mine = thread_state().depth > 0 ? 1 : 0;
+    while (threads_in_ops_ > mine) {
+      ++threads_waiting_;
+      const auto outcome = pins_released_.wait_for(mutex_, std::chrono::seconds(10));
+      --threads_waiting_;
+      if (outcome == std::cv_status::timeout) return Adopted::Shared;
+    }
+    const size_t block_bytes = device_->block_bytes(bytes);
+    void* block = swapper_.take(block_bytes);
+    if (!block) {
+      note_failure(block_bytes, thread_state());
+      return Adopted::NoRoom;
+    }
+    device_->copy_now(block, pointer.get(), bytes);
+    storage = table_.add(bytes, block_bytes, block);
+    void* old = pointer.release_context();
+    impl->set_data_ptr_noswap({block, block, block_deleter_, device_->torch_device()});
+    deleter(old);
+    storage->last_use = clock_ops_;
+    recorder_.arrived(*storage);
+    recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
+    result = Adopted::New;
+  }
+  if (!storage->impl) attach(*storage, impl);
+  storage->settled = true;
+  if (limited_ && storage->pins == 0 && !storage->escaped && access::intact(*storage)) access::arm(*storage);
+  storage->category = category;
+  storage->categorised = true;
+  storage->label = label;
+  return result;
+}
+
+bool Runtime::restore(c10::StorageImpl* impl) {
+  Lock lock(mutex_);
+  Storage* storage = find(impl);
+  if (!storage || storage->residency == Residency::Resident) return true;
+  if (swapper_.restore(*storage, Cause::Access)) return true;
+  note_failure(storage->block_bytes, thread_state());
+  return false;
+}
+
+bool Runtime::evict(c10::StorageImpl* impl) {
+  Lock lock(mutex_);
+  Storage* storage = find(impl);
+  if (!storage || storage->pins || !swapper_.movable(*storage)) return false;
+  if (storage->residency == Residency::Returning) swapper_.restore(*storage, Cause::Access);
+  if (storage->residency == Residency::Resident) swapper_.swap_out(*storage, Cause::Evict);
+  if (storage->residency == Residency::Leaving) swapper_.finish_swap_out(*storage);
+  return storage->residency == Residency::Away;
+}
+
+bool Runtime::hold(c10::StorageImpl* impl) {
+  Lock lock(mutex_);
+  Storage* storage = find(impl);
+  if (!storage) return true;
+  if (storage->residency == Residency::Leaving) swapper_.touch(*storage, false);
+  if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access)) {
+    note_failure(storage->block_bytes, thread_state());
+    return false;
+  }
+  if (++storage->pins == 1 && storage->impl) access::disarm(*storage);
+  return true;
+}
+
+void Runtime::let_go(c10::StorageImpl* impl) {
+  Lock lock(mutex_);
+  Storage* storage = find(impl);
+  if (!storage || storage->pins == 0 || --storage->pins > 0) return;  // resized: another block, and nobody holds it
+  if (limited_ && !storage->escaped && access::intact(*storage)) access::arm(*storage);
+}
+
+void Runtime::set_saving(bool on) {
+  ThreadState& thread = thread_state();
+  Lock lock(mutex_);
+  thread.saving = on;
+  if (on) return;
+  for (auto& [storage, uid] : thread.seen_saving) {
+    if (storage->uid == uid && storage->pins == 0 && limited_ && !storage->escaped && access::intact(*storage)) {
+      access::arm(*storage);
+    }
+  }
+  thread.seen_saving.clear();
+}
+
+std::optional<Residency> Runtime::residency(c10::StorageImpl* impl) {
+  Lock lock(mutex_);
+  Storage* storage = find(impl);
+  return storage ? std::optional<Residency>(storage->residency) : std::nullopt;
+}
+
+void* Runtime::allocate(size_t bytes) {
+  ThreadState& thread = thread_state();
+  Lock lock(mutex_);
+  const size_t block_bytes = device_->block_bytes(bytes);
+  void* block = swapper_.take(block_bytes);
+  if (!block) {
+    const std::string message = note_failure(block_bytes, thread);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, message);
+  }
+  Storage* storage = table_.add(bytes, block_bytes, block);
+  storage->last_use = clock_ops_;
+  storage->module = thread.nodes.empty() ? modules(thread).current()
+                                         : forward_modules_.find(thread.nodes.back().first, thread.nodes.back().second);
+  storage->category = guess_category(thread);
+  const int32_t ordinal = ordinal_++;
+  recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
+  recorder_.arrived(*storage);
+  recorder_.born(*storage, ordinal);
+  executor_.born(*storage, ordinal);
+  if (thread.depth > 0) pin(*storage, thread);
+  return block;
+}
+
+bool Runtime::release(const void* block) {
+  Lock lock(mutex_);
+  Storage* storage = table_.at(block);
+  if (!storage) return false;
+  destroyed(storage);
+  return true;
+}
+
+void Runtime::destroyed(Storage* storage) {
+  recorder_.died(*storage);
+  if (storage->block) recorder_.left(*storage, recorder_.op() + 1);
+  executor_.died(*storage);
+  swapper_.release(*storage);
+  table_.remove(storage);
+}
+
+void Runtime::on_away_deleted(void* storage) {
+  Runtime& runtime = instance();
+  Lock lock(runtime.mutex_);
+  runtime.destroyed(static_cast<Storage*>(storage));
+}
+
+Category Runtime::guess_category(ThreadState& thread) {
+  if (optimizer_stage_.load(std::memory_order_relaxed)) return Category::Other;
+  if (!thread.nodes.empty()) return Category::Other;
+  if (!c10::GradMode::is_enabled()) return Category::Other;
+  return modules(thread).current() >= 0 || thread.in_graph ? Category::Activation : Category::Input;
+}
+
+void Runtime::on_access(c10::StorageImpl* impl) { instance().accessed(impl); }
+
+void Runtime::accessed(c10::StorageImpl* impl) {
+  ThreadState& thread = thread_state();
+  Lock lock(mutex_);
+  Storage* storage = find(impl);
+  if (!storage) return;
+  if (thread.saving) {
+    // torch has cleared the hook, or will: it is armed again when saving ends.
+    thread.seen_saving.emplace_back(storage, storage->uid);
+    return;
+  }
+  if (storage->residency == Residency::Leaving) swapper_.touch(*storage, true);
+  if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access)) {
+    const std::string message = note_failure(storage->block_bytes, thread);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, message);
+  }
+  const bool own_op = thread.depth > 0 && storage->pinned_by == thread.serial;
+  if (!own_op) {
+    storage->escaped = true;
+    swapper_.drop_host(*storage);  // whoever has the pointer may write through it
+  }
+}
+
+bool Runtime::wait_for_pins() {
+  const int mine = thread_state().depth > 0 ? 1 : 0;
+  // If every other thread inside an op waits as well, none of them will let go.
+  if (threads_in_ops_ - mine - threads_waiting_ <= 0) return false;
+  ++threads_waiting_;
+  const bool released = pins_released_.wait_for(mutex_, std::chrono::seconds(10)) == std::cv_status::no_timeout;
+  --threads_waiting_;
+  return released;
+}
+
+std::string Runtime::note_failure(size_t request_bytes, const ThreadState& thread) {
+  Failure failure;
+  failure.op = thread.depth > 0 && thread.op_name ? thread.op_name : "an allocation between ops";
+  failure.request_bytes = request_bytes;
+  failure.capacity_bytes = options_.capacity_bytes;
+  for (const auto& storage : table_.all()) {
+    if (storage->residency == Residency::Away) continue;
+    if (storage->pins > 0) {
+      failure.pinned_bytes += storage->block_bytes;
+    } else if (!swapper_.movable(*storage)) {
+      failure.unmovable_bytes += storage->block_bytes;
+    }
+  }
+  failure_ = failure;
+  const size_t needed = failure.request_bytes + failure.pinned_bytes + failure.unmovable_bytes;
+  if (swapper_.host_full()) {
+    return "Chameleon Lab: the host memory for storages that are away is used up: host_capacity is " +
+           human(options_.host_capacity_bytes) + ", and " + failure.op + " needs " + human(failure.request_bytes) +
+           " more room on the device. Give a larger host_capacity, or a larger capacity.";
+  }
+  return "Chameleon Lab: the capacity of " + human(failure.capacity_bytes) + " is below the floor: " + failure.op +
+         " needs " + human(needed) + " at once (" + human(failure.request_bytes) + " asked for, " +
+         human(failure.pinned_bytes) + " in use by the op, " + human(failure.unmovable_bytes) +
+         " in storages that cannot leave). Give a capacity of at least that, or make the op's tensors smaller "
+         "(a smaller batch, or the loss computed in chunks).";
+}
+
+}  // namespace chameleon

@@ -1,0 +1,208 @@
+// The dispatcher's hook: what happens when an op starts and when it ends.
+#include <ATen/core/ivalue.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/profiler/combined_traceback.h>
+
+#include <utility>
+
+#include "runtime_internal.h"
+#include "tensor_storages.h"
+
+namespace chameleon {
+
+std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
+  Runtime& runtime = instance();
+  ThreadState& thread = thread_state();
+  const OpInfo& info = thread.ops.of(function);
+  thread.frames.push_back(&info);
+  if (info.kind == OpKind::Op) {
+    runtime.op_start(function, info, thread);
+  } else if (info.kind == OpKind::BackwardNode) {
+    thread.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
+  }
+  return nullptr;
+}
+
+void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*) {
+  ThreadState& thread = thread_state();
+  if (thread.frames.empty()) return;  // it began on another thread
+  const OpInfo& info = *thread.frames.back();
+  thread.frames.pop_back();
+  if (info.kind == OpKind::Op) {
+    instance().op_end(function, info, thread);
+  } else if (info.kind == OpKind::BackwardNode && !thread.nodes.empty()) {
+    thread.nodes.pop_back();
+  }
+}
+
+void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
+  const bool outermost = thread.depth == 0;
+  // Strong references, taken before the lock and released after it.
+  std::vector<at::Tensor> inner;
+  std::vector<c10::Storage> bare;
+  for (const c10::IValue& input : function.inputs()) {
+    inner_tensors(input, &inner);
+    if (C10_UNLIKELY(input.isStorage())) bare.push_back(input.toStorage());
+  }
+  std::shared_ptr<torch::CapturedTraceback> stack;
+  if (outermost && options_.stacks && open_) stack = torch::CapturedTraceback::gather(true, false, false);
+  Lock lock(mutex_);
+  ++thread.depth;
+  if (outermost) {
+    thread.serial = static_cast<uint64_t>(++clock_ops_);
+    thread.op_name = info.name.c_str();
+    thread.in_graph = false;
+    if (thread.index < 0) thread.index = next_thread_++;
+    ++threads_in_ops_;
+    Stage stage;
+    int32_t module = modules(thread).current();
+    int64_t sequence_nr = function.seqNr();
+    if (!thread.nodes.empty()) {
+      stage = Stage::Backward;
+      sequence_nr = thread.nodes.back().second;
+      const int32_t forward = forward_modules_.find(thread.nodes.back().first, sequence_nr);
+      if (forward >= 0) module = forward;
+    } else if (optimizer_stage_.load(std::memory_order_relaxed) && !c10::GradMode::is_enabled()) {
+      stage = Stage::Optimizer;  // with grad mode on it is a closure's forward, or the step has failed
+    } else if (c10::GradMode::is_enabled()) {
+      stage = Stage::Forward;
+      if (sequence_nr >= 0) forward_modules_.record(at::RecordFunction::currentThreadId(), sequence_nr, module);
+    } else {
+      stage = Stage::NoGrad;
+    }
+    if (open_) {
+      OpRow* row = recorder_.begin_op(info.id, stage, module, sequence_nr, thread.index);
+      plan_op_ = executor_.begin_op(info.id, static_cast<uint8_t>(stage));  // frees what is due first
+      recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
+      if (row) {
+        ordinal_ = 0;
+        row->plan_op = plan_op_;
+        if (stack) {
+          row->stack = static_cast<int32_t>(recorder_.log().stacks.size());
+          recorder_.log().stacks.push_back(std::move(stack));
+        }
+      }
+    }
+  }
+  if (info.reads_inputs) {
+    const auto inputs = function.inputs();
+    missing_.clear();
+    for (size_t i = 0; i < inputs.size(); ++i) use_input(inputs[i], i, info, thread);
+    for (const at::Tensor& tensor : inner) {
+      if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, thread);
+    }
+    for (const c10::Storage& storage : bare) use(storage.unsafeGetStorageImpl(), true, thread);
+    // All inputs are pinned by now, so that making room for one can't push out another. The list is this op's own
+    // from here on: waiting for another thread lets that thread's ops in.
+    if (!missing_.empty()) {
+      std::vector<Storage*> missing = std::move(missing_);
+      missing_ = {};
+      for (Storage* storage : missing) {
+        if (storage->failed || swapper_.restore(*storage, Cause::Demand)) continue;
+        access::mark_failed(*storage, note_failure(storage->block_bytes, thread));
+      }
+    }
+  }
+  if (outermost && open_) executor_.prefetch();
+}
+
+void Runtime::use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread) {
+  each_storage(value, [&](c10::StorageImpl* impl) { use(impl, info.writes(argument), thread); });
+}
+
+void Runtime::use(c10::StorageImpl* impl, bool writes, ThreadState& thread) {
+  Storage* storage = find(impl);
+  if (!storage) return;
+  if (!storage->impl) attach(*storage, impl);
+  storage->settled = true;
+  if (storage->residency != Residency::Resident) {
+    if (storage->residency == Residency::Leaving) {
+      swapper_.touch(*storage, false);
+    } else {
+      missing_.push_back(storage);
+    }
+  }
+  pin(*storage, thread);
+  // A stale host copy must never come back. While the bytes are still away it is the only copy: it goes at op end.
+  if (writes && storage->host.data) {
+    if (storage->residency == Residency::Resident) {
+      swapper_.drop_host(*storage);
+    } else {
+      storage->host_stale = true;
+    }
+  }
+  storage->last_use = clock_ops_;
+  if (storage->category == Category::Activation || storage->category == Category::Parameter) thread.in_graph = true;
+  if (open_) recorder_.used(*storage, true, writes);
+}
+
+void Runtime::pin(Storage& storage, ThreadState& thread) {
+  if (storage.pinned_by == thread.serial) return;
+  storage.pinned_by = thread.serial;
+  ++storage.pins;
+  thread.pinned.emplace_back(&storage, storage.uid);
+  if (storage.impl && storage.residency == Residency::Resident) access::disarm(storage);
+}
+
+void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
+  Lock lock(mutex_);
+  if (function.needsOutputs()) {
+    for (const c10::IValue& output : function.outputs()) attach_output(output, !info.raw_written_output);
+  }
+  if (--thread.depth > 0) return;
+  --threads_in_ops_;
+  unpin_all(thread);
+  thread.serial = 0;
+  if (threads_waiting_ > 0) pins_released_.notify_all();  // those who wait for room, and adoption
+  if (!open_) return;
+  executor_.end_op(plan_op_);
+  recorder_.end_op();
+}
+
+void Runtime::unpin_all(ThreadState& thread) {
+  for (auto& [storage, uid] : thread.pinned) {
+    if (storage->uid != uid) continue;  // died inside the op
+    if (storage->pinned_by == thread.serial) storage->pinned_by = 0;
+    if (--storage->pins > 0) continue;
+    if (storage->failed) access::clear_failed(*storage);
+    const bool stale = std::exchange(storage->host_stale, false);
+    if (storage->residency != Residency::Resident) continue;  // bringing it in failed, and so did the op
+    const bool intact = access::intact(*storage);
+    if (stale || !intact) swapper_.drop_host(*storage);
+    // The op has taken the DataPtr away (copy-on-write): neither writes nor raw accesses are seen until it is back.
+    if (storage->impl && !intact) storage->escaped = true;
+    // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers.
+    if (limited_ && intact && !storage->escaped) access::arm(*storage);
+  }
+  thread.pinned.clear();
+}
+
+void Runtime::attach_output(const c10::IValue& value, bool settled) {
+  each_storage(value, [&](c10::StorageImpl* impl) {
+    Storage* storage = find(impl);
+    if (!storage) return;
+    if (!storage->impl) attach(*storage, impl);
+    storage->settled |= settled;
+  });
+}
+
+void Runtime::attach(Storage& storage, c10::StorageImpl* impl) {
+  storage.impl = impl;
+  storage.weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl);
+}
+
+Storage* Runtime::find(c10::StorageImpl* impl) const {
+  const c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
+  if (pointer.get_deleter() == block_deleter_) {
+    Storage* storage = table_.at(pointer.get());
+    // The DataPtr has moved to another StorageImpl: follow it.
+    if (storage && storage->impl && storage->impl != impl) {
+      storage->impl = impl;
+      storage->weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl);
+    }
+    return storage;
+  }
+  return access::away_storage(impl);
+}
+
+}  // namespace chameleon
