@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-TEXTS = Path(__file__).resolve().parent.parent / "tutorials" / "data"
+TEXT = Path(__file__).parents[1] / "tutorials" / "data" / "gnu-licences.txt"
 
 
 @dataclass
@@ -60,26 +61,20 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
 # ------------------------------------------------------------------------------------------------------------- data
 
 
-def character_text() -> Tensor:
-    """The text shipped with the tutorials as a row of bytes; without it, words of made-up bytes."""
-    files = sorted(TEXTS.glob("*.txt"))
-    if files:
-        return torch.frombuffer(bytearray(b"\n".join(file.read_bytes() for file in files)), dtype=torch.uint8)
-    generator = torch.Generator().manual_seed(0)
-    words = torch.randint(97, 123, (64, 6), generator=generator, dtype=torch.uint8)
-    words[:, -1] = ord(" ")
-    return words[torch.randint(64, (8192,), generator=generator)].flatten()
+def character_text() -> np.ndarray:
+    """The text shipped with the tutorials, uint8 (bytes,). No tensor: the data set is not on the device."""
+    return np.frombuffer(TEXT.read_bytes(), dtype=np.uint8)
 
 
 def _character_batches(
     batch: int, length: int
 ) -> tuple[int, Callable[[torch.Generator], tuple[Tensor, Tensor]]]:
     """The vocabulary's size, and a function that cuts random windows from the text."""
-    letters, text = torch.unique(character_text(), return_inverse=True)
+    letters, text = np.unique(character_text(), return_inverse=True)
 
     def make_batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
         starts = torch.randint(len(text) - length - 1, (batch,), generator=generator)
-        windows = text[starts[:, None] + torch.arange(length + 1)]
+        windows = torch.tensor(text[starts.numpy()[:, None] + np.arange(length + 1)])
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
     return len(letters), make_batch

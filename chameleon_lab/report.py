@@ -71,10 +71,9 @@ class Report(Mapping[str, Any]):
     history: tuple[StepSummary, ...]
 
     def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self, name)
-        except AttributeError:
-            raise KeyError(name) from None
+        if name not in self.__dataclass_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.__dataclass_fields__)

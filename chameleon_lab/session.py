@@ -58,8 +58,8 @@ class Session:
     Args:
         capacity: device bytes the run may use: a number, text such as ``"512MiB"``, or a fraction between 0 and 1 of
             the device's memory. None records only: nothing ever leaves.
-        device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget. None takes the best there
-            is.
+        device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget, and the only one so far;
+            None takes it.
         link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
             machine copies, which is measured at the start. Only the embedded device's link can be set.
         policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one.
@@ -70,6 +70,7 @@ class Session:
         min_swap: storages smaller than this never leave.
         split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
             :mod:`chameleon_lab.runtime.optimizer_groups`.
+        max_ops: ops of a step that are recorded; a longer step is cut off there, and gets no policy.
         stacks: record the Python stack of every op (slow: for looking, not for long runs).
 
     Raises:
@@ -92,6 +93,7 @@ class Session:
         margin: float = 0.02,
         min_swap: int | str = "16KiB",
         split_optimizer: bool = True,
+        max_ops: int = 2**20,
         stacks: bool = False,
     ) -> None:
         self.device = _parse_device(device)
@@ -109,6 +111,9 @@ class Session:
         self.warmup_steps = warmup_steps
         self.margin = margin
         self.stacks = stacks
+        if not isinstance(max_ops, int) or max_ops < 1:
+            raise ValueError(f"max_ops must be a number of ops from 1 up, got {max_ops!r}")
+        self.max_ops = max_ops
         self._policy = (
             policy
             if isinstance(policy, Policy)
@@ -168,6 +173,7 @@ class Session:
         options.link_out_bytes_per_s = self.link.out_bytes_per_s or 0.0
         options.link_in_bytes_per_s = self.link.in_bytes_per_s or 0.0
         options.min_swap_bytes = self.min_swap_bytes
+        options.max_ops = self.max_ops
         options.stacks = self.stacks
         try:
             core.open(options)
@@ -209,7 +215,7 @@ class Session:
             and "is below the floor" in str(error)
             and not isinstance(error, BelowFloorError)
         ):
-            raise BelowFloorError(str(error).splitlines()[0]) from None
+            raise BelowFloorError(str(error).splitlines()[0]).with_traceback(traceback) from None
 
     @property
     def is_open(self) -> bool:
@@ -342,9 +348,10 @@ class Session:
             if not self._given_policy:
                 self._policy = plan(
                     step,
-                    int(self.capacity_bytes * (1 - self.margin)),
+                    self.capacity_bytes,
                     self.link,
                     min_swap_bytes=self.min_swap_bytes,
+                    margin=self.margin,
                 )
             program = compile_program(self._policy, step)
         except BelowFloorError:

@@ -156,6 +156,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("link_out_bytes_per_s", &chameleon::Options::link_out_bytes_per_s)
       .def_readwrite("link_in_bytes_per_s", &chameleon::Options::link_in_bytes_per_s)
       .def_readwrite("min_swap_bytes", &chameleon::Options::min_swap_bytes)
+      .def_readwrite("max_ops", &chameleon::Options::max_ops)
       .def_readwrite("stacks", &chameleon::Options::stacks);
 
   py::class_<chameleon::StepLog, std::shared_ptr<chameleon::StepLog>>(m, "StepLog")

@@ -18,6 +18,7 @@ void* HostPool::allocate(size_t bytes) {
     if (used_bytes_ + cached_bytes_ + bytes > capacity_bytes_) release_cached();
     if (used_bytes_ + bytes > capacity_bytes_) return nullptr;
     data = device_.allocate_host(bytes);
+    if (!data) return nullptr;
   }
   used_bytes_ += bytes;
   peak_bytes_ = std::max(peak_bytes_, used_bytes_);
@@ -27,6 +28,8 @@ void* HostPool::allocate(size_t bytes) {
 void HostPool::free(void* data, size_t bytes) {
   bytes = rounded(bytes);
   used_bytes_ -= bytes;
+  // Sizes that never come again must not pile up: hold no more than was ever in use at once.
+  if (used_bytes_ + cached_bytes_ + bytes > peak_bytes_) release_cached();
   cached_bytes_ += bytes;
   cache_[bytes].push_back(data);
 }

@@ -23,13 +23,13 @@ std::shared_ptr<StepLog> Recorder::close() {
   log_->end_ticks = now_ticks();
   auto closed = log_;
   finished_.push_back(closed);
-  while (finished_.size() > kept_steps_) finished_.pop_front();
+  while (finished_.size() > kKeptSteps) finished_.pop_front();
   begin_step();
   return closed;
 }
 
 OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t sequence_nr, int32_t thread) {
-  if (log_->ops.size() >= kMostOps) {
+  if (log_->ops.size() >= most_ops_) {
     ++log_->truncated_ops;
     return nullptr;
   }
@@ -62,6 +62,7 @@ void Recorder::arrived(Storage& storage) {
 }
 
 void Recorder::left(Storage& storage, int32_t first_op_without) {
+  if (full()) return;
   const bool this_step = storage.resident_step == log_->index;
   log_->residencies.push_back({this_step ? storage.resident_from_ticks : log_->start_ticks, now_ticks(),
                                row_of(storage), this_step ? storage.resident_from_op : 0, first_op_without});
@@ -87,6 +88,7 @@ int32_t Recorder::row_of(Storage& storage) {
 }
 
 void Recorder::born(Storage& storage, int32_t ordinal) {
+  if (full()) return;
   const int32_t op = std::max(op_, 0);
   storage.birth_op = op;
   storage.birth_ordinal = ordinal;
@@ -97,6 +99,7 @@ void Recorder::born(Storage& storage, int32_t ordinal) {
 }
 
 void Recorder::died(Storage& storage) {
+  if (full() && storage.log_step != log_->index) return;
   StorageRow& row = log_->storages[row_of(storage)];
   row.death_op = std::max(op_, 0);
   row.movable = storage.settled && !storage.escaped;
@@ -105,6 +108,7 @@ void Recorder::died(Storage& storage) {
 }
 
 void Recorder::used(Storage& storage, bool reads, bool writes) {
+  if (full()) return;
   const int32_t op = std::max(op_, 0);
   const int32_t row = row_of(storage);
   if (storage.last_use_row >= 0) {
@@ -130,6 +134,7 @@ void Recorder::levels(size_t live_bytes, size_t resident_bytes) {
 void Recorder::transfer(Storage& storage, Direction direction, Cause cause, Ticks issue, EventPtr event) {
   const auto bytes = static_cast<int64_t>(storage.bytes);
   (direction == Direction::Out ? log_->swapped_out_bytes : log_->swapped_in_bytes) += bytes;
+  if (full()) return;
   log_->transfers.push_back({bytes, issue, 0, 0, row_of(storage), std::max(op_, 0), static_cast<uint8_t>(direction),
                              static_cast<uint8_t>(cause)});
   log_->transfer_events.push_back(std::move(event));
@@ -137,6 +142,7 @@ void Recorder::transfer(Storage& storage, Direction direction, Cause cause, Tick
 
 void Recorder::stalled(Storage& storage, Direction direction, Cause cause, Ticks start, Ticks end) {
   log_->stall_ticks += end - start;
+  if (full()) return;
   log_->stalls.push_back(
       {start, end, std::max(op_, 0), row_of(storage), static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)});
   if (OpRow* op = op_running_ ? row(op_) : nullptr) op->stall_ticks += end - start;

@@ -116,15 +116,12 @@ struct StepLog {
 // A ring of steps: the one being written, and the last few.
 class Recorder {
  public:
-  // A step with more ops than this is cut off there, and says so: a loop that never ends a step must not eat memory.
-  static constexpr size_t kMostOps = size_t{1} << 20;
-
-  explicit Recorder(size_t kept_steps = 4) : kept_steps_(kept_steps) { begin_step(); }
+  // A step with more ops is cut off there, and says so: a loop that never ends a step must not eat memory.
+  explicit Recorder(size_t most_ops = size_t{1} << 20) : most_ops_(most_ops) { begin_step(); }
 
   StepLog& log() { return *log_; }
   const StepLog& log() const { return *log_; }
   const std::deque<std::shared_ptr<StepLog>>& finished() const { return finished_; }
-  void set_kept_steps(size_t kept_steps) { kept_steps_ = kept_steps; }
 
   int32_t op() const { return op_; }  // the op running or last run in this step; -1 before the first
 
@@ -161,10 +158,12 @@ class Recorder {
  private:
   std::shared_ptr<StepLog> close();
   void begin_step();
+  bool full() const { return log_->truncated_ops > 0; }
 
   std::shared_ptr<StepLog> log_;
   std::deque<std::shared_ptr<StepLog>> finished_;
-  size_t kept_steps_;
+  static constexpr size_t kKeptSteps = 4;
+  size_t most_ops_;
   int64_t next_step_ = 0;
   int32_t op_ = -1;
   bool op_running_ = false;

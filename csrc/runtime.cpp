@@ -62,7 +62,7 @@ void Runtime::open(const Options& options) {
   host_.set_capacity(options.host_capacity_bytes);
   host_.reset_peak();
   swapper_.min_bytes = options.min_swap_bytes;
-  recorder_ = Recorder();
+  recorder_ = Recorder(options.max_ops);
   for (const auto& storage : table_.all()) {
     storage->log_step = storage->resident_step = -1;
     storage->plan = -1;
@@ -98,7 +98,7 @@ void Runtime::install_callback(bool needs_outputs) {
 
 void Runtime::close() {
   Lock lock(mutex_);
-  if (!open_) return;
+  if (callback_ == at::INVALID_CALLBACK_HANDLE) return;  // in a forked child it is there although nothing is open
   open_ = false;
   executor_.unload();
   device_->set_capacity(SIZE_MAX);
@@ -107,6 +107,7 @@ void Runtime::close() {
   hand_back();
   // Only now: other threads' ops must come past the hook, and wait there, while storages move.
   at::removeCallback(callback_);
+  callback_ = at::INVALID_CALLBACK_HANDLE;
   host_.release_cached();
   device_->keep_free_blocks(false);
 }
@@ -159,6 +160,7 @@ std::pair<double, double> Runtime::measure_link() {
   Lock lock(mutex_);
   void* here = device_->allocate_host(kBytes);
   void* there = device_->allocate_host(kBytes);
+  TORCH_CHECK(here && there, "Chameleon Lab: no host memory left to measure the link");
   const auto best = [&](auto copy) {
     double best_s = 1e9;
     for (int i = 0; i < kCopies; ++i) {  // the first one touches the pages
@@ -250,7 +252,7 @@ void Runtime::after_fork_in_child() {
   device_->set_capacity(SIZE_MAX);
   executor_.unload();
   threads_in_ops_ = thread_state().depth > 0 ? 1 : 0;
-  threads_waiting_ = 0;
+  threads_waiting_ = threads_waiting_in_ops_ = 0;
   mutex_.unlock();
 }
 

@@ -30,7 +30,8 @@ struct Options {
   double link_out_bytes_per_s = 0;  // 0: as fast as the machine copies
   double link_in_bytes_per_s = 0;
   size_t min_swap_bytes = 16 << 10;
-  bool stacks = false;  // record the Python stack of every op
+  size_t max_ops = size_t{1} << 20;  // of a step that are recorded
+  bool stacks = false;               // record the Python stack of every op
 };
 
 // Why memory could not be had, for the error that the session raises.
@@ -123,6 +124,7 @@ class Runtime {
   void accessed(c10::StorageImpl* impl);
   void destroyed(Storage* storage);
   bool wait_for_pins();
+  bool wait_for_other_ops();
   void hand_back();
   Storage* find(c10::StorageImpl* impl) const;
   Category guess_category(ThreadState& thread);
@@ -139,6 +141,7 @@ class Runtime {
   std::condition_variable_any pins_released_;
   int threads_in_ops_ = 0;
   int threads_waiting_ = 0;
+  int threads_waiting_in_ops_ = 0;
 
   StorageTable table_;
   HostPool host_;

@@ -8,6 +8,10 @@
 
 namespace chameleon {
 
+namespace {
+constexpr std::chrono::seconds kPatience(10);  // for ops of other threads
+}
+
 // A tensor made before the session: its bytes move into a block of ours. What torch's own allocator made is owned by
 // the storage alone, unless numpy or shared memory has taken the pointer, which the storage knows.
 //
@@ -15,6 +19,7 @@ namespace chameleon {
 // have its pointer (DLPack does), so it moves only if all its owners are known.
 Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted) {
   Lock lock(mutex_);
+  if (!find(impl) && !wait_for_other_ops()) return Adopted::Shared;
   Storage* storage = find(impl);
   Adopted result = Adopted::Known;
   if (!storage) {
@@ -25,18 +30,15 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     const size_t bytes = impl->nbytes();
     if (bytes < kTrackedBytes) return Adopted::TooSmall;
     if (!trusted && c10::raw::intrusive_ptr::use_count(impl) > owners) return Adopted::Shared;
-    const int mine = thread_state().depth > 0 ? 1 : 0;
-    while (threads_in_ops_ > mine) {
-      ++threads_waiting_;
-      const auto outcome = pins_released_.wait_for(mutex_, std::chrono::seconds(10));
-      --threads_waiting_;
-      if (outcome == std::cv_status::timeout) return Adopted::Shared;
-    }
     const size_t block_bytes = device_->block_bytes(bytes);
     void* block = swapper_.take(block_bytes);
     if (!block) {
       note_failure(block_bytes, thread_state());
       return Adopted::NoRoom;
+    }
+    if (find(impl)) {  // another thread adopted it while this one waited for room
+      device_->free(block, block_bytes);
+      return Adopted::Known;
     }
     device_->copy_now(block, pointer.get(), bytes);
     storage = table_.add(bytes, block_bytes, block);
@@ -194,11 +196,21 @@ void Runtime::accessed(c10::StorageImpl* impl) {
 bool Runtime::wait_for_pins() {
   const int mine = thread_state().depth > 0 ? 1 : 0;
   // If every other thread inside an op waits as well, none of them will let go.
-  if (threads_in_ops_ - mine - threads_waiting_ <= 0) return false;
+  if (threads_in_ops_ - mine - threads_waiting_in_ops_ <= 0) return false;
+  threads_waiting_in_ops_ += mine;
   ++threads_waiting_;
-  const bool released = pins_released_.wait_for(mutex_, std::chrono::seconds(10)) == std::cv_status::no_timeout;
+  const bool released = pins_released_.wait_for(mutex_, kPatience) == std::cv_status::no_timeout;
   --threads_waiting_;
+  threads_waiting_in_ops_ -= mine;
   return released;
+}
+
+bool Runtime::wait_for_other_ops() {
+  const int mine = thread_state().depth > 0 ? 1 : 0;
+  ++threads_waiting_;
+  const bool none = pins_released_.wait_for(mutex_, kPatience, [&] { return threads_in_ops_ <= mine; });
+  --threads_waiting_;
+  return none;
 }
 
 std::string Runtime::note_failure(size_t request_bytes, const ThreadState& thread) {

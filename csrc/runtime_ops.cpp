@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
+#include <exception>
 #include <utility>
 
 #include "runtime_internal.h"
@@ -98,8 +99,12 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
       std::vector<Storage*> missing = std::move(missing_);
       missing_ = {};
       for (Storage* storage : missing) {
-        if (storage->failed || swapper_.restore(*storage, Cause::Demand)) continue;
-        access::mark_failed(*storage, note_failure(storage->block_bytes, thread));
+        bool here = storage->failed;
+        try {
+          here = here || swapper_.restore(*storage, Cause::Demand);
+        } catch (const std::exception&) {  // the system has no memory left; torch would swallow it here
+        }
+        if (!here) access::mark_failed(*storage, note_failure(storage->block_bytes, thread));
       }
     }
   }

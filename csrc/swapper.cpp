@@ -165,7 +165,7 @@ bool Swapper::restore(Storage& storage, Cause cause) {
       device_.free(block, storage.block_bytes);
     } else {
       begin_swap_in(storage, block, cause);
-      ++recorder_.log().demand_swap_ins;
+      if (cause == Cause::Demand) ++recorder_.log().demand_swap_ins;
     }
   }
   if (storage.residency == Residency::Returning) arrive(storage);

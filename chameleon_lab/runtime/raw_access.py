@@ -4,12 +4,13 @@
 
 ``torch.save`` asks every storage for its address (to tell them apart) before it writes the first one. For the escape
 detector that looks like raw pointers that somebody keeps: every parameter and state would have to stay on the device
-from then on. It keeps none of them, so while it runs the detector looks away, and each storage is brought in and held
-only while its bytes are written.
+from then on. It keeps none of them, so the detector looks away for that one call, and each storage is brought in and
+held only while its bytes are written.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -64,15 +65,33 @@ def _resident_resize(resize: Callable[..., Any]) -> Callable[..., Any]:
     return resident_resize
 
 
+_thread = threading.local()
+
+
 def _holding_save(save: Callable[..., Any]) -> Callable[..., Any]:
     def holding_save(obj: Any, zip_file: Any, *args: Any, **kwargs: Any) -> Any:
-        core.set_saving(True)
+        outer = getattr(_thread, "saving", False)
+        _thread.saving = True
         try:
             return save(obj, _HoldingWriter(zip_file), *args, **kwargs)
         finally:
-            core.set_saving(False)
+            _thread.saving = outer
 
     return holding_save
+
+
+def _identity_while_saving(data_ptr: Callable[..., int]) -> Callable[..., int]:
+    # Only this call looks away: what an object's own __getstate__ takes while it is saved is kept by somebody.
+    def identity_while_saving(storage: torch.UntypedStorage) -> int:
+        if not getattr(_thread, "saving", False) or storage.device.type != "cpu":
+            return data_ptr(storage)
+        core.set_saving(True)
+        try:
+            return data_ptr(storage)
+        finally:
+            core.set_saving(False)
+
+    return identity_while_saving
 
 
 def guards() -> Patches:
@@ -80,6 +99,7 @@ def guards() -> Patches:
     return Patches(
         [
             (torch.serialization, "_save", _holding_save),
+            (torch.UntypedStorage, "data_ptr", _identity_while_saving),
             (torch.UntypedStorage, "resize_", _resident_resize),
         ]
     )

@@ -259,6 +259,26 @@ class Trace:
             )
         return self.steps[-1]
 
+    @property
+    def ops(self) -> Ops:
+        """The newest step's ops."""
+        return self.last.ops
+
+    @property
+    def storages(self) -> Storages:
+        """The newest step's storages."""
+        return self.last.storages
+
+    @property
+    def uses(self) -> Uses:
+        """The newest step's uses."""
+        return self.last.uses
+
+    @property
+    def transfers(self) -> Transfers:
+        """The newest step's transfers."""
+        return self.last.transfers
+
     def save(self, path: str) -> None:
         """Write the trace as Parquet, one row a step. See :mod:`chameleon_lab.trace.store`."""
         from .store import save

@@ -57,7 +57,7 @@ class Device {
   virtual void drain() = 0;  // the host waits for every copy
 
   // --- host memory that copies can reach
-  virtual void* allocate_host(size_t bytes) = 0;
+  virtual void* allocate_host(size_t bytes) = 0;  // nullptr where the system has none left
   virtual void free_host(void* data, size_t bytes) = 0;
 
   // --- torch's side: while a session is open, torch's allocator for this device takes its blocks from the runtime

@@ -480,3 +480,37 @@ def test_evict_and_restore_say_what_they_did() -> None:
         x.add_(1)
         assert session.where(x) == "resident" and x.sum().item() == MiB // 4
     assert x.sum().item() == MiB // 4
+
+
+def test_what_an_object_takes_of_itself_while_it_is_saved_is_no_secret() -> None:
+    """torch.save looks away for its own look at addresses only: not for a pickle, nor a numpy view, made on the way."""
+    child(
+        """
+        import pickle
+        N = MiB // 4
+        class Pickles:
+            def __init__(self, x): self.x = x
+            def __getstate__(self): return {"x": pickle.dumps(self.x)}
+        class Views:
+            def __init__(self, x): self.x = x
+            def __getstate__(self):
+                self.view = self.x.numpy()
+                return {"n": 1}
+        with cl.Session("4MiB") as session:
+            x = torch.arange(float(N))
+            assert session.evict(x)
+            file = io.BytesIO()
+            torch.save({"first": x, "second": Pickles(x)}, file)
+            file.seek(0)
+            loaded = torch.load(file, weights_only=False)
+            assert torch.equal(loaded["first"], x) and torch.equal(pickle.loads(loaded["second"].x), x)
+            y = torch.arange(float(N))
+            y.add_(0)
+            assert session.evict(y)
+            views = Views(y)
+            torch.save(views, io.BytesIO())
+            views.view[5] = 55
+            pressure(session, 12)
+            assert y[5].item() == 55 and session.where(y) == "resident"
+        """
+    )

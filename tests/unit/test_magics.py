@@ -138,7 +138,7 @@ def test_a_report_before_the_first_step_says_what_ends_one(cells):
 def test_policies_and_traces_are_saved_after_the_end_and_loaded(cells, tmp_path):
     cells.good(MODEL)
     cells.good("%chameleon start --capacity 3MiB --link 1GiB/s\ntrain(4)\n%chameleon stop")
-    assert "swaps for 2.94 MiB in policy.json" in cells.good("%chameleon save policy.json")
+    assert "swaps for 3.00 MiB in policy.json" in cells.good("%chameleon save policy.json")
     assert (
         cells.good("%chameleon save 'a trace.parquet'") == "Saved the trace of 4 steps in a trace.parquet.\n"
     )

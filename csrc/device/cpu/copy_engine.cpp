@@ -68,7 +68,6 @@ std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t
     std::lock_guard<std::mutex> lock(mutex_);
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
     queue_.push_back(std::move(job));
-    last_ = event;
   }
   wake_.notify_one();
   return event;
@@ -85,8 +84,12 @@ void CopyEngine::run() {
       if (queue_.empty()) return;
       job = std::move(queue_.front());
       queue_.pop_front();
+      copying_ = true;
     }
     copy(job);
+    std::lock_guard<std::mutex> lock(mutex_);
+    copying_ = false;
+    if (queue_.empty()) idle_.notify_all();
   }
 }
 
@@ -113,12 +116,8 @@ void CopyEngine::copy(const Job& job) {
 }
 
 void CopyEngine::drain() {
-  std::shared_ptr<CopyEvent> last;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    last = last_;
-  }
-  if (last) last->wait();
+  std::unique_lock<std::mutex> lock(mutex_);
+  idle_.wait(lock, [this] { return queue_.empty() && !copying_; });
 }
 
 void CopyEngine::abandon_thread() {
@@ -131,6 +130,7 @@ void CopyEngine::abandon_thread() {
   new (&thread_) std::thread();
   new (&mutex_) std::mutex();
   new (&wake_) std::condition_variable();
+  new (&idle_) std::condition_variable();
 }
 
 }  // namespace chameleon::cpu

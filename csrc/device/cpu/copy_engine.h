@@ -61,7 +61,8 @@ class CopyEngine {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Job> queue_;
-  std::shared_ptr<CopyEvent> last_;
+  std::condition_variable idle_;
+  bool copying_ = false;
   bool stop_ = false;
   std::thread thread_;
 };

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <cstring>
-#include <new>
 #include <utility>
 
 namespace chameleon::cpu {
@@ -31,8 +30,7 @@ void CpuDevice::drain() {
 // Private, not shared: a forked child must keep reading its own copy whatever the parent writes later.
 void* CpuDevice::allocate_host(size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) throw std::bad_alloc();
-  return data;
+  return data == MAP_FAILED ? nullptr : data;
 }
 
 void CpuDevice::free_host(void* data, size_t bytes) { munmap(data, bytes); }
