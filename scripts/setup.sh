@@ -76,7 +76,7 @@ python() {
     quietly "Installing the build tools" "${pip[@]}" scikit-build-core jupyter-builder cmake ninja
     # CMake is left out: `make build` runs it in the checkout, and again whenever a source changes.
     quietly "Installing JupyterLab and the other Python packages" \
-        "${pip[@]}" --no-build-isolation -C wheel.cmake=false -C editable.mode=inplace -e ".[dev]"
+        "${pip[@]}" --no-build-isolation --config-settings wheel.cmake=false --config-settings editable.mode=inplace -e ".[dev]"
     # JupyterLab then always loads the panel that was built last. A folder there is an older copy.
     mkdir -p "$(dirname "$link")"
     rm -rf "$link"
