@@ -24,7 +24,7 @@ struct OpInfo {
   bool raw_written_output = false;  // empty and the like: Python bindings write the result after the op has ended
   bool writes_all = false;          // inputs may be written without the schema saying so
   uint64_t written_arguments = 0;   // bit per argument, from the schema's alias annotations
-  int32_t id = -1;                  // index into names()
+  int32_t id = -1;                  // index into op_names()
 
   bool writes(size_t argument) const {
     return writes_all || (argument < 64 ? (written_arguments >> argument & 1) != 0 : true);

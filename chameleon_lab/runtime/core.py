@@ -41,7 +41,6 @@ logs = _C.logs
 set_optimizer_stage = _C.set_optimizer_stage
 op_names = _C.op_names
 load_program = _C.load_program
-unload_program = _C.unload_program
 enter_module = _C.enter_module
 leave_module = _C.leave_module
 set_module_resolver = _C.set_module_resolver
@@ -51,8 +50,6 @@ let_go = _C.let_go
 set_saving = _C.set_saving
 seconds = _C.seconds
 seconds_per_tick = _C.seconds_per_tick
-has_materializer: bool = _C.has_materializer
-"""Can a raw access bring a storage back (torch 2.13 and newer), or does it raise an error?"""
 
 
 class Counters(TypedDict):
