@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <string_view>
@@ -88,8 +89,10 @@ OpInfo* look_up(const at::RecordFunction& function) {
     made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
     read_schema(function, made);
     auto& names = name_list();
-    made->id = static_cast<int32_t>(names.size());
-    names.push_back(made->name);
+    // Overloads share an id, so that a name stands for the same op in another process too.
+    const auto known = std::find(names.begin(), names.end(), made->name);
+    made->id = static_cast<int32_t>(known - names.begin());
+    if (known == names.end()) names.push_back(made->name);
   }
   info = made;
   return info;
