@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
@@ -15,16 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from .errors import BelowFloorError, PolicyError, SessionError
-from .policy import Link, Policy, floor, plan
+from .errors import BelowFloorError, EditsUnreachableError, PolicyError, SessionError
+from .policy import Draft, Edit, EditAction, Link, Policy, floor, plan
+from .policy.model import fingerprint
 from .policy.program import Program, compile_program
 from .report import Report, StepSummary
-from .runtime import core
+from .runtime import binding, core
 from .runtime.discovery import Discovery
 from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
 from .runtime.recording import step_trace
+from .staging import DryRun, Staging
 from .trace import StepTrace, Trace
 from .units import format_bytes, format_percent, parse_bandwidth, parse_bytes
 
@@ -62,7 +66,9 @@ class Session:
             None takes it.
         link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
             machine copies, which is measured at the start. Only the embedded device's link can be set.
-        policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one.
+        policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one. Where it
+            fits, it is in force from the second step on. Where not, a note in the report says what did not fit, and a
+            policy is generated under its edits.
         planning: False never makes a policy: eviction alone keeps the run within the capacity.
         warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
         host_capacity: the most host bytes for storages that are away. None: no limit.
@@ -122,6 +128,7 @@ class Session:
             else None
         )
         self._given_policy = self._policy is not None
+        self._unstarted = self._policy  # given, and the first step has not ended yet
         if self._given_policy and self.capacity_bytes is None:
             raise PolicyError("a session without a capacity only records: give a capacity to use a policy")
         self._stage = SessionStage.WARMUP if warmup_steps else SessionStage.PROFILE
@@ -139,6 +146,9 @@ class Session:
         self._parts: list[Discovery | Patches] = [self._discovery, guards()]
         if self.capacity_bytes is not None and split_optimizer:
             self._parts.append(small_groups(self._group_bytes))
+        self.own_capacity_bytes = self.capacity_bytes
+        """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
+        self._staging = Staging(self)
         self._closed = False
         self._program_loaded = False
         self._program_ops = 0
@@ -304,7 +314,9 @@ class Session:
         self._steps += 1
         if log.op_count == 0:
             return  # nothing to learn from
-        if stage is SessionStage.WARMUP:
+        if stage is not SessionStage.STABLE and self._start_given(log):
+            pass
+        elif stage is SessionStage.WARMUP:
             if self._steps >= self.warmup_steps:
                 self._stage = SessionStage.PROFILE
                 self._foresee(log)
@@ -312,6 +324,7 @@ class Session:
             self._make_policy(log)
         elif self._program_loaded:
             self._judge_match(summary)
+        self._staging.step_ended(summary, _overlap(log, tick_s))
 
     def _judge_match(self, summary: StepSummary) -> None:
         recent = [s.ops for s in itertools.islice(reversed(self._history), _STEADY_STEPS)]
@@ -345,14 +358,7 @@ class Session:
             return
         step = self._trace_of(log)
         try:
-            if not self._given_policy:
-                self._policy = plan(
-                    step,
-                    self.capacity_bytes,
-                    self.link,
-                    min_swap_bytes=self.min_swap_bytes,
-                    margin=self.margin,
-                )
+            self._policy = self._policy_for(step)
             program = compile_program(self._policy, step)
         except BelowFloorError:
             # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.
@@ -364,6 +370,86 @@ class Session:
         self._load(program, step)
         self._stage = SessionStage.STABLE
         self._bad_steps = 0
+
+    def _start_given(self, log: core.StepLog) -> bool:
+        """After the first step: put a given policy in force, if it fits and its file holds the step it was made for."""
+        policy, self._unstarted = self._unstarted, None
+        if policy is None or policy is not self._policy or self.capacity_bytes is None or not self.planning:
+            return False
+        if not policy.assumed or log.truncated_ops:
+            return False
+        reason = binding.misfit_at_start(policy, self._trace_of(log), self.capacity_bytes)
+        if reason is not None:
+            self._note(f"the given policy is not in force from the second step on: {reason}")
+            return False
+        self._put_in_force(policy)
+        self._note("the given policy fits: in force from the second step on")
+        return True
+
+    def _policy_for(self, step: StepTrace) -> Policy:
+        """The given policy where it fits the step, else one that is generated under the edits of the last one."""
+        assert self.capacity_bytes is not None
+        edits = self._policy.edits if self._policy is not None else ()
+        if self._policy is not None and self._given_policy:
+            reason = binding.misfit(self._policy, step, self.capacity_bytes)
+            if reason is None:
+                return self._policy
+            self._note(f"the given policy does not fit: {reason}. Planned anew, with its {len(edits)} edits")
+            self._given_policy = False
+        obeyed = [edit for edit in edits if not self._asks_too_much(edit)]
+        while True:
+            try:
+                made = plan(
+                    step,
+                    self.capacity_bytes,
+                    self.link,
+                    min_swap_bytes=self.min_swap_bytes,
+                    margin=self.margin,
+                    edits=obeyed,
+                )
+            except EditsUnreachableError as error:
+                heaviest = error.findings[0]
+                self._note(f"edit not obeyed: {heaviest}")
+                obeyed.remove(heaviest.edit)
+                continue
+            for finding in made.findings:
+                self._note(str(finding))
+            # All edits stay in the policy: what could not be obeyed here is tried again where it is next planned.
+            return dataclasses.replace(made, edits=edits)
+
+    def _asks_too_much(self, edit: Edit) -> bool:
+        own = self.capacity_bytes
+        if edit.action is not EditAction.CAPACITY or own is None or (edit.capacity_bytes or 0) <= own:
+            return False
+        self._note(f"edit not obeyed: {edit} is more than the session has, {format_bytes(own)}")
+        return True
+
+    def _at_border(self) -> bool:
+        """Is this moment between two steps, so that a program can be loaded?"""
+        return self._steps > 0 and core.counters()["ops_in_step"] == 0
+
+    def _put_in_force(self, policy: Policy) -> None:
+        """Load a policy, between two steps: bound to the newest step if that is its own, else to the one it holds."""
+        live = self._trace_of(core.logs()[-1])
+        own = policy.source is not None and policy.assumed.get("fingerprint") != fingerprint(live)
+        step = live
+        if own and policy.source is not None:
+            step = binding.rebound(policy.source, live, core.op_names(), self._discovery.labels.id)
+        asked = any(edit.action is EditAction.CAPACITY for edit in policy.edits)
+        if self._stage is SessionStage.STABLE:
+            self._set_capacity(policy.capacity_bytes if asked else self.own_capacity_bytes)
+        program = compile_program(policy, step)
+        self._unmatched = program.unmatched
+        self._load(program, step)
+        self._policy = policy
+        self._given_policy = True
+        self._stage = SessionStage.STABLE
+        self._bad_steps = 0
+
+    def _set_capacity(self, capacity_bytes: int | None) -> None:
+        if capacity_bytes is not None and capacity_bytes != self.capacity_bytes:
+            core.set_capacity(capacity_bytes)
+            self.capacity_bytes = capacity_bytes
 
     def _load(self, program: Program, step: StepTrace) -> None:
         rows = program.storage_row
@@ -377,6 +463,7 @@ class Session:
             step.storages.name[rows].astype(np.int32),
             program.uses_offset.astype(np.uint32),
             program.uses_op,
+            program.evict_last.astype(np.uint8),
             program.action_op,
             program.action_kind,
             program.action_storage,
@@ -405,6 +492,37 @@ class Session:
         self._given_policy = True
         if self.is_open and self._stage is SessionStage.STABLE:
             self._stage = SessionStage.PROFILE  # bind it to the next step's ops
+
+    def enable(self, draft: Draft | Policy) -> None:
+        """Use a draft, or a policy, from the next step border on. No number of the run changes.
+
+        An edit of the capacity changes that of the device; without one it is the capacity of the session.
+
+        Raises BelowFloorError if no policy fits; SessionError if no policy is in force yet; PolicyError if the edits of
+        a policy are newer than its decisions, or it is for more than the session has.
+        """
+        self._staging.enable(draft)
+
+    def rollback(self) -> Policy:
+        """From the next step border on, use what was in force before the last :meth:`enable`; returns it.
+
+        Raises SessionError if nothing has been enabled.
+        """
+        return self._staging.rollback()
+
+    def dry_run(
+        self, draft: Draft, step_fn: Callable[[], object] | None = None, *, steps: int = 1, settle: int = 1
+    ) -> DryRun:
+        """Try a draft for a few steps of the run, then go back to the policy in force.
+
+        The steps are real training steps: they count, and no number of the run changes. With ``step_fn``, which
+        trains one step, they are run here. Without it they are the next ones of the caller's loop, and the result
+        fills as they end. The first ``settle`` steps under the draft are not measured: storages still take their new
+        places.
+
+        Raises what :meth:`enable` raises, what ``step_fn`` raises, and SessionError if a call of it ends no step.
+        """
+        return self._staging.dry_run(draft, step_fn, steps, settle)
 
     def trace(self) -> Trace:
         """The newest finished steps, as columns. Empty before the first step has ended."""
@@ -437,14 +555,9 @@ class Session:
         logs = core.logs() if self.is_open else self._logs
         newest = self._history[-1] if self._history else None
         same_stage = [s.step_s for s in list(self._history)[-50:] if newest and s.stage == newest.stage]
-        live_peak = busy_s = 0.0
+        live_peak = 0.0
         if logs:
-            log = logs[-1]
-            live_peak = float(log.ops()["live_peak_bytes"].max(initial=0))
-            transfers = log.transfers()
-            done = transfers["end_ticks"] != 0
-            busy = (transfers["end_ticks"] - transfers["start_ticks"])[done].sum()
-            busy_s = float(busy) * core.seconds_per_tick()
+            live_peak = float(logs[-1].ops()["live_peak_bytes"].max(initial=0))
         stall_s = newest.stall_s if newest else 0.0
         return Report(
             device=self.device,
@@ -458,7 +571,7 @@ class Session:
             host_peak_bytes=counters["host_peak_bytes"],
             step_s=statistics.median(same_stage) if same_stage else 0.0,
             stall_s=stall_s,
-            overlap=max(0.0, 1.0 - stall_s / busy_s) if busy_s > 0 else 1.0,
+            overlap=_overlap(logs[-1], core.seconds_per_tick()) if logs else 1.0,
             swapped_out_bytes=newest.swapped_out_bytes if newest else 0,
             swapped_in_bytes=newest.swapped_in_bytes if newest else 0,
             evictions=newest.evictions if newest else 0,
@@ -487,6 +600,14 @@ class Session:
         capacity = "no capacity" if self.capacity_bytes is None else format_bytes(self.capacity_bytes)
         state = "open" if self.is_open else "ended" if self._closed else "not started"
         return f"<Session {self.device}, {capacity}, {self._stage}, step {self._steps}, {state}>"
+
+
+def _overlap(log: core.StepLog, tick_s: float) -> float:
+    """Share of a step's transfer time that was hidden behind compute; copies that still run do not count."""
+    transfers = log.transfers()
+    done = transfers["end_ticks"] != 0
+    busy_s = float((transfers["end_ticks"] - transfers["start_ticks"])[done].sum()) * tick_s
+    return max(0.0, 1.0 - log.stall_ticks * tick_s / busy_s) if busy_s > 0 else 1.0
 
 
 def _parse_device(device: Any) -> str:

@@ -78,19 +78,21 @@ chameleon::Program make_program(const std::vector<int32_t>& names, const std::ve
                                 const std::vector<int64_t>& uid, const std::vector<int32_t>& birth_op,
                                 const std::vector<int32_t>& birth_ordinal, const std::vector<uint8_t>& category,
                                 const std::vector<int32_t>& label, const std::vector<uint32_t>& uses_offset,
-                                std::vector<int32_t> uses, const std::vector<int32_t>& action_op,
-                                const std::vector<uint8_t>& action_kind, const std::vector<int32_t>& action_storage) {
+                                std::vector<int32_t> uses, const std::vector<uint8_t>& evict_last,
+                                const std::vector<int32_t>& action_op, const std::vector<uint8_t>& action_kind,
+                                const std::vector<int32_t>& action_storage) {
   if (names.size() != stages.size() || birth_op.size() != uid.size() || birth_ordinal.size() != uid.size() ||
       category.size() != uid.size() || label.size() != uid.size() || uses_offset.size() != uid.size() + 1 ||
-      action_kind.size() != action_op.size() || action_storage.size() != action_op.size()) {
+      evict_last.size() != uid.size() || action_kind.size() != action_op.size() ||
+      action_storage.size() != action_op.size()) {
     throw std::invalid_argument("program: columns of one table differ in length");
   }
   std::vector<uint32_t> tokens;
   for (size_t op = 0; op < names.size(); ++op) tokens.push_back(chameleon::Program::token(names[op], stages[op]));
   std::vector<chameleon::PlanStorage> storages;
   for (size_t i = 0; i < uid.size(); ++i) {
-    storages.push_back(
-        {uid[i], birth_op[i], birth_ordinal[i], uses_offset[i], uses_offset[i + 1], category[i], label[i]});
+    storages.push_back({uid[i], birth_op[i], birth_ordinal[i], uses_offset[i], uses_offset[i + 1], category[i],
+                        label[i], evict_last[i] != 0});
   }
   std::vector<chameleon::Action> actions;
   for (size_t i = 0; i < action_op.size(); ++i) {
@@ -200,11 +202,12 @@ PYBIND11_MODULE(_C, m) {
         [](const std::vector<int32_t>& names, const std::vector<uint8_t>& stages, const std::vector<int64_t>& uid,
            const std::vector<int32_t>& birth_op, const std::vector<int32_t>& birth_ordinal,
            const std::vector<uint8_t>& category, const std::vector<int32_t>& label,
-           const std::vector<uint32_t>& uses_offset, std::vector<int32_t> uses, const std::vector<int32_t>& action_op,
-           const std::vector<uint8_t>& action_kind, const std::vector<int32_t>& action_storage) {
+           const std::vector<uint32_t>& uses_offset, std::vector<int32_t> uses, const std::vector<uint8_t>& evict_last,
+           const std::vector<int32_t>& action_op, const std::vector<uint8_t>& action_kind,
+           const std::vector<int32_t>& action_storage) {
           Runtime::instance().load_program(make_program(names, stages, uid, birth_op, birth_ordinal, category, label,
-                                                        uses_offset, std::move(uses), action_op, action_kind,
-                                                        action_storage));
+                                                        uses_offset, std::move(uses), evict_last, action_op,
+                                                        action_kind, action_storage));
         });
   m.def("unload_program", [] { Runtime::instance().unload_program(); }, nogil());
 
