@@ -70,6 +70,7 @@ py::array_t<chameleon::TransferRow> transfers(const chameleon::StepLog& log) {
     const bool done = log.transfer_events[i]->done();
     rows[i].start_ticks = done ? log.transfer_events[i]->start_ticks() : 0;
     rows[i].end_ticks = done ? log.transfer_events[i]->end_ticks() : 0;
+    rows[i].bytes = log.copied_bytes(i);
   }
   return as_array(rows);
 }
@@ -137,7 +138,6 @@ const char* adopted_name(Runtime::Adopted adopted) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ core of chameleon_lab: recorder, swapper, executor and the embedded CPU device.";
   m.attr("built_for_torch") = TORCH_VERSION;
-  m.attr("has_materializer") = chameleon::access::has_hook();
 
   PYBIND11_NUMPY_DTYPE(chameleon::OpRow, start_ticks, end_ticks, stall_ticks, sequence_nr, live_peak_bytes,
                        resident_peak_bytes, name, module, thread, stack, plan_op, stage);
@@ -165,8 +165,10 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("end_ticks", &chameleon::StepLog::end_ticks)
       .def_readonly("truncated_ops", &chameleon::StepLog::truncated_ops)
       .def_readonly("peak_resident_bytes", &chameleon::StepLog::peak_resident_bytes)
-      .def_readonly("swapped_out_bytes", &chameleon::StepLog::swapped_out_bytes)
-      .def_readonly("swapped_in_bytes", &chameleon::StepLog::swapped_in_bytes)
+      .def_property_readonly("swapped_out_bytes",
+                             [](const chameleon::StepLog& log) { return log.moved_bytes(chameleon::Direction::Out); })
+      .def_property_readonly("swapped_in_bytes",
+                             [](const chameleon::StepLog& log) { return log.moved_bytes(chameleon::Direction::In); })
       .def_readonly("evictions", &chameleon::StepLog::evictions)
       .def_readonly("evicted_bytes", &chameleon::StepLog::evicted_bytes)
       .def_readonly("demand_swap_ins", &chameleon::StepLog::demand_swap_ins)
@@ -206,7 +208,6 @@ PYBIND11_MODULE(_C, m) {
                                                         uses_offset, std::move(uses), action_op, action_kind,
                                                         action_storage));
         });
-  m.def("unload_program", [] { Runtime::instance().unload_program(); }, nogil());
 
   m.def("adopt", [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted) -> const char* {
     c10::StorageImpl* storage = storage_of(tensor);

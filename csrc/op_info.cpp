@@ -69,6 +69,7 @@ void read_schema(const at::RecordFunction& function, OpInfo* info) {
     if ((alias && alias->isWrite()) || starts_with(arguments[i].name(), "running_")) {
       info->written_arguments |= uint64_t{1} << i;
     }
+    if (arguments[i].is_out()) info->out_arguments |= uint64_t{1} << i;
   }
 }
 
@@ -121,6 +122,9 @@ const OpInfo& OpTable::of(const at::RecordFunction& function) {
   if (!info || std::strcmp(info->name.c_str(), name) != 0) info = look_up(function);
   return *info;
 }
+
+void lock_op_registry() { registry_mutex.lock(); }
+void unlock_op_registry() { registry_mutex.unlock(); }
 
 std::vector<std::string> op_names() {
   std::lock_guard<std::mutex> lock(registry_mutex);

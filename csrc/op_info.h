@@ -24,8 +24,10 @@ struct OpInfo {
   bool raw_written_output = false;  // empty and the like: Python bindings write the result after the op has ended
   bool writes_all = false;          // inputs may be written without the schema saying so
   uint64_t written_arguments = 0;   // bit per argument, from the schema's alias annotations
+  uint64_t out_arguments = 0;       // the same, of those that are written without being read
   int32_t id = -1;                  // index into op_names()
 
+  bool reads(size_t argument) const { return argument >= 64 || (out_arguments >> argument & 1) == 0; }
   bool writes(size_t argument) const {
     return writes_all || (argument < 64 ? (written_arguments >> argument & 1) != 0 : true);
   }
@@ -39,6 +41,10 @@ class OpTable {
  private:
   ska::flat_hash_map<const void*, OpInfo*> by_pointer_;
 };
+
+// Around a fork, so that the child does not inherit a lock that another thread held.
+void lock_op_registry();
+void unlock_op_registry();
 
 // The names of all ops seen by the process; OpInfo::id is an index into it.
 std::vector<std::string> op_names();

@@ -70,7 +70,6 @@ class Runtime {
   std::shared_ptr<StepLog> end_step();
   std::vector<std::shared_ptr<StepLog>> logs();
   void load_program(Program program);
-  void unload_program();
   void set_optimizer_stage(bool on) { optimizer_stage_.store(on, std::memory_order_relaxed); }
 
   // Owners: how many tensors are known to hold the storage; held by more, it stays where it is, unless the caller is
@@ -106,6 +105,16 @@ class Runtime {
   struct ThreadState;
   static ThreadState& thread_state();
 
+  // Where in the step and in the program what happens now belongs.
+  struct OpPlace {
+    int64_t step = -1;  // step_serial_ then
+    int32_t op = -1;
+    int32_t plan_op = -1;
+    int32_t ordinal = 0;  // of the next storage made there
+  };
+  OpPlace& place(ThreadState& thread);  // and the recorder goes there
+  void begin_step();
+
   Runtime();
   static std::unique_ptr<at::ObserverContext> on_op_start(const at::RecordFunction& function);
   static void on_op_end(const at::RecordFunction& function, at::ObserverContext* context);
@@ -116,7 +125,7 @@ class Runtime {
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
-  void use(c10::StorageImpl* impl, bool writes, ThreadState& thread);
+  void use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread);
   void attach_output(const c10::IValue& value, bool settled);
   void attach(Storage& storage, c10::StorageImpl* impl);
   void pin(Storage& storage, ThreadState& thread);
@@ -158,9 +167,9 @@ class Runtime {
   std::atomic<int64_t> epoch_{0};  // sessions so far
   bool limited_ = false;           // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
-  int64_t clock_ops_ = 0;  // outermost ops since the process began
-  int32_t ordinal_ = 0;    // of the next storage made in this op
-  int32_t plan_op_ = -1;
+  int64_t clock_ops_ = 0;    // outermost ops since the process began
+  int64_t step_serial_ = 0;  // steps begun, and programs loaded, since the process began
+  OpPlace newest_;           // of the op that started last; what happens between ops belongs there
   int32_t next_thread_ = 0;
   std::vector<Storage*> missing_;  // inputs of the op that are not resident
 };

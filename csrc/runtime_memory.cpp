@@ -63,6 +63,7 @@ bool Runtime::restore(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->residency == Residency::Resident) return true;
+  place(thread_state());
   if (swapper_.restore(*storage, Cause::Access)) return true;
   note_failure(storage->block_bytes, thread_state());
   return false;
@@ -72,6 +73,7 @@ bool Runtime::evict(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->pins || !swapper_.movable(*storage)) return false;
+  place(thread_state());
   if (storage->residency == Residency::Returning) swapper_.restore(*storage, Cause::Access);
   if (storage->residency == Residency::Resident) swapper_.swap_out(*storage, Cause::Evict);
   if (storage->residency == Residency::Leaving) swapper_.finish_swap_out(*storage);
@@ -82,6 +84,7 @@ bool Runtime::hold(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage) return true;
+  place(thread_state());
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, false);
   if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access)) {
     note_failure(storage->block_bytes, thread_state());
@@ -120,8 +123,10 @@ std::optional<Residency> Runtime::residency(c10::StorageImpl* impl) {
 void* Runtime::allocate(size_t bytes) {
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
+  place(thread);
   const size_t block_bytes = device_->block_bytes(bytes);
   void* block = swapper_.take(block_bytes);
+  OpPlace& here = place(thread);  // other threads may have had the lock meanwhile
   if (!block) {
     const std::string message = note_failure(block_bytes, thread);
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
@@ -131,11 +136,10 @@ void* Runtime::allocate(size_t bytes) {
   storage->module = thread.nodes.empty() ? modules(thread).current()
                                          : forward_modules_.find(thread.nodes.back().first, thread.nodes.back().second);
   storage->category = guess_category(thread);
-  const int32_t ordinal = ordinal_++;
   recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
   recorder_.arrived(*storage);
-  recorder_.born(*storage, ordinal);
-  executor_.born(*storage, ordinal);
+  recorder_.born(*storage, here.ordinal);
+  executor_.born(*storage, here.plan_op, here.ordinal++);
   if (thread.depth > 0) pin(*storage, thread);
   return block;
 }
@@ -144,6 +148,7 @@ bool Runtime::release(const void* block) {
   Lock lock(mutex_);
   Storage* storage = table_.at(block);
   if (!storage) return false;
+  place(thread_state());
   destroyed(storage);
   return true;
 }
@@ -159,6 +164,7 @@ void Runtime::destroyed(Storage* storage) {
 void Runtime::on_away_deleted(void* storage) {
   Runtime& runtime = instance();
   Lock lock(runtime.mutex_);
+  runtime.place(thread_state());
   runtime.destroyed(static_cast<Storage*>(storage));
 }
 
@@ -181,6 +187,7 @@ void Runtime::accessed(c10::StorageImpl* impl) {
     thread.seen_saving.emplace_back(storage, storage->uid);
     return;
   }
+  place(thread);
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, true);
   if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access)) {
     const std::string message = note_failure(storage->block_bytes, thread);
@@ -202,6 +209,7 @@ bool Runtime::wait_for_pins() {
   const bool released = pins_released_.wait_for(mutex_, kPatience) == std::cv_status::no_timeout;
   --threads_waiting_;
   threads_waiting_in_ops_ -= mine;
+  place(thread_state());  // other threads' ops have come between
   return released;
 }
 

@@ -135,8 +135,6 @@ def test_digest_sees_every_bit_the_shape_and_the_type():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_seed_gives_the_same_job(name):
-    if name in ("gpt2", "llama"):
-        pytest.importorskip("transformers")
     losses = []
     for _ in range(2):
         job = CASES[name].build(7, tiny=True)
