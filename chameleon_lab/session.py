@@ -137,7 +137,7 @@ class Session:
         self._counters: core.Counters | None = None
         self._created_s = time.time()
         self._discovery = Discovery(self._optimizer_stepped)
-        self._parts: list[Discovery | Patches] = [self._discovery, guards()]
+        self._parts: list[Discovery | Patches] = [self._discovery, *guards()]
         if self.capacity_bytes is not None and split_optimizer:
             self._parts.append(small_groups(self._group_bytes))
         self._closed = False
@@ -188,7 +188,7 @@ class Session:
     def _shut(self) -> None:
         """Take back what start() did. May be repeated, and cut short by Ctrl-C at any point."""
         global _current
-        for part in self._parts:
+        for part in reversed(self._parts):
             part.remove()
         core.close()
         self._closed = True

@@ -138,6 +138,7 @@ const char* adopted_name(Runtime::Adopted adopted) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ core of chameleon_lab: recorder, swapper, executor and the embedded CPU device.";
   m.attr("built_for_torch") = TORCH_VERSION;
+  m.attr("sees_raw_access") = chameleon::access::has_hook();
 
   PYBIND11_NUMPY_DTYPE(chameleon::OpRow, start_ticks, end_ticks, stall_ticks, sequence_nr, live_peak_bytes,
                        resident_peak_bytes, name, module, thread, stack, plan_op, stage);
@@ -230,10 +231,11 @@ PYBIND11_MODULE(_C, m) {
   // These take UntypedStorage._cdata, the address of the StorageImpl.
   m.def("hold", [](uintptr_t s) { return Runtime::instance().hold(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("let_go", [](uintptr_t s) { Runtime::instance().let_go(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
+  m.def("expose", [](uintptr_t s) { Runtime::instance().accessed(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("set_saving", [](bool on) { Runtime::instance().set_saving(on); }, nogil());
   m.def("storage_address", [](uintptr_t tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
-  m.def("residency", [](uintptr_t tensor) -> py::object {
-    c10::StorageImpl* storage = storage_of(tensor);
+  m.def("residency", [](uintptr_t address) -> py::object {
+    auto* storage = reinterpret_cast<c10::StorageImpl*>(address);
     const auto residency = storage ? Runtime::instance().residency(storage) : std::nullopt;
     return residency ? py::object(py::str(residency_name(*residency))) : py::none();
   });

@@ -85,6 +85,9 @@ class Runtime {
   void let_go(c10::StorageImpl* impl);
   void set_saving(bool on);
 
+  // A raw pointer to the bytes is about to leave the dispatcher: they come in, and stay.
+  void accessed(c10::StorageImpl* impl);
+
   Counters counters();
   std::optional<Failure> take_failure();
   const Clock& clock() const { return clock_; }
@@ -130,7 +133,6 @@ class Runtime {
   void attach(Storage& storage, c10::StorageImpl* impl);
   void pin(Storage& storage, ThreadState& thread);
   void unpin_all(ThreadState& thread);
-  void accessed(c10::StorageImpl* impl);
   void destroyed(Storage* storage);
   bool wait_for_pins();
   bool wait_for_other_ops();

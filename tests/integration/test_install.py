@@ -30,7 +30,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, source / name)
-    (source / "node_modules").symlink_to(ROOT / "node_modules")  # spares the download
     environment = folder / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     run(
