@@ -28,6 +28,7 @@ struct OpInfo {
   int32_t id = -1;                  // index into op_names()
 
   static const OpInfo& ignored();
+  static const OpInfo& add_in_place();  // aten::add_
 
   bool writes(size_t argument) const {
     return writes_all || (argument < 64 ? (written_arguments >> argument & 1) != 0 : true);

@@ -126,9 +126,11 @@ class Runtime {
   void unpin_all(ThreadState& thread);
   void accessed(c10::StorageImpl* impl);
   void destroyed(Storage* storage);
+  bool accumulates(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void leaf_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void leaf_end(const at::RecordFunction& function, ThreadState& thread);
   Storage* see_unbacked(c10::StorageImpl* impl, ThreadState& thread);
+  void hand_over(Storage& storage, c10::StorageImpl* impl);
   Storage* add_unbacked(c10::StorageImpl* impl);
   void forget_unbacked();
   void describe_birth(Storage& storage, ThreadState& thread);

@@ -44,6 +44,7 @@ struct Runtime::ThreadState {
   std::vector<std::pair<uint64_t, int64_t>> nodes;   // autograd nodes being evaluated: forward thread, sequence number
   size_t leaf_frame = 0;  // of a trace without memory: height of `frames` at the leaf op; 0 outside
   LeafCall leaf_call;
+  c10::StorageImpl* accumulated = nullptr;  // what the leaf adds to in place
   const char* op_name = nullptr;
   bool in_graph = false;  // does the op read a parameter or an activation?
   bool saving = false;    // torch.save reads storages one at a time, each under hold()

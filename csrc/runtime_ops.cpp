@@ -18,14 +18,17 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
     thread.frames.push_back(&OpInfo::ignored());
     return nullptr;
   }
-  const OpInfo& info = thread.ops.of(function);
+  const OpInfo& called = thread.ops.of(function);
+  const bool unbacked = runtime.options_.unbacked;
+  const OpInfo& info =
+      C10_UNLIKELY(unbacked) && runtime.accumulates(function, called, thread) ? OpInfo::add_in_place() : called;
   thread.frames.push_back(&info);
   if (info.kind == OpKind::Op) {
     runtime.op_start(function, info, thread);
   } else if (info.kind == OpKind::BackwardNode) {
     thread.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
   }
-  if (info.leaf && C10_UNLIKELY(runtime.options_.unbacked)) runtime.leaf_start(function, info, thread);
+  if (info.leaf && C10_UNLIKELY(unbacked)) runtime.leaf_start(function, info, thread);
   return nullptr;
 }
 

@@ -25,6 +25,7 @@ from ..runtime.optimizer_groups import small_groups
 from ..runtime.recording import step_trace
 from ..units import parse_bytes
 from .columns import StepTrace, Trace
+from .meta_autocast import MetaAutocast
 from .meta_kernels import DeviceKernels
 from .roofline import Roofline, find_device
 
@@ -113,7 +114,11 @@ class _Tracer:
         self.roofline = roofline
         self.logs: list[core.StepLog] = []
         self.discovery = Discovery(self.end_step, device_type="meta")
-        self.parts: list[Any] = [self.discovery, DeviceKernels(roofline.is_gpu, stand_ins)]
+        self.parts: list[Any] = [
+            self.discovery,
+            DeviceKernels(roofline.is_gpu, stand_ins),
+            MetaAutocast(roofline.is_gpu),
+        ]
         if split_bytes is not None:
             self.parts.append(small_groups(lambda: max(1, split_bytes // 8)))
 
@@ -217,7 +222,9 @@ class _OnMeta(TorchFunctionMode):
         if func is torch.Tensor.cuda:
             return args[0].to("meta")
         if func is torch.Tensor.numpy and args[0].is_meta:
-            return args[0].cpu().numpy()
+            return np.ones(
+                args[0].shape, dtype=str(args[0].dtype).removeprefix("torch.")
+            )  # no op is recorded
         if func in _device_constructors():
             kwargs.pop("pin_memory", None)
             if kwargs.get("device") is None and not self._in_optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,23 +34,24 @@ class DeviceKernels:
         self._is_gpu = is_gpu
         self._stand_ins = stand_ins
         self._library: torch.library.Library | None = None
-        fused = [(optim, "_get_fused_kernels_supported_devices", _with_meta)]
-        foreach = [
-            (module, "_get_foreach_kernels_supported_devices", _with_meta)
-            for module in (optim, _foreach_utils)
+        supported = [
+            (optim, "_get_fused_kernels_supported_devices", _with_meta),
+            (_foreach_utils, "_get_foreach_kernels_supported_devices", _with_meta),
         ]
-        self._patches = Patches(fused + foreach if is_gpu else fused)
+        if is_gpu:  # optimizers use lists by themselves on GPUs alone
+            supported.append((optim, "_get_foreach_kernels_supported_devices", _with_meta))
+        self._patches = Patches(supported)
 
     def install(self) -> None:
         """Begin. May be repeated after remove()."""
         self._library = torch.library.Library("aten", "IMPL")
         attention = _gpu_attention if self._is_gpu else _cpu_attention
-        self._library.impl("scaled_dot_product_attention", attention, "AutogradMeta")
+        override(self._library, "scaled_dot_product_attention", attention, "AutogradMeta")
         if self._is_gpu:
-            self._library.impl("dropout", _gpu_dropout, "AutogradMeta")
+            override(self._library, "dropout", _gpu_dropout, "AutogradMeta")
         kernels = {"aten::_local_scalar_dense": _read_number, "aten::copy_": _copy, **self._stand_ins}
         for name, kernel in kernels.items():
-            self._library.impl(name, kernel, "Meta", allow_override=True)
+            override(self._library, name, kernel, "Meta")
         self._patches.install()
 
     def remove(self) -> None:
@@ -58,6 +60,13 @@ class DeviceKernels:
         if self._library is not None:
             self._library._destroy()
             self._library = None
+
+
+def override(library: torch.library.Library, name: str, kernel: Callable, key: str) -> None:
+    """Put a kernel in the place of torch's, without torch's warning that it does."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Warning only once|\s*Overriding a previously registered")
+        library.impl(name, kernel, key, allow_override=True)
 
 
 def _with_meta(devices: Callable[[], list[str]]) -> Callable[[], list[str]]:
