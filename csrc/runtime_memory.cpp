@@ -22,7 +22,13 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   if (!find(impl) && !wait_for_other_ops()) return Adopted::Shared;
   Storage* storage = find(impl);
   Adopted result = Adopted::Known;
-  if (!storage) {
+  if (!storage && options_.unbacked && impl->device_type() == c10::DeviceType::Meta) {
+    if (impl->nbytes() < kTrackedBytes) return Adopted::TooSmall;
+    storage = add_unbacked(impl);
+    recorder_.arrived(*storage);
+    recorder_.levels(table_.live_bytes(), resident_bytes());
+    result = Adopted::New;
+  } else if (!storage) {
     if (impl->device_type() != device_->torch_device().type() || !impl->resizable()) return Adopted::Foreign;
     c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
     const c10::DeleterFnPtr deleter = pointer.get_deleter();
@@ -47,7 +53,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     deleter(old);
     storage->last_use = clock_ops_;
     recorder_.arrived(*storage);
-    recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
+    recorder_.levels(table_.live_bytes(), resident_bytes());
     result = Adopted::New;
   }
   if (!storage->impl) attach(*storage, impl);
@@ -126,22 +132,32 @@ void* Runtime::allocate(size_t bytes) {
   place(thread);
   const size_t block_bytes = device_->block_bytes(bytes);
   void* block = swapper_.take(block_bytes);
-  OpPlace& here = place(thread);  // other threads may have had the lock meanwhile
+  const OpPlace& here = place(thread);  // other threads may have had the lock meanwhile
   if (!block) {
     const std::string message = note_failure(block_bytes, thread);
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
   }
   Storage* storage = table_.add(bytes, block_bytes, block);
-  storage->last_use = clock_ops_;
-  storage->module = thread.nodes.empty() ? modules(thread).current()
-                                         : forward_modules_.find(thread.nodes.back().first, thread.nodes.back().second);
-  storage->category = guess_category(thread);
-  recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
-  recorder_.arrived(*storage);
-  recorder_.born(*storage, here.ordinal);
-  executor_.born(*storage, here.plan_op, here.ordinal++);
+  const int32_t ordinal = describe_birth(*storage, thread);
+  executor_.born(*storage, here.plan_op, ordinal);
   if (thread.depth > 0) pin(*storage, thread);
   return block;
+}
+
+int32_t Runtime::describe_birth(Storage& storage, ThreadState& thread) {
+  storage.last_use = clock_ops_;
+  storage.module = thread.nodes.empty() ? modules(thread).current()
+                                        : forward_modules_.find(thread.nodes.back().first, thread.nodes.back().second);
+  storage.category = guess_category(thread);
+  const int32_t ordinal = place(thread).ordinal++;
+  recorder_.levels(table_.live_bytes(), resident_bytes());
+  recorder_.arrived(storage);
+  recorder_.born(storage, ordinal);
+  return ordinal;
+}
+
+size_t Runtime::resident_bytes() const {
+  return options_.unbacked ? table_.live_bytes() : device_->memory_info().resident_bytes;
 }
 
 bool Runtime::release(const void* block) {
@@ -157,7 +173,7 @@ void Runtime::destroyed(Storage* storage) {
   recorder_.died(*storage);
   if (storage->block) recorder_.left(*storage, recorder_.op() + 1);
   executor_.died(*storage);
-  swapper_.release(*storage);
+  if (!storage->unbacked) swapper_.release(*storage);
   table_.remove(storage);
 }
 

@@ -14,13 +14,21 @@ namespace chameleon {
 std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
   Runtime& runtime = instance();
   ThreadState& thread = thread_state();
-  const OpInfo& info = thread.ops.of(function);
+  if (thread.leaf_frame > 0) {  // how torch works out the results of a leaf without memory is no part of the program
+    thread.frames.push_back(&OpInfo::ignored());
+    return nullptr;
+  }
+  const OpInfo& called = thread.ops.of(function);
+  const bool unbacked = runtime.options_.unbacked;
+  const OpInfo& info =
+      C10_UNLIKELY(unbacked) && runtime.accumulates(function, called, thread) ? OpInfo::add_in_place() : called;
   thread.frames.push_back(&info);
   if (info.kind == OpKind::Op) {
     runtime.op_start(function, info, thread);
   } else if (info.kind == OpKind::BackwardNode) {
     thread.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
   }
+  if (info.leaf && C10_UNLIKELY(unbacked)) runtime.leaf_start(function, info, thread);
   return nullptr;
 }
 
@@ -28,6 +36,7 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
   ThreadState& thread = thread_state();
   if (thread.frames.empty()) return;  // it began on another thread
   const OpInfo& info = *thread.frames.back();
+  if (C10_UNLIKELY(thread.frames.size() == thread.leaf_frame)) instance().leaf_end(function, thread);
   thread.frames.pop_back();
   if (info.kind == OpKind::Op) {
     instance().op_end(function, info, thread);
@@ -76,7 +85,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
       const int32_t plan_op = executor_.begin_op(info.id, static_cast<uint8_t>(stage));  // frees what is due first
       newest_ = {step_serial_, recorder_.op(), plan_op, row ? 0 : newest_.ordinal};
       thread.place = newest_;
-      recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
+      recorder_.levels(table_.live_bytes(), resident_bytes());
       if (row) {
         row->plan_op = plan_op;
         if (stack) {
@@ -127,6 +136,7 @@ void Runtime::use_input(const c10::IValue& value, size_t argument, const OpInfo&
 
 void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread) {
   Storage* storage = find(impl);
+  if (!storage && options_.unbacked) storage = see_unbacked(impl, thread);  // made before, or out of torch's sight
   if (!storage) return;
   if (!storage->impl) attach(*storage, impl);
   storage->settled = true;
@@ -219,6 +229,7 @@ Storage* Runtime::find(c10::StorageImpl* impl) const {
     }
     return storage;
   }
+  if (pointer.get_deleter() == &on_unbacked_deleted) return table_.at(pointer.get_context());
   return access::away_storage(impl);
 }
 
