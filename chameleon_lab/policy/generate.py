@@ -28,12 +28,11 @@ import torch
 
 from ..errors import BelowFloorError, TraceError
 from ..trace import Category, StepTrace, Trace
-from ..units import format_bytes
 from .memory import (
     MIN_SWAP_BYTES,
-    Floor,
     StepMemory,
     Swaps,
+    below_floor,
     floor_of,
     newest_step,
     step_memory,
@@ -81,7 +80,7 @@ def plan(
     memory = step_memory(step, min_swap_bytes)
     lowest = floor_of(step, memory)
     if capacity_bytes < lowest.bytes:
-        raise BelowFloorError(_below_floor(capacity_bytes, lowest))
+        raise BelowFloorError(below_floor(capacity_bytes, lowest))
     if op_times is None:
         compute_s = max(float(step.duration_s) - float(step.ops.stall_s.sum()), 0.0)
         times = np.full(memory.ops, compute_s / memory.ops)
@@ -335,18 +334,3 @@ def _decisions(step: StepTrace, memory: StepMemory, swaps: Swaps) -> tuple[Decis
             )
         )
     return tuple(decisions)
-
-
-def _below_floor(capacity_bytes: int, lowest: Floor) -> str:
-    where = f"{lowest.op_name} (op {lowest.op}, {lowest.stage}" + (
-        f", in {lowest.module})" if lowest.module else ")"
-    )
-    change = "make the op's tensors smaller (batch, sequence, vocabulary)"
-    if "_foreach_" in lowest.op_name or "_fused_" in lowest.op_name:
-        change = "build the optimizer with foreach=False and fused=False"
-    return (
-        f"capacity {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) is below the floor "
-        f"{format_bytes(lowest.bytes)} ({lowest.bytes} bytes), set by {where}, which uses "
-        f"{format_bytes(lowest.working_set_bytes)} of storages at once: "
-        f"give the session at least that capacity, or {change}"
-    )
