@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from .errors import BelowFloorError, ChameleonError, PolicyError, SessionError, TraceError
-from .policy import Policy
+from .policy import Link, Policy, floor, lower_bound, plan, simulate, sweep
 from .report import Report
 from .session import Session, SessionStage, current_session
 from .trace import StepTrace, Trace
@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BelowFloorError",
     "ChameleonError",
+    "Link",
     "Policy",
     "PolicyError",
     "Report",
@@ -26,6 +27,11 @@ __all__ = [
     "Trace",
     "TraceError",
     "current_session",
+    "floor",
+    "lower_bound",
+    "plan",
+    "simulate",
+    "sweep",
 ]
 
 

@@ -5,6 +5,7 @@ from .generate import plan
 from .memory import Floor, floor
 from .model import Decision, Link, Policy
 from .simulate import OpStall, Prediction, StallCause, simulate
+from .sweep import Sweep, SweepPoint, sweep
 
 __all__ = [
     "Bound",
@@ -15,8 +16,11 @@ __all__ = [
     "Policy",
     "Prediction",
     "StallCause",
+    "Sweep",
+    "SweepPoint",
     "floor",
     "lower_bound",
     "plan",
     "simulate",
+    "sweep",
 ]

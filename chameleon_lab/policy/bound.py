@@ -36,8 +36,8 @@ from .memory import (
 )
 from .model import Link
 
-CHECKPOINTS = 64
-"""Ops at which the program looks at the bytes, unless told otherwise. Its solution takes seconds."""
+CHECKPOINTS = 48
+"""Ops at which the program looks at the bytes, unless told otherwise. With more it takes seconds to solve."""
 
 
 @dataclass(frozen=True)
@@ -95,25 +95,29 @@ def lower_bound(
     capacity = int(capacity_bytes)
     if capacity < lowest.bytes:
         raise BelowFloorError(below_floor(capacity, lowest))
-    at = _checkpoints(memory, times, checkpoints)
+    at = _checkpoints(step, times, checkpoints)
     stall_s = _Program(memory, at, capacity, link, times).least_stall_s()
     return Bound(capacity, float(times.sum()), stall_s, len(at))
 
 
-def _checkpoints(memory: StepMemory, times: np.ndarray, count: int) -> np.ndarray:
-    """Ops to look at, ascending: of ``count`` slices of the step's time, equally long, the op of most bytes each.
+def _checkpoints(step: StepTrace, times: np.ndarray, count: int) -> np.ndarray:
+    """Ops to look at, ascending: of slices of the step, equally long in time, the op of most bytes each.
 
     Borders at the peaks keep one stall from serving both the copies that must precede a peak and those that follow.
+    The first ops of stages count too, as far as they are few: many storages may leave only from there on.
     """
-    n = memory.ops
+    n = len(step.ops)
     if count >= n:
         return np.arange(n)
-    clock = np.cumsum(times) - times
+    borders = np.flatnonzero(np.diff(step.ops.stage)) + 1
+    if len(borders) > count // 2:
+        borders = borders[:0]
     total = float(times.sum())
-    slices = clock / total * count if total > 0 else np.arange(n) * (count / n)
-    by_bytes = np.lexsort((-memory.live_bytes, slices.astype(np.int64)))
-    _, first = np.unique(slices.astype(np.int64)[by_bytes], return_index=True)
-    return np.sort(by_bytes[first])
+    clock = (np.cumsum(times) - times) / total if total > 0 else np.arange(n) / n
+    part = (clock * (count - len(borders))).astype(np.int64)
+    by_bytes = np.lexsort((-step.ops.live_peak_bytes, part))
+    _, first = np.unique(part[by_bytes], return_index=True)
+    return np.union1d(by_bytes[first], borders)
 
 
 class _Program:

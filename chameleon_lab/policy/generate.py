@@ -162,9 +162,7 @@ class _Planner:
         self._take_dormant()
         if (self.bytes > self.capacity).any():
             every = list(range(len(self.size)))
-            # What does not return is used furthest of all.
-            far = [use if back else use + self.n for use, back in zip(self.use_op, self.returns, strict=True)]
-            self._sweep(every, [-use for use in far], -self.n, self.hurried)
+            self._sweep(every, [-use for use in self.use_op], -self.n, self.hurried)
             chosen = [gap for gap, free in enumerate(self.free) if free >= 0]
             self._sweep(chosen, [self.out_op[gap] for gap in chosen], self.n)
             self._repair()

@@ -208,7 +208,9 @@ def step_memory(step: StepTrace, min_swap_bytes: int = MIN_SWAP_BYTES) -> StepMe
     }
     for c in np.flatnonzero((dies == n) & ~persistent[has_use]).tolist():
         s = row[has_use][c]
-        dies[c] += freed_next.get((int(storages.category[s]), int(storages.name[s])), 0)
+        freed = freed_next.get((int(storages.category[s]), int(storages.name[s])), 0)
+        # From its birth on, the next step's own one is what the executor knows by its key.
+        dies[c] += min(freed, int(birth[has_use][c]))
     next_op[last] = np.where(persistent[has_use], uses_op[first[has_use]] + n, dies)
     returns = np.ones(len(key), dtype=bool)
     returns[last] = persistent[has_use]

@@ -136,15 +136,14 @@ def test_stall_falls_with_bandwidth() -> None:
 
 
 def test_a_backlog_that_grows_slowly_is_seen_whole() -> None:
-    # 10.01 s of copies in a step of 10 s: the first free to wait does so after hundreds of steps.
+    # 10.01 s of copies in a step of 10 s. Both frees come seconds after the first copies, and wait for none of them
+    # for the first hundred steps.
     step = StepBuilder(op_s=1.0)
-    rows = [step.carried(Category.PARAMETER, BIG, name) for name in ("a", "b")]
+    rows = {i: step.carried(Category.PARAMETER, BIG, name) for i, name in ((0, "a"), (5, "b"))}
     for i in range(10):
-        step.op("aten::mm", reads=(rows[i],) if i < 2 else (), writes=(rows[i],) if i < 2 else ())
-    decisions = [
-        swap(0, 0, 10, 10, 10, "parameter:a"),
-        swap(0, 1, 11, 11, 11, "parameter:b"),
-    ]
+        used = (rows[i],) if i in rows else ()
+        step.op("aten::mm", reads=used, writes=used)
+    decisions = [swap(0, 0, 8, 10, 10, "parameter:a"), swap(0, 5, 14, 15, 15, "parameter:b")]
     prediction = simulate(step.build(), policy_of(*decisions, out_s=5.005))
     assert prediction.stall_s == pytest.approx(0.01)
     assert prediction.step_s == pytest.approx(10.01), "what the link needs for a step"
