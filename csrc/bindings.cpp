@@ -157,7 +157,9 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("link_in_bytes_per_s", &chameleon::Options::link_in_bytes_per_s)
       .def_readwrite("min_swap_bytes", &chameleon::Options::min_swap_bytes)
       .def_readwrite("max_ops", &chameleon::Options::max_ops)
-      .def_readwrite("stacks", &chameleon::Options::stacks);
+      .def_readwrite("stacks", &chameleon::Options::stacks)
+      .def_readwrite("unbacked", &chameleon::Options::unbacked)
+      .def_readwrite("unbacked_block_bytes", &chameleon::Options::unbacked_block_bytes);
 
   py::class_<chameleon::StepLog, std::shared_ptr<chameleon::StepLog>>(m, "StepLog")
       .def_readonly("index", &chameleon::StepLog::index)
@@ -181,7 +183,21 @@ PYBIND11_MODULE(_C, m) {
       .def("transfers", &transfers)
       .def("stalls", [](const chameleon::StepLog& log) { return as_array(log.stalls); })
       .def("residencies", [](const chameleon::StepLog& log) { return as_array(log.residencies); })
-      .def("stacks", &symbolized);
+      .def("stacks", &symbolized)
+      .def_readonly("leaf_calls", &chameleon::StepLog::leaf_calls);
+
+  py::class_<chameleon::TensorShape>(m, "TensorShape")
+      .def_property_readonly("sizes", [](const chameleon::TensorShape& t) { return py::tuple(py::cast(t.sizes)); })
+      .def_readonly("dtype", &chameleon::TensorShape::dtype)
+      .def_readonly("bytes", &chameleon::TensorShape::bytes)
+      .def_readonly("element_bytes", &chameleon::TensorShape::element_bytes);
+
+  py::class_<chameleon::LeafCall>(m, "LeafCall")
+      .def_readonly("op", &chameleon::LeafCall::op)
+      .def_readonly("name", &chameleon::LeafCall::name)
+      .def_readonly("overload", &chameleon::LeafCall::overload)
+      .def_readonly("arguments", &chameleon::LeafCall::arguments)
+      .def_readonly("results", &chameleon::LeafCall::results);
 
   m.def("open", [](const chameleon::Options& options) { Runtime::instance().open(options); }, nogil());
   m.def("close", [] { Runtime::instance().close(); }, nogil());

@@ -58,10 +58,12 @@ void read_schema(const at::RecordFunction& function, OpInfo* info) {
   const auto operator_name = function.operator_name();
   const auto handle =
       operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
+  info->leaf = true;
   if (!handle) {
     info->writes_all = true;
     return;
   }
+  info->leaf = !handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   const auto& arguments = handle->schema().arguments();
   for (size_t i = 0; i < arguments.size() && i < 64; ++i) {
     const c10::AliasInfo* alias = arguments[i].alias_info();
@@ -95,8 +97,6 @@ OpInfo* look_up(const at::RecordFunction& function) {
   return info;
 }
 
-const OpInfo kIgnored{};
-
 const OpInfo& backward_node() {
   static const OpInfo info = [] {
     OpInfo node;
@@ -108,13 +108,18 @@ const OpInfo& backward_node() {
 
 }  // namespace
 
+const OpInfo& OpInfo::ignored() {
+  static const OpInfo info;
+  return info;
+}
+
 const OpInfo& OpTable::of(const at::RecordFunction& function) {
   // The engine wraps a node twice: in a plain frame, and in one that carries the node's sequence number.
   if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) return backward_node();
   const char* name = function.name();
   // Names of autograd nodes and custom Functions are strings inside the RecordFunction: their address says nothing.
   const OpKind kind = std::strncmp(name, "aten::", 6) == 0 ? OpKind::Op : kind_of(name);
-  if (kind == OpKind::Ignored) return kIgnored;
+  if (kind == OpKind::Ignored) return OpInfo::ignored();
   if (kind == OpKind::BackwardNode) return backward_node();
   // A dispatcher op's name points into its schema, one per overload; checked, since nothing promises it.
   OpInfo*& info = by_pointer_[name];

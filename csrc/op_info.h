@@ -23,8 +23,11 @@ struct OpInfo {
   bool reads_inputs = true;         // false for zeros_like and the like
   bool raw_written_output = false;  // empty and the like: Python bindings write the result after the op has ended
   bool writes_all = false;          // inputs may be written without the schema saying so
+  bool leaf = false;                // has kernels of its own: it is not made of other ops above autograd
   uint64_t written_arguments = 0;   // bit per argument, from the schema's alias annotations
   int32_t id = -1;                  // index into op_names()
+
+  static const OpInfo& ignored();
 
   bool writes(size_t argument) const {
     return writes_all || (argument < 64 ? (written_arguments >> argument & 1) != 0 : true);

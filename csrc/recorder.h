@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "clock.h"
+#include "leaf_call.h"
 #include "storage.h"
 
 namespace torch {
@@ -98,6 +99,7 @@ struct StepLog {
   std::vector<StallRow> stalls;
   std::vector<ResidencyRow> residencies;
   std::vector<std::shared_ptr<torch::CapturedTraceback>> stacks;
+  std::vector<LeafCall> leaf_calls;  // of a trace without memory
   int64_t truncated_ops = 0;
 
   // Counters of the step.

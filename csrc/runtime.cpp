@@ -51,7 +51,7 @@ Runtime::Runtime()
 }
 
 void Runtime::open(const Options& options) {
-  device_->install_allocator();
+  if (!options.unbacked) device_->install_allocator();
   Lock lock(mutex_);
   TORCH_CHECK(!open_, "Chameleon Lab: the runtime is open already");
   options_ = options;
@@ -83,7 +83,7 @@ void Runtime::open(const Options& options) {
                 ": delete them, or give a larger capacity");
   }
   device_->keep_free_blocks(true);
-  install_callback(limited_);
+  install_callback(limited_ || options.unbacked);
   open_ = true;
 }
 
@@ -103,6 +103,7 @@ void Runtime::close() {
   executor_.unload();
   device_->set_capacity(SIZE_MAX);
   swapper_.restore_all();
+  forget_unbacked();
   limited_ = false;
   hand_back();
   // Only now: other threads' ops must come past the hook, and wait there, while storages move.

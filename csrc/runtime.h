@@ -32,6 +32,8 @@ struct Options {
   size_t min_swap_bytes = 16 << 10;
   size_t max_ops = size_t{1} << 20;  // of a step that are recorded
   bool stacks = false;               // record the Python stack of every op
+  bool unbacked = false;             // follow meta tensors, which have no memory, instead of the device's
+  size_t unbacked_block_bytes = 0;   // their blocks are multiples of this; 0: as large as the device's would be
 };
 
 // Why memory could not be had, for the error that the session raises.
@@ -95,7 +97,7 @@ class Runtime {
   void leave_module();
 
   // --- the allocator's requests (device backends call these)
-  bool tracks(size_t bytes) const { return bytes >= kTrackedBytes && is_open(); }
+  bool tracks(size_t bytes) const { return bytes >= kTrackedBytes && is_open() && !options_.unbacked; }
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
 
@@ -111,6 +113,7 @@ class Runtime {
   static void on_op_end(const at::RecordFunction& function, at::ObserverContext* context);
   static void on_access(c10::StorageImpl* impl);
   static void on_away_deleted(void* storage);
+  static void on_unbacked_deleted(void* address);
 
   void install_callback(bool needs_outputs);
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
@@ -123,6 +126,13 @@ class Runtime {
   void unpin_all(ThreadState& thread);
   void accessed(c10::StorageImpl* impl);
   void destroyed(Storage* storage);
+  void leaf_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void leaf_end(const at::RecordFunction& function, ThreadState& thread);
+  Storage* see_unbacked(c10::StorageImpl* impl, ThreadState& thread);
+  Storage* add_unbacked(c10::StorageImpl* impl);
+  void forget_unbacked();
+  void describe_birth(Storage& storage, ThreadState& thread);
+  size_t resident_bytes() const;
   bool wait_for_pins();
   bool wait_for_other_ops();
   void hand_back();

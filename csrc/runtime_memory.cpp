@@ -22,7 +22,13 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   if (!find(impl) && !wait_for_other_ops()) return Adopted::Shared;
   Storage* storage = find(impl);
   Adopted result = Adopted::Known;
-  if (!storage) {
+  if (!storage && options_.unbacked && impl->device_type() == c10::DeviceType::Meta) {
+    if (impl->nbytes() < kTrackedBytes) return Adopted::TooSmall;
+    storage = add_unbacked(impl);
+    recorder_.arrived(*storage);
+    recorder_.levels(table_.live_bytes(), resident_bytes());
+    result = Adopted::New;
+  } else if (!storage) {
     if (impl->device_type() != device_->torch_device().type() || !impl->resizable()) return Adopted::Foreign;
     c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
     const c10::DeleterFnPtr deleter = pointer.get_deleter();
@@ -47,7 +53,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     deleter(old);
     storage->last_use = clock_ops_;
     recorder_.arrived(*storage);
-    recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
+    recorder_.levels(table_.live_bytes(), resident_bytes());
     result = Adopted::New;
   }
   if (!storage->impl) attach(*storage, impl);
@@ -127,17 +133,25 @@ void* Runtime::allocate(size_t bytes) {
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
   }
   Storage* storage = table_.add(bytes, block_bytes, block);
-  storage->last_use = clock_ops_;
-  storage->module = thread.nodes.empty() ? modules(thread).current()
-                                         : forward_modules_.find(thread.nodes.back().first, thread.nodes.back().second);
-  storage->category = guess_category(thread);
-  const int32_t ordinal = ordinal_++;
-  recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
-  recorder_.arrived(*storage);
-  recorder_.born(*storage, ordinal);
-  executor_.born(*storage, ordinal);
+  describe_birth(*storage, thread);
+  executor_.born(*storage, storage->birth_ordinal);
   if (thread.depth > 0) pin(*storage, thread);
   return block;
+}
+
+void Runtime::describe_birth(Storage& storage, ThreadState& thread) {
+  storage.last_use = clock_ops_;
+  storage.module = thread.nodes.empty() ? modules(thread).current()
+                                        : forward_modules_.find(thread.nodes.back().first, thread.nodes.back().second);
+  storage.category = guess_category(thread);
+  const int32_t ordinal = ordinal_++;
+  recorder_.levels(table_.live_bytes(), resident_bytes());
+  recorder_.arrived(storage);
+  recorder_.born(storage, ordinal);
+}
+
+size_t Runtime::resident_bytes() const {
+  return options_.unbacked ? table_.live_bytes() : device_->memory_info().resident_bytes;
 }
 
 bool Runtime::release(const void* block) {
@@ -152,7 +166,7 @@ void Runtime::destroyed(Storage* storage) {
   recorder_.died(*storage);
   if (storage->block) recorder_.left(*storage, recorder_.op() + 1);
   executor_.died(*storage);
-  swapper_.release(*storage);
+  if (!storage->unbacked) swapper_.release(*storage);
   table_.remove(storage);
 }
 

@@ -14,6 +14,10 @@ namespace chameleon {
 std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
   Runtime& runtime = instance();
   ThreadState& thread = thread_state();
+  if (thread.leaf_frame > 0) {  // how torch works out the results of a leaf without memory is no part of the program
+    thread.frames.push_back(&OpInfo::ignored());
+    return nullptr;
+  }
   const OpInfo& info = thread.ops.of(function);
   thread.frames.push_back(&info);
   if (info.kind == OpKind::Op) {
@@ -21,6 +25,7 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
   } else if (info.kind == OpKind::BackwardNode) {
     thread.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
   }
+  if (info.leaf && C10_UNLIKELY(runtime.options_.unbacked)) runtime.leaf_start(function, info, thread);
   return nullptr;
 }
 
@@ -28,6 +33,7 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
   ThreadState& thread = thread_state();
   if (thread.frames.empty()) return;  // it began on another thread
   const OpInfo& info = *thread.frames.back();
+  if (C10_UNLIKELY(thread.frames.size() == thread.leaf_frame)) instance().leaf_end(function, thread);
   thread.frames.pop_back();
   if (info.kind == OpKind::Op) {
     instance().op_end(function, info, thread);
@@ -74,7 +80,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     if (open_) {
       OpRow* row = recorder_.begin_op(info.id, stage, module, sequence_nr, thread.index);
       plan_op_ = executor_.begin_op(info.id, static_cast<uint8_t>(stage));  // frees what is due first
-      recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
+      recorder_.levels(table_.live_bytes(), resident_bytes());
       if (row) {
         ordinal_ = 0;
         row->plan_op = plan_op_;
@@ -117,6 +123,7 @@ void Runtime::use_input(const c10::IValue& value, size_t argument, const OpInfo&
 
 void Runtime::use(c10::StorageImpl* impl, bool writes, ThreadState& thread) {
   Storage* storage = find(impl);
+  if (!storage && options_.unbacked) storage = see_unbacked(impl, thread);  // made before, or out of torch's sight
   if (!storage) return;
   if (!storage->impl) attach(*storage, impl);
   storage->settled = true;
@@ -207,6 +214,7 @@ Storage* Runtime::find(c10::StorageImpl* impl) const {
     }
     return storage;
   }
+  if (pointer.get_deleter() == &on_unbacked_deleted) return table_.at(pointer.get_context());
   return access::away_storage(impl);
 }
 

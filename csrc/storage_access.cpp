@@ -74,6 +74,7 @@ bool has_hook() { return CHAMELEON_HAS_MATERIALIZER; }
 
 bool intact(const Storage& storage) {
   if (!storage.impl || storage.weak->use_count() == 0) return false;
+  if (storage.unbacked) return true;  // there is no pointer that anything could take
   const c10::DataPtr& pointer = storage.impl->_mutable_data_ptr_no_checks();
   return storage.block && storage.residency != Residency::Returning
              ? pointer.get() == storage.block && pointer.get_deleter() == block_deleter

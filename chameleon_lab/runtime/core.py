@@ -29,6 +29,8 @@ UNLIMITED: int = 2**64 - 1
 
 Options = _C.Options
 StepLog = _C.StepLog
+LeafCall = _C.LeafCall
+TensorShape = _C.TensorShape
 
 open = _C.open
 close = _C.close
