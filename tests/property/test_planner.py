@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random as stdlib_random
+import tempfile
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from chameleon_lab.policy.memory import StepMemory, Swaps, step_memory
 from chameleon_lab.policy.program import FREE, SWAP_IN, Program, compile_program
 from chameleon_lab.policy.range_max import RangeMax
 from chameleon_lab.policy.simulate import simulate_swaps
-from chameleon_lab.trace import StepTrace
+from chameleon_lab.trace import StepTrace, Trace
 
 LINKS = [Link(None, None), Link(1e9, 1e9), Link(1e6, 3e6), Link(2e7, None)]
 
@@ -98,6 +99,21 @@ def test_plan_is_deterministic_and_survives_its_file(step: StepTrace, share: flo
     policy = plan(step, capacity_of(step, share), link)
     assert plan(step, capacity_of(step, share), link) == policy
     assert Policy.from_json(policy.to_json()) == policy
+
+
+@settings(max_examples=25, deadline=None)
+@given(step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS))
+def test_saved_and_loaded_both_trace_and_policy_say_the_same(
+    step: StepTrace, share: float, link: Link
+) -> None:
+    capacity = capacity_of(step, share)
+    policy = plan(step, capacity, link)
+    with tempfile.TemporaryDirectory() as folder:
+        Trace([step]).save(f"{folder}/trace.parquet")
+        policy.save(f"{folder}/policy.json")
+        trace, again = Trace.load(f"{folder}/trace.parquet"), Policy.load(f"{folder}/policy.json")
+    assert plan(trace, capacity, link) == policy == again
+    assert str(simulate(trace, again)) == str(simulate(step, policy))
 
 
 @settings(max_examples=200, deadline=None)

@@ -174,3 +174,17 @@ def test_nine_thousand_ops_take_half_a_second() -> None:
     plan(step, int(0.3 * step.live_peak_bytes), Link(2e9, 2e9))
     # The promise is 0.5 s; a shared machine gets more.
     assert time.process_time() - begin < 1.5
+
+
+def test_what_dies_soon_stays_if_others_are_away_for_longer() -> None:
+    # Either may leave for op 2. The gradient dies before the peak, across which the state must be away anyway.
+    step = StepBuilder()
+    state = step.carried(Category.OPTIMIZER_STATE, BIG, "state")
+    (gradient,) = step.op("aten::mm", reads=(state,), makes=((Category.GRADIENT, BIG),))
+    for i in range(1, 20):
+        step.op("aten::mm", reads=(state,) if i == 19 else (), scratch={2: BIG, 10: 2 * BIG}.get(i, 0))
+        if i == 5:
+            step.free(gradient)
+    (decision,) = plan(step.build(), 2 * BIG, FAST).decisions
+    assert decision.storage == "optimizer_state:state"
+    assert (decision.out_op, decision.free_op, decision.in_op) == (0, 2, 11)
