@@ -90,7 +90,7 @@ def plan(
     else:
         times = step_op_times(step, op_times)
     target = max(int(capacity_bytes * (1.0 - margin)), lowest.bytes)
-    swaps, prediction = _best(memory, target, link, times)
+    swaps, prediction = _best(memory, target, link, times, told=op_times is not None)
     return Policy(
         capacity_bytes=capacity_bytes,
         link=link,
@@ -113,12 +113,15 @@ def plan(
     )
 
 
-def _best(memory: StepMemory, capacity: int, link: Link, times: np.ndarray) -> tuple[Swaps, Prediction]:
+def _best(
+    memory: StepMemory, capacity: int, link: Link, times: np.ndarray, told: bool
+) -> tuple[Swaps, Prediction]:
     """Of a few plans the one that stalls least in the simulator.
 
     The first are made on the clock of the ops, as they are told and as if they were equally long: neither is always
     better. On a slow link a step takes far longer than its ops, and gaps leave more time for copies than ``times``
-    tell: the next is made on the clock of ops and stalls. The last adds early copies.
+    tell: the next is made on the clock of ops and stalls. The last adds early copies, which only pay where the clock
+    is right: not where ``times`` are a guess and nobody has ``told`` them.
     """
 
     def judged(swaps: Swaps) -> tuple[Swaps, Prediction]:
@@ -132,11 +135,11 @@ def _best(memory: StepMemory, capacity: int, link: Link, times: np.ndarray) -> t
 
     best = planned(times)
     if stall_s(best) > _NEEDLESS_STALL * float(times.sum()):
-        even = np.full(memory.ops, float(times.mean()))
-        if not np.allclose(times, even):
+        if told:
+            even = np.full(memory.ops, float(times.mean()))
             best = min(best, planned(even), key=stall_s)
         best = min(best, planned(times + best[1].stall_op_s), key=stall_s)
-        early = _with_early_copies(memory, best[0], link, times + best[1].stall_op_s)
+        early = _with_early_copies(memory, best[0], link, times + best[1].stall_op_s) if told else best[0]
         if len(early) > len(best[0]):
             best = min(best, judged(early), key=stall_s)
     return best
