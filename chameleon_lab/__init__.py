@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .errors import BelowFloorError, ChameleonError, PolicyError, SessionError, TraceError
-from .policy import Policy
+from .policy import Link, Policy, floor, lower_bound, plan, simulate, sweep
 from .report import Report
 from .session import Session, SessionStage, current_session
 from .trace import StepTrace, Trace
@@ -25,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BelowFloorError",
     "ChameleonError",
+    "Link",
     "Policy",
     "PolicyError",
     "Report",
@@ -36,6 +37,11 @@ __all__ = [
     "Trace",
     "TraceError",
     "current_session",
+    "floor",
+    "lower_bound",
+    "plan",
+    "simulate",
+    "sweep",
     "trace_meta",
 ]
 
