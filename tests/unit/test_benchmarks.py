@@ -7,7 +7,7 @@ import torch
 from synthetic import gpt_step
 
 from benchmarks import main_job, measure, overhead, planner
-from benchmarks.measure import Comparison, Run, Traffic
+from benchmarks.measure import Comparison, Run
 from benchmarks.models import CASES
 from chameleon_lab.policy import Link as PolicyLink
 from chameleon_lab.policy import floor, plan
@@ -145,12 +145,6 @@ def test_a_seed_gives_the_same_job(name):
         generator = torch.Generator().manual_seed(1)
         losses.append([job.train_step(job.make_batch(generator)).item() for _ in range(2)])
     assert losses[0] == losses[1] and losses[0][0] != losses[0][1]
-
-
-def test_traffic_that_compute_cannot_hide():
-    traffic = Traffic(busy_s=5, stall_s=3, compute_s=(1.0, 2.0), out_bytes=(300, 0), in_bytes=(0, 500))
-    assert traffic.excess_s(100, 100) == pytest.approx(2 + 3)
-    assert traffic.excess_s(1000, 1000) == 0
 
 
 def test_ratio_of_medians_and_of_minima():
