@@ -17,6 +17,7 @@ import torch
 
 from .errors import BelowFloorError, PolicyError, SessionError
 from .policy import Link, Policy, floor, plan
+from .policy.memory import step_op_times
 from .policy.program import Program, compile_program
 from .report import Report, StepSummary
 from .runtime import core
@@ -362,6 +363,7 @@ class Session:
                     self.link,
                     min_swap_bytes=self.min_swap_bytes,
                     margin=self.margin,
+                    op_times=step_op_times(step),
                 )
             program = compile_program(self._policy, step)
         except BelowFloorError:

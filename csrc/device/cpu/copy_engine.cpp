@@ -63,7 +63,12 @@ CopyEngine::~CopyEngine() {
 }
 
 std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t bytes, EventPtr after) {
-  Job job{to, from, bytes, std::static_pointer_cast<CopyEvent>(std::move(after)), std::make_shared<CopyEvent>()};
+  Job job{to,
+          from,
+          bytes,
+          monotonic_s(),
+          std::static_pointer_cast<CopyEvent>(std::move(after)),
+          std::make_shared<CopyEvent>()};
   std::shared_ptr<CopyEvent> event = job.event;
   if (!has_thread_) {
     copy(job);
@@ -105,7 +110,8 @@ void CopyEngine::copy(const Job& job) {
   if (!event.state_.compare_exchange_strong(queued, CopyEvent::kRunning)) return;  // cancelled
   event.start_ticks_ = now_ticks();
   const double bytes_per_s = has_thread_ ? bytes_per_s_.load() : 0;
-  link_free_s_ = std::max(link_free_s_, monotonic_s());
+  // From when it could have started: a copy that is queued behind another pays nothing for this thread waking late.
+  link_free_s_ = std::max(link_free_s_, job.after ? monotonic_s() : job.issue_s);
   for (size_t offset = 0; offset < job.bytes; offset += kChunkBytes) {
     if (event.cancelled_.load(std::memory_order_relaxed)) break;
     const size_t bytes = std::min(kChunkBytes, job.bytes - offset);

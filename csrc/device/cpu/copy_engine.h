@@ -49,6 +49,7 @@ class CopyEngine {
     void* to;
     const void* from;
     size_t bytes;
+    double issue_s;  // on the monotonic clock
     std::shared_ptr<CopyEvent> after;
     std::shared_ptr<CopyEvent> event;
   };
