@@ -175,11 +175,11 @@ class MainJob:
         self.rows: list[dict[str, Any]] = []
         self.peaks: dict[str, dict[str, Any]] = {}
 
-    def run(self) -> Iterator[None]:
-        """Measure everything; comes back after each model."""
+    def run(self) -> Iterator[bool]:
+        """Measure everything; comes back after each model: was it the last one?"""
         for case in self.cases:
             self._run_case(case)
-            yield
+            yield case is self.cases[-1]
 
     @property
     def correct(self) -> bool:
@@ -406,9 +406,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     job = MainJob(options)
     environment = measure.environment(vars(options))
-    for _ in job.run():
+    for done in job.run():
         if options.json:  # after every model: a long run that is stopped leaves what it has measured
-            document = {"benchmark": "main_job", "environment": environment, "correct": job.correct}
+            document = {"benchmark": "main_job", "environment": environment, "complete": done}
+            document |= {"correct": job.correct}
             document |= {"models": job.peaks, "rows": job.rows}
             measure.write_json(options.json, document)
     print(measure.table(HEADERS, [screen_row(row) for row in job.rows], left=4))

@@ -63,7 +63,8 @@ class Session:
         link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
             machine copies, which is measured at the start. Only the embedded device's link can be set.
         policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one.
-        planning: False never makes a policy: eviction alone keeps the run within the capacity.
+        planning: False never makes a policy: eviction alone keeps the run within the capacity. It takes what is used
+            furthest in the future, as far as the steps before tell.
         warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
         host_capacity: the most host bytes for storages that are away. None: no limit.
         margin: share of the capacity that plans leave free, for what a step does differently from the profiled one.
@@ -136,7 +137,7 @@ class Session:
         self._counters: core.Counters | None = None
         self._created_s = time.time()
         self._discovery = Discovery(self._optimizer_stepped)
-        self._parts: list[Discovery | Patches] = [self._discovery, guards()]
+        self._parts: list[Discovery | Patches] = [self._discovery, *guards()]
         if self.capacity_bytes is not None and split_optimizer:
             self._parts.append(small_groups(self._group_bytes))
         self._closed = False
@@ -187,7 +188,7 @@ class Session:
     def _shut(self) -> None:
         """Take back what start() did. May be repeated, and cut short by Ctrl-C at any point."""
         global _current
-        for part in self._parts:
+        for part in reversed(self._parts):
             part.remove()
         core.close()
         self._closed = True
@@ -296,7 +297,10 @@ class Session:
             swapped_out_bytes=log.swapped_out_bytes,
             swapped_in_bytes=log.swapped_in_bytes,
             evictions=log.evictions,
+            evicted_bytes=log.evicted_bytes,
             demand_swap_ins=log.demand_swap_ins,
+            late_prefetches=log.late_prefetches,
+            dropped_triggers=log.dropped_triggers,
             ops=log.op_count,
             matched_ops=log.matched_ops,
         )
@@ -328,14 +332,20 @@ class Session:
 
     def _foresee(self, log: core.StepLog) -> None:
         """Eviction in the step to come knows when storages were used in this one."""
-        if self.capacity_bytes is None or not self.planning or log.truncated_ops:
+        if self.capacity_bytes is None or log.truncated_ops:
             return
         step = self._trace_of(log)
-        self._load(compile_program(Policy(self.capacity_bytes, self.link, ()), step), step)
+        self._load(compile_program(self._no_decisions(), step), step)
+
+    def _no_decisions(self) -> Policy:
+        assumed = {"min_swap_bytes": self.min_swap_bytes}
+        return Policy(self.capacity_bytes or core.UNLIMITED, self.link, (), assumed)
 
     def _make_policy(self, log: core.StepLog) -> None:
         if self.capacity_bytes is None or not self.planning:
+            self._foresee(log)
             self._stage = SessionStage.STABLE
+            self._bad_steps = 0
             return
         if log.truncated_ops:
             self._note(
@@ -359,7 +369,7 @@ class Session:
             self._note(
                 f"the capacity leaves no room to plan (floor {format_bytes(floor(step).bytes)}): eviction only"
             )
-            program = compile_program(Policy(self.capacity_bytes, self.link, ()), step)
+            program = compile_program(self._no_decisions(), step)
         self._unmatched = program.unmatched
         self._load(program, step)
         self._stage = SessionStage.STABLE
@@ -459,10 +469,13 @@ class Session:
             step_s=statistics.median(same_stage) if same_stage else 0.0,
             stall_s=stall_s,
             overlap=max(0.0, 1.0 - stall_s / busy_s) if busy_s > 0 else 1.0,
-            swapped_out_bytes=newest.swapped_out_bytes if newest else 0,
-            swapped_in_bytes=newest.swapped_in_bytes if newest else 0,
+            swapped_out_bytes=logs[-1].swapped_out_bytes if logs else 0,
+            swapped_in_bytes=logs[-1].swapped_in_bytes if logs else 0,
             evictions=newest.evictions if newest else 0,
+            evicted_bytes=newest.evicted_bytes if newest else 0,
             demand_swap_ins=newest.demand_swap_ins if newest else 0,
+            late_prefetches=newest.late_prefetches if newest else 0,
+            dropped_triggers=newest.dropped_triggers if newest else 0,
             ops=newest.ops if newest else 0,
             match_rate=newest.match_rate if newest else 0.0,
             decisions=len(self._policy.decisions) if self._policy else 0,

@@ -1,8 +1,26 @@
-"""What should happen: policies, and the pure functions that generate, simulate and compile them."""
+"""What should happen: policies, and the pure functions that generate, simulate, bound and compile them."""
 
+from .bound import Bound, lower_bound
 from .generate import plan
 from .memory import Floor, floor
 from .model import Decision, Link, Policy
-from .simulate import Prediction, simulate
+from .simulate import OpStall, Prediction, StallCause, simulate
+from .sweep import Sweep, SweepPoint, sweep
 
-__all__ = ["Decision", "Floor", "Link", "Policy", "Prediction", "floor", "plan", "simulate"]
+__all__ = [
+    "Bound",
+    "Decision",
+    "Floor",
+    "Link",
+    "OpStall",
+    "Policy",
+    "Prediction",
+    "StallCause",
+    "Sweep",
+    "SweepPoint",
+    "floor",
+    "lower_bound",
+    "plan",
+    "simulate",
+    "sweep",
+]

@@ -46,7 +46,8 @@ class Names:
 class Discovery:
     """Global hooks on modules and optimizers, for as long as a session is open."""
 
-    def __init__(self, on_step_end: Callable[[], None]) -> None:
+    def __init__(self, on_step_end: Callable[[], None], device_type: str = "cpu") -> None:
+        self._device_type = device_type
         self.modules = Names()
         self.labels = Names()
         self.refused: dict[str, str] = {}
@@ -138,7 +139,7 @@ class Discovery:
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
                 label = self.labels.id(f"grad of {self._name_of(parameter)}")
-                for part in _strided(parameter.grad):
+                for part in self._strided(parameter.grad):
                     core.adopt(part, Category.GRADIENT, label)
         core.set_optimizer_stage(True)
 
@@ -168,7 +169,9 @@ class Discovery:
         )
 
     def _adopt(self, tensors: list[tuple[torch.Tensor, Category, str]], trusted: bool = False) -> None:
-        parts = [(part, category, name) for tensor, category, name in tensors for part in _strided(tensor)]
+        parts = [
+            (part, category, name) for tensor, category, name in tensors for part in self._strided(tensor)
+        ]
         owners = Counter(core.storage_address(part) for part, _, _ in parts)
         for part, category, name in parts:
             known = owners[core.storage_address(part)]
@@ -184,16 +187,15 @@ class Discovery:
             if outcome in _REFUSED:
                 self.refused[name] = f"{_REFUSED[outcome]}: it stays where it is and does not count"
 
+    def _strided(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The tensors that hold a tensor's bytes: itself, or the parts of a sparse one."""
+        if tensor.layout == torch.strided:
+            if tensor.device.type == self._device_type:
+                yield tensor
+        elif tensor.layout == torch.sparse_coo:
+            yield from (tensor._indices(), tensor._values())
+
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def _strided(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that hold a tensor's bytes: itself, or the parts of a sparse one."""
-    if tensor.layout == torch.strided:
-        if tensor.device.type == "cpu":
-            yield tensor
-    elif tensor.layout == torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())

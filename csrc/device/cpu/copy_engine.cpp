@@ -15,14 +15,19 @@ namespace {
 constexpr size_t kChunkBytes = 512 << 10;
 // The scheduler wakes a sleeper late by about this much, so the last stretch is waited for awake.
 constexpr double kSleepSlack_s = 60e-6;
+constexpr double kLongestSleep_s = 500e-6;
 
 double monotonic_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void wait_until(double due_s, double early_s) {
-  const double ahead_s = due_s - monotonic_s();
-  if (ahead_s > early_s) std::this_thread::sleep_for(std::chrono::duration<double>(ahead_s - early_s));
+// Sleeps in short stretches: on a slow link a cancelled copy must not hold up whoever waits for its end.
+void sleep_until(double due_s, const std::atomic<bool>& cancelled) {
+  while (!cancelled.load(std::memory_order_relaxed)) {
+    const double ahead_s = due_s - kSleepSlack_s - monotonic_s();
+    if (ahead_s <= 0) return;
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(ahead_s, kLongestSleep_s)));
+  }
 }
 
 }  // namespace
@@ -105,9 +110,10 @@ void CopyEngine::copy(const Job& job) {
     if (event.cancelled_.load(std::memory_order_relaxed)) break;
     const size_t bytes = std::min(kChunkBytes, job.bytes - offset);
     std::memcpy(static_cast<char*>(job.to) + offset, static_cast<const char*>(job.from) + offset, bytes);
+    event.copied_bytes_ += bytes;
     if (bytes_per_s <= 0) continue;
     link_free_s_ += static_cast<double>(bytes) / bytes_per_s;
-    wait_until(link_free_s_, kSleepSlack_s);
+    sleep_until(link_free_s_, event.cancelled_);
   }
   while (bytes_per_s > 0 && monotonic_s() < link_free_s_ && !event.cancelled_.load(std::memory_order_relaxed)) {
     sched_yield();  // compute may want the core
