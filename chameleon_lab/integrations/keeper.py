@@ -91,7 +91,3 @@ class SessionKeeper:
         """A training that was begun anew (with a smaller batch, say) leaves its session open."""
         if self._session.is_open:
             self._session.stop()
-
-    def _end_step(self) -> None:
-        if self._session.is_open:
-            self._session.step()

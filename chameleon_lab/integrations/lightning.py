@@ -18,29 +18,24 @@ except ImportError as error:
 class ChameleonCallback(SessionKeeper, Callback):
     """Runs each ``trainer.fit()`` in a session of its own.
 
-    A step ends with each batch in which an optimizer stepped, however many batches were accumulated for it. An
-    evaluation belongs to the step that follows it.
+    A step ends with each optimizer step, however many batches were accumulated for it. An evaluation belongs to the
+    step that follows it.
 
     The arguments are those of :class:`~chameleon_lab.integrations.keeper.SessionKeeper`. With ``log=True`` the
     session's figures are logged at each step, through Lightning's ``log_dict``.
     """
 
-    _optimizer_steps = 0
-
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open a session."""
+        """Open a session: before the sanity check, so that it runs within the capacity too."""
         self._open()
-        self._optimizer_steps = trainer.global_step
+        self._logged_step = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the session's step, where an optimizer has stepped."""
-        if trainer.global_step == self._optimizer_steps:
-            return
-        self._optimizer_steps = trainer.global_step
-        self._end_step()
-        if self.log_metrics:
+        """Log, if asked to and an optimizer has stepped: the session's step has ended with it."""
+        if self.log_metrics and trainer.global_step != self._logged_step:
+            self._logged_step = trainer.global_step
             figures = {name: float(value) for name, value in self.metrics().items()}
             pl_module.log_dict(figures, on_step=True, on_epoch=False)
 

@@ -46,8 +46,7 @@ class ChameleonCallback(SessionKeeper, TrainerCallback):
         self._saving.install()
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
-        """End the session's step, after an optimizer's."""
-        self._end_step()
+        """Log, if asked to. The session's step has ended with the optimizer's."""
         trainer = self._trainer()
         if self.log_metrics and control.should_log and trainer is not None:
             trainer.log(self.metrics())
