@@ -11,10 +11,12 @@ import click
 
 from .. import __version__
 from .common import ExitCode, with_examples
+from .diff import diff
 from .plan import plan
 from .report import report
 from .run import Run, run
 from .simulate import simulate
+from .sweep import sweep
 
 _EXIT_CODES = """
 0    it went well; of diff: the policies are the same
@@ -44,7 +46,7 @@ def chameleon() -> None:
     """Train PyTorch models in less device memory: run, plan, predict, compare and report."""
 
 
-for _command in (run, plan, simulate, report):
+for _command in (run, plan, simulate, sweep, diff, report):
     chameleon.add_command(_command)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from ..policy import Link, floor, simulate
+from ..policy import Link, floor, lower_bound, simulate
 from ..policy import plan as plan_policy
 from ..policy.memory import MIN_SWAP_BYTES
 from ..trace_report import place
@@ -61,6 +61,7 @@ from .simulate import prediction_values
 @click.option(
     "--min-swap", type=BYTES, default=MIN_SWAP_BYTES, metavar="SIZE", help="Smaller storages never leave."
 )
+@click.option("--bound", "with_bound", is_flag=True, help="Say what no policy can beat, too (takes seconds).")
 @step_option
 @json_option
 def plan(
@@ -70,6 +71,7 @@ def plan(
     output: str | None,
     margin: float,
     min_swap: int,
+    with_bound: bool,
     index: int | None,
     as_json: bool,
 ) -> None:
@@ -86,6 +88,10 @@ def plan(
             step, capacity_bytes(capacity, step), link, min_swap_bytes=min_swap, margin=margin
         )
         prediction = simulate(step, policy)
+    bound = None
+    if with_bound:
+        with failing_well(trace_file), working("Looking for the bound"):
+            bound = lower_bound(step, policy.capacity_bytes, link, min_swap_bytes=min_swap)
     if output is not None:
         with failing_well(output):
             policy.save(output)
@@ -102,12 +108,15 @@ def plan(
                     for category, gaps, size in policy.summary()
                 ],
                 "predicted": prediction_values(prediction),
+                "lower_bound_stall_s": None if bound is None else bound.stall_s,
                 "output": output,
             }
         )
         return
     print(policy)
     print(f"With the op times of the trace: {prediction}")
+    if bound is not None:
+        print(bound)
     print(f"Floor: {format_bytes(lowest.bytes)}, set by {place(lowest.op_name, lowest.module)}")
     if output is not None:
         print(f"Saved in {output}")

@@ -87,4 +87,5 @@ def prediction_values(prediction: Prediction) -> dict[str, Any]:
     """A prediction without its columns, as plain values."""
     values = {f.name: getattr(prediction, f.name) for f in fields(prediction)}
     plain = {name: value for name, value in values.items() if isinstance(value, int | float | str | tuple)}
-    return plain | {"overlap": prediction.overlap, "fits": prediction.fits}
+    causes = {str(cause): seconds for cause, seconds in prediction.stall_by_cause.items()}
+    return plain | {"stall_by_cause": causes, "overlap": prediction.overlap, "fits": prediction.fits}
