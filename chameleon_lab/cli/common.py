@@ -142,7 +142,7 @@ def link_of(trace: Trace) -> Link:
 
 def load_trace(path: str) -> Trace:
     """A trace file with at least one step."""
-    with failing_well(path), working(f"Reading {path}"):
+    with failing_well(), working(f"Reading {path}"):
         trace = Trace.load(path)
     if not len(trace):
         raise Failure(f"{path}: the trace holds no step: record at least one whole step", ExitCode.BAD_FILE)
@@ -151,7 +151,7 @@ def load_trace(path: str) -> Trace:
 
 def load_policy(path: str) -> Policy:
     """A policy file."""
-    with failing_well(path):
+    with failing_well():
         return Policy.load(path)
 
 
