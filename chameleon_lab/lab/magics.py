@@ -22,7 +22,7 @@ from ..policy import Policy
 from ..report import Report
 from ..session import Session, SessionStage, current_session
 from ..trace import Trace
-from ..units import format_bytes
+from ..units import format_bytes, share_or_size
 
 _HELP = """\
 %chameleon start [OPTIONS]   begin a session: everything that trains from now on runs in it
@@ -262,7 +262,7 @@ class ChameleonMagics(Magics):
             link = tuple(link.split(","))
         with _one_line(TypeError, ValueError):
             session = Session(
-                _capacity(options.capacity),
+                share_or_size(options.capacity),
                 device=options.device,
                 link=link,
                 policy=policy,
@@ -340,15 +340,6 @@ def _one_line(*more: type[Exception]) -> Iterator[None]:
         raise UsageError(f"{error.filename}: {error.strerror}. Check the path") from None
     except (ChameleonError, BelowFloorError, ImportError, *more) as error:
         raise UsageError(str(error)) from None
-
-
-def _capacity(text: str | None) -> str | float | None:
-    """A number below 1 is a share of the device; the rest is left to the session."""
-    try:
-        share = float(text or "")
-    except ValueError:
-        return text
-    return share if 0 < share < 1 else text
 
 
 def _status(session: Session) -> str:

@@ -1,6 +1,7 @@
 """What should happen: policies, and the pure functions that generate, simulate, bound and compile them."""
 
 from .bound import Bound, lower_bound
+from .diff import PolicyDiff, diff
 from .generate import plan
 from .memory import Floor, floor
 from .model import Decision, Link, Policy
@@ -14,10 +15,12 @@ __all__ = [
     "Link",
     "OpStall",
     "Policy",
+    "PolicyDiff",
     "Prediction",
     "StallCause",
     "Sweep",
     "SweepPoint",
+    "diff",
     "floor",
     "lower_bound",
     "plan",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections import Counter
@@ -133,15 +134,37 @@ class Discovery:
             self._unnamed += 1
         return self._parameter_names[parameter]
 
-    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if optimizer not in self._states_seen:
             self.adopt_optimizer(optimizer)
+        self._enter_optimizer(optimizer)
+        return self._with_closure(optimizer, args, kwargs)
+
+    def _enter_optimizer(self, optimizer: Optimizer) -> None:
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
                 label = self.labels.id(f"grad of {self._name_of(parameter)}")
                 for part in self._strided(parameter.grad):
                     core.adopt(part, Category.GRADIENT, label)
         core.set_optimizer_stage(True)
+
+    def _with_closure(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """The arguments of ``step``; a closure in them, which runs forward and backward, leaves the optimizer stage."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            return None
+
+        @functools.wraps(closure)
+        def outside_the_optimizer() -> Any:
+            core.set_optimizer_stage(False)
+            try:
+                return closure()
+            finally:
+                self._enter_optimizer(optimizer)
+
+        if "closure" in kwargs:
+            return args, kwargs | {"closure": outside_the_optimizer}
+        return (args[0], outside_the_optimizer, *args[2:]), kwargs
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         core.set_optimizer_stage(False)

@@ -354,3 +354,27 @@ def test_training_inside_a_function_that_is_no_step_is_cut_off(capacity: str | N
         session.step()
         step = session.trace().last
         assert len(step.ops) + step.truncated_ops == 3001
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_closure_is_no_part_of_the_optimizer(named: bool) -> None:
+    """It runs forward and backward inside of step(), as L-BFGS and Lightning do: categories are those of any step."""
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.randn(64, 256)).square().mean()
+        loss.backward()
+        return loss
+
+    with cl.Session() as session:
+        for _ in range(3):
+            loss = optimizer.step(closure=closure) if named else optimizer.step(closure)
+        step = session.trace().last
+    assert isinstance(loss, torch.Tensor) and session.report().steps == 3
+    of = step.storages.category
+    activations = step.storages.bytes[of == Category.ACTIVATION]
+    assert (activations == 64 * KiB).sum() >= 4
+    grown = {step.labels[name] for name in step.storages.name[of == Category.GRADIENT] if name >= 0}
+    assert {f"grad of {name}" for name, _ in model.named_parameters()} == grown
