@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from .policy.edits import Finding
 
 
 class ChameleonError(RuntimeError):
@@ -23,3 +28,12 @@ class TraceError(ChameleonError, ValueError):
 
 class BelowFloorError(torch.OutOfMemoryError):
     """The capacity is below what a single op needs at once, so that no policy can run the step in it."""
+
+
+class EditsUnreachableError(BelowFloorError):
+    """With a policy's edits no plan fits the capacity, and without them one would."""
+
+    def __init__(self, message: str, findings: tuple[Finding, ...] = ()) -> None:
+        super().__init__(message)
+        self.findings = findings
+        """One for each edit that is to blame, the heaviest first."""

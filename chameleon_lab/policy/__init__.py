@@ -1,7 +1,9 @@
-"""What should happen: policies, and the pure functions that generate, simulate, bound and compile them."""
+"""What should happen: policies, and the pure functions that generate, simulate, bound, edit and compile them."""
 
 from .bound import Bound, lower_bound
 from .diff import PolicyDiff, diff
+from .draft import Draft
+from .edits import Edit, EditAction, Fault, Finding
 from .generate import plan
 from .memory import Floor, floor
 from .model import Decision, Link, Policy
@@ -11,6 +13,11 @@ from .sweep import Sweep, SweepPoint, sweep
 __all__ = [
     "Bound",
     "Decision",
+    "Draft",
+    "Edit",
+    "EditAction",
+    "Fault",
+    "Finding",
     "Floor",
     "Link",
     "OpStall",

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..units import format_bytes
+from .link import Link
 from .model import Decision, Policy
 
 _SHOWN = 20
@@ -143,10 +144,8 @@ def _change(before: Decision, after: Decision) -> str:
 def _shown(name: str, value: Any) -> str:
     if isinstance(value, bool | str | None):
         return "none" if value is None else str(value)
-    if isinstance(value, dict):  # a link
-        return " / ".join(
-            "no limit" if speed is None else f"{format_bytes(speed)}/s" for speed in value.values()
-        )
+    if isinstance(value, dict):
+        return str(Link(**value)) if name == "link" else str(value)
     if name.endswith("bytes"):
         return f"{format_bytes(value)} ({value})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -29,10 +29,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..errors import BelowFloorError, TraceError
+from ..errors import BelowFloorError, EditsUnreachableError, TraceError
 from ..trace import Category, StepTrace, Trace
+from .constraints import Constraints, conditions, joined
+from .edits import Edit, EditAction, Fault, Finding, digest
+from .link import Link
 from .memory import (
     MIN_SWAP_BYTES,
+    Floor,
     StepMemory,
     Swaps,
     below_floor,
@@ -41,7 +45,7 @@ from .memory import (
     step_memory,
     step_op_times,
 )
-from .model import NEVER, Action, Decision, Link, Policy, fingerprint
+from .model import NEVER, PLANNER, USER, Action, Decision, Policy, fingerprint
 from .range_max import RangeMax
 from .simulate import Prediction, simulate_swaps
 
@@ -61,15 +65,19 @@ def plan(
     op_times: Sequence[float] | np.ndarray | None = None,
     min_swap_bytes: int = MIN_SWAP_BYTES,
     margin: float = 0.0,
+    edits: Sequence[Edit] = (),
 ) -> Policy:
     """Generate a policy for a step (the newest of a trace) that never holds more than ``capacity_bytes``.
 
     ``op_times`` are compute seconds of each op, shape (ops,); by default every op takes the same time.
     Storages with blocks below ``min_swap_bytes`` stay. ``margin``, 0 to 1, is a share of the capacity to
-    leave free, as far as the floor allows: it absorbs decisions that miss their op.
+    leave free, as far as the floor allows: it absorbs decisions that miss their op. ``edits`` are obeyed, and the rest
+    is planned around them; what is wrong with them stands in ``Policy.findings``. An edit of the capacity or the
+    link takes the place of the argument.
 
-    The same arguments give the same policy. Raises BelowFloorError if no policy fits the capacity, TraceError
-    if the step has no ops or has lost some, ValueError if ``op_times`` or ``margin`` does not fit.
+    The same arguments give the same policy. Raises BelowFloorError if no policy fits the capacity,
+    EditsUnreachableError if one would without the edits, TraceError if the step has no ops or has lost some,
+    ValueError if ``op_times`` or ``margin`` does not fit.
     """
     if not 0.0 <= margin < 1.0:
         raise ValueError(f"margin is {margin}: give a share of the capacity, from 0 to below 1")
@@ -79,29 +87,39 @@ def plan(
             f"step {step.index} has lost {step.truncated_ops} ops, so its bytes are unknown there: "
             "record it again with a larger recorder buffer"
         )
-    capacity_bytes = int(capacity_bytes)
+    given = {"capacity_bytes": int(capacity_bytes), "link": link.to_dict()}
+    capacity_bytes, link, findings = conditions(edits, int(capacity_bytes), link)
     memory = step_memory(step, min_swap_bytes)
     lowest = floor_of(step, memory)
     if capacity_bytes < lowest.bytes:
-        raise BelowFloorError(below_floor(capacity_bytes, lowest))
+        raise _no_room(capacity_bytes, lowest, edits)
     if op_times is None:
         compute_s = max(float(step.duration_s) - float(step.ops.stall_s.sum()), 0.0)
         times = np.full(memory.ops, compute_s / memory.ops)
     else:
         times = step_op_times(step, op_times)
-    target = max(int(capacity_bytes * (1.0 - margin)), lowest.bytes)
-    swaps, prediction = _best(memory, target, link, times, told=op_times is not None)
+    target = int(capacity_bytes * (1.0 - margin))
+    told = op_times is not None
+    by_user: set[tuple[int, int]] = set()
+    if edits:
+        constraints = Constraints(step, memory, edits)
+        swaps, prediction, by_user = _around(constraints, capacity_bytes, target, link, times, told)
+        findings += constraints.findings
+    else:
+        swaps, prediction = _best(memory, max(target, lowest.bytes), link, times, told)
     return Policy(
         capacity_bytes=capacity_bytes,
         link=link,
-        decisions=_decisions(step, memory, swaps),
+        decisions=_decisions(step, memory, swaps, by_user),
         assumed={
             "fingerprint": fingerprint(step),
             "ops": memory.ops,
             "torch": torch.__version__,
             "live_peak_bytes": step.live_peak_bytes,
             "min_swap_bytes": int(min_swap_bytes),
-        },
+            "margin": float(margin),
+        }
+        | ({"edits": digest(edits), "without_edits": given} if edits else {}),
         predicted={
             "peak_bytes": prediction.peak_bytes,
             "step_s": prediction.step_s,
@@ -110,7 +128,32 @@ def plan(
             "swapped_out_bytes": prediction.swapped_out_bytes,
             "swapped_in_bytes": prediction.swapped_in_bytes,
         },
+        edits=tuple(edits),
+        findings=tuple(sorted(findings, key=lambda finding: finding.index)),
+        source=step,
     )
+
+
+def _around(
+    constraints: Constraints, capacity: int, target: int, link: Link, times: np.ndarray, told: bool
+) -> tuple[Swaps, Prediction, set[tuple[int, int]]]:
+    """The best plan that obeys edits, and the (candidate, gap ordinal) pairs that follow from them."""
+    memory = constraints.memory
+    forced = constraints.forced_swaps(link, times)
+    narrowed = constraints.narrowed(forced)
+    lowest = floor_of(constraints.step, narrowed)
+    if lowest.bytes > capacity:
+        forced = constraints.forced_swaps(link, times, widest=True)
+        narrowed = constraints.narrowed(forced)
+        lowest = floor_of(constraints.step, narrowed)
+    if lowest.bytes > capacity:
+        blamed = constraints.blame(lowest.op, lowest.bytes, capacity)
+        raise EditsUnreachableError("\n".join(str(finding) for finding in blamed), tuple(blamed))
+    target = max(target, lowest.bytes)
+    swaps = joined(forced, _best(narrowed, target, link, times, told)[0])
+    swaps, moved = constraints.shifted(swaps, target)
+    by_user = moved | set(zip(forced.storage.tolist(), forced.ordinal.tolist(), strict=True))
+    return swaps, simulate_swaps(memory, swaps, target, link, times), by_user
 
 
 def _best(
@@ -375,7 +418,9 @@ class _Planner:
             profile.add(max(until, n) - n, back - n, size[gap])
 
 
-def _decisions(step: StepTrace, memory: StepMemory, swaps: Swaps) -> tuple[Decision, ...]:
+def _decisions(
+    step: StepTrace, memory: StepMemory, swaps: Swaps, by_user: set[tuple[int, int]]
+) -> tuple[Decision, ...]:
     """The swaps as decisions, in program order."""
     order = np.lexsort((swaps.ordinal, swaps.storage, swaps.free_op, swaps.out_op))
     decisions = []
@@ -393,6 +438,18 @@ def _decisions(step: StepTrace, memory: StepMemory, swaps: Swaps) -> tuple[Decis
                 free_op=int(swaps.free_op[k]),
                 in_op=int(swaps.in_op[k]) if swaps.returns[k] else NEVER,
                 use_op=int(swaps.use_op[k]) if swaps.returns[k] else NEVER,
+                decided_by=USER if (int(swaps.storage[k]), int(swaps.ordinal[k])) in by_user else PLANNER,
             )
         )
     return tuple(decisions)
+
+
+def _no_room(capacity_bytes: int, lowest: Floor, edits: Sequence[Edit]) -> BelowFloorError:
+    """The error for a capacity that no policy fits, edits or none."""
+    text = below_floor(capacity_bytes, lowest)
+    asking = [k for k, edit in enumerate(edits) if edit.action is EditAction.CAPACITY]
+    if not asking:
+        return BelowFloorError(text)
+    why, _, way_out = text.partition(": ")
+    finding = Finding(Fault.UNREACHABLE, asking[-1], edits[asking[-1]], why, way_out)
+    return EditsUnreachableError(str(finding), (finding,))

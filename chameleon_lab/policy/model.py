@@ -1,34 +1,42 @@
 """What should happen: a policy is a list of decisions on gaps, with what it was made for and what it promises.
 
 A policy is a hint. The executor obeys a decision where it still fits the live ops and skips it where it does
-not, so that a stale or wrong policy costs time and never correctness. The file is JSON with one decision a
-line, in program order, so that a diff shows which decisions changed.
+not, so that a stale or wrong policy costs time and never correctness. It has two layers: the edits of a person,
+and the decisions that were generated under them. :mod:`chameleon_lab.policy.file` is its file format.
 """
 
 from __future__ import annotations
 
 import hashlib
 import html
-import json
-import math
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..errors import PolicyError
-from ..trace import StepTrace
+from ..trace import StepTrace, Trace
 from ..trace.store import write_then_rename
 from ..units import format_bytes
+from .edits import Edit, Finding, digest
+from .link import Link
 
-VERSION = 1
+if TYPE_CHECKING:
+    from .draft import Draft
+
+__all__ = ["NEVER", "PLANNER", "USER", "VERSION", "Action", "Decision", "Link", "Policy", "fingerprint"]
+
+VERSION = 2
 """Version of the policy file that this package writes, and the newest that it reads."""
 
 NEVER = -1
 """``in_op`` and ``use_op`` of a swap that has no way back in the step, and ``gap`` of a storage that has no use."""
 
-_WRITE_AGAIN = "write the file again with Policy.save, or take an older version of it"
+PLANNER, USER = "planner", "user"
+"""Who a decision goes back to: the planner alone, or an edit."""
 
 
 class Action(StrEnum):
@@ -36,32 +44,6 @@ class Action(StrEnum):
 
     KEEP = "keep"
     SWAP = "swap"
-
-
-@dataclass(frozen=True)
-class Link:
-    """Bandwidth between device and host, one direction each. None: no copy takes any time."""
-
-    out_bytes_per_s: float | None
-    in_bytes_per_s: float | None
-
-    def __post_init__(self) -> None:
-        for name in ("out_bytes_per_s", "in_bytes_per_s"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise PolicyError(
-                    f"{name} is {value!r}: give a finite bandwidth above 0, or None for no limit"
-                )
-
-    def out_s(self, size: int) -> float:
-        """Seconds that a copy of ``size`` bytes to the host takes."""
-        return 0.0 if self.out_bytes_per_s is None else size / self.out_bytes_per_s
-
-    def in_s(self, size: int) -> float:
-        """Seconds that a copy of ``size`` bytes to the device takes."""
-        return 0.0 if self.in_bytes_per_s is None else size / self.in_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -95,7 +77,8 @@ class Decision:
     free_op: int
     in_op: int
     use_op: int
-    decided_by: str = "planner"
+    decided_by: str = PLANNER
+    """``"planner"``, or ``"user"`` where an edit demanded it or moved its prefetch."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "action", Action(self.action))
@@ -134,10 +117,16 @@ class Policy:
     predicted: dict[str, Any] = field(default_factory=dict)
     """What :func:`~chameleon_lab.policy.simulate` says of it: ``peak_bytes``, ``step_s``, ``stall_s``,
     ``overlap``, ``swapped_out_bytes``, ``swapped_in_bytes``. Values are plain JSON."""
-    version: int = VERSION
+    edits: tuple[Edit, ...] = ()
+    """The user's layer, in order. The decisions are what the planner made of it, see :attr:`is_current`."""
+    findings: tuple[Finding, ...] = field(default=(), compare=False)
+    """What was wrong with the edits when the decisions were made, one entry an edit and fault. Not in the file."""
+    source: StepTrace | None = field(default=None, compare=False, repr=False)
+    """The step that the decisions were made for. The file holds what binding and planning need of it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "decisions", tuple(self.decisions))
+        object.__setattr__(self, "edits", tuple(self.edits))
         seen: set[tuple[str, int]] = set()
         for decision in self.decisions:
             gap = (decision.storage, decision.gap)
@@ -182,69 +171,33 @@ class Policy:
 
     def to_json(self) -> str:
         """The text of the policy file."""
-        try:
-            head = [
-                f' "chameleon_lab_policy": {self.version},',
-                f' "capacity_bytes": {self.capacity_bytes},',
-                f' "link": {_line(asdict(self.link))},',
-                f' "assumed": {_line(self.assumed)},',
-                f' "predicted": {_line(self.predicted)},',
-            ]
-        except (TypeError, ValueError) as error:
-            raise PolicyError(
-                f"assumed and predicted must hold plain, finite JSON values: {error}"
-            ) from error
-        body = ",\n".join("  " + _line(asdict(decision)) for decision in self.decisions)
-        decisions = f' "decisions": [\n{body}\n ]' if body else ' "decisions": []'
-        return "\n".join(["{", *head, decisions, "}", ""])
+        from .file import to_json
+
+        return to_json(self)
 
     @classmethod
     def from_json(cls, text: str, source: str = "policy") -> Policy:
         """Read the text of a policy file; errors call it ``source``. Raises PolicyError as :meth:`load` does."""
-        try:
-            data = json.loads(text, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            place = (
-                f", line {error.lineno} column {error.colno}"
-                if isinstance(error, json.JSONDecodeError)
-                else ""
-            )
-            raise PolicyError(f"{source}{place}: truncated, or not JSON ({error}); {_WRITE_AGAIN}") from error
-        if not isinstance(data, dict) or "chameleon_lab_policy" not in data:
-            raise PolicyError(f"{source}: this is no Chameleon Lab policy: 'chameleon_lab_policy' is missing")
-        version = _typed(data["chameleon_lab_policy"], "int", source, "chameleon_lab_policy")
-        if version > VERSION or version < 1:
-            raise PolicyError(
-                f"{source}: it is of policy version {version}, and this Chameleon Lab reads up to {VERSION}: "
-                "upgrade Chameleon Lab, or generate the policy anew"
-            )
-        top = _checked(data, _TOP, source, "")
-        link = _checked(top["link"], _LINK, source, "link.")
-        decisions = []
-        for index, entry in enumerate(top["decisions"]):
-            place = f"decisions[{index}]"
-            values = _checked(_typed(entry, "object", source, place), _DECISION, source, f"{place}.")
-            if values["action"] not in (known := [action.value for action in Action]):
-                raise PolicyError(
-                    f"{source}: {place}.action is {values['action']!r}; this Chameleon Lab knows {', '.join(known)}: "
-                    "mend it, or upgrade Chameleon Lab"
-                )
-            values["action"] = Action(values["action"])
-            try:
-                decisions.append(Decision(**values))
-            except PolicyError as error:
-                raise PolicyError(f"{source}: {place}: {error}") from error
-        try:
-            return cls(
-                capacity_bytes=top["capacity_bytes"],
-                link=Link(**link),
-                decisions=tuple(decisions),
-                assumed=top["assumed"],
-                predicted=top["predicted"],
-                version=version,
-            )
-        except PolicyError as error:
-            raise PolicyError(f"{source}: {error}") from error
+        from .file import from_json
+
+        return from_json(text, source)
+
+    @property
+    def is_current(self) -> bool:
+        """Were the decisions made under these very edits? Not if somebody changed the edits in the file."""
+        return self.assumed.get("edits", digest(())) == digest(self.edits)
+
+    def draft(
+        self, trace: Trace | StepTrace | None = None, op_times: Sequence[float] | np.ndarray | None = None
+    ) -> Draft:
+        """A copy to edit, see :class:`~chameleon_lab.policy.draft.Draft`.
+
+        Plans for the newest step of ``trace``, or the one that the policy was made for. ``op_times`` are those of
+        :func:`~chameleon_lab.policy.simulate`. Raises PolicyError if neither step is there.
+        """
+        from .draft import Draft
+
+        return Draft(self, trace, op_times)
 
     def summary(self) -> list[tuple[str, int, int]]:
         """Per category: its name, how many gaps are swapped, and the bytes of their blocks. Largest first."""
@@ -261,6 +214,8 @@ class Policy:
             f"  {category:<16} {count:>6} gaps {format_bytes(size):>12}"
             for category, count, size in self.summary()
         ]
+        lines += [f"  edit {number}: {edit}" for number, edit in enumerate(self.edits, 1)]
+        lines += [f"  {finding}" for finding in self.findings]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -273,7 +228,10 @@ class Policy:
             if rows
             else ""
         )
-        return f"<div><p>{html.escape(self._headline())}</p>{table}</div>"
+        edits = "".join(f"<li>{html.escape(str(edit))}</li>" for edit in self.edits)
+        findings = "".join(f"<p>{html.escape(str(finding))}</p>" for finding in self.findings)
+        edits = f"<ol>{edits}</ol>" if edits else ""
+        return f"<div><p>{html.escape(self._headline())}</p>{table}{edits}{findings}</div>"
 
     def _headline(self) -> str:
         text = f"Policy: {len(self.swaps)} swaps, capacity {format_bytes(self.capacity_bytes)}"
@@ -294,55 +252,3 @@ def fingerprint(step: StepTrace) -> str:
     sequence = hashlib.sha256("\n".join(step.names[name] for name in step.ops.name.tolist()).encode())
     sequence.update(step.ops.stage.astype("uint8").tobytes())
     return sequence.hexdigest()[:16]
-
-
-_TOP = {
-    "chameleon_lab_policy": "int",
-    "capacity_bytes": "int",
-    "link": "object",
-    "assumed": "object",
-    "predicted": "object",
-    "decisions": "array",
-}
-_LINK = {"out_bytes_per_s": "number or null", "in_bytes_per_s": "number or null"}
-_DECISION = {f.name: "int" if f.type == "int" else "string" for f in fields(Decision)}
-
-
-def _line(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _typed(value: Any, kind: str, source: str, place: str) -> Any:
-    """``value`` if it is of the JSON type ``kind``; PolicyError otherwise."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    fits = {
-        "int": isinstance(value, int) and number,
-        "number or null": number or value is None,
-        "string": isinstance(value, str),
-        "object": isinstance(value, dict),
-        "array": isinstance(value, list),
-    }[kind]
-    if not fits:
-        shown = json.dumps(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        raise PolicyError(
-            f"{source}: {place} is {shown}, but it must be of type {kind}; mend it, or {_WRITE_AGAIN}"
-        )
-    return value
-
-
-def _checked(data: Mapping[str, Any], kinds: Mapping[str, str], source: str, prefix: str) -> dict[str, Any]:
-    """The fields of a JSON object, every one of ``kinds`` and no other."""
-    missing = [name for name in kinds if name not in data]
-    if missing:
-        raise PolicyError(f"{source}: {prefix}{missing[0]} is missing; add it, or {_WRITE_AGAIN}")
-    unknown = [name for name in data if name not in kinds]
-    if unknown:
-        raise PolicyError(
-            f"{source}: {prefix}{unknown[0]} is no field of a policy; known are {', '.join(kinds)}"
-        )
-    return {name: _typed(data[name], kind, source, prefix + name) for name, kind in kinds.items()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..trace import StepTrace
+from .constraints import untouched
 from .memory import MIN_SWAP_BYTES, StepMemory, Swaps, step_memory
 from .model import NEVER, Decision, Policy, fingerprint
 
@@ -43,6 +44,8 @@ class Program:
     """int64 (S+1,): the uses of plan storage ``s`` are ``uses_op[uses_offset[s]:uses_offset[s+1]]``"""
     uses_op: np.ndarray
     """int32 (U,): ascending for each storage; the birth is one"""
+    evict_last: np.ndarray
+    """bool (S,): eviction under pressure takes these only where nothing else is left"""
     action_op: np.ndarray
     """int32 (A,): in [0, ops); actions past the step's end are wrapped into the next step"""
     action_kind: np.ndarray
@@ -86,6 +89,7 @@ def compile_program(policy: Policy, step: StepTrace) -> Program:
         block_bytes=memory.block_bytes,
         uses_offset=memory.uses_offset.astype(np.int64),
         uses_op=memory.uses_op.astype(np.int32),
+        evict_last=untouched(step, policy.edits)[memory.row],
         action_op=op[order].astype(np.int32),
         action_kind=kind[order].astype(np.uint8),
         action_storage=storage[order].astype(np.int32),

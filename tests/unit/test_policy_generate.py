@@ -107,6 +107,7 @@ def test_what_it_was_made_for_is_written_down() -> None:
         "torch": torch.__version__,
         "live_peak_bytes": step.live_peak_bytes,
         "min_swap_bytes": 4096,
+        "margin": 0.0,
     }
     for decision in policy.decisions:
         assert decision.action is Action.SWAP and decision.decided_by == "planner"

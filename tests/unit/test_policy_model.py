@@ -116,8 +116,8 @@ def test_deeply_nested_file_is_refused(saved: Path) -> None:
 
 
 def test_newer_version_asks_for_an_upgrade(saved: Path) -> None:
-    with pytest.raises(PolicyError, match="policy version 2, and this Chameleon Lab reads up to 1: upgrade"):
-        Policy.load(broken(saved, "chameleon_lab_policy", value=2))
+    with pytest.raises(PolicyError, match="policy version 3, and this Chameleon Lab reads up to 2: upgrade"):
+        Policy.load(broken(saved, "chameleon_lab_policy", value=3))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_newer_version_asks_for_an_upgrade(saved: Path) -> None:
 def test_bad_value_is_named_with_file_and_place(
     saved: Path, place: tuple[str | int, ...], value: object, message: str
 ) -> None:
-    with pytest.raises(PolicyError, match=r"policy\.json: " + message):
+    with pytest.raises(PolicyError, match=r"policy\.json(, line 1)?: " + message):
         Policy.load(broken(saved, *place, value=value))
 
 

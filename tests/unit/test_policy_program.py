@@ -59,11 +59,12 @@ def test_every_storage_that_may_move_is_in_the_program() -> None:
 def test_columns_are_integers_of_fixed_width() -> None:
     step = gpt_step()
     program = compile_program(plan(step, int(0.6 * step.live_peak_bytes), Link(None, None)), step)
+    flags = {"action_kind": "uint8", "evict_last": "bool"}
     wide = {"uid", "block_bytes", "uses_offset"}
     for field in dataclasses.fields(program):
         column = getattr(program, field.name)
         if isinstance(column, np.ndarray):
-            expected = "uint8" if field.name == "action_kind" else "int64" if field.name in wide else "int32"
+            expected = flags.get(field.name, "int64" if field.name in wide else "int32")
             assert column.dtype == expected, field.name
     assert program.action_op.min() >= 0 and program.action_op.max() < len(step.ops)
 

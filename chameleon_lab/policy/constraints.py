@@ -1,0 +1,309 @@
+"""What edits demand of one step: which gaps stay, which must be swapped, and which prefetches move.
+
+The planner sees a step whose kept gaps do not exist and whose forced swaps have been made, and plans the rest
+around them; then the prefetches move. An edit that cannot be obeyed, or not wholly, leaves a Finding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..trace import StepTrace
+from ..units import format_bytes
+from .edits import Edit, EditAction, Fault, Finding, StorageIndex
+from .link import Link
+from .memory import StepMemory, Swaps
+from .model import NEVER
+
+
+def conditions(edits: Sequence[Edit], capacity_bytes: int, link: Link) -> tuple[int, Link, list[Finding]]:
+    """Capacity and link to plan for: those of the last edit of each kind, else the ones given."""
+    findings = []
+    last: dict[EditAction, int] = {}
+    for index, edit in enumerate(edits):
+        if edit.action not in (EditAction.CAPACITY, EditAction.LINK):
+            continue
+        before = last.get(edit.action)
+        if before is not None and _asked(edits[before]) != _asked(edit):
+            findings.append(_contradicted(before, edits[before], index, edit, "the whole plan"))
+        last[edit.action] = index
+        capacity_bytes = edit.capacity_bytes or capacity_bytes
+        link = edit.link or link
+    return capacity_bytes, link, findings
+
+
+def untouched(step: StepTrace, edits: Sequence[Edit]) -> np.ndarray:
+    """Storages that eviction should take last, bool (storages,)."""
+    index = StorageIndex(step) if edits else None
+    spared = np.zeros(len(step.storages), dtype=bool)
+    whole = [edit for edit in edits if edit.is_residence and edit.gap is None]
+    for edit in sorted(whole, key=lambda edit: edit.specificity):  # stable: the later one still decides
+        assert index is not None
+        spared[index.rows(edit)] = edit.action is EditAction.NEVER_TOUCH
+    return spared
+
+
+class Constraints:
+    """Edits bound to the gaps of a step, each question decided by the edit of the highest rank.
+
+    A *place* is a gap, or a dormant storage (one that no op uses): shape (G + D,).
+    """
+
+    def __init__(self, step: StepTrace, memory: StepMemory, edits: Sequence[Edit]) -> None:
+        self.step, self.memory, self.edits = step, memory, tuple(edits)
+        self.findings: list[Finding] = []
+        gaps, dormant = len(memory.gap_storage), len(memory.dormant)
+        self._places = gaps + dormant
+        self._owner = np.concatenate([memory.gap_storage, memory.dormant])
+        self._ordinal = np.concatenate([memory.gap_ordinal, np.full(dormant, NEVER)])
+        # The edit that decides at each place, or -1: about being away, and about the prefetch.
+        self._residence = np.full(self._places, -1)
+        self._prefetch = np.full(self._places, -1)
+        if any(edit.is_residence or edit.action is EditAction.PREFETCH for edit in self.edits):
+            self._decide()
+        decides = np.array(
+            [edit.action is EditAction.SWAP for edit in self.edits] + [False]
+        )  # -1 is the last
+        self.forced = decides[self._residence]
+        """bool (G + D,): must be swapped."""
+        self.stay = (self._residence >= 0) & ~self.forced
+        """bool (G + D,): must not."""
+
+    # ------------------------------------------------------------------------------------------------ deciding
+
+    def _decide(self) -> None:
+        index = StorageIndex(self.step)
+        candidate_of = np.full(len(self.step.storages), -1, dtype=np.int64)
+        candidate_of[self.memory.row] = np.arange(len(self.memory.row))
+        meant: dict[int, np.ndarray] = {}
+        lost: dict[tuple[int, int], list[int]] = {}
+        order = sorted(range(len(self.edits)), key=lambda k: (self.edits[k].specificity, k))
+        for k in order:
+            edit = self.edits[k]
+            if not edit.is_residence and edit.action is not EditAction.PREFETCH:
+                continue
+            rows = index.rows(edit)
+            if not len(rows):
+                self.findings.append(index.unmatched(k, edit))
+                continue
+            candidates = candidate_of[rows]
+            meant[k] = self._meant(k, edit, candidates[candidates >= 0])
+            decided = self._residence if edit.is_residence else self._prefetch
+            for place in meant[k].tolist():
+                before = int(decided[place])
+                if before >= 0 and _opposed(self.edits[before], edit):
+                    lost.setdefault((before, k), []).append(place)
+            decided[meant[k]] = k
+        self._report_losers(meant, lost)
+
+    def _meant(self, k: int, edit: Edit, candidates: np.ndarray) -> np.ndarray:
+        """The places that an edit means."""
+        keeps = edit.is_residence and edit.action is not EditAction.SWAP
+        if not len(candidates):
+            if not keeps:  # what cannot leave is kept anyway
+                why = "what it names must stay on the device, or is too small to move"
+                self._impossible(k, why)
+            return np.empty(0, dtype=np.int64)
+        places = np.flatnonzero(np.isin(self._owner, candidates))
+        if edit.gap is not None:
+            own = places[self._ordinal[places] == edit.gap]
+            if not len(own):
+                gaps = ", ".join(str(gap) for gap in self._ordinal[places].tolist() if gap != NEVER)
+                self._impossible(
+                    k, f"it has no gap {edit.gap} in which it could be away; it has {gaps or 'none'}"
+                )
+            return own
+        if edit.action is EditAction.SWAP:
+            own = self._longest(places)
+            if not len(own):
+                self._impossible(k, "what it names is in use all the time")
+            return own
+        if edit.action is EditAction.PREFETCH:
+            gaps = places[places < len(self.memory.gap_storage)]
+            return gaps[self.memory.gap_returns[gaps]]
+        return places
+
+    def _longest(self, places: np.ndarray) -> np.ndarray:
+        """Of each storage the longest gap; dead time only where there is nothing else."""
+        memory, gaps = self.memory, len(self.memory.gap_storage)
+        length = np.concatenate([memory.gap_use - memory.gap_out, np.zeros(self._places - gaps)])
+        returns = np.concatenate([memory.gap_returns, np.zeros(self._places - gaps, dtype=bool)])
+        order = places[np.lexsort((length[places], returns[places], self._owner[places]))]
+        last = np.append(self._owner[order][1:] != self._owner[order][:-1], True)[: len(order)]
+        return order[last]
+
+    def _report_losers(self, meant: dict[int, np.ndarray], lost: dict[tuple[int, int], list[int]]) -> None:
+        contradicted = set()
+        for (loser, winner), places in lost.items():
+            if self.edits[loser].specificity == self.edits[winner].specificity:
+                contradicted.add(loser)
+                where = f"{len(places)} gaps, the first of {self._key(places[0])}"
+                self.findings.append(
+                    _contradicted(loser, self.edits[loser], winner, self.edits[winner], where)
+                )
+        for k, places in meant.items():
+            decided = self._residence if self.edits[k].is_residence else self._prefetch
+            if len(places) and k not in contradicted and not (decided[places] == k).any():
+                winner = int(decided[places[0]])
+                why = f"edit {winner + 1} ({self.edits[winner]}) and the like decide everywhere it speaks of"
+                self.findings.append(
+                    Finding(
+                        Fault.OVERRIDDEN, k, self.edits[k], why, "take it back, or those that override it"
+                    )
+                )
+
+    # ------------------------------------------------------------------------------------------------ planning
+
+    def narrowed(self, forced: Swaps) -> StepMemory:
+        """The step as the planner shall see it: the forced swaps made, and only the free gaps left."""
+        memory, gaps = self.memory, len(self.memory.gap_storage)
+        free = ~(self.stay | self.forced)
+        columns = ("gap_storage", "gap_ordinal", "gap_out", "gap_use", "gap_returns")
+        return dataclasses.replace(
+            memory,
+            live_bytes=memory.live_bytes - memory.away_bytes(forced.storage, forced.free_op, forced.in_op),
+            dormant=memory.dormant[free[gaps:]],
+            **{name: getattr(memory, name)[free[:gaps]] for name in columns},
+        )
+
+    def forced_swaps(self, link: Link, times: np.ndarray, *, widest: bool = False) -> Swaps:
+        """The swaps that edits demand: freed once the copy out has had its time, back one copy before the use.
+
+        ``widest``: away for the whole gap instead, whatever the stalls.
+        """
+        memory, gaps = self.memory, len(self.memory.gap_storage)
+        taken = np.flatnonzero(self.forced[:gaps])
+        out, use, returns = memory.gap_out[taken], memory.gap_use[taken], memory.gap_returns[taken]
+        size = memory.gap_bytes[taken].tolist()
+        free, back = out + 1, use.copy()
+        if not widest:
+            start = np.concatenate([[0.0], np.cumsum(np.tile(times, 3))])
+            in_s, out_s = np.array([link.in_s(b) for b in size]), np.array([link.out_s(b) for b in size])
+            latest = np.searchsorted(start, start[use] - in_s, "right") - 1
+            back = np.where(returns, np.clip(latest, out + 1, use), use)
+            free = np.clip(np.searchsorted(start, start[out + 1] + out_s, "left"), out + 1, back)
+        dormant = memory.dormant[self.forced[gaps:]]
+        never = np.full(len(dormant), NEVER, dtype=np.int64)
+        return Swaps(
+            storage=np.concatenate([dormant, memory.gap_storage[taken]]),
+            ordinal=np.concatenate([never, memory.gap_ordinal[taken]]),
+            out_op=np.concatenate([never + 1, out]),
+            free_op=np.concatenate([never + 2, free]),
+            in_op=np.concatenate([never, back]),
+            use_op=np.concatenate([never, use]),
+            returns=np.concatenate([never >= 0, returns]),
+        )
+
+    def shifted(self, swaps: Swaps, capacity_bytes: int) -> tuple[Swaps, set[tuple[int, int]]]:
+        """Move the prefetches that edits speak of, as far as the capacity allows.
+
+        Returns the swaps, and the (storage, ordinal) of those that moved.
+        """
+        memory, n = self.memory, self.memory.ops
+        wanted = {
+            (int(self._owner[place]), int(self._ordinal[place])): int(self._prefetch[place])
+            for place in np.flatnonzero(self._prefetch >= 0).tolist()
+        }
+        if not wanted:
+            return swaps, set()
+        in_op = swaps.in_op.copy()
+        resident = memory.live_bytes - memory.away_bytes(swaps.storage, swaps.free_op, swaps.in_op)
+        found: dict[int, int] = dict.fromkeys(wanted.values(), 0)
+        short: dict[int, list[tuple[str, int]]] = {}
+        moved = set()
+        for k in range(len(swaps)):
+            gap = (int(swaps.storage[k]), int(swaps.ordinal[k]))
+            if gap not in wanted or not swaps.returns[k]:
+                continue
+            edit = wanted[gap]
+            found[edit] += 1
+            asked, old = self.edits[edit].ops_earlier or 0, int(in_op[k])
+            size = int(memory.block_bytes[gap[0]])
+            new = min(max(old - asked, int(swaps.free_op[k])), int(swaps.use_op[k]))
+            if new < old:
+                between = np.arange(new, old) % n
+                full = np.flatnonzero(resident[between] + size > capacity_bytes)
+                new += int(full[-1]) + 1 if len(full) else 0
+                np.add.at(resident, np.arange(new, old) % n, size)
+            else:
+                np.subtract.at(resident, np.arange(old, new) % n, size)
+            in_op[k] = new
+            if new != old:
+                moved.add(gap)
+            if old - new != asked:
+                short.setdefault(edit, []).append((self._key_of(gap[0]), abs(old - new)))
+        self._report_prefetches(found, short)
+        return dataclasses.replace(swaps, in_op=in_op), moved
+
+    def _report_prefetches(self, found: dict[int, int], short: dict[int, list[tuple[str, int]]]) -> None:
+        for k, count in sorted(found.items()):
+            edit, asked = self.edits[k], abs(self.edits[k].ops_earlier or 0)
+            if not count:
+                self._impossible(k, "nothing that it names is swapped, so there is no prefetch to move")
+            elif k in short:
+                key, ops = short[k][0]
+                why = (
+                    f"{len(short[k])} of {count} prefetches move less far: that of {key} by {ops} of {asked} ops, "
+                    "where its gap or the capacity ends"
+                )
+                self.findings.append(
+                    Finding(Fault.CLIPPED, k, edit, why, "ask for fewer ops, or raise the capacity")
+                )
+
+    def blame(self, op: int, floor_bytes: int, capacity_bytes: int) -> list[Finding]:
+        """The edits that make the floor exceed the capacity at ``op``, those that keep most there first."""
+        memory, gaps = self.memory, len(self.memory.gap_storage)
+        n = memory.ops
+        kept: dict[int, int] = {}
+        covers = np.zeros(self._places, dtype=bool)
+        for at in (op, op + n):
+            covers[:gaps] |= (memory.gap_out < at) & (at < memory.gap_use)
+        covers[gaps:] = True
+        for place in np.flatnonzero(covers & self.stay).tolist():
+            k = int(self._residence[place])
+            kept[k] = kept.get(k, 0) + int(memory.block_bytes[self._owner[place]])
+        return [
+            Finding(
+                Fault.UNREACHABLE,
+                k,
+                self.edits[k],
+                f"with the edits no policy fits {format_bytes(capacity_bytes)}: the floor is "
+                f"{format_bytes(floor_bytes)} at op {op} ({self.step.op_name(op)}), and this edit keeps "
+                f"{format_bytes(size)} there",
+                f"take it back, or give at least {floor_bytes} bytes",
+            )
+            for k, size in sorted(kept.items(), key=lambda item: (-item[1], item[0]))
+        ]
+
+    def _impossible(self, k: int, why: str) -> None:
+        self.findings.append(Finding(Fault.IMPOSSIBLE, k, self.edits[k], why, "mend it, or take it back"))
+
+    def _key(self, place: int) -> str:
+        return self._key_of(int(self._owner[place]))
+
+    def _key_of(self, candidate: int) -> str:
+        return self.step.storage_keys[int(self.memory.row[candidate])]
+
+
+def joined(*parts: Swaps) -> Swaps:
+    """Several swaps as one."""
+    names = [f.name for f in dataclasses.fields(Swaps)]
+    return Swaps(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def _opposed(one: Edit, other: Edit) -> bool:
+    if one.action is EditAction.PREFETCH:
+        return one.ops_earlier != other.ops_earlier
+    return (one.action is EditAction.SWAP) != (other.action is EditAction.SWAP)
+
+
+def _asked(edit: Edit) -> tuple[int | None, Link | None]:
+    return edit.capacity_bytes, edit.link
+
+
+def _contradicted(loser: int, edit: Edit, winner: int, other: Edit, where: str) -> Finding:
+    why = f"edit {winner + 1} ({other}) comes later and decides for {where}"
+    return Finding(Fault.CONTRADICTED, loser, edit, why, "take one of the two back")

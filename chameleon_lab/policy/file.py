@@ -1,0 +1,204 @@
+"""The policy file: JSON with one edit and one decision a line, in order, so that a diff shows which ones changed.
+
+``policy.schema.json`` beside this module is its JSON Schema. Version 1 had neither edits nor the step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from ..errors import PolicyError
+from . import step_text
+from .edits import digest, edit_from_dict
+from .link import Link
+from .model import NEVER, PLANNER, VERSION, Action, Decision, Policy
+
+_WRITE_AGAIN = "write the file again with Policy.save, or take an older version of it"
+
+_TOP = {
+    "chameleon_lab_policy": "int",
+    "capacity_bytes": "int",
+    "link": "object",
+    "assumed": "object",
+    "predicted": "object",
+    "edits": "array",
+    "decisions": "array",
+    "step": "string",
+}
+_LINK = {"out_bytes_per_s": "number or null", "in_bytes_per_s": "number or null"}
+_DECISION = {f.name: "int" if f.type == "int" else "string" for f in fields(Decision)}
+
+
+def to_json(policy: Policy) -> str:
+    """The text of the policy file. Raises PolicyError if ``assumed`` or ``predicted`` are not plain JSON."""
+    try:
+        lines = [
+            f' "chameleon_lab_policy": {VERSION},',
+            f' "capacity_bytes": {policy.capacity_bytes},',
+            f' "link": {_line(policy.link.to_dict())},',
+            f' "assumed": {_line(policy.assumed)},',
+            f' "predicted": {_line(policy.predicted)},',
+            _array("edits", [edit.to_dict() for edit in policy.edits]) + ",",
+            _array("decisions", [asdict(decision) for decision in policy.decisions]) + ",",
+            f' "step": {_line("" if policy.source is None else step_text.encode(policy.source))}',
+        ]
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"assumed and predicted must hold plain, finite JSON values: {error}") from error
+    return "\n".join(["{", *lines, "}", ""])
+
+
+def from_json(text: str, source: str = "policy") -> Policy:
+    """Read the text of a policy file; errors call it ``source``. Raises PolicyError as ``Policy.load`` does."""
+    data = _parsed(text, source)
+    version = _typed(data["chameleon_lab_policy"], "int", source, "chameleon_lab_policy")
+    if version > VERSION or version < 1:
+        raise PolicyError(
+            f"{source}: it is of policy version {version}, and this Chameleon Lab reads up to {VERSION}: "
+            "upgrade Chameleon Lab, or generate the policy anew"
+        )
+    for older in range(version, VERSION):
+        data = _MIGRATIONS[older](data)
+    top = _checked(data, _TOP, source, "")
+    link = _checked(top["link"], _LINK, source, "link.")
+
+    edits, decisions = [], []
+    for index, entry in enumerate(top["edits"]):
+        place, where = _place(text, source, "edits", index)
+        values = _typed(entry, "object", where, place)
+        try:
+            edits.append(edit_from_dict(values))
+        except PolicyError as error:
+            raise PolicyError(f"{where}: {place}: {error}") from error
+    for index, entry in enumerate(top["decisions"]):
+        place, where = f"decisions[{index}]", source
+        try:
+            decisions.append(_decision(entry, source, place))
+        except PolicyError:
+            place, where = _place(text, source, "decisions", index)
+            if where == source:
+                raise
+            _decision(entry, where, place)  # the same error, with its line
+    try:
+        return Policy(
+            capacity_bytes=top["capacity_bytes"],
+            link=Link(**link),
+            decisions=tuple(decisions),
+            assumed=top["assumed"],
+            predicted=top["predicted"],
+            edits=tuple(edits),
+            source=step_text.decode(top["step"]) if top["step"] else None,
+        )
+    except PolicyError as error:
+        raise PolicyError(f"{source}: {error}") from error
+
+
+def _parsed(text: str, source: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        place = (
+            f", line {error.lineno} column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        )
+        raise PolicyError(f"{source}{place}: truncated, or not JSON ({error}); {_WRITE_AGAIN}") from error
+    if not isinstance(data, dict) or "chameleon_lab_policy" not in data:
+        raise PolicyError(f"{source}: this is no Chameleon Lab policy: 'chameleon_lab_policy' is missing")
+    return data
+
+
+def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 marked hand-made decisions by ``decided_by`` alone: they become edits, which outlive the plan."""
+    edits = []
+    for entry in data["decisions"] if isinstance(data.get("decisions"), list) else []:
+        if isinstance(entry, dict) and entry.get("decided_by") != PLANNER:
+            edit = {"action": entry.get("action"), "storage": entry.get("storage")}
+            edits.append(edit if entry.get("gap") == NEVER else {**edit, "gap": entry.get("gap")})
+    assumed = data.get("assumed")
+    try:
+        made = [edit_from_dict(edit) for edit in edits]
+    except (PolicyError, TypeError):
+        made = []  # the check that follows says what is wrong with the decision
+    if made and isinstance(assumed, dict):
+        assumed = {**assumed, "edits": digest(made)}  # the decisions have them already
+    return {**data, "chameleon_lab_policy": 2, "assumed": assumed, "edits": edits, "step": ""}
+
+
+_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_version_1}
+"""From the version that is the key to the next one. They see data that nobody has checked yet."""
+
+
+def _decision(entry: Any, source: str, place: str) -> Decision:
+    values = _checked(_typed(entry, "object", source, place), _DECISION, source, f"{place}.")
+    if values["action"] not in (known := [action.value for action in Action]):
+        raise PolicyError(
+            f"{source}: {place}.action is {values['action']!r}; this Chameleon Lab knows {', '.join(known)}: "
+            "mend it, or upgrade Chameleon Lab"
+        )
+    values["action"] = Action(values["action"])
+    try:
+        return Decision(**values)
+    except PolicyError as error:
+        raise PolicyError(f"{source}: {place}: {error}") from error
+
+
+def _place(text: str, source: str, section: str, index: int) -> tuple[str, str]:
+    """What to call an entry of a section, and the file with the line that the entry begins in."""
+    decoder, name = json.JSONDecoder(), f"{section}[{index}]"
+    try:
+        at = text.index("[", text.index(f'"{section}"'))
+        for _ in range(index + 1):
+            at += 1
+            while text[at] in " \t\r\n,":
+                at += 1
+            begin, (_, at) = at, decoder.raw_decode(text, at)
+            at -= 1
+    except (ValueError, IndexError):  # an older version has no such section
+        return name, source
+    return name, f"{source}, line {text.count(chr(10), 0, begin) + 1}"
+
+
+def _array(name: str, entries: list[dict[str, Any]]) -> str:
+    body = ",\n".join("  " + _line(entry) for entry in entries)
+    return f' "{name}": [\n{body}\n ]' if body else f' "{name}": []'
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _typed(value: Any, kind: str, source: str, place: str) -> Any:
+    """``value`` if it is of the JSON type ``kind``; PolicyError otherwise."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    fits = {
+        "int": isinstance(value, int) and number,
+        "number or null": number or value is None,
+        "string": isinstance(value, str),
+        "object": isinstance(value, dict),
+        "array": isinstance(value, list),
+    }[kind]
+    if not fits:
+        shown = json.dumps(value)
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
+        raise PolicyError(
+            f"{source}: {place} is {shown}, but it must be of type {kind}; mend it, or {_WRITE_AGAIN}"
+        )
+    return value
+
+
+def _checked(data: Mapping[str, Any], kinds: Mapping[str, str], source: str, prefix: str) -> dict[str, Any]:
+    """The fields of a JSON object, every one of ``kinds`` and no other."""
+    missing = [name for name in kinds if name not in data]
+    if missing:
+        raise PolicyError(f"{source}: {prefix}{missing[0]} is missing; add it, or {_WRITE_AGAIN}")
+    unknown = [name for name in data if name not in kinds]
+    if unknown:
+        raise PolicyError(
+            f"{source}: {prefix}{unknown[0]} is no field of a policy; known are {', '.join(kinds)}"
+        )
+    return {name: _typed(data[name], kind, source, prefix + name) for name, kind in kinds.items()}

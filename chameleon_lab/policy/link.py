@@ -1,0 +1,43 @@
+"""The bandwidth between device and host, as plans see it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+from ..errors import PolicyError
+from ..units import format_bytes
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bandwidth between device and host, one direction each. None: no copy takes any time."""
+
+    out_bytes_per_s: float | None
+    in_bytes_per_s: float | None
+
+    def __post_init__(self) -> None:
+        for name in ("out_bytes_per_s", "in_bytes_per_s"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise PolicyError(
+                    f"{name} is {value!r}: give a finite bandwidth above 0, or None for no limit"
+                )
+
+    def out_s(self, size: int) -> float:
+        """Seconds that a copy of ``size`` bytes to the host takes."""
+        return 0.0 if self.out_bytes_per_s is None else size / self.out_bytes_per_s
+
+    def in_s(self, size: int) -> float:
+        """Seconds that a copy of ``size`` bytes to the device takes."""
+        return 0.0 if self.in_bytes_per_s is None else size / self.in_bytes_per_s
+
+    def to_dict(self) -> dict[str, float | None]:
+        """The link as plain JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        speeds = (self.out_bytes_per_s, self.in_bytes_per_s)
+        return " / ".join("no limit" if speed is None else f"{format_bytes(speed)}/s" for speed in speeds)

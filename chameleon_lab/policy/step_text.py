@@ -1,0 +1,155 @@
+"""A step as text in a policy file: what binding, planning and predicting need of it, and nothing measured.
+
+The text is base64 of zlib-compressed bytes: the length of a JSON header (little-endian uint32), the header, then
+every column as int64. A column is stored as differences of neighbours, one plane a byte, which compresses well.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from typing import Any
+
+import numpy as np
+
+from ..errors import PolicyError
+from ..trace import Ops, Residencies, Stalls, StepTrace, Storages, Transfers, Uses
+
+_OPS = ("name", "module", "stage", "live_peak_bytes")
+_STORAGES = (
+    "bytes",
+    "block_bytes",
+    "category",
+    "module",
+    "name",
+    "birth_op",
+    "birth_ordinal",
+    "death_op",
+    "movable",
+)
+_USES = ("op", "storage", "reads", "writes")
+_MOST_BYTES = 1 << 30  # of a file that someone made to fill the memory
+
+
+def encode(step: StepTrace) -> str:
+    """The step as text. The same step gives the same text."""
+    used, names = np.unique(step.ops.name, return_inverse=True)
+    columns = {"ops.name": names}
+    columns |= {f"ops.{name}": getattr(step.ops, name) for name in _OPS[1:]}
+    columns |= {f"storages.{name}": getattr(step.storages, name) for name in _STORAGES}
+    columns |= {f"uses.{name}": getattr(step.uses, name) for name in _USES}
+    header = {
+        "index": step.index,
+        "compute_s": max(float(step.duration_s) - float(step.ops.stall_s.sum()), 0.0),
+        "names": [step.names[name] for name in used.tolist()],
+        "modules": list(step.modules),
+        "labels": list(step.labels),
+        "columns": {name: len(column) for name, column in columns.items()},
+    }
+    head = json.dumps(header, separators=(",", ":")).encode()
+    planes = [_planes(column) for column in columns.values()]
+    data = b"".join([len(head).to_bytes(4, "little"), head, *planes])
+    return base64.b64encode(zlib.compress(data, 6)).decode()
+
+
+def decode(text: str) -> StepTrace:
+    """The step behind :func:`encode`'s text. It has no times but its duration, no uids and no transfers.
+
+    Raises PolicyError if the text is damaged.
+    """
+    try:
+        engine = zlib.decompressobj()
+        data = engine.decompress(base64.b64decode(text, validate=True), _MOST_BYTES)
+        if not engine.eof:
+            raise ValueError("it ends too soon, or is too large")
+        begin = 4 + int.from_bytes(data[:4], "little")
+        header: dict[str, Any] = json.loads(data[4:begin])
+        columns = {}
+        for name, length in header["columns"].items():
+            columns[name] = _column(data[begin : begin + 8 * length], length)
+            begin += 8 * length
+        step = _step(header, columns)
+        _check(step)
+        return step
+    except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, IndexError) as error:
+        raise PolicyError(
+            f'step is damaged ({error}): make it "", and the step is recorded anew, or take an older file'
+        ) from error
+
+
+def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
+    n, storages = len(columns["ops.name"]), len(columns["storages.bytes"])
+    empty, zeros = np.empty(0, dtype=np.int32), np.zeros(n)
+    return StepTrace(
+        index=int(header["index"]),
+        session_stage="Profile",
+        start_s=0.0,
+        duration_s=float(header["compute_s"]),
+        names=tuple(map(str, header["names"])),
+        modules=tuple(map(str, header["modules"])),
+        labels=tuple(map(str, header["labels"])),
+        ops=Ops(
+            name=columns["ops.name"].astype(np.int32),
+            module=columns["ops.module"].astype(np.int32),
+            stage=columns["ops.stage"].astype(np.uint8),
+            sequence_nr=np.full(n, -1, dtype=np.int64),
+            thread=np.zeros(n, dtype=np.int32),
+            stack=np.full(n, -1, dtype=np.int32),
+            start_s=zeros,
+            duration_s=zeros,
+            stall_s=zeros,
+            live_peak_bytes=columns["ops.live_peak_bytes"],
+            resident_peak_bytes=columns["ops.live_peak_bytes"],
+        ),
+        storages=Storages(
+            uid=np.full(storages, -1, dtype=np.int64),
+            bytes=columns["storages.bytes"],
+            block_bytes=columns["storages.block_bytes"],
+            category=columns["storages.category"].astype(np.uint8),
+            movable=columns["storages.movable"].astype(bool),
+            **{
+                name: columns[f"storages.{name}"].astype(np.int32)
+                for name in ("module", "name", "birth_op", "birth_ordinal", "death_op")
+            },
+        ),
+        uses=Uses(
+            op=columns["uses.op"].astype(np.int32),
+            storage=columns["uses.storage"].astype(np.int32),
+            reads=columns["uses.reads"].astype(bool),
+            writes=columns["uses.writes"].astype(bool),
+        ),
+        transfers=Transfers(empty, empty, empty, empty, empty, zeros[:0], zeros[:0], zeros[:0]),
+        stalls=Stalls(empty, empty, empty, empty, zeros[:0], zeros[:0]),
+        residencies=Residencies(empty, empty, empty, zeros[:0], zeros[:0]),
+    )
+
+
+def _check(step: StepTrace) -> None:
+    """ValueError where a column points outside of what it points into."""
+    n, storages = len(step.ops), len(step.storages)
+    for what, column, low, high in (
+        ("ops.name", step.ops.name, 0, len(step.names)),
+        ("ops.module", step.ops.module, -1, len(step.modules)),
+        ("ops.stage", step.ops.stage, 0, 4),
+        ("storages.category", step.storages.category, 0, 6),
+        ("storages.module", step.storages.module, -1, len(step.modules)),
+        ("storages.name", step.storages.name, -1, len(step.labels)),
+        ("storages.birth_op", step.storages.birth_op, -1, n),
+        ("storages.death_op", step.storages.death_op, -1, n + 1),
+        ("uses.op", step.uses.op, 0, n),
+        ("uses.storage", step.uses.storage, 0, storages),
+    ):
+        if len(column) and not (low <= int(column.min()) and int(column.max()) < high):
+            raise ValueError(f"{what} is outside {low} to {high - 1}")
+
+
+def _planes(column: np.ndarray) -> bytes:
+    steps = np.diff(column.astype("<i8"), prepend=0).astype("<i8")
+    return steps.view(np.uint8).reshape(len(column), 8).T.tobytes()
+
+
+def _column(planes: bytes, length: int) -> np.ndarray:
+    steps = np.frombuffer(planes, dtype=np.uint8).reshape(8, length).T.copy().view("<i8")
+    return np.cumsum(steps.reshape(length)).astype(np.int64)

@@ -1,0 +1,102 @@
+"""Plans under arbitrary edits: they fit, they are obeyed or reported, and they survive their file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import random_step
+
+import chameleon_lab
+from chameleon_lab.errors import EditsUnreachableError
+from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan, simulate
+from chameleon_lab.policy.edits import CATEGORIES, STAGES, StorageIndex
+from chameleon_lab.policy.program import compile_program
+from chameleon_lab.trace import StepTrace
+
+LINKS = [Link(None, None), Link(1e9, 1e9), Link(1e6, 3e6)]
+SCHEMA = json.loads((Path(chameleon_lab.__file__).parent / "policy" / "policy.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+steps = st.builds(
+    random_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40), storages=st.integers(1, 14)
+)
+residence = st.sampled_from([EditAction.KEEP, EditAction.SWAP, EditAction.NEVER_TOUCH])
+
+
+@st.composite
+def edits_of(draw: st.DrawFn, step: StepTrace) -> tuple[Edit, ...]:
+    """Up to 6 edits; most mean something in the step."""
+    keys = st.sampled_from([*step.storage_keys, "nothing"])
+    target = st.one_of(
+        st.builds(dict, storage=keys),
+        st.builds(dict, storage=keys, gap=st.integers(0, 3)),
+        st.builds(dict, category=st.sampled_from(CATEGORIES)),
+        st.builds(dict, stage=st.sampled_from(STAGES), max_bytes=st.integers(1 << 12, 1 << 18)),
+        st.builds(dict, min_bytes=st.integers(1 << 12, 1 << 18)),
+    )
+    ops = st.integers(-9, 9).filter(bool)
+    one = st.one_of(
+        st.builds(lambda action, at: Edit(action, **at), residence, target),
+        st.builds(lambda n, at: Edit(EditAction.PREFETCH, ops_earlier=n, **at), ops, target),
+    )
+    return tuple(draw(st.lists(one, max_size=6)))
+
+
+def capacity_of(step: StepTrace, share: float) -> int:
+    lowest = floor(step).bytes
+    return lowest + int(share * (step.live_peak_bytes - lowest))
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data(), step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS))
+def test_edited_plans_fit_and_obey(data: st.DataObject, step: StepTrace, share: float, link: Link) -> None:
+    edits = data.draw(edits_of(step))
+    capacity = capacity_of(step, share)
+    try:
+        policy = plan(step, capacity, link, edits=edits)
+    except EditsUnreachableError as error:
+        stays = (EditAction.KEEP, EditAction.NEVER_TOUCH)
+        assert error.findings and all(edits[f.index].action in stays for f in error.findings)
+        return
+    assert plan(step, capacity, link, edits=edits) == policy
+    assert Policy.from_json(policy.to_json()) == policy and policy.is_current
+    VALIDATOR.validate(json.loads(policy.to_json()))
+    prediction = simulate(step, policy)
+    assert prediction.fits and prediction.unmatched == ()
+    assert compile_program(policy, step).unmatched == ()
+
+    # An edit that is not reported, and that none of higher rank speaks against, is obeyed.
+    reported = {finding.index for finding in policy.findings}
+    index, moved = StorageIndex(step), {decision.storage for decision in policy.swaps}
+    for k, edit in enumerate(edits):
+        others = [other for n, other in enumerate(edits) if n != k and other.is_residence]
+        if not edit.is_residence or k in reported:
+            continue
+        mine = {index.keys[row] for row in index.rows(edit)}
+        assert mine, "an edit that means nothing is reported"
+        theirs = {index.keys[row] for other in others for row in index.rows(other)}
+        for key in mine - theirs:
+            if edit.action is not EditAction.SWAP and edit.gap is None:
+                assert key not in moved
+            elif edit.action is not EditAction.SWAP:
+                assert (key, edit.gap) not in {(d.storage, d.gap) for d in policy.swaps}
+            elif edit.storage is not None:
+                assert key in moved
+    for finding in policy.findings:
+        assert str(finding) and finding.way_out and 0 <= finding.index < len(edits)
+        assert finding.fault is not Fault.UNREACHABLE
+
+
+@settings(max_examples=100, deadline=None)
+@given(step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS))
+def test_the_step_survives_the_file(step: StepTrace, share: float, link: Link) -> None:
+    policy = plan(step, capacity_of(step, share), link)
+    loaded = Policy.from_json(policy.to_json())
+    assert loaded.source is not None and loaded.to_json() == policy.to_json()
+    assert loaded.source.storage_keys == step.storage_keys
+    assert plan(loaded.source, policy.capacity_bytes, link).decisions == policy.decisions
+    assert floor(loaded.source) == floor(step)

@@ -1,0 +1,116 @@
+"""Drafts: changing, undoing, and looking before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from synthetic import gpt_step
+
+from chameleon_lab.errors import BelowFloorError, PolicyError
+from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan, simulate
+
+STEP = gpt_step(layers=4)
+BASE = plan(STEP, int(0.6 * STEP.live_peak_bytes), Link(4e9, 4e9), margin=0.02)
+FIRST = BASE.swaps[0].storage
+
+
+def test_an_unchanged_draft_is_its_base() -> None:
+    draft = BASE.draft()
+    assert draft.policy() is BASE and not draft.diff() and draft.validate() == ()
+    assert draft.predict().stall_s == simulate(STEP, BASE).stall_s
+
+
+def test_changes_show_in_policy_prediction_and_diff_and_leave_the_base_alone() -> None:
+    draft = BASE.draft().keep(FIRST)
+    assert FIRST not in {decision.storage for decision in draft.policy().swaps}
+    assert FIRST in {decision.storage for decision in BASE.swaps} and BASE.edits == ()
+    assert FIRST in {decision.storage for decision in draft.diff().removed}
+    assert draft.predict().fits and draft.policy().edits == (Edit(EditAction.KEEP, FIRST),)
+    assert draft.policy().assumed["margin"] == 0.02
+
+
+def test_undo_and_redo_walk_through_every_change() -> None:
+    draft = BASE.draft()
+    seen = [draft.edits]
+    for change in (
+        lambda: draft.keep(FIRST),
+        lambda: draft.never_touch(category="parameter"),
+        lambda: draft.prefetch(module="h.0", ops_earlier=2),
+        lambda: draft.replace(2, Edit(EditAction.PREFETCH, module="h.0", ops_earlier=1)),
+        lambda: draft.set_capacity(STEP.live_peak_bytes),
+        lambda: draft.remove(0),
+        lambda: draft.set_capacity(str(STEP.live_peak_bytes - 1)),
+        lambda: draft.set_link("2GB/s"),
+        lambda: draft.remove(Edit(EditAction.NEVER_TOUCH, category="parameter")),
+    ):
+        change()
+        seen.append(draft.edits)
+    assert len(set(seen)) == len(seen)
+    for edits in reversed(seen[:-1]):
+        assert draft.can_undo and draft.undo() and draft.edits == edits
+    assert not draft.can_undo and not draft.undo() and draft.edits == ()
+    for edits in seen[1:]:
+        assert draft.can_redo and draft.redo() and draft.edits == edits
+    assert not draft.redo()
+    draft.undo()
+    draft.swap(FIRST)
+    assert not draft.can_redo, "a new change ends what was undone"
+
+
+def test_a_second_capacity_takes_the_place_of_the_first() -> None:
+    draft = BASE.draft().set_capacity(STEP.live_peak_bytes).set_capacity(STEP.live_peak_bytes - 9)
+    assert draft.edits == (Edit(EditAction.CAPACITY, capacity_bytes=STEP.live_peak_bytes - 9),)
+    draft.set_link(("2GB/s", "1GB/s"))
+    assert draft.policy().link == Link(2e9, 1e9) and draft.policy().capacity_bytes == STEP.live_peak_bytes - 9
+
+
+def test_taking_back_a_capacity_brings_back_the_one_before_even_in_a_new_draft() -> None:
+    kept = BASE.draft().set_capacity(STEP.live_peak_bytes).set_link("1GB/s").policy()
+    draft = Policy.from_json(kept.to_json()).draft()
+    draft.edits = ()
+    assert (draft.policy().capacity_bytes, draft.policy().link) == (BASE.capacity_bytes, BASE.link)
+    assert [d for d in draft.policy().decisions] == [d for d in BASE.decisions]
+
+
+def test_validate_reports_and_never_raises_for_what_edits_did() -> None:
+    draft = BASE.draft().keep("nothing").keep(FIRST)
+    assert [(f.fault, f.index) for f in draft.validate()] == [(Fault.UNMATCHED, 0)]
+    draft.set_capacity(floor(STEP).bytes - 1)
+    (finding,) = draft.validate()
+    assert finding.fault is Fault.UNREACHABLE and finding.index == 2
+    with pytest.raises(BelowFloorError):
+        draft.predict()
+    assert "unreachable" in str(draft) and "unreachable" in draft._repr_html_()
+
+
+def test_findings_of_a_policy_from_a_file_are_found_again() -> None:
+    policy = Policy.from_json(BASE.draft().keep("nothing").policy().to_json())
+    assert policy.findings == () and [f.fault for f in policy.draft().validate()] == [Fault.UNMATCHED]
+
+
+def test_a_draft_needs_a_step() -> None:
+    lost = dataclasses.replace(BASE, source=None)
+    with pytest.raises(PolicyError, match=r"give one, draft\(session\.trace\(\)\)"):
+        lost.draft()
+    assert lost.draft(STEP).predict().fits
+    with pytest.raises(PolicyError, match="none at 5"):
+        BASE.draft().replace(5, Edit(EditAction.KEEP, FIRST))
+    with pytest.raises(PolicyError, match="0 edits, and not 0"):
+        BASE.draft().remove(0)
+    with pytest.raises(TypeError, match="not str"):
+        BASE.draft().edits = ["keep"]  # type: ignore[list-item]
+
+
+def test_a_draft_for_another_step_plans_for_it() -> None:
+    longer = gpt_step(layers=4, tokens=5)
+    draft = BASE.draft(longer).keep(FIRST)
+    assert draft.policy().assumed["live_peak_bytes"] == longer.live_peak_bytes and draft.validate() == ()
+
+
+def test_op_times_are_those_of_the_plan_and_of_the_prediction() -> None:
+    times = np.full(len(STEP.ops), 2e-3)
+    assert BASE.draft(op_times=times).predict().step_s == pytest.approx(
+        simulate(STEP, BASE, op_times=times).step_s
+    )

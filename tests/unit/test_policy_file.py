@@ -1,0 +1,172 @@
+"""The policy file: its published schema, older versions, the step it carries, and where it says what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from synthetic import gpt_step
+
+import chameleon_lab
+from chameleon_lab.errors import PolicyError
+from chameleon_lab.policy import Decision, Edit, EditAction, Link, Policy, plan, simulate
+from chameleon_lab.policy.file import _DECISION
+from chameleon_lab.policy.program import compile_program
+
+PACKAGE = Path(chameleon_lab.__file__).parent
+SCHEMA = json.loads((PACKAGE / "policy" / "policy.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+STEP = gpt_step(layers=3)
+EDITS = (
+    Edit(EditAction.KEEP, "parameter:h.0.weight", note="größer"),
+    Edit(EditAction.SWAP, "h.1/aten::gelu.0#0", gap=1),
+    Edit(EditAction.NEVER_TOUCH, module="h.*", category="optimizer_state", min_bytes=1, max_bytes=1 << 30),
+    Edit(EditAction.PREFETCH, stage="forward", ops_earlier=-2),
+    Edit(EditAction.CAPACITY, capacity_bytes=int(0.8 * STEP.live_peak_bytes)),
+    Edit(EditAction.LINK, link=Link(2e9, None)),
+)
+POLICY = plan(STEP, int(0.7 * STEP.live_peak_bytes), Link(1e9, 1e9), edits=EDITS)
+V1 = Path(__file__).parent / "data" / "policy_v1.json"
+
+
+def with_edit(**edit: Any) -> str:
+    data = json.loads(POLICY.to_json())
+    data["edits"].insert(1, edit)
+    return json.dumps(data, indent=1)
+
+
+@pytest.mark.parametrize("policy", [POLICY, Policy(1, Link(None, None), ()), Policy.load(V1)])
+def test_saved_files_obey_the_published_schema(policy: Policy, tmp_path: Path) -> None:
+    VALIDATOR.check_schema(SCHEMA)
+    policy.save(tmp_path / "policy.json")
+    VALIDATOR.validate(json.loads((tmp_path / "policy.json").read_text(encoding="utf-8")))
+
+
+def test_the_schema_in_the_docs_is_that_of_the_package() -> None:
+    docs = PACKAGE.parent / "docs" / "policy.schema.json"
+    assert json.loads(docs.read_text()) == SCHEMA
+
+
+def test_the_schema_names_every_field() -> None:
+    definitions = SCHEMA["$defs"]
+    assert list(definitions["decision"]["properties"]) == list(_DECISION)
+    assert list(definitions["edit"]["properties"]) == [f.name for f in dataclasses.fields(Edit)]
+    assert list(SCHEMA["properties"]) == SCHEMA["required"] == list(json.loads(POLICY.to_json()))
+    assert set(POLICY.assumed) <= set(SCHEMA["properties"]["assumed"]["properties"])
+    assert set(POLICY.predicted) <= set(SCHEMA["properties"]["predicted"]["properties"])
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"action": "fly", "storage": "a"},
+        {"action": "keep"},
+        {"action": "keep", "gap": 1, "module": "h"},
+        {"action": "keep", "storage": "a", "module": "h"},
+        {"action": "keep", "storage": "a", "colour": "red"},
+        {"action": "keep", "category": "weights"},
+        {"action": "keep", "module": "h", "ops_earlier": 3},
+        {"action": "prefetch", "module": "h"},
+        {"action": "prefetch", "module": "h", "ops_earlier": 0},
+        {"action": "capacity"},
+        {"action": "capacity", "capacity_bytes": 0},
+        {"action": "capacity", "capacity_bytes": 9, "module": "h"},
+        {"action": "link", "link": {"out_bytes_per_s": 1.0}},
+        {"action": "link", "link": {"out_bytes_per_s": 1.0, "in_bytes_per_s": -1.0}},
+        {"action": "keep", "storage": ""},
+        {"action": "keep", "storage": "a", "gap": -1},
+    ],
+)
+def test_schema_and_loader_refuse_the_same_edits_and_the_loader_says_where(edit: dict[str, Any]) -> None:
+    text = with_edit(**edit)
+    assert not VALIDATOR.is_valid(json.loads(text))
+    line = next(n for n, row in enumerate(text.splitlines(), 1) if '"note"' in row) + 2
+    with pytest.raises(PolicyError, match=rf"p\.json, line {line}: edits\[1\]: "):
+        Policy.from_json(text, "p.json")
+
+
+def test_a_bad_decision_is_named_with_its_own_line() -> None:
+    lines = POLICY.to_json().splitlines()
+    at = next(n for n, row in enumerate(lines) if '"decisions"' in row) + 2
+    lines[at] = lines[at].replace('"gap": ', '"gap": 0.5, "gap_": ')
+    with pytest.raises(PolicyError, match=rf"p\.json, line {at + 1}: decisions\[1\]"):
+        Policy.from_json("\n".join(lines), "p.json")
+
+
+def test_an_edit_is_a_line() -> None:
+    text = POLICY.to_json()
+    shorter = dataclasses.replace(POLICY, edits=EDITS[:2] + EDITS[3:]).to_json()
+    assert set(text.splitlines()) - set(shorter.splitlines()) == {"  " + json.dumps(EDITS[2].to_dict()) + ","}
+
+
+def test_edits_changed_in_the_file_make_the_decisions_outdated() -> None:
+    assert Policy.from_json(POLICY.to_json()).is_current
+    edited = Policy.from_json(with_edit(action="keep", module="h.1"))
+    assert not edited.is_current and len(edited.edits) == len(EDITS) + 1
+    assert Policy.from_json(POLICY.to_json().replace("größer", "grösser")).is_current, (
+        "a note changes nothing"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ version 1
+
+
+def test_version_1_is_migrated_and_its_hand_made_decisions_become_edits() -> None:
+    old = json.loads(V1.read_text())
+    assert old["chameleon_lab_policy"] == 1
+    policy = Policy.load(V1)
+    assert [dataclasses.asdict(d) for d in policy.decisions] == old["decisions"]
+    assert policy.capacity_bytes == old["capacity_bytes"] and policy.predicted == old["predicted"]
+    assert policy.edits == (Edit(EditAction.SWAP, "wte/aten::embedding.0#0", gap=1),)
+    assert policy.is_current and policy.source is None
+    assert json.loads(policy.to_json())["chameleon_lab_policy"] == 2
+    assert Policy.from_json(policy.to_json()) == policy
+
+
+def test_version_1_still_runs() -> None:
+    step = gpt_step(layers=2)
+    prediction = simulate(step, Policy.load(V1))
+    assert prediction.unmatched == () and prediction.fits
+
+
+def test_a_bad_version_1_is_refused_with_its_place() -> None:
+    text = V1.read_text().replace('"out_op": 1,', '"out_op": "1",', 1)
+    with pytest.raises(PolicyError, match=r'old\.json, line 8: decisions\[0\]\.out_op is "1"'):
+        Policy.from_json(text, "old.json")
+
+
+# ------------------------------------------------------------------------------------------------ the step
+
+
+def test_the_step_in_the_file_binds_and_predicts_as_the_one_it_was_made_for(tmp_path: Path) -> None:
+    POLICY.save(tmp_path / "policy.json")
+    loaded = Policy.load(tmp_path / "policy.json")
+    assert loaded == POLICY and loaded.source is not None
+    assert loaded.source.storage_keys == STEP.storage_keys
+    mine, its = compile_program(POLICY, STEP), compile_program(loaded, loaded.source)
+    for field in dataclasses.fields(mine):
+        if field.name != "uid":
+            np.testing.assert_array_equal(getattr(mine, field.name), getattr(its, field.name))
+    here, there = simulate(STEP, POLICY), simulate(loaded.source, loaded)
+    assert there.peak_bytes == here.peak_bytes and there.step_s == pytest.approx(here.step_s, rel=1e-9)
+    assert loaded.to_json() == POLICY.to_json()
+
+
+@pytest.mark.parametrize("damage", ["cut", "turned", "not base64"])
+def test_a_damaged_step_is_refused_with_the_way_out(damage: str) -> None:
+    data = json.loads(POLICY.to_json())
+    text = data["step"]
+    data["step"] = {"cut": text[: len(text) // 8 * 4], "turned": text[::-1], "not base64": "?" + text[1:]}[
+        damage
+    ]
+    with pytest.raises(PolicyError, match=r"p\.json: step is damaged .*the step is recorded anew"):
+        Policy.from_json(json.dumps(data), "p.json")
+
+
+def test_a_decision_has_no_field_that_the_file_lacks() -> None:
+    assert set(json.loads(POLICY.to_json())["decisions"][0]) == {f.name for f in dataclasses.fields(Decision)}
