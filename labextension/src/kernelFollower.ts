@@ -2,6 +2,7 @@
 
 import type { ISessionContext } from '@jupyterlab/apputils';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import type { Kernel } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { type ISignal, Signal } from '@lumino/signaling';
 
@@ -38,6 +39,11 @@ export class KernelFollower implements IDisposable {
       language: spec?.language.toLowerCase(),
       status: context.kernelDisplayStatus
     };
+  }
+
+  /** The line to the kernel in front, or null where there is none. */
+  get kernel(): Kernel.IKernelConnection | null {
+    return this._panel?.sessionContext.session?.kernel ?? null;
   }
 
   /** Emitted when `current` may read differently. */
