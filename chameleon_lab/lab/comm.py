@@ -6,6 +6,7 @@ are answered while a cell trains. Where they cannot, requests wait for the cell,
 
 from __future__ import annotations
 
+import atexit
 import threading
 from typing import Any
 
@@ -54,6 +55,15 @@ class PanelLine:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=2)
 
+    def forget(self) -> None:
+        """Let the panels go without a word, for the end of the process: the front end has hung up before."""
+        with self._lock:
+            comms, self._comms = list(self._comms.values()), {}
+            self._thread = None
+            self._stop.set()
+        for comm in comms:
+            comm._closed = True  # or its __del__ sends a close that the front end logs as an error
+
     def _closed(self, comm: Any) -> None:
         with self._lock:
             self._comms.pop(comm.comm_id, None)
@@ -97,7 +107,7 @@ def register() -> bool:
 
     if _line is None:
         _line = PanelLine(Sources())
-        # A kernel comm's callback may be a bound method; the manager keeps it until unregister().
+        atexit.register(_line.forget)
         get_comm_manager().register_target(TARGET, _line.opened)
     call_panel("loaded")
     return True
@@ -112,6 +122,7 @@ def unregister() -> None:
 
     get_comm_manager().targets.pop(TARGET, None)
     line, _line = _line, None
+    atexit.unregister(line.forget)
     line.close()
 
 

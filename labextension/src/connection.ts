@@ -11,6 +11,7 @@ import type { LabError } from './protocol';
 /** `absent`: the kernel has not loaded the extension. */
 export type LineState = 'none' | 'connecting' | 'absent' | 'open';
 
+const SETTLE_MS = 600;
 const DOWN = new Set(['restarting', 'autorestarting', 'dead', 'terminating', 'unknown']);
 
 export class Connection {
@@ -37,6 +38,7 @@ export class Connection {
 
   dispose(): void {
     this._follower.changed.disconnect(this._check, this);
+    window.clearTimeout(this._settling);
     this._hangUp();
   }
 
@@ -44,12 +46,20 @@ export class Connection {
     const kernel = this._follower.kernel;
     const language = this._follower.current?.language;
     const usable = kernel && !kernel.isDisposed && (!language || language === 'python');
-    if (!usable || DOWN.has(kernel.status)) {
+    if (!usable) {
       if (this._kernel) {
         this._hangUp();
       }
       this._set('none');
-    } else if (kernel !== this._kernel) {
+    } else if (DOWN.has(kernel.status)) {
+      if (this._kernel) {
+        this._hangUp();
+      }
+      this._set('none');
+      if (kernel.status !== 'dead') {
+        this._settle();
+      }
+    } else if (kernel !== this._kernel && this._settling === undefined) {
       this._hangUp();
       // Before a kernel has said that it is there, a comm to it would be lost.
       if (kernel.status !== 'starting' && kernel.connectionStatus === 'connected') {
@@ -58,6 +68,15 @@ export class Connection {
       }
     }
     this._changed();
+  }
+
+  /** A kernel that restarts says "idle" before its line is cleared; a comm opened then would be lost. */
+  private _settle(): void {
+    window.clearTimeout(this._settling);
+    this._settling = window.setTimeout(() => {
+      this._settling = undefined;
+      this._check();
+    }, SETTLE_MS);
   }
 
   private async _dial(kernel: Kernel.IKernelConnection): Promise<void> {
@@ -118,4 +137,5 @@ export class Connection {
   private _kernel: Kernel.IKernelConnection | null = null;
   private _client: KernelClient | null = null;
   private _turn = 0;
+  private _settling: number | undefined;
 }

@@ -61,6 +61,8 @@ export class LabModel {
   summary: ISummary | null = null;
   brush: IStretch | null = null;
   alive: IAlive | null = null;
+  /** Counts the times that the person asked what is alive. */
+  asked = 0;
   stallNumber = 0;
   error: LabError | null = null;
   readonly views = new ViewStore();
@@ -218,7 +220,6 @@ export class LabModel {
       this.error = null;
       this.brush = null;
       this.summary = null;
-      this.alive = null;
       this.stallNumber = 0;
       const share = before && sameSource ? length / before : null;
       this.shown =
@@ -226,12 +227,17 @@ export class LabModel {
           ? { start: 0, end: length }
           : this._clamped({ start: this.shown.start * share, end: this.shown.end * share });
       const uid = this.selected?.uid;
+      const hadAlive = this.alive !== null;
       this.selected = null;
+      this.alive = null;
       this._emit('scene');
       if (uid !== undefined && sameSource) {
         await this.select(uid, true);
       }
       await this.search(this.query);
+      if (hadAlive) {
+        await this.ask(undefined, true);
+      }
       this._wantDetail();
     });
   }
@@ -420,13 +426,16 @@ export class LabModel {
     }
   }
 
-  /** List the storages alive at a position, by default at the peak. */
-  async ask(at?: number): Promise<void> {
+  /** List the storages alive at a position, by default at the peak. `again`: for new steps, not for the person. */
+  async ask(at?: number, again = false): Promise<void> {
     await this._onScene(async (client, steps) => {
       const where = at ?? this.scene?.peak[this.axis] ?? 0;
       const { result } = await client.request('alive', { ...steps, axis: this.axis, at: where });
       this.alive = result;
-      this.cursor = where;
+      if (!again) {
+        this.asked += 1;
+        this.cursor = where;
+      }
       this._emit('overlay');
       this._emit('side');
     });

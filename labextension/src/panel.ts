@@ -28,8 +28,8 @@ export class ChameleonPanel extends Widget {
 
     this.model = new LabModel(preferences);
     this.timeline = new Timeline(this.model);
-    this._header = new Header(this.model);
-    this._toolbar = new Toolbar(this.model, this.timeline, () => void this._openFile());
+    this._header = new Header(this.model, () => void this._openFile());
+    this._toolbar = new Toolbar(this.model, this.timeline);
     this._inspector = new Inspector(this.model, () => this.timeline.showSelected());
     this._tables = new Tables(this.model);
     this._main.append(

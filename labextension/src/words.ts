@@ -30,6 +30,17 @@ export function shortOp(name: string): string {
   return name.replace(/^aten::/, '');
 }
 
+/** What a storage is called, and the module it is in where the name does not say so. */
+export function placedName(storage: IStorage): string {
+  const name = storageName(storage);
+  return name.includes(storage.module) ? name : `${name}, ${storage.module}`;
+}
+
+/** The frames of a stack that the person wrote: not torch's, the notebook's or Python's own. */
+export function ownFrames(stack: string[]): string[] {
+  return stack.filter(frame => !/\/(site|dist)-packages\/|\/lib\/python\d|<frozen /.test(frame));
+}
+
 /** `parameter:h.0.weight` reads `h.0.weight`; `h.0/aten::gelu.0#1` reads `output of gelu`, for it is in module h.0. */
 export function storageName(storage: IStorage): string {
   const label = /^[a-z_]+:(.*)$/.exec(storage.key);

@@ -140,15 +140,16 @@ def _wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
 
 
 @pytest.fixture
-def in_browser(lab_url: str, tmp_path: Path) -> Callable[[str], dict]:
-    """Run one of the .mjs checks beside this file, and return what it found."""
+def in_browser(lab_url: str, tmp_path: Path) -> Callable[..., dict]:
+    """Run one of the .mjs checks beside this file with a notebook in front, and return what it found."""
 
-    def run(check: str) -> dict:
+    def run(check: str, notebook: str = "empty") -> dict:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         for attempt in range(2):
             done = subprocess.run(
                 [
-                    *("node", str(Path(__file__).with_name(f"{check}.mjs")), lab_url),
+                    *("node", str(Path(__file__).with_name(f"{check}.mjs"))),
+                    lab_url.replace("empty", notebook),
                     *(str(SCREENSHOTS / f"{check}.png"), str(tmp_path / f"profile-{attempt}")),
                 ],
                 stdin=subprocess.DEVNULL,

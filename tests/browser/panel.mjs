@@ -7,7 +7,6 @@ await inLab(async (page, picture) => {
   const found = {};
   const execute = (id, args) =>
     page.evaluate(([id, args]) => window.jupyterapp.commands.execute(id, args), [id, args ?? {}]);
-  await execute('docmanager:open', { path: 'train.ipynb' });
   const notebook = page.locator('.jp-NotebookPanel:visible');
   const settled = () =>
     page.waitForSelector(
@@ -29,8 +28,17 @@ await inLab(async (page, picture) => {
 
   await execute(OPEN);
   const panel = page.locator('.cl-panel');
+  // Room for the panel: no side bar, and the notebook narrow.
+  await execute('application:toggle-left-area');
+  const handle = await page.locator('.lm-DockPanel-handle:visible').boundingBox();
+  await page.mouse.move(handle.x + handle.width / 2, 500);
+  await page.mouse.down();
+  await page.mouse.move(330, 500, { steps: 5 });
+  await page.mouse.up();
   await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   found.before = await panel.locator('.cl-notice h2').textContent();
+
+  const listed = panel.locator('.cl-tabs [role="status"]').getByText(/^[1-9]\d* storages?, /);
 
   found.loaded = await run(0);
   await panel.getByText('No session yet').waitFor();
@@ -66,7 +74,7 @@ await inLab(async (page, picture) => {
   // Search: the tables list what fits.
   await page.keyboard.press('/');
   await page.keyboard.type('layer.3 gelu >500KiB');
-  await panel.getByText(/^[1-9]\d* storages?, /).waitFor();
+  await listed.waitFor();
   await page.waitForFunction(() =>
     [...document.querySelectorAll('.cl-tables tbody tr')].every(row =>
       row.innerText.includes('h.3')
@@ -134,7 +142,7 @@ await inLab(async (page, picture) => {
   await panel.getByText('A cell is running. Answered from a kernel subshell').waitFor();
   await panel.getByText(/Live · (8|9|\d\d) steps/).waitFor();
   await panel.getByRole('searchbox').fill('layer.5');
-  await panel.getByText(/^[1-9]\d* storages?, /).waitFor({ timeout: 10000 });
+  await listed.waitFor({ timeout: 10000 });
   found.whileRunning = await page.evaluate(() => {
     const panel = [...window.jupyterapp.shell.widgets('main')].find(
       w => w.title.label === 'train.ipynb'
@@ -175,7 +183,6 @@ await inLab(async (page, picture) => {
     await panel.sessionContext.restartKernel();
   });
   await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 30000 });
-  await settled();
   await run(0);
   await panel.getByText('No session yet').waitFor();
   found.restarted = true;

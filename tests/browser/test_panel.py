@@ -5,7 +5,7 @@ TRACKS = [
 
 
 def test_the_panel_draws_what_trains_beside_it(in_browser):
-    found = in_browser("panel")
+    found = in_browser("panel", notebook="train")
     assert found["errors"] == []
     assert found["before"] == "This kernel has not loaded Chameleon Lab"
     assert (found["loaded"], found["trained"], found["ran"]) == ("ok", "ok", "ok")

@@ -1,6 +1,6 @@
 // The top of the panel: which notebook and kernel, where the session stands, and its figures.
 
-import { h } from '../dom';
+import { button, h } from '../dom';
 import { formatBytes, formatPercent, formatSeconds } from '../format';
 import type { IFrontKernel } from '../kernelFollower';
 import type { LabModel } from '../model';
@@ -10,7 +10,10 @@ const STAGES = ['WarmUp', 'Profile', 'Stable'];
 export class Header {
   readonly node = h('header', { class: 'cl-header' });
 
-  constructor(private readonly _model: LabModel) {
+  constructor(
+    private readonly _model: LabModel,
+    private readonly _open: () => void
+  ) {
     this.node.append(this._top, this._figures);
   }
 
@@ -45,7 +48,8 @@ export class Header {
           `${session.open ? 'Live' : 'Ended'} · ${session.step_count} steps`
         ),
       h('span', { class: 'cl-grow' }),
-      hello && h('span', { class: 'cl-dim cl-how' }, this._how(busy, hello.subshell))
+      hello && h('span', { class: 'cl-dim cl-how' }, this._how(busy, hello.subshell)),
+      hello && button('Open trace…', 'Draw a saved trace file (.parquet)', this._open)
     );
     this._top.replaceWith(top);
     this._top = top;

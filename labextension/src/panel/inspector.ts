@@ -4,7 +4,7 @@ import { button, h, swatch } from '../dom';
 import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
 import type { LabModel } from '../model';
 import type { IStorageDetail, ISummary } from '../protocol';
-import { BANDS, bandOf, categoryName, shortOp, storageName } from '../words';
+import { BANDS, bandOf, categoryName, ownFrames, placedName, shortOp, storageName } from '../words';
 
 const SHOWN_EVENTS = 60;
 const SHOWN_FRAMES = 12;
@@ -82,7 +82,7 @@ export class Inspector {
                 type: 'button',
                 click: () => void this._model.select(storage.uid)
               },
-              `${storageName(storage)} ${storage.module}`
+              placedName(storage)
             ),
             h('span', { class: 'cl-number' }, formatBytes(storage.moved_bytes))
           )
@@ -190,7 +190,7 @@ export class Inspector {
     }
     const stack = storage.born?.stack ?? [];
     if (stack.length) {
-      const own = stack.filter(frame => !frame.includes('/torch/'));
+      const own = ownFrames(stack);
       const shown = (own.length ? own : stack).slice(0, SHOWN_FRAMES);
       node.append(
         h('h3', {}, 'Python stack of its making'),

@@ -3,13 +3,20 @@
 import { button, h, swatch } from '../dom';
 import { formatBytes, formatCount, formatSeconds, plural } from '../format';
 import type { LabModel } from '../model';
-import type { IAlive, IAliveStorage, IFoundStorage, IOp, IStorage } from '../protocol';
+import {
+  CATEGORIES,
+  type IAlive,
+  type IAliveStorage,
+  type IFoundStorage,
+  type IOp,
+  type IStorage
+} from '../protocol';
 import { BANDS, bandOf, categoryName, storageName } from '../words';
 import { type IColumn, SortableTable } from './sortableTable';
 
 type Tab = 'storages' | 'ops' | 'alive';
 
-const MORE_TOTALS = 12;
+const SHOWN_TOTALS = 6;
 
 export class Tables {
   readonly node = h('section', { class: 'cl-tables' });
@@ -144,10 +151,14 @@ export class Tables {
 
   update(): void {
     const { found, alive, query, scene } = this._model;
-    if (alive && alive !== this._lastAlive) {
+    if (this._model.asked !== this._lastAsked) {
       this._tab = 'alive';
     }
-    this._lastAlive = alive;
+    this._lastAsked = this._model.asked;
+    if (found?.query && found.query !== this._lastQuery && this._tab === 'alive') {
+      this._tab = 'storages';
+    }
+    this._lastQuery = found?.query ?? '';
     for (const [id, element] of this._tabs) {
       element.setAttribute('aria-selected', String(id === this._tab));
     }
@@ -176,7 +187,8 @@ export class Tables {
   }
 
   private _tab: Tab = 'storages';
-  private _lastAlive: IAlive | null = null;
+  private _lastAsked = 0;
+  private _lastQuery = '';
   private readonly _tabs = new Map<Tab, HTMLElement>();
   private readonly _said = h('span', { class: 'cl-dim', role: 'status' });
   private readonly _body = h('div', { class: 'cl-table-body' });
@@ -191,12 +203,17 @@ function totals(alive: IAlive, toPeak: () => void): HTMLElement {
     1,
     ...[...alive.categories, ...alive.modules].map(t => t.resident_bytes + t.away_bytes)
   );
-  const block = (name: string, rows: IAlive['modules'], words: (label: string) => string) =>
+  const block = (
+    name: string,
+    rows: IAlive['modules'],
+    words: (label: string) => string,
+    hue: (label: string) => string
+  ) =>
     h(
       'div',
       {},
       h('h3', {}, name),
-      ...rows.slice(0, MORE_TOTALS).map(row =>
+      ...rows.slice(0, SHOWN_TOTALS).map(row =>
         h(
           'div',
           { class: 'cl-total' },
@@ -205,6 +222,7 @@ function totals(alive: IAlive, toPeak: () => void): HTMLElement {
             'span',
             {
               class: 'cl-bar',
+              style: `--cl-hue: var(--cl-${hue(row.label)})`,
               title: `${formatBytes(row.resident_bytes)} on the device, ${formatBytes(row.away_bytes)} away`
             },
             h('i', { style: `width: ${(100 * row.resident_bytes) / most}%` }),
@@ -217,8 +235,18 @@ function totals(alive: IAlive, toPeak: () => void): HTMLElement {
   return h(
     'div',
     { class: 'cl-totals' },
-    block('By category', alive.categories, label => categoryName(label)),
-    block('By module', alive.modules, label => label || 'outside any'),
+    block(
+      'By category',
+      alive.categories,
+      label => categoryName(label),
+      label => BANDS[bandOf(CATEGORIES.indexOf(label as never))].id
+    ),
+    block(
+      'By module',
+      alive.modules,
+      label => label || 'outside any',
+      () => 'op1'
+    ),
     button('At the peak', 'List what is alive at the peak', toPeak)
   );
 }

@@ -14,8 +14,7 @@ export class Toolbar {
 
   constructor(
     private readonly _model: LabModel,
-    timeline: Timeline,
-    onOpen: () => void
+    timeline: Timeline
   ) {
     this._steps = h('select', { 'aria-label': 'Steps drawn', change: () => this._choose() });
     this._follow = h('input', {
@@ -77,8 +76,6 @@ export class Toolbar {
       this._stalls,
       button('›', 'Next stall (N)', () => void _model.seek(1), 'cl-square'),
       this._rows.node,
-      h('span', { class: 'cl-grow' }),
-      button('Open trace…', 'Draw a saved trace file (.parquet)', onOpen),
       this._search
     );
     timeline.onSearch = () => {

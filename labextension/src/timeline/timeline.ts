@@ -4,7 +4,7 @@ import { h, swatch } from '../dom';
 import { formatBytes, formatCount, formatPercent, formatSeconds } from '../format';
 import type { LabModel } from '../model';
 import type { IPoint } from '../protocol';
-import { BANDS, shortOp, storageName } from '../words';
+import { BANDS, ownFrames, shortOp, storageName } from '../words';
 import { type IColours, readColours } from './colours';
 import { drawTracks } from './draw';
 import { hitTest, type IHit } from './hit';
@@ -185,11 +185,7 @@ export class Timeline {
     }
     const ghost = h('b');
     this._values.set('live', ghost);
-    legend.append(
-      h('i', { class: 'cl-swatch cl-ghost' }),
-      h('span', {}, 'Without swapping'),
-      ghost
-    );
+    legend.append(h('i', { class: 'cl-swatch cl-ghost' }), h('span', {}, 'Unswapped'), ghost);
     const key = h(
       'div',
       { class: 'cl-key' },
@@ -534,7 +530,7 @@ export class Timeline {
       ]);
       rows.push(['Touches', `${op.touches.count} storages, ${formatBytes(op.touches.bytes)}`]);
       if (op.stack.length) {
-        rows.push(['Stack', op.stack.find(frame => !frame.includes('/torch/')) ?? op.stack[0]]);
+        rows.push(['Stack', ownFrames(op.stack)[0] ?? op.stack[0]]);
       }
     } else if (point.transfer) {
       const { transfer } = point;
