@@ -6,8 +6,8 @@ are answered while a cell trains. Where they cannot, requests wait for the cell,
 
 from __future__ import annotations
 
-import atexit
 import threading
+from contextvars import Context, copy_context
 from typing import Any
 
 from .dispatch import answer
@@ -27,7 +27,7 @@ class PanelLine:
     def __init__(self, sources: Sources) -> None:
         self.sources = sources
         self._lock = threading.Lock()
-        self._comms: dict[str, Any] = {}
+        self._comms: dict[str, tuple[Any, Context]] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -36,7 +36,10 @@ class PanelLine:
         comm.on_msg(lambda message: self._answer(comm, message))
         comm.on_close(lambda message: self._closed(comm))
         with self._lock:
-            self._comms[comm.comm_id] = comm
+            # ipykernel sends a comm's next requests to the shell whose message its newest one answered. So the news
+            # go out as answers to this opening: sent from the thread's own context, they would bind the comm to the
+            # main shell, where requests wait for the running cell.
+            self._comms[comm.comm_id] = (comm, copy_context())
             if self._thread is None:
                 self._stop.clear()
                 self._thread = threading.Thread(
@@ -47,22 +50,13 @@ class PanelLine:
     def close(self) -> None:
         """Hang up on every panel."""
         with self._lock:
-            comms, self._comms = list(self._comms.values()), {}
+            comms, self._comms = [comm for comm, _ in self._comms.values()], {}
             thread, self._thread = self._thread, None
             self._stop.set()
         for comm in comms:
             comm.close()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=2)
-
-    def forget(self) -> None:
-        """Let the panels go without a word, for the end of the process: the front end has hung up before."""
-        with self._lock:
-            comms, self._comms = list(self._comms.values()), {}
-            self._thread = None
-            self._stop.set()
-        for comm in comms:
-            comm._closed = True  # or its __del__ sends a close that the front end logs as an error
 
     def _closed(self, comm: Any) -> None:
         with self._lock:
@@ -83,7 +77,7 @@ class PanelLine:
                 if self._thread is not me:
                     return
                 comms = list(self._comms.values())
-            mark = (self.sources.mark(), tuple(comm.comm_id for comm in comms))
+            mark = (self.sources.mark(), tuple(comm.comm_id for comm, _ in comms))
             if mark == told:
                 continue
             told = mark
@@ -91,8 +85,8 @@ class PanelLine:
                 envelope = event("status", self.sources.status())
             except Exception as error:  # the thread must outlive what a session in the midst of ending does
                 envelope = failure(None, ProtocolError("internal", f"{type(error).__name__}: {error}"))
-            for comm in comms:
-                comm.send(envelope)
+            for comm, context in comms:
+                context.run(comm.send, envelope)
 
 
 _line: PanelLine | None = None
@@ -107,7 +101,6 @@ def register() -> bool:
 
     if _line is None:
         _line = PanelLine(Sources())
-        atexit.register(_line.forget)
         get_comm_manager().register_target(TARGET, _line.opened)
     call_panel("loaded")
     return True
@@ -122,7 +115,6 @@ def unregister() -> None:
 
     get_comm_manager().targets.pop(TARGET, None)
     line, _line = _line, None
-    atexit.unregister(line.forget)
     line.close()
 
 

@@ -47,6 +47,8 @@ export class Connection {
     const language = this._follower.current?.language;
     const usable = kernel && !kernel.isDisposed && (!language || language === 'python');
     if (!usable) {
+      window.clearTimeout(this._settling);
+      this._settling = undefined;
       if (this._kernel) {
         this._hangUp();
       }
@@ -57,7 +59,7 @@ export class Connection {
       }
       this._set('none');
       if (kernel.status !== 'dead') {
-        this._settle();
+        this._settle(kernel);
       }
     } else if (kernel !== this._kernel && this._settling === undefined) {
       this._hangUp();
@@ -70,12 +72,19 @@ export class Connection {
     this._changed();
   }
 
-  /** A kernel that restarts says "idle" before its line is cleared; a comm opened then would be lost. */
-  private _settle(): void {
+  /**
+   * Wait for a kernel that restarts. It says "idle" before JupyterLab clears its line, and a comm opened before that
+   * would be lost: so it has to answer first, and it can, as no cell runs yet.
+   */
+  private _settle(kernel: Kernel.IKernelConnection): void {
     window.clearTimeout(this._settling);
-    this._settling = window.setTimeout(() => {
-      this._settling = undefined;
-      this._check();
+    this._settling = window.setTimeout(async () => {
+      const turn = this._settling;
+      await kernel.requestKernelInfo().catch(() => undefined); // it died again: its status will say so
+      if (turn === this._settling) {
+        this._settling = undefined;
+        this._check();
+      }
     }, SETTLE_MS);
   }
 

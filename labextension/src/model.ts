@@ -162,20 +162,24 @@ export class LabModel {
     return session?.source === source || files.some(file => file.source === source);
   }
 
-  /** Steps may come faster than anyone can look. */
+  /** Steps may come faster than anyone can look, or than a busy kernel can prepare them: one at a time. */
   private _followLater(steps: ISteps): void {
     this._next = steps;
-    if (this._followTimer !== undefined) {
+    if (this._following) {
       return;
     }
+    this._following = true;
     const wait = this.scene ? Math.max(0, this._followedAt + FOLLOW_MS - Date.now()) : 0;
-    this._followTimer = window.setTimeout(() => {
-      this._followTimer = undefined;
-      this._followedAt = Date.now();
+    this._followTimer = window.setTimeout(async () => {
       const next = this._next;
       this._next = null;
       if (next && this._client) {
-        void this.show(next);
+        await this.show(next);
+      }
+      this._followedAt = Date.now();
+      this._following = false;
+      if (this._next && this.follow) {
+        this._followLater(this._next);
       }
     }, wait);
   }
@@ -522,6 +526,7 @@ export class LabModel {
   private _searching = 0;
   private _next: ISteps | null = null;
   private _followedAt = 0;
+  private _following = false;
   private _followTimer: number | undefined;
   private _detailTimer: number | undefined;
   private readonly _changed = new Signal<this, Change>(this);
