@@ -162,6 +162,19 @@ class Scene:
             deaths.append(np.minimum(step.storages.death_op.astype(np.int64) + 1, n) + self.first_op[i])
         return np.concatenate(births), np.concatenate(deaths)
 
+    def life_x(self, axis: str) -> tuple[np.ndarray, np.ndarray]:
+        """float64 (storages,) twice: where each begins and ends on an axis. A step lasts longer than its ops."""
+        birth, death = self.storage_life
+        if axis == "op":
+            return birth.astype(np.float64), death.astype(np.float64)
+        starts, ends = self._clock[birth], self._clock[death]
+        for i, step in enumerate(self.steps):
+            rows = slice(self.first_storage[i], self.first_storage[i + 1])
+            end_s = self.begin_s[i] + step.duration_s
+            starts[rows] = np.where(step.storages.birth_op < 0, self.begin_s[i], starts[rows])
+            ends[rows] = np.where(step.storages.death_op >= len(step.ops), end_s, ends[rows])
+        return starts, ends
+
     @cached_property
     def storage_keys(self) -> tuple[str, ...]:
         """The stable name of each storage."""
@@ -356,7 +369,7 @@ class Scene:
         whole = np.flatnonzero(~has)
         a, b = order[inner], order[inner + 1]
         head, tail = order[first[before]], order[last[before]]
-        birth_s, death_s = self._clock[birth], self._clock[death]
+        birth_s, death_s = self.life_x("time")
         owner = np.concatenate([storage[inner], before, before, whole])
         from_op = np.concatenate([rows["to_op"][a], birth[before], rows["to_op"][tail], birth[whole]])
         to_op = np.concatenate([rows["from_op"][b], rows["from_op"][head], death[before], death[whole]])

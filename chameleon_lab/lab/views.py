@@ -291,7 +291,7 @@ def storage(scene: Scene, axis: str, uid: int) -> dict[str, Any]:
     rows = np.flatnonzero(scene.storage_uid == uid)
     _require(len(rows) > 0, f"there is no storage #{uid} in these steps")
     facts = storage_facts(scene, int(rows[-1]))
-    birth, death = scene.storage_life
+    begins, ends_at = scene.life_x(axis)
     ops, used = scene.uses
     here = ops[np.isin(used, rows)]
     moved = np.flatnonzero(np.isin(scene.transfers.storage, rows))
@@ -306,8 +306,8 @@ def storage(scene: Scene, axis: str, uid: int) -> dict[str, Any]:
         stretches[name] = np.column_stack([table[end][chosen][order] for end in ends]).astype(float).tolist()
     return facts | {
         "born": op_facts(scene, axis, born + int(scene.first_op[step_row])) if born >= 0 else None,
-        "x0": float(scene.x_of_op(axis, int(birth[rows[0]]))),
-        "x1": float(scene.x_of_op(axis, int(death[rows[-1]]))),
+        "x0": float(begins[rows[0]]),
+        "x1": float(ends_at[rows[-1]]),
         "uses": [op_facts(scene, axis, int(op)) for op in here[:_MOST_USES]],
         "use_count": len(here),
         "transfers": [transfer_facts(scene, axis, int(row)) for row in moved[:_MOST_USES]],
@@ -568,7 +568,7 @@ def _find_ops(scene: Scene, query: Any) -> np.ndarray:
 
 def _life_summary(scene: Scene, axis: str, rows: np.ndarray) -> list[dict[str, Any]]:
     """Of each storage: where it lives on the axis, its longest time away, its transfers and what was lost on it."""
-    birth, death = scene.storage_life
+    begins, ends = scene.life_x(axis)
     rank = scene.storage_rank
     count = int(rank.max(initial=-1)) + 1
     known = scene.transfers.storage >= 0
@@ -584,8 +584,8 @@ def _life_summary(scene: Scene, axis: str, rows: np.ndarray) -> list[dict[str, A
     )
     return [
         {
-            "x0": float(scene.x_of_op(axis, int(birth[row]))),
-            "x1": float(scene.x_of_op(axis, int(death[row]))),
+            "x0": float(begins[row]),
+            "x1": float(ends[row]),
             "away_s": float(away[rank[row]]),
             "transfers": int(transfers[rank[row]]),
             "stall_s": float(lost[rank[row]]),

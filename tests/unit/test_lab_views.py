@@ -98,6 +98,23 @@ def test_away_is_what_no_residency_covers(scene):
     assert scene.away_bytes[1].max() == step.storages.block_bytes[row]
 
 
+def test_what_is_away_when_the_step_begins_is_away_before_its_first_op():
+    step = gpt_step()
+    held = step.residencies
+    keep = held.storage != 0  # a parameter, away for all of the step
+    late = replace(
+        step,
+        duration_s=step.duration_s + 1.0,
+        ops=replace(step.ops, start_s=step.ops.start_s + 0.5),
+        residencies=Residencies(**{name: column[keep] for name, column in held.columns().items()}),
+    )
+    scene = Scene([late], {})
+    assert scene.away["storage"].tolist() == [0]
+    assert scene.away["from_s"].tolist() == [0.0]
+    assert scene.away["to_s"].tolist() == [pytest.approx(late.duration_s)]
+    assert views.storage(scene, "time", int(step.storages.uid[0]))["x0"] == 0.0
+
+
 def test_a_storage_keeps_its_rows_while_it_is_away(scene):
     rectangles, _ = scene.block_map("op", "storage")
     _, row = swapped_step()
