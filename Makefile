@@ -34,10 +34,11 @@ lab: build ## start JupyterLab in tutorials/
 	$(say) "Starting JupyterLab in tutorials/"
 	@cd tutorials && jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root)
 
-bench: build ## measure the main job, and write build/bench/main_job.json
+bench: build ## measure the main job and the recorder (half an hour), and write build/bench/*.json
 	$(say) "Measuring the main job"
-	@mkdir -p build/bench
 	@python -m benchmarks.main_job --json build/bench/main_job.json
+	$(say) "Measuring what recording costs"
+	@python -m benchmarks.overhead --json build/bench/overhead.json
 
 dev: build chromium ## set up everything for development
 

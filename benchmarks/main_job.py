@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import chameleon_lab as cl
-from chameleon_lab.policy import floor
+from chameleon_lab.policy import floor, lower_bound, simulate
 from chameleon_lab.units import format_bytes, parse_bandwidth
 
 from . import measure
@@ -138,8 +138,9 @@ def arithmetic(cell: Cell, row: dict[str, Any]) -> dict[str, Any] | None:
 
     ``expected_stall_s`` = max over the directions of (bytes moved / bandwidth) - compute time of the step, at least
     0: no schedule can stall less. The copies of a training step can't use all of it, though: what leaves does so
-    mostly before the peak, what returns after it. ``expected_by_half_s`` takes the same difference for the two halves
-    of the step, which the op at which most bytes are alive divides, and adds them.
+    mostly before the peak, what returns after it. ``by_op_s`` counts copy by copy what compute can hide: the policy in
+    the simulator, with the bytes and the op times of the newest timed step. ``bound_s`` is the least stall that any
+    policy could have there (:func:`chameleon_lab.policy.lower_bound`).
     """
     if cell.link is None or not cell.runs:
         return None
@@ -149,18 +150,24 @@ def arithmetic(cell: Cell, row: dict[str, Any]) -> dict[str, Any] | None:
     )
     moved_s = max(row["out_bytes"], row["in_bytes"]) / bandwidth
     expected_s = max(0.0, moved_s - compute_s)
-    by_half_s = median([t.excess_s(bandwidth, bandwidth) for t in cell.pooled("traffic")])
+    step, policy = cell.runs[-1].step, cell.runs[-1].policy
+    by_op_s = bound_s = None
+    if step is not None and policy is not None:
+        by_op_s = simulate(step, policy).stall_s
+        bound_s = lower_bound(step, policy.capacity_bytes, policy.link).stall_s
     return {
         "formula": "max(out_bytes, in_bytes) / bandwidth - compute_s, at least 0",
         "bandwidth_bytes_per_s": bandwidth,
         "compute_s": compute_s,
         "link_s": moved_s,
         "expected_stall_s": expected_s,
-        "expected_by_half_s": by_half_s,
+        "by_op_s": by_op_s,
+        "bound_s": bound_s,
         "predicted_stall_s": row["predicted"].get("stall_s"),
         "measured_stall_s": row["stall_s"],
         "measured_over_expected": row["stall_s"] / expected_s if expected_s > 0 else None,
-        "measured_over_expected_by_half": row["stall_s"] / by_half_s if by_half_s > 0 else None,
+        "measured_over_by_op": row["stall_s"] / by_op_s if by_op_s else None,
+        "measured_over_bound": row["stall_s"] / bound_s if bound_s else None,
     }
 
 
@@ -175,11 +182,11 @@ class MainJob:
         self.rows: list[dict[str, Any]] = []
         self.peaks: dict[str, dict[str, Any]] = {}
 
-    def run(self) -> Iterator[None]:
-        """Measure everything; comes back after each model."""
+    def run(self) -> Iterator[bool]:
+        """Measure everything; comes back after each model: was it the last one?"""
         for case in self.cases:
             self._run_case(case)
-            yield
+            yield case is self.cases[-1]
 
     @property
     def correct(self) -> bool:
@@ -316,8 +323,8 @@ def screen_row(row: dict[str, Any]) -> list[str]:
 
 
 ARITHMETIC_HEADERS = (
-    "model", "of peak", "link", "variant", "moved/bandwidth ms", "compute ms", "expected stall ms", "by half ms",
-    "predicted ms", "measured ms", "measured/expected", "measured/by half",
+    "model", "of peak", "link", "variant", "moved/bandwidth ms", "compute ms", "expected stall ms", "bound ms",
+    "planned ms", "by op ms", "measured ms", "measured/expected", "measured/bound", "measured/by op",
 )  # fmt: skip
 
 
@@ -328,19 +335,24 @@ def arithmetic_row(row: dict[str, Any]) -> list[str]:
     def quotient(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"
 
+    def time_of(name: str) -> str:
+        return "-" if values[name] is None else milliseconds(values[name])
+
     return [
         row["model"],
         row["fraction"],
         row["link"],
         row["variant"],
-        milliseconds(values["link_s"]),
-        milliseconds(values["compute_s"]),
-        milliseconds(values["expected_stall_s"]),
-        milliseconds(values["expected_by_half_s"]),
-        "-" if values["predicted_stall_s"] is None else milliseconds(values["predicted_stall_s"]),
-        milliseconds(values["measured_stall_s"]),
+        time_of("link_s"),
+        time_of("compute_s"),
+        time_of("expected_stall_s"),
+        time_of("bound_s"),
+        time_of("predicted_stall_s"),
+        time_of("by_op_s"),
+        time_of("measured_stall_s"),
         quotient(values["measured_over_expected"]),
-        quotient(values["measured_over_expected_by_half"]),
+        quotient(values["measured_over_bound"]),
+        quotient(values["measured_over_by_op"]),
     ]
 
 
@@ -370,11 +382,9 @@ def _bandwidth(text: str) -> str:
     return text
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None, program: str = "main_job") -> argparse.Namespace:
     """The command line; adds ``links``, the two bandwidths or with --quick the first."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.main_job", description=__doc__.splitlines()[0] if __doc__ else None
-    )
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{program}")
     parser.add_argument("--json", metavar="FILE", help="write the rows there")
     parser.add_argument("--models", type=_names, default=list(CASES), help=f"default: {','.join(CASES)}")
     parser.add_argument(
@@ -406,9 +416,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(options.threads)
     job = MainJob(options)
     environment = measure.environment(vars(options))
-    for _ in job.run():
+    for done in job.run():
         if options.json:  # after every model: a long run that is stopped leaves what it has measured
-            document = {"benchmark": "main_job", "environment": environment, "correct": job.correct}
+            document = {"benchmark": "main_job", "environment": environment, "complete": done}
+            document |= {"correct": job.correct}
             document |= {"models": job.peaks, "rows": job.rows}
             measure.write_json(options.json, document)
     print(measure.table(HEADERS, [screen_row(row) for row in job.rows], left=4))
@@ -416,7 +427,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if slow:
         print(
             f"\nStall on the slow link. Expected = max over directions of (bytes moved / bandwidth) - compute time of "
-            f"the step.\nBy half: the same before and after the op of the peak, added.\n"
+            f"the step.\nBound: the least stall of any policy. Planned: foretold with uniform op times. "
+            f"By op: the policy in the simulator,\nwith the op times of the newest timed step.\n"
             f"{measure.table(ARITHMETIC_HEADERS, [arithmetic_row(row) for row in slow], left=4)}"
         )
         hidden = sum(row["arithmetic"]["expected_stall_s"] == 0 for row in slow)

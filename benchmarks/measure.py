@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import chameleon_lab as cl
+from chameleon_lab.policy import Policy
 from chameleon_lab.runtime import core
 from chameleon_lab.trace import StepTrace, Trace
 from chameleon_lab.trace.store import write_then_rename
@@ -195,53 +196,25 @@ class Run:
     live_peak_bytes: int = 0
     peak_reserved_bytes: int = 0
     predicted: dict[str, float] = field(default_factory=dict)
+    policy: Policy | None = None
+    step: StepTrace | None = None
+    """The newest timed step."""
     decisions: int = 0
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """One step's transfers beside its compute, before and from the op at which most bytes are alive."""
+    """How long a step's copies took, and how long the step waited for them."""
 
     busy_s: float
     stall_s: float
-    compute_s: tuple[float, float]
-    out_bytes: tuple[int, int]
-    in_bytes: tuple[int, int]
-
-    def excess_s(self, out_bytes_per_s: float, in_bytes_per_s: float) -> float:
-        """Stall that is left if every transfer hides behind the compute of its own half of the step."""
-        return sum(
-            max(0.0, out / out_bytes_per_s - compute, into / in_bytes_per_s - compute)
-            for compute, out, into in zip(self.compute_s, self.out_bytes, self.in_bytes, strict=True)
-        )
 
 
 def traffic_of(step: StepTrace) -> Traffic:
     """Work it out from a step's trace."""
-    peak_op = int(step.ops.live_peak_bytes.argmax()) if len(step.ops) else 0
-    late = step.transfers.issue_op >= peak_op
-    into = step.transfers.direction == 1
-    stall_s = float(step.stalls.duration_s.sum())
-    first_half_s = float(step.ops.start_s[peak_op]) if len(step.ops) else 0.0
-    stall_early_s = float(step.stalls.duration_s[step.stalls.op < peak_op].sum())
-    done = step.transfers.end_s > step.transfers.start_s
-    return Traffic(
-        busy_s=float((step.transfers.end_s - step.transfers.start_s)[done].sum()),
-        stall_s=stall_s,
-        compute_s=(
-            max(0.0, first_half_s - stall_early_s),
-            max(0.0, step.duration_s - first_half_s - (stall_s - stall_early_s)),
-        ),
-        out_bytes=(
-            int(step.transfers.bytes[~into & ~late].sum()),
-            int(step.transfers.bytes[~into & late].sum()),
-        ),
-        in_bytes=(
-            int(step.transfers.bytes[into & ~late].sum()),
-            int(step.transfers.bytes[into & late].sum()),
-        ),
-    )
+    took_s = step.transfers.end_s - step.transfers.start_s
+    return Traffic(float(took_s[took_s > 0].sum()), float(step.stalls.duration_s.sum()))
 
 
 def train(
@@ -302,6 +275,7 @@ def train(
         run.notes = report.notes
         if opened.policy is not None:
             run.predicted = dict(opened.policy.predicted)
+            run.policy = opened.policy
             run.decisions = len(opened.policy.decisions)
     else:
         job = all_steps()
@@ -327,7 +301,9 @@ def _collect(run: Run, report: cl.Report, trace: Trace, steps: int) -> list[int]
     run.demand_swap_ins = [history[i].demand_swap_ins for i in stable]
     run.match_rate = [history[i].match_rate for i in stable]
     chosen = {history[i].index for i in stable}
-    run.traffic = [traffic_of(step) for step in trace if step.index in chosen]
+    timed = [step for step in trace if step.index in chosen]
+    run.traffic = [traffic_of(step) for step in timed]
+    run.step = timed[-1] if timed else None
     run.live_peak_bytes = max((step.live_peak_bytes for step in trace), default=0)
     return stable
 

@@ -5,20 +5,39 @@
 
 from __future__ import annotations
 
-from .errors import BelowFloorError, ChameleonError, PolicyError, SessionError, TraceError
-from .policy import Policy
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from .errors import (
+    BelowFloorError,
+    ChameleonError,
+    EditsUnreachableError,
+    PolicyError,
+    SessionError,
+    TraceError,
+)
+from .policy import Link, Policy, floor, lower_bound, plan, simulate, sweep
 from .report import Report
 from .session import Session, SessionStage, current_session
 from .trace import StepTrace, Trace
+
+if TYPE_CHECKING:
+    from .trace.meta import trace_meta
+    from .trace.roofline import Roofline
+
+_AT_FIRST_USE = {"Roofline": ".trace.roofline", "trace_meta": ".trace.meta"}
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BelowFloorError",
     "ChameleonError",
+    "EditsUnreachableError",
+    "Link",
     "Policy",
     "PolicyError",
     "Report",
+    "Roofline",
     "Session",
     "SessionError",
     "SessionStage",
@@ -26,7 +45,19 @@ __all__ = [
     "Trace",
     "TraceError",
     "current_session",
+    "floor",
+    "lower_bound",
+    "plan",
+    "simulate",
+    "sweep",
+    "trace_meta",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _AT_FIRST_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_AT_FIRST_USE[name], __name__), name)
 
 
 def load_ipython_extension(shell: object) -> None:

@@ -22,7 +22,13 @@ class StepSummary:
     swapped_out_bytes: int
     swapped_in_bytes: int
     evictions: int
+    evicted_bytes: int
     demand_swap_ins: int
+    """Storages that an op found away."""
+    late_prefetches: int
+    """Planned swap-ins that an op had to wait for."""
+    dropped_triggers: int
+    """Planned swap-outs and frees that found nothing to do: the storage was gone, in use, or already away."""
     ops: int
     matched_ops: int
 
@@ -57,7 +63,10 @@ class Report(Mapping[str, Any]):
     swapped_out_bytes: int
     swapped_in_bytes: int
     evictions: int
+    evicted_bytes: int
     demand_swap_ins: int
+    late_prefetches: int
+    dropped_triggers: int
     ops: int
     match_rate: float
     decisions: int
@@ -110,7 +119,16 @@ class Report(Mapping[str, Any]):
                 f"{format_bytes(self.swapped_out_bytes)} out",
                 f"{format_bytes(self.swapped_in_bytes)} in",
             ),
-            ("Evictions", str(self.evictions), f"{self.demand_swap_ins} swap-ins on demand"),
+            (
+                "Evictions",
+                str(self.evictions),
+                f"{format_bytes(self.evicted_bytes)}; {self.demand_swap_ins} swap-ins on demand",
+            ),
+            (
+                "Planned moves",
+                f"{self.late_prefetches} late",
+                f"swap-ins that an op waited for; {self.dropped_triggers} triggers found nothing to do",
+            ),
             ("Policy", f"{self.decisions} decisions", f"match rate {format_percent(self.match_rate)}"),
         ]
         if self.unmatched_decisions:

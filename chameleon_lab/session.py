@@ -19,6 +19,7 @@ import torch
 
 from .errors import BelowFloorError, EditsUnreachableError, PolicyError, SessionError
 from .policy import Draft, Edit, EditAction, Link, Policy, floor, plan
+from .policy.memory import step_op_times
 from .policy.model import fingerprint
 from .policy.program import Program, compile_program
 from .report import Report, StepSummary
@@ -69,7 +70,8 @@ class Session:
         policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one. Where it
             fits, it is in force from the second step on. Where not, a note in the report says what did not fit, and a
             policy is generated under its edits.
-        planning: False never makes a policy: eviction alone keeps the run within the capacity.
+        planning: False never makes a policy: eviction alone keeps the run within the capacity. It takes what is used
+            furthest in the future, as far as the steps before tell.
         warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
         host_capacity: the most host bytes for storages that are away. None: no limit.
         margin: share of the capacity that plans leave free, for what a step does differently from the profiled one.
@@ -143,7 +145,7 @@ class Session:
         self._counters: core.Counters | None = None
         self._created_s = time.time()
         self._discovery = Discovery(self._optimizer_stepped)
-        self._parts: list[Discovery | Patches] = [self._discovery, guards()]
+        self._parts: list[Discovery | Patches] = [self._discovery, *guards()]
         if self.capacity_bytes is not None and split_optimizer:
             self._parts.append(small_groups(self._group_bytes))
         self.own_capacity_bytes = self.capacity_bytes
@@ -197,7 +199,7 @@ class Session:
     def _shut(self) -> None:
         """Take back what start() did. May be repeated, and cut short by Ctrl-C at any point."""
         global _current
-        for part in self._parts:
+        for part in reversed(self._parts):
             part.remove()
         core.close()
         self._closed = True
@@ -306,7 +308,10 @@ class Session:
             swapped_out_bytes=log.swapped_out_bytes,
             swapped_in_bytes=log.swapped_in_bytes,
             evictions=log.evictions,
+            evicted_bytes=log.evicted_bytes,
             demand_swap_ins=log.demand_swap_ins,
+            late_prefetches=log.late_prefetches,
+            dropped_triggers=log.dropped_triggers,
             ops=log.op_count,
             matched_ops=log.matched_ops,
         )
@@ -341,14 +346,20 @@ class Session:
 
     def _foresee(self, log: core.StepLog) -> None:
         """Eviction in the step to come knows when storages were used in this one."""
-        if self.capacity_bytes is None or not self.planning or log.truncated_ops:
+        if self.capacity_bytes is None or log.truncated_ops:
             return
         step = self._trace_of(log)
-        self._load(compile_program(Policy(self.capacity_bytes, self.link, ()), step), step)
+        self._load(compile_program(self._no_decisions(), step), step)
+
+    def _no_decisions(self) -> Policy:
+        assumed = {"min_swap_bytes": self.min_swap_bytes}
+        return Policy(self.capacity_bytes or core.UNLIMITED, self.link, (), assumed)
 
     def _make_policy(self, log: core.StepLog) -> None:
         if self.capacity_bytes is None or not self.planning:
+            self._foresee(log)
             self._stage = SessionStage.STABLE
+            self._bad_steps = 0
             return
         if log.truncated_ops:
             self._note(
@@ -365,7 +376,7 @@ class Session:
             self._note(
                 f"the capacity leaves no room to plan (floor {format_bytes(floor(step).bytes)}): eviction only"
             )
-            program = compile_program(Policy(self.capacity_bytes, self.link, ()), step)
+            program = compile_program(self._no_decisions(), step)
         self._unmatched = program.unmatched
         self._load(program, step)
         self._stage = SessionStage.STABLE
@@ -405,6 +416,7 @@ class Session:
                     self.link,
                     min_swap_bytes=self.min_swap_bytes,
                     margin=self.margin,
+                    op_times=step_op_times(step),
                     edits=obeyed,
                 )
             except EditsUnreachableError as error:
@@ -526,18 +538,39 @@ class Session:
 
     def trace(self) -> Trace:
         """The newest finished steps, as columns. Empty before the first step has ended."""
-        logs = core.logs() if self.is_open else self._logs
-        return Trace(
-            [self._trace_of(log) for log in logs],
-            {
-                "torch": torch.__version__,
-                "device": self.device,
-                "capacity_bytes": self.capacity_bytes,
-                "link_out_bytes_per_s": self.link.out_bytes_per_s,
-                "link_in_bytes_per_s": self.link.in_bytes_per_s,
-                "created_s": self._created_s,
-            },
-        )
+        return Trace([self._trace_of(log) for log in self._kept_logs()], self.trace_meta())
+
+    def trace_meta(self) -> dict[str, Any]:
+        """What a trace says of where it was recorded; see :class:`~chameleon_lab.trace.Trace`."""
+        return {
+            "torch": torch.__version__,
+            "device": self.device,
+            "capacity_bytes": self.capacity_bytes,
+            "link_out_bytes_per_s": self.link.out_bytes_per_s,
+            "link_in_bytes_per_s": self.link.in_bytes_per_s,
+            "created_s": self._created_s,
+        }
+
+    @property
+    def step_count(self) -> int:
+        """How many steps have ended."""
+        return self._steps
+
+    def recorded_steps(self) -> tuple[int, ...]:
+        """Indices of the finished steps that are still recorded, oldest first."""
+        return tuple(log.index for log in self._kept_logs())
+
+    def recorded_step(self, index: int) -> StepTrace:
+        """One finished step, as columns. Raises SessionError if it is not, or no longer, recorded."""
+        logs = self._kept_logs()
+        for log in logs:
+            if log.index == index:
+                return self._trace_of(log)
+        kept = f"steps {logs[0].index} to {logs[-1].index} are" if logs else "none has ended yet"
+        raise SessionError(f"step {index} is not recorded: {kept}")
+
+    def _kept_logs(self) -> list[core.StepLog]:
+        return core.logs() if self.is_open else self._logs
 
     def _trace_of(self, log: core.StepLog) -> StepTrace:
         return step_trace(
@@ -572,10 +605,13 @@ class Session:
             step_s=statistics.median(same_stage) if same_stage else 0.0,
             stall_s=stall_s,
             overlap=_overlap(logs[-1], core.seconds_per_tick()) if logs else 1.0,
-            swapped_out_bytes=newest.swapped_out_bytes if newest else 0,
-            swapped_in_bytes=newest.swapped_in_bytes if newest else 0,
+            swapped_out_bytes=logs[-1].swapped_out_bytes if logs else 0,
+            swapped_in_bytes=logs[-1].swapped_in_bytes if logs else 0,
             evictions=newest.evictions if newest else 0,
+            evicted_bytes=newest.evicted_bytes if newest else 0,
             demand_swap_ins=newest.demand_swap_ins if newest else 0,
+            late_prefetches=newest.late_prefetches if newest else 0,
+            dropped_triggers=newest.dropped_triggers if newest else 0,
             ops=newest.ops if newest else 0,
             match_rate=newest.match_rate if newest else 0.0,
             decisions=len(self._policy.decisions) if self._policy else 0,

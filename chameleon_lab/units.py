@@ -51,6 +51,15 @@ def parse_bytes(value: int | str, what: str = "size") -> int:
     return int(size)
 
 
+def share_or_size(text: str | None) -> str | float | None:
+    """A capacity as typed: a number between 0 and 1 is a share of the device; the rest is left to the session."""
+    try:
+        share = float(text or "")
+    except ValueError:
+        return text
+    return share if 0 < share < 1 else text
+
+
 def parse_bandwidth(value: float | int | str, what: str = "link") -> float:
     """Bytes per second from a number, or from text such as ``"8GiB/s"``.
 

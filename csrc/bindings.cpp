@@ -70,6 +70,7 @@ py::array_t<chameleon::TransferRow> transfers(const chameleon::StepLog& log) {
     const bool done = log.transfer_events[i]->done();
     rows[i].start_ticks = done ? log.transfer_events[i]->start_ticks() : 0;
     rows[i].end_ticks = done ? log.transfer_events[i]->end_ticks() : 0;
+    rows[i].bytes = log.copied_bytes(i);
   }
   return as_array(rows);
 }
@@ -139,7 +140,7 @@ const char* adopted_name(Runtime::Adopted adopted) {
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ core of chameleon_lab: recorder, swapper, executor and the embedded CPU device.";
   m.attr("built_for_torch") = TORCH_VERSION;
-  m.attr("has_materializer") = chameleon::access::has_hook();
+  m.attr("sees_raw_access") = chameleon::access::has_hook();
 
   PYBIND11_NUMPY_DTYPE(chameleon::OpRow, start_ticks, end_ticks, stall_ticks, sequence_nr, live_peak_bytes,
                        resident_peak_bytes, name, module, thread, stack, plan_op, stage);
@@ -159,7 +160,9 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("link_in_bytes_per_s", &chameleon::Options::link_in_bytes_per_s)
       .def_readwrite("min_swap_bytes", &chameleon::Options::min_swap_bytes)
       .def_readwrite("max_ops", &chameleon::Options::max_ops)
-      .def_readwrite("stacks", &chameleon::Options::stacks);
+      .def_readwrite("stacks", &chameleon::Options::stacks)
+      .def_readwrite("unbacked", &chameleon::Options::unbacked)
+      .def_readwrite("unbacked_block_bytes", &chameleon::Options::unbacked_block_bytes);
 
   py::class_<chameleon::StepLog, std::shared_ptr<chameleon::StepLog>>(m, "StepLog")
       .def_readonly("index", &chameleon::StepLog::index)
@@ -167,8 +170,10 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("end_ticks", &chameleon::StepLog::end_ticks)
       .def_readonly("truncated_ops", &chameleon::StepLog::truncated_ops)
       .def_readonly("peak_resident_bytes", &chameleon::StepLog::peak_resident_bytes)
-      .def_readonly("swapped_out_bytes", &chameleon::StepLog::swapped_out_bytes)
-      .def_readonly("swapped_in_bytes", &chameleon::StepLog::swapped_in_bytes)
+      .def_property_readonly("swapped_out_bytes",
+                             [](const chameleon::StepLog& log) { return log.moved_bytes(chameleon::Direction::Out); })
+      .def_property_readonly("swapped_in_bytes",
+                             [](const chameleon::StepLog& log) { return log.moved_bytes(chameleon::Direction::In); })
       .def_readonly("evictions", &chameleon::StepLog::evictions)
       .def_readonly("evicted_bytes", &chameleon::StepLog::evicted_bytes)
       .def_readonly("demand_swap_ins", &chameleon::StepLog::demand_swap_ins)
@@ -183,7 +188,21 @@ PYBIND11_MODULE(_C, m) {
       .def("transfers", &transfers)
       .def("stalls", [](const chameleon::StepLog& log) { return as_array(log.stalls); })
       .def("residencies", [](const chameleon::StepLog& log) { return as_array(log.residencies); })
-      .def("stacks", &symbolized);
+      .def("stacks", &symbolized)
+      .def_readonly("leaf_calls", &chameleon::StepLog::leaf_calls);
+
+  py::class_<chameleon::TensorShape>(m, "TensorShape")
+      .def_property_readonly("sizes", [](const chameleon::TensorShape& t) { return py::tuple(py::cast(t.sizes)); })
+      .def_readonly("dtype", &chameleon::TensorShape::dtype)
+      .def_readonly("bytes", &chameleon::TensorShape::bytes)
+      .def_readonly("element_bytes", &chameleon::TensorShape::element_bytes);
+
+  py::class_<chameleon::LeafCall>(m, "LeafCall")
+      .def_readonly("op", &chameleon::LeafCall::op)
+      .def_readonly("name", &chameleon::LeafCall::name)
+      .def_readonly("overload", &chameleon::LeafCall::overload)
+      .def_readonly("arguments", &chameleon::LeafCall::arguments)
+      .def_readonly("results", &chameleon::LeafCall::results);
 
   m.def("open", [](const chameleon::Options& options) { Runtime::instance().open(options); }, nogil());
   m.def("close", [] { Runtime::instance().close(); }, nogil());
@@ -209,7 +228,6 @@ PYBIND11_MODULE(_C, m) {
                                                         uses_offset, std::move(uses), evict_last, action_op,
                                                         action_kind, action_storage));
         });
-  m.def("unload_program", [] { Runtime::instance().unload_program(); }, nogil());
 
   m.def("adopt", [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted) -> const char* {
     c10::StorageImpl* storage = storage_of(tensor);
@@ -232,10 +250,11 @@ PYBIND11_MODULE(_C, m) {
   // These take UntypedStorage._cdata, the address of the StorageImpl.
   m.def("hold", [](uintptr_t s) { return Runtime::instance().hold(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("let_go", [](uintptr_t s) { Runtime::instance().let_go(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
+  m.def("expose", [](uintptr_t s) { Runtime::instance().accessed(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("set_saving", [](bool on) { Runtime::instance().set_saving(on); }, nogil());
   m.def("storage_address", [](uintptr_t tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
-  m.def("residency", [](uintptr_t tensor) -> py::object {
-    c10::StorageImpl* storage = storage_of(tensor);
+  m.def("residency", [](uintptr_t address) -> py::object {
+    auto* storage = reinterpret_cast<c10::StorageImpl*>(address);
     const auto residency = storage ? Runtime::instance().residency(storage) : std::nullopt;
     return residency ? py::object(py::str(residency_name(*residency))) : py::none();
   });

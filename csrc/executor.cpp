@@ -23,7 +23,6 @@ void Executor::begin_step() {
   matcher_.begin_step();
   freed_to_ = 0;
   swapped_out_to_ = 0;
-  plan_op_ = loaded() ? 0 : -1;
 }
 
 void Executor::end_step() {
@@ -37,15 +36,15 @@ void Executor::end_step() {
 
 int32_t Executor::begin_op(int32_t name, uint8_t stage) {
   if (!loaded()) return -1;
-  plan_op_ = matcher_.match(Program::token(name, stage));
-  if (plan_op_ < 0) return -1;
+  const int32_t plan_op = matcher_.match(Program::token(name, stage));
+  if (plan_op < 0) return -1;
   ++recorder_.log().matched_ops;
   // Ops that the live run has skipped: what was due at them is due now.
-  while (freed_to_ <= plan_op_) {
+  while (freed_to_ <= plan_op) {
     while (swapped_out_to_ < freed_to_) fire_swap_out(swapped_out_to_++);
     fire_free(freed_to_++);
   }
-  return plan_op_;
+  return plan_op;
 }
 
 void Executor::fire_free(int32_t op) {
@@ -92,9 +91,9 @@ void Executor::end_op(int32_t plan_op) {
   while (swapped_out_to_ <= plan_op) fire_swap_out(swapped_out_to_++);
 }
 
-void Executor::born(Storage& storage, int32_t ordinal) {
-  if (plan_op_ < 0) return;
-  const int32_t plan = program_.born_at(plan_op_, ordinal);
+void Executor::born(Storage& storage, int32_t plan_op, int32_t ordinal) {
+  if (plan_op < 0) return;
+  const int32_t plan = program_.born_at(plan_op, ordinal);
   if (plan < 0) return;
   if (live_[plan]) live_[plan]->plan = -1;  // last step's, still alive
   live_[plan] = &storage;

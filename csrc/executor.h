@@ -30,7 +30,7 @@ class Executor {
   // The op has ended: begin the copies out.
   void end_op(int32_t plan_op);
 
-  void born(Storage& storage, int32_t ordinal);
+  void born(Storage& storage, int32_t plan_op, int32_t ordinal);
   void died(Storage& storage);
 
   // In ops; 0 for what is evicted last. Where the program does not know: as far ahead as the last use lies back.
@@ -49,7 +49,6 @@ class Executor {
   std::vector<int32_t> swap_ins_;  // due, in order; those without room wait here
   int32_t freed_to_ = 0;           // actions before these ops have fired
   int32_t swapped_out_to_ = 0;
-  int32_t plan_op_ = 0;  // what newborn storages are matched with; -1 while off the program
 };
 
 }  // namespace chameleon

@@ -51,18 +51,21 @@ OpKind kind_of(std::string_view name) {
   return kViews.count(name) ? OpKind::View : OpKind::Op;
 }
 
-void read_schema(const at::RecordFunction& function, OpInfo* info) {
+void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* info) {
   const std::string_view name = info->name;
   // Custom ops may write what their schema does not say; recurrent kernels keep hidden buffers.
   info->writes_all =
       !starts_with(name, "aten::") || contains(name, "rnn") || contains(name, "lstm") || contains(name, "gru");
-  const auto operator_name = function.operator_name();
   const auto handle =
       operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
+  info->leaf = true;
   if (!handle) {
     info->writes_all = true;
     return;
   }
+  info->leaf = !handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+               handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+               handle->hasKernelForDispatchKey(c10::DispatchKey::Meta);
   const auto& arguments = handle->schema().arguments();
   for (size_t i = 0; i < arguments.size() && i < 64; ++i) {
     const c10::AliasInfo* alias = arguments[i].alias_info();
@@ -70,12 +73,11 @@ void read_schema(const at::RecordFunction& function, OpInfo* info) {
     if ((alias && alias->isWrite()) || starts_with(arguments[i].name(), "running_")) {
       info->written_arguments |= uint64_t{1} << i;
     }
+    if (arguments[i].is_out()) info->out_arguments |= uint64_t{1} << i;
   }
 }
 
-OpInfo* look_up(const at::RecordFunction& function) {
-  const char* name = function.name();
-  const char* overload = function.overload_name();
+OpInfo* look_up(const char* name, const char* overload, const std::optional<c10::OperatorName>& operator_name) {
   std::string key = name;
   if (overload && *overload) key.append(".").append(overload);
   std::lock_guard<std::mutex> lock(registry_mutex);
@@ -87,7 +89,7 @@ OpInfo* look_up(const at::RecordFunction& function) {
   if (made->kind == OpKind::Op || made->kind == OpKind::View) {
     made->reads_inputs = kShapeOnly.count(made->name) == 0;
     made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
-    read_schema(function, made);
+    read_schema(operator_name, made);
     auto& names = name_list();
     // Overloads share an id, so that a name stands for the same op in another process too.
     const auto known = std::find(names.begin(), names.end(), made->name);
@@ -97,8 +99,6 @@ OpInfo* look_up(const at::RecordFunction& function) {
   info = made;
   return info;
 }
-
-const OpInfo kIgnored{};
 
 const OpInfo& backward_node() {
   static const OpInfo info = [] {
@@ -111,19 +111,33 @@ const OpInfo& backward_node() {
 
 }  // namespace
 
+const OpInfo& OpInfo::ignored() {
+  static const OpInfo info;
+  return info;
+}
+
+const OpInfo& OpInfo::add_in_place() {
+  static const OpInfo& info = *look_up("aten::add_", "Tensor", c10::OperatorName("aten::add_", "Tensor"));
+  return info;
+}
+
 const OpInfo& OpTable::of(const at::RecordFunction& function) {
   // The engine wraps a node twice: in a plain frame, and in one that carries the node's sequence number.
   if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) return backward_node();
   const char* name = function.name();
   // Names of autograd nodes and custom Functions are strings inside the RecordFunction: their address says nothing.
   const OpKind kind = std::strncmp(name, "aten::", 6) == 0 ? OpKind::Op : kind_of(name);
-  if (kind == OpKind::Ignored) return kIgnored;
+  if (kind == OpKind::Ignored) return OpInfo::ignored();
   if (kind == OpKind::BackwardNode) return backward_node();
   // A dispatcher op's name points into its schema, one per overload; checked, since nothing promises it.
   OpInfo*& info = by_pointer_[name];
-  if (!info || std::strcmp(info->name.c_str(), name) != 0) info = look_up(function);
+  if (!info || std::strcmp(info->name.c_str(), name) != 0)
+    info = look_up(name, function.overload_name(), function.operator_name());
   return *info;
 }
+
+void lock_op_registry() { registry_mutex.lock(); }
+void unlock_op_registry() { registry_mutex.unlock(); }
 
 std::vector<std::string> op_names() {
   std::lock_guard<std::mutex> lock(registry_mutex);

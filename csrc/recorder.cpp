@@ -4,6 +4,19 @@
 
 namespace chameleon {
 
+int64_t StepLog::copied_bytes(size_t transfer) const {
+  const Event& event = *transfer_events[transfer];
+  return event.done() ? static_cast<int64_t>(event.copied_bytes()) : transfers[transfer].bytes;
+}
+
+int64_t StepLog::moved_bytes(Direction direction) const {
+  int64_t bytes = unlisted_bytes[static_cast<size_t>(direction)];
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    if (transfers[i].direction == static_cast<uint8_t>(direction)) bytes += copied_bytes(i);
+  }
+  return bytes;
+}
+
 void Recorder::begin_step() {
   auto log = std::make_shared<StepLog>();
   if (log_) {  // steps are alike: spare the vectors their growth
@@ -33,7 +46,7 @@ OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t seq
     ++log_->truncated_ops;
     return nullptr;
   }
-  ++op_;
+  op_ = ops();
   op_running_ = true;
   OpRow& row = log_->ops.emplace_back();
   row.sequence_nr = sequence_nr;
@@ -50,9 +63,9 @@ OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t seq
   return &row;
 }
 
-void Recorder::end_op() {
+void Recorder::end_op(int32_t op) {
   op_running_ = false;
-  if (OpRow* op = row(op_)) op->end_ticks = now_ticks();
+  if (OpRow* ended = row(op)) ended->end_ticks = now_ticks();
 }
 
 void Recorder::arrived(Storage& storage) {
@@ -133,8 +146,10 @@ void Recorder::levels(size_t live_bytes, size_t resident_bytes) {
 
 void Recorder::transfer(Storage& storage, Direction direction, Cause cause, Ticks issue, EventPtr event) {
   const auto bytes = static_cast<int64_t>(storage.bytes);
-  (direction == Direction::Out ? log_->swapped_out_bytes : log_->swapped_in_bytes) += bytes;
-  if (full()) return;
+  if (full()) {
+    log_->unlisted_bytes[static_cast<size_t>(direction)] += bytes;
+    return;
+  }
   log_->transfers.push_back({bytes, issue, 0, 0, row_of(storage), std::max(op_, 0), static_cast<uint8_t>(direction),
                              static_cast<uint8_t>(cause)});
   log_->transfer_events.push_back(std::move(event));

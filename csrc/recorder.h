@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "clock.h"
+#include "leaf_call.h"
 #include "storage.h"
 
 namespace torch {
@@ -98,12 +99,12 @@ struct StepLog {
   std::vector<StallRow> stalls;
   std::vector<ResidencyRow> residencies;
   std::vector<std::shared_ptr<torch::CapturedTraceback>> stacks;
+  std::vector<LeafCall> leaf_calls;  // of a trace without memory
   int64_t truncated_ops = 0;
 
   // Counters of the step.
   int64_t peak_resident_bytes = 0;
-  int64_t swapped_out_bytes = 0;
-  int64_t swapped_in_bytes = 0;
+  int64_t unlisted_bytes[2] = {0, 0};  // moved out and in past the end of the ring
   int64_t evictions = 0;
   int64_t evicted_bytes = 0;
   int64_t demand_swap_ins = 0;
@@ -111,6 +112,10 @@ struct StepLog {
   int64_t dropped_triggers = 0;
   int64_t matched_ops = 0;
   Ticks stall_ticks = 0;
+
+  // What a copy has moved or will have moved: less than asked for if it was cancelled.
+  int64_t copied_bytes(size_t transfer) const;
+  int64_t moved_bytes(Direction direction) const;
 };
 
 // A ring of steps: the one being written, and the last few.
@@ -123,11 +128,16 @@ class Recorder {
   const StepLog& log() const { return *log_; }
   const std::deque<std::shared_ptr<StepLog>>& finished() const { return finished_; }
 
-  int32_t op() const { return op_; }  // the op running or last run in this step; -1 before the first
+  int32_t op() const { return op_; }  // what is recorded now belongs to this op of the step; -1 before the first
+  int32_t ops() const { return static_cast<int32_t>(log_->ops.size()); }
 
   // Returns the row of the op, or null past the end of the ring.
   OpRow* begin_op(int32_t name, Stage stage, int32_t module, int64_t sequence_nr, int32_t thread);
-  void end_op();
+  void end_op(int32_t op);
+  void resume(int32_t op, bool running) {  // where several threads run ops, each comes back to its own
+    op_ = op;
+    op_running_ = running;
+  }
   OpRow* row(int32_t op) { return op >= 0 && op < static_cast<int32_t>(log_->ops.size()) ? &log_->ops[op] : nullptr; }
 
   void born(Storage& storage, int32_t ordinal);
@@ -143,7 +153,7 @@ class Recorder {
   // Close the step: every storage alive gets a row. Movable: may it leave the device?
   template <class Movable>
   std::shared_ptr<StepLog> end_step(const StorageTable& table, Movable movable) {
-    const int32_t ops = op_ + 1;
+    const int32_t ops = this->ops();
     for (const auto& storage : table.all()) {
       StorageRow& row = log_->storages[row_of(*storage)];
       row.death_op = ops;

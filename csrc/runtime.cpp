@@ -51,9 +51,10 @@ Runtime::Runtime()
 }
 
 void Runtime::open(const Options& options) {
-  device_->install_allocator();
+  if (!options.unbacked) device_->install_allocator();
   Lock lock(mutex_);
   TORCH_CHECK(!open_, "Chameleon Lab: the runtime is open already");
+  if (options.capacity_bytes != SIZE_MAX) access::reserve_marks();
   options_ = options;
   limited_ = options.capacity_bytes != SIZE_MAX;
   device_->set_capacity(options.capacity_bytes);
@@ -74,7 +75,7 @@ void Runtime::open(const Options& options) {
   ++epoch_;
   failure_.reset();
   optimizer_stage_ = false;
-  ordinal_ = kBeforeFirstOp;
+  begin_step();
   const size_t resident_bytes = device_->memory_info().resident_bytes;
   if (resident_bytes > options.capacity_bytes) {
     device_->set_capacity(SIZE_MAX);
@@ -83,7 +84,7 @@ void Runtime::open(const Options& options) {
                 ": delete them, or give a larger capacity");
   }
   device_->keep_free_blocks(true);
-  install_callback(limited_);
+  install_callback(limited_ || options.unbacked);
   open_ = true;
 }
 
@@ -103,6 +104,7 @@ void Runtime::close() {
   executor_.unload();
   device_->set_capacity(SIZE_MAX);
   swapper_.restore_all();
+  forget_unbacked();
   limited_ = false;
   hand_back();
   // Only now: other threads' ops must come past the hook, and wait there, while storages move.
@@ -122,7 +124,12 @@ void Runtime::hand_back() {
                       !storage->escaped && access::movable(*storage) && access::keep(*storage);
     storage->escaped = true;  // what stays is out of sight from here on: no later session may move it
     if (!goes) continue;
-    c10::DataPtr plain = device_->allocate_plain(storage->bytes);
+    c10::DataPtr plain;
+    try {
+      plain = device_->allocate_plain(storage->bytes);
+    } catch (const std::exception&) {  // the system has no memory left; the block serves as well
+      continue;
+    }
     device_->copy_now(plain.get(), storage->block, storage->bytes);
     if (!access::intact(*storage)) continue;  // what Python knows by an object is not kept from dying meanwhile
     storage->impl->_mutable_data_ptr_no_checks().release_context();
@@ -140,6 +147,7 @@ void Runtime::set_capacity(size_t capacity_bytes) {
   }
   limited_ = limited;
   options_.capacity_bytes = capacity_bytes;
+  if (limited) access::reserve_marks();
   device_->set_capacity(capacity_bytes);
   // Taking nothing at all makes the room that the new capacity asks for.
   if (limited) {
@@ -181,10 +189,14 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   Lock lock(mutex_);
   executor_.end_step();
   auto log = recorder_.end_step(table_, [this](const Storage& storage) { return swapper_.movable(storage); });
-  executor_.begin_step();
-  ordinal_ = kBeforeFirstOp;
+  begin_step();
   thread_state().modules.clear();  // whatever an interrupt has left there
   return log;
+}
+
+void Runtime::begin_step() {
+  executor_.begin_step();
+  newest_ = {++step_serial_, -1, executor_.loaded() ? 0 : -1, kBeforeFirstOp};
 }
 
 std::vector<std::shared_ptr<StepLog>> Runtime::logs() {
@@ -195,11 +207,7 @@ std::vector<std::shared_ptr<StepLog>> Runtime::logs() {
 void Runtime::load_program(Program program) {
   Lock lock(mutex_);
   executor_.load(std::move(program));
-}
-
-void Runtime::unload_program() {
-  Lock lock(mutex_);
-  executor_.unload();
+  begin_step();
 }
 
 Counters Runtime::counters() {
@@ -213,7 +221,7 @@ Counters Runtime::counters() {
   counters.host_reserved_bytes = host_.reserved_bytes();
   counters.host_peak_bytes = host_.peak_bytes();
   counters.step = recorder_.log().index;
-  counters.ops_in_step = recorder_.op() + 1;
+  counters.ops_in_step = recorder_.ops();
   return counters;
 }
 
@@ -239,10 +247,14 @@ ModuleStack& Runtime::modules(ThreadState& thread) {
 
 void Runtime::before_fork() {
   mutex_.lock();
+  lock_op_registry();
   device_->drain();
 }
 
-void Runtime::after_fork_in_parent() { mutex_.unlock(); }
+void Runtime::after_fork_in_parent() {
+  unlock_op_registry();
+  mutex_.unlock();
+}
 
 // The child has no copy engines, and none of the parent's budget is its own: it records and plans nothing, and still
 // brings back what is away when it is used.
@@ -253,6 +265,7 @@ void Runtime::after_fork_in_child() {
   executor_.unload();
   threads_in_ops_ = thread_state().depth > 0 ? 1 : 0;
   threads_waiting_ = threads_waiting_in_ops_ = 0;
+  unlock_op_registry();
   mutex_.unlock();
 }
 

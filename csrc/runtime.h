@@ -32,6 +32,8 @@ struct Options {
   size_t min_swap_bytes = 16 << 10;
   size_t max_ops = size_t{1} << 20;  // of a step that are recorded
   bool stacks = false;               // record the Python stack of every op
+  bool unbacked = false;             // follow meta tensors, which have no memory, instead of the device's
+  size_t unbacked_block_bytes = 0;   // their blocks are multiples of this; 0: as large as the device's would be
 };
 
 // Why memory could not be had, for the error that the session raises.
@@ -70,7 +72,6 @@ class Runtime {
   std::shared_ptr<StepLog> end_step();
   std::vector<std::shared_ptr<StepLog>> logs();
   void load_program(Program program);
-  void unload_program();
   void set_optimizer_stage(bool on) { optimizer_stage_.store(on, std::memory_order_relaxed); }
 
   // Owners: how many tensors are known to hold the storage; held by more, it stays where it is, unless the caller is
@@ -86,6 +87,9 @@ class Runtime {
   void let_go(c10::StorageImpl* impl);
   void set_saving(bool on);
 
+  // A raw pointer to the bytes is about to leave the dispatcher: they come in, and stay.
+  void accessed(c10::StorageImpl* impl);
+
   Counters counters();
   std::optional<Failure> take_failure();
   const Clock& clock() const { return clock_; }
@@ -95,7 +99,7 @@ class Runtime {
   void leave_module();
 
   // --- the allocator's requests (device backends call these)
-  bool tracks(size_t bytes) const { return bytes >= kTrackedBytes && is_open(); }
+  bool tracks(size_t bytes) const { return bytes >= kTrackedBytes && is_open() && !options_.unbacked; }
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
 
@@ -106,23 +110,42 @@ class Runtime {
   struct ThreadState;
   static ThreadState& thread_state();
 
+  // Where in the step and in the program what happens now belongs.
+  struct OpPlace {
+    int64_t step = -1;  // step_serial_ then
+    int32_t op = -1;
+    int32_t plan_op = -1;
+    int32_t ordinal = 0;  // of the next storage made there
+  };
+  OpPlace& place(ThreadState& thread);  // and the recorder goes there
+  void begin_step();
+
   Runtime();
   static std::unique_ptr<at::ObserverContext> on_op_start(const at::RecordFunction& function);
   static void on_op_end(const at::RecordFunction& function, at::ObserverContext* context);
   static void on_access(c10::StorageImpl* impl);
   static void on_away_deleted(void* storage);
+  static void on_unbacked_deleted(void* address);
 
   void install_callback(bool needs_outputs);
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
-  void use(c10::StorageImpl* impl, bool writes, ThreadState& thread);
+  void use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread);
   void attach_output(const c10::IValue& value, bool settled);
   void attach(Storage& storage, c10::StorageImpl* impl);
   void pin(Storage& storage, ThreadState& thread);
   void unpin_all(ThreadState& thread);
-  void accessed(c10::StorageImpl* impl);
   void destroyed(Storage* storage);
+  bool accumulates(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void leaf_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void leaf_end(const at::RecordFunction& function, ThreadState& thread);
+  Storage* see_unbacked(c10::StorageImpl* impl, ThreadState& thread);
+  void hand_over(Storage& storage, c10::StorageImpl* impl);
+  Storage* add_unbacked(c10::StorageImpl* impl);
+  void forget_unbacked();
+  int32_t describe_birth(Storage& storage, ThreadState& thread);  // returns its number among the op's
+  size_t resident_bytes() const;
   bool wait_for_pins();
   bool wait_for_other_ops();
   void hand_back();
@@ -158,9 +181,9 @@ class Runtime {
   std::atomic<int64_t> epoch_{0};  // sessions so far
   bool limited_ = false;           // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
-  int64_t clock_ops_ = 0;  // outermost ops since the process began
-  int32_t ordinal_ = 0;    // of the next storage made in this op
-  int32_t plan_op_ = -1;
+  int64_t clock_ops_ = 0;    // outermost ops since the process began
+  int64_t step_serial_ = 0;  // steps begun, and programs loaded, since the process began
+  OpPlace newest_;           // of the op that started last; what happens between ops belongs there
   int32_t next_thread_ = 0;
   std::vector<Storage*> missing_;  // inputs of the op that are not resident
 };

@@ -42,7 +42,11 @@ struct Runtime::ThreadState {
   int64_t epoch = 0;                                 // the session that they belong to
   std::vector<std::pair<Storage*, int64_t>> pinned;  // with their uids: records are reused
   std::vector<std::pair<uint64_t, int64_t>> nodes;   // autograd nodes being evaluated: forward thread, sequence number
+  size_t leaf_frame = 0;  // of a trace without memory: height of `frames` at the leaf op; 0 outside
+  LeafCall leaf_call;
+  c10::StorageImpl* accumulated = nullptr;  // what the leaf adds to in place
   const char* op_name = nullptr;
+  OpPlace place;          // of the outermost op
   bool in_graph = false;  // does the op read a parameter or an activation?
   bool saving = false;    // torch.save reads storages one at a time, each under hold()
   std::vector<std::pair<Storage*, int64_t>> seen_saving;

@@ -22,7 +22,13 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   if (!find(impl) && !wait_for_other_ops()) return Adopted::Shared;
   Storage* storage = find(impl);
   Adopted result = Adopted::Known;
-  if (!storage) {
+  if (!storage && options_.unbacked && impl->device_type() == c10::DeviceType::Meta) {
+    if (impl->nbytes() < kTrackedBytes) return Adopted::TooSmall;
+    storage = add_unbacked(impl);
+    recorder_.arrived(*storage);
+    recorder_.levels(table_.live_bytes(), resident_bytes());
+    result = Adopted::New;
+  } else if (!storage) {
     if (impl->device_type() != device_->torch_device().type() || !impl->resizable()) return Adopted::Foreign;
     c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
     const c10::DeleterFnPtr deleter = pointer.get_deleter();
@@ -47,7 +53,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     deleter(old);
     storage->last_use = clock_ops_;
     recorder_.arrived(*storage);
-    recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
+    recorder_.levels(table_.live_bytes(), resident_bytes());
     result = Adopted::New;
   }
   if (!storage->impl) attach(*storage, impl);
@@ -63,6 +69,7 @@ bool Runtime::restore(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->residency == Residency::Resident) return true;
+  place(thread_state());
   if (swapper_.restore(*storage, Cause::Access)) return true;
   note_failure(storage->block_bytes, thread_state());
   return false;
@@ -72,6 +79,7 @@ bool Runtime::evict(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->pins || !swapper_.movable(*storage)) return false;
+  place(thread_state());
   if (storage->residency == Residency::Returning) swapper_.restore(*storage, Cause::Access);
   if (storage->residency == Residency::Resident) swapper_.swap_out(*storage, Cause::Evict);
   if (storage->residency == Residency::Leaving) swapper_.finish_swap_out(*storage);
@@ -82,6 +90,7 @@ bool Runtime::hold(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage) return true;
+  place(thread_state());
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, false);
   if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access)) {
     note_failure(storage->block_bytes, thread_state());
@@ -120,30 +129,42 @@ std::optional<Residency> Runtime::residency(c10::StorageImpl* impl) {
 void* Runtime::allocate(size_t bytes) {
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
+  place(thread);
   const size_t block_bytes = device_->block_bytes(bytes);
   void* block = swapper_.take(block_bytes);
+  const OpPlace& here = place(thread);  // other threads may have had the lock meanwhile
   if (!block) {
     const std::string message = note_failure(block_bytes, thread);
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
   }
   Storage* storage = table_.add(bytes, block_bytes, block);
-  storage->last_use = clock_ops_;
-  storage->module = thread.nodes.empty() ? modules(thread).current()
-                                         : forward_modules_.find(thread.nodes.back().first, thread.nodes.back().second);
-  storage->category = guess_category(thread);
-  const int32_t ordinal = ordinal_++;
-  recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
-  recorder_.arrived(*storage);
-  recorder_.born(*storage, ordinal);
-  executor_.born(*storage, ordinal);
+  const int32_t ordinal = describe_birth(*storage, thread);
+  executor_.born(*storage, here.plan_op, ordinal);
   if (thread.depth > 0) pin(*storage, thread);
   return block;
+}
+
+int32_t Runtime::describe_birth(Storage& storage, ThreadState& thread) {
+  storage.last_use = clock_ops_;
+  storage.module = thread.nodes.empty() ? modules(thread).current()
+                                        : forward_modules_.find(thread.nodes.back().first, thread.nodes.back().second);
+  storage.category = guess_category(thread);
+  const int32_t ordinal = place(thread).ordinal++;
+  recorder_.levels(table_.live_bytes(), resident_bytes());
+  recorder_.arrived(storage);
+  recorder_.born(storage, ordinal);
+  return ordinal;
+}
+
+size_t Runtime::resident_bytes() const {
+  return options_.unbacked ? table_.live_bytes() : device_->memory_info().resident_bytes;
 }
 
 bool Runtime::release(const void* block) {
   Lock lock(mutex_);
   Storage* storage = table_.at(block);
   if (!storage) return false;
+  place(thread_state());
   destroyed(storage);
   return true;
 }
@@ -152,13 +173,14 @@ void Runtime::destroyed(Storage* storage) {
   recorder_.died(*storage);
   if (storage->block) recorder_.left(*storage, recorder_.op() + 1);
   executor_.died(*storage);
-  swapper_.release(*storage);
+  if (!storage->unbacked) swapper_.release(*storage);
   table_.remove(storage);
 }
 
 void Runtime::on_away_deleted(void* storage) {
   Runtime& runtime = instance();
   Lock lock(runtime.mutex_);
+  runtime.place(thread_state());
   runtime.destroyed(static_cast<Storage*>(storage));
 }
 
@@ -181,6 +203,7 @@ void Runtime::accessed(c10::StorageImpl* impl) {
     thread.seen_saving.emplace_back(storage, storage->uid);
     return;
   }
+  place(thread);
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, true);
   if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access)) {
     const std::string message = note_failure(storage->block_bytes, thread);
@@ -202,6 +225,7 @@ bool Runtime::wait_for_pins() {
   const bool released = pins_released_.wait_for(mutex_, kPatience) == std::cv_status::no_timeout;
   --threads_waiting_;
   threads_waiting_in_ops_ -= mine;
+  place(thread_state());  // other threads' ops have come between
   return released;
 }
 

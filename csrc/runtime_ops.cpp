@@ -14,13 +14,21 @@ namespace chameleon {
 std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
   Runtime& runtime = instance();
   ThreadState& thread = thread_state();
-  const OpInfo& info = thread.ops.of(function);
+  if (thread.leaf_frame > 0) {  // how torch works out the results of a leaf without memory is no part of the program
+    thread.frames.push_back(&OpInfo::ignored());
+    return nullptr;
+  }
+  const OpInfo& called = thread.ops.of(function);
+  const bool unbacked = runtime.options_.unbacked;
+  const OpInfo& info =
+      C10_UNLIKELY(unbacked) && runtime.accumulates(function, called, thread) ? OpInfo::add_in_place() : called;
   thread.frames.push_back(&info);
   if (info.kind == OpKind::Op) {
     runtime.op_start(function, info, thread);
   } else if (info.kind == OpKind::BackwardNode) {
     thread.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
   }
+  if (info.leaf && C10_UNLIKELY(unbacked)) runtime.leaf_start(function, info, thread);
   return nullptr;
 }
 
@@ -28,6 +36,7 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
   ThreadState& thread = thread_state();
   if (thread.frames.empty()) return;  // it began on another thread
   const OpInfo& info = *thread.frames.back();
+  if (C10_UNLIKELY(thread.frames.size() == thread.leaf_frame)) instance().leaf_end(function, thread);
   thread.frames.pop_back();
   if (info.kind == OpKind::Op) {
     instance().op_end(function, info, thread);
@@ -73,26 +82,29 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     }
     if (open_) {
       OpRow* row = recorder_.begin_op(info.id, stage, module, sequence_nr, thread.index);
-      plan_op_ = executor_.begin_op(info.id, static_cast<uint8_t>(stage));  // frees what is due first
-      recorder_.levels(table_.live_bytes(), device_->memory_info().resident_bytes);
+      const int32_t plan_op = executor_.begin_op(info.id, static_cast<uint8_t>(stage));  // frees what is due first
+      newest_ = {step_serial_, recorder_.op(), plan_op, row ? 0 : newest_.ordinal};
+      thread.place = newest_;
+      recorder_.levels(table_.live_bytes(), resident_bytes());
       if (row) {
-        ordinal_ = 0;
-        row->plan_op = plan_op_;
+        row->plan_op = plan_op;
         if (stack) {
           row->stack = static_cast<int32_t>(recorder_.log().stacks.size());
           recorder_.log().stacks.push_back(std::move(stack));
         }
       }
     }
+  } else {
+    place(thread);
   }
   if (info.reads_inputs) {
     const auto inputs = function.inputs();
     missing_.clear();
     for (size_t i = 0; i < inputs.size(); ++i) use_input(inputs[i], i, info, thread);
     for (const at::Tensor& tensor : inner) {
-      if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, thread);
+      if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, true, thread);
     }
-    for (const c10::Storage& storage : bare) use(storage.unsafeGetStorageImpl(), true, thread);
+    for (const c10::Storage& storage : bare) use(storage.unsafeGetStorageImpl(), true, true, thread);
     // All inputs are pinned by now, so that making room for one can't push out another. The list is this op's own
     // from here on: waiting for another thread lets that thread's ops in.
     if (!missing_.empty()) {
@@ -111,12 +123,20 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   if (outermost && open_) executor_.prefetch();
 }
 
-void Runtime::use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread) {
-  each_storage(value, [&](c10::StorageImpl* impl) { use(impl, info.writes(argument), thread); });
+Runtime::OpPlace& Runtime::place(ThreadState& thread) {
+  const bool in_op = thread.depth > 0 && thread.place.step == newest_.step;
+  OpPlace& here = in_op ? thread.place : newest_;
+  recorder_.resume(here.op, in_op);
+  return here;
 }
 
-void Runtime::use(c10::StorageImpl* impl, bool writes, ThreadState& thread) {
+void Runtime::use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread) {
+  each_storage(value, [&](c10::StorageImpl* impl) { use(impl, info.reads(argument), info.writes(argument), thread); });
+}
+
+void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread) {
   Storage* storage = find(impl);
+  if (!storage && options_.unbacked) storage = see_unbacked(impl, thread);  // made before, or out of torch's sight
   if (!storage) return;
   if (!storage->impl) attach(*storage, impl);
   storage->settled = true;
@@ -138,7 +158,7 @@ void Runtime::use(c10::StorageImpl* impl, bool writes, ThreadState& thread) {
   }
   storage->last_use = clock_ops_;
   if (storage->category == Category::Activation || storage->category == Category::Parameter) thread.in_graph = true;
-  if (open_) recorder_.used(*storage, true, writes);
+  if (open_) recorder_.used(*storage, reads, writes);
 }
 
 void Runtime::pin(Storage& storage, ThreadState& thread) {
@@ -154,14 +174,16 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   if (function.needsOutputs()) {
     for (const c10::IValue& output : function.outputs()) attach_output(output, !info.raw_written_output);
   }
+  place(thread);
   if (--thread.depth > 0) return;
   --threads_in_ops_;
   unpin_all(thread);
   thread.serial = 0;
   if (threads_waiting_ > 0) pins_released_.notify_all();  // those who wait for room, and adoption
-  if (!open_) return;
-  executor_.end_op(plan_op_);
-  recorder_.end_op();
+  if (!open_ || thread.place.step != newest_.step) return;
+  executor_.end_op(thread.place.plan_op);
+  recorder_.end_op(thread.place.op);
+  if (thread.place.op == newest_.op) newest_ = thread.place;
 }
 
 void Runtime::unpin_all(ThreadState& thread) {
@@ -207,6 +229,7 @@ Storage* Runtime::find(c10::StorageImpl* impl) const {
     }
     return storage;
   }
+  if (pointer.get_deleter() == &on_unbacked_deleted) return table_.at(pointer.get_context());
   return access::away_storage(impl);
 }
 

@@ -44,6 +44,7 @@ struct Storage {
   bool settled = false;     // made by a kernel or read by an op: nobody is still filling it through a raw pointer
   bool failed = false;      // bringing it in failed: accesses raise until the op ends
   bool host_stale = false;  // an op writes it while it returns: the host copy goes when the op ends
+  bool unbacked = false;    // of a tensor without memory: `block` is a made-up address
   int32_t pins = 0;         // ops on the stack that use it
   uint64_t pinned_by = 0;   // the op that pinned it last
   void* block = nullptr;    // null while away

@@ -36,13 +36,7 @@ c10::DeleterFnPtr block_deleter = nullptr;
 constexpr size_t kMarks = size_t{1} << 24;
 constexpr size_t kMarkBytes = 4096;
 
-// Larger than any tensor beyond the last mark, so that an access at any offset faults instead of reading someone
-// else's memory.
-char* inaccessible() {
-  static void* address = mmap(nullptr, size_t{1} << 42, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TORCH_CHECK(address != MAP_FAILED, "Chameleon Lab: no address space left for the inaccessible range");
-  return static_cast<char*>(address);
-}
+char* inaccessible = nullptr;
 
 void delete_away(void* context) { away_deleter(context); }
 
@@ -67,6 +61,18 @@ void set_pointer(Storage& storage, void* data, void* context, c10::DeleterFnPtr 
 
 }  // namespace
 
+// Larger than any tensor beyond the last mark, so that an access at any offset faults instead of reading someone
+// else's memory. It takes address space, and no memory; `ulimit -v` may leave less of that.
+void reserve_marks() {
+  for (size_t bytes = size_t{1} << 42; !inaccessible && bytes > kMarks * kMarkBytes; bytes /= 2) {
+    void* address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address != MAP_FAILED) inaccessible = static_cast<char*>(address);
+  }
+  TORCH_CHECK(inaccessible,
+              "Chameleon Lab: no address space left to mark storages that are away: raise the limit on this process's "
+              "address space (`ulimit -v unlimited`)");
+}
+
 void set_hook(Hook h) { hook = h; }
 void set_away_deleter(Deleter deleter) { away_deleter = deleter; }
 void set_block_deleter(c10::DeleterFnPtr deleter) { block_deleter = deleter; }
@@ -74,6 +80,7 @@ bool has_hook() { return CHAMELEON_HAS_MATERIALIZER; }
 
 bool intact(const Storage& storage) {
   if (!storage.impl || storage.weak->use_count() == 0) return false;
+  if (storage.unbacked) return true;  // there is no pointer that anything could take
   const c10::DataPtr& pointer = storage.impl->_mutable_data_ptr_no_checks();
   return storage.block && storage.residency != Residency::Returning
              ? pointer.get() == storage.block && pointer.get_deleter() == block_deleter
@@ -114,7 +121,7 @@ Storage* away_storage(c10::StorageImpl* impl) {
 
 void mark_away(Storage& storage) {
   // One address each: torch.save tells storages apart by it.
-  set_pointer(storage, inaccessible() + static_cast<size_t>(storage.uid) % kMarks * kMarkBytes, &storage, &delete_away);
+  set_pointer(storage, inaccessible + static_cast<size_t>(storage.uid) % kMarks * kMarkBytes, &storage, &delete_away);
 #if CHAMELEON_HAS_MATERIALIZER
   arm(storage);
 #else

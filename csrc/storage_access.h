@@ -32,6 +32,7 @@ bool movable(const Storage& storage);
 // The away storage behind an impl, or null.
 Storage* away_storage(c10::StorageImpl* impl);
 
+void reserve_marks();  // before the first; throws where there is no address space left for them
 void mark_away(Storage& storage);
 void mark_resident(Storage& storage);
 void mark_failed(Storage& storage, const std::string& message);  // every access raises RuntimeError(message)

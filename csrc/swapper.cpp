@@ -44,15 +44,19 @@ bool Swapper::evict(size_t block_bytes) {
       candidates_.emplace_back(next_use(*storage), storage.get());
     }
   }
-  std::sort(candidates_.begin(), candidates_.end(), [](const auto& a, const auto& b) {
-    return a.first != b.first ? a.first > b.first : a.second->uid < b.second->uid;
-  });
+  const auto sooner = [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first < b.first : a.second->uid > b.second->uid;
+  };
+  std::make_heap(candidates_.begin(), candidates_.end(), sooner);  // a few of many are taken
   const MemoryInfo memory = device_.memory_info();
   const size_t free_bytes =
       memory.capacity_bytes > memory.resident_bytes ? memory.capacity_bytes - memory.resident_bytes : 0;
   size_t short_bytes = block_bytes > free_bytes ? block_bytes - free_bytes : 1;
   std::vector<Storage*> chosen;
-  for (const auto& [distance, storage] : candidates_) {
+  while (!candidates_.empty()) {
+    std::pop_heap(candidates_.begin(), candidates_.end(), sooner);
+    Storage* storage = candidates_.back().second;
+    candidates_.pop_back();
     if (storage->residency == Residency::Returning) {
       undo_swap_in(*storage);
     } else {
@@ -133,9 +137,7 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
 
 // Fetched too soon: the host still has the bytes.
 void Swapper::undo_swap_in(Storage& storage) {
-  storage.arriving->cancel();
-  device_.host_wait(storage.arriving);
-  storage.arriving.reset();
+  cancel(storage, storage.arriving, Direction::In);
   recorder_.left(storage, std::max(recorder_.op(), 0));
   void* block = storage.block;
   storage.residency = Residency::Away;
@@ -181,22 +183,27 @@ void Swapper::touch(Storage& storage, bool writes) {
   if (writes && storage.host.data) drop_host(storage);
 }
 
+// A copy that nobody wants any more: its memory must not go back before the engine has let go of it.
+void Swapper::cancel(Storage& storage, EventPtr& copy, Direction direction) {
+  if (!copy->done()) {
+    copy->cancel();
+    const Ticks start = now_ticks();
+    device_.host_wait(copy);
+    recorder_.stalled(storage, direction, storage.moved_by, start, now_ticks());
+  }
+  copy.reset();
+}
+
 void Swapper::drop_host(Storage& storage) {
   if (!storage.host.data) return;
-  if (storage.host.written && !storage.host.written->done()) {
-    storage.host.written->cancel();
-    device_.host_wait(storage.host.written);
-  }
+  if (storage.host.written) cancel(storage, storage.host.written, Direction::Out);
   host_.free(storage.host.data, storage.bytes);
   storage.host = {};
 }
 
 void Swapper::release(Storage& storage) {
   if (storage.residency == Residency::Leaving) forget_leaving(storage);
-  if (storage.arriving) {
-    storage.arriving->cancel();
-    device_.host_wait(storage.arriving);
-  }
+  if (storage.arriving) cancel(storage, storage.arriving, Direction::In);
   drop_host(storage);
   if (storage.block) device_.free(storage.block, storage.block_bytes);
 }

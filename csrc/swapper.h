@@ -46,6 +46,7 @@ class Swapper {
   void begin_swap_in(Storage& storage, void* block, Cause cause);
   void undo_swap_in(Storage& storage);
   void arrive(Storage& storage);
+  void cancel(Storage& storage, EventPtr& copy, Direction direction);
 
   Device& device_;
   HostPool& host_;

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..report import Report
 from ..trace import Category, Cause, Direction, Stage, StepTrace, Trace
+from ..trace_report import TraceReport
 from ..units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ def step_figure(
     return figure
 
 
-def session_figure(report: Report) -> go.Figure:
-    """The time of each step of a session, in the colour of the session's stage, with what was stall in it.
+def session_figure(report: Report | TraceReport) -> go.Figure:
+    """The time of each step of a session or a trace, in the colour of the session's stage, with what was stall in it.
 
     Of long sessions each bar stands for several steps, and shows the slowest of them.
 

@@ -1,14 +1,17 @@
-"""What should happen: policies, and the pure functions that generate, simulate, edit and compile them."""
+"""What should happen: policies, and the pure functions that generate, simulate, bound, edit and compile them."""
 
+from .bound import Bound, lower_bound
 from .diff import PolicyDiff, diff
 from .draft import Draft
 from .edits import Edit, EditAction, Fault, Finding
 from .generate import plan
 from .memory import Floor, floor
 from .model import Decision, Link, Policy
-from .simulate import Prediction, simulate
+from .simulate import OpStall, Prediction, StallCause, simulate
+from .sweep import Sweep, SweepPoint, sweep
 
 __all__ = [
+    "Bound",
     "Decision",
     "Draft",
     "Edit",
@@ -17,11 +20,17 @@ __all__ = [
     "Finding",
     "Floor",
     "Link",
+    "OpStall",
     "Policy",
     "PolicyDiff",
     "Prediction",
+    "StallCause",
+    "Sweep",
+    "SweepPoint",
     "diff",
     "floor",
+    "lower_bound",
     "plan",
     "simulate",
+    "sweep",
 ]

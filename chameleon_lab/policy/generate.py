@@ -16,11 +16,14 @@ One plan takes four passes, each O((ops + gaps) log gaps):
    succeeds.
 4. *Prefetch*: in the order of their next uses, allocate blocks at the earliest op from which they fit for
    good.
+
+Where the plan stalls in the simulator, a few others are made, and the one that stalls least is taken.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,7 +31,6 @@ import torch
 
 from ..errors import BelowFloorError, EditsUnreachableError, TraceError
 from ..trace import Category, StepTrace, Trace
-from ..units import format_bytes
 from .constraints import Constraints, conditions, joined
 from .edits import Edit, EditAction, Fault, Finding, digest
 from .link import Link
@@ -37,6 +39,7 @@ from .memory import (
     Floor,
     StepMemory,
     Swaps,
+    below_floor,
     floor_of,
     newest_step,
     step_memory,
@@ -96,13 +99,14 @@ def plan(
     else:
         times = step_op_times(step, op_times)
     target = int(capacity_bytes * (1.0 - margin))
+    told = op_times is not None
     by_user: set[tuple[int, int]] = set()
     if edits:
         constraints = Constraints(step, memory, edits)
-        swaps, prediction, by_user = _around(constraints, capacity_bytes, target, link, times)
+        swaps, prediction, by_user = _around(constraints, capacity_bytes, target, link, times, told)
         findings += constraints.findings
     else:
-        swaps, prediction = _best(memory, max(target, lowest.bytes), link, times)
+        swaps, prediction = _best(memory, max(target, lowest.bytes), link, times, told)
     return Policy(
         capacity_bytes=capacity_bytes,
         link=link,
@@ -131,7 +135,7 @@ def plan(
 
 
 def _around(
-    constraints: Constraints, capacity: int, target: int, link: Link, times: np.ndarray
+    constraints: Constraints, capacity: int, target: int, link: Link, times: np.ndarray, told: bool
 ) -> tuple[Swaps, Prediction, set[tuple[int, int]]]:
     """The best plan that obeys edits, and the (candidate, gap ordinal) pairs that follow from them."""
     memory = constraints.memory
@@ -146,26 +150,85 @@ def _around(
         blamed = constraints.blame(lowest.op, lowest.bytes, capacity)
         raise EditsUnreachableError("\n".join(str(finding) for finding in blamed), tuple(blamed))
     target = max(target, lowest.bytes)
-    swaps = joined(forced, _best(narrowed, target, link, times)[0])
+    swaps = joined(forced, _best(narrowed, target, link, times, told)[0])
     swaps, moved = constraints.shifted(swaps, target)
     by_user = moved | set(zip(forced.storage.tolist(), forced.ordinal.tolist(), strict=True))
     return swaps, simulate_swaps(memory, swaps, target, link, times), by_user
 
 
-def _best(memory: StepMemory, capacity: int, link: Link, times: np.ndarray) -> tuple[Swaps, Prediction]:
-    """The plan that stalls less in the simulator: one made on the clock of the ops, or on that of ops and stalls.
+def _best(
+    memory: StepMemory, capacity: int, link: Link, times: np.ndarray, told: bool
+) -> tuple[Swaps, Prediction]:
+    """Of a few plans the one that stalls least in the simulator.
 
-    On a slow link a step takes far longer than its ops, and gaps leave more time for copies than ``times``
-    tell.
+    The first are made on the clock of the ops, as they are told and as if they were equally long: neither is always
+    better. On a slow link a step takes far longer than its ops, and gaps leave more time for copies than ``times``
+    tell: the next is made on the clock of ops and stalls. The last adds early copies, which only pay where the clock
+    is right: not where ``times`` are a guess and nobody has ``told`` them.
     """
-    swaps = _Planner(memory, capacity, link, times).plan()
-    prediction = simulate_swaps(memory, swaps, capacity, link, times)
-    if prediction.stall_s > _NEEDLESS_STALL * float(times.sum()):
-        again = _Planner(memory, capacity, link, times + prediction.stall_op_s).plan()
-        predicted_again = simulate_swaps(memory, again, capacity, link, times)
-        if predicted_again.stall_s < prediction.stall_s:
-            return again, predicted_again
-    return swaps, prediction
+
+    def judged(swaps: Swaps) -> tuple[Swaps, Prediction]:
+        return swaps, simulate_swaps(memory, swaps, capacity, link, times)
+
+    def planned(clock: np.ndarray) -> tuple[Swaps, Prediction]:
+        return judged(_Planner(memory, capacity, link, clock).plan())
+
+    def stall_s(plan: tuple[Swaps, Prediction]) -> float:
+        return plan[1].stall_s
+
+    best = planned(times)
+    if stall_s(best) > _NEEDLESS_STALL * float(times.sum()):
+        if told:
+            even = np.full(memory.ops, float(times.mean()))
+            best = min(best, planned(even), key=stall_s)
+        best = min(best, planned(times + best[1].stall_op_s), key=stall_s)
+        early = _with_early_copies(memory, best[0], link, times + best[1].stall_op_s) if told else best[0]
+        if len(early) > len(best[0]):
+            best = min(best, judged(early), key=stall_s)
+    return best
+
+
+def _with_early_copies(memory: StepMemory, swaps: Swaps, link: Link, clock: np.ndarray) -> Swaps:
+    """The swaps, and swaps of the gaps right before them in which there is time to leave and return.
+
+    A storage that leaves twice between two writes is copied out the first time alone. So the link has work while it
+    would idle, where many storages are used twice in a row and leave then, as an optimizer's states do.
+    """
+    n = memory.ops
+    start = np.concatenate([[0.0], np.cumsum(clock)])
+    starts = np.concatenate([start[:-1], start[:-1] + start[-1], [2 * start[-1]]]).tolist()
+    taken = set(zip(swaps.storage.tolist(), swaps.ordinal.tolist(), strict=True))
+    dirty = swaps.needs_copy(memory)
+    copied = set(zip(swaps.storage[dirty].tolist(), swaps.ordinal[dirty].tolist(), strict=True))
+    out_free = in_free = 0.0
+    added = []
+    # Gaps that are swapped with a copy, and those right before them.
+    use = memory.uses_offset[memory.gap_storage] + memory.gap_ordinal
+    first = memory.uses_offset[swaps.storage[dirty]] + swaps.ordinal[dirty]
+    matter = np.flatnonzero(np.isin(use, first) | np.isin(use + 1, first))
+    for gap in matter[np.argsort(memory.gap_out[matter], kind="stable")].tolist():
+        storage, ordinal = int(memory.gap_storage[gap]), int(memory.gap_ordinal[gap])
+        u, v, size = int(memory.gap_out[gap]), int(memory.gap_use[gap]), int(memory.block_bytes[storage])
+        if (storage, ordinal) in taken:
+            if (storage, ordinal) in copied:
+                out_free = max(out_free, starts[u + 1]) + link.out_s(size)
+            continue
+        following = int(memory.uses_offset[storage]) + ordinal + 1
+        if (storage, ordinal + 1) not in copied or v >= n or memory.uses_write[following]:
+            continue
+        out_end = max(out_free, starts[u + 1]) + link.out_s(size)
+        free = bisect_left(starts, out_end, u + 1, v + 1)
+        in_end = max(in_free, starts[free]) + link.in_s(size)
+        if free < v and in_end <= starts[v]:
+            out_free, in_free = out_end, in_end
+            copied.discard((storage, ordinal + 1))
+            added.append((storage, ordinal, u, free, free, v))
+    if not added:
+        return swaps
+    more = np.array(added, dtype=np.int64).T
+    columns = (swaps.storage, swaps.ordinal, swaps.out_op, swaps.free_op, swaps.in_op, swaps.use_op)
+    together = [np.concatenate(pair) for pair in zip(columns, more, strict=True)]
+    return Swaps(*together, np.concatenate([swaps.returns, np.ones(len(added), dtype=bool)]))
 
 
 class _Planner:
@@ -204,9 +267,7 @@ class _Planner:
         self._take_dormant()
         if (self.bytes > self.capacity).any():
             every = list(range(len(self.size)))
-            # What does not return is used furthest of all.
-            far = [use if back else use + self.n for use, back in zip(self.use_op, self.returns, strict=True)]
-            self._sweep(every, [-use for use in far], -self.n, self.hurried)
+            self._sweep(every, [-use for use in self.use_op], -self.n, self.hurried)
             chosen = [gap for gap, free in enumerate(self.free) if free >= 0]
             self._sweep(chosen, [self.out_op[gap] for gap in chosen], self.n)
             self._repair()
@@ -246,11 +307,11 @@ class _Planner:
         where that leaves no room. A gap is spared as long as others will do if less than ``hurried`` seconds
         of it are left.
         """
-        n, size, use_op, latest_in = self.n, self.size, self.use_op, self.latest_in
+        n, size, use_op, latest_in, capacity = self.n, self.size, self.use_op, self.latest_in, self.capacity
         bytes_at, start = self.bytes.tolist(), self.start.tolist()
-        begins: dict[int, list[tuple[int, int]]] = {}
+        begins: list[list[tuple[int, int]]] = [[] for _ in range(n)]
         for gap, value in zip(gaps, rank, strict=True):
-            begins.setdefault((self.out_op[gap] + 1) % n, []).append((value, gap))
+            begins[(self.out_op[gap] + 1) % n].append((value, gap))
         returns: dict[int, list[tuple[int, int]]] = {}
         # A gap of the step that begins at op ``shift`` of the sweep has its use at ``use_op[gap] + shift``.
         idle: list[tuple[int, int, int, int]] = []  # rank, use, gap, shift
@@ -260,14 +321,16 @@ class _Planner:
         free, back = [-1] * len(size), [-1] * len(size)
         away = 0
         for i in range(_PERIODS * n):
-            for gap, shift in returns.pop(i, ()):
-                away -= size[gap]
-                if use_op[gap] + shift > i:
-                    heapq.heappush(back_early, (-use_op[gap] - shift, gap, shift))
-            for value, gap in begins.get(i % n, ()):
+            op = i % n
+            if i in returns:
+                for gap, shift in returns.pop(i):
+                    away -= size[gap]
+                    if use_op[gap] + shift > i:
+                        heapq.heappush(back_early, (-use_op[gap] - shift, gap, shift))
+            for value, gap in begins[op]:
                 shift = i - 1 - self.out_op[gap]
                 heapq.heappush(idle, (value + shift // n * rank_per_step, use_op[gap] + shift, gap, shift))
-            over = bytes_at[i % n] - away - self.capacity
+            over = bytes_at[op] - away - capacity
             while over > 0:
                 at_use = False
                 if idle:
@@ -383,25 +446,10 @@ def _decisions(
 
 def _no_room(capacity_bytes: int, lowest: Floor, edits: Sequence[Edit]) -> BelowFloorError:
     """The error for a capacity that no policy fits, edits or none."""
-    text = _below_floor(capacity_bytes, lowest)
+    text = below_floor(capacity_bytes, lowest)
     asking = [k for k, edit in enumerate(edits) if edit.action is EditAction.CAPACITY]
     if not asking:
         return BelowFloorError(text)
     why, _, way_out = text.partition(": ")
     finding = Finding(Fault.UNREACHABLE, asking[-1], edits[asking[-1]], why, way_out)
     return EditsUnreachableError(str(finding), (finding,))
-
-
-def _below_floor(capacity_bytes: int, lowest: Floor) -> str:
-    where = f"{lowest.op_name} (op {lowest.op}, {lowest.stage}" + (
-        f", in {lowest.module})" if lowest.module else ")"
-    )
-    change = "make the op's tensors smaller (batch, sequence, vocabulary)"
-    if "_foreach_" in lowest.op_name or "_fused_" in lowest.op_name:
-        change = "build the optimizer with foreach=False and fused=False"
-    return (
-        f"capacity {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) is below the floor "
-        f"{format_bytes(lowest.bytes)} ({lowest.bytes} bytes), set by {where}, which uses "
-        f"{format_bytes(lowest.working_set_bytes)} of storages at once: "
-        f"give the session at least that capacity, or {change}"
-    )

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import TraceError
 from ..trace import Stage, StepTrace, Trace
+from ..units import format_bytes
 
 MIN_SWAP_BYTES = 16 * 1024
 """Storages with smaller blocks stay: a copy of theirs costs more to issue than it frees."""
@@ -207,7 +208,9 @@ def step_memory(step: StepTrace, min_swap_bytes: int = MIN_SWAP_BYTES) -> StepMe
     }
     for c in np.flatnonzero((dies == n) & ~persistent[has_use]).tolist():
         s = row[has_use][c]
-        dies[c] += freed_next.get((int(storages.category[s]), int(storages.name[s])), 0)
+        freed = freed_next.get((int(storages.category[s]), int(storages.name[s])), 0)
+        # From its birth on, the next step's own one is what the executor knows by its key.
+        dies[c] += min(freed, int(birth[has_use][c]))
     next_op[last] = np.where(persistent[has_use], uses_op[first[has_use]] + n, dies)
     returns = np.ones(len(key), dtype=bool)
     returns[last] = persistent[has_use]
@@ -254,6 +257,22 @@ def floor_of(step: StepTrace, memory: StepMemory) -> Floor:
         module=step.module_path(int(step.ops.module[op])),
         stage=Stage(int(step.ops.stage[op])).name.lower(),
         working_set_bytes=int(step.storages.block_bytes[used].sum()),
+    )
+
+
+def below_floor(capacity_bytes: int, lowest: Floor) -> str:
+    """What to say of a capacity below the floor."""
+    where = f"{lowest.op_name} (op {lowest.op}, {lowest.stage}" + (
+        f", in {lowest.module})" if lowest.module else ")"
+    )
+    change = "make the op's tensors smaller (batch, sequence, vocabulary)"
+    if "_foreach_" in lowest.op_name or "_fused_" in lowest.op_name:
+        change = "build the optimizer with foreach=False and fused=False"
+    return (
+        f"capacity {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) is below the floor "
+        f"{format_bytes(lowest.bytes)} ({lowest.bytes} bytes), set by {where}, which uses "
+        f"{format_bytes(lowest.working_set_bytes)} of storages at once: "
+        f"give the session at least that capacity, or {change}"
     )
 
 

@@ -1,32 +1,82 @@
 """What a policy does to a step: the resident bytes at each op, exactly, and the stalls, from op times and a link.
 
 The simulator follows the executor op by op. Before an op the compute stream waits for the copies of the
-blocks that are freed there (an out wait), then blocks are allocated and copies back issued, then the op waits
-for the copies of what it uses (an in wait); after the op copies to the host are issued. Each direction of the
-link takes one copy at a time, in order of issue. A copy back
-never starts before its copy out has ended: the free in between has waited for that.
+blocks that are freed there, then blocks are allocated and copies back issued, then the op waits for the copies
+of what it uses; after the op copies to the host are issued. Each direction of the link takes one copy at a
+time, in order of issue. A copy back never starts before its copy out has ended: the free in between has waited
+for that.
+
+Steps are simulated in a row until they repeat: what counts is a long run, not its first steps, in which a
+backlog of copies may still grow.
 """
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 
-from ..trace import StepTrace, Trace
-from ..units import format_bytes
+from ..trace import Stage, StepTrace, Trace
+from ..trace.columns import Table
+from ..units import format_bytes, format_percent, format_seconds
 from .memory import StepMemory, Swaps, newest_step, step_op_times
 from .model import Link, Policy
 from .program import bind
 
-PERIODS = 4
-"""Steps simulated in a row. The first starts with everything resident, and only a later one knows its stalls."""
+_MOST_STEPS = 64
+"""Steps simulated at most. Two to four are the rule."""
+
+_LONGEST_CYCLE = 4
+"""Steps may alternate: this many are compared with each new one."""
 
 _FREE, _SWAP_IN, _USE, _SWAP_OUT = range(4)
 
 
+class StallCause(StrEnum):
+    """What the compute stream waits for."""
+
+    SWAP_OUT = "swap-out"
+    """The end of a copy to the host, before its block is freed: memory is needed sooner than the link is done."""
+    PREFETCH = "late prefetch"
+    """The end of a copy to the device that was issued ahead of the use, but not far enough."""
+    DEMAND = "demand"
+    """A whole copy to the device: there was no room for the block before the op that uses it."""
+
+
+_CAUSES = tuple(StallCause)
+_SWAP_OUT_WAIT, _PREFETCH_WAIT, _DEMAND_WAIT = range(3)
+
+
 @dataclass(frozen=True)
+class Waits(Table):
+    """One row per wait of the compute stream in a step, in program order. Where steps alternate, their average."""
+
+    op: np.ndarray  # int64: op that has to wait
+    storage: np.ndarray  # int64: row of StepTrace.storages
+    cause: np.ndarray  # uint8: index into StallCause, in the order of its declaration
+    duration_s: np.ndarray  # float64
+
+
+@dataclass(frozen=True)
+class OpStall:
+    """An op that has to wait, and what for."""
+
+    op: int
+    name: str
+    module: str
+    """Path of the module that ran the op; empty outside any."""
+    stage: str
+    stall_s: float
+    cause: StallCause
+    """Of the longest of its waits."""
+    storage: str
+    """Key of the storage that it waits for longest, see StepTrace.storage_keys."""
+
+
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """One step in the steady state, as a policy should run it."""
 
@@ -36,10 +86,6 @@ class Prediction:
     step_s: float
     """Compute and stalls."""
     stall_s: float
-    out_wait_s: float
-    """Part of ``stall_s`` spent waiting for copies to the host, before blocks are freed."""
-    in_wait_s: float
-    """Part of ``stall_s`` spent waiting for copies to the device, before uses."""
     transfer_s: float
     """Time that the link is busy, both directions added up."""
     swapped_out_bytes: int
@@ -49,8 +95,24 @@ class Prediction:
     """int64 (ops,): bytes on the device until the next op starts."""
     stall_op_s: np.ndarray
     """float64 (ops,): stall right before each op."""
+    waits: Waits
+    """Every wait that ``stall_s`` is made of."""
     unmatched: tuple[str, ...] = ()
     """Decisions that found no gap in the step, and why."""
+    step: StepTrace | None = field(default=None, repr=False)
+    """The step that it is about, for the names of ops and storages."""
+
+    @property
+    def stall_by_cause(self) -> dict[StallCause, float]:
+        """Seconds of each cause. They add up to ``stall_s``."""
+        total_s = np.bincount(self.waits.cause, weights=self.waits.duration_s, minlength=len(_CAUSES))
+        return dict(zip(_CAUSES, total_s.tolist(), strict=True))
+
+    @property
+    def stall_share(self) -> float:
+        """Stall as a share of the compute time; 0 without any."""
+        compute_s = self.step_s - self.stall_s
+        return self.stall_s / compute_s if compute_s > 0 else 0.0
 
     @property
     def overlap(self) -> float:
@@ -64,13 +126,72 @@ class Prediction:
         """Is the peak within the capacity?"""
         return self.peak_bytes <= self.capacity_bytes
 
+    def worst_ops(self, count: int = 10) -> tuple[OpStall, ...]:
+        """The ``count`` ops that wait longest, longest first."""
+        if self.step is None:
+            return ()
+        step, waits = self.step, self.waits
+        worst = []
+        for op in np.argsort(-self.stall_op_s, kind="stable")[:count].tolist():
+            if self.stall_op_s[op] <= 0.0:
+                break
+            own = np.flatnonzero(waits.op == op)
+            longest = int(own[waits.duration_s[own].argmax()])
+            worst.append(
+                OpStall(
+                    op=op,
+                    name=step.op_name(op),
+                    module=step.module_path(int(step.ops.module[op])),
+                    stage=Stage(int(step.ops.stage[op])).name.lower(),
+                    stall_s=float(self.stall_op_s[op]),
+                    cause=_CAUSES[int(waits.cause[longest])],
+                    storage=step.storage_keys[int(waits.storage[longest])],
+                )
+            )
+        return tuple(worst)
+
     def __str__(self) -> str:
-        compute_s = self.step_s - self.stall_s
-        share = f" ({100 * self.stall_s / compute_s:.1f} % of compute)" if compute_s > 0 else ""
+        lines = [self._headline()]
+        lines += [f"  {cause:<14} {format_seconds(stall_s):>9}" for cause, stall_s in self._causes()]
+        lines += [
+            f"  op {worst.op} {worst.name} {worst.module} ({worst.stage}): {format_seconds(worst.stall_s)}, "
+            f"{worst.cause} of {worst.storage}"
+            for worst in self.worst_ops(5)
+        ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        causes = "".join(
+            f"<tr><td>{cause}</td><td>{format_seconds(stall_s)}</td></tr>"
+            for cause, stall_s in self._causes()
+        )
+        ops = "".join(
+            f"<tr><td>{worst.op}</td><td>{html.escape(worst.name)}</td><td>{html.escape(worst.module)}</td>"
+            f"<td>{worst.stage}</td><td>{format_seconds(worst.stall_s)}</td><td>{worst.cause}</td>"
+            f"<td>{html.escape(worst.storage)}</td></tr>"
+            for worst in self.worst_ops(5)
+        )
+        if causes:
+            causes = f"<table><tr><th>stall by cause</th><th></th></tr>{causes}</table>"
+        if ops:
+            heads = "".join(
+                f"<th>{head}</th>" for head in ("op", "name", "module", "stage", "stall", "cause", "storage")
+            )
+            ops = f"<table><tr>{heads}</tr>{ops}</table>"
+        return f"<div><p>{html.escape(self._headline())}</p>{causes}{ops}</div>"
+
+    def _causes(self) -> list[tuple[StallCause, float]]:
+        return [(cause, stall_s) for cause, stall_s in self.stall_by_cause.items() if stall_s > 0.0]
+
+    def _headline(self) -> str:
+        share = f" ({format_percent(self.stall_share)} of compute)" if self.step_s > self.stall_s else ""
+        over = "" if self.fits else ", which is too little"
+        unmatched = f", {len(self.unmatched)} decisions unmatched" if self.unmatched else ""
         return (
-            f"Prediction: peak {format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}, "
-            f"step {self.step_s:.4g} s, stall {self.stall_s:.4g} s{share}, overlap {self.overlap:.2f}, "
-            f"out {format_bytes(self.swapped_out_bytes)}, in {format_bytes(self.swapped_in_bytes)}"
+            f"Prediction: peak {format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}{over}, "
+            f"step {format_seconds(self.step_s)}, stall {format_seconds(self.stall_s)}{share}, "
+            f"overlap {format_percent(self.overlap)}, out {format_bytes(self.swapped_out_bytes)}, "
+            f"in {format_bytes(self.swapped_in_bytes)}{unmatched}"
         )
 
 
@@ -98,7 +219,8 @@ def simulate(
         policy.capacity_bytes if capacity_bytes is None else capacity_bytes,
         policy.link if link is None else link,
         step_op_times(step, op_times),
-        tuple(unmatched),
+        unmatched=tuple(unmatched),
+        step=step,
     )
 
 
@@ -108,75 +230,144 @@ def simulate_swaps(
     capacity_bytes: int,
     link: Link,
     op_times: np.ndarray,
+    *,
     unmatched: tuple[str, ...] = (),
+    step: StepTrace | None = None,
 ) -> Prediction:
     """:func:`simulate`, for swaps that are bound to a step's memory."""
-    n = memory.ops
     size = memory.block_bytes[swaps.storage]
     needs_copy = swaps.needs_copy(memory)
-    returns = swaps.returns
-    out_s = np.array(
-        [link.out_s(b) if copy else 0.0 for b, copy in zip(size.tolist(), needs_copy, strict=True)]
-    )
-    in_s = np.array([link.in_s(b) for b in size.tolist()])
-
-    stall_op_s = np.zeros(n)
-    out_wait_s = in_wait_s = 0.0
-    events = _events(swaps, n)
-    if events:
-        start = np.concatenate([[0.0], np.cumsum(op_times)])
-        compute_s = float(start[-1])
-        starts = start.tolist()
-        copies, out_times, in_times = needs_copy.tolist(), out_s.tolist(), in_s.tolist()
-        out_done: list[float | None] = [None] * len(swaps)
-        in_done: list[float | None] = [None] * len(swaps)
-        out_free = in_free = stall = 0.0
-        for period in range(PERIODS):
-            before = period * compute_s
-            out_wait_s = in_wait_s = 0.0
-            waits: dict[int, float] = {}
-            for op, kind, k in events:
-                if kind == _SWAP_OUT:
-                    now = before + starts[op + 1] + stall
-                    # A clean swap-out is done at once: it does not queue behind other copies.
-                    out_done[k] = now if not copies[k] else (out_free := max(out_free, now) + out_times[k])
-                    continue
-                # None: this gap began before the first simulated step, so the storage never left.
-                out_end = out_done[k]
-                if out_end is None:
-                    continue
-                now = before + starts[op] + stall
-                if kind == _FREE:
-                    wait = out_end - now
-                    if wait > 0.0:
-                        out_wait_s += wait
-                        stall += wait
-                        waits[op] = waits.get(op, 0.0) + wait
-                elif kind == _SWAP_IN:
-                    in_done[k] = in_free = max(in_free, now) + in_times[k]
-                else:
-                    in_end = in_done[k]
-                    if in_end is not None and in_end > now:
-                        in_wait_s += in_end - now
-                        stall += in_end - now
-                        waits[op] = waits.get(op, 0.0) + in_end - now
-        stall_op_s[list(waits)] = list(waits.values())
+    out_s = np.array([link.out_s(b) for b in size.tolist()]) * needs_copy
+    in_s = np.array([link.in_s(b) for b in size.tolist()]) * swaps.returns
+    op, swap, cause, duration_s = _Clock(swaps, needs_copy, out_s, in_s, op_times).run()
+    stall_op_s = np.bincount(op, weights=duration_s, minlength=memory.ops)
     resident = memory.live_bytes - memory.away_bytes(swaps.storage, swaps.free_op, swaps.in_op)
-    stall_s = out_wait_s + in_wait_s
+    stall_s = float(duration_s.sum())
     return Prediction(
         capacity_bytes=int(capacity_bytes),
         peak_bytes=int(resident.max()),
         step_s=float(op_times.sum()) + stall_s,
         stall_s=stall_s,
-        out_wait_s=out_wait_s,
-        in_wait_s=in_wait_s,
-        transfer_s=float(out_s.sum() + in_s[returns].sum()),
+        transfer_s=float(out_s.sum() + in_s.sum()),
         swapped_out_bytes=int(size[needs_copy].sum()),
-        swapped_in_bytes=int(size[returns].sum()),
+        swapped_in_bytes=int(size[swaps.returns].sum()),
         resident_bytes=resident,
         stall_op_s=stall_op_s,
+        waits=Waits(op, memory.row[swaps.storage[swap]], cause.astype(np.uint8), duration_s),
         unmatched=unmatched,
+        step=step,
     )
+
+
+class _Clock:
+    """The compute stream and the two directions of the link, over steps in a row.
+
+    Times count from the start of the running step. ``out_end[k]`` and ``in_end[k]`` are when the copies of swap
+    ``k`` issued last end; -inf before there is one, since the storage then never left.
+    """
+
+    def __init__(
+        self,
+        swaps: Swaps,
+        needs_copy: np.ndarray,
+        out_s: np.ndarray,
+        in_s: np.ndarray,
+        op_times: np.ndarray,
+    ) -> None:
+        self.events = _events(swaps, len(op_times))
+        self.starts: list[float] = np.concatenate([[0.0], np.cumsum(op_times)]).tolist()
+        self.copies: list[bool] = needs_copy.tolist()
+        self.out_s: list[float] = out_s.tolist()
+        self.in_s: list[float] = in_s.tolist()
+        self.in_wait: list[int] = np.where(swaps.in_op == swaps.use_op, _DEMAND_WAIT, _PREFETCH_WAIT).tolist()
+        self.out_free = self.in_free = 0.0
+        self.out_end = [-np.inf] * len(swaps)
+        self.in_end = [-np.inf] * len(swaps)
+        # How long before they were waited for the copies of a swap ended, in the running step.
+        self.out_slack = [np.inf] * len(swaps)
+        self.in_slack = [np.inf] * len(swaps)
+        # What differs by less is the same.
+        self.least_s = 1e-9 * (self.starts[-1] + float(out_s.sum() + in_s.sum()))
+
+    def run(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The waits of a step once steps repeat: op, swap, cause and seconds."""
+        waits: list[list[tuple[int, int, int, float]]] = []
+        states: list[np.ndarray] = []
+        slacks: list[np.ndarray] = []
+        cycle = 1
+        while self.events and len(waits) < _MOST_STEPS:
+            waits.append(self._step())
+            states.append(np.array([self.out_free, self.in_free, *self.out_end, *self.in_end]))
+            slacks.append(np.array([self.out_slack, self.in_slack]))
+            # The first step begins with everything resident: it is not among those that repeat.
+            ages = [
+                age for age in range(1, min(_LONGEST_CYCLE + 1, len(states))) if self._repeats(states, age)
+            ]
+            if ages:
+                cycle = ages[0]
+                break
+            if len(states) > 2:
+                self._skip_ahead(states, slacks)
+        table = np.array([wait for step in waits[-cycle:] for wait in step]).reshape(-1, 4)
+        if cycle > 1:
+            table = table[np.lexsort((table[:, 1], table[:, 2], table[:, 0]))]
+        op, swap, cause = table[:, :3].astype(np.int64).T
+        return op, swap, cause, table[:, 3] / cycle
+
+    def _step(self) -> list[tuple[int, int, int, float]]:
+        starts, copies, out_s, in_s = self.starts, self.copies, self.out_s, self.in_s
+        out_end, in_end, out_slack, in_slack = self.out_end, self.in_end, self.out_slack, self.in_slack
+        out_free, in_free = self.out_free, self.in_free
+        waits = []
+        stall = 0.0
+        for op, kind, k in self.events:
+            if kind == _SWAP_OUT:
+                now = starts[op + 1] + stall
+                # A clean swap-out is done at once: it does not queue behind other copies.
+                out_end[k] = now if not copies[k] else (out_free := max(out_free, now) + out_s[k])
+            elif kind == _SWAP_IN:
+                if out_end[k] > -np.inf:
+                    in_end[k] = in_free = max(in_free, starts[op] + stall) + in_s[k]
+            elif kind == _FREE:
+                wait = out_end[k] - starts[op] - stall
+                out_slack[k] = -wait
+                if wait > 0.0:
+                    waits.append((op, k, _SWAP_OUT_WAIT, wait))
+                    stall += wait
+            else:
+                wait = in_end[k] - starts[op] - stall
+                in_slack[k] = -wait
+                if wait > 0.0:
+                    waits.append((op, k, self.in_wait[k], wait))
+                    stall += wait
+        self._rebase(out_free, in_free, starts[-1] + stall)
+        return waits
+
+    def _repeats(self, states: list[np.ndarray], age: int) -> bool:
+        """Does the next step inherit what that of ``age`` steps ago did: copies that still take as long?"""
+        now, then = np.maximum(states[-1], 0.0), np.maximum(states[-1 - age], 0.0)
+        return bool(np.abs(now - then).max() <= self.least_s)
+
+    def _rebase(self, out_free: float, in_free: float, now: float) -> None:
+        """Count from ``now``, at which the next step starts."""
+        self.out_free, self.in_free = out_free - now, in_free - now
+        self.out_end = [end - now for end in self.out_end]
+        self.in_end = [end - now for end in self.in_end]
+
+    def _skip_ahead(self, states: list[np.ndarray], slacks: list[np.ndarray]) -> None:
+        """Where a backlog grows evenly from step to step, go to the step before it first delays an op."""
+        before, now = np.maximum(states[-3:-1], 0.0), np.maximum(states[-2:], 0.0)
+        grown = (now - before)[1]
+        if np.abs((now - before)[0] - grown).max() > self.least_s or grown.max() <= self.least_s:
+            return
+        with np.errstate(invalid="ignore"):  # inf - inf of what never was
+            loss, growth = slacks[-2] - slacks[-1], states[-1] - states[-2]
+        shrinks = (loss > self.least_s) & (slacks[-1] > 0.0)
+        steps = np.floor((slacks[-1][shrinks] / loss[shrinks]).min(initial=np.inf))
+        if 1.0 <= steps < np.inf:
+            later = states[-1] + np.where(growth > self.least_s, steps * growth, 0.0)
+            self.out_free, self.in_free, *ends = later.tolist()
+            self.out_end, self.in_end = ends[: len(self.out_end)], ends[len(self.out_end) :]
 
 
 def _events(swaps: Swaps, ops: int) -> list[tuple[int, int, int]]:

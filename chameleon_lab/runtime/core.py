@@ -24,11 +24,16 @@ if _C.built_for_torch != _installed:
         "again with `pip install --force-reinstall --no-deps .`"
     )
 
+SEES_RAW_ACCESS: bool = _C.sees_raw_access
+"""Does this torch say when a storage's bytes are accessed outside of ops? Since 2.13."""
+
 UNLIMITED: int = 2**64 - 1
 """The capacity that limits nothing."""
 
 Options = _C.Options
 StepLog = _C.StepLog
+LeafCall = _C.LeafCall
+TensorShape = _C.TensorShape
 
 open = _C.open
 close = _C.close
@@ -123,4 +128,20 @@ def evict(tensor: torch.Tensor) -> bool:
 
 def residency(tensor: torch.Tensor) -> str | None:
     """``"resident"``, ``"leaving"``, ``"away"``, ``"returning"``, or None for a storage that is not the device's."""
-    return _C.residency(tensor._cdata)
+    return _C.residency(_C.storage_address(tensor._cdata))
+
+
+def storage_residency(storage: torch.UntypedStorage) -> str | None:
+    """The same of a storage."""
+    return _C.residency(storage._cdata)
+
+
+def expose_tensor(tensor: torch.Tensor) -> None:
+    """A raw pointer to a tensor's bytes is about to be handed out: they come in, and stay."""
+    if address := storage_address(tensor):
+        _C.expose(address)
+
+
+def expose_storage(storage: torch.UntypedStorage) -> None:
+    """The same of a storage."""
+    _C.expose(storage._cdata)

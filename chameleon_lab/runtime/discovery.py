@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections import Counter
@@ -46,7 +47,8 @@ class Names:
 class Discovery:
     """Global hooks on modules and optimizers, for as long as a session is open."""
 
-    def __init__(self, on_step_end: Callable[[], None]) -> None:
+    def __init__(self, on_step_end: Callable[[], None], device_type: str = "cpu") -> None:
+        self._device_type = device_type
         self.modules = Names()
         self.labels = Names()
         self.refused: dict[str, str] = {}
@@ -132,15 +134,37 @@ class Discovery:
             self._unnamed += 1
         return self._parameter_names[parameter]
 
-    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if optimizer not in self._states_seen:
             self.adopt_optimizer(optimizer)
+        self._enter_optimizer(optimizer)
+        return self._with_closure(optimizer, args, kwargs)
+
+    def _enter_optimizer(self, optimizer: Optimizer) -> None:
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
                 label = self.labels.id(f"grad of {self._name_of(parameter)}")
-                for part in _strided(parameter.grad):
+                for part in self._strided(parameter.grad):
                     core.adopt(part, Category.GRADIENT, label)
         core.set_optimizer_stage(True)
+
+    def _with_closure(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """The arguments of ``step``; a closure in them, which runs forward and backward, leaves the optimizer stage."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            return None
+
+        @functools.wraps(closure)
+        def outside_the_optimizer() -> Any:
+            core.set_optimizer_stage(False)
+            try:
+                return closure()
+            finally:
+                self._enter_optimizer(optimizer)
+
+        if "closure" in kwargs:
+            return args, kwargs | {"closure": outside_the_optimizer}
+        return (args[0], outside_the_optimizer, *args[2:]), kwargs
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         core.set_optimizer_stage(False)
@@ -168,7 +192,9 @@ class Discovery:
         )
 
     def _adopt(self, tensors: list[tuple[torch.Tensor, Category, str]], trusted: bool = False) -> None:
-        parts = [(part, category, name) for tensor, category, name in tensors for part in _strided(tensor)]
+        parts = [
+            (part, category, name) for tensor, category, name in tensors for part in self._strided(tensor)
+        ]
         owners = Counter(core.storage_address(part) for part, _, _ in parts)
         for part, category, name in parts:
             known = owners[core.storage_address(part)]
@@ -184,16 +210,15 @@ class Discovery:
             if outcome in _REFUSED:
                 self.refused[name] = f"{_REFUSED[outcome]}: it stays where it is and does not count"
 
+    def _strided(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The tensors that hold a tensor's bytes: itself, or the parts of a sparse one."""
+        if tensor.layout == torch.strided:
+            if tensor.device.type == self._device_type:
+                yield tensor
+        elif tensor.layout == torch.sparse_coo:
+            yield from (tensor._indices(), tensor._values())
+
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def _strided(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that hold a tensor's bytes: itself, or the parts of a sparse one."""
-    if tensor.layout == torch.strided:
-        if tensor.device.type == "cpu":
-            yield tensor
-    elif tensor.layout == torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())

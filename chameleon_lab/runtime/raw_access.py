@@ -19,7 +19,7 @@ import torch.serialization
 
 from ..errors import BelowFloorError
 from ..units import format_bytes
-from . import core
+from . import core, older_torch
 from .patches import Patches
 
 
@@ -94,12 +94,13 @@ def _identity_while_saving(data_ptr: Callable[..., int]) -> Callable[..., int]:
     return identity_while_saving
 
 
-def guards() -> Patches:
+def guards() -> list[Patches]:
     """While installed, ``torch.save`` works under any capacity that training does, and storages can be resized."""
-    return Patches(
+    always = Patches(
         [
             (torch.serialization, "_save", _holding_save),
             (torch.UntypedStorage, "data_ptr", _identity_while_saving),
             (torch.UntypedStorage, "resize_", _resident_resize),
         ]
     )
+    return [always] if core.SEES_RAW_ACCESS else [always, older_torch.guards()]

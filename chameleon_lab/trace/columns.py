@@ -209,10 +209,14 @@ class StepTrace:
         """One stable, readable name per storage row: what made it, never an address or an op index.
 
         ``parameter:h.0.attn.weight`` for what has a name; ``h.0.mlp/aten::gelu.0#1`` (module, op, allocation of the
-        op, occurrence of that triple in the step) for the rest. ``@forward`` and the like are added outside forward.
+        op, occurrence of that triple in the step) for the rest. ``@backward`` and the like are added outside forward.
+        Allocations that do not outlive their op are numbered apart, ``aten::gelu.~0``: they are a kernel's own work
+        space, and another device's kernel may have none.
         """
         seen: dict[str, int] = {}
         keys = []
+        lasts = self.storages.death_op > self.storages.birth_op
+        number = self._number_in_op(lasts)
         for row in range(len(self.storages)):
             label = int(self.storages.name[row])
             birth = int(self.storages.birth_op[row])
@@ -225,11 +229,23 @@ class StepTrace:
                 stage = Stage(int(self.ops.stage[birth]))
                 where = "" if stage is Stage.FORWARD else f"@{stage.name.lower()}"
                 module = self.module_path(int(self.storages.module[row]))
-                base = f"{module}/{self.op_name(birth)}.{int(self.storages.birth_ordinal[row])}{where}"
+                base = f"{module}/{self.op_name(birth)}.{'' if lasts[row] else '~'}{number[row]}{where}"
             count = seen.get(base, 0)
             seen[base] = count + 1
             keys.append(f"{base}#{count}" if count or label < 0 else base)
         return tuple(keys)
+
+    def _number_in_op(self, lasts: np.ndarray) -> np.ndarray:
+        """Each storage's number among those of its birth op that outlive it, or that don't: int64 (storages,)."""
+        birth = self.storages.birth_op
+        order = np.lexsort((self.storages.birth_ordinal, lasts, birth))
+        new = np.append(
+            True, (birth[order][1:] != birth[order][:-1]) | (lasts[order][1:] != lasts[order][:-1])
+        )
+        position = np.arange(len(order))
+        number = np.empty(len(order), dtype=np.int64)
+        number[order] = position - np.maximum.accumulate(np.where(new[: len(order)], position, 0))
+        return number
 
 
 @dataclass(repr=False)

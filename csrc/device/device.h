@@ -17,8 +17,9 @@ class Event {
  public:
   virtual ~Event() = default;
   virtual bool done() const = 0;
-  virtual void cancel() = 0;              // a hint: the bytes are no longer wanted
-  virtual Ticks start_ticks() const = 0;  // valid once done
+  virtual void cancel() = 0;                // a hint: the bytes are no longer wanted
+  virtual size_t copied_bytes() const = 0;  // valid once done; less than asked for if it was cancelled
+  virtual Ticks start_ticks() const = 0;    // valid once done
   virtual Ticks end_ticks() const = 0;
 };
 using EventPtr = std::shared_ptr<Event>;

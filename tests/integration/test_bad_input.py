@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -73,13 +74,26 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Except
     assert cl.current_session() is None
 
 
-@pytest.mark.parametrize("capacity", [None, 123456789, "12MiB", "1.5 GiB", "64k", 0.25])
-def test_right_capacities_are_taken(capacity: Any) -> None:
+HALF_THE_MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+@pytest.mark.parametrize(
+    "capacity, expected_bytes",
+    [
+        (None, None),
+        (123456789, 123456789),
+        ("12MiB", 12 * MiB),
+        ("1.5 GiB", 1536 * MiB),
+        ("64k", 64 << 10),
+        (0.5, HALF_THE_MACHINE),
+    ],
+)
+def test_right_capacities_are_taken(capacity: Any, expected_bytes: int | None) -> None:
     with cl.Session(
         capacity, device="cpu", link=("1GiB/s", 1e9), min_swap="1", host_capacity="1GiB"
     ) as session:
         torch.zeros(1000).add_(1)
-        assert session.report().capacity_bytes == session.capacity_bytes
+        assert session.report().capacity_bytes == session.capacity_bytes == expected_bytes
 
 
 def test_sessions_do_not_nest_and_do_not_run_twice() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from training import Gpt, MiB, adamw, child, pressure, raw, reference, train
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
+
+FOREACH = partial(adamw, foreach=True)
 
 
 def test_counters_never_exceed_the_capacity_while_another_thread_watches() -> None:
@@ -193,3 +196,39 @@ def test_steps_and_host_memory_are_reported() -> None:
 def test_a_full_host_is_told_apart_from_a_small_capacity() -> None:
     with pytest.raises(RuntimeError, match="host"), cl.Session("4MiB", host_capacity="1MiB") as session:
         pressure(session, 8)
+
+
+def test_without_splitting_an_optimizer_touches_everything_at_once() -> None:
+    """The floor of a foreach optimizer is the model's parameters, gradients and states; in parts it is not."""
+    bare, live_peak = reference(Gpt, FOREACH)
+    model_bytes = sum(p.nbytes for p in Gpt().parameters())
+    capacity = live_peak // 4
+    assert capacity < 4 * model_bytes, "else this test shows nothing"
+    assert train(Gpt, FOREACH, session_kwargs={"capacity": capacity}).same(bare)
+    whole = {"capacity": capacity, "split_optimizer": False}
+    with pytest.raises(cl.BelowFloorError, match="_foreach"):
+        train(Gpt, FOREACH, session_kwargs=whole)
+    assert train(Gpt, FOREACH, session_kwargs=whole | {"capacity": live_peak}).same(bare)
+
+
+def test_a_machine_without_memory_left_says_so_and_keeps_what_it_has() -> None:
+    """Under a limit on the process's memory copies out find no host memory; what is there stays right."""
+    child(
+        """
+        import resource
+        held = []
+        with cl.Session("64MiB") as session:
+            held = [torch.full((4 * MiB // 4,), float(number)) for number in range(12)]
+            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + 24 * MiB, resource.RLIM_INFINITY))
+            try:
+                held += [torch.full((4 * MiB // 4,), float(number)) for number in range(12, 64)]
+                raise SystemExit("no error, although the machine had no memory left")
+            except RuntimeError as error:
+                assert "memory" in str(error), error
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            assert all(x[0].item() == x[-1].item() == number for number, x in enumerate(held))
+            held += [torch.full((4 * MiB // 4,), 5.0) for _ in range(12)]  # and it goes on
+        assert all(x[0].item() == x[-1].item() for x in held)
+        """
+    )

@@ -8,6 +8,7 @@ from torch import nn
 from training import MiB, child, pressure
 
 import chameleon_lab as cl
+from chameleon_lab.runtime import core
 
 # Each reads or copies the away tensor x (float32, 1 MiB, x[i] = i) and gives a tensor, array or list equal to it.
 READS = {
@@ -324,6 +325,7 @@ def test_writes_that_no_schema_tells_of_reach_the_host_copy() -> None:
     for name, code in cases.items():
         with cl.Session("16MiB") as session:
             print(name, flush=True)
+            scope = None  # else the new one holds the old one, and its tensors
             scope = dict(globals(), x=torch.zeros(N))
             for again in range(2):
                 x = scope.pop("x")
@@ -431,6 +433,9 @@ def test_a_checkpoint_can_be_saved_under_pressure_and_leaves_the_model_movable()
     )
 
 
+@pytest.mark.skipif(
+    not core.SEES_RAW_ACCESS, reason="before 2.13 loaded storages look as if numpy held them, and stay"
+)
 def test_a_checkpoint_larger_than_the_capacity_can_be_loaded() -> None:
     child(
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random as stdlib_random
+import tempfile
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from synthetic import random_step
 
 from chameleon_lab.errors import BelowFloorError
-from chameleon_lab.policy import Link, Policy, floor, plan, simulate
+from chameleon_lab.policy import Link, Policy, floor, lower_bound, plan, simulate
+from chameleon_lab.policy.memory import StepMemory, Swaps, step_memory
 from chameleon_lab.policy.program import FREE, SWAP_IN, Program, compile_program
 from chameleon_lab.policy.range_max import RangeMax
-from chameleon_lab.trace import StepTrace
+from chameleon_lab.policy.simulate import simulate_swaps
+from chameleon_lab.trace import StepTrace, Trace
 
 LINKS = [Link(None, None), Link(1e9, 1e9), Link(1e6, 3e6), Link(2e7, None)]
 
@@ -98,6 +101,21 @@ def test_plan_is_deterministic_and_survives_its_file(step: StepTrace, share: flo
     assert Policy.from_json(policy.to_json()) == policy
 
 
+@settings(max_examples=25, deadline=None)
+@given(step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS))
+def test_saved_and_loaded_both_trace_and_policy_say_the_same(
+    step: StepTrace, share: float, link: Link
+) -> None:
+    capacity = capacity_of(step, share)
+    policy = plan(step, capacity, link)
+    with tempfile.TemporaryDirectory() as folder:
+        Trace([step]).save(f"{folder}/trace.parquet")
+        policy.save(f"{folder}/policy.json")
+        trace, again = Trace.load(f"{folder}/trace.parquet"), Policy.load(f"{folder}/policy.json")
+    assert plan(trace, capacity, link) == policy == again
+    assert str(simulate(trace, again)) == str(simulate(step, policy))
+
+
 @settings(max_examples=200, deadline=None)
 @given(step=steps, link=st.sampled_from(LINKS))
 def test_floor_is_the_border(step: StepTrace, link: Link) -> None:
@@ -111,6 +129,63 @@ def test_floor_is_the_border(step: StepTrace, link: Link) -> None:
 @given(step=steps, above=st.integers(0, 10**6), link=st.sampled_from(LINKS))
 def test_capacity_of_the_peak_needs_no_decisions(step: StepTrace, above: int, link: Link) -> None:
     assert plan(step, step.live_peak_bytes + above, link).decisions == ()
+
+
+def random_swaps(memory: StepMemory, random: np.random.Generator, share: float) -> Swaps:
+    """Any swaps at all: about ``share`` of the gaps, freed and back at any ops."""
+    gaps = np.flatnonzero(random.random(len(memory.gap_out)) < share)
+    out, use = memory.gap_out[gaps], memory.gap_use[gaps]
+    free = random.integers(out + 1, use + 1)
+    back = np.where(memory.gap_returns[gaps], random.integers(free, use + 1), use)
+    every = (
+        memory.gap_storage[gaps],
+        memory.gap_ordinal[gaps],
+        out,
+        free,
+        back,
+        use,
+        memory.gap_returns[gaps],
+    )
+    d = memory.dormant
+    never = np.full(len(d), -1, dtype=np.int64)
+    dormant = (d, never, never + 1, never + 2, never, never, never >= 0)
+    return Swaps(*(np.concatenate(pair) for pair in zip(every, dormant, strict=True)))
+
+
+def assert_not_beaten(
+    bound_s: float, stall_s: float, step: StepTrace, memory: StepMemory, link: Link
+) -> None:
+    """The solver is exact to about 1e-7 of a step's compute and copies."""
+    copies_s = link.out_s(int(memory.live_bytes.max())) + link.in_s(int(memory.live_bytes.max()))
+    assert stall_s >= bound_s - 1e-6 * (step.duration_s + copies_s)
+
+
+@settings(max_examples=500, deadline=None)
+@given(step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS), checkpoints=st.integers(1, 40))
+def test_no_plan_beats_the_lower_bound(step: StepTrace, share: float, link: Link, checkpoints: int) -> None:
+    capacity = capacity_of(step, share)
+    times = step.ops.duration_s
+    prediction = simulate(step, plan(step, capacity, link), op_times=times)
+    bound = lower_bound(step, capacity, link, times, checkpoints=checkpoints)
+    assert_not_beaten(bound.stall_s, prediction.stall_s, step, step_memory(step), link)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    step=steps,
+    link=st.sampled_from(LINKS),
+    share=st.floats(0, 1),
+    checkpoints=st.integers(1, 40),
+    seed=st.integers(0, 10**6),
+)
+def test_no_swaps_beat_the_lower_bound(
+    step: StepTrace, link: Link, share: float, checkpoints: int, seed: int
+) -> None:
+    memory, times = step_memory(step), step.ops.duration_s
+    swaps = random_swaps(memory, np.random.default_rng(seed), share)
+    prediction = simulate_swaps(memory, swaps, 0, link, times)
+    bound = lower_bound(step, prediction.peak_bytes, link, times, checkpoints=checkpoints)
+    assert_not_beaten(bound.stall_s, prediction.stall_s, step, memory, link)
 
 
 @settings(max_examples=100, deadline=None)

@@ -4,10 +4,14 @@ from fractions import Fraction
 
 import pytest
 import torch
+from synthetic import gpt_step
 
-from benchmarks import main_job, measure, overhead
-from benchmarks.measure import Comparison, Run, Traffic
+from benchmarks import main_job, measure, overhead, planner
+from benchmarks.measure import Comparison, Run
 from benchmarks.models import CASES
+from chameleon_lab.policy import Link as PolicyLink
+from chameleon_lab.policy import floor, plan
+from chameleon_lab.trace import Trace
 
 
 @pytest.fixture
@@ -135,20 +139,12 @@ def test_digest_sees_every_bit_the_shape_and_the_type():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_seed_gives_the_same_job(name):
-    if name in ("gpt2", "llama"):
-        pytest.importorskip("transformers")
     losses = []
     for _ in range(2):
         job = CASES[name].build(7, tiny=True)
         generator = torch.Generator().manual_seed(1)
         losses.append([job.train_step(job.make_batch(generator)).item() for _ in range(2)])
     assert losses[0] == losses[1] and losses[0][0] != losses[0][1]
-
-
-def test_traffic_that_compute_cannot_hide():
-    traffic = Traffic(busy_s=5, stall_s=3, compute_s=(1.0, 2.0), out_bytes=(300, 0), in_bytes=(0, 500))
-    assert traffic.excess_s(100, 100) == pytest.approx(2 + 3)
-    assert traffic.excess_s(1000, 1000) == 0
 
 
 def test_ratio_of_medians_and_of_minima():
@@ -173,3 +169,53 @@ def test_arguments_that_make_no_sense_are_refused(capsys):
         with pytest.raises(SystemExit):
             main_job.parse_arguments(arguments)
     assert "there is no model 'gtp2'" in capsys.readouterr().err
+
+
+def test_planner_writes_what_it_prints(tmp_path, capsys):
+    meta = {"device": "made up", "link_out_bytes_per_s": 4e9, "link_in_bytes_per_s": 4e9}
+    Trace([gpt_step(layers=8, size=1 << 20, tokens=4)], meta).save(str(tmp_path / "small.parquet"))
+    file = tmp_path / "planner.json"
+    arguments = ["--traces", str(tmp_path), "--models", "small", "--percent", "90,60,1", "--ops", "200"]
+    assert planner.main([*arguments, "--rounds", "1", "--json", str(file)]) == 0
+    document = json.loads(file.read_text())
+    assert document["benchmark"] == "planner" and document["correct"] and document["faults"] == []
+    assert (
+        document["environment"]["machine"]["cpu"]
+        and "nothing was measured" in document["environment"]["device"]
+    )
+    rows = document["rows"]
+    assert [row["feasible"] for row in rows] == [True, True, False]
+    assert set(rows[1]["rules"]) == {"ours", "greedy", "mindspeed", "naive"}
+    assert rows[1]["bound"]["stall_s"] <= rows[1]["rules"]["ours"]["stall_s"]
+    assert [timing["ops"] for timing in document["timings"]][1] >= 200
+    text = capsys.readouterr().out
+    assert "below the floor" in text and "nothing was measured" in text
+
+
+def test_planner_sees_what_must_not_be():
+    def row(bound, **stalls):
+        rules = {
+            name: {"fits": stall is not None, "stall_share": stall, "peak_bytes": 2}
+            for name, stall in stalls.items()
+        }
+        values = {"model": "m", "percent": 50, "capacity_bytes": 1, "feasible": True, "rules": rules}
+        return values | {"bound": {"stall_share": bound}}
+
+    assert planner.faults([row(0.1, ours=0.1, greedy=0.2, naive=None)]) == []
+    assert "stalls less" in planner.faults([row(0.1, ours=0.2, greedy=0.1)])[0]
+    assert "beats the bound" in planner.faults([row(0.2, ours=0.1)])[0]
+    over = row(0.0, ours=0.1)
+    over["rules"]["ours"]["fits"] = False
+    assert "takes 2 of 1 bytes" in planner.faults([over])[0]
+
+
+def test_steps_in_a_row_are_one_step():
+    step = gpt_step(layers=4, size=1 << 20, tokens=4)
+    row = planner.in_a_row(step, 3)
+    n = len(step.ops)
+    assert len(row.ops) == 3 * n and len(row.uses) == 3 * len(step.uses)
+    assert row.live_peak_bytes == step.live_peak_bytes and floor(row).bytes == floor(step).bytes
+    assert row.storages.death_op.max() <= 3 * n and (row.storages.birth_op < row.ops.name.size).all()
+    policy = plan(row, int(0.6 * step.live_peak_bytes), PolicyLink(1e9, 1e9))
+    assert policy.predicted["peak_bytes"] <= int(0.6 * step.live_peak_bytes)
+    assert max(decision.out_op for decision in policy.decisions) >= 2 * n

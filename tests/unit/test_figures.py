@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from synthetic import StepBuilder, gpt_step
 
 import chameleon_lab as cl
@@ -104,7 +105,6 @@ def test_resident_by_category_of_a_step_that_holds_nothing(step):
 
 
 def test_resident_by_category_adds_up_to_the_recorded_peak():
-    torch = pytest.importorskip("torch")
     layers = [torch.nn.Linear(256, 256) for _ in range(6)]
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -259,7 +259,7 @@ def test_step_figure_says_what_it_cannot_draw(step):
 
 
 def summary(index, stage="Stable", step_s=0.5, stall_s=0.0) -> StepSummary:
-    return StepSummary(index, stage, step_s, stall_s, 1 * MIB, 0, 0, 0, 0, 10, 10)
+    return StepSummary(index, stage, step_s, stall_s, 1 * MIB, 0, 0, 0, 0, 0, 0, 0, 10, 10)
 
 
 def report_of(*history):

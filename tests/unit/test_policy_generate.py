@@ -175,3 +175,37 @@ def test_nine_thousand_ops_take_half_a_second() -> None:
     plan(step, int(0.3 * step.live_peak_bytes), Link(2e9, 2e9))
     # The promise is 0.5 s; a shared machine gets more.
     assert time.process_time() - begin < 1.5
+
+
+def test_what_dies_soon_stays_if_others_are_away_for_longer() -> None:
+    # Either may leave for op 2. The gradient dies before the peak, across which the state must be away anyway.
+    step = StepBuilder()
+    state = step.carried(Category.OPTIMIZER_STATE, BIG, "state")
+    (gradient,) = step.op("aten::mm", reads=(state,), makes=((Category.GRADIENT, BIG),))
+    for i in range(1, 20):
+        step.op("aten::mm", reads=(state,) if i == 19 else (), scratch={2: BIG, 10: 2 * BIG}.get(i, 0))
+        if i == 5:
+            step.free(gradient)
+    (decision,) = plan(step.build(), 2 * BIG, FAST).decisions
+    assert decision.storage == "optimizer_state:state"
+    assert (decision.out_op, decision.free_op, decision.in_op) == (0, 2, 11)
+
+
+def test_copies_are_made_early_where_the_link_would_idle() -> None:
+    # The state must be away at op 30. Its gap before the last one leaves time to go and come back, unseen.
+    step = StepBuilder(op_s=1.0)
+    state = step.carried(Category.OPTIMIZER_STATE, BIG, "state")
+    for i in range(40):
+        step.op(
+            "aten::mul_",
+            reads=(state,) if i == 28 else (),
+            writes=(state,) if i == 5 else (),
+            scratch=BIG if i == 30 else 0,
+        )
+    trace, link = step.build(), Link(BIG / 8.0, BIG / 4.0)
+    told = plan(trace, BIG, link, op_times=trace.ops.duration_s)
+    assert [(d.out_op, d.use_op) for d in told.decisions] == [(5, 28), (28, 45)]
+    assert told.predicted["stall_s"] == 0.0 and told.predicted["peak_bytes"] == BIG
+    untold = plan(trace, BIG, link)
+    assert [(d.out_op, d.use_op) for d in untold.decisions] == [(28, 45)]
+    assert untold.predicted["stall_s"] == pytest.approx(7.0)

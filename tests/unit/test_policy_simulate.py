@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from synthetic import StepBuilder, gpt_step
 
-from chameleon_lab.policy import Decision, Link, Policy, plan, simulate
+from chameleon_lab.policy import Decision, Link, Policy, StallCause, plan, simulate
 from chameleon_lab.policy.model import Action
 from chameleon_lab.trace import Category, StepTrace
 
@@ -52,7 +52,7 @@ def test_hidden_copies_do_not_stall() -> None:
 
 def test_early_free_waits_for_the_copy_out() -> None:
     prediction = simulate(two_uses(), policy_of(swap(0, 1, 3, 5, 8), out_s=3.5))
-    assert prediction.out_wait_s == pytest.approx(2.5)
+    assert prediction.stall_by_cause[StallCause.SWAP_OUT] == pytest.approx(2.5)
     assert prediction.stall_op_s[3] == pytest.approx(2.5)
     assert prediction.step_s == pytest.approx(12.5)
     assert prediction.overlap == pytest.approx(1 - 2.5 / 3.5)
@@ -60,14 +60,14 @@ def test_early_free_waits_for_the_copy_out() -> None:
 
 def test_late_swap_in_waits_at_the_use() -> None:
     prediction = simulate(two_uses(), policy_of(swap(0, 1, 3, 7, 8), in_s=3.0))
-    assert prediction.in_wait_s == pytest.approx(2.0)
+    assert prediction.stall_by_cause[StallCause.PREFETCH] == pytest.approx(2.0)
     assert prediction.stall_op_s.tolist() == pytest.approx([0.0] * 8 + [2.0, 0.0])
 
 
 def test_gap_over_the_end_of_the_step_is_simulated() -> None:
     prediction = simulate(two_uses(), policy_of(swap(1, 8, 9, 11, 11), in_s=1.5))
     assert prediction.resident_bytes.tolist() == [0] + [BIG] * 8 + [0]
-    assert prediction.in_wait_s == pytest.approx(1.5)
+    assert prediction.stall_by_cause[StallCause.DEMAND] == pytest.approx(1.5)
     assert prediction.stall_op_s[1] == pytest.approx(1.5)
 
 
@@ -91,15 +91,15 @@ def test_copies_of_one_direction_queue() -> None:
     decisions = [swap(0, 1, 4, 6, 8, f"parameter:{name}") for name in ("a", "b")]
     prediction = simulate(step.build(), policy_of(*decisions, out_s=2.0, in_s=1.5))
     # Out: 2 to 6 on a link of 2 s a copy, but both blocks are wanted back at 4. In: from 6 + 2 to 11, used at 10.
-    assert prediction.out_wait_s == pytest.approx(2.0)
-    assert prediction.in_wait_s == pytest.approx(1.0)
+    assert prediction.stall_by_cause[StallCause.SWAP_OUT] == pytest.approx(2.0)
+    assert prediction.stall_by_cause[StallCause.PREFETCH] == pytest.approx(1.0)
 
 
 def test_copy_back_starts_after_the_copy_out() -> None:
     # The block is only away at op 2, before which the copy out has to end.
     prediction = simulate(two_uses(second=4), policy_of(swap(0, 1, 2, 3, 4), out_s=4.0, in_s=4.0))
-    assert prediction.out_wait_s == pytest.approx(4.0)
-    assert prediction.in_wait_s == pytest.approx(3.0)
+    assert prediction.stall_by_cause[StallCause.SWAP_OUT] == pytest.approx(4.0)
+    assert prediction.stall_by_cause[StallCause.PREFETCH] == pytest.approx(3.0)
 
 
 def test_dormant_storage_is_away_at_every_op_and_moves_nothing() -> None:
@@ -135,6 +135,39 @@ def test_stall_falls_with_bandwidth() -> None:
     assert stalls[0] > 0 and stalls[-1] == 0
 
 
+def test_a_backlog_that_grows_slowly_is_seen_whole() -> None:
+    # 10.01 s of copies in a step of 10 s. Both frees come seconds after the first copies, and wait for none of them
+    # for the first hundred steps.
+    step = StepBuilder(op_s=1.0)
+    rows = {i: step.carried(Category.PARAMETER, BIG, name) for i, name in ((0, "a"), (5, "b"))}
+    for i in range(10):
+        used = (rows[i],) if i in rows else ()
+        step.op("aten::mm", reads=used, writes=used)
+    decisions = [swap(0, 0, 8, 10, 10, "parameter:a"), swap(0, 5, 14, 15, 15, "parameter:b")]
+    prediction = simulate(step.build(), policy_of(*decisions, out_s=5.005))
+    assert prediction.stall_s == pytest.approx(0.01)
+    assert prediction.step_s == pytest.approx(10.01), "what the link needs for a step"
+
+
+def test_causes_and_ops_add_up_to_the_stall() -> None:
+    step = gpt_step(layers=6, size=BIG, tokens=4)
+    link = Link(1e9, 1e9)
+    prediction = simulate(step, plan(step, int(0.5 * step.live_peak_bytes), link))
+    assert sum(prediction.stall_by_cause.values()) == pytest.approx(prediction.stall_s)
+    assert prediction.stall_op_s.sum() == pytest.approx(prediction.stall_s)
+    worst = prediction.worst_ops(1000)
+    assert sum(op.stall_s for op in worst) == pytest.approx(prediction.stall_s)
+    assert [op.stall_s for op in worst] == sorted((op.stall_s for op in worst), reverse=True)
+    assert len(prediction.worst_ops(3)) == 3
+
+
 def test_prediction_reads_well() -> None:
-    text = str(simulate(two_uses(), policy_of(swap(0, 1, 3, 5, 8), out_s=3.5)))
-    assert "peak 1.00 MiB of 1.00 MiB" in text and "stall 2.5 s (25.0 % of compute)" in text
+    prediction = simulate(two_uses(), policy_of(swap(0, 1, 3, 5, 8), out_s=3.5))
+    text = str(prediction)
+    assert "peak 1.00 MiB of 1.00 MiB" in text and "stall 2.50 s (25.0 % of compute)" in text
+    assert "swap-out" in text and "op 3 aten::mm" in text and "parameter:w" in text
+    (worst,) = prediction.worst_ops()
+    assert (worst.op, worst.cause, worst.storage) == (3, StallCause.SWAP_OUT, "parameter:w")
+    page = prediction._repr_html_()
+    assert "<td>swap-out</td><td>2.50 s</td>" in page and "parameter:w" in page
+    assert "table" not in simulate(two_uses(), policy_of())._repr_html_()

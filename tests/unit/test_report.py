@@ -17,7 +17,10 @@ STEP = StepSummary(
     swapped_out_bytes=101 * MIB,
     swapped_in_bytes=99 * MIB,
     evictions=2,
+    evicted_bytes=5 * MIB,
     demand_swap_ins=3,
+    late_prefetches=4,
+    dropped_triggers=6,
     ops=200,
     matched_ops=150,
 )
@@ -41,7 +44,10 @@ def report() -> Report:
         swapped_out_bytes=101 * MIB,
         swapped_in_bytes=99 * MIB,
         evictions=2,
+        evicted_bytes=5 * MIB,
         demand_swap_ins=3,
+        late_prefetches=4,
+        dropped_triggers=6,
         ops=200,
         match_rate=0.75,
         decisions=83,
@@ -83,7 +89,8 @@ def test_rows_give_figures_in_three_digits(report):
     assert row(report, "Stall") == ("10.0 ms", "2.0 % of the step")
     assert row(report, "Overlap")[0] == "95.3 %"
     assert row(report, "Moved per step") == ("101 MiB out", "99.0 MiB in")
-    assert row(report, "Evictions") == ("2", "3 swap-ins on demand")
+    assert row(report, "Evictions") == ("2", "5.00 MiB; 3 swap-ins on demand")
+    assert row(report, "Planned moves")[0] == "4 late"
     assert row(report, "Policy") == ("83 decisions", "match rate 75.0 %")
 
 

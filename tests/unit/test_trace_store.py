@@ -8,14 +8,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
+from synthetic import gpt_step, random_step
 
-parquet = pytest.importorskip("pyarrow.parquet")
-import pyarrow as pa  # noqa: E402
-from synthetic import gpt_step, random_step  # noqa: E402
-
-from chameleon_lab.errors import TraceError  # noqa: E402
-from chameleon_lab.trace import Stalls, StepTrace, Trace, Transfers, store  # noqa: E402
+from chameleon_lab.errors import TraceError
+from chameleon_lab.trace import Stalls, StepTrace, Trace, Transfers, store
 
 META = {"torch": "2.13.0", "device": "cpu", "capacity_bytes": None, "link_out_bytes_per_s": 1e9}
 

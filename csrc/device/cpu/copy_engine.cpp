@@ -15,14 +15,19 @@ namespace {
 constexpr size_t kChunkBytes = 512 << 10;
 // The scheduler wakes a sleeper late by about this much, so the last stretch is waited for awake.
 constexpr double kSleepSlack_s = 60e-6;
+constexpr double kLongestSleep_s = 500e-6;
 
 double monotonic_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void wait_until(double due_s, double early_s) {
-  const double ahead_s = due_s - monotonic_s();
-  if (ahead_s > early_s) std::this_thread::sleep_for(std::chrono::duration<double>(ahead_s - early_s));
+// Sleeps in short stretches: on a slow link a cancelled copy must not hold up whoever waits for its end.
+void sleep_until(double due_s, const std::atomic<bool>& cancelled) {
+  while (!cancelled.load(std::memory_order_relaxed)) {
+    const double ahead_s = due_s - kSleepSlack_s - monotonic_s();
+    if (ahead_s <= 0) return;
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(ahead_s, kLongestSleep_s)));
+  }
 }
 
 }  // namespace
@@ -58,7 +63,12 @@ CopyEngine::~CopyEngine() {
 }
 
 std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t bytes, EventPtr after) {
-  Job job{to, from, bytes, std::static_pointer_cast<CopyEvent>(std::move(after)), std::make_shared<CopyEvent>()};
+  Job job{to,
+          from,
+          bytes,
+          monotonic_s(),
+          std::static_pointer_cast<CopyEvent>(std::move(after)),
+          std::make_shared<CopyEvent>()};
   std::shared_ptr<CopyEvent> event = job.event;
   if (!has_thread_) {
     copy(job);
@@ -100,14 +110,16 @@ void CopyEngine::copy(const Job& job) {
   if (!event.state_.compare_exchange_strong(queued, CopyEvent::kRunning)) return;  // cancelled
   event.start_ticks_ = now_ticks();
   const double bytes_per_s = has_thread_ ? bytes_per_s_.load() : 0;
-  link_free_s_ = std::max(link_free_s_, monotonic_s());
+  // From when it could have started: a copy that is queued behind another pays nothing for this thread waking late.
+  link_free_s_ = std::max(link_free_s_, job.after ? monotonic_s() : job.issue_s);
   for (size_t offset = 0; offset < job.bytes; offset += kChunkBytes) {
     if (event.cancelled_.load(std::memory_order_relaxed)) break;
     const size_t bytes = std::min(kChunkBytes, job.bytes - offset);
     std::memcpy(static_cast<char*>(job.to) + offset, static_cast<const char*>(job.from) + offset, bytes);
+    event.copied_bytes_ += bytes;
     if (bytes_per_s <= 0) continue;
     link_free_s_ += static_cast<double>(bytes) / bytes_per_s;
-    wait_until(link_free_s_, kSleepSlack_s);
+    sleep_until(link_free_s_, event.cancelled_);
   }
   while (bytes_per_s > 0 && monotonic_s() < link_free_s_ && !event.cancelled_.load(std::memory_order_relaxed)) {
     sched_yield();  // compute may want the core

@@ -15,6 +15,7 @@ class CopyEvent final : public Event {
  public:
   bool done() const override { return state_.load(std::memory_order_acquire) == kDone; }
   void cancel() override;
+  size_t copied_bytes() const override { return copied_bytes_; }
   Ticks start_ticks() const override { return start_ticks_; }
   Ticks end_ticks() const override { return end_ticks_; }
   void wait() const;
@@ -26,6 +27,7 @@ class CopyEvent final : public Event {
 
   std::atomic<uint32_t> state_{kQueued};
   std::atomic<bool> cancelled_{false};
+  size_t copied_bytes_ = 0;
   Ticks start_ticks_ = 0;
   Ticks end_ticks_ = 0;
 };
@@ -47,6 +49,7 @@ class CopyEngine {
     void* to;
     const void* from;
     size_t bytes;
+    double issue_s;  // on the monotonic clock
     std::shared_ptr<CopyEvent> after;
     std::shared_ptr<CopyEvent> event;
   };

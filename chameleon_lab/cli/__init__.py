@@ -1,0 +1,71 @@
+"""The command ``chameleon``: one file a command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from .. import __version__
+from .common import ExitCode, with_examples
+from .diff import diff
+from .plan import plan
+from .report import report
+from .run import Run, run
+from .simulate import simulate
+from .sweep import sweep
+
+_EXIT_CODES = """
+0    it went well; of diff: the policies are the same
+1    the script's own error (run); the policies differ (diff)
+2    the command line is wrong; of diff: any trouble
+3    the capacity is below the floor, or the policy does not fit into it
+4    a file cannot be read or written, or is not what it should be
+130  interrupted with Ctrl-C
+run passes on the exit code of the script.
+"""
+
+
+@click.group(
+    "chameleon",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=with_examples(
+        """
+        chameleon run --capacity 512MiB --save-trace t.parquet train.py --epochs 1
+        chameleon plan t.parquet --capacity 256MiB -o policy.json
+        chameleon run --policy policy.json train.py
+        """,
+        exit_codes=_EXIT_CODES,
+    ),
+)
+@click.version_option(__version__, prog_name="chameleon")
+def chameleon() -> None:
+    """Train PyTorch models in less device memory: run, plan, predict, compare and report."""
+
+
+for _command in (run, plan, simulate, sweep, diff, report):
+    chameleon.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """The entry point: ``arguments`` (those of the process) to an exit code."""
+    try:
+        result = chameleon.main(arguments, prog_name="chameleon", standalone_mode=False)
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None) or click.get_current_context(silent=True)
+        path = context.command_path if context else "chameleon"
+        message = error.format_message().rstrip(".")
+        hint = f" (see {path} --help)" if isinstance(error, click.UsageError) else ""
+        print(f"{path}: {message}{hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(ExitCode.INTERRUPTED)
+    except BrokenPipeError:  # `chameleon report t.parquet | head`: what is left has no reader
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.OK)
+    if isinstance(result, Run):
+        result.execute()  # out here, so that nothing of click is around the script
+    sys.exit(result if isinstance(result, int) else ExitCode.OK)

@@ -1,0 +1,213 @@
+"""What the commands share: exit codes, kinds of arguments, files, tables and the sign that work goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import BelowFloorError, ChameleonError
+from ..policy import Link, Policy
+from ..trace import StepTrace, Trace
+from ..units import parse_bandwidth, parse_bytes
+
+_T = TypeVar("_T")
+
+
+class ExitCode(IntEnum):
+    """What the commands exit with."""
+
+    OK = 0
+    DIFFERENT = 1
+    USAGE = 2
+    DOES_NOT_FIT = 3
+    BAD_FILE = 4
+    INTERRUPTED = 130
+
+
+class Failure(click.ClickException):
+    """Ends a command with one line on stderr and an exit code."""
+
+    def __init__(self, message: str, code: ExitCode) -> None:
+        super().__init__(" ".join(message.split()))
+        self.exit_code = code
+        self.ctx = click.get_current_context(silent=True)
+
+
+@contextmanager
+def failing_well(what: str = "") -> Iterator[None]:
+    """Turns errors that say what to do into a Failure, with the exit code of their kind.
+
+    ``what`` names the option or file in front of messages that do not.
+    """
+    before = f"{what}: " if what else ""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is None:
+            raise Failure(f"{before}{error}", ExitCode.BAD_FILE) from error
+        raise Failure(
+            f"{os.fspath(error.filename)}: {error.strerror}: check the path", ExitCode.BAD_FILE
+        ) from error
+    except BelowFloorError as error:
+        raise Failure(f"{before}{error}", ExitCode.DOES_NOT_FIT) from error
+    except (ChameleonError, ImportError) as error:
+        raise Failure(f"{before}{error}", ExitCode.BAD_FILE) from error
+
+
+# ------------------------------------------------------------------------------------------------ arguments
+
+
+class _Text(click.ParamType):
+    """An argument that a function reads, whose ValueError says what is wrong."""
+
+    def __init__(self, name: str, read: Callable[[str, str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._read(value, param.opts[0] if param and param.opts else self.name)
+        except ValueError as error:
+            raise click.UsageError(str(error), ctx) from None
+
+
+def _link(text: str, what: str) -> Link:
+    parts = text.split(",")
+    if len(parts) > 2:
+        raise ValueError(f'{what} {text!r} is no bandwidth: write it like "8GiB/s", or "OUT,IN"')
+    return Link(parse_bandwidth(parts[0], what), parse_bandwidth(parts[-1], what))
+
+
+def _share_or_bytes(text: str, what: str) -> float | int:
+    if not text.endswith("%"):
+        return parse_bytes(text, what)
+    try:
+        share = float(text[:-1]) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f'{what} {text!r} is no share of the peak: write it like "60%", or as "512MiB"')
+    return share
+
+
+BYTES = _Text("size", parse_bytes)
+LINK = _Text("bandwidth", _link)
+CAPACITY_OF_TRACE = _Text("size", _share_or_bytes)
+"""Bytes as int, or the share of a trace's live peak as float."""
+
+link_option = click.option(
+    "--link",
+    type=LINK,
+    metavar="BANDWIDTH",
+    help="Between device and host, such as 8GiB/s, or OUT,IN. Left out: that of the trace.",
+)
+step_option = click.option(
+    "--step", "index", type=int, metavar="N", help="The session's step number N of the trace, not the newest."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def capacity_bytes(capacity: float | int, step: StepTrace) -> int:
+    """The bytes that a CAPACITY_OF_TRACE means for a step."""
+    return int(capacity * step.live_peak_bytes) if isinstance(capacity, float) else capacity
+
+
+def link_of(trace: Trace) -> Link:
+    """The link that a trace was recorded with."""
+    out, back = trace.meta.get("link_out_bytes_per_s"), trace.meta.get("link_in_bytes_per_s")
+    if out is None or back is None:
+        raise click.UsageError(
+            "the trace knows no link, since it was recorded without a capacity: give one, such as --link 8GiB/s"
+        )
+    return Link(out, back)
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def load_trace(path: str) -> Trace:
+    """A trace file with at least one step."""
+    with failing_well(), working(f"Reading {path}"):
+        trace = Trace.load(path)
+    if not len(trace):
+        raise Failure(f"{path}: the trace holds no step: record at least one whole step", ExitCode.BAD_FILE)
+    return trace
+
+
+def load_policy(path: str) -> Policy:
+    """A policy file."""
+    with failing_well():
+        return Policy.load(path)
+
+
+def step_of(trace: Trace, index: int | None) -> StepTrace:
+    """The step of a number, or the newest."""
+    if index is None:
+        return trace.last
+    for step in trace:
+        if step.index == index:
+            return step
+    known = [step.index for step in trace]
+    raise click.UsageError(f"--step {index}: the trace holds the steps {known[0]} to {known[-1]}")
+
+
+# ------------------------------------------------------------------------------------------------ output
+
+
+def with_examples(examples: str, exit_codes: str = "") -> str:
+    """The end of a command's help, in lines that are not wrapped."""
+    text = f"\b\nExamples:\n{textwrap.indent(textwrap.dedent(examples).strip(), '  ')}"
+    if exit_codes:
+        text += f"\n\n\b\nExit codes:\n{textwrap.indent(textwrap.dedent(exit_codes).strip(), '  ')}"
+    return text
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on stderr while something may take long; nothing where no person looks."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def print_json(value: Any) -> None:
+    """Print plain values for other programs."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(
+    rows: Iterable[Sequence[str]], heads: Sequence[str] = (), numbers: Iterable[int] = ()
+) -> None:
+    """Print a table; the columns ``numbers`` are flush right. Where no terminal is, its lines are never folded."""
+    rows, right = list(rows), set(numbers)
+    table = Table(box=None, header_style="bold", pad_edge=False, show_header=bool(heads))
+    for column in range(len(heads or rows[0])):
+        table.add_column(
+            heads[column] if heads else "",
+            justify="right" if column in right else "left",
+            no_wrap=column in right,
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else 240, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))

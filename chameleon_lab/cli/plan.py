@@ -1,0 +1,122 @@
+"""``chameleon plan``: a policy from a trace."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from ..policy import Link, floor, lower_bound, simulate
+from ..policy import plan as plan_policy
+from ..policy.memory import MIN_SWAP_BYTES
+from ..trace_report import place
+from ..units import format_bytes
+from .common import (
+    BYTES,
+    CAPACITY_OF_TRACE,
+    capacity_bytes,
+    failing_well,
+    json_option,
+    link_of,
+    link_option,
+    load_trace,
+    print_json,
+    step_of,
+    step_option,
+    with_examples,
+    working,
+)
+from .simulate import prediction_values
+
+
+@click.command(
+    "plan",
+    short_help="Make a policy from a trace.",
+    epilog=with_examples(
+        """
+        chameleon plan t.parquet --capacity 256MiB -o policy.json
+        chameleon plan t.parquet --capacity 60% --link 16GiB/s
+        chameleon plan t.parquet --capacity 256MiB --json | jq .predicted.stall_s
+        """
+    ),
+)
+@click.argument("trace_file", metavar="TRACE")
+@click.option(
+    "--capacity",
+    type=CAPACITY_OF_TRACE,
+    metavar="SIZE",
+    required=True,
+    help="Device bytes, such as 256MiB, or a share of what the step keeps alive, such as 60%.",
+)
+@link_option
+@click.option("-o", "--output", metavar="FILE", help="Write the policy there, as JSON.")
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.02,
+    show_default=True,
+    metavar="SHARE",
+    help="Share of the capacity to leave free, for what a step does differently.",
+)
+@click.option(
+    "--min-swap", type=BYTES, default=MIN_SWAP_BYTES, metavar="SIZE", help="Smaller storages never leave."
+)
+@click.option("--bound", "with_bound", is_flag=True, help="Say what no policy can beat, too (takes seconds).")
+@step_option
+@json_option
+def plan(
+    trace_file: str,
+    capacity: float | int,
+    link: Link | None,
+    output: str | None,
+    margin: float,
+    min_swap: int,
+    with_bound: bool,
+    index: int | None,
+    as_json: bool,
+) -> None:
+    """Make a policy for the newest step of TRACE, and predict what it costs.
+
+    Exits with 3 if the capacity is below the floor.
+    """
+    trace = load_trace(trace_file)
+    step = step_of(trace, index)
+    link = link or link_of(trace)
+    with failing_well(trace_file), working(f"Planning {len(step.ops)} ops"):
+        lowest = floor(step)
+        policy = plan_policy(
+            step, capacity_bytes(capacity, step), link, min_swap_bytes=min_swap, margin=margin
+        )
+        prediction = simulate(step, policy)
+    bound = None
+    if with_bound:
+        with failing_well(trace_file), working("Looking for the bound"):
+            bound = lower_bound(step, policy.capacity_bytes, link, min_swap_bytes=min_swap)
+    if output is not None:
+        with failing_well(output):
+            policy.save(output)
+    if as_json:
+        print_json(
+            {
+                "capacity_bytes": policy.capacity_bytes,
+                "link": asdict(link),
+                "live_peak_bytes": step.live_peak_bytes,
+                "floor": asdict(lowest),
+                "swaps": len(policy.swaps),
+                "categories": [
+                    {"category": category, "gaps": gaps, "bytes": size}
+                    for category, gaps, size in policy.summary()
+                ],
+                "predicted": prediction_values(prediction),
+                "lower_bound_stall_s": None if bound is None else bound.stall_s,
+                "output": output,
+            }
+        )
+        return
+    print(policy)
+    print(f"With the op times of the trace: {prediction}")
+    if bound is not None:
+        print(bound)
+    print(f"Floor: {format_bytes(lowest.bytes)}, set by {place(lowest.op_name, lowest.module)}")
+    if output is not None:
+        print(f"Saved in {output}")

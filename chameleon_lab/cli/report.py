@@ -1,0 +1,63 @@
+"""``chameleon report``: what a trace says, in the terminal or as an HTML file."""
+
+from __future__ import annotations
+
+import click
+
+from ..trace.store import write_then_rename
+from ..trace_report import STEP_COLUMNS, TraceReport, step_cells
+from .common import (
+    failing_well,
+    json_option,
+    load_trace,
+    print_json,
+    print_table,
+    step_of,
+    step_option,
+    with_examples,
+    working,
+)
+
+_MOST_STEPS = 20
+
+
+@click.command(
+    "report",
+    short_help="Show what a trace says, or write it as HTML.",
+    epilog=with_examples(
+        """
+        chameleon report t.parquet
+        chameleon report t.parquet --html t.html
+        chameleon report t.parquet --json | jq '.history[].stall_s'
+        """
+    ),
+)
+@click.argument("trace_file", metavar="TRACE")
+@click.option("--html", "html_file", metavar="FILE", help="Write a report with figures, which opens offline.")
+@step_option
+@json_option
+def report(trace_file: str, html_file: str | None, index: int | None, as_json: bool) -> None:
+    """Show the steps of TRACE, and what fills the device in the newest."""
+    trace = load_trace(trace_file)
+    step = step_of(trace, index)
+    with failing_well(trace_file):
+        found = TraceReport.of(trace, step)
+    if html_file is not None:
+        from ..lab.html_report import html_report
+
+        with failing_well(html_file), working("Drawing"):
+            text = html_report(trace, step=step)
+            with write_then_rename(html_file) as beside:
+                beside.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json(found.to_dict())
+        return
+    print_table(found.rows(), numbers=[1])
+    print()
+    newest = found.history[-_MOST_STEPS:]
+    if len(newest) < len(found.history):
+        print(f"The newest {len(newest)} of {len(found.history)} steps:")
+    numbers = [column for column, head in enumerate(STEP_COLUMNS) if head != "Stage"]
+    print_table((step_cells(each) for each in newest), STEP_COLUMNS, numbers)
+    if html_file is not None:
+        print(f"\nSaved in {html_file}")

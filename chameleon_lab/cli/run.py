@@ -1,0 +1,162 @@
+"""``chameleon run``: an unmodified training script in a session."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import BelowFloorError, SessionError
+from ..policy import Link
+from ..run_files import RunFiles
+from ..session import Session
+from ..units import share_or_size
+from .common import BYTES, LINK, ExitCode, Failure, failing_well, load_policy, with_examples
+from .script import Script, own_traceback, raise_as_own
+
+_SESSION_OF_ITS_OWN = (
+    "chameleon run has opened the session of this process: a script that opens one itself runs with plain python; "
+    "chameleon_lab.current_session() is the one that is open"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A script, the session that it will run in, and the files to leave behind."""
+
+    script: Script
+    session: Session
+    files: RunFiles
+    quiet: bool
+
+    def execute(self) -> None:
+        """Run the script, then write the files and the report. Ends as the script does, by exception or SystemExit."""
+        process = os.getpid()
+        failure: BaseException | None = None
+        try:
+            self.session.start()
+        except SessionError as error:
+            print(f"chameleon run: {error}", file=sys.stderr)
+            sys.exit(ExitCode.USAGE)
+        try:
+            self.script.run()
+        except BaseException as error:
+            failure = self._end(error)
+        else:
+            self.session.stop()
+        # The child of a script that forks comes here too.
+        complete = self._leave() if os.getpid() == process else True
+        if failure is None or (isinstance(failure, SystemExit) and failure.code in (None, 0)):
+            sys.exit(ExitCode.OK if complete else ExitCode.BAD_FILE)
+        if isinstance(failure, BelowFloorError):
+            own = own_traceback(failure)
+            sys.excepthook(type(failure), failure.with_traceback(own), own)
+            sys.exit(ExitCode.DOES_NOT_FIT)
+        if isinstance(failure, SessionError):
+            failure.add_note(_SESSION_OF_ITS_OWN)
+        raise_as_own(failure)
+
+    def _end(self, error: BaseException) -> BaseException:
+        """End the session with the script's exception, which the session may know a better name for."""
+        try:
+            self.session.__exit__(type(error), error, error.__traceback__)
+        except BelowFloorError as below:
+            return below
+        return error
+
+    def _leave(self) -> bool:
+        """Write the files, and the report to stderr: stdout is the script's. Was everything written?"""
+        complete = True
+        for written, text in self.files.write(self.session):
+            complete &= written
+            if not self.quiet or not written:
+                print(f"chameleon run: {text}", file=sys.stderr)
+        if not self.quiet:
+            print(self.session.report(), file=sys.stderr)
+        return complete
+
+
+@click.command(
+    "run",
+    short_help="Run a training script in a session.",
+    context_settings={"allow_interspersed_args": False},
+    epilog=with_examples(
+        """
+        chameleon run --capacity 512MiB train.py --epochs 3
+        chameleon run --capacity 0.25 --link 8GiB/s -m my_package.train
+        chameleon run --capacity 512MiB --save-policy policy.json --save-trace t.parquet train.py
+        chameleon run --policy policy.json --report run.html train.py
+        """
+    ),
+)
+@click.option(
+    "--capacity",
+    metavar="SIZE",
+    help="Device bytes the run may use, such as 512MiB; 0.25 is a quarter of the device. Left out: that of --policy; "
+    "without one the run is only recorded, and nothing leaves the device.",
+)
+@click.option("--policy", "policy_file", metavar="FILE", help="Use this policy instead of a generated one.")
+@click.option("--save-policy", metavar="FILE", help="Write the policy of the run, as JSON.")
+@click.option("--save-trace", metavar="FILE", help="Write the trace of the newest steps, as Parquet.")
+@click.option("--report", metavar="FILE", help="Write the report: .html with figures, or .json.")
+@click.option(
+    "--link",
+    type=LINK,
+    metavar="BANDWIDTH",
+    help="Between device and host, such as 8GiB/s, or OUT,IN; only the cpu device's can be set.",
+)
+@click.option("--device", metavar="NAME", help="cpu is the embedded device: host memory under a budget.")
+@click.option("--host-capacity", type=BYTES, metavar="SIZE", help="The most host bytes for what is away.")
+@click.option("--min-swap", type=BYTES, metavar="SIZE", help="Storages smaller than this never leave.")
+@click.option("--margin", type=float, metavar="SHARE", help="Share of the capacity that plans leave free.")
+@click.option(
+    "--warmup-steps", type=int, metavar="N", help="Steps before the one that the policy is made from."
+)
+@click.option(
+    "--no-planning", is_flag=True, help="No policy: eviction alone keeps the run within the capacity."
+)
+@click.option("--stacks", is_flag=True, help="Record the Python stack of every op (slow).")
+@click.option("-q", "--quiet", is_flag=True, help="No report on stderr at the end.")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
+@click.argument("script")
+@click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
+def run(
+    capacity: str | None,
+    policy_file: str | None,
+    save_policy: str | None,
+    save_trace: str | None,
+    report: str | None,
+    link: Link | None,
+    no_planning: bool,
+    quiet: bool,
+    is_module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+    **session_options: Any,
+) -> Run:
+    """Run the training SCRIPT, unmodified, in a session.
+
+    Options of chameleon come before SCRIPT, and those of the script after it. The report goes to stderr at the end,
+    and the files are written then, after an exception or Ctrl-C too.
+    """
+    if not is_module and not Path(script).exists():
+        raise click.UsageError(f"{script}: there is no such script: check the path, or give a module with -m")
+    policy = None if policy_file is None else load_policy(policy_file)
+    with failing_well():
+        files = RunFiles(save_policy, save_trace, report)
+    given = {name: value for name, value in session_options.items() if value is not None}
+    try:
+        session = Session(
+            share_or_size(capacity) if capacity or policy is None else policy.capacity_bytes,
+            link=None if link is None else (link.out_bytes_per_s, link.in_bytes_per_s),
+            policy=policy,
+            planning=not no_planning,
+            **given,
+        )
+    except (ValueError, SessionError) as error:
+        raise Failure(str(error), ExitCode.USAGE) from error
+    return Run(Script(script, arguments, is_module), session, files, quiet)

@@ -1,0 +1,91 @@
+"""``chameleon simulate``: what a policy does to a recorded step."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from ..policy import Link, Prediction
+from ..policy import simulate as simulate_policy
+from .common import (
+    CAPACITY_OF_TRACE,
+    LINK,
+    ExitCode,
+    capacity_bytes,
+    failing_well,
+    json_option,
+    load_policy,
+    load_trace,
+    print_json,
+    step_of,
+    step_option,
+    with_examples,
+    working,
+)
+
+
+@click.command(
+    "simulate",
+    short_help="Predict a policy on a recorded step.",
+    epilog=with_examples(
+        """
+        chameleon simulate t.parquet policy.json
+        chameleon simulate t.parquet policy.json --link 16GiB/s --json
+        chameleon simulate t.parquet policy.json --capacity 200MiB || echo does not fit
+        """
+    ),
+)
+@click.argument("trace_file", metavar="TRACE")
+@click.argument("policy_file", metavar="POLICY")
+@click.option(
+    "--capacity",
+    type=CAPACITY_OF_TRACE,
+    metavar="SIZE",
+    help="Hold the peak against this, such as 256MiB or 60% of what the step keeps alive. Left out: the policy's.",
+)
+@click.option(
+    "--link",
+    type=LINK,
+    metavar="BANDWIDTH",
+    help="Between device and host, such as 8GiB/s, or OUT,IN. Left out: the policy's.",
+)
+@step_option
+@json_option
+@click.pass_context
+def simulate(
+    context: click.Context,
+    trace_file: str,
+    policy_file: str,
+    capacity: float | int | None,
+    link: Link | None,
+    index: int | None,
+    as_json: bool,
+) -> None:
+    """Predict the newest step of TRACE under POLICY: peak, step time, stall, overlap.
+
+    Exits with 3 if the peak exceeds the capacity. Decisions of POLICY that fit no gap of the step are listed.
+    """
+    step = step_of(load_trace(trace_file), index)
+    policy = load_policy(policy_file)
+    with failing_well(trace_file), working(f"Simulating {len(step.ops)} ops"):
+        prediction = simulate_policy(
+            step, policy, None if capacity is None else capacity_bytes(capacity, step), link
+        )
+    if as_json:
+        print_json(prediction_values(prediction))
+    else:
+        print(prediction)
+        for decision in prediction.unmatched:
+            print(f"  unmatched: {decision}")
+    if not prediction.fits:
+        context.exit(ExitCode.DOES_NOT_FIT)
+
+
+def prediction_values(prediction: Prediction) -> dict[str, Any]:
+    """A prediction without its columns, as plain values."""
+    values = {f.name: getattr(prediction, f.name) for f in fields(prediction)}
+    plain = {name: value for name, value in values.items() if isinstance(value, int | float | str | tuple)}
+    causes = {str(cause): seconds for cause, seconds in prediction.stall_by_cause.items()}
+    return plain | {"stall_by_cause": causes, "overlap": prediction.overlap, "fits": prediction.fits}

@@ -1,0 +1,79 @@
+"""``chameleon sweep``: step time against capacity."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from ..policy import Link, Sweep, SweepPoint
+from ..policy import sweep as sweep_capacities
+from .common import (
+    CAPACITY_OF_TRACE,
+    capacity_bytes,
+    failing_well,
+    json_option,
+    link_of,
+    link_option,
+    load_trace,
+    print_json,
+    step_of,
+    step_option,
+    with_examples,
+    working,
+)
+
+
+@click.command(
+    "sweep",
+    short_help="Show step time against capacity.",
+    epilog=with_examples(
+        """
+        chameleon sweep t.parquet
+        chameleon sweep t.parquet --capacity 80% --capacity 60% --capacity 512MiB --link 16GiB/s
+        chameleon sweep t.parquet --json | jq .knee.capacity_bytes
+        """
+    ),
+)
+@click.argument("trace_file", metavar="TRACE")
+@click.option(
+    "--capacity",
+    "capacities",
+    type=CAPACITY_OF_TRACE,
+    metavar="SIZE",
+    multiple=True,
+    help="Look at this one, such as 256MiB or 60% of what the step keeps alive; may be given several times. Left out: "
+    "from the floor to the peak.",
+)
+@link_option
+@step_option
+@json_option
+def sweep(
+    trace_file: str, capacities: tuple[float | int, ...], link: Link | None, index: int | None, as_json: bool
+) -> None:
+    """Plan and predict the newest step of TRACE at several capacities: what one needs to choose a capacity."""
+    trace = load_trace(trace_file)
+    step = step_of(trace, index)
+    link = link or link_of(trace)
+    chosen = [capacity_bytes(capacity, step) for capacity in capacities] or None
+    with failing_well(trace_file), working(f"Planning {len(step.ops)} ops at several capacities"):
+        found = sweep_capacities(step, chosen, link)
+    if as_json:
+        print_json(_values(found))
+    else:
+        print(found)
+
+
+def _values(found: Sweep) -> dict[str, Any]:
+    """A sweep as plain values; JSON knows no infinity, so infeasible points have null for their step."""
+    return asdict(found) | {
+        "points": [_point(point) for point in found.points],
+        "knee": None if found.knee is None else _point(found.knee),
+    }
+
+
+def _point(point: SweepPoint) -> dict[str, Any]:
+    values = {name: value if math.isfinite(value) else None for name, value in asdict(point).items()}
+    return values | {"feasible": point.feasible}

@@ -1,0 +1,177 @@
+"""Step time against capacity: what a person needs to choose a capacity."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..trace import StepTrace, Trace
+from ..units import format_bytes, format_percent, format_seconds
+from .generate import plan
+from .memory import MIN_SWAP_BYTES, Floor, floor, newest_step, step_op_times
+from .model import Link
+from .simulate import simulate
+
+POINTS = 13
+"""Capacities looked at, unless told which."""
+
+KNEE = 0.05
+"""A step is as good as uncapped if it takes at most this share longer."""
+
+_HEADS = ("capacity", "of peak", "step", "stall", "overlap", "out", "in", "")
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """What the generator's policy for one capacity should achieve. Below the floor ``step_s`` is infinite."""
+
+    capacity_bytes: int
+    step_s: float
+    stall_s: float
+    overlap: float
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+
+    @property
+    def feasible(self) -> bool:
+        """Can any policy run the step in this capacity?"""
+        return math.isfinite(self.step_s)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Predictions over a range of capacities, ascending."""
+
+    points: tuple[SweepPoint, ...]
+    floor: Floor
+    live_peak_bytes: int
+    """What the step takes without any policy."""
+    compute_s: float
+    """The step without stalls, as at a capacity of ``live_peak_bytes``."""
+    link: Link
+    within: float
+    """Share of ``compute_s`` that a step may take longer at the knee."""
+
+    @property
+    def knee(self) -> SweepPoint | None:
+        """The smallest capacity at which, as at all larger ones swept, the step takes at most ``within`` longer.
+
+        Above it more capacity buys next to nothing; None if not even the largest capacity is large enough.
+        """
+        knee = None
+        for point in reversed(self.points):
+            if point.step_s > (1.0 + self.within) * self.compute_s:
+                break
+            knee = point
+        return knee
+
+    def __str__(self) -> str:
+        cells = [_HEADS, *self._cells()]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(_HEADS))]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False))
+            + "  "
+            + row[-1]
+            for row in cells
+        ]
+        return "\n".join([*self._headlines(), *(line.rstrip() for line in lines)])
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{cell}</th>" for cell in _HEADS)
+        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in self._cells())
+        text = "<br>".join(html.escape(line) for line in self._headlines())
+        return f"<div><p>{text}</p><table><tr>{head}</tr>{body}</table></div>"
+
+    def _headlines(self) -> list[str]:
+        lowest, knee = self.floor, self.knee
+        where = f"op {lowest.op} {lowest.op_name}" + (f" in {lowest.module}" if lowest.module else "")
+        found = (
+            "at none of these capacities" if knee is None else f"from {format_bytes(knee.capacity_bytes)} on"
+        )
+        return [
+            f"Uncapped: {format_bytes(self.live_peak_bytes)}, step {format_seconds(self.compute_s)}. "
+            f"Floor: {format_bytes(lowest.bytes)}, set by {where}.",
+            f"The step is within {format_percent(self.within, 0)} of uncapped {found}.",
+        ]
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        knee = self.knee
+        rows = []
+        for point in self.points:
+            share = (
+                format_percent(point.capacity_bytes / self.live_peak_bytes, 0) if self.live_peak_bytes else ""
+            )
+            head = (format_bytes(point.capacity_bytes), share)
+            if not point.feasible:
+                rows.append((*head, "-", "-", "-", "-", "-", "below the floor"))
+                continue
+            stall = (
+                format_percent(point.stall_s / self.compute_s)
+                if self.compute_s
+                else format_seconds(point.stall_s)
+            )
+            rows.append(
+                (
+                    *head,
+                    format_seconds(point.step_s),
+                    stall,
+                    format_percent(point.overlap, 0),
+                    format_bytes(point.swapped_out_bytes),
+                    format_bytes(point.swapped_in_bytes),
+                    "knee" if point is knee else "",
+                )
+            )
+        return rows
+
+
+def sweep(
+    trace: Trace | StepTrace,
+    capacities: Sequence[int] | None,
+    link: Link,
+    *,
+    op_times: Sequence[float] | np.ndarray | None = None,
+    within: float = KNEE,
+    min_swap_bytes: int = MIN_SWAP_BYTES,
+) -> Sweep:
+    """Plan and simulate the newest step of ``trace`` at each of ``capacities``, in bytes.
+
+    Without any, at evenly spaced ones from the floor to the step's peak. ``op_times`` as for
+    :func:`~chameleon_lab.policy.simulate`; ``within`` is what the knee allows, see :attr:`Sweep.knee`.
+
+    Raises TraceError if the trace holds no op, or its step has lost some, ValueError if ``capacities`` is empty or
+    ``op_times`` or ``within`` does not fit.
+    """
+    if not within >= 0.0:
+        raise ValueError(f"within is {within}: give a share from 0 up")
+    step = newest_step(trace)
+    times = step_op_times(step, op_times)
+    lowest = floor(step, min_swap_bytes=min_swap_bytes)
+    if capacities is None:
+        capacities = np.linspace(lowest.bytes, max(step.live_peak_bytes, lowest.bytes), POINTS).tolist()
+    chosen = sorted({int(capacity) for capacity in capacities})
+    if not chosen:
+        raise ValueError(
+            "capacities is empty: give at least one, or None for a range from the floor to the peak"
+        )
+    points = []
+    for capacity in chosen:
+        if capacity < lowest.bytes:
+            points.append(SweepPoint(capacity, math.inf, math.inf, 0.0, 0, 0))
+            continue
+        policy = plan(step, capacity, link, op_times=times, min_swap_bytes=min_swap_bytes)
+        predicted = simulate(step, policy, op_times=times)
+        points.append(
+            SweepPoint(
+                capacity,
+                predicted.step_s,
+                predicted.stall_s,
+                predicted.overlap,
+                predicted.swapped_out_bytes,
+                predicted.swapped_in_bytes,
+            )
+        )
+    return Sweep(tuple(points), lowest, step.live_peak_bytes, float(times.sum()), link, within)

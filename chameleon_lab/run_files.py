@@ -1,0 +1,104 @@
+"""The files that a run leaves behind: their places are checked before it begins, and they are written after it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .report import Report
+from .session import Session
+from .trace.store import write_then_rename
+
+_NO_STEP = (
+    "no step has ended. An optimizer's step() ends one; without an optimizer, call "
+    "chameleon_lab.current_session().step() at the end of each"
+)
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where to write the policy (JSON), the trace (Parquet) and the report of a session; None: not at all.
+
+    A report is HTML, or JSON where its name ends with ``.json``.
+
+    Raises OSError if a file could not be written there.
+    """
+
+    policy: str | os.PathLike[str] | None = None
+    trace: str | os.PathLike[str] | None = None
+    report: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        for path in (self.policy, self.trace, self.report):
+            if path is not None:
+                _check_place(Path(path))
+
+    def write(self, session: Session) -> Iterator[tuple[bool, str]]:
+        """Write the files of a session, and say of each, in words, what became of it.
+
+        One that fails does not keep the next from being written.
+        """
+        for what in ("policy", "trace", "report"):
+            path = getattr(self, what)
+            if path is None:
+                continue
+            try:
+                missing = getattr(self, f"_write_{what}")(session, Path(path))
+            except Exception as error:  # noqa: BLE001 - a run of hours is over: whatever else there is to save comes first
+                missing = f"{type(error).__name__}: {error}"
+            yield (
+                missing is None,
+                f"{path}: {f'saved the {what}' if missing is None else f'no {what}: {missing}'}",
+            )
+
+    def _write_policy(self, session: Session, path: Path) -> str | None:
+        if session.policy is not None:
+            session.policy.save(path)
+            return None
+        if session.capacity_bytes is None:
+            return "a session without a capacity only records: give one"
+        if not session.planning:
+            return "this session ran without planning"
+        needed = session.warmup_steps + 1
+        return f"it comes after {needed} whole steps, and the run had {session.report().steps}"
+
+    def _write_trace(self, session: Session, path: Path) -> str | None:
+        trace = session.trace()
+        if not len(trace):
+            return _NO_STEP
+        trace.save(path)
+        return None
+
+    def _write_report(self, session: Session, path: Path) -> str | None:
+        report = session.report()
+        if path.suffix == ".json":
+            text = _json(report)
+        else:
+            trace = session.trace()
+            if not len(trace):
+                return _NO_STEP
+            from .lab.html_report import html_report
+
+            text = html_report(trace, report)
+        with write_then_rename(path) as beside:
+            beside.write_text(text, encoding="utf-8")
+        return None
+
+
+def _json(report: Report) -> str:
+    return json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _check_place(path: Path) -> None:
+    """Raise the OSError that writing would raise at the end of the run."""
+    folder = path.parent
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not folder.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(folder))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))

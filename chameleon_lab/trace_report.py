@@ -1,0 +1,198 @@
+"""What a trace says in a few figures: its steps, and what fills the device in one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import TraceError
+from .policy import Floor, floor
+from .trace import Category, Cause, Direction, StepTrace, Trace
+from .units import format_bytes, format_percent, format_seconds
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """One step of a trace."""
+
+    index: int
+    stage: str
+    """Stage of the session: WarmUp, Profile or Stable."""
+    ops: int
+    step_s: float
+    stall_s: float
+    peak_bytes: int
+    live_peak_bytes: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+
+    @classmethod
+    def of(cls, step: StepTrace) -> RecordedStep:
+        """Its figures."""
+        moved = step.transfers
+        return cls(
+            index=step.index,
+            stage=step.session_stage,
+            ops=len(step.ops),
+            step_s=float(step.duration_s),
+            stall_s=float(step.stalls.duration_s.sum()),
+            peak_bytes=step.peak_bytes,
+            live_peak_bytes=step.live_peak_bytes,
+            swapped_out_bytes=int(moved.bytes[moved.direction == Direction.OUT].sum()),
+            swapped_in_bytes=int(moved.bytes[moved.direction == Direction.IN].sum()),
+        )
+
+
+@dataclass(frozen=True)
+class TraceReport:
+    """A trace, and the step of it that is looked at."""
+
+    meta: dict[str, Any]
+    history: tuple[RecordedStep, ...]
+    step: RecordedStep
+    floor: Floor | None
+    """None where the step has lost ops."""
+    truncated_ops: int
+    peak_op: str
+    """The op at which most bytes are alive."""
+    peak_categories: tuple[tuple[str, int], ...]
+    """What is alive there: category and bytes, the largest first."""
+    peak_modules: tuple[tuple[str, int], ...]
+    """Activations alive there, by the module that made them; the largest first."""
+    stalls: tuple[tuple[str, float], ...]
+    """Seconds waited, by the cause of the transfer waited for; the longest first."""
+
+    @classmethod
+    def of(cls, trace: Trace, step: StepTrace | None = None) -> TraceReport:
+        """Of a trace and one of its steps, by default the newest.
+
+        Raises ValueError if the trace is empty, TraceError if the step has no ops.
+        """
+        step = trace.last if step is None else step
+        if not len(step.ops):
+            raise TraceError(
+                f"step {step.index} has no ops: choose another step, or train inside the session"
+            )
+        peak = int(step.ops.live_peak_bytes.argmax())
+        return cls(
+            meta=dict(trace.meta),
+            history=tuple(RecordedStep.of(each) for each in trace),
+            step=RecordedStep.of(step),
+            floor=None if step.truncated_ops else floor(step),
+            truncated_ops=step.truncated_ops,
+            peak_op=place(step.op_name(peak), step.module_path(int(step.ops.module[peak]))),
+            peak_categories=tuple(_categories(step, peak)),
+            peak_modules=tuple(_modules(step, peak)),
+            stalls=tuple(_stalls(step)),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain Python values."""
+        return asdict(self)
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """The step's table: what, value, remark."""
+        step, capacity = self.step, self.meta.get("capacity_bytes")
+        yield (
+            "Step",
+            str(step.index),
+            f"{step.stage}, {step.ops} ops, on {self.meta.get('device', 'a device not told')}",
+        )
+        yield "Step time", format_seconds(step.step_s), ""
+        yield "Stall", format_seconds(step.stall_s), _share(step.stall_s, step.step_s, "of the step")
+        for cause, seconds in self.stalls:
+            yield f"  {cause}", format_seconds(seconds), _share(seconds, step.stall_s, "of the stall")
+        yield (
+            "Capacity",
+            "none" if capacity is None else format_bytes(capacity),
+            ""
+            if capacity is None
+            else _share(capacity, step.live_peak_bytes, "of what the step keeps alive"),
+        )
+        if self.floor is not None:
+            yield (
+                "Floor",
+                format_bytes(self.floor.bytes),
+                f"set by {place(self.floor.op_name, self.floor.module)}",
+            )
+        yield "Peak resident", format_bytes(step.peak_bytes), ""
+        yield "Peak alive", format_bytes(step.live_peak_bytes), f"at {self.peak_op}; of which"
+        for category, size in self.peak_categories:
+            yield f"  {category}", format_bytes(size), _share(size, step.live_peak_bytes)
+        for module, size in self.peak_modules:
+            yield "  activations", format_bytes(size), f"made in {module}"
+        yield (
+            "Moved",
+            f"{format_bytes(step.swapped_out_bytes)} out",
+            f"{format_bytes(step.swapped_in_bytes)} in",
+        )
+        if self.truncated_ops:
+            yield "Lost", f"{self.truncated_ops} ops", "more than the session recorded; see its max_ops"
+
+
+STEP_COLUMNS = ("Step", "Stage", "Ops", "Time", "Stall", "Peak resident", "Peak alive", "Out", "In")
+"""Heads of what :func:`step_cells` gives."""
+
+
+def step_cells(step: RecordedStep) -> tuple[str, ...]:
+    """A step as a row of text."""
+    sizes = (step.peak_bytes, step.live_peak_bytes, step.swapped_out_bytes, step.swapped_in_bytes)
+    times = (step.step_s, step.stall_s)
+    return (
+        *(str(step.index), step.stage, str(step.ops)),
+        *(format_seconds(value) for value in times),
+        *(format_bytes(value) for value in sizes),
+    )
+
+
+_MOST_MODULES = 6
+
+
+def _categories(step: StepTrace, op: int) -> list[tuple[str, int]]:
+    alive = _alive(step, op)
+    sizes = [
+        (
+            category.name.lower().replace("_", " "),
+            int(step.storages.block_bytes[alive & (step.storages.category == category)].sum()),
+        )
+        for category in Category
+    ]
+    return sorted((row for row in sizes if row[1]), key=lambda row: -row[1])
+
+
+def _modules(step: StepTrace, op: int) -> list[tuple[str, int]]:
+    rows = np.flatnonzero(_alive(step, op) & (step.storages.category == Category.ACTIVATION))
+    totals: dict[str, int] = {}
+    for row in rows.tolist():
+        module = step.module_path(int(step.storages.module[row])) or "no module"
+        totals[module] = totals.get(module, 0) + int(step.storages.block_bytes[row])
+    return sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:_MOST_MODULES]
+
+
+def _alive(step: StepTrace, op: int) -> np.ndarray:
+    return (step.storages.birth_op <= op) & (op <= step.storages.death_op)
+
+
+def _stalls(step: StepTrace) -> list[tuple[str, float]]:
+    rows = step.stalls
+    sums = [
+        (
+            f"{cause.name.lower()} {direction.name.lower()}",
+            float(rows.duration_s[(rows.cause == cause) & (rows.direction == direction)].sum()),
+        )
+        for cause in Cause
+        for direction in Direction
+    ]
+    return sorted((row for row in sums if row[1]), key=lambda row: -row[1])
+
+
+def place(op: str, module: str) -> str:
+    """An op's name, and the path of the module that ran it."""
+    return f"{op} in {module}" if module else op
+
+
+def _share(part: float, whole: float, of: str = "") -> str:
+    return f"{format_percent(part / whole)} {of}".rstrip() if whole else ""

@@ -1,0 +1,209 @@
+"""The commands that read and write files, in this process. ``chameleon run`` has tests/integration/test_cli_run.py."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from synthetic import gpt_step
+
+import chameleon_lab as cl
+from chameleon_lab.cli import main
+from chameleon_lab.policy import Link, lower_bound, plan, simulate
+from chameleon_lab.trace import Trace
+from chameleon_lab.trace_report import TraceReport
+
+MiB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return [replace(gpt_step(), index=index) for index in range(3)]
+
+
+@pytest.fixture
+def trace(steps, tmp_path, monkeypatch):
+    """A trace in the file t.parquet of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    meta = {
+        "device": "cpu",
+        "capacity_bytes": 8 * MiB,
+        "link_out_bytes_per_s": 2.0**30,
+        "link_in_bytes_per_s": 2.0**30,
+    }
+    trace = Trace(steps, meta)
+    trace.save("t.parquet")
+    return trace
+
+
+@pytest.fixture
+def chameleon(capsys):
+    """Runs a command line: its exit code, stdout and stderr."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+def test_plan_writes_what_the_planner_plans(trace, chameleon):
+    code, out, err = chameleon("plan", "t.parquet", "--capacity", "60%", "-o", "p.json", "--margin", "0")
+    capacity = int(0.6 * trace.last.live_peak_bytes)
+    expected = plan(trace.last, capacity, Link(2.0**30, 2.0**30))
+    assert (code, err) == (0, "")
+    assert cl.Policy.load("p.json") == expected and expected.swaps
+    assert "Saved in p.json" in out and "Floor: " in out
+
+    code, out, _ = chameleon(
+        *("plan", "t.parquet", "--capacity", str(capacity), "--link", "512MiB/s,2GiB/s"),
+        *("--margin", "0", "--bound", "--json"),
+    )
+    values, link = json.loads(out), Link(2.0**29, 2.0**31)
+    planned = plan(trace.last, capacity, link)
+    assert code == 0
+    assert values["predicted"]["stall_s"] == simulate(trace.last, planned).stall_s
+    assert values["lower_bound_stall_s"] == pytest.approx(lower_bound(trace.last, capacity, link).stall_s)
+    assert values["link"] == {"out_bytes_per_s": 2.0**29, "in_bytes_per_s": 2.0**31}
+    assert values["swaps"] == len(planned.swaps) and values["output"] is None
+
+
+def test_simulate_says_whether_a_policy_fits(trace, chameleon):
+    chameleon("plan", "t.parquet", "--capacity", "60%", "-o", "p.json")
+    policy = cl.Policy.load("p.json")
+    code, out, _ = chameleon("simulate", "t.parquet", "p.json")
+    assert code == 0 and out == f"{simulate(trace.last, policy)}\n"
+    code, out, _ = chameleon("simulate", "t.parquet", "p.json", "--capacity", "30%", "--json")
+    values = json.loads(out)
+    assert code == 3 and not values["fits"]
+    assert sum(values["stall_by_cause"].values()) == pytest.approx(values["stall_s"])
+    slower = json.loads(chameleon("simulate", "t.parquet", "p.json", "--link", "10MiB/s", "--json")[1])
+    assert slower["stall_s"] > values["stall_s"]
+
+
+def test_simulate_lists_decisions_that_fit_no_gap(trace, chameleon):
+    policy = plan(trace.last, int(0.6 * trace.last.live_peak_bytes), Link(2.0**30, 2.0**30))
+    text = policy.to_json().replace(policy.swaps[0].storage, "gone/aten::mm.0#0")
+    cl.Policy.from_json(text).save("p.json")
+    code, out, _ = chameleon("simulate", "t.parquet", "p.json")
+    assert code in (0, 3) and "unmatched: " in out and "gone/aten::mm.0#0" in out
+
+
+def test_diff_exits_like_diff(trace, chameleon):
+    chameleon("plan", "t.parquet", "--capacity", "60%", "-o", "a.json")
+    chameleon("plan", "t.parquet", "--capacity", "50%", "-o", "b.json")
+    assert chameleon("diff", "a.json", "a.json") == (0, "The policies are the same\n", "")
+    code, out, _ = chameleon("diff", "a.json", "b.json")
+    assert code == 1 and "capacity_bytes" in out
+    code, out, _ = chameleon("diff", "a.json", "b.json", "--json")
+    assert code == 1 and "capacity_bytes" in json.loads(out)["conditions"]
+    code, out, err = chameleon("diff", "a.json", "gone.json")
+    assert (code, out) == (2, "") and "gone.json" in err
+    assert chameleon("diff", "a.json", "t.parquet")[0] == 2
+
+
+def test_sweep_shows_the_knee(trace, chameleon):
+    code, out, _ = chameleon("sweep", "t.parquet")
+    assert code == 0 and "knee" in out and out.splitlines()[-1].split()[3] == "%"
+    words = ("sweep", "t.parquet", "--json", "--capacity", "1%", "--capacity", "60%", "--capacity", "9000MiB")
+    values = json.loads(chameleon(*words)[1])
+    assert [point["feasible"] for point in values["points"]] == [False, True, True]
+    assert values["points"][0]["step_s"] is None and values["knee"]["stall_s"] == 0
+
+
+def test_report_shows_steps_and_what_fills_the_device(trace, chameleon):
+    code, out, err = chameleon("report", "t.parquet")
+    assert (code, err) == (0, "")
+    assert re.search(r"^Peak alive +\S+ \wiB +at aten::", out, re.M)
+    assert re.search(r"^  parameter +\S+ \wiB +[\d.]+ %$", out, re.M)
+    assert len(re.findall(r"^ +\d  Profile", out, re.M)) == 3
+    assert not any(line.endswith(" ") for line in out.splitlines())
+
+    code, out, _ = chameleon("report", "t.parquet", "--json", "--step", "1")
+    values = json.loads(out)
+    assert values == json.loads(json.dumps(TraceReport.of(trace, trace.steps[1]).to_dict()))
+    assert values["step"]["index"] == 1 and len(values["history"]) == 3
+    # All that is alive at the peak, less what is no storage there.
+    alive = sum(size for _, size in values["peak_categories"])
+    assert 0 < alive <= trace.last.live_peak_bytes
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.addresses, self.names = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.names.append(tag)
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "srcset", "data")]
+
+
+def test_the_html_report_needs_no_network(trace, chameleon):
+    code, out, _ = chameleon("report", "t.parquet", "--html", "t.html")
+    assert code == 0 and out.endswith("Saved in t.html\n")
+    with open("t.html", encoding="utf-8") as file:
+        text = file.read()
+    tags = Tags()
+    tags.feed(text)
+    assert tags.addresses == [] and "link" not in tags.names and "@import" not in text
+    assert text.count("Plotly.newPlot(") >= 2 and len(text) > 3_000_000  # Plotly's code is in it, once
+    assert len(text) < 8_000_000
+    assert text.count("<th>Peak alive</th>") == 2
+
+
+def test_the_html_report_escapes_names(trace, chameleon):
+    Trace(trace.steps, trace.meta | {"device": "<script>bad()</script>"}).save("t.parquet")
+    chameleon("report", "t.parquet", "--html", "t.html")
+    with open("t.html", encoding="utf-8") as file:
+        text = file.read()
+    assert "<script>bad()" not in text and "&lt;script&gt;bad()" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "error"),
+    [
+        (["plan", "t.parquet"], 2, "Missing option '--capacity'"),
+        (["plan", "t.parquet", "--capacity", "lots"], 2, "--capacity 'lots' is not a size"),
+        (["plan", "t.parquet", "--capacity", "150%"], 2, "--capacity '150%' is no share of the peak"),
+        (["plan", "t.parquet", "--capacity", "60%", "--link", "1,2,3"], 2, "--link '1,2,3' is no bandwidth"),
+        (["plan", "t.parquet", "--capacity", "60%", "--step", "9"], 2, "the trace holds the steps 0 to 2"),
+        (["plan", "t.parquet", "--capacity", "1KiB"], 3, "t.parquet: capacity 1.00 KiB"),
+        (["plan", "t.parquet", "--capacity", "60%", "-o", "gone/p.json"], 4, "gone/"),
+        (
+            ["plan", "gone.parquet", "--capacity", "60%"],
+            4,
+            "gone.parquet: No such file or directory: check the path",
+        ),
+        (["plan", "text", "--capacity", "60%"], 4, "text: truncated, or no Parquet file"),
+        (["plan", "empty.parquet", "--capacity", "60%"], 4, "empty.parquet: the trace holds no step"),
+        (["plan", "recorded.parquet", "--capacity", "60%"], 2, "give one, such as --link 8GiB/s"),
+        (["simulate", "t.parquet", "text"], 4, "text, line 1"),
+        (["report", "t.parquet", "--html", "gone/t.html"], 4, "gone/"),
+        (["report", "t.parquet", "--htm", "t.html"], 2, "--html"),
+        (["reprot"], 2, "No such command 'reprot'"),
+    ],
+)
+def test_mistakes_are_one_line_with_an_exit_code(trace, chameleon, words, status, error, tmp_path):
+    (tmp_path / "text").write_text("no such thing")
+    Trace([], trace.meta).save("empty.parquet")
+    Trace(trace.steps, {"device": "cpu", "link_out_bytes_per_s": None}).save("recorded.parquet")
+    code, out, err = chameleon(*words)
+    assert (code, out) == (status, ""), err
+    assert error in err and len(err.splitlines()) == 1 and err.startswith("chameleon")
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "simulate", "sweep", "diff", "report"])
+def test_help_shows_examples(chameleon, command):
+    code, out, _ = chameleon(command, "--help")
+    assert code == 0 and "Examples:" in out
+    examples = [line for line in out.splitlines() if line.strip().startswith("chameleon ")]
+    assert len(examples) >= 2 and all(f"chameleon {command}" in line for line in examples)
+
+
+def test_the_group_tells_commands_and_exit_codes(chameleon):
+    code, out, _ = chameleon("--help")
+    assert code == 0 and "Exit codes:" in out and "below the floor" in out
+    assert chameleon("--version")[1] == f"chameleon, version {cl.__version__}\n"

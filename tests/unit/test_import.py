@@ -1,0 +1,60 @@
+"""What `import chameleon_lab` loads: torch, numpy and itself. Looked at in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+OPTIONAL = (
+    *("IPython", "ipykernel", "jupyterlab", "ipywidgets", "anywidget", "comm"),
+    *("plotly", "bokeh", "jupyter_bokeh", "pyarrow", "pandas", "scipy", "transformers"),
+)
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_import_loads_nothing_that_torch_does_not() -> None:
+    loaded = run(
+        "import sys, torch, numpy\n"
+        "before = set(sys.modules)\n"
+        "import chameleon_lab\n"
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
+    ).split()
+    assert "chameleon_lab" in loaded
+    assert set(loaded) <= {"chameleon_lab", "torch", "numpy", *sys.stdlib_module_names}, loaded
+
+
+def test_training_and_reports_work_where_nothing_optional_is_installed() -> None:
+    printed = run(
+        f"""
+import sys
+
+sys.modules.update(dict.fromkeys({OPTIONAL!r}))  # importing these now fails as if they were missing
+import torch
+import chameleon_lab as cl
+
+model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(4)))
+optimizer = torch.optim.AdamW(model.parameters())
+with cl.Session("512KiB") as session:
+    for _ in range(4):
+        model(torch.ones(8, 128)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print(session.report())
+policy = session.policy
+assert policy is not None and cl.Policy.from_json(policy.to_json()) == policy
+print(policy)
+try:
+    session.trace().save("never.parquet")
+except ImportError as error:
+    print("refused:", error)
+"""
+    )
+    assert "Peak resident" in printed and "Policy:" in printed
+    assert "refused:" in printed and "pyarrow" in printed.rpartition("refused:")[2]
