@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "sequence.h"
+
 namespace chameleon {
 
 namespace {
@@ -91,6 +93,7 @@ OpInfo* look_up(const at::RecordFunction& function) {
     auto& names = name_list();
     made->id = static_cast<int32_t>(names.size());
     names.push_back(made->name);
+    made->hash = hash_text(made->name);
   }
   info = made;
   return info;

@@ -29,10 +29,11 @@ _REFUSED = {
 
 
 class Names:
-    """A growing dictionary of strings: the position is the id that the core keeps."""
+    """A growing dictionary of strings: the position is the id that the core keeps, and ``tell`` tells it the text."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
         self.texts: list[str] = []
+        self._tell = tell
         self._ids: dict[str, int] = {}
 
     def id(self, text: str) -> int:
@@ -40,6 +41,7 @@ class Names:
         if text not in self._ids:
             self._ids[text] = len(self.texts)
             self.texts.append(text)
+            self._tell(self._ids[text], text)
         return self._ids[text]
 
 
@@ -47,8 +49,8 @@ class Discovery:
     """Global hooks on modules and optimizers, for as long as a session is open."""
 
     def __init__(self, on_step_end: Callable[[], None]) -> None:
-        self.modules = Names()
-        self.labels = Names()
+        self.modules = Names(core.name_module)
+        self.labels = Names(core.name_label)
         self.refused: dict[str, str] = {}
         """Tensors that stay where they are and do not count, and why."""
         self._on_step_end = on_step_end

@@ -85,6 +85,7 @@ class Ops(Table):
     stall_s: np.ndarray  # float64: the part of duration_s spent waiting for transfers
     live_peak_bytes: np.ndarray  # int64: most bytes alive, resident or away, until the next op starts
     resident_peak_bytes: np.ndarray  # int64: most bytes on the device until the next op starts
+    token: np.ndarray  # uint32: what the matcher compares: hash of name, ranks, dtypes, stage, module and named storages
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,8 @@ def rewrite(path: Path, table: pa.Table, header: object) -> None:
 def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
-    rewrite(path, parquet.read_table(path), {"version": 2, "meta": {}})
-    with pytest.raises(TraceError, match="trace version 2.*reads up to 1: upgrade"):
+    rewrite(path, parquet.read_table(path), {"version": 3, "meta": {}})
+    with pytest.raises(TraceError, match="trace version 3.*reads up to 2: upgrade"):
         store.load(path)
 
 
