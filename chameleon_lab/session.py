@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from .errors import BelowFloorError, PolicyError, SessionError
-from .policy import Link, Policy, floor, plan
 from .plans import Made, Plan, Plans
+from .policy import Link, Policy, floor, plan
 from .policy.program import compile_program
 from .report import Departure, Report, StepSummary
 from .runtime import core
@@ -329,7 +329,9 @@ class Session:
         if self.capacity_bytes is None or log.truncated_ops:
             return
         step = self._trace_of(log)
-        self._plans.force(Made(None, compile_program(self._no_decisions(), step), step), log.index, "the first step")
+        self._plans.force(
+            Made(None, compile_program(self._no_decisions(), step), step), log.index, "the first step"
+        )
 
     def _no_decisions(self) -> Policy:
         assumed = {"min_swap_bytes": self.min_swap_bytes}

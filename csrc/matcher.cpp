@@ -10,7 +10,7 @@ namespace {
 // What a fault costs, in ops that do not fit. The figures are those of the prototype that was measured on mutated
 // traces; what matters is their order: an extra op, a few left out, a jump with a reason, a jump back.
 constexpr float kExtra = 1.0f;
-constexpr float kLeftOut = 1.0f, kLeftOutEach = 0.04f;
+constexpr float kLeftOut = 0.85f, kLeftOutEach = 0.04f;
 constexpr float kUnique = 1.2f, kUniqueDistance = 0.15f, kUniqueBack = 1.0f;
 constexpr float kGramAhead = 1.5f, kGramBack = 4.0f, kGramDistance = 0.3f;
 constexpr int32_t kGramBackLeast = 8;
@@ -71,7 +71,7 @@ Matcher::Match Matcher::weigh(uint32_t token) {
     }
     if (ahead != ends.begin() && best.cursor - *(ahead - 1) > kGramBackLeast) {
       const int32_t op = *(ahead - 1);
-      add({best.cost + kGramBack + kGramDistance * distance(op, best.cursor), op + 1, kGram, op});
+      add({best.cost + kGramBack + kGramDistance * distance(op, best.cursor), op + 1, 1, op});
     }
   }
   count_ = std::min(next_count_, kMost);

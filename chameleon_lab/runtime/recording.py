@@ -46,6 +46,7 @@ def step_trace(
             live_peak_bytes=ops["live_peak_bytes"].copy(),
             resident_peak_bytes=ops["resident_peak_bytes"].copy(),
             token=ops["token"].copy(),
+            plan_op=ops["plan_op"].copy(),
         ),
         storages=Storages(
             uid=storages["uid"].copy(),

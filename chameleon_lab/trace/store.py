@@ -52,6 +52,7 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
             "live_peak_bytes": "int64",
             "resident_peak_bytes": "int64",
             "token": "uint32",
+            "plan_op": "int32",
         },
     ),
     "storages": (
@@ -106,8 +107,8 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
     ),
 }
 
-_SINCE = {("ops", "token"): 2}
-"""The version that brought a column; read from an older file, it is all zeros."""
+_SINCE = {("ops", "token"): (2, 0), ("ops", "plan_op"): (2, -1)}
+"""The version that brought a column, and what it reads as from an older file."""
 
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -200,7 +201,9 @@ def _schema(pa: Any, version: int = VERSION) -> pyarrow.Schema:
     columns += [(name, pa.list_(pa.string())) for name in _DICTIONARIES]
     for name, (_, kinds) in _TABLES.items():
         fields = [
-            (column, arrow(kind)) for column, kind in kinds.items() if _SINCE.get((name, column), 1) <= version
+            (column, arrow(kind))
+            for column, kind in kinds.items()
+            if _SINCE.get((name, column), (1,))[0] <= version
         ]
         columns.append((name, pa.list_(pa.struct(fields))))
     return pa.schema(columns)
@@ -235,7 +238,7 @@ def _tables(column: Any, name: str) -> list[Table]:
         arrays = {
             key: values.field(key).to_numpy(zero_copy_only=False).astype(kind)
             if values.type.get_field_index(key) >= 0
-            else np.zeros(len(values), dtype=kind)
+            else np.full(len(values), _SINCE[name, key][1], dtype=kind)
             for key, kind in kinds.items()
         }
         offsets = chunk.offsets.to_numpy()
