@@ -100,7 +100,7 @@ int32_t Executor::begin_op(uint32_t token) {
   if (match.op < 0) return -1;
   ++recorder_.log().matched_ops;
   if (match.settled) {
-    if (match.op > passed_) jumped_over_.push_back({live_op_ + kGrace, passed_, match.op});
+    if (match.op > passed_) jumped_over_.push_back({departed_at_ + kGrace, passed_, match.op});
     passed_ = match.op + 1;
   }
   fire_before(match.op);
@@ -151,6 +151,7 @@ void Executor::note_departure(Matcher::Match match, int32_t expected) {
   std::vector<DepartureRow>& rows = recorder_.log().departures;
   if (!departed_) {
     departed_ = true;
+    departed_at_ = live_op_;
     if (rows.size() < StepLog::kMostDepartures) rows.push_back({live_op_ - 1, -1, expected, -1});
     ++recorder_.log().departure_count;
   }

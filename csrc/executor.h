@@ -59,7 +59,8 @@ class Executor {
     bool comes = false;   // its last action is a swap-in
     bool leaves = false;  // a swap-out is among them
   };
-  // Reordered ops must not fire before production: what a jump left out waits for so many ops.
+  // Reordered ops must not fire before production: what a jump left out waits so many ops from
+  // where the run departed.
   static constexpr int32_t kGrace = 12;
   static constexpr int32_t kRecently = 64;     // live ops
   static constexpr int32_t kSizeSearches = 4;  // in a step
@@ -91,6 +92,7 @@ class Executor {
   uint64_t prefix_ = 0;  // of the step's tokens so far
   int32_t size_searches_ = 0;
   bool departed_ = false;
+  int32_t departed_at_ = 0;  // live op
 };
 
 }  // namespace chameleon

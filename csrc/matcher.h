@@ -40,13 +40,16 @@ class Matcher {
     int32_t cursor;
     int32_t run;  // clean matches up to now
     int32_t op;   // that the newest live op is, or -1
+    bool jumped;  // it began with a token or a few that are found elsewhere, and not next to the cursor
   };
-  static constexpr size_t kMost = 6;
+  static constexpr size_t kMost = 8;
+  static constexpr size_t kJumps = 3;   // of them, which cheaper ones do not push out
   static constexpr int32_t kNear = 48;  // ops that may be left out without a better reason
   static constexpr int32_t kCleanRun = 8;
 
   Match weigh(uint32_t token);
   void add(Hypothesis hypothesis);
+  void prune();
 
   const Sequence* sequence_ = nullptr;
   size_t count_ = 1;
