@@ -45,7 +45,7 @@ class Matcher {
   static constexpr size_t kMost = 8;
   static constexpr size_t kJumps = 3;   // of them, which cheaper ones do not push out
   static constexpr int32_t kNear = 48;  // ops that may be left out without a better reason
-  static constexpr int32_t kCleanRun = 8;
+  static constexpr int32_t kCleanRun = 6;
 
   Match weigh(uint32_t token);
   void add(Hypothesis hypothesis);
