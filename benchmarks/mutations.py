@@ -132,8 +132,9 @@ def _mix(rate: float) -> Callable[[list[LiveOp], random.Random], Iterator[LiveOp
 
 
 def _skip_layers(ops: list[LiveOp], rng: random.Random) -> Iterator[LiveOp]:
-    last = max(op.layer for op in ops if op.layer is not None)
-    skipped = rng.sample(range(1, last), 2)
+    layers = sorted({op.layer for op in ops if op.layer is not None})
+    inner = layers[1:-1] or layers
+    skipped = rng.sample(inner, min(2, len(inner)))
     return (op for op in ops if op.stage == "OPTIMIZER" or op.layer not in skipped)
 
 
