@@ -401,18 +401,39 @@ class Session:
 
     def trace(self) -> Trace:
         """The newest finished steps, as columns. Empty before the first step has ended."""
-        logs = core.logs() if self.is_open else self._logs
-        return Trace(
-            [self._trace_of(log) for log in logs],
-            {
-                "torch": torch.__version__,
-                "device": self.device,
-                "capacity_bytes": self.capacity_bytes,
-                "link_out_bytes_per_s": self.link.out_bytes_per_s,
-                "link_in_bytes_per_s": self.link.in_bytes_per_s,
-                "created_s": self._created_s,
-            },
-        )
+        return Trace([self._trace_of(log) for log in self._kept_logs()], self.trace_meta())
+
+    def trace_meta(self) -> dict[str, Any]:
+        """What a trace says of where it was recorded; see :class:`~chameleon_lab.trace.Trace`."""
+        return {
+            "torch": torch.__version__,
+            "device": self.device,
+            "capacity_bytes": self.capacity_bytes,
+            "link_out_bytes_per_s": self.link.out_bytes_per_s,
+            "link_in_bytes_per_s": self.link.in_bytes_per_s,
+            "created_s": self._created_s,
+        }
+
+    @property
+    def step_count(self) -> int:
+        """How many steps have ended."""
+        return self._steps
+
+    def recorded_steps(self) -> tuple[int, ...]:
+        """Indices of the finished steps that are still recorded, oldest first."""
+        return tuple(log.index for log in self._kept_logs())
+
+    def recorded_step(self, index: int) -> StepTrace:
+        """One finished step, as columns. Raises SessionError if it is not, or no longer, recorded."""
+        logs = self._kept_logs()
+        for log in logs:
+            if log.index == index:
+                return self._trace_of(log)
+        kept = f"steps {logs[0].index} to {logs[-1].index} are" if logs else "none has ended yet"
+        raise SessionError(f"step {index} is not recorded: {kept}")
+
+    def _kept_logs(self) -> list[core.StepLog]:
+        return core.logs() if self.is_open else self._logs
 
     def _trace_of(self, log: core.StepLog) -> StepTrace:
         return step_trace(

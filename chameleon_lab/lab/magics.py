@@ -23,6 +23,7 @@ from ..report import Report
 from ..session import Session, SessionStage, current_session
 from ..trace import Trace
 from ..units import format_bytes, share_or_size
+from . import comm
 
 _HELP = """\
 %chameleon start [OPTIONS]   begin a session: everything that trains from now on runs in it
@@ -30,6 +31,7 @@ _HELP = """\
 %chameleon report            its figures, as a table and, in a notebook, drawn
 %chameleon stop              end it; every tensor comes back and stays valid
 %chameleon save FILE         write the policy (.json), or the trace (.parquet)
+%chameleon panel             show the panel beside the notebook, in JupyterLab
 %chameleon load FILE         use a policy (.json), now or at the next start; or show a trace (.parquet)
 %%chameleon [OPTIONS]        run one cell in a session of its own, then report
 
@@ -44,7 +46,7 @@ OPTIONS
 
 Python values go in braces: %chameleon start --capacity {peak // 4}"""
 
-_COMMANDS = ("start", "status", "report", "stop", "save", "load", "help")
+_COMMANDS = ("start", "status", "report", "stop", "panel", "save", "load", "help")
 _EXAMPLE = "%chameleon start --capacity 256MiB"
 
 
@@ -53,6 +55,7 @@ def load(shell: InteractiveShell) -> None:
     shell.register_magics(ChameleonMagics(shell))
     for command in ("%chameleon", "%%chameleon"):
         shell.set_hook("complete_command", _complete, str_key=command)
+    comm.register()
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -63,6 +66,7 @@ def unload(shell: InteractiveShell) -> None:
     for command in ("%chameleon", "%%chameleon"):
         if hooks is not None:
             hooks.strs.pop(command, None)
+    comm.unregister()
     if current_session() is not None:
         print("The session stays open: chameleon_lab.current_session().stop() ends it.")
 
@@ -156,6 +160,13 @@ class ChameleonMagics(Magics):
         self._session = session
         session.stop()
         print(_status(session))
+
+    def _panel(self, words: list[str]) -> None:
+        _Parser("%chameleon panel").parse(words)
+        if not comm.register():
+            raise UsageError("%chameleon panel: there is no panel outside Jupyter. Try %chameleon report")
+        comm.call_panel("show")
+        print("The panel is beside the notebook in JupyterLab, where its extension is installed.")
 
     def _save(self, words: list[str]) -> None:
         path = self._file("%chameleon save", words)

@@ -1,43 +1,71 @@
-// The plugin: one command, which opens the panel.
+// The plugin: the command that opens the panel, the ways to it, and the kernel's calls for it.
 
 import {
   ILayoutRestorer,
   type JupyterFrontEnd,
   type JupyterFrontEndPlugin
 } from '@jupyterlab/application';
-import { ICommandPalette, MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
-import { INotebookTracker } from '@jupyterlab/notebook';
-
+import {
+  ICommandPalette,
+  IThemeManager,
+  MainAreaWidget,
+  ToolbarButton,
+  WidgetTracker
+} from '@jupyterlab/apputils';
+import { ILauncher } from '@jupyterlab/launcher';
+import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { listenForCalls } from './calls';
+import { icon } from './icon';
 import { KernelFollower } from './kernelFollower';
+import type { IPreferences } from './model';
 import { ChameleonPanel } from './panel';
 
 const OPEN = 'chameleon-lab:open';
+const PLUGIN = 'chameleon-lab:plugin';
 
 const plugin: JupyterFrontEndPlugin<void> = {
-  id: 'chameleon-lab:plugin',
+  id: PLUGIN,
   description: 'The Chameleon Lab panel, beside the notebook that trains.',
   autoStart: true,
   requires: [INotebookTracker],
-  optional: [ICommandPalette, ILayoutRestorer],
+  optional: [ICommandPalette, ILayoutRestorer, ILauncher, ISettingRegistry, IThemeManager],
   activate: (
     app: JupyterFrontEnd,
     notebooks: INotebookTracker,
     palette: ICommandPalette | null,
-    restorer: ILayoutRestorer | null
+    restorer: ILayoutRestorer | null,
+    launcher: ILauncher | null,
+    settings: ISettingRegistry | null,
+    themes: IThemeManager | null
   ) => {
     const tracker = new WidgetTracker<MainAreaWidget<ChameleonPanel>>({
       namespace: 'chameleon-lab'
     });
+    let preferences: IPreferences = { axis: 'time', rows: 'storage', follow: true };
+    const read = settings?.load(PLUGIN).then(
+      registry => {
+        const take = () => {
+          preferences = { ...preferences, ...(registry.composite as Partial<IPreferences>) };
+        };
+        registry.changed.connect(take);
+        take();
+      },
+      () => undefined // the defaults serve
+    );
 
     app.commands.addCommand(OPEN, {
-      label: 'Open Chameleon Lab',
+      label: args => (args.isLauncher ? 'Chameleon Lab' : 'Open Chameleon Lab'),
       caption: 'Show the panel that follows the notebook in front',
-      execute: () => {
+      icon: args => (args.isPalette ? undefined : icon),
+      execute: async () => {
+        await read;
         let widget = tracker.currentWidget;
         if (!widget) {
-          const content = new ChameleonPanel(new KernelFollower(notebooks));
+          const content = new ChameleonPanel(new KernelFollower(notebooks), preferences, themes);
           widget = new MainAreaWidget({ content });
           widget.id = 'chameleon-lab-panel';
+          widget.title.icon = icon;
           void tracker.add(widget);
           app.shell.add(widget, 'main', { mode: 'split-right' });
         }
@@ -46,7 +74,28 @@ const plugin: JupyterFrontEndPlugin<void> = {
     });
 
     palette?.addItem({ command: OPEN, category: 'Chameleon Lab' });
+    launcher?.add({ command: OPEN, category: 'Other', args: { isLauncher: true } });
     void restorer?.restore(tracker, { command: OPEN, name: () => 'panel' });
+
+    app.docRegistry.addWidgetExtension('Notebook', {
+      createNew: (panel: NotebookPanel) => {
+        const toolbarButton = new ToolbarButton({
+          icon,
+          onClick: () => void app.commands.execute(OPEN),
+          tooltip: 'Open Chameleon Lab'
+        });
+        panel.toolbar.insertItem(12, 'chameleon-lab', toolbarButton);
+        const stop = listenForCalls(panel.sessionContext, (action, kernel) => {
+          if (action === 'show') {
+            void app.commands.execute(OPEN);
+          } else if (action === 'loaded') {
+            tracker.currentWidget?.content.loaded(kernel);
+          }
+        });
+        panel.disposed.connect(stop);
+        return toolbarButton;
+      }
+    });
   }
 };
 

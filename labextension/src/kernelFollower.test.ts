@@ -19,7 +19,8 @@ function fakeNotebook(label: string, kernelName?: string) {
       kernelDisplayStatus: 'idle',
       kernelChanged: new Signal<object, void>(sender),
       statusChanged: new Signal<object, void>(sender),
-      connectionStatusChanged: new Signal<object, void>(sender)
+      connectionStatusChanged: new Signal<object, void>(sender),
+      iopubMessage: new Signal<object, unknown>(sender)
     }
   };
   return panel as typeof panel & NotebookPanel;
@@ -76,6 +77,24 @@ test('leaves the old notebook when another comes to the front', () => {
 
   tracker.show(null);
   expect(follower.current).toBeNull();
+});
+
+test('only cells make a kernel busy, not what a subshell answers', () => {
+  const a = fakeNotebook('a.ipynb', 'python3');
+  const follower = new KernelFollower(fakeTracker(a));
+  const say = (state: string, parent: string) =>
+    (a.sessionContext.iopubMessage as unknown as Signal<object, unknown>).emit({
+      header: { msg_type: 'status' },
+      parent_header: { msg_type: parent },
+      content: { execution_state: state }
+    });
+  say('busy', 'execute_request');
+  expect(follower.current?.status).toBe('busy');
+  say('idle', 'comm_msg');
+  expect(follower.current?.status).toBe('busy');
+  say('idle', 'execute_request');
+  say('busy', 'comm_msg');
+  expect(follower.current?.status).toBe('idle');
 });
 
 test('hears nothing after it is disposed', () => {

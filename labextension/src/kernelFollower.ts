@@ -2,6 +2,7 @@
 
 import type { ISessionContext } from '@jupyterlab/apputils';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import type { Kernel, KernelMessage } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { type ISignal, Signal } from '@lumino/signaling';
 
@@ -36,8 +37,33 @@ export class KernelFollower implements IDisposable {
       notebook: panel.title.label,
       kernel: name && (spec?.display_name ?? name),
       language: spec?.language.toLowerCase(),
-      status: context.kernelDisplayStatus
+      status: this._status(context.kernelDisplayStatus)
     };
+  }
+
+  /** Answering the panel on a subshell makes a kernel look busy or idle; only its cells count. */
+  private _status(shown: IFrontKernel['status']): IFrontKernel['status'] {
+    const follows = this._cellRuns !== null && (shown === 'busy' || shown === 'idle');
+    return follows ? (this._cellRuns ? 'busy' : 'idle') : shown;
+  }
+
+  private _heard(_: ISessionContext, message: KernelMessage.IMessage): void {
+    const parent = message.parent_header as { msg_type?: string };
+    if (message.header.msg_type === 'status' && parent.msg_type === 'execute_request') {
+      const state = (message as KernelMessage.IStatusMsg).content.execution_state;
+      this._cellRuns = state === 'busy';
+      this._emit();
+    }
+  }
+
+  private _changedKernel(): void {
+    this._cellRuns = null;
+    this._emit();
+  }
+
+  /** The line to the kernel in front, or null where there is none. */
+  get kernel(): Kernel.IKernelConnection | null {
+    return this._panel?.sessionContext.session?.kernel ?? null;
   }
 
   /** Emitted when `current` may read differently. */
@@ -63,8 +89,10 @@ export class KernelFollower implements IDisposable {
     if (panel !== this._panel) {
       this._leave();
       this._panel = panel;
+      this._cellRuns = null;
       panel?.title.changed.connect(this._emit, this);
-      panel?.sessionContext.kernelChanged.connect(this._emit, this);
+      panel?.sessionContext.kernelChanged.connect(this._changedKernel, this);
+      panel?.sessionContext.iopubMessage.connect(this._heard, this);
       panel?.sessionContext.statusChanged.connect(this._emit, this);
       panel?.sessionContext.connectionStatusChanged.connect(this._emit, this);
       panel?.sessionContext.specsManager.specsChanged.connect(this._emit, this);
@@ -76,7 +104,8 @@ export class KernelFollower implements IDisposable {
     const panel = this._panel;
     this._panel = null;
     panel?.title.changed.disconnect(this._emit, this);
-    panel?.sessionContext.kernelChanged.disconnect(this._emit, this);
+    panel?.sessionContext.kernelChanged.disconnect(this._changedKernel, this);
+    panel?.sessionContext.iopubMessage.disconnect(this._heard, this);
     panel?.sessionContext.statusChanged.disconnect(this._emit, this);
     panel?.sessionContext.connectionStatusChanged.disconnect(this._emit, this);
     panel?.sessionContext.specsManager.specsChanged.disconnect(this._emit, this);
@@ -87,6 +116,8 @@ export class KernelFollower implements IDisposable {
   }
 
   private _panel: NotebookPanel | null = null;
+  /** Whether a cell runs, or null before the kernel has said so. */
+  private _cellRuns: boolean | null = null;
   private _isDisposed = false;
   private readonly _changed = new Signal<this, void>(this);
 }

@@ -1,78 +1,142 @@
-// The panel: which notebook and kernel are in front, and how to get a report there.
+// The panel: header, timeline, tables and inspector round one model, on the line with the kernel in front.
 
-import { Clipboard } from '@jupyterlab/apputils';
+import { InputDialog, type IThemeManager } from '@jupyterlab/apputils';
+import type { Kernel } from '@jupyterlab/services';
 import { Widget } from '@lumino/widgets';
 
-import { advise } from './advice';
+import { Connection } from './connection';
+import { button, h } from './dom';
 import type { KernelFollower } from './kernelFollower';
-
-const LOAD = '%load_ext chameleon_lab';
-const COPIED_MS = 1500;
+import { type Change, type IPreferences, LabModel } from './model';
+import { Header } from './panel/header';
+import { Inspector } from './panel/inspector';
+import { notice } from './panel/notice';
+import { Tables } from './panel/tables';
+import { Toolbar } from './panel/toolbar';
+import { Timeline } from './timeline/timeline';
 
 export class ChameleonPanel extends Widget {
-  constructor(private readonly _follower: KernelFollower) {
+  constructor(
+    private readonly _follower: KernelFollower,
+    preferences: IPreferences,
+    private readonly _themes: IThemeManager | null
+  ) {
     super();
     this.addClass('cl-panel');
     this.title.label = 'Chameleon Lab';
     this.title.closable = true;
 
-    this._steps.append(
-      item('Load the extension: ', code(LOAD), copyButton(LOAD)),
-      item('Start a session: ', code('%chameleon start --capacity 256MiB'), ', then train.'),
-      item('Read the report: ', code('%chameleon report'))
+    this.model = new LabModel(preferences);
+    this.timeline = new Timeline(this.model);
+    this._header = new Header(this.model, () => void this._openFile());
+    this._toolbar = new Toolbar(this.model, this.timeline);
+    this._inspector = new Inspector(this.model, () => this.timeline.showSelected());
+    this._tables = new Tables(this.model);
+    this._main.append(
+      h('div', { class: 'cl-left' }, this._toolbar.node, this.timeline.node, this._tables.node),
+      this._inspector.node
     );
-    this._note.textContent =
-      'The panel does not read the session; its figures are in the report, in the notebook.';
-    this.node.append(this._title, this._text, this._steps, this._note);
+    this.node.append(this._header.node, this._banner, this._notice, this._main);
 
-    _follower.changed.connect(this.update, this);
+    this.model.changed.connect(this._onChange, this);
+    this._connection = new Connection(_follower, this.model, () => this.update());
+    _themes?.themeChanged.connect(this._recolour, this);
     this.update();
+  }
+
+  readonly model: LabModel;
+  readonly timeline: Timeline;
+
+  /** The kernel says that the extension is loaded there. */
+  loaded(kernel: Kernel.IKernelConnection): void {
+    this._connection.retry(kernel);
   }
 
   override dispose(): void {
     if (this.isDisposed) {
       return;
     }
+    this._themes?.themeChanged.disconnect(this._recolour, this);
+    this._connection.dispose();
+    this.timeline.dispose();
+    this.model.dispose();
     this._follower.dispose();
     super.dispose();
   }
 
   protected override onUpdateRequest(): void {
-    const advice = advise(this._follower.current);
-    this._title.textContent = advice.title;
-    this._text.textContent = advice.text;
-    this._steps.hidden = !advice.usable;
-    this._note.hidden = !advice.usable;
+    const front = this._follower.current;
+    const { model } = this;
+    this._header.update(front);
+    const page = notice(this._connection.state, front, model, {
+      load: () =>
+        this._follower.kernel?.requestExecute({ code: '%load_ext chameleon_lab', silent: false }),
+      open: () => void this._openFile()
+    });
+    this._notice.replaceChildren(...(page ? [page] : []));
+    this._notice.hidden = page === null;
+    this._main.hidden = page !== null;
+    this._sayError();
+    if (page === null) {
+      this._toolbar.update();
+      this._inspector.update();
+      this._tables.update();
+    }
   }
 
-  private readonly _title = document.createElement('h2');
-  private readonly _text = document.createElement('p');
-  private readonly _steps = document.createElement('ol');
-  private readonly _note = document.createElement('p');
-}
+  protected override onActivateRequest(): void {
+    this.timeline.focus();
+  }
 
-function item(...parts: (string | Node)[]): HTMLLIElement {
-  const li = document.createElement('li');
-  li.append(...parts);
-  return li;
-}
+  private _onChange(_: LabModel, change: Change): void {
+    if (change === 'scene') {
+      this.timeline.nameTracks();
+    }
+    if (change !== 'side') {
+      this.timeline.draw(change !== 'overlay');
+    }
+    if (change === 'scene' || change === 'side') {
+      this.update();
+    }
+  }
 
-function code(text: string): HTMLElement {
-  const element = document.createElement('code');
-  element.textContent = text;
-  return element;
-}
+  private _sayError(): void {
+    const { error } = this.model;
+    this._banner.hidden = !error;
+    if (error) {
+      this._banner.replaceChildren(
+        h('b', {}, 'The kernel could not answer. '),
+        h('span', {}, error.message),
+        h('span', { class: 'cl-dim' }, error.hint && ` ${error.hint}`),
+        h('span', { class: 'cl-grow' }),
+        button('×', 'Dismiss', () => this.model.dismissError(), 'cl-square')
+      );
+    }
+  }
 
-function copyButton(text: string): HTMLButtonElement {
-  const button = document.createElement('button');
-  button.className = 'jp-mod-styled jp-mod-reject';
-  button.textContent = 'Copy';
-  button.onclick = () => {
-    Clipboard.copyToSystem(text);
-    button.textContent = 'Copied';
-    setTimeout(() => {
-      button.textContent = 'Copy';
-    }, COPIED_MS);
-  };
-  return button;
+  private async _openFile(): Promise<void> {
+    const { value, button: pressed } = await InputDialog.getText({
+      title: 'Open a trace',
+      label: 'Path of a .parquet file, as the kernel sees it: from its folder, or from the root',
+      placeholder: 'run.parquet',
+      okLabel: 'Open'
+    });
+    if (pressed.accept && value?.trim()) {
+      await this.model.openFile(value.trim());
+    }
+  }
+
+  private _recolour(): void {
+    // The theme's style sheet is in place one frame after it is said to be.
+    requestAnimationFrame(() => this.timeline.recolour());
+  }
+
+  private readonly _header: Header;
+  private readonly _toolbar: Toolbar;
+  private readonly _inspector: Inspector;
+  private readonly _tables: Tables;
+  private readonly _connection: Connection;
+  private readonly _banner = h('div', { class: 'cl-banner', role: 'alert', hidden: true });
+  private readonly _notice = h('div', { class: 'cl-notice-page' });
+  private readonly _main = h('div', { class: 'cl-main' });
 }

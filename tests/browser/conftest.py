@@ -20,6 +20,54 @@ SCREENSHOTS = ROOT / "build" / "browser"
 TOKEN = "browser-test"
 BROWSER_DIED = 3
 
+# What the panel's check runs, a cell at a time.
+TRAIN_CELLS = [
+    "%load_ext chameleon_lab",
+    """\
+import torch
+import chameleon_lab as cl
+
+torch.manual_seed(0)
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = torch.nn.Linear(width, 4 * width)
+        self.down = torch.nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+model = torch.nn.Sequential()
+model.h = torch.nn.Sequential(*[Block(256) for _ in range(6)])
+batch = torch.randn(256, 256)
+%chameleon start --capacity 24MiB --link 1GiB/s --stacks
+optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+
+
+def train():
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+for _ in range(6):
+    train()""",
+    """\
+import time
+
+until = time.time() + 25
+while time.time() < until and not globals().get("enough"):
+    train()
+    time.sleep(0.2)""",
+    "cl.current_session().trace().save('run.parquet')\n"
+    "whole = open('run.parquet', 'rb').read()\n"
+    "open('half.parquet', 'wb').write(whole[: len(whole) // 2])",
+    "%chameleon panel",
+]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -38,10 +86,13 @@ def lab_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     notebooks = home / "notebooks"
     notebooks.mkdir()
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    nbformat.write(
-        nbformat.v4.new_notebook(metadata={"kernelspec": kernel}, cells=[nbformat.v4.new_code_cell("1 + 1")]),
-        notebooks / "empty.ipynb",
-    )
+    for name, cells in {"empty": ["1 + 1"], "train": TRAIN_CELLS}.items():
+        nbformat.write(
+            nbformat.v4.new_notebook(
+                metadata={"kernelspec": kernel}, cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
+            ),
+            notebooks / f"{name}.ipynb",
+        )
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -89,15 +140,16 @@ def _wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
 
 
 @pytest.fixture
-def in_browser(lab_url: str, tmp_path: Path) -> Callable[[str], dict]:
-    """Run one of the .mjs checks beside this file, and return what it found."""
+def in_browser(lab_url: str, tmp_path: Path) -> Callable[..., dict]:
+    """Run one of the .mjs checks beside this file with a notebook in front, and return what it found."""
 
-    def run(check: str) -> dict:
+    def run(check: str, notebook: str = "empty") -> dict:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         for attempt in range(2):
             done = subprocess.run(
                 [
-                    *("node", str(Path(__file__).with_name(f"{check}.mjs")), lab_url),
+                    *("node", str(Path(__file__).with_name(f"{check}.mjs"))),
+                    lab_url.replace("empty", notebook),
                     *(str(SCREENSHOTS / f"{check}.png"), str(tmp_path / f"profile-{attempt}")),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -15,8 +15,8 @@ await inLab(async page => {
 
   await execute(COMMAND);
   const panel = page.locator('.cl-panel');
-  await panel.getByText('· idle').waitFor();
-  const title = await panel.locator('h2').textContent();
+  await panel.getByText('This kernel has not loaded').waitFor();
+  const title = await panel.locator('.cl-front', { hasText: '· idle' }).textContent();
   await panel.getByRole('button', { name: 'Copy' }).click();
   const copied = await page.evaluate(() => navigator.clipboard.readText());
 

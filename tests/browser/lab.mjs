@@ -16,7 +16,10 @@ const FLAGS = [
   '--disable-sync'
 ];
 
-/** Open JupyterLab and hand `check` the page; print what it returns, with the page's errors. */
+/**
+ * Open JupyterLab and hand `check` the page, and a function that keeps a named screenshot; print what it returns,
+ * with the page's errors.
+ */
 export async function inLab(check) {
   const [url, screenshot, profile] = process.argv.slice(2);
   const errors = [];
@@ -26,7 +29,7 @@ export async function inLab(check) {
     browser = await chromium.launchPersistentContext(profile, {
       executablePath: '/usr/bin/chromium',
       args: FLAGS,
-      viewport: { width: 1400, height: 900 },
+      viewport: { width: 1600, height: 1000 },
       permissions: ['clipboard-read', 'clipboard-write']
     });
     const page = await browser.newPage();
@@ -45,9 +48,10 @@ export async function inLab(check) {
     await page.goto(url);
     await page.waitForSelector('#jp-main-dock-panel', { timeout: 90000 });
     await page.waitForFunction(() => window.jupyterapp?.restored);
+    const picture = name => page.screenshot({ path: screenshot.replace(/\.png$/, `-${name}.png`) });
     let found;
     try {
-      found = await check(page);
+      found = await check(page, picture);
     } finally {
       await page.screenshot({ path: screenshot });
     }

@@ -215,7 +215,10 @@ def test_a_policy_for_a_session_that_only_records(cells):
         ("stop", "%chameleon stop: no session is open. Begin one with %chameleon start --capacity 256MiB"),
         ("report", "%chameleon report: there has been no session yet. Begin one with %chameleon start"),
         ("strat", "%chameleon does not know 'strat': did you mean 'start'?"),
-        ("xyz", "%chameleon does not know 'xyz': it knows start, status, report, stop, save, load, help"),
+        (
+            "xyz",
+            "%chameleon does not know 'xyz': it knows start, status, report, stop, panel, save, load, help",
+        ),
         ("--capacity 1GiB", "%chameleon does not know '--capacity': it knows start"),
         (
             "start --capcity=1GiB",

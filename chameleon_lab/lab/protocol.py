@@ -1,0 +1,296 @@
+"""The messages between panel and kernel: their envelope, their parameters, and what is wrong with bad ones.
+
+``docs/protocol.md`` describes them; ``labextension/src/protocol.ts`` is the other side. Needs no Jupyter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+VERSION = 1
+"""Version of the protocol. Both sides name theirs in every message, and answer no other."""
+
+TARGET = "chameleon_lab"
+"""The comm target that the kernel registers and the panel opens."""
+
+PANEL_TARGET = "chameleon_lab:panel"
+"""The comm target that the panel's extension registers, through which the kernel calls for it."""
+
+MAX_REQUEST_BYTES = 64 * 1024
+MAX_REPLY_BYTES = 1024 * 1024
+
+MAX_STEPS = 16
+"""Steps in one view. More would only be a blur, and every one is held in memory."""
+
+
+class ProtocolError(Exception):
+    """A request that cannot be served; travels to the panel as the reply.
+
+    Attributes:
+        code: one word for programs; see ``docs/protocol.md``.
+        hint: what the person can do, or an empty string.
+    """
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Empty:
+    """No parameters."""
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """Read a trace file."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class CloseFile:
+    """Forget a trace file."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class SceneOf:
+    """What all questions about drawn steps name: the source, and its steps from ``first`` to ``last``."""
+
+    source: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class View(SceneOf):
+    """The tracks of a viewport of ``width`` x ``height`` pixels, from ``start`` to ``end`` on the axis."""
+
+    axis: str
+    start: float
+    end: float
+    width: int
+    height: int
+    rows: str
+
+
+@dataclass(frozen=True)
+class Point(SceneOf):
+    """One row of a track."""
+
+    axis: str
+    track: str
+    row: int
+
+
+@dataclass(frozen=True)
+class StorageOf(SceneOf):
+    """One storage, in all the drawn steps."""
+
+    axis: str
+    uid: int
+
+
+@dataclass(frozen=True)
+class Alive(SceneOf):
+    """The storages that are alive at a position of the axis."""
+
+    axis: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Range(SceneOf):
+    """A stretch of the axis, to be summed up."""
+
+    axis: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Seek(SceneOf):
+    """The stall after (``direction`` 1) or before (-1) a position of the axis."""
+
+    axis: str
+    at: float
+    direction: int
+
+
+@dataclass(frozen=True)
+class Search(SceneOf):
+    """Ops and storages that a query fits."""
+
+    axis: str
+    query: str
+
+
+METHODS: dict[str, type] = {
+    "hello": Empty,
+    "status": Empty,
+    "open": OpenFile,
+    "close": CloseFile,
+    "scene": SceneOf,
+    "view": View,
+    "point": Point,
+    "storage": StorageOf,
+    "alive": Alive,
+    "range": Range,
+    "seek": Seek,
+    "search": Search,
+}
+"""Every method, and the type of its parameters."""
+
+_CHOICES = {
+    "axis": ("time", "op"),
+    "rows": ("storage", "packed"),
+    "track": ("ops", "out", "in", "stalls", "blocks"),
+    "direction": (-1, 1),
+}
+_LIMITS = {"width": (1, 16384), "height": (1, 16384)}
+_MAX_TEXT = {"query": 400, "path": 4096, "source": 4200}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that has been checked."""
+
+    id: int
+    method: str
+    params: Any
+    """An instance of ``METHODS[method]``."""
+
+
+def request_id(message: Any) -> int | None:
+    """The id to answer under, or None where the message has no usable one."""
+    number = message.get("id") if isinstance(message, dict) else None
+    return number if _is_int(number) and number >= 0 else None
+
+
+def parse_request(message: Any) -> Request:
+    """Check a message from the panel.
+
+    Raises:
+        ProtocolError: it is malformed, too large, of another version, or asks for what there is not.
+    """
+    if not isinstance(message, dict):
+        raise ProtocolError("malformed", f"a message must be a JSON object, not {type(message).__name__}")
+    version = message.get("version")
+    if version != VERSION:
+        raise ProtocolError(
+            "version",
+            f"the panel speaks protocol version {version!r} and the kernel {VERSION}",
+            "Install the same chameleon-lab for JupyterLab and for the kernel, restart the kernel and reload the page.",
+        )
+    number = request_id(message)
+    if number is None:
+        raise ProtocolError(
+            "malformed", f"a request needs an id, a whole number from 0, not {message.get('id')!r}"
+        )
+    try:
+        size = len(json.dumps(message))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProtocolError("malformed", f"the request is no JSON: {error}") from None
+    if size > MAX_REQUEST_BYTES:
+        raise ProtocolError(
+            "too_large", f"the request has {size} bytes; the kernel takes up to {MAX_REQUEST_BYTES}"
+        )
+    method, params = message.get("method"), message.get("params", {})
+    if not isinstance(method, str) or method not in METHODS:
+        raise ProtocolError(
+            "unknown_method", f"there is no method {method!r}: there are {', '.join(METHODS)}"
+        )
+    if not isinstance(params, dict):
+        raise ProtocolError("malformed", f"params of {method} must be an object, not {type(params).__name__}")
+    return Request(number, method, _parse(method, METHODS[method], params))
+
+
+def reply(number: int, result: dict[str, Any]) -> dict[str, Any]:
+    """The envelope of an answer."""
+    return {"version": VERSION, "type": "reply", "id": number, "result": result}
+
+
+def failure(number: int | None, error: ProtocolError) -> dict[str, Any]:
+    """The envelope of an error; the same as an answer's, so that it reaches whoever asked."""
+    return {
+        "version": VERSION,
+        "type": "error",
+        "id": number,
+        "error": {"code": error.code, "message": str(error), "hint": error.hint},
+    }
+
+
+def event(name: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The envelope of what the kernel says unasked."""
+    return {"version": VERSION, "type": "event", "name": name, "body": body}
+
+
+def _parse(method: str, kind: type, params: dict[str, Any]) -> Any:
+    known = {f.name: f for f in fields(kind)}
+    for name in params:
+        if name not in known:
+            raise ProtocolError("malformed", f"{method} does not know the parameter {name!r}")
+    values = {}
+    for name, f in known.items():
+        if name not in params:
+            if f.default is MISSING:
+                raise ProtocolError("malformed", f"{method} needs the parameter {name!r}")
+            continue
+        values[name] = _checked(f"{method}.{name}", name, str(f.type), params[name])
+    _check_order(method, values)
+    return kind(**values)
+
+
+def _checked(where: str, name: str, kind: str, value: Any) -> Any:
+    what, fits = _KINDS[kind]
+    if not fits(value):
+        raise ProtocolError("malformed", f"{where} must be {what}, not {_short(value)}")
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise ProtocolError("malformed", f"{where} must be one of {_CHOICES[name]}, not {_short(value)}")
+    if name in _LIMITS and not _LIMITS[name][0] <= value <= _LIMITS[name][1]:
+        raise ProtocolError(
+            "malformed", f"{where} must be from {_LIMITS[name][0]} to {_LIMITS[name][1]}, not {value}"
+        )
+    if len(value) > _MAX_TEXT.get(name, 100) if isinstance(value, str) else False:
+        raise ProtocolError(
+            "too_large", f"{where} has {len(value)} characters; {_MAX_TEXT.get(name, 100)} are taken"
+        )
+    return value
+
+
+def _check_order(method: str, values: dict[str, Any]) -> None:
+    if "start" in values and not values["start"] < values["end"]:
+        raise ProtocolError(
+            "malformed", f"{method} needs start < end, got {values['start']} and {values['end']}"
+        )
+    if "first" in values and not 0 <= values["last"] - values["first"] < MAX_STEPS:
+        raise ProtocolError(
+            "malformed",
+            f"{method} takes 1 to {MAX_STEPS} steps in order, got {values['first']} to {values['last']}",
+        )
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "str": ("text", lambda value: isinstance(value, str)),
+    "int": ("a whole number", _is_int),
+    "float": (
+        "a finite number",
+        lambda value: _is_int(value) or (isinstance(value, float) and math.isfinite(value)),
+    ),
+}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,208 @@
+"""Where the panel's steps come from: the session that is or was open, and trace files."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from ..errors import SessionError, TraceError
+from ..policy import Policy
+from ..session import Session, current_session
+from ..trace import StepTrace, Trace
+from .protocol import ProtocolError
+from .scene import Scene
+
+_KEPT_SCENES = 6
+_SHOWN_NOTES = 20
+_SHOWN_HISTORY = 60
+
+
+class Sources:
+    """The sessions and files that can be drawn. May be asked from several threads at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._session: Session | None = None
+        self._session_number = 0
+        self._files: OrderedDict[str, Trace] = OrderedDict()
+        self._scenes: OrderedDict[tuple[str, int, int], Scene] = OrderedDict()
+
+    # ------------------------------------------------------------------------------------------------ what there is
+
+    def session(self) -> tuple[str, Session] | None:
+        """The open session, else the last one, with its name as a source."""
+        with self._lock:
+            found = current_session()
+            if found is not None and found is not self._session:
+                self._session = found
+                self._session_number += 1
+            return (f"session:{self._session_number}", self._session) if self._session is not None else None
+
+    def status(self) -> dict[str, Any]:
+        """The session's figures and steps, and the open files."""
+        named = self.session()
+        with self._lock:
+            files = [
+                {"source": name, "path": name.removeprefix("file:"), "steps": _step_list(trace.steps)}
+                for name, trace in self._files.items()
+            ]
+        return {"session": None if named is None else _session_status(*named), "files": files}
+
+    def mark(self) -> tuple[Any, ...]:
+        """Changes when the status is worth sending again."""
+        named = self.session()
+        with self._lock:
+            files = tuple(self._files)
+        if named is None:
+            return files
+        name, session = named
+        return (*files, name, session.is_open, session.stage, session.step_count)
+
+    # ------------------------------------------------------------------------------------------------ files
+
+    def open_file(self, path: str) -> str:
+        """Read a trace file; the name of the source. Raises ProtocolError if it cannot be read."""
+        try:
+            trace = Trace.load(path)
+        except OSError as error:
+            raise ProtocolError("bad_file", f"{path}: {error.strerror or error}", "Check the path.") from None
+        except (TraceError, ImportError) as error:
+            raise ProtocolError("bad_file", str(error)) from None
+        if not any(len(step.ops) for step in trace.steps):
+            raise ProtocolError(
+                "bad_file", f"{path}: the trace has no step with an op", "Save one after a whole step."
+            )
+        source = f"file:{path}"
+        with self._lock:
+            self._files[source] = trace
+            self._forget(source)
+        return source
+
+    def close_file(self, source: str) -> None:
+        """Forget a trace file; harmless where it is not open."""
+        with self._lock:
+            self._files.pop(source, None)
+            self._forget(source)
+
+    def _forget(self, source: str) -> None:
+        for key in [key for key in self._scenes if key[0] == source]:
+            del self._scenes[key]
+
+    # ------------------------------------------------------------------------------------------------ scenes
+
+    def scene(self, source: str, first: int, last: int) -> Scene:
+        """The steps ``first`` to ``last`` of a source. Steps once drawn can be drawn while they are remembered.
+
+        Raises:
+            ProtocolError: the source or a step is gone.
+        """
+        key = (source, first, last)
+        with self._lock:
+            scene = self._scenes.get(key)
+            if scene is not None:
+                self._scenes.move_to_end(key)
+                if scene.is_final:
+                    return scene
+            try:
+                steps, meta = self._steps(source, first, last)
+            except ProtocolError:
+                if scene is not None:
+                    return scene
+                raise
+            try:
+                self._scenes[key] = Scene(steps, meta)
+            except ValueError as error:
+                raise ProtocolError(
+                    "empty", f"steps {first} to {last}: {error}", "Choose another step."
+                ) from None
+            while len(self._scenes) > _KEPT_SCENES:
+                self._scenes.popitem(last=False)
+            return self._scenes[key]
+
+    def _steps(self, source: str, first: int, last: int) -> tuple[list[StepTrace], dict[str, Any]]:
+        if source in self._files:
+            trace = self._files[source]
+            steps = [step for step in trace.steps if first <= step.index <= last]
+            if not steps:
+                raise ProtocolError("gone", f"{source.removeprefix('file:')} has no step {first}")
+            return steps, trace.meta
+        named = self.session()
+        if named is None or named[0] != source:
+            raise ProtocolError(
+                "gone",
+                f"{source} is gone: "
+                + ("no session is open" if named is None else "another session has taken its place"),
+                "The panel shows the newest one.",
+            )
+        session = named[1]
+        try:
+            steps = [session.recorded_step(index) for index in range(first, last + 1)]
+        except SessionError as error:
+            raise ProtocolError("gone", str(error), "Choose a newer step.") from None
+        return steps, session.trace_meta()
+
+
+def _step_list(steps: list[StepTrace]) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": step.index,
+            "stage": step.session_stage,
+            "duration_s": step.duration_s,
+            "stall_s": float(step.stalls.duration_s.sum()),
+            "peak_bytes": step.peak_bytes,
+            "ops": len(step.ops),
+        }
+        for step in steps
+        if len(step.ops)
+    ]
+
+
+def _session_status(name: str, session: Session) -> dict[str, Any]:
+    report = session.report()
+    kept = set(session.recorded_steps())
+    policy: Policy | None = session.policy
+    return {
+        "source": name,
+        "open": session.is_open,
+        "stage": report.stage,
+        "device": report.device,
+        "step_count": report.steps,
+        "warmup_steps": session.warmup_steps,
+        "planning": session.planning and session.capacity_bytes is not None,
+        "capacity_bytes": report.capacity_bytes,
+        "peak_bytes": report.history[-1].peak_bytes if report.history else report.peak_bytes,
+        "live_peak_bytes": report.live_peak_bytes,
+        "resident_bytes": report.resident_bytes,
+        "host_bytes": report.host_bytes,
+        "host_peak_bytes": report.host_peak_bytes,
+        "step_s": report.step_s,
+        "stall_s": report.stall_s,
+        "overlap": report.overlap,
+        "swapped_out_bytes": report.swapped_out_bytes,
+        "swapped_in_bytes": report.swapped_in_bytes,
+        "evictions": report.evictions,
+        "demand_swap_ins": report.demand_swap_ins,
+        "late_prefetches": report.late_prefetches,
+        "ops": report.ops,
+        "match_rate": report.match_rate,
+        "decisions": report.decisions,
+        "swaps": 0 if policy is None else len(policy.swaps),
+        "notes": list(report.notes[-_SHOWN_NOTES:]),
+        "steps": [
+            {
+                "index": step.index,
+                "stage": step.stage,
+                "duration_s": step.step_s,
+                "stall_s": step.stall_s,
+                "peak_bytes": step.peak_bytes,
+                "ops": step.ops,
+            }
+            for step in report.history
+            if step.index in kept and step.ops
+        ],
+        "history": [
+            {"index": step.index, "stage": step.stage, "duration_s": step.step_s, "stall_s": step.stall_s}
+            for step in report.history[-_SHOWN_HISTORY:]
+        ],
+    }

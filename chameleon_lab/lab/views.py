@@ -1,0 +1,637 @@
+"""The answers to what the panel asks of a scene: tracks of a viewport as Arrow, and facts about what is pointed at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..trace import Category, Cause, Direction, Stage
+from .blocks import rasterise
+from .lod import Bars, steps_between
+from .protocol import MAX_REPLY_BYTES, ProtocolError
+from .query import fits_text, parse_query
+from .scene import BANDS, Scene
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# Bars of one track in one view that are sent one by one; see lod.Intervals.bars.
+_MOST_SPANS, _MOST_OPS, _MOST_BARS, _MOST_BLOCKS = 1500, 3000, 1500, 6000
+_RASTER = (384, 48)
+_MOST_ROWS = 200
+_MOST_USES = 400
+_MOST_TOUCHED = 24
+_MOST_MARKS = 2000
+
+Buffers = list[bytes]
+
+
+def describe(scene: Scene) -> dict[str, Any]:
+    """What holds for all of a scene: its axes, dictionaries and figures."""
+    rows, stalls = scene.transfers, scene.stall_column
+    busy_s = float((rows.end_s - rows.start_s).sum())
+    stall_s = float((stalls["end_s"] - stalls["start_s"]).sum())
+    by_way = [rows.direction == way for way in Direction]
+    newest = scene.steps[-1]
+    return {
+        "steps": [
+            {
+                "index": step.index,
+                "stage": step.session_stage,
+                "ops": len(step.ops),
+                "duration_s": step.duration_s,
+                "begin": {"time": float(scene.begin_s[i]), "op": int(scene.first_op[i])},
+                "truncated_ops": step.truncated_ops,
+            }
+            for i, step in enumerate(scene.steps)
+        ],
+        "length": {"time": scene.length("time"), "op": scene.length("op")},
+        "names": list(scene.op_names[0]),
+        "stages": list(scene.stages.labels),
+        "layers": list(scene.layers.labels),
+        "modules": list(scene.submodules.labels),
+        "storages": int(scene.storage_rank.max(initial=-1)) + 1,
+        "ops": scene.op_count,
+        "transfers": [int(way.sum()) for way in by_way],
+        "moved_bytes": [int(rows.bytes[way].sum()) for way in by_way],
+        "hidden": [_hidden(scene, np.flatnonzero(way)) for way in by_way],
+        "stalls": len(stalls["op"]),
+        "stall_s": stall_s,
+        "overlap": max(0.0, 1.0 - stall_s / busy_s) if busy_s > 0 else 1.0,
+        "capacity_bytes": scene.meta.get("capacity_bytes"),
+        "peak_bytes": max(step.peak_bytes for step in scene.steps),
+        "live_peak_bytes": max(step.live_peak_bytes for step in scene.steps),
+        "away_peak_bytes": int(scene.away_bytes[1].max(initial=0)),
+        "peak": {axis: float(scene.x_of_op(axis, scene.peak_op)) for axis in ("time", "op")},
+        "floor": {
+            "bytes": scene.floor.bytes,
+            "op": scene.floor.op_name,
+            "module": scene.floor.module,
+            "step": newest.index,
+        },
+        "stacks": bool(newest.stacks),
+    }
+
+
+def view(
+    scene: Scene, axis: str, start: float, end: float, width: int, height: int, rows: str
+) -> tuple[dict[str, Any], Buffers]:
+    """The tracks of a viewport, thinned to its pixels. The parameters are those of :class:`protocol.View`.
+
+    Returns:
+        What is in the buffers, and one Arrow stream a table: at most MAX_REPLY_BYTES together.
+    """
+    pa = _pyarrow()
+    detail = 1.0
+    while True:
+        tables = _tables(scene, axis, start, end, width, height, rows, detail)
+        buffers = [_stream(pa, columns) for columns in tables.values()]
+        if sum(len(buffer) for buffer in buffers) <= MAX_REPLY_BYTES - 4096:
+            break
+        detail /= 2
+    result = {
+        "axis": axis,
+        "start": start,
+        "end": end,
+        "rows": rows,
+        "map_bytes": scene.block_map(axis, rows)[1],
+        "tables": list(tables),
+    }
+    return result, buffers
+
+
+def _tables(
+    scene: Scene, axis: str, start: float, end: float, width: int, height: int, rows: str, detail: float
+) -> dict[str, dict[str, np.ndarray]]:
+    pixels = max(16, int(min(width, 4096) * min(1.0, detail)))
+
+    def most(limit: int) -> int:
+        return max(16, int(limit * detail))
+
+    tables = {}
+    for name, spans in (("stages", scene.stages), ("layers", scene.layers), ("modules", scene.submodules)):
+        bars = scene.span_intervals[name, axis].bars(start, end, pixels, most(_MOST_SPANS))
+        tables[name] = {**_bar_columns(bars), "label": spans.label[bars.row].astype(np.int32)}
+    bars = scene.op_intervals[axis].bars(start, end, pixels, most(_MOST_OPS))
+    tables["ops"] = {
+        **_bar_columns(bars),
+        "kind": scene.op_kind[bars.row],
+        "name": scene.op_names[1][bars.row],
+    }
+    for direction in Direction:
+        chosen, intervals = scene.transfer_intervals[axis, int(direction)]
+        bars = intervals.bars(start, end, pixels, most(_MOST_BARS))
+        row = chosen[bars.row]
+        storage = scene.transfers.storage[row]
+        category = np.where(storage >= 0, scene.storage_category[storage], Category.OTHER)
+        tables[direction.name.lower()] = {
+            **_bar_columns(bars),
+            "row": row.astype(np.int32),
+            "category": category.astype(np.uint8),
+            "exposed": scene.transfer_exposed[row].astype(np.float32),
+        }
+    bars = scene.stall_intervals[axis].bars(start, end, pixels, most(_MOST_BARS))
+    tables["stalls"] = {
+        **_bar_columns(bars),
+        "direction": scene.stall_column["direction"][bars.row],
+        "cause": scene.stall_column["cause"][bars.row],
+    }
+    times, levels = scene.resident
+    x = scene.x_of_time(axis, times)
+    kept = steps_between(x, levels.sum(axis=1), start, end, pixels)
+    tables["resident"] = {
+        "x": x[kept],
+        **{f"band{i}": levels[kept][:, [int(c) for c in band]].sum(axis=1) for i, band in enumerate(BANDS)},
+    }
+    x = scene.x_of_op(axis, np.arange(scene.op_count))
+    kept = steps_between(x, scene.live_bytes, start, end, pixels)
+    tables["live"] = {"x": x[kept], "bytes": scene.live_bytes[kept]}
+    times, away = scene.away_bytes
+    x = scene.x_of_time(axis, times)
+    kept = steps_between(x, away, start, end, pixels)
+    tables["away"] = {"x": x[kept], "bytes": away[kept]}
+    tables["blocks"] = _block_columns(scene, axis, start, end, width, height, rows, detail)
+    return tables
+
+
+def _bar_columns(bars: Bars) -> dict[str, np.ndarray]:
+    return {"x0": bars.x0, "x1": bars.x1, "row": bars.row, "count": bars.count, "fill": bars.fill}
+
+
+def _block_columns(
+    scene: Scene, axis: str, start: float, end: float, width: int, height: int, rows: str, detail: float
+) -> dict[str, np.ndarray]:
+    rectangles, map_bytes = scene.block_map(axis, rows)
+    here = np.flatnonzero((rectangles.x1 >= start) & (rectangles.x0 <= end))
+    shown = type(rectangles)(**{name: column[here] for name, column in vars(rectangles).items()})
+    columns = max(16, int(min(width // 2, _RASTER[0]) * min(1.0, detail)))
+    lines = max(8, min(height // 2, _RASTER[1]))
+    shown = rasterise(shown, start, end, map_bytes, columns, lines, max(16, int(_MOST_BLOCKS * detail)))
+    uid = np.where(shown.storage >= 0, scene.storage_uid[shown.storage], -1)
+    return {
+        # 32 bits are enough from the view's start on, and halve the largest table.
+        "x0": (shown.x0 - start).astype(np.float32),
+        "x1": (shown.x1 - start).astype(np.float32),
+        "y0": shown.y0,
+        "y1": shown.y1,
+        "category": shown.category,
+        "away": shown.away.astype(np.uint8),
+        "uid": uid.astype(np.float64),
+        "fill": shown.fill,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- pointing
+
+
+def point(scene: Scene, axis: str, track: str, row: int) -> dict[str, Any]:
+    """What one row of a track is. Raises ProtocolError where there is no such row."""
+    if track == "ops":
+        _require(0 <= row < scene.op_count, f"there is no op {row} in these steps")
+        return {"op": op_facts(scene, axis, row) | {"touches": _touched(scene, row)}}
+    if track in ("out", "in"):
+        _require(0 <= row < len(scene.transfers), f"there is no transfer {row} in these steps")
+        return {"transfer": transfer_facts(scene, axis, row)}
+    if track == "stalls":
+        _require(0 <= row < len(scene.stall_column["op"]), f"there is no stall {row} in these steps")
+        return {"stall": stall_facts(scene, axis, row)}
+    rows = np.flatnonzero(scene.storage_uid == row)
+    _require(len(rows) > 0, f"there is no storage #{row} in these steps")
+    return {"storage": storage_facts(scene, int(rows[-1]))}
+
+
+def op_facts(scene: Scene, axis: str, op: int) -> dict[str, Any]:
+    """One op in words and figures."""
+    names, name = scene.op_names
+    paths, module = scene.op_modules
+    step_row = int(scene.op_step[op])
+    step = scene.steps[step_row]
+    stack = int(step.ops.stack[op - scene.first_op[step_row]])
+    ends = (op, op + 1)
+    return {
+        "row": op,
+        "name": names[name[op]],
+        "module": paths[module[op]] if module[op] >= 0 else "",
+        "stage": Stage(int(scene.op_stage[op])).name.lower(),
+        "step": step.index,
+        "op": int(op - scene.first_op[step_row]),
+        "duration_s": float(scene.op_end_s[op] - scene.op_start_s[op]),
+        "stall_s": float(scene.op_stall_s[op]),
+        "stack": step.stacks[stack].splitlines() if 0 <= stack < len(step.stacks) else [],
+        "x0": float(ends[0] if axis == "op" else scene.op_start_s[op]),
+        "x1": float(ends[1] if axis == "op" else scene.op_end_s[op]),
+    }
+
+
+def storage_facts(scene: Scene, row: int) -> dict[str, Any]:
+    """One storage in words and figures."""
+    paths, module = scene.storage_modules
+    step_row = int(np.searchsorted(scene.first_storage, row, side="right")) - 1
+    table, local = scene.steps[step_row].storages, row - int(scene.first_storage[step_row])
+    return {
+        "uid": int(scene.storage_uid[row]),
+        "key": scene.storage_keys[row],
+        "bytes": int(scene.storage_bytes[row]),
+        "category": int(scene.storage_category[row]),
+        "module": paths[module[row]] if module[row] >= 0 else "",
+        "movable": bool(table.movable[local]),
+    }
+
+
+def transfer_facts(scene: Scene, axis: str, row: int) -> dict[str, Any]:
+    """One transfer in words and figures."""
+    rows = scene.transfers
+    storage = int(rows.storage[row])
+    x = scene.x_of_time(axis, np.array([rows.start_s[row], rows.end_s[row]]))
+    return {
+        "row": row,
+        "direction": Direction(int(rows.direction[row])).name.lower(),
+        "cause": Cause(int(rows.cause[row])).name.lower(),
+        "bytes": int(rows.bytes[row]),
+        "duration_s": float(rows.end_s[row] - rows.start_s[row]),
+        "waited_s": float(rows.start_s[row] - rows.issue_s[row]),
+        "hidden": 1.0 - float(scene.transfer_exposed[row]),
+        "storage": storage_facts(scene, storage) if storage >= 0 else None,
+        "x0": float(x[0]),
+        "x1": float(x[1]),
+    }
+
+
+def stall_facts(scene: Scene, axis: str, row: int) -> dict[str, Any]:
+    """One stall in words and figures."""
+    rows = scene.stall_column
+    storage, op = int(rows["storage"][row]), int(rows["op"][row])
+    x = scene.x_of_time(axis, np.array([rows["start_s"][row], rows["end_s"][row]]))
+    return {
+        "row": row,
+        "direction": Direction(int(rows["direction"][row])).name.lower(),
+        "cause": Cause(int(rows["cause"][row])).name.lower(),
+        "duration_s": float(rows["end_s"][row] - rows["start_s"][row]),
+        "op": op_facts(scene, axis, op) if 0 <= op < scene.op_count else None,
+        "storage": storage_facts(scene, storage) if storage >= 0 else None,
+        "x0": float(x[0]),
+        "x1": float(x[1]),
+    }
+
+
+def _touched(scene: Scene, op: int) -> dict[str, Any]:
+    ops, storages = scene.uses
+    rows = storages[np.searchsorted(ops, op) : np.searchsorted(ops, op, side="right")]
+    rows = rows[np.argsort(-scene.storage_bytes[rows], kind="stable")]
+    return {
+        "count": len(rows),
+        "bytes": int(scene.storage_bytes[rows].sum()),
+        "storages": [storage_facts(scene, int(row)) for row in rows[:_MOST_TOUCHED]],
+    }
+
+
+def storage(scene: Scene, axis: str, uid: int) -> dict[str, Any]:
+    """All that touches a storage in the drawn steps. Raises ProtocolError where no step knows it."""
+    rows = np.flatnonzero(scene.storage_uid == uid)
+    _require(len(rows) > 0, f"there is no storage #{uid} in these steps")
+    facts = storage_facts(scene, int(rows[-1]))
+    begins, ends_at = scene.life_x(axis)
+    ops, used = scene.uses
+    here = ops[np.isin(used, rows)]
+    moved = np.flatnonzero(np.isin(scene.transfers.storage, rows))
+    waits = np.flatnonzero(np.isin(scene.stall_column["storage"], rows))
+    step_row = int(np.searchsorted(scene.first_storage, int(rows[0]), side="right")) - 1
+    born = int(scene.steps[step_row].storages.birth_op[rows[0] - scene.first_storage[step_row]])
+    stretches = {}
+    for name, table in (("resident", scene.residencies), ("away", scene.away)):
+        chosen = np.isin(table["storage"], rows)
+        ends = ("from_op", "to_op") if axis == "op" else ("from_s", "to_s")
+        order = np.argsort(table[ends[0]][chosen], kind="stable")
+        stretches[name] = np.column_stack([table[end][chosen][order] for end in ends]).astype(float).tolist()
+    return facts | {
+        "born": op_facts(scene, axis, born + int(scene.first_op[step_row])) if born >= 0 else None,
+        "x0": float(begins[rows[0]]),
+        "x1": float(ends_at[rows[-1]]),
+        "uses": [op_facts(scene, axis, int(op)) for op in here[:_MOST_USES]],
+        "use_count": len(here),
+        "transfers": [transfer_facts(scene, axis, int(row)) for row in moved[:_MOST_USES]],
+        "stalls": [stall_facts(scene, axis, int(row)) for row in waits[:_MOST_USES]],
+        **stretches,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- questions
+
+
+def alive(scene: Scene, axis: str, at: float) -> dict[str, Any]:
+    """The storages alive at a position: where their bytes are, by category and module, and which could leave.
+
+    A storage could leave where it is on the device, may move, and the op there does not use it: ``idle_s`` and
+    ``idle_ops`` are the time and the ops between its uses before and after.
+    """
+    op = scene.op_at(axis, at)
+    birth, death = scene.storage_life
+    here = np.flatnonzero((birth <= op) & (op < death))
+    resident = np.zeros(len(birth), dtype=bool)
+    table = scene.residencies
+    inside = (
+        (table["from_s"] <= at) & (at < table["to_s"])
+        if axis == "time"
+        else (table["from_op"] <= op) & (op < table["to_op"])
+    )
+    resident[table["storage"][inside]] = True
+    before, after, in_use = _neighbour_uses(scene, op)
+    sizes = scene.storage_bytes
+    movable = np.concatenate([step.storages.movable for step in scene.steps])
+    can_leave = resident & movable & ~in_use & (sizes >= 16 * 1024)
+    order = here[np.lexsort((-sizes[here], ~resident[here]))]
+    clock = scene.x_of_op("time", np.arange(scene.op_count + 1))
+    paths, module = scene.storage_modules
+    category = scene.storage_category
+
+    def totals(label: np.ndarray, words: Any) -> list[dict[str, Any]]:
+        on, off = here[resident[here]], here[~resident[here]]
+        on_sum = np.bincount(label[on] + 1, weights=sizes[on], minlength=len(words) + 1)
+        off_sum = np.bincount(label[off] + 1, weights=sizes[off], minlength=len(words) + 1)
+        found = np.flatnonzero(on_sum + off_sum)
+        found = found[np.argsort(-(on_sum + off_sum)[found], kind="stable")][:_MOST_ROWS]
+        return [
+            {
+                "label": words[i - 1] if i else "",
+                "resident_bytes": int(on_sum[i]),
+                "away_bytes": int(off_sum[i]),
+            }
+            for i in found
+        ]
+
+    rows = []
+    for row in order[:_MOST_ROWS].tolist():
+        gap = (max(int(before[row]), 0), min(int(after[row]), scene.op_count))
+        rows.append(
+            storage_facts(scene, row)
+            | {
+                "resident": bool(resident[row]),
+                "can_leave": bool(can_leave[row]),
+                "in_use": bool(in_use[row]),
+                "idle_ops": 0 if in_use[row] else gap[1] - gap[0],
+                "idle_s": 0.0 if in_use[row] else float(clock[gap[1]] - clock[gap[0]]),
+            }
+        )
+    return {
+        "at": at,
+        "op": op_facts(scene, axis, op),
+        "count": len(here),
+        "resident_bytes": int(sizes[here[resident[here]]].sum()),
+        "away_bytes": int(sizes[here[~resident[here]]].sum()),
+        "can_leave_bytes": int(sizes[here[can_leave[here]]].sum()),
+        "categories": totals(category.astype(np.int64), [c.name.lower() for c in Category]),
+        "modules": totals(module.astype(np.int64), paths),
+        "storages": rows,
+    }
+
+
+def _neighbour_uses(scene: Scene, op: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each storage: the last op before ``op`` that uses it (-1), the first after it (ops), and whether it does."""
+    ops, storages = scene.uses
+    known = storages >= 0
+    ops, storages = ops[known], storages[known]
+    count = len(scene.storage_uid)
+    before = np.full(count, -1, dtype=np.int64)
+    after = np.full(count, scene.op_count, dtype=np.int64)
+    earlier, later = ops < op, ops > op
+    np.maximum.at(before, storages[earlier], ops[earlier])
+    np.minimum.at(after, storages[later], ops[later])
+    in_use = np.zeros(count, dtype=bool)
+    in_use[storages[ops == op]] = True
+    return before, after, in_use
+
+
+def summarise(scene: Scene, axis: str, start: float, end: float) -> dict[str, Any]:
+    """The figures of a stretch of the axis: ops, bytes each way, overlap, stalls; top storages and modules.
+
+    Bytes of a transfer count by the share of its time that lies inside.
+    """
+    inside = scene.op_intervals[axis]
+    positions = inside.between(start, end)
+    positions = positions[inside.x0[positions] < end]
+    ops = inside.order[positions]
+    rows = scene.transfers
+    x0, x1 = scene.x_of_time(axis, rows.start_s), scene.x_of_time(axis, rows.end_s)
+    part = _share_inside(x0, x1, start, end)
+    time_s = (rows.end_s - rows.start_s) * part
+    moved = rows.bytes * part
+    exposed_s = float((time_s * scene.transfer_exposed).sum())
+    stalls = scene.stall_column
+    stall_part = _share_inside(
+        scene.x_of_time(axis, stalls["start_s"]), scene.x_of_time(axis, stalls["end_s"]), start, end
+    )
+    stall_s = (stalls["end_s"] - stalls["start_s"]) * stall_part
+    weights = np.zeros(len(scene.storage_uid))
+    known = rows.storage >= 0
+    np.add.at(weights, rows.storage[known], moved[known])
+    waited = np.zeros(len(scene.storage_uid))
+    known = stalls["storage"] >= 0
+    np.add.at(waited, stalls["storage"][known], stall_s[known])
+    top = np.argsort(-(weights + 1e-9 * scene.storage_bytes * (weights > 0)), kind="stable")[:10]
+    paths, module = scene.op_modules
+    busy = np.bincount(
+        module[ops] + 1, weights=(scene.op_end_s - scene.op_start_s)[ops], minlength=len(paths) + 1
+    )
+    modules = np.argsort(-busy, kind="stable")[:10]
+    times, levels = scene.resident
+    total = levels.sum(axis=1)
+    x = scene.x_of_time(axis, times)
+    low = max(0, int(np.searchsorted(x, start, side="right")) - 1)
+    high = max(low + 1, int(np.searchsorted(x, end, side="right")))
+    seconds = scene.seconds_at(axis, end) - scene.seconds_at(axis, start)
+    return {
+        "start": start,
+        "end": end,
+        "duration_s": seconds,
+        "ops": len(ops),
+        "out_bytes": int(moved[rows.direction == Direction.OUT].sum()),
+        "in_bytes": int(moved[rows.direction == Direction.IN].sum()),
+        "transfer_s": float(time_s.sum()),
+        "overlap": 1.0 - exposed_s / float(time_s.sum()) if time_s.sum() > 0 else None,
+        "stalls": int((stall_part > 0).sum()),
+        "stall_s": float(stall_s.sum()),
+        "stall_causes": {
+            cause.name.lower(): float(stall_s[stalls["cause"] == cause].sum())
+            for cause in Cause
+            if stall_s[stalls["cause"] == cause].sum() > 0
+        },
+        "peak_bytes": int(total[low:high].max()),
+        "storages": [
+            storage_facts(scene, row) | {"moved_bytes": int(weights[row]), "stall_s": float(waited[row])}
+            for row in top.tolist()
+            if weights[row] > 0
+        ],
+        "modules": [
+            {"module": paths[i - 1] if i else "", "busy_s": float(busy[i])}
+            for i in modules.tolist()
+            if busy[i] > 0
+        ],
+    }
+
+
+def seek(scene: Scene, axis: str, at: float, direction: int) -> dict[str, Any]:
+    """The next or previous stall from a position, in turn; round at the ends. ``{"stall": None}`` without any."""
+    intervals = scene.stall_intervals[axis]
+    count = len(intervals.x0)
+    if not count:
+        return {"stall": None, "number": 0, "count": 0}
+    middle = (intervals.x0 + intervals.x1) / 2
+    order = np.argsort(middle, kind="stable")
+    middle = middle[order]
+    # A hair's breadth, so that the stall one stands on is not found again.
+    hair = scene.length(axis) * 1e-9
+    if direction > 0:
+        position = int(np.searchsorted(middle, at + hair, side="right")) % count
+    else:
+        position = (int(np.searchsorted(middle, at - hair, side="left")) - 1) % count
+    row = int(intervals.order[order[position]])
+    return {"stall": stall_facts(scene, axis, row), "number": position + 1, "count": count}
+
+
+def search(scene: Scene, axis: str, text: str) -> dict[str, Any]:
+    """The storages and ops that a search text fits, largest first, and where they are. An empty text fits all.
+
+    Raises ProtocolError with the code ``query`` if it cannot be read.
+    """
+    try:
+        query = parse_query(text)
+    except ValueError as error:
+        raise ProtocolError("query", str(error), "Such as: layer.3 attn >4MiB stage:backward") from None
+    storages = _find_storages(scene, query)
+    # A storage shows once, with its newest row.
+    newest: dict[int, int] = {int(scene.storage_uid[row]): row for row in storages.tolist()}
+    rows = np.fromiter(newest.values(), dtype=np.int64, count=len(newest))
+    rows = rows[np.argsort(-scene.storage_bytes[rows], kind="stable")]
+    ops = (
+        np.empty(0, dtype=np.int64)
+        if query.asks_storages_alone or not text.split()
+        else _find_ops(scene, query)
+    )
+    life = _life_summary(scene, axis, rows[:_MOST_ROWS])
+    marks = (
+        ops[np.linspace(0, len(ops) - 1, min(len(ops), _MOST_MARKS)).astype(np.int64)] if len(ops) else ops
+    )
+    return {
+        "query": text,
+        "storage_count": len(rows),
+        "storage_bytes": int(scene.storage_bytes[rows].sum()),
+        "storages": [
+            storage_facts(scene, row) | facts
+            for row, facts in zip(rows[:_MOST_ROWS].tolist(), life, strict=True)
+        ],
+        "op_count": len(ops),
+        "ops": [op_facts(scene, axis, int(op)) for op in ops[:_MOST_ROWS]],
+        "marks": scene.x_of_op(axis, marks).tolist(),
+    }
+
+
+def _find_storages(scene: Scene, query: Any) -> np.ndarray:
+    paths, module = scene.storage_modules
+    names = [category.name.lower().replace("_", " ") for category in Category]
+    texts = [
+        f"{key} {names[category]}"
+        for key, category in zip(scene.storage_keys, scene.storage_category.tolist(), strict=True)
+    ]
+    fits = fits_text(query, paths, module, texts)
+    sizes = scene.storage_bytes
+    if query.at_least is not None:
+        fits &= sizes >= query.at_least
+    if query.at_most is not None:
+        fits &= sizes <= query.at_most
+    if query.category is not None:
+        fits &= scene.storage_category == query.category
+    if query.stage is not None:
+        births = np.concatenate(
+            [
+                np.where(step.storages.birth_op >= 0, step.storages.birth_op + scene.first_op[i], -1)
+                for i, step in enumerate(scene.steps)
+            ]
+        )
+        fits &= (births >= 0) & (scene.op_stage[births] == query.stage)
+    return np.flatnonzero(fits)
+
+
+def _find_ops(scene: Scene, query: Any) -> np.ndarray:
+    names, name = scene.op_names
+    paths, module = scene.op_modules
+    # Few pairs of name and module occur: match those, not every op.
+    pairs, of_op = np.unique(name.astype(np.int64) * (len(paths) + 1) + module + 1, return_inverse=True)
+    pair_module = (pairs % (len(paths) + 1) - 1).astype(np.int32)
+    fits = fits_text(query, paths, pair_module, [names[i] for i in (pairs // (len(paths) + 1)).tolist()])[
+        of_op
+    ]
+    if query.stage is not None:
+        fits &= scene.op_stage == query.stage
+    return np.flatnonzero(fits)
+
+
+def _life_summary(scene: Scene, axis: str, rows: np.ndarray) -> list[dict[str, Any]]:
+    """Of each storage: where it lives on the axis, its longest time away, its transfers and what was lost on it."""
+    begins, ends = scene.life_x(axis)
+    rank = scene.storage_rank
+    count = int(rank.max(initial=-1)) + 1
+    known = scene.transfers.storage >= 0
+    transfers = np.bincount(rank[scene.transfers.storage[known]], minlength=count)
+    known = scene.stall_column["storage"] >= 0
+    lost = np.bincount(
+        rank[scene.stall_column["storage"][known]],
+        weights=(scene.stall_column["end_s"] - scene.stall_column["start_s"])[known],
+        minlength=count,
+    )
+    away = np.bincount(
+        rank[scene.away["storage"]], weights=scene.away["to_s"] - scene.away["from_s"], minlength=count
+    )
+    return [
+        {
+            "x0": float(begins[row]),
+            "x1": float(ends[row]),
+            "away_s": float(away[rank[row]]),
+            "transfers": int(transfers[rank[row]]),
+            "stall_s": float(lost[rank[row]]),
+        }
+        for row in rows.tolist()
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- helpers
+
+
+def _hidden(scene: Scene, rows: np.ndarray) -> float | None:
+    """Share of these transfers' time that was hidden; None without any."""
+    table = scene.transfers
+    time_s = (table.end_s - table.start_s)[rows]
+    total = float(time_s.sum())
+    return 1.0 - float((time_s * scene.transfer_exposed[rows]).sum()) / total if total > 0 else None
+
+
+def _share_inside(x0: np.ndarray, x1: np.ndarray, start: float, end: float) -> np.ndarray:
+    """Share of each interval that lies in [start, end]; of an interval without length, whether it does."""
+    length = x1 - x0
+    inside = np.clip(np.minimum(x1, end) - np.maximum(x0, start), 0, None)
+    touches = ((x0 >= start) & (x0 <= end)).astype(np.float64)
+    return np.divide(inside, length, out=touches, where=length > 0)
+
+
+def _require(found: bool, message: str) -> None:
+    if not found:
+        raise ProtocolError("not_found", message)
+
+
+def _stream(pa: Any, columns: dict[str, np.ndarray]) -> bytes:
+    batch = pa.record_batch({name: pa.array(column) for name, column in columns.items()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def _pyarrow() -> pyarrow:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+    except ImportError as error:
+        raise ProtocolError(
+            "missing_package", "the panel's drawing needs pyarrow in the kernel", "%pip install pyarrow"
+        ) from error
+    return pyarrow

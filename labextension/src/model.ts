@@ -1,0 +1,533 @@
+// What the panel knows and shows, and the one place that asks the kernel. Views listen to `changed`.
+
+import { type ISignal, Signal } from '@lumino/signaling';
+
+import type { KernelClient } from './client';
+import {
+  type Axis,
+  type IAlive,
+  type IHello,
+  type IPoint,
+  type IScene,
+  type ISearch,
+  type IStatus,
+  type IStepEntry,
+  type ISteps,
+  type IStorageDetail,
+  type ISummary,
+  LabError,
+  type Rows,
+  type Track
+} from './protocol';
+import { clamp, type IStretch } from './timeline/scale';
+import { readView } from './timeline/tables';
+import { ViewStore } from './timeline/viewStore';
+
+export interface IPreferences {
+  axis: Axis;
+  rows: Rows;
+  follow: boolean;
+}
+
+/** Shorter stretches than this share of the axis are not shown. */
+const CLOSEST = 1e-7;
+/** New steps are shown at most this often. */
+const FOLLOW_MS = 1000;
+
+/** What changed: `scene` redraws all, `view` the drawing, `overlay` what lies over it, `side` the figures round it. */
+export type Change = 'scene' | 'view' | 'overlay' | 'side';
+
+export class LabModel {
+  constructor(preferences: IPreferences) {
+    this.axis = preferences.axis;
+    this.rows = preferences.rows;
+    this.follow = preferences.follow;
+  }
+
+  hello: IHello | null = null;
+  status: IStatus | null = null;
+  /** The steps that are drawn, or null before there are any. */
+  steps: ISteps | null = null;
+  scene: IScene | null = null;
+  axis: Axis;
+  rows: Rows;
+  /** Whether the newest step of the session replaces what is drawn. */
+  follow: boolean;
+  shown: IStretch = { start: 0, end: 1 };
+  cursor: number | null = null;
+  selected: IStorageDetail | null = null;
+  found: ISearch | null = null;
+  query = '';
+  summary: ISummary | null = null;
+  brush: IStretch | null = null;
+  alive: IAlive | null = null;
+  /** Counts the times that the person asked what is alive. */
+  asked = 0;
+  stallNumber = 0;
+  error: LabError | null = null;
+  readonly views = new ViewStore();
+  /** The drawing's size, which decides how fine the views are. */
+  width = 800;
+  height = 200;
+
+  get changed(): ISignal<this, Change> {
+    return this._changed;
+  }
+
+  /** Answers that are waited for. */
+  get waiting(): number {
+    return this._client?.waiting ?? 0;
+  }
+
+  get length(): number {
+    return this.scene?.length[this.axis] ?? 1;
+  }
+
+  /** The steps of the source that is drawn. */
+  get entries(): IStepEntry[] {
+    const source = this.steps?.source;
+    if (!this.status || !source) {
+      return [];
+    }
+    if (this.status.session?.source === source) {
+      return this.status.session.steps;
+    }
+    return this.status.files.find(file => file.source === source)?.steps ?? [];
+  }
+
+  // ------------------------------------------------------------------------------------------------ the line
+
+  /** Take a line to a kernel, and what it said of itself; null when it is gone. What was drawn goes with it. */
+  connect(client: KernelClient | null, hello?: IHello | LabError): void {
+    this._client = client;
+    this._generation++;
+    this.hello = null;
+    this.status = null;
+    this._drop();
+    if (!client) {
+      this._emit('scene');
+      return;
+    }
+    client.onEvent = (name, body) => {
+      if (name === 'status') {
+        this._heard(body as IStatus);
+      }
+    };
+    client.onError = error => this._fail(error);
+    if (hello instanceof LabError) {
+      this._fail(hello);
+      return;
+    }
+    this.hello = hello ?? null;
+    void this._ask(async () => this._heard((await client.request('status', {})).result));
+  }
+
+  private _drop(): void {
+    this.steps = null;
+    this.scene = null;
+    this.views.clear();
+    this.selected = null;
+    this.found = null;
+    this.summary = null;
+    this.brush = null;
+    this.alive = null;
+    this.cursor = null;
+    this.error = null;
+    this.stallNumber = 0;
+  }
+
+  private _heard(status: IStatus): void {
+    this.status = status;
+    const newest = status.session?.steps.at(-1);
+    const session = status.session?.source;
+    const drawn = this.steps;
+    const lost = drawn !== null && !this._knows(drawn.source);
+    if (
+      newest &&
+      session &&
+      (drawn === null || lost || (this.follow && drawn.source === session))
+    ) {
+      if (!drawn || lost || drawn.last !== newest.index) {
+        this._followLater({ source: session, first: newest.index, last: newest.index });
+      }
+    } else if (lost) {
+      this._drop();
+      this._emit('scene');
+    }
+    this._emit('side');
+  }
+
+  private _knows(source: string): boolean {
+    const { session, files } = this.status ?? { session: null, files: [] };
+    return session?.source === source || files.some(file => file.source === source);
+  }
+
+  /** Steps may come faster than anyone can look, or than a busy kernel can prepare them: one at a time. */
+  private _followLater(steps: ISteps): void {
+    this._next = steps;
+    if (this._following) {
+      return;
+    }
+    this._following = true;
+    const wait = this.scene ? Math.max(0, this._followedAt + FOLLOW_MS - Date.now()) : 0;
+    this._followTimer = window.setTimeout(async () => {
+      const next = this._next;
+      this._next = null;
+      if (next && this._client) {
+        await this.show(next);
+      }
+      this._followedAt = Date.now();
+      this._following = false;
+      if (this._next && this.follow) {
+        this._followLater(this._next);
+      }
+    }, wait);
+  }
+
+  dispose(): void {
+    window.clearTimeout(this._followTimer);
+    window.clearTimeout(this._detailTimer);
+    Signal.clearData(this);
+  }
+
+  // ------------------------------------------------------------------------------------------------ what is drawn
+
+  /** Draw these steps. What was selected, searched and zoomed to stays, where it is there too. */
+  async show(steps: ISteps): Promise<void> {
+    const client = this._client;
+    if (!client) {
+      return;
+    }
+    const turn = ++this._showing;
+    await this._ask(async () => {
+      const { result: scene } = await client.request('scene', steps);
+      const length = scene.length[this.axis];
+      const reply = await client.request('view', {
+        ...steps,
+        axis: this.axis,
+        start: 0,
+        end: length,
+        width: this.width,
+        height: this.height,
+        rows: this.rows
+      });
+      if (turn !== this._showing) {
+        return;
+      }
+      const before = this.scene ? this.length : null;
+      const whole = before === null || this.shown.end - this.shown.start > before * 0.999;
+      const sameSource = this.steps?.source === steps.source;
+      this.steps = steps;
+      this.scene = scene;
+      this.views.clear();
+      this.views.overview = readView(reply.result, reply.buffers);
+      this.error = null;
+      this.brush = null;
+      this.summary = null;
+      this.stallNumber = 0;
+      const share = before && sameSource ? length / before : null;
+      this.shown =
+        whole || share === null
+          ? { start: 0, end: length }
+          : this._clamped({ start: this.shown.start * share, end: this.shown.end * share });
+      const uid = this.selected?.uid;
+      const hadAlive = this.alive !== null;
+      this.selected = null;
+      this.alive = null;
+      this._emit('scene');
+      if (uid !== undefined && sameSource) {
+        await this.select(uid, true);
+      }
+      await this.search(this.query);
+      if (hadAlive) {
+        await this.ask(undefined, true);
+      }
+      this._wantDetail();
+    });
+  }
+
+  /** Ask for the same steps again: on another axis, with other rows, or for another size. */
+  async reshow(): Promise<void> {
+    if (this.steps) {
+      await this.show(this.steps);
+    }
+  }
+
+  async setAxis(axis: Axis): Promise<void> {
+    if (axis !== this.axis) {
+      this.axis = axis;
+      this.shown = { start: 0, end: this.length };
+      this.cursor = null;
+      await this.reshow();
+    }
+  }
+
+  async setRows(rows: Rows): Promise<void> {
+    if (rows !== this.rows) {
+      this.rows = rows;
+      await this.reshow();
+    }
+  }
+
+  setFollow(follow: boolean): void {
+    this.follow = follow;
+    if (this.status) {
+      this._heard(this.status);
+    }
+  }
+
+  /** Draw another source's newest step, or these steps of it. */
+  async choose(source: string, first?: number, last?: number): Promise<void> {
+    const entries =
+      this.status?.session?.source === source
+        ? this.status.session.steps
+        : (this.status?.files.find(file => file.source === source)?.steps ?? []);
+    const newest = entries.at(-1);
+    if (newest) {
+      this.follow = first === undefined && this.status?.session?.source === source;
+      await this.show({
+        source,
+        first: first ?? newest.index,
+        last: last ?? first ?? newest.index
+      });
+    }
+  }
+
+  async openFile(path: string): Promise<void> {
+    const client = this._client;
+    if (!client) {
+      this._fail(
+        new LabError(
+          'no_kernel',
+          'A kernel reads the file: open a notebook and load the extension.'
+        )
+      );
+      return;
+    }
+    await this._ask(async () => {
+      const { source } = (await client.request('open', { path })).result;
+      this.status = (await client.request('status', {})).result;
+      await this.choose(source);
+    });
+  }
+
+  /** Show another stretch of the axis. */
+  look(stretch: IStretch): void {
+    this.shown = this._clamped(stretch);
+    this._emit('view');
+    this._wantDetail();
+  }
+
+  fit(): void {
+    this.look({ start: 0, end: this.length });
+  }
+
+  private _clamped(stretch: IStretch): IStretch {
+    return clamp(stretch, this.length, Math.max(this.length * CLOSEST, this.axis === 'op' ? 2 : 0));
+  }
+
+  /** Ask for a closer look once the zooming pauses; the newest wish wins. */
+  private _wantDetail(): void {
+    window.clearTimeout(this._detailTimer);
+    const wanted = this.views.wanted(this.shown, this.length);
+    const { steps } = this;
+    const client = this._client;
+    if (!wanted || !steps || !client) {
+      return;
+    }
+    this._detailTimer = window.setTimeout(() => {
+      const turn = ++this._detailing;
+      const shares = (wanted.end - wanted.start) / (this.shown.end - this.shown.start);
+      void this._ask(async () => {
+        const reply = await client.request('view', {
+          ...steps,
+          axis: this.axis,
+          ...wanted,
+          width: Math.min(Math.ceil(this.width * shares), 16384),
+          height: this.height,
+          rows: this.rows
+        });
+        if (turn === this._detailing && steps === this.steps) {
+          this.views.detail = readView(reply.result, reply.buffers);
+          this._emit('view');
+        }
+      });
+    }, 60);
+  }
+
+  // ------------------------------------------------------------------------------------------------ questions
+
+  setCursor(at: number | null): void {
+    this.cursor = at;
+    this._emit('overlay');
+  }
+
+  async point(track: Track, row: number): Promise<IPoint | null> {
+    const answer = await this._onScene(async (client, steps) => {
+      return (await client.request('point', { ...steps, axis: this.axis, track, row })).result;
+    });
+    return answer ?? null;
+  }
+
+  /** Select a storage, or nothing. `quiet`: one that is not in these steps is no error. */
+  async select(uid: number | null, quiet = false): Promise<void> {
+    if (uid === null) {
+      this.selected = null;
+      this._emit('overlay');
+      this._emit('side');
+      return;
+    }
+    const client = this._client;
+    const steps = this.steps;
+    if (!client || !steps) {
+      return;
+    }
+    try {
+      const { result } = await client.request('storage', { ...steps, axis: this.axis, uid });
+      if (steps === this.steps) {
+        this.selected = result;
+      }
+    } catch (error) {
+      if (!quiet) {
+        this._fail(error);
+      }
+      this.selected = null;
+    }
+    this._emit('overlay');
+    this._emit('side');
+  }
+
+  async search(query: string): Promise<void> {
+    this.query = query;
+    const turn = ++this._searching;
+    await this._onScene(async (client, steps) => {
+      const { result } = await client.request('search', { ...steps, axis: this.axis, query });
+      if (turn === this._searching) {
+        this.found = result;
+        if (this.error?.code === 'query') {
+          this.error = null;
+        }
+        this._emit('overlay');
+        this._emit('side');
+      }
+    });
+  }
+
+  /** Sum up a stretch of the axis, or forget it. */
+  async summarise(stretch: IStretch | null): Promise<void> {
+    this.brush = stretch;
+    this.summary = null;
+    this._emit('overlay');
+    this._emit('side');
+    if (stretch) {
+      await this._onScene(async (client, steps) => {
+        const { result } = await client.request('range', { ...steps, axis: this.axis, ...stretch });
+        if (this.brush === stretch) {
+          this.summary = result;
+          this._emit('side');
+        }
+      });
+    }
+  }
+
+  /** List the storages alive at a position, by default at the peak. `again`: for new steps, not for the person. */
+  async ask(at?: number, again = false): Promise<void> {
+    await this._onScene(async (client, steps) => {
+      const where = at ?? this.scene?.peak[this.axis] ?? 0;
+      const { result } = await client.request('alive', { ...steps, axis: this.axis, at: where });
+      this.alive = result;
+      if (!again) {
+        this.asked += 1;
+        this.cursor = where;
+      }
+      this._emit('overlay');
+      this._emit('side');
+    });
+  }
+
+  /** Go to the next stall, or the one before; selects what was waited for. */
+  async seek(direction: -1 | 1): Promise<void> {
+    await this._onScene(async (client, steps) => {
+      const from =
+        this.stallNumber && this.cursor !== null
+          ? this.cursor
+          : direction > 0
+            ? -1e-9
+            : this.length;
+      const { stall, number } = (
+        await client.request('seek', { ...steps, axis: this.axis, at: from, direction })
+      ).result;
+      if (!stall) {
+        return;
+      }
+      this.stallNumber = number;
+      this.cursor = (stall.x0 + stall.x1) / 2;
+      const span = Math.max((stall.x1 - stall.x0) * 12, this.length / 60);
+      this.look({ start: this.cursor - span / 2, end: this.cursor + span / 2 });
+      await this.select(stall.storage?.uid ?? null);
+    });
+  }
+
+  /** Show the peak, and what is alive there. */
+  async goToPeak(): Promise<void> {
+    const at = this.scene?.peak[this.axis];
+    if (at !== undefined) {
+      const span = Math.min(this.shown.end - this.shown.start, this.length / 8);
+      this.look({ start: at - span / 2, end: at + span / 2 });
+      await this.ask(at);
+    }
+  }
+
+  dismissError(): void {
+    this.error = null;
+    this._emit('side');
+  }
+
+  // ------------------------------------------------------------------------------------------------ helpers
+
+  private async _onScene<T>(
+    work: (client: KernelClient, steps: ISteps) => Promise<T>
+  ): Promise<T | undefined> {
+    const client = this._client;
+    const steps = this.steps;
+    return client && steps ? this._ask(() => work(client, steps)) : undefined;
+  }
+
+  /** Run a conversation with the kernel; its failure is shown, unless the line has changed meanwhile. */
+  private async _ask<T>(work: () => Promise<T>): Promise<T | undefined> {
+    const generation = this._generation;
+    try {
+      return await work();
+    } catch (error) {
+      if (generation === this._generation) {
+        this._fail(error);
+      }
+      return undefined;
+    }
+  }
+
+  private _fail(error: unknown): void {
+    const known = error instanceof LabError ? error : new LabError('internal', String(error));
+    if (known.code === 'closed') {
+      return; // the connection says so itself
+    }
+    this.error = known;
+    this._emit('side');
+  }
+
+  private _emit(change: Change): void {
+    this._changed.emit(change);
+  }
+
+  private _client: KernelClient | null = null;
+  private _generation = 0;
+  private _showing = 0;
+  private _detailing = 0;
+  private _searching = 0;
+  private _next: ISteps | null = null;
+  private _followedAt = 0;
+  private _following = false;
+  private _followTimer: number | undefined;
+  private _detailTimer: number | undefined;
+  private readonly _changed = new Signal<this, Change>(this);
+}

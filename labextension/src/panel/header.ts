@@ -1,0 +1,114 @@
+// The top of the panel: which notebook and kernel, where the session stands, and its figures.
+
+import { button, h } from '../dom';
+import { formatBytes, formatPercent, formatSeconds } from '../format';
+import type { IFrontKernel } from '../kernelFollower';
+import type { LabModel } from '../model';
+
+const STAGES = ['WarmUp', 'Profile', 'Stable'];
+
+export class Header {
+  readonly node = h('header', { class: 'cl-header' });
+
+  constructor(
+    private readonly _model: LabModel,
+    private readonly _open: () => void
+  ) {
+    this.node.append(this._top, this._figures);
+  }
+
+  update(front: IFrontKernel | null): void {
+    const { status, hello } = this._model;
+    const session = status?.session;
+    const busy = front?.status === 'busy';
+    const top = h(
+      'div',
+      { class: 'cl-row' },
+      h('b', { class: 'cl-product' }, 'Chameleon Lab'),
+      h('span', { class: `cl-dot ${busy ? 'cl-busy' : ''}`, 'aria-hidden': 'true' }),
+      h(
+        'span',
+        { class: 'cl-front' },
+        front
+          ? `${front.notebook} · ${front.kernel ?? 'no kernel'} · ${front.status}`
+          : 'No notebook'
+      ),
+      session &&
+        h(
+          'ol',
+          { class: 'cl-stages', 'aria-label': 'Stage of the session' },
+          ...STAGES.map(stage =>
+            h('li', { 'aria-current': stage === session.stage ? 'step' : 'false' }, stage)
+          )
+        ),
+      session &&
+        h(
+          'span',
+          { class: 'cl-live' },
+          `${session.open ? 'Live' : 'Ended'} · ${session.step_count} steps`
+        ),
+      h('span', { class: 'cl-grow' }),
+      hello && h('span', { class: 'cl-dim cl-how' }, this._how(busy, hello.subshell)),
+      hello && button('Open trace…', 'Draw a saved trace file (.parquet)', this._open)
+    );
+    this._top.replaceWith(top);
+    this._top = top;
+    this._figures.hidden = !session;
+    if (!session) {
+      return;
+    }
+    const figures: [string, string, string][] = [
+      [
+        'Capacity',
+        session.capacity_bytes === null ? 'none' : formatBytes(session.capacity_bytes),
+        session.capacity_bytes === null || !session.live_peak_bytes
+          ? 'recording only'
+          : `${formatPercent(session.capacity_bytes / session.live_peak_bytes)} of ${formatBytes(session.live_peak_bytes)}`
+      ],
+      ['Peak, measured', formatBytes(session.peak_bytes), 'newest step'],
+      ['Step time', formatSeconds(session.step_s), 'median'],
+      ['Stall', formatSeconds(session.stall_s), 'newest step'],
+      ['Overlap', formatPercent(session.overlap), ''],
+      [
+        'Moved',
+        formatBytes(session.swapped_out_bytes + session.swapped_in_bytes),
+        'a step, both ways'
+      ],
+      [
+        'Host pool',
+        formatBytes(session.host_bytes),
+        `peak ${formatBytes(session.host_peak_bytes)}`
+      ],
+      [
+        'Match rate',
+        formatPercent(session.match_rate),
+        session.swaps ? `${session.swaps} swaps planned` : 'no policy'
+      ]
+    ];
+    this._figures.replaceChildren(
+      ...figures.map(([name, value, more]) => {
+        const [number, unit = ''] = value.split(' ');
+        return h(
+          'div',
+          {},
+          h('dt', {}, name),
+          h('dd', {}, h('b', {}, number), ` ${unit} `, h('span', { class: 'cl-dim cl-more' }, more))
+        );
+      })
+    );
+  }
+
+  /** How the panel gets its answers while a cell runs. */
+  private _how(busy: boolean, subshell: boolean): string {
+    if (!busy) {
+      return subshell ? 'Answered from a kernel subshell' : 'Answered from the kernel';
+    }
+    const { waiting } = this._model;
+    return subshell
+      ? 'A cell is running. Answered from a kernel subshell'
+      : `Kernel busy. Live figures are pushed; answers come when the cell ends (${waiting} waiting)`;
+  }
+
+  private _top = h('div', { class: 'cl-row' });
+  private readonly _figures = h('dl', { class: 'cl-figures' });
+}

@@ -1,0 +1,225 @@
+// What is selected: a storage, what made it, what used and moved it; and the figures of a brushed range.
+
+import { button, h, swatch } from '../dom';
+import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
+import type { LabModel } from '../model';
+import type { IStorageDetail, ISummary } from '../protocol';
+import { BANDS, bandOf, categoryName, ownFrames, placedName, shortOp, storageName } from '../words';
+
+const SHOWN_EVENTS = 60;
+const SHOWN_FRAMES = 12;
+
+export class Inspector {
+  readonly node = h('aside', { class: 'cl-inspector', 'aria-label': 'Selection' });
+
+  constructor(
+    private readonly _model: LabModel,
+    private readonly _zoom: () => void
+  ) {}
+
+  update(): void {
+    const { summary, selected, brush } = this._model;
+    this.node.replaceChildren(
+      ...(brush ? [this._range(summary)] : []),
+      ...(selected
+        ? [this._storage(selected)]
+        : [
+            h(
+              'p',
+              { class: 'cl-hint' },
+              'Click a block, an op, a transfer or a stall to see its storage. Shift+drag sums up a range. ' +
+                'Click in the resident track to see what is alive there.'
+            )
+          ])
+    );
+  }
+
+  private _range(summary: ISummary | null): HTMLElement {
+    const node = h(
+      'section',
+      {},
+      h(
+        'div',
+        { class: 'cl-row' },
+        h('h2', {}, 'Range'),
+        h('span', { class: 'cl-grow' }),
+        button('Clear', 'Forget the range (Esc)', () => void this._model.summarise(null))
+      )
+    );
+    if (!summary) {
+      node.append(h('p', { class: 'cl-hint' }, 'Summing up…'));
+      return node;
+    }
+    const causes = Object.entries(summary.stall_causes).map(
+      ([cause, s]) => `${cause} ${formatSeconds(s)}`
+    );
+    node.append(
+      facts([
+        ['Length', `${formatSeconds(summary.duration_s)}, ${plural(summary.ops, 'op')}`],
+        ['Moved', `${formatBytes(summary.out_bytes)} out, ${formatBytes(summary.in_bytes)} in`],
+        ['Overlap', summary.overlap === null ? 'nothing moved' : formatPercent(summary.overlap)],
+        [
+          'Stalls',
+          summary.stalls
+            ? `${formatCount(summary.stalls)}, ${formatSeconds(summary.stall_s)}${causes.length ? ` (${causes.join(', ')})` : ''}`
+            : 'none'
+        ],
+        ['Peak', formatBytes(summary.peak_bytes)]
+      ])
+    );
+    if (summary.storages.length) {
+      const list = h('ul', { class: 'cl-list' });
+      for (const storage of summary.storages) {
+        list.append(
+          h(
+            'li',
+            {},
+            swatch(BANDS[bandOf(storage.category)].id),
+            h(
+              'button',
+              {
+                class: 'cl-link',
+                type: 'button',
+                click: () => void this._model.select(storage.uid)
+              },
+              placedName(storage)
+            ),
+            h('span', { class: 'cl-number' }, formatBytes(storage.moved_bytes))
+          )
+        );
+      }
+      node.append(h('h3', {}, 'Moved most'), list);
+    }
+    if (summary.modules.length) {
+      const list = h('ul', { class: 'cl-list' });
+      for (const { module, busy_s } of summary.modules) {
+        list.append(
+          h(
+            'li',
+            {},
+            h('span', { class: 'cl-mono' }, module || 'outside any'),
+            h('span', { class: 'cl-number' }, formatSeconds(busy_s))
+          )
+        );
+      }
+      node.append(h('h3', {}, 'Modules by op time'), list);
+    }
+    return node;
+  }
+
+  private _storage(storage: IStorageDetail): HTMLElement {
+    const band = BANDS[bandOf(storage.category)].id;
+    const away = storage.away.reduce((sum, [start, end]) => sum + end - start, 0);
+    const unit = (length: number) =>
+      this._model.axis === 'time' ? formatSeconds(length) : plural(Math.round(length), 'op');
+    const node = h(
+      'section',
+      {},
+      h(
+        'div',
+        { class: 'cl-row' },
+        swatch(band),
+        h('h2', { class: 'cl-title' }, storageName(storage)),
+        h('span', { class: 'cl-grow' }),
+        button('Zoom', 'Zoom to its life (Z)', this._zoom)
+      ),
+      storage.module && h('div', { class: 'cl-mono cl-dim' }, storage.module),
+      facts([
+        ['Bytes', formatBytes(storage.bytes)],
+        ['Category', categoryName(storage.category)],
+        ['Storage', `#${storage.uid}${storage.movable ? '' : ', may not leave'}`],
+        ['Life', unit(storage.x1 - storage.x0)],
+        [
+          'Away',
+          storage.away.length
+            ? `${unit(away)} in ${plural(storage.away.length, 'stretch').replace('stretchs', 'stretches')}`
+            : 'never'
+        ],
+        [
+          'Stalls',
+          storage.stalls.length
+            ? formatSeconds(storage.stalls.reduce((s, stall) => s + stall.duration_s, 0))
+            : 'none'
+        ]
+      ])
+    );
+    type Event = [x: number, mark: string, text: string, detail: string];
+    const events: Event[] = storage.uses.map(
+      (use, i): Event => [
+        use.x0,
+        storage.born?.row === use.row && i === 0 ? '◆' : '▲',
+        `${storage.born?.row === use.row && i === 0 ? 'Made by' : 'Used by'} ${shortOp(use.name)}`,
+        [use.stage, use.module].filter(Boolean).join(', ')
+      ]
+    );
+    for (const transfer of storage.transfers) {
+      events.push([
+        transfer.x0,
+        transfer.direction === 'out' ? '↓' : '↑',
+        `${transfer.direction === 'out' ? 'Swapped out' : 'Swapped in'} in ${formatSeconds(transfer.duration_s)}`,
+        `${transfer.cause}, ${formatPercent(transfer.hidden)} hidden`
+      ]);
+    }
+    for (const stall of storage.stalls) {
+      events.push([
+        stall.x0,
+        '!',
+        `Stall ${formatSeconds(stall.duration_s)}`,
+        stall.op ? shortOp(stall.op.name) : ''
+      ]);
+    }
+    events.sort((a, b) => a[0] - b[0]);
+    const list = h('ol', { class: 'cl-events' });
+    for (const [x, mark, text, detail] of events.slice(0, SHOWN_EVENTS)) {
+      const at =
+        this._model.axis === 'time' ? formatSeconds(x) : `op ${formatCount(Math.floor(x))}`;
+      list.append(
+        h(
+          'li',
+          { class: mark === '!' ? 'cl-lost' : '' },
+          h('span', { 'aria-hidden': 'true' }, mark),
+          h('span', {}, text, ' ', h('span', { class: 'cl-dim' }, detail)),
+          h('span', { class: 'cl-number' }, at)
+        )
+      );
+    }
+    node.append(h('h3', {}, 'Life'), list);
+    if (events.length > SHOWN_EVENTS || storage.use_count > storage.uses.length) {
+      const left = events.length - SHOWN_EVENTS + storage.use_count - storage.uses.length;
+      node.append(h('p', { class: 'cl-hint' }, `${formatCount(left)} more`));
+    }
+    const stack = storage.born?.stack ?? [];
+    if (stack.length) {
+      const own = ownFrames(stack);
+      const shown = (own.length ? own : stack).slice(0, SHOWN_FRAMES);
+      node.append(
+        h('h3', {}, 'Python stack of its making'),
+        h(
+          'ol',
+          { class: 'cl-stack' },
+          ...shown.map(frame => h('li', { title: frame }, frame.replace(/^.*\/(?=[^/]+$)/, '')))
+        )
+      );
+      if (stack.length > shown.length) {
+        node.append(h('p', { class: 'cl-hint' }, `${stack.length - shown.length} frames hidden`));
+      }
+    } else if (storage.born) {
+      node.append(
+        h(
+          'p',
+          { class: 'cl-hint' },
+          'No Python stacks: start the session with stacks=True, or --stacks.'
+        )
+      );
+    }
+    return node;
+  }
+}
+
+function facts(rows: [string, string][]): HTMLElement {
+  const list = h('dl', { class: 'cl-facts' });
+  for (const [name, value] of rows) {
+    list.append(h('dt', {}, name), h('dd', {}, value));
+  }
+  return list;
+}

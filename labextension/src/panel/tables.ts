@@ -1,0 +1,252 @@
+// The tables below the drawing, which say in text what it shows: the storages found, the ops found, what is alive.
+
+import { button, h, swatch } from '../dom';
+import { formatBytes, formatCount, formatSeconds, plural } from '../format';
+import type { LabModel } from '../model';
+import {
+  CATEGORIES,
+  type IAlive,
+  type IAliveStorage,
+  type IFoundStorage,
+  type IOp,
+  type IStorage
+} from '../protocol';
+import { BANDS, bandOf, categoryName, storageName } from '../words';
+import { type IColumn, SortableTable } from './sortableTable';
+
+type Tab = 'storages' | 'ops' | 'alive';
+
+const SHOWN_TOTALS = 6;
+
+export class Tables {
+  readonly node = h('section', { class: 'cl-tables' });
+
+  constructor(private readonly _model: LabModel) {
+    const seconds = (value: number) => (value ? formatSeconds(value) : '0');
+    const storage: IColumn<IStorage>[] = [
+      {
+        name: 'Storage',
+        of: row => storageName(row),
+        node: row => h('span', {}, swatch(BANDS[bandOf(row.category)].id), storageName(row))
+      },
+      { name: 'Module', of: row => row.module, kind: 'dim' },
+      { name: 'Category', of: row => categoryName(row.category), kind: 'dim' },
+      { name: 'Size', of: row => row.bytes, text: row => formatBytes(row.bytes), kind: 'number' }
+    ];
+    this._storages = new SortableTable<IFoundStorage>(
+      'Storages, as the search finds them',
+      [
+        ...storage,
+        { name: 'Away', of: row => row.away_s, text: row => seconds(row.away_s), kind: 'number' },
+        { name: 'Transfers', of: row => row.transfers, kind: 'number' },
+        { name: 'Stall', of: row => row.stall_s, text: row => seconds(row.stall_s), kind: 'lost' }
+      ],
+      'Size',
+      row => void _model.select(row.uid),
+      row => row.uid === _model.selected?.uid
+    );
+    this._ops = new SortableTable<IOp>(
+      'Ops, as the search finds them',
+      [
+        {
+          name: 'Op',
+          of: row => row.op,
+          text: row => `${row.step} / ${formatCount(row.op)}`,
+          kind: 'number'
+        },
+        { name: 'Name', of: row => row.name },
+        { name: 'Module', of: row => row.module, kind: 'dim' },
+        { name: 'Stage', of: row => row.stage, kind: 'dim' },
+        {
+          name: 'Time',
+          of: row => row.duration_s,
+          text: row => seconds(row.duration_s),
+          kind: 'number'
+        },
+        { name: 'Stall', of: row => row.stall_s, text: row => seconds(row.stall_s), kind: 'lost' }
+      ],
+      'Op',
+      row => {
+        const span = Math.max((row.x1 - row.x0) * 20, _model.length / 200);
+        _model.look({ start: row.x0 - span / 2, end: row.x1 + span / 2 });
+        _model.setCursor((row.x0 + row.x1) / 2);
+      },
+      () => false
+    );
+    this._alive = new SortableTable<IAliveStorage>(
+      'Storages alive at the crosshair',
+      [
+        ...storage,
+        {
+          name: 'Where',
+          of: row => (row.resident ? 'on the device' : 'away'),
+          kind: 'dim'
+        },
+        {
+          name: 'Could leave',
+          of: row => (row.can_leave ? 2 : row.in_use ? 1 : 0),
+          text: row =>
+            row.can_leave
+              ? 'yes'
+              : !row.resident
+                ? 'is away'
+                : row.in_use
+                  ? 'in use'
+                  : row.movable
+                    ? 'too small'
+                    : 'no'
+        },
+        {
+          name: 'Unused for',
+          of: row => row.idle_s,
+          text: row => seconds(row.idle_s),
+          kind: 'number'
+        },
+        {
+          name: 'Ops',
+          of: row => row.idle_ops,
+          text: row => formatCount(row.idle_ops),
+          kind: 'number'
+        }
+      ],
+      'Size',
+      row => void _model.select(row.uid),
+      row => row.uid === _model.selected?.uid
+    );
+    const tab = (id: Tab, text: string) => {
+      const element = h(
+        'button',
+        { type: 'button', role: 'tab', click: () => this.show(id) },
+        text
+      );
+      this._tabs.set(id, element);
+      return element;
+    };
+    this.node.append(
+      h(
+        'div',
+        { class: 'cl-tabs' },
+        h(
+          'div',
+          { role: 'tablist' },
+          tab('storages', 'Storages'),
+          tab('ops', 'Ops'),
+          tab('alive', 'Why is the peak here?')
+        ),
+        h('span', { class: 'cl-grow' }),
+        this._said
+      ),
+      this._body
+    );
+  }
+
+  /** Bring a table to the front; the list of what is alive begins at the peak. */
+  show(tab: Tab): void {
+    this._tab = tab;
+    if (tab === 'alive' && !this._model.alive) {
+      void this._model.ask();
+    }
+    this.update();
+  }
+
+  update(): void {
+    const { found, alive, query, scene } = this._model;
+    if (this._model.asked !== this._lastAsked) {
+      this._tab = 'alive';
+    }
+    this._lastAsked = this._model.asked;
+    if (found?.query && found.query !== this._lastQuery && this._tab === 'alive') {
+      this._tab = 'storages';
+    }
+    this._lastQuery = found?.query ?? '';
+    for (const [id, element] of this._tabs) {
+      element.setAttribute('aria-selected', String(id === this._tab));
+    }
+    if (this._tab === 'alive') {
+      this._said.textContent = alive
+        ? `At ${alive.op.name}${alive.op.module ? ` in ${alive.op.module}` : ''}: ${formatBytes(alive.resident_bytes)} on the device, ${formatBytes(alive.away_bytes)} away, ${formatBytes(alive.can_leave_bytes)} could leave`
+        : '';
+      this._alive.fill(alive?.storages ?? []);
+      this._body.replaceChildren(
+        alive ? totals(alive, () => void this._model.ask()) : '',
+        this._alive.node
+      );
+    } else if (this._tab === 'ops') {
+      this._said.textContent = query.trim()
+        ? `${plural(found?.op_count ?? 0, 'op')} of ${formatCount(scene?.ops ?? 0)}`
+        : 'Search to list ops';
+      this._ops.fill(found?.ops ?? []);
+      this._body.replaceChildren(this._ops.node);
+    } else {
+      const shown = found?.storages.length ?? 0;
+      const count = found?.storage_count ?? 0;
+      this._said.textContent = `${plural(count, 'storage')}, ${formatBytes(found?.storage_bytes ?? 0)}${shown < count ? `; the largest ${shown} are listed` : ''}`;
+      this._storages.fill(found?.storages ?? []);
+      this._body.replaceChildren(this._storages.node);
+    }
+  }
+
+  private _tab: Tab = 'storages';
+  private _lastAsked = 0;
+  private _lastQuery = '';
+  private readonly _tabs = new Map<Tab, HTMLElement>();
+  private readonly _said = h('span', { class: 'cl-dim', role: 'status' });
+  private readonly _body = h('div', { class: 'cl-table-body' });
+  private readonly _storages: SortableTable<IFoundStorage>;
+  private readonly _ops: SortableTable<IOp>;
+  private readonly _alive: SortableTable<IAliveStorage>;
+}
+
+/** The bytes alive by category and by module, as bars. */
+function totals(alive: IAlive, toPeak: () => void): HTMLElement {
+  const most = Math.max(
+    1,
+    ...[...alive.categories, ...alive.modules].map(t => t.resident_bytes + t.away_bytes)
+  );
+  const block = (
+    name: string,
+    rows: IAlive['modules'],
+    words: (label: string) => string,
+    hue: (label: string) => string
+  ) =>
+    h(
+      'div',
+      {},
+      h('h3', {}, name),
+      ...rows.slice(0, SHOWN_TOTALS).map(row =>
+        h(
+          'div',
+          { class: 'cl-total' },
+          h('span', { class: 'cl-label' }, words(row.label)),
+          h(
+            'span',
+            {
+              class: 'cl-bar',
+              style: `--cl-hue: var(--cl-${hue(row.label)})`,
+              title: `${formatBytes(row.resident_bytes)} on the device, ${formatBytes(row.away_bytes)} away`
+            },
+            h('i', { style: `width: ${(100 * row.resident_bytes) / most}%` }),
+            h('i', { class: 'cl-away', style: `width: ${(100 * row.away_bytes) / most}%` })
+          ),
+          h('span', { class: 'cl-number' }, formatBytes(row.resident_bytes))
+        )
+      )
+    );
+  return h(
+    'div',
+    { class: 'cl-totals' },
+    block(
+      'By category',
+      alive.categories,
+      label => categoryName(label),
+      label => BANDS[bandOf(CATEGORIES.indexOf(label as never))].id
+    ),
+    block(
+      'By module',
+      alive.modules,
+      label => label || 'outside any',
+      () => 'op1'
+    ),
+    button('At the peak', 'List what is alive at the peak', toPeak)
+  );
+}

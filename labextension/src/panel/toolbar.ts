@@ -1,0 +1,150 @@
+// The timeline's controls: which steps, which axis, zoom, stalls, and the search field.
+
+import { button, h, segment } from '../dom';
+import { formatSeconds } from '../format';
+import type { LabModel } from '../model';
+import type { Axis, Rows } from '../protocol';
+import type { Timeline } from '../timeline/timeline';
+
+const SEARCH_MS = 150;
+const MOST_STEPS = 16;
+
+export class Toolbar {
+  readonly node = h('div', { class: 'cl-toolbar', role: 'toolbar', 'aria-label': 'Timeline' });
+
+  constructor(
+    private readonly _model: LabModel,
+    timeline: Timeline
+  ) {
+    this._steps = h('select', { 'aria-label': 'Steps drawn', change: () => this._choose() });
+    this._follow = h('input', {
+      type: 'checkbox',
+      change: () => _model.setFollow(this._follow.checked)
+    });
+    this._axis = segment<Axis>(
+      'Axis',
+      [
+        ['time', 'Time', 'Seconds since the step began'],
+        ['op', 'Op', 'Op index']
+      ],
+      axis => void _model.setAxis(axis)
+    );
+    this._rows = segment<Rows>(
+      'Block map rows',
+      [
+        ['storage', 'By storage', 'Each storage keeps its rows while it is away'],
+        ['packed', 'Packed', 'Only what is on the device, packed']
+      ],
+      rows => void _model.setRows(rows)
+    );
+    this._search = h('input', {
+      type: 'search',
+      placeholder: 'layer.3 attn >4MiB',
+      'aria-label': 'Search ops, modules and storages',
+      title: 'Words, layer.3-5, >4MiB, stage:backward, category:act (/)',
+      spellcheck: 'false',
+      input: () => this._searchLater(),
+      keydown: (event: KeyboardEvent) => {
+        if (event.key === 'Escape') {
+          this._search.value = '';
+          void _model.search('');
+          timeline.focus();
+        } else if (event.key === 'Enter') {
+          timeline.focus();
+        }
+      }
+    });
+    this._stalls = h('span', { class: 'cl-dim', 'aria-live': 'polite' });
+    this.node.append(
+      this._steps,
+      h(
+        'label',
+        { class: 'cl-follow', title: 'Show each new step of the session' },
+        this._follow,
+        'Follow'
+      ),
+      this._axis.node,
+      button('+', 'Zoom in (+)', () => timeline.zoomBy(0.6), 'cl-square'),
+      button('−', 'Zoom out (-)', () => timeline.zoomBy(1 / 0.6), 'cl-square'),
+      button('Fit', 'Show all (F)', () => _model.fit()),
+      button(
+        'Peak',
+        'Go to the peak, and list what is alive there (K)',
+        () => void _model.goToPeak()
+      ),
+      button('‹', 'Previous stall (P)', () => void _model.seek(-1), 'cl-square'),
+      this._stalls,
+      button('›', 'Next stall (N)', () => void _model.seek(1), 'cl-square'),
+      this._rows.node,
+      this._search
+    );
+    timeline.onSearch = () => {
+      this._search.focus();
+      this._search.select();
+    };
+  }
+
+  update(): void {
+    const { scene, steps, status, follow, axis, rows, stallNumber, query } = this._model;
+    this._axis.press(axis);
+    this._rows.press(rows);
+    this._follow.checked = follow;
+    this._stalls.textContent = `Stall ${stallNumber || '–'} of ${scene?.stalls ?? 0}`;
+    if (document.activeElement !== this._search && this._search.value !== query) {
+      this._search.value = query;
+    }
+    const options: [string, string][] = [];
+    const add = (
+      name: string,
+      source: string,
+      entries: { index: number; stage: string; duration_s: number }[]
+    ) => {
+      for (const entry of [...entries].reverse()) {
+        const text = `${name}step ${entry.index} · ${entry.stage} · ${formatSeconds(entry.duration_s)}`;
+        options.push([JSON.stringify([source, entry.index, entry.index]), text]);
+      }
+      const last = entries.slice(-MOST_STEPS);
+      if (last.length > 1) {
+        const [first, end] = [last[0].index, last[last.length - 1].index];
+        options.push([JSON.stringify([source, first, end]), `${name}steps ${first} to ${end}`]);
+      }
+    };
+    if (status?.session) {
+      add('', status.session.source, status.session.steps);
+    }
+    for (const file of status?.files ?? []) {
+      add(`${file.path.split('/').at(-1)} · `, file.source, file.steps);
+    }
+    const value = steps ? JSON.stringify([steps.source, steps.first, steps.last]) : '';
+    if (steps && !options.some(([key]) => key === value)) {
+      options.unshift([value, `step ${steps.last} · no longer recorded`]);
+    }
+    const written = JSON.stringify(options);
+    if (written !== this._written) {
+      this._written = written;
+      this._steps.replaceChildren(
+        ...options.map(([key, text]) => h('option', { value: key }, text))
+      );
+    }
+    this._steps.value = value;
+  }
+
+  private _choose(): void {
+    const [source, first, last] = JSON.parse(this._steps.value) as [string, number, number];
+    void this._model.choose(source, first, last);
+  }
+
+  private _searchLater(): void {
+    window.clearTimeout(this._timer);
+    this._timer = window.setTimeout(() => void this._model.search(this._search.value), SEARCH_MS);
+  }
+
+  private readonly _steps: HTMLSelectElement;
+  private readonly _follow: HTMLInputElement;
+  private readonly _axis: ReturnType<typeof segment<Axis>>;
+  private readonly _rows: ReturnType<typeof segment<Rows>>;
+  private readonly _search: HTMLInputElement;
+  private readonly _stalls: HTMLElement;
+  private _timer: number | undefined;
+  private _written = '';
+}

@@ -1,0 +1,329 @@
+// The messages between panel and kernel. docs/protocol.md describes them; chameleon_lab/lab/protocol.py is the other side.
+
+export const VERSION = 1;
+/** The comm target that the kernel registers and the panel opens. */
+export const TARGET = 'chameleon_lab';
+/** The comm target that this extension registers, through which the kernel calls for the panel. */
+export const PANEL_TARGET = 'chameleon_lab:panel';
+
+export type Axis = 'time' | 'op';
+export type Rows = 'storage' | 'packed';
+export type Track = 'ops' | 'out' | 'in' | 'stalls' | 'blocks';
+type PerAxis = Record<Axis, number>;
+
+/** Categories as the kernel numbers them. */
+export const CATEGORIES = [
+  'parameter',
+  'gradient',
+  'optimizer_state',
+  'activation',
+  'input',
+  'other'
+] as const;
+
+export interface ISteps {
+  source: string;
+  first: number;
+  last: number;
+}
+
+export interface IHello {
+  protocol: number;
+  package: string;
+  /** Whether a thread other than the kernel's main one answers, so that it can while a cell runs. */
+  subshell: boolean;
+}
+
+export interface IStepEntry {
+  index: number;
+  stage: string;
+  duration_s: number;
+  stall_s: number;
+  peak_bytes: number;
+  ops: number;
+}
+
+export interface ISessionStatus {
+  source: string;
+  open: boolean;
+  stage: string;
+  device: string;
+  step_count: number;
+  warmup_steps: number;
+  planning: boolean;
+  capacity_bytes: number | null;
+  peak_bytes: number;
+  live_peak_bytes: number;
+  host_bytes: number;
+  host_peak_bytes: number;
+  step_s: number;
+  stall_s: number;
+  overlap: number;
+  swapped_out_bytes: number;
+  swapped_in_bytes: number;
+  evictions: number;
+  match_rate: number;
+  swaps: number;
+  notes: string[];
+  steps: IStepEntry[];
+}
+
+export interface IStatus {
+  session: ISessionStatus | null;
+  files: { source: string; path: string; steps: IStepEntry[] }[];
+}
+
+export interface IScene {
+  steps: {
+    index: number;
+    stage: string;
+    ops: number;
+    duration_s: number;
+    begin: PerAxis;
+    truncated_ops: number;
+  }[];
+  length: PerAxis;
+  names: string[];
+  stages: string[];
+  layers: string[];
+  modules: string[];
+  storages: number;
+  ops: number;
+  transfers: [out: number, in_: number];
+  moved_bytes: [out: number, in_: number];
+  hidden: [out: number | null, in_: number | null];
+  stalls: number;
+  stall_s: number;
+  overlap: number;
+  capacity_bytes: number | null;
+  peak_bytes: number;
+  live_peak_bytes: number;
+  away_peak_bytes: number;
+  peak: PerAxis;
+  floor: { bytes: number; op: string; module: string; step: number };
+  stacks: boolean;
+}
+
+export interface IViewReply {
+  axis: Axis;
+  start: number;
+  end: number;
+  rows: Rows;
+  map_bytes: number;
+  tables: string[];
+}
+
+export interface IOp {
+  row: number;
+  name: string;
+  module: string;
+  stage: string;
+  step: number;
+  op: number;
+  duration_s: number;
+  stall_s: number;
+  stack: string[];
+  x0: number;
+  x1: number;
+}
+
+export interface IStorage {
+  uid: number;
+  key: string;
+  bytes: number;
+  category: number;
+  module: string;
+  movable: boolean;
+}
+
+export interface ITransfer {
+  row: number;
+  direction: 'out' | 'in';
+  cause: string;
+  bytes: number;
+  duration_s: number;
+  waited_s: number;
+  hidden: number;
+  storage: IStorage | null;
+  x0: number;
+  x1: number;
+}
+
+export interface IStall {
+  row: number;
+  direction: 'out' | 'in';
+  cause: string;
+  duration_s: number;
+  op: IOp | null;
+  storage: IStorage | null;
+  x0: number;
+  x1: number;
+}
+
+export interface IStorageDetail extends IStorage {
+  born: IOp | null;
+  x0: number;
+  x1: number;
+  uses: IOp[];
+  use_count: number;
+  transfers: ITransfer[];
+  stalls: IStall[];
+  resident: [number, number][];
+  away: [number, number][];
+}
+
+export interface IPoint {
+  op?: IOp & { touches: { count: number; bytes: number; storages: IStorage[] } };
+  transfer?: ITransfer;
+  stall?: IStall;
+  storage?: IStorage;
+}
+
+export interface ITotal {
+  label: string;
+  resident_bytes: number;
+  away_bytes: number;
+}
+
+export interface IAliveStorage extends IStorage {
+  resident: boolean;
+  can_leave: boolean;
+  in_use: boolean;
+  idle_ops: number;
+  idle_s: number;
+}
+
+export interface IAlive {
+  at: number;
+  op: IOp;
+  count: number;
+  resident_bytes: number;
+  away_bytes: number;
+  can_leave_bytes: number;
+  categories: ITotal[];
+  modules: ITotal[];
+  storages: IAliveStorage[];
+}
+
+export interface ISummary {
+  start: number;
+  end: number;
+  duration_s: number;
+  ops: number;
+  out_bytes: number;
+  in_bytes: number;
+  transfer_s: number;
+  overlap: number | null;
+  stalls: number;
+  stall_s: number;
+  stall_causes: Record<string, number>;
+  peak_bytes: number;
+  storages: (IStorage & { moved_bytes: number; stall_s: number })[];
+  modules: { module: string; busy_s: number }[];
+}
+
+export interface IFoundStorage extends IStorage {
+  x0: number;
+  x1: number;
+  away_s: number;
+  transfers: number;
+  stall_s: number;
+}
+
+export interface ISearch {
+  query: string;
+  storage_count: number;
+  storage_bytes: number;
+  storages: IFoundStorage[];
+  op_count: number;
+  ops: IOp[];
+  marks: number[];
+}
+
+export interface ISeek {
+  stall: IStall | null;
+  number: number;
+  count: number;
+}
+
+type OnScene<P> = ISteps & P;
+
+/** Every method: its parameters and its result. */
+export interface IMethods {
+  hello: [Record<string, never>, IHello];
+  status: [Record<string, never>, IStatus];
+  open: [{ path: string }, { source: string }];
+  close: [{ source: string }, Record<string, never>];
+  scene: [ISteps, IScene];
+  view: [
+    OnScene<{ axis: Axis; start: number; end: number; width: number; height: number; rows: Rows }>,
+    IViewReply
+  ];
+  point: [OnScene<{ axis: Axis; track: Track; row: number }>, IPoint];
+  storage: [OnScene<{ axis: Axis; uid: number }>, IStorageDetail];
+  alive: [OnScene<{ axis: Axis; at: number }>, IAlive];
+  range: [OnScene<{ axis: Axis; start: number; end: number }>, ISummary];
+  seek: [OnScene<{ axis: Axis; at: number; direction: -1 | 1 }>, ISeek];
+  search: [OnScene<{ axis: Axis; query: string }>, ISearch];
+}
+
+export type Method = keyof IMethods;
+
+export interface IRequest {
+  version: number;
+  type: 'request';
+  id: number;
+  method: Method;
+  params: object;
+}
+
+export type Message =
+  | { type: 'reply'; id: number; result: unknown }
+  | { type: 'error'; id: number | null; error: LabError }
+  | { type: 'event'; name: string; body: unknown };
+
+/** What the kernel could not do, or what is wrong with its message; made to be shown. */
+export class LabError extends Error {
+  constructor(
+    readonly code: string,
+    message: string,
+    readonly hint = ''
+  ) {
+    super(message);
+  }
+}
+
+/** Check a message from the kernel; throws a LabError for one that is malformed or of another version. */
+export function parseMessage(data: unknown): Message {
+  if (!isObject(data)) {
+    throw new LabError('malformed', 'The kernel sent something that is no message.');
+  }
+  const { version, type, id } = data;
+  if (version !== VERSION) {
+    throw new LabError(
+      'version',
+      `The panel speaks protocol version ${VERSION} and the kernel ${String(version)}.`,
+      'Install the same chameleon-lab for JupyterLab and for the kernel, restart the kernel and reload the page.'
+    );
+  }
+  if (type === 'reply' && typeof id === 'number' && isObject(data.result)) {
+    return { type, id, result: data.result };
+  }
+  if (type === 'event' && typeof data.name === 'string' && isObject(data.body)) {
+    return { type, name: data.name, body: data.body };
+  }
+  if (type === 'error' && (typeof id === 'number' || id === null) && isObject(data.error)) {
+    const { code, message, hint } = data.error;
+    if (typeof code === 'string' && typeof message === 'string' && typeof hint === 'string') {
+      return { type, id, error: new LabError(code, message, hint) };
+    }
+  }
+  throw new LabError(
+    'malformed',
+    `The kernel sent a message of type ${String(type)} that cannot be read.`
+  );
+}
+
+function isObject(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}

@@ -1,0 +1,63 @@
+// The panel's colours for the canvas: read from its style sheet once per theme.
+
+import { BANDS, type BandId } from '../words';
+
+const NAMES = ['bg', 'bg-sunk', 'line', 'line-2', 'ink', 'ink-2', 'ink-3', 'lost', 'xfer'] as const;
+const OPS = ['op1', 'op2', 'op3'] as const;
+const MORE = ['accent', 'sel'] as const;
+
+type Name = (typeof NAMES)[number] | (typeof OPS)[number] | (typeof MORE)[number] | BandId;
+
+export interface IColours {
+  of: Record<Name, string>;
+  /** Hatches: of each band for what is away, of `lost` for what was not hidden. */
+  hatch: Record<BandId | 'lost', CanvasPattern | string>;
+  font: string;
+}
+
+/** Read the colours that hold at an element. */
+export function readColours(node: HTMLElement): IColours {
+  const probe = document.createElement('i');
+  node.append(probe);
+  const of = {} as IColours['of'];
+  for (const name of [...NAMES, ...OPS, ...MORE, ...BANDS.map(band => band.id)]) {
+    probe.style.color = `var(--cl-${name})`;
+    of[name] = getComputedStyle(probe).color;
+  }
+  probe.remove();
+  const hatch = { lost: stripes(of.bg, of.lost, 5, 1.1) } as IColours['hatch'];
+  for (const { id } of BANDS) {
+    hatch[id] = stripes(of[id], null, 4, 0.8);
+  }
+  return { of, hatch, font: getComputedStyle(node).fontFamily };
+}
+
+function stripes(
+  line: string,
+  ground: string | null,
+  gap: number,
+  width: number
+): CanvasPattern | string {
+  const canvas = document.createElement('canvas');
+  const size = gap * 2;
+  canvas.width = canvas.height = size;
+  const context = canvas.getContext('2d');
+  if (!context) {
+    return line;
+  }
+  if (ground) {
+    context.fillStyle = ground;
+    context.fillRect(0, 0, size, size);
+  }
+  context.strokeStyle = line;
+  context.lineWidth = width * 2;
+  context.beginPath();
+  for (let k = -1; k < 3; k++) {
+    context.moveTo(k * size - gap, gap * 3);
+    context.lineTo(k * size + gap * 3, -gap);
+  }
+  context.stroke();
+  const pattern = context.createPattern(canvas, 'repeat');
+  pattern?.setTransform(new DOMMatrix().scale(0.5));
+  return pattern ?? line;
+}

@@ -1,0 +1,422 @@
+// Draws the tracks of a view. What moves with the pointer is overlay.ts.
+
+import { formatBytes } from '../format';
+import type { IScene } from '../protocol';
+import { BANDS, bandOf, shortOp } from '../words';
+import type { IColours } from './colours';
+import { type ITrackBox, type Layout, residentY } from './layout';
+import { Scale, tickLabel, ticks } from './scale';
+import { type IBars, type ILine, type ISpans, type IView, lastAtMost } from './tables';
+
+export interface IPicture {
+  context: CanvasRenderingContext2D;
+  colours: IColours;
+  layout: Layout;
+  scale: Scale;
+  scene: IScene;
+  /** What is drawn; covers the scale's stretch. */
+  view: IView;
+  /** The whole axis, for the minimap. */
+  overview: IView;
+}
+
+const OP_HEIGHTS = [18, 13, 7];
+const OP_COLOURS = ['op1', 'op2', 'op3'] as const;
+const LEAST_PX = 0.7;
+const FONT_PX = 10;
+
+/** Draw everything that the data decide. */
+export function drawTracks(picture: IPicture): void {
+  const { context: c, colours, layout, scale } = picture;
+  c.clearRect(0, 0, scale.width, layout.bottom);
+  c.textBaseline = 'middle';
+  drawMinimap(picture);
+  drawRuler(picture);
+  drawSpans(picture, 'stages', picture.scene.stages, ['op2', 'op1', 'op3', 'op3'], 0.55);
+  drawSpans(picture, 'layers', picture.scene.layers, ['op3', 'op2'], 0.5);
+  drawSpans(picture, 'modules', picture.scene.modules, ['op3', 'op2'], 0.32);
+  drawOps(picture);
+  drawTransfers(picture, 'out');
+  drawTransfers(picture, 'in');
+  drawStalls(picture);
+  drawResident(picture);
+  drawAway(picture);
+  drawBlocks(picture);
+  // The steps' ends, through all tracks.
+  const axis = picture.view.axis;
+  c.fillStyle = colours.of['ink-3'];
+  for (const step of picture.scene.steps.slice(1)) {
+    const x = Math.round(scale.x(step.begin[axis]));
+    c.fillRect(x, layout.ruler.top, 1, layout.bottom - layout.ruler.top);
+  }
+}
+
+/** Call with each bar that is in sight: its ends in pixels, and its position in the table. */
+function eachBar(
+  bars: IBars,
+  scale: Scale,
+  draw: (x: number, width: number, index: number) => void
+): void {
+  for (let i = 0; i < bars.x0.length; i++) {
+    const x = scale.x(bars.x0[i]);
+    if (x > scale.width) {
+      break; // bars ascend
+    }
+    const end = scale.x(bars.x1[i]);
+    if (end >= 0) {
+      draw(Math.max(x, -2), Math.min(end, scale.width + 2) - Math.max(x, -2), i);
+    }
+  }
+}
+
+/** A text that fits, cut where it does not; nothing where even three letters would not. */
+export function fitText(
+  c: CanvasRenderingContext2D,
+  text: string,
+  x: number,
+  y: number,
+  width: number
+): void {
+  if (width < 14) {
+    return;
+  }
+  let shown = text;
+  if (c.measureText(shown).width > width) {
+    const letters = Math.floor((text.length * (width - 6)) / c.measureText(text).width);
+    if (letters < 2) {
+      return;
+    }
+    shown = `${text.slice(0, letters)}…`;
+  }
+  c.fillText(shown, x, y);
+}
+
+/** A text on a patch of the background, so that it can be read over a drawing. */
+function label(
+  picture: IPicture,
+  text: string,
+  x: number,
+  y: number,
+  align: 'left' | 'right',
+  ink: 'ink' | 'ink-2' | 'lost' = 'ink-2',
+  weight = 400
+): void {
+  const { context: c, colours } = picture;
+  c.font = `${weight} ${FONT_PX}px ${colours.font}`;
+  const width = c.measureText(text).width;
+  const left = align === 'right' ? x - width : x;
+  c.globalAlpha = 0.82;
+  c.fillStyle = colours.of.bg;
+  c.fillRect(left - 3, y - 7, width + 6, 14);
+  c.globalAlpha = 1;
+  c.fillStyle = colours.of[ink];
+  c.fillText(text, left, y);
+}
+
+function drawMinimap({ context: c, colours, layout, scene, overview, scale }: IPicture): void {
+  const { top, height } = layout.minimap;
+  const whole = new Scale(0, scene.length[overview.axis], scale.width);
+  const most = Math.max(scene.live_peak_bytes, scene.capacity_bytes ?? 0, 1);
+  const y = (bytes: number) => top + height - (bytes / most) * (height - 6);
+  c.fillStyle = colours.of['bg-sunk'];
+  c.fillRect(0, top, scale.width, height);
+  c.fillStyle = colours.of.op3;
+  fillUnder(c, overview.live, whole, y, top + height);
+  c.fillStyle = colours.of.op2;
+  const { x, bands } = overview.resident;
+  const total = new Float64Array(x.length);
+  for (const band of bands) {
+    for (let i = 0; i < total.length; i++) {
+      total[i] += band[i];
+    }
+  }
+  fillUnder(c, { x, bytes: total }, whole, y, top + height);
+  c.fillStyle = colours.of.lost;
+  eachBar(overview.stalls, whole, (left, width) => c.fillRect(left, top, Math.max(width, 1), 4));
+}
+
+/** Fill below a step function. */
+function fillUnder(
+  c: CanvasRenderingContext2D,
+  line: ILine,
+  scale: Scale,
+  y: (bytes: number) => number,
+  bottom: number
+): void {
+  c.beginPath();
+  c.moveTo(0, bottom);
+  tracePath(c, line, scale, y);
+  c.lineTo(scale.width, bottom);
+  c.closePath();
+  c.fill();
+}
+
+/** Trace a step function across the drawing. */
+function tracePath(
+  c: CanvasRenderingContext2D,
+  { x, bytes }: ILine,
+  scale: Scale,
+  y: (bytes: number) => number
+): void {
+  const first = Math.max(0, lastAtMost(x, scale.start));
+  let height = y(0);
+  for (let i = first; i < x.length && x[i] <= scale.end; i++) {
+    const left = Math.max(0, scale.x(x[i]));
+    c.lineTo(left, height);
+    height = y(bytes[i]);
+    c.lineTo(left, height);
+  }
+  c.lineTo(scale.width, height);
+}
+
+function drawRuler(picture: IPicture): void {
+  const { context: c, colours, layout, scale, view } = picture;
+  const { at, step } = ticks(scale, 90, view.axis === 'op');
+  c.font = `${FONT_PX}px ${colours.font}`;
+  for (const tick of at) {
+    const x = Math.round(scale.x(tick));
+    c.fillStyle = colours.of.line;
+    c.fillRect(x, layout.ruler.top + 2, 1, layout.bottom - layout.ruler.top - 2);
+    c.fillStyle = colours.of['ink-2'];
+    const text = view.axis === 'op' ? `op ${tick.toLocaleString('en')}` : tickLabel(tick, step);
+    if (x < scale.width - 40) {
+      c.fillText(text, x + 4, layout.ruler.top + layout.ruler.height / 2);
+    }
+  }
+}
+
+function drawSpans(
+  picture: IPicture,
+  track: 'stages' | 'layers' | 'modules',
+  labels: string[],
+  shades: ('op1' | 'op2' | 'op3')[],
+  strength: number
+): void {
+  const { context: c, colours, layout, scale, view } = picture;
+  const { top, height } = layout[track];
+  const spans: ISpans = view[track];
+  c.font = `${FONT_PX}px ${colours.font}`;
+  eachBar(spans, scale, (x, width, i) => {
+    const shade = track === 'stages' ? spans.label[i] : spans.row[i];
+    c.globalAlpha = strength * (spans.count[i] > 1 ? 0.4 + 0.6 * spans.fill[i] : 1);
+    c.fillStyle = colours.of[shades[shade % shades.length]];
+    c.fillRect(x, top, Math.max(width - 1, LEAST_PX), height);
+    c.globalAlpha = 1;
+    if (spans.count[i] === 1) {
+      c.fillStyle = colours.of.ink;
+      fitText(c, labels[spans.label[i]] ?? '', x + 4, top + height / 2 + 0.5, width - 6);
+    }
+  });
+}
+
+function drawOps({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+  const { top, height } = layout.ops;
+  const ops = view.ops;
+  c.font = `${FONT_PX}px ${colours.font}`;
+  eachBar(ops, scale, (x, width, i) => {
+    const kind = ops.kind[i];
+    const tall = OP_HEIGHTS[kind] ?? 13;
+    c.globalAlpha = ops.count[i] > 1 ? 0.35 + 0.65 * ops.fill[i] : 1;
+    c.fillStyle = colours.of[OP_COLOURS[kind] ?? 'op2'];
+    c.fillRect(x, top + height - tall, Math.max(width - (width > 3 ? 0.7 : 0), LEAST_PX), tall);
+    c.globalAlpha = 1;
+    if (width > 22 && kind < 2 && ops.count[i] === 1) {
+      c.fillStyle = kind === 0 ? colours.of.bg : colours.of.ink;
+      fitText(
+        c,
+        shortOp(scene.names[ops.name[i]] ?? ''),
+        x + 4,
+        top + height - tall / 2,
+        width - 7
+      );
+    }
+  });
+}
+
+function drawTransfers(
+  { context: c, colours, layout, scale, view }: IPicture,
+  track: 'out' | 'in'
+): void {
+  const { top, height } = layout[track];
+  const bars = view[track];
+  c.fillStyle = colours.of['bg-sunk'];
+  c.fillRect(0, top, scale.width, height);
+  eachBar(bars, scale, (x, width, i) => {
+    const wide = Math.max(width - (width > 4 ? 0.6 : 0), 1);
+    // The part that compute waited for stands at the end: that is where it waited.
+    const exposed = bars.exposed[i] > 0.005 ? Math.max(wide * bars.exposed[i], 1) : 0;
+    c.globalAlpha = bars.count[i] > 1 ? 0.4 + 0.6 * bars.fill[i] : 1;
+    c.fillStyle = colours.of.xfer;
+    c.fillRect(x, top + 2, Math.max(wide - exposed, 0), height - 4);
+    if (exposed) {
+      c.fillStyle = exposed > 4 ? colours.hatch.lost : colours.of.lost;
+      c.fillRect(x + wide - exposed, top, exposed, height);
+    }
+    c.globalAlpha = 1;
+  });
+}
+
+function drawStalls({ context: c, colours, layout, scale, view }: IPicture): void {
+  const { top, height } = layout.stalls;
+  c.fillStyle = colours.of.lost;
+  eachBar(view.stalls, scale, (x, width, i) => {
+    c.globalAlpha = view.stalls.count[i] > 1 ? 0.45 + 0.55 * view.stalls.fill[i] : 1;
+    c.fillRect(x, top, Math.max(width, 1.2), height);
+  });
+  c.globalAlpha = 1;
+}
+
+function drawResident(picture: IPicture): void {
+  const { context: c, colours, layout, scale, view, scene } = picture;
+  const box = layout.resident;
+  const y = residentY(box, scene.capacity_bytes, scene.live_peak_bytes);
+  const bottom = box.top + box.height;
+  const capacityY = scene.capacity_bytes === null ? null : y(scene.capacity_bytes);
+  c.fillStyle = colours.of['bg-sunk'];
+  c.fillRect(0, box.top, scale.width, box.height);
+  c.save();
+  c.beginPath();
+  c.rect(0, box.top, scale.width, box.height);
+  c.clip();
+  c.globalAlpha = 0.4;
+  c.fillStyle = colours.of.op3;
+  fillUnder(c, view.live, scale, y, bottom);
+  c.globalAlpha = 1;
+  // From the top of the stack down: each band is filled from its upper edge to the bottom, and the next covers it.
+  const { x, bands } = view.resident;
+  const sums = bands.map(() => new Float64Array(x.length));
+  for (let i = 0; i < x.length; i++) {
+    let sum = 0;
+    for (let band = 0; band < bands.length; band++) {
+      sum += bands[band][i];
+      sums[band][i] = sum;
+    }
+  }
+  for (let band = bands.length - 1; band >= 0; band--) {
+    c.fillStyle = colours.of[BANDS[band].id];
+    fillUnder(c, { x, bytes: sums[band] }, scale, y, bottom);
+  }
+  c.setLineDash([3, 3]);
+  c.strokeStyle = colours.of['ink-2'];
+  c.lineWidth = 1.2;
+  c.beginPath();
+  tracePath(c, view.live, scale, y);
+  c.stroke();
+  c.setLineDash([1, 3]);
+  c.strokeStyle = colours.of.ink;
+  c.lineWidth = 1;
+  const floorY = Math.round(y(scene.floor.bytes)) + 0.5;
+  c.beginPath();
+  c.moveTo(0, floorY);
+  c.lineTo(scale.width, floorY);
+  c.stroke();
+  c.setLineDash([]);
+  if (capacityY !== null) {
+    c.fillStyle = colours.of.ink;
+    c.fillRect(0, Math.round(capacityY) - 1, scale.width, 2);
+  }
+  c.restore();
+  drawResidentLabels(picture, box, y, floorY);
+}
+
+function drawResidentLabels(
+  picture: IPicture,
+  box: ITrackBox,
+  y: (bytes: number) => number,
+  floorY: number
+): void {
+  const { scene, scale } = picture;
+  const capacity = scene.capacity_bytes;
+  const right = scale.width - 6;
+  label(picture, `Without swapping ${formatBytes(scene.live_peak_bytes)}`, 8, box.top + 8, 'left');
+  if (capacity !== null) {
+    label(
+      picture,
+      `Capacity ${formatBytes(capacity)}`,
+      right,
+      y(capacity) - 9,
+      'right',
+      'ink',
+      600
+    );
+  }
+  const op = shortOp(scene.floor.op);
+  const text = `Floor ${formatBytes(scene.floor.bytes)}${op ? ` · ${op}` : ''}`;
+  const clear = capacity === null || Math.abs(floorY - y(capacity)) > 22;
+  label(
+    picture,
+    text,
+    right,
+    floorY + (clear && floorY > box.top + box.height - 16 ? -8 : 9),
+    'right',
+    'ink'
+  );
+}
+
+function drawAway({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+  const { top, height } = layout.away;
+  c.fillStyle = colours.of['bg-sunk'];
+  c.fillRect(0, top, scale.width, height);
+  c.fillStyle = colours.of.xfer;
+  const most = Math.max(scene.away_peak_bytes, 1);
+  c.globalAlpha = 0.7;
+  fillUnder(
+    c,
+    view.away,
+    scale,
+    bytes => top + height - (bytes / most) * (height - 1),
+    top + height
+  );
+  c.globalAlpha = 1;
+}
+
+function drawBlocks({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+  const { top, height } = layout.blocks;
+  const { x0, x1, y0, y1, category, away, uid, fill } = view.blocks;
+  const perByte = height / view.map_bytes;
+  const bottom = top + height;
+  c.save();
+  c.beginPath();
+  c.rect(0, top, scale.width, height);
+  c.clip();
+  c.fillStyle = colours.of['bg-sunk'];
+  c.fillRect(0, top, scale.width, height);
+  // One pass a kind: changing the fill between hatch and colour for each block is what costs.
+  for (let kind = 0; kind < BANDS.length * 2; kind++) {
+    const [band, isAway] = [kind >> 1, kind & 1];
+    const { id } = BANDS[band];
+    c.fillStyle = isAway ? colours.hatch[id] : colours.of[id];
+    for (let i = 0; i < x0.length; i++) {
+      if (away[i] !== isAway || bandOf(category[i]) !== band) {
+        continue;
+      }
+      const left = scale.x(x0[i] + view.start);
+      const right = scale.x(x1[i] + view.start);
+      if (right < 0 || left > scale.width) {
+        continue;
+      }
+      const tall = (y1[i] - y0[i]) * perByte;
+      const gap = uid[i] >= 0 && tall > 2.4 ? 0.7 : 0;
+      c.globalAlpha = (isAway ? 0.5 : 1) * (uid[i] < 0 ? Math.max(0.25, fill[i]) : 1);
+      c.fillRect(
+        Math.max(left, -2),
+        bottom - y1[i] * perByte + gap,
+        Math.max(
+          Math.min(right, scale.width + 2) - Math.max(left, -2) - (gap && !isAway ? 0.5 : 0),
+          0.6
+        ),
+        Math.max(tall - gap, 0.5)
+      );
+    }
+  }
+  c.globalAlpha = 1;
+  if (
+    view.rows === 'packed' &&
+    scene.capacity_bytes !== null &&
+    scene.capacity_bytes < view.map_bytes
+  ) {
+    c.fillStyle = colours.of.ink;
+    c.fillRect(0, Math.round(bottom - scene.capacity_bytes * perByte), scale.width, 1);
+  }
+  c.restore();
+}

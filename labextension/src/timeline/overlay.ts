@@ -1,0 +1,227 @@
+// Draws what moves with the person: crosshair, selection, search marks, brush, the minimap's frame.
+
+import { formatSeconds } from '../format';
+import type { IStorageDetail } from '../protocol';
+import { BANDS, bandOf } from '../words';
+import type { IColours } from './colours';
+import type { IHit } from './hit';
+import type { Layout } from './layout';
+import { type IStretch, Scale } from './scale';
+import type { IView } from './tables';
+
+export interface IOverlay {
+  context: CanvasRenderingContext2D;
+  colours: IColours;
+  layout: Layout;
+  scale: Scale;
+  length: number;
+  view: IView | null;
+  cursor: number | null;
+  hover: IHit | null;
+  selected: IStorageDetail | null;
+  marks: number[];
+  brush: IStretch | null;
+  focused: boolean;
+}
+
+export function drawOverlay(overlay: IOverlay): void {
+  const { context: c, layout, scale } = overlay;
+  c.clearRect(0, 0, scale.width, layout.bottom);
+  drawFrame(overlay);
+  drawBrush(overlay);
+  drawMarks(overlay);
+  drawSelection(overlay);
+  drawHover(overlay);
+  drawCursor(overlay);
+}
+
+/** The part of the axis that is shown, on the minimap. */
+function drawFrame({ context: c, colours, layout, scale, length }: IOverlay): void {
+  const { top, height } = layout.minimap;
+  const whole = new Scale(0, length, scale.width);
+  const [left, right] = [whole.x(scale.start), whole.x(scale.end)];
+  c.fillStyle = colours.of.bg;
+  c.globalAlpha = 0.6;
+  c.fillRect(0, top, left, height);
+  c.fillRect(right, top, scale.width - right, height);
+  c.globalAlpha = 1;
+  c.strokeStyle = colours.of['ink-2'];
+  c.lineWidth = 1;
+  c.strokeRect(Math.round(left) + 0.5, top + 0.5, Math.max(right - left - 1, 2), height - 1);
+}
+
+function drawBrush({ context: c, colours, layout, scale, brush }: IOverlay): void {
+  if (!brush) {
+    return;
+  }
+  const [left, right] = [scale.x(brush.start), scale.x(brush.end)];
+  c.globalAlpha = 0.13;
+  c.fillStyle = colours.of.accent;
+  c.fillRect(left, layout.ruler.top, right - left, layout.bottom - layout.ruler.top);
+  c.globalAlpha = 1;
+  for (const x of [left, right]) {
+    c.fillRect(Math.round(x), layout.ruler.top, 1, layout.bottom - layout.ruler.top);
+  }
+}
+
+/** The ops that a search found, as small marks under them. */
+function drawMarks({ context: c, colours, layout, scale, marks }: IOverlay): void {
+  const y = layout.ops.top + layout.ops.height + 1;
+  c.fillStyle = colours.of.accent;
+  for (const mark of marks) {
+    const x = scale.x(mark);
+    if (x >= -2 && x <= scale.width + 2) {
+      c.fillRect(x - 1, y, 2.5, 4);
+    }
+  }
+}
+
+function drawSelection(overlay: IOverlay): void {
+  const { context: c, colours, layout, scale, selected, view } = overlay;
+  if (!selected) {
+    return;
+  }
+  const { id } = BANDS[bandOf(selected.category)];
+  // Uses: a hairline through all tracks, a mark under the op.
+  const below = layout.ops.top + layout.ops.height;
+  for (const use of selected.uses) {
+    const [left, right] = [scale.x(use.x0), scale.x(use.x1)];
+    if (right < 0 || left > scale.width) {
+      continue;
+    }
+    outline(c, colours, left, layout.ops.top, right - left, layout.ops.height);
+    const middle = (left + right) / 2;
+    c.fillStyle = colours.of.sel;
+    c.globalAlpha = 0.35;
+    c.fillRect(Math.round(middle), below, 1, layout.bottom - below);
+    c.globalAlpha = 1;
+    c.beginPath();
+    c.moveTo(middle, below);
+    c.lineTo(middle - 4, below + 6);
+    c.lineTo(middle + 4, below + 6);
+    c.fill();
+  }
+  // Transfers in the category's colour, joined by a line from each way out to the way back.
+  let from: [number, number] | null = null;
+  for (const transfer of selected.transfers) {
+    const box = layout[transfer.direction];
+    const [left, right] = [scale.x(transfer.x0), scale.x(transfer.x1)];
+    const width = Math.max(right - left, 2);
+    if (right >= -4 && left <= scale.width + 4) {
+      c.fillStyle = colours.of[id];
+      c.fillRect(left, box.top, width, box.height);
+      outline(c, colours, left, box.top, width, box.height);
+    }
+    const middle = box.top + box.height / 2;
+    if (transfer.direction === 'out') {
+      from = [left + width, middle];
+    } else if (from) {
+      c.strokeStyle = colours.of['ink-2'];
+      c.lineWidth = 1;
+      c.beginPath();
+      c.moveTo(...from);
+      c.lineTo(left, middle);
+      c.stroke();
+      from = null;
+    }
+  }
+  for (const stall of selected.stalls) {
+    const [left, right] = [scale.x(stall.x0), scale.x(stall.x1)];
+    outline(c, colours, left, layout.stalls.top, Math.max(right - left, 2), layout.stalls.height);
+  }
+  drawLife(overlay, selected, id);
+  if (view) {
+    const { x0, x1, y0, y1, uid } = view.blocks;
+    const box = layout.blocks;
+    const perByte = box.height / view.map_bytes;
+    for (let i = 0; i < uid.length; i++) {
+      if (uid[i] === selected.uid) {
+        const left = scale.x(x0[i] + view.start);
+        const width = Math.max(scale.x(x1[i] + view.start) - left, 2);
+        const tall = Math.max((y1[i] - y0[i]) * perByte, 3);
+        outline(c, colours, left, box.top + box.height - y0[i] * perByte - tall, width, tall);
+      }
+    }
+  }
+}
+
+/** The selected storage's own track: solid on the device, dashes away. */
+function drawLife(
+  { context: c, colours, layout, scale }: IOverlay,
+  selected: IStorageDetail,
+  id: string
+): void {
+  const box = layout.selected;
+  const middle = box.top + box.height / 2;
+  const colour = colours.of[id as keyof typeof colours.of];
+  c.fillStyle = colour;
+  for (const [start, end] of selected.resident) {
+    const left = scale.x(start);
+    c.fillRect(left, box.top + 4, Math.max(scale.x(end) - left, 1.5), box.height - 8);
+  }
+  c.strokeStyle = colour;
+  c.lineWidth = 1.5;
+  c.setLineDash([3, 3]);
+  for (const [start, end] of selected.away) {
+    c.beginPath();
+    c.moveTo(scale.x(start), middle);
+    c.lineTo(scale.x(end), middle);
+    c.stroke();
+  }
+  c.setLineDash([]);
+}
+
+/** Selection is ink with a halo of the background, not a hue. */
+function outline(
+  c: CanvasRenderingContext2D,
+  colours: IColours,
+  x: number,
+  y: number,
+  width: number,
+  height: number
+): void {
+  const left = Math.max(x, -4);
+  const wide = Math.min(x + width, c.canvas.width + 4) - left;
+  c.strokeStyle = colours.of.bg;
+  c.lineWidth = 2.5;
+  c.strokeRect(left - 1, y - 1, wide + 2, height + 2);
+  c.strokeStyle = colours.of.sel;
+  c.lineWidth = 1.5;
+  c.strokeRect(left, y, wide, height);
+}
+
+function drawHover({ context: c, colours, layout, scale, hover }: IOverlay): void {
+  if (!hover || hover.index < 0 || hover.track === 'blocks') {
+    return;
+  }
+  const box = layout[hover.track];
+  const left = Math.max(scale.x(hover.x0), 0);
+  c.strokeStyle = colours.of.ink;
+  c.lineWidth = 1;
+  c.strokeRect(
+    left,
+    box.top,
+    Math.max(Math.min(scale.x(hover.x1), scale.width) - left, 2),
+    box.height
+  );
+}
+
+function drawCursor({ context: c, colours, layout, scale, cursor, view }: IOverlay): void {
+  if (cursor === null || cursor < scale.start || cursor > scale.end) {
+    return;
+  }
+  const x = Math.round(scale.x(cursor));
+  c.fillStyle = colours.of.ink;
+  c.globalAlpha = 0.75;
+  c.fillRect(x, layout.ruler.top + layout.ruler.height, 1, layout.bottom);
+  c.globalAlpha = 1;
+  const text =
+    view?.axis === 'op' ? `op ${Math.floor(cursor).toLocaleString('en')}` : formatSeconds(cursor);
+  c.font = `600 10px ${colours.font}`;
+  const width = c.measureText(text).width + 10;
+  const left = Math.min(Math.max(x - width / 2, 0), scale.width - width);
+  c.fillRect(left, layout.ruler.top + 1, width, 16);
+  c.fillStyle = colours.of.bg;
+  c.textBaseline = 'middle';
+  c.fillText(text, left + 5, layout.ruler.top + 9.5);
+}

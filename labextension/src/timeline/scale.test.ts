@@ -1,0 +1,53 @@
+import { describe, expect, test } from 'vitest';
+
+import { clamp, pan, Scale, tickLabel, ticks, zoom } from './scale';
+
+test('positions and pixels are each other’s inverse', () => {
+  const scale = new Scale(10, 30, 400);
+  expect(scale.x(10)).toBe(0);
+  expect(scale.x(30)).toBe(400);
+  expect(scale.at(scale.x(17.3))).toBeCloseTo(17.3);
+});
+
+test('zooming keeps what is under the pointer where it is', () => {
+  const before = { start: 2, end: 10 };
+  const after = zoom(before, 0.5, 4);
+  expect(after).toEqual({ start: 3, end: 7 });
+  expect(new Scale(after.start, after.end, 100).x(4)).toBeCloseTo(new Scale(2, 10, 100).x(4));
+});
+
+describe('clamp', () => {
+  test('stops panning at both ends, and keeps the length', () => {
+    expect(clamp({ start: -5, end: 5 }, 100, 0)).toEqual({ start: 0, end: 10 });
+    expect(clamp(pan({ start: 95, end: 100 }, 20), 100, 0)).toEqual({ start: 95, end: 100 });
+  });
+  test('never shows more than there is, nor less than the least', () => {
+    expect(clamp({ start: -50, end: 500 }, 100, 0)).toEqual({ start: 0, end: 100 });
+    expect(clamp({ start: 50, end: 50.1 }, 100, 2)).toEqual({ start: 49.05, end: 51.05 });
+  });
+});
+
+test('ticks are round, within sight and at least a gap apart', () => {
+  for (const [start, end] of [
+    [0, 1.83],
+    [0.2471, 0.2473],
+    [17, 90000]
+  ]) {
+    const scale = new Scale(start, end, 800);
+    const { at, step } = ticks(scale, 90);
+    expect(at.length).toBeGreaterThan(1);
+    expect(at.every(x => x >= start && x <= end)).toBe(true);
+    expect((step / scale.span) * 800).toBeGreaterThanOrEqual(90);
+    expect([1, 2, 5]).toContain(Math.round(step / 10 ** Math.floor(Math.log10(step * 1.0001))));
+  }
+});
+
+test('ticks between ops would name no op', () => {
+  expect(ticks(new Scale(0, 3, 800), 90, true).step).toBe(1);
+});
+
+test('tick labels take the unit and the digits of the distance', () => {
+  expect(tickLabel(1.5, 0.5)).toBe('1.5 s');
+  expect(tickLabel(0.2, 0.05)).toBe('200 ms');
+  expect(tickLabel(0.24712, 1e-5)).toBe('247120 µs');
+});

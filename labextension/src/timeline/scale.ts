@@ -1,0 +1,67 @@
+// The one axis: which stretch of it is shown, and where a position is on the screen.
+
+export interface IStretch {
+  start: number;
+  end: number;
+}
+
+/** From positions on the axis to pixels, and back. */
+export class Scale {
+  constructor(
+    readonly start: number,
+    readonly end: number,
+    readonly width: number
+  ) {}
+
+  get span(): number {
+    return this.end - this.start;
+  }
+
+  x(at: number): number {
+    return ((at - this.start) / this.span) * this.width;
+  }
+
+  at(x: number): number {
+    return this.start + (x / this.width) * this.span;
+  }
+}
+
+/** Keep a stretch within an axis of `length`, and at least `least` long; panning stops at the ends. */
+export function clamp(stretch: IStretch, length: number, least: number): IStretch {
+  const span = Math.min(length, Math.max(stretch.end - stretch.start, Math.min(least, length)));
+  const middle = (stretch.start + stretch.end) / 2;
+  const kept = stretch.end - stretch.start === span ? stretch.start : middle - span / 2;
+  const start = Math.min(Math.max(kept, 0), length - span);
+  return { start, end: start + span };
+}
+
+/** Zoom by a factor (below 1: in), so that `at` stays where it is on the screen. */
+export function zoom(stretch: IStretch, factor: number, at: number): IStretch {
+  return { start: at - (at - stretch.start) * factor, end: at + (stretch.end - at) * factor };
+}
+
+export function pan(stretch: IStretch, by: number): IStretch {
+  return { start: stretch.start + by, end: stretch.end + by };
+}
+
+/** Round positions for the ruler, at least `gap` pixels apart: 1, 2 or 5 times a power of ten. */
+export function ticks(scale: Scale, gap: number, whole = false): { at: number[]; step: number } {
+  const rough = (scale.span * gap) / Math.max(scale.width, 1);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  let step = power * ([1, 2, 5, 10].find(factor => power * factor >= rough) ?? 10);
+  if (whole) {
+    step = Math.max(1, step);
+  }
+  const at = [];
+  for (let i = Math.ceil(scale.start / step); i * step <= scale.end; i++) {
+    at.push(i * step);
+  }
+  return { at, step };
+}
+
+/** A tick in seconds, in the unit that fits the distance between ticks. */
+export function tickLabel(seconds: number, step: number): string {
+  const [unit, size] = step >= 0.5 ? ['s', 1] : step >= 5e-4 ? ['ms', 1e-3] : ['µs', 1e-6];
+  const digits = Math.max(0, -Math.floor(Math.log10(step / size) + 1e-9));
+  return `${(seconds / size).toFixed(Math.min(digits, 6))} ${unit}`;
+}

@@ -1,0 +1,598 @@
+// The drawing: two canvases, the names of the tracks beside them, and what pointer and keys do.
+
+import { h, swatch } from '../dom';
+import { formatBytes, formatCount, formatPercent, formatSeconds } from '../format';
+import type { LabModel } from '../model';
+import type { IPoint } from '../protocol';
+import { BANDS, ownFrames, shortOp, storageName } from '../words';
+import { type IColours, readColours } from './colours';
+import { drawTracks } from './draw';
+import { hitTest, type IHit } from './hit';
+import { type Layout, layTracks } from './layout';
+import { drawOverlay } from './overlay';
+import { type IStretch, pan, Scale, zoom } from './scale';
+import { lastAtMost } from './tables';
+
+const WHEEL = 0.0016;
+const POINT_MS = 90;
+const CLICK_PX = 3;
+
+type Drag = {
+  kind: 'pan' | 'brush' | 'minimap';
+  x: number;
+  moved: boolean;
+  from: number;
+  shown: IStretch;
+};
+
+export class Timeline {
+  constructor(private readonly _model: LabModel) {
+    this._overlay.tabIndex = 0;
+    this._overlay.setAttribute('role', 'application');
+    this.node.append(this._gutter, this._canvas, this._overlay, this._tip);
+    this._listen();
+    this._observer = new ResizeObserver(() => this._resize());
+    this._observer.observe(this.node);
+  }
+
+  readonly node = h('div', { class: 'cl-timeline' });
+
+  dispose(): void {
+    this._observer.disconnect();
+    window.clearTimeout(this._pointTimer);
+    cancelAnimationFrame(this._frame);
+  }
+
+  /** Read the theme's colours again. */
+  recolour(): void {
+    this._colours = null;
+    this.draw(true);
+  }
+
+  focus(): void {
+    this._overlay.focus({ preventScroll: true });
+  }
+
+  /** Draw at the next frame; `tracks`: what the data decide too. */
+  draw(tracks: boolean): void {
+    this._dirty ||= tracks;
+    cancelAnimationFrame(this._frame);
+    this._frame = requestAnimationFrame(() => this._draw());
+  }
+
+  /** Milliseconds that the newest frames took to draw, for whoever measures. */
+  readonly frames: number[] = [];
+
+  private _draw(): void {
+    const { scene, views } = this._model;
+    const overview = views.overview;
+    const tracks = this._canvas.getContext('2d');
+    const over = this._overlay.getContext('2d');
+    if (!scene || !overview || !tracks || !over || this._width <= 0) {
+      tracks?.clearRect(0, 0, this._canvas.width, this._canvas.height);
+      over?.clearRect(0, 0, this._overlay.width, this._overlay.height);
+      return;
+    }
+    const began = performance.now();
+    this._colours ??= readColours(this.node);
+    const scale = this._scale;
+    const view = views.best(this._model.shown) ?? overview;
+    if (this._dirty) {
+      this._dirty = false;
+      const picture = {
+        context: tracks,
+        colours: this._colours,
+        layout: this._layout,
+        scale,
+        scene,
+        view,
+        overview
+      };
+      drawTracks(picture);
+    }
+    drawOverlay({
+      context: over,
+      colours: this._colours,
+      layout: this._layout,
+      scale,
+      length: this._model.length,
+      view,
+      cursor: this._pointerAt ?? this._model.cursor,
+      hover: this._hover,
+      selected: this._model.selected,
+      marks: this._model.found?.marks ?? [],
+      brush: this._brush ?? this._model.brush,
+      focused: document.activeElement === this._overlay
+    });
+    this._readOut();
+    this.frames.push(performance.now() - began);
+    if (this.frames.length > 1000) {
+      this.frames.shift();
+    }
+  }
+
+  private get _scale(): Scale {
+    const { start, end } = this._model.shown;
+    return new Scale(start, end, this._width);
+  }
+
+  private _resize(): void {
+    const box = this.node.getBoundingClientRect();
+    if (box.width < 10 || box.height < 10) {
+      return;
+    }
+    const gutter = this.node.clientWidth < 700 ? 150 : 190;
+    const ratio = window.devicePixelRatio || 1;
+    this._width = Math.max(50, this.node.clientWidth - gutter);
+    this._layout = layTracks(this.node.clientHeight);
+    this._gutter.style.width = `${gutter}px`;
+    this._gutter.style.height = `${this._layout.bottom}px`;
+    for (const canvas of [this._canvas, this._overlay]) {
+      canvas.width = Math.round(this._width * ratio);
+      canvas.height = Math.round(this._layout.bottom * ratio);
+      canvas.style.left = `${gutter}px`;
+      canvas.style.width = `${this._width}px`;
+      canvas.style.height = `${this._layout.bottom}px`;
+      canvas.getContext('2d')?.setTransform(ratio, 0, 0, ratio, 0, 0);
+    }
+    this._model.width = Math.round(this._width);
+    this._model.height = Math.round(this._layout.blocks.height);
+    this._nameTracks();
+    this.draw(true);
+  }
+
+  // ------------------------------------------------------------------------------------------------ the gutter
+
+  /** Write the tracks' names, and what the figures beside them say of the whole. */
+  nameTracks(): void {
+    this._nameTracks();
+    const { scene, steps } = this._model;
+    const which = steps
+      ? steps.first === steps.last
+        ? `step ${steps.last}`
+        : `steps ${steps.first} to ${steps.last}`
+      : '';
+    this._overlay.setAttribute(
+      'aria-label',
+      `Timeline of ${which}. Arrow keys move, plus and minus zoom, f fits, n and p step through ${scene?.stalls ?? 0} stalls. The tables below list the same storages.`
+    );
+  }
+
+  private _nameTracks(): void {
+    const { scene, axis, rows } = this._model;
+    const line = (track: keyof Layout, name: string, id: string, ...more: HTMLElement[]) => {
+      const box = this._layout[track] as { top: number; height: number };
+      const value = h('span', { class: 'cl-value' });
+      this._values.set(id, value);
+      return h(
+        'div',
+        { class: 'cl-track', style: `top: ${box.top}px; height: ${box.height}px` },
+        h(
+          'div',
+          { class: 'cl-name', style: `line-height: ${Math.min(box.height, 18)}px` },
+          h('span', {}, name),
+          value
+        ),
+        ...more
+      );
+    };
+    this._values.clear();
+    const legend = h('div', { class: 'cl-legend' });
+    for (const band of [...BANDS].reverse()) {
+      const value = h('b');
+      this._values.set(band.id, value);
+      legend.append(swatch(band.id), h('span', {}, band.name), value);
+    }
+    const ghost = h('b');
+    this._values.set('live', ghost);
+    legend.append(h('i', { class: 'cl-swatch cl-ghost' }), h('span', {}, 'Unswapped'), ghost);
+    const key = h(
+      'div',
+      { class: 'cl-key' },
+      h(
+        'span',
+        {},
+        h('i', { class: 'cl-swatch', style: 'background: var(--cl-act)' }),
+        'on the device'
+      ),
+      ...(rows === 'storage' ? [h('span', {}, h('i', { class: 'cl-swatch cl-away' }), 'away')] : [])
+    );
+    this._gutter.replaceChildren(
+      line('minimap', (scene?.steps.length ?? 1) > 1 ? 'All steps' : 'Whole step', 'whole'),
+      line('stages', 'Stage', 'stage'),
+      line('layers', 'Layer', 'layer'),
+      line('modules', 'Module', 'module'),
+      line('ops', 'Ops', 'ops'),
+      line('out', 'Swap-out', 'out'),
+      line('in', 'Swap-in', 'in'),
+      line('stalls', 'Stall', 'stalls'),
+      line('selected', 'Selected storage', 'selected'),
+      line('resident', 'Resident', 'resident', legend),
+      line('away', 'On the host', 'away'),
+      line('blocks', 'Block map', 'blocks', key)
+    );
+    this._say(
+      'whole',
+      scene
+        ? axis === 'time'
+          ? formatSeconds(scene.length.time)
+          : `${formatCount(scene.ops)} ops`
+        : ''
+    );
+  }
+
+  /** The figures at the crosshair, or of the whole where there is none. */
+  private _readOut(): void {
+    const { scene, views, shown, selected } = this._model;
+    const view = views.best(shown);
+    if (!scene || !view) {
+      return;
+    }
+    const at = this._pointerAt ?? this._model.cursor;
+    const hidden = (share: number | null) =>
+      share === null ? 'none' : `${formatPercent(share)} hidden`;
+    this._say('selected', selected ? formatBytes(selected.bytes) : 'none');
+    if (at === null) {
+      this._say('stage', '');
+      this._say('layer', '');
+      this._say('module', '');
+      this._say('ops', formatCount(scene.ops));
+      this._say('out', hidden(scene.hidden[0]));
+      this._say('in', hidden(scene.hidden[1]));
+      this._say(
+        'stalls',
+        scene.stalls ? `${formatCount(scene.stalls)} · ${formatSeconds(scene.stall_s)}` : 'none'
+      );
+      this._say('resident', `peak ${formatBytes(scene.peak_bytes)}`);
+      this._say('away', `peak ${formatBytes(scene.away_peak_bytes)}`);
+      this._say('live', formatBytes(scene.live_peak_bytes));
+      this._say('blocks', `${formatCount(scene.storages)} storages`);
+      for (const band of BANDS) {
+        this._say(band.id, '');
+      }
+      return;
+    }
+    const here = (table: { x0: ArrayLike<number>; x1: ArrayLike<number> }) => {
+      for (let i = table.x0.length - 1; i >= 0; i--) {
+        if (table.x0[i] <= at) {
+          return at <= table.x1[i] ? i : -1;
+        }
+      }
+      return -1;
+    };
+    const span = (table: typeof view.stages, labels: string[]) => {
+      const i = here(table);
+      return i >= 0 && table.count[i] === 1 ? labels[table.label[i]] : '';
+    };
+    this._say('stage', span(view.stages, scene.stages));
+    this._say('layer', span(view.layers, scene.layers));
+    this._say('module', span(view.modules, scene.modules));
+    const op = here(view.ops);
+    this._say('ops', op >= 0 ? shortOp(scene.names[view.ops.name[op]] ?? '') : 'idle');
+    this._say('out', here(view.out) >= 0 ? 'busy' : 'idle');
+    this._say('in', here(view.in) >= 0 ? 'busy' : 'idle');
+    this._say('stalls', here(view.stalls) >= 0 ? 'waits' : 'none');
+    const row = Math.max(0, lastAtMost(view.resident.x, at));
+    let total = 0;
+    BANDS.forEach((band, i) => {
+      const bytes = view.resident.bands[i][row] ?? 0;
+      total += bytes;
+      this._say(band.id, formatBytes(bytes));
+    });
+    this._say('resident', formatBytes(total));
+    this._say('live', formatBytes(view.live.bytes[Math.max(0, lastAtMost(view.live.x, at))] ?? 0));
+    this._say('away', formatBytes(view.away.bytes[Math.max(0, lastAtMost(view.away.x, at))] ?? 0));
+  }
+
+  private _say(id: string, text: string): void {
+    const value = this._values.get(id);
+    if (value && value.textContent !== text) {
+      value.textContent = text;
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------ pointer and keys
+
+  private _listen(): void {
+    const surface = this._overlay;
+    surface.addEventListener('wheel', event => this._wheel(event), { passive: false });
+    surface.addEventListener('pointerdown', event => this._down(event));
+    surface.addEventListener('pointermove', event => this._move(event));
+    surface.addEventListener('pointerup', event => this._up(event));
+    surface.addEventListener('pointercancel', () => {
+      this._drag = null;
+      this._brush = null;
+      this.draw(false);
+    });
+    surface.addEventListener('pointerleave', () => {
+      if (!this._drag) {
+        this._pointerAt = null;
+        this._hover = null;
+        this._hideTip();
+        this.draw(false);
+      }
+    });
+    surface.addEventListener('dblclick', () => this.showSelected());
+    surface.addEventListener('keydown', event => this._key(event));
+  }
+
+  private _wheel(event: WheelEvent): void {
+    if (!this._model.scene) {
+      return;
+    }
+    event.preventDefault();
+    const { shown } = this._model;
+    const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
+    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      this._model.look(pan(shown, (sideways / this._width) * (shown.end - shown.start)));
+    } else {
+      const lines = event.deltaMode === WheelEvent.DOM_DELTA_LINE ? 16 : 1;
+      const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY * lines * WHEEL)));
+      this._model.look(zoom(shown, factor, this._scale.at(event.offsetX)));
+    }
+    this._hideTip();
+  }
+
+  private _down(event: PointerEvent): void {
+    if (event.button !== 0 || !this._model.scene) {
+      return;
+    }
+    this.focus();
+    this._overlay.setPointerCapture(event.pointerId);
+    const { minimap } = this._layout;
+    const inMinimap = event.offsetY < minimap.top + minimap.height;
+    this._drag = {
+      kind: inMinimap ? 'minimap' : event.shiftKey ? 'brush' : 'pan',
+      x: event.offsetX,
+      moved: false,
+      from: this._scale.at(event.offsetX),
+      shown: this._model.shown
+    };
+    if (inMinimap) {
+      this._centre(event.offsetX);
+    }
+    this._hideTip();
+  }
+
+  /** Move what is shown so that its middle lies there on the minimap. */
+  private _centre(x: number): void {
+    const { shown, length } = this._model;
+    const middle = (x / this._width) * length;
+    this._model.look(pan(shown, middle - (shown.start + shown.end) / 2));
+  }
+
+  private _move(event: PointerEvent): void {
+    const drag = this._drag;
+    if (!this._model.scene) {
+      return;
+    }
+    if (!drag) {
+      this._hoverAt(event.offsetX, event.offsetY);
+      return;
+    }
+    drag.moved ||= Math.abs(event.offsetX - drag.x) > CLICK_PX;
+    if (!drag.moved) {
+      return;
+    }
+    if (drag.kind === 'minimap') {
+      this._centre(event.offsetX);
+    } else if (drag.kind === 'pan') {
+      const span = drag.shown.end - drag.shown.start;
+      this._model.look(pan(drag.shown, ((drag.x - event.offsetX) / this._width) * span));
+    } else {
+      const at = Math.min(Math.max(this._scale.at(event.offsetX), 0), this._model.length);
+      this._brush = { start: Math.min(drag.from, at), end: Math.max(drag.from, at) };
+      this.draw(false);
+    }
+  }
+
+  private _up(event: PointerEvent): void {
+    const drag = this._drag;
+    this._drag = null;
+    if (!drag) {
+      return;
+    }
+    if (drag.kind === 'brush') {
+      const brush = this._brush;
+      this._brush = null;
+      void this._model.summarise(drag.moved && brush && brush.end > brush.start ? brush : null);
+    } else if (drag.kind === 'pan' && !drag.moved) {
+      void this._click(event.offsetX, event.offsetY);
+    }
+    this.draw(false);
+  }
+
+  private async _click(x: number, y: number): Promise<void> {
+    this._model.setCursor(this._scale.at(x));
+    const hit = this._hitAt(x, y);
+    if (!hit?.point) {
+      if (hit && (hit.track === 'resident' || hit.track === 'away')) {
+        await this._model.ask(this._scale.at(x));
+      } else {
+        await this._model.select(null);
+      }
+      return;
+    }
+    if (hit.point.track === 'blocks') {
+      await this._model.select(hit.point.row);
+      return;
+    }
+    const point = await this._model.point(hit.point.track, hit.point.row);
+    const storage =
+      point?.transfer?.storage ?? point?.stall?.storage ?? point?.op?.touches.storages[0];
+    if (storage) {
+      await this._model.select(storage.uid);
+    }
+  }
+
+  private _hitAt(x: number, y: number): IHit | null {
+    const view = this._model.views.best(this._model.shown);
+    return view ? hitTest(view, this._layout, this._scale, x, y) : null;
+  }
+
+  private _hoverAt(x: number, y: number): void {
+    this._pointerAt = this._scale.at(x);
+    this._hover = this._hitAt(x, y);
+    window.clearTimeout(this._pointTimer);
+    const hit = this._hover;
+    if (!hit?.point) {
+      this._hideTip();
+    } else {
+      const { track, row } = hit.point;
+      this._pointTimer = window.setTimeout(() => {
+        void this._model.point(track, row).then(point => {
+          if (point && this._hover === hit) {
+            this._showTip(hit, point, x, y);
+          }
+        });
+      }, POINT_MS);
+    }
+    this.draw(false);
+  }
+
+  private _key(event: KeyboardEvent): void {
+    if (event.ctrlKey || event.metaKey || event.altKey) {
+      return;
+    }
+    const action = this._keys[event.key];
+    if (action && this._model.scene) {
+      event.preventDefault();
+      event.stopPropagation();
+      action();
+    }
+  }
+
+  private readonly _keys: Record<string, () => void> = {
+    '+': () => this.zoomBy(0.6),
+    '=': () => this.zoomBy(0.6),
+    w: () => this.zoomBy(0.6),
+    '-': () => this.zoomBy(1 / 0.6),
+    s: () => this.zoomBy(1 / 0.6),
+    ArrowLeft: () => this._panBy(-0.15),
+    a: () => this._panBy(-0.15),
+    ArrowRight: () => this._panBy(0.15),
+    d: () => this._panBy(0.15),
+    Home: () => this._panBy(-1e9),
+    End: () => this._panBy(1e9),
+    f: () => this._model.fit(),
+    z: () => this.showSelected(),
+    k: () => void this._model.goToPeak(),
+    n: () => void this._model.seek(1),
+    ']': () => void this._model.seek(1),
+    p: () => void this._model.seek(-1),
+    '[': () => void this._model.seek(-1),
+    '/': () => this.onSearch(),
+    Escape: () => {
+      this._model.setCursor(null);
+      void this._model.summarise(null);
+      void this._model.select(null);
+    }
+  };
+
+  /** Called when the person asks for the search field. */
+  onSearch: () => void = () => undefined;
+
+  /** Zoom round the crosshair, or the middle. */
+  zoomBy(factor: number): void {
+    const { shown, cursor } = this._model;
+    const inside = cursor !== null && cursor >= shown.start && cursor <= shown.end;
+    this._model.look(zoom(shown, factor, inside ? cursor : (shown.start + shown.end) / 2));
+  }
+
+  /** Show all of the selected storage's life. */
+  showSelected(): void {
+    const { selected } = this._model;
+    if (selected) {
+      const margin = Math.max((selected.x1 - selected.x0) * 0.05, this._model.length * 1e-6);
+      this._model.look({ start: selected.x0 - margin, end: selected.x1 + margin });
+    }
+  }
+
+  private _panBy(share: number): void {
+    const { shown } = this._model;
+    this._model.look(pan(shown, share * (shown.end - shown.start)));
+  }
+
+  // ------------------------------------------------------------------------------------------------ the tip
+
+  private _showTip(hit: IHit, point: IPoint, x: number, y: number): void {
+    const rows: [string, string][] = [];
+    let title = '';
+    if (point.op) {
+      const { op } = point;
+      title = op.name;
+      rows.push(['Module', op.module || 'outside any']);
+      rows.push(['Stage', `${op.stage}, op ${formatCount(op.op)} of step ${op.step}`]);
+      rows.push([
+        'Time',
+        formatSeconds(op.duration_s) +
+          (op.stall_s ? `, of which stall ${formatSeconds(op.stall_s)}` : '')
+      ]);
+      rows.push(['Touches', `${op.touches.count} storages, ${formatBytes(op.touches.bytes)}`]);
+      if (op.stack.length) {
+        rows.push(['Stack', ownFrames(op.stack)[0] ?? op.stack[0]]);
+      }
+    } else if (point.transfer) {
+      const { transfer } = point;
+      title = `${transfer.direction === 'out' ? 'Swap-out' : 'Swap-in'}, ${transfer.cause}`;
+      rows.push([
+        'Storage',
+        transfer.storage ? storageName(transfer.storage) : 'died before the step'
+      ]);
+      rows.push(['Bytes', formatBytes(transfer.bytes)]);
+      rows.push([
+        'Time',
+        `${formatSeconds(transfer.duration_s)}, ${formatPercent(transfer.hidden)} hidden`
+      ]);
+      rows.push(['Queued', formatSeconds(transfer.waited_s)]);
+    } else if (point.stall) {
+      const { stall } = point;
+      title = `Stall ${formatSeconds(stall.duration_s)}`;
+      rows.push(['Waits for', stall.direction === 'out' ? 'a swap-out' : 'a swap-in']);
+      rows.push(['Cause', stall.cause]);
+      rows.push(['Storage', stall.storage ? storageName(stall.storage) : 'unknown']);
+      rows.push(['Op', stall.op ? `${stall.op.name} ${stall.op.module}` : 'outside any']);
+    } else if (point.storage) {
+      const { storage } = point;
+      title = storageName(storage);
+      rows.push(['Module', storage.module || 'none']);
+      rows.push(['Bytes', formatBytes(storage.bytes)]);
+    }
+    if (hit.count > 1) {
+      rows.push(['Here', `${formatCount(hit.count)} in this pixel; this is the longest`]);
+    }
+    const list = h('dl');
+    for (const [name, value] of rows) {
+      list.append(h('dt', {}, name), h('dd', {}, value));
+    }
+    this._tip.replaceChildren(h('b', {}, title), list);
+    this._tip.hidden = false;
+    const gutter = this.node.clientWidth - this._width;
+    const left = Math.min(gutter + x + 14, this.node.clientWidth - this._tip.offsetWidth - 6);
+    const below = y + 18 + this._tip.offsetHeight < this.node.clientHeight;
+    this._tip.style.left = `${Math.max(gutter, left)}px`;
+    this._tip.style.top = `${below ? y + 18 : Math.max(0, y - 10 - this._tip.offsetHeight)}px`;
+  }
+
+  private _hideTip(): void {
+    window.clearTimeout(this._pointTimer);
+    this._tip.hidden = true;
+  }
+
+  private readonly _gutter = h('div', { class: 'cl-gutter', 'aria-hidden': 'true' });
+  private readonly _canvas = h('canvas', { class: 'cl-tracks' });
+  private readonly _overlay = h('canvas', { class: 'cl-overlay' });
+  private readonly _tip = h('div', { class: 'cl-tip', hidden: true });
+  private readonly _values = new Map<string, HTMLElement>();
+  private readonly _observer: ResizeObserver;
+  private _colours: IColours | null = null;
+  private _layout: Layout = layTracks(400);
+  private _width = 0;
+  private _frame = 0;
+  private _dirty = true;
+  private _drag: Drag | null = null;
+  private _brush: IStretch | null = null;
+  private _hover: IHit | null = null;
+  private _pointerAt: number | null = null;
+  private _pointTimer: number | undefined;
+}

@@ -1,0 +1,54 @@
+import { expect, test } from 'vitest';
+
+import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from './format';
+import type { IStorage } from './protocol';
+import { BANDS, bandOf, ownFrames, placedName, storageName } from './words';
+
+const named = (key: string, module = '') => ({ key, module, category: 3 }) as IStorage;
+
+test.each([
+  ['parameter:h.0.weight', 'h.0.weight'],
+  ['optimizer_state:exp_avg of h.0.weight', 'exp_avg of h.0.weight'],
+  ['h.3.mlp/aten::gelu.0#1', 'output of gelu'],
+  ['h.3/aten::native_layer_norm.2#0', 'output 3 of native_layer_norm'],
+  ['/aten::mm.0@backward#4', 'output of mm'],
+  ['activation:carried#2', 'carried activation']
+])('%s reads "%s"', (key, name) => {
+  expect(storageName(named(key))).toBe(name);
+});
+
+test('a name that holds its module does not say it twice', () => {
+  expect(placedName(named('parameter:h.0.weight', 'h.0'))).toBe('h.0.weight');
+  expect(placedName(named('h.3/aten::gelu.0#1', 'h.3'))).toBe('output of gelu, h.3');
+});
+
+test('categories have the colour of their band', () => {
+  expect([0, 1, 2, 3, 4, 5].map(category => BANDS[bandOf(category)].id)).toEqual([
+    'param',
+    'grad',
+    'opt',
+    'act',
+    'work',
+    'work'
+  ]);
+});
+
+test('own frames are those of no package', () => {
+  const stack = [
+    '/x/lib/python3.11/site-packages/torch/nn/linear.py:1 f',
+    '/home/me/train.py:3 step'
+  ];
+  expect(ownFrames(stack)).toEqual(['/home/me/train.py:3 step']);
+});
+
+test('numbers read as the kernel writes them', () => {
+  expect(formatBytes(24 * 1024 ** 2)).toBe('24.0 MiB');
+  expect(formatBytes(1.22 * 1024 ** 3)).toBe('1.22 GiB');
+  expect(formatBytes(512)).toBe('512 B');
+  expect(formatSeconds(0.0936)).toBe('93.6 ms');
+  expect(formatSeconds(4.12e-4)).toBe('412 µs');
+  expect(formatSeconds(0)).toBe('0');
+  expect(formatPercent(0.901)).toBe('90.1 %');
+  expect(formatCount(1234567)).toBe('1,234,567');
+  expect([plural(1, 'op'), plural(2, 'op')]).toEqual(['1 op', '2 ops']);
+});

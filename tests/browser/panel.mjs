@@ -1,0 +1,232 @@
+// Trains in a notebook with the panel beside it: tracks, zoom, search, selection, a running cell, files, a restart.
+import { inLab } from './lab.mjs';
+
+const OPEN = 'chameleon-lab:open';
+
+await inLab(async (page, picture) => {
+  const found = {};
+  const execute = (id, args) =>
+    page.evaluate(([id, args]) => window.jupyterapp.commands.execute(id, args), [id, args ?? {}]);
+  const notebook = page.locator('.jp-NotebookPanel:visible');
+  const settled = () =>
+    page.waitForSelector(
+      '.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status="idle"]',
+      { timeout: 90000 }
+    );
+  await settled();
+  /** Run a cell of the notebook in its kernel; the answer comes when it has ended. */
+  const run = cell =>
+    page.evaluate(async cell => {
+      const panel = [...window.jupyterapp.shell.widgets('main')].find(
+        w => w.title.label === 'train.ipynb'
+      );
+      const code = panel.content.widgets[cell].model.sharedModel.source;
+      const kernel = panel.sessionContext.session.kernel;
+      const reply = await kernel.requestExecute({ code }).done;
+      return reply.content.status;
+    }, cell);
+
+  await execute(OPEN);
+  const panel = page.locator('.cl-panel');
+  // Room for the panel: no side bar, and the notebook narrow.
+  await execute('application:toggle-left-area');
+  const handle = await page.locator('.lm-DockPanel-handle:visible').boundingBox();
+  await page.mouse.move(handle.x + handle.width / 2, 500);
+  await page.mouse.down();
+  await page.mouse.move(330, 500, { steps: 5 });
+  await page.mouse.up();
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
+  found.before = await panel.locator('.cl-notice h2').textContent();
+
+  const listed = panel.locator('.cl-tabs [role="status"]').getByText(/^[1-9]\d* storages?, /);
+
+  found.loaded = await run(0);
+  await panel.getByText('No session yet').waitFor();
+  found.trained = await run(1);
+  const overlay = panel.locator('.cl-overlay');
+  await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
+  await page.waitForFunction(() => document.querySelector('.cl-tracks')?.width > 100);
+  await panel.getByRole('combobox', { name: 'Steps drawn' }).waitFor();
+  await page.waitForFunction(() =>
+    document.querySelector('.cl-toolbar select').value.includes(',5,5]')
+  );
+  await page.waitForTimeout(400);
+  found.answers = await panel.locator('.cl-how').textContent();
+  found.colours = await coloursByTrack(page);
+  await picture('light');
+
+  // Zoom with the keys and with the wheel; what is drawn changes, and Fit brings it back.
+  const whole = await fingerprint(page);
+  await overlay.focus();
+  await page.keyboard.press('+');
+  await page.keyboard.press('+');
+  await page.waitForTimeout(400);
+  const zoomed = await fingerprint(page);
+  const box = await overlay.boundingBox();
+  await page.mouse.move(box.x + box.width * 0.6, box.y + 140);
+  await page.mouse.wheel(0, -300);
+  await page.waitForTimeout(400);
+  const wheeled = await fingerprint(page);
+  await page.keyboard.press('f');
+  await page.waitForTimeout(400);
+  found.zooms = [zoomed !== whole, wheeled !== zoomed, (await fingerprint(page)) === whole];
+
+  // Search: the tables list what fits.
+  await page.keyboard.press('/');
+  await page.keyboard.type('layer.3 gelu >500KiB');
+  await listed.waitFor();
+  await page.waitForFunction(() =>
+    [...document.querySelectorAll('.cl-tables tbody tr')].every(row =>
+      row.innerText.includes('h.3')
+    )
+  );
+  found.searched = await panel.locator('.cl-tables tbody tr').first().innerText();
+
+  // Select from the table: it is outlined in the block map, and its life is told.
+  const unselected = await fingerprint(page, '.cl-overlay');
+  await panel.locator('.cl-tables tbody tr').first().click();
+  await panel.getByText('Python stack of its making').waitFor();
+  await page.waitForTimeout(300);
+  found.selected = await panel.locator('.cl-inspector h2').textContent();
+  found.lit = (await fingerprint(page, '.cl-overlay')) !== unselected;
+  await picture('selected');
+
+  // Point at an op, at a block; brush a range.
+  await page.mouse.move(box.x + box.width * 0.5, box.y + 117);
+  await page.mouse.move(box.x + box.width * 0.5 + 1, box.y + 117);
+  await panel.locator('.cl-tip').waitFor();
+  found.tip = await panel.locator('.cl-tip b').textContent();
+  await page.keyboard.down('Shift');
+  await page.mouse.move(box.x + box.width * 0.2, box.y + 150);
+  await page.mouse.down();
+  await page.mouse.move(box.x + box.width * 0.6, box.y + 160, { steps: 4 });
+  await page.mouse.up();
+  await page.keyboard.up('Shift');
+  await panel.getByText('Modules by op time').waitFor();
+  found.range = await panel.locator('.cl-inspector .cl-facts').first().innerText();
+
+  // A bad query is said, and goes with the next good one.
+  await panel.getByRole('searchbox').fill('>lots');
+  await panel.locator('.cl-banner').getByText('is not a size').waitFor();
+  await panel.getByRole('searchbox').fill('');
+  await panel.locator('.cl-banner').waitFor({ state: 'hidden' });
+
+  // Stalls and the peak.
+  await overlay.focus();
+  await page.keyboard.press('n');
+  await panel.getByText(/Stall 1 of \d+/).waitFor();
+  found.stalls = Number(/of (\d+)/.exec(await panel.locator('.cl-toolbar').innerText())[1]);
+  await page.keyboard.press('f');
+  await panel.getByRole('tab', { name: 'Why is the peak here?' }).click();
+  await panel.getByText('By category').waitFor();
+  found.alive = await panel.locator('.cl-tabs [role="status"]').textContent();
+  await picture('peak');
+
+  // The other axis, packed rows, several steps.
+  await panel.getByRole('button', { name: 'Op', exact: true }).click();
+  await panel.getByRole('button', { name: 'Packed' }).click();
+  await page.waitForTimeout(500);
+  const steps = panel.getByRole('combobox', { name: 'Steps drawn' });
+  const several = await steps.locator('option', { hasText: 'steps' }).first().getAttribute('value');
+  await steps.selectOption(several);
+  await panel.getByText('All steps').waitFor();
+  await page.waitForTimeout(300);
+  found.several = await coloursByTrack(page);
+  await picture('steps');
+  await panel.getByRole('button', { name: 'Time', exact: true }).click();
+  await panel.getByRole('button', { name: 'By storage' }).click();
+
+  // While a cell runs: the panel is answered, and follows the steps.
+  await panel.getByLabel('Follow').check();
+  let ended = false;
+  const training = run(2).finally(() => {
+    ended = true;
+  });
+  await panel.getByText('A cell is running. Answered from a kernel subshell').waitFor();
+  await panel.getByText(/Live · (8|9|\d\d) steps/).waitFor();
+  await panel.getByRole('searchbox').fill('layer.5');
+  await listed.waitFor({ timeout: 10000 });
+  found.whileRunning = !ended;
+  await panel.getByRole('searchbox').fill('');
+  found.ran = await training;
+
+  // Trace files: a whole one, and one that ends early.
+  await run(3);
+  const openFile = async name => {
+    await panel.getByRole('button', { name: 'Open trace…' }).click();
+    await page.locator('.jp-Dialog input').fill(name);
+    await page.locator('.jp-Dialog .jp-mod-accept').click();
+  };
+  await openFile('half.parquet');
+  await panel.locator('.cl-banner').getByText('truncated').waitFor();
+  await panel.getByRole('button', { name: '×' }).click();
+  await openFile('run.parquet');
+  await page.waitForFunction(() =>
+    document.querySelector('.cl-toolbar select').value.includes('file:')
+  );
+  found.file = await steps.locator('option:checked').textContent();
+
+  // The dark theme.
+  await execute('apputils:change-theme', { theme: 'JupyterLab Dark' });
+  await page.waitForFunction(() => document.body.dataset.jpThemeLight === 'false');
+  await page.waitForTimeout(1200);
+  found.dark = await coloursByTrack(page);
+  await picture('dark');
+
+  // A kernel that restarts has nothing to draw, until the extension is loaded again.
+  await page.evaluate(async () => {
+    const panel = [...window.jupyterapp.shell.widgets('main')].find(
+      w => w.title.label === 'train.ipynb'
+    );
+    await panel.sessionContext.restartKernel();
+  });
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 30000 });
+  await run(0);
+  await panel.getByText('No session yet').waitFor();
+  found.restarted = true;
+
+  // %chameleon panel brings it back after it was closed.
+  await page.evaluate(() => {
+    for (const widget of window.jupyterapp.shell.widgets('main')) {
+      if (widget.id === 'chameleon-lab-panel') {
+        widget.close();
+      }
+    }
+  });
+  await panel.waitFor({ state: 'detached' });
+  await notebook.click();
+  await run(4);
+  await panel.getByText('No session yet').waitFor();
+  found.called = true;
+  return found;
+});
+
+/** How many different colours each track has, and how many pixels are not its ground. */
+function coloursByTrack(page) {
+  return page.evaluate(() => {
+    const canvas = document.querySelector('.cl-tracks');
+    const context = canvas.getContext('2d');
+    const ratio = canvas.width / canvas.clientWidth;
+    const tracks = {};
+    for (const name of document.querySelectorAll('.cl-track')) {
+      const top = Math.round(name.offsetTop * ratio);
+      const height = Math.round(name.offsetHeight * ratio);
+      const { data } = context.getImageData(0, top, canvas.width, height);
+      const counts = new Map();
+      for (let i = 0; i < data.length; i += 4) {
+        const key =
+          (data[i] << 16) | (data[i + 1] << 8) | data[i + 2] | (data[i + 3] ? 0 : 1 << 24);
+        counts.set(key, (counts.get(key) ?? 0) + 1);
+      }
+      const drawn = data.length / 4 - Math.max(...counts.values());
+      const key = name.querySelector('.cl-name > span').textContent;
+      tracks[key] = { colours: counts.size, drawn, pixels: data.length / 4 };
+    }
+    return tracks;
+  });
+}
+
+/** Changes when what is drawn does. */
+function fingerprint(page, selector = '.cl-tracks') {
+  return page.evaluate(selector => document.querySelector(selector).toDataURL(), selector);
+}

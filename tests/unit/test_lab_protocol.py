@@ -1,0 +1,102 @@
+import json
+
+import pytest
+
+from chameleon_lab.lab.dispatch import answer
+from chameleon_lab.lab.protocol import (
+    MAX_REQUEST_BYTES,
+    METHODS,
+    VERSION,
+    ProtocolError,
+    View,
+    parse_request,
+)
+from chameleon_lab.lab.sources import Sources
+
+VIEW = {
+    "source": "session:1",
+    "first": 3,
+    "last": 3,
+    "axis": "time",
+    "start": 0,
+    "end": 1.5,
+    "width": 800,
+    "height": 200,
+    "rows": "storage",
+}
+
+
+def request(method="view", params=VIEW, **more):
+    return {"version": VERSION, "type": "request", "id": 7, "method": method, "params": params} | more
+
+
+def test_a_good_request_becomes_typed_parameters():
+    parsed = parse_request(request())
+    assert (parsed.id, parsed.method) == (7, "view")
+    assert parsed.params == View(**VIEW)
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "word"),
+    [
+        ("text", "malformed", "object"),
+        (request(id=None), "malformed", "id"),
+        (request(id=True), "malformed", "id"),
+        (request(version=VERSION + 1), "version", str(VERSION + 1)),
+        (request(version=None), "version", "None"),
+        (request("launch"), "unknown_method", "launch"),
+        (request(params=[1]), "malformed", "list"),
+        (request(params=VIEW | {"colour": 1}), "malformed", "colour"),
+        (request(params={"source": "a"}), "malformed", "first"),
+        (request(params=VIEW | {"start": "0"}), "malformed", "number"),
+        (request(params=VIEW | {"start": float("nan")}), "malformed", "finite"),
+        (request(params=VIEW | {"start": 2}), "malformed", "start < end"),
+        (request(params=VIEW | {"axis": "space"}), "malformed", "space"),
+        (request(params=VIEW | {"width": 0}), "malformed", "width"),
+        (request(params=VIEW | {"last": 400}), "malformed", "16 steps"),
+        (
+            request(
+                "search", {k: VIEW[k] for k in ("source", "first", "last", "axis")} | {"query": "x" * 500}
+            ),
+            "too_large",
+            "500",
+        ),
+        (request("open", {"path": "x" * MAX_REQUEST_BYTES}), "too_large", "bytes"),
+    ],
+)
+def test_a_bad_request_is_named(message, code, word):
+    with pytest.raises(ProtocolError) as caught:
+        parse_request(message)
+    assert caught.value.code == code
+    assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("message", [None, [], {}, {"id": -1}, request(version=0), request("nothing")])
+def test_errors_travel_in_the_envelope_under_the_id_asked(message):
+    envelope, buffers = answer(Sources(), message)
+    asked = message.get("id") if isinstance(message, dict) else None
+    assert envelope["type"] == "error"
+    assert envelope["version"] == VERSION
+    assert envelope["id"] == (asked if asked == 7 else None)
+    assert set(envelope["error"]) == {"code", "message", "hint"}
+    assert buffers == []
+    json.dumps(envelope)
+
+
+def test_a_session_that_is_gone_is_said_to_be():
+    envelope, _ = answer(Sources(), request())
+    assert envelope["error"]["code"] == "gone"
+    assert "session:1" in envelope["error"]["message"]
+
+
+def test_every_method_is_answered():
+    sources = Sources()
+    for method in METHODS:
+        envelope, _ = answer(sources, request(method, {}))
+        assert envelope["type"] == "reply" or envelope["error"]["code"] == "malformed", envelope
+
+
+def test_hello_names_the_thread_that_answers():
+    envelope, _ = answer(Sources(), request("hello", {}))
+    assert envelope["result"]["protocol"] == VERSION
+    assert envelope["result"]["subshell"] is False

@@ -1,0 +1,265 @@
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from synthetic import gpt_step
+
+from chameleon_lab.lab import views
+from chameleon_lab.lab.dispatch import answer
+from chameleon_lab.lab.protocol import MAX_REPLY_BYTES, VERSION, ProtocolError
+from chameleon_lab.lab.query import parse_query
+from chameleon_lab.lab.scene import Scene, below_layer, layer_of
+from chameleon_lab.lab.sources import Sources
+from chameleon_lab.trace import Category, Cause, Direction, Residencies, Stage, Stalls, Trace, Transfers
+
+MIB = 1 << 20
+
+
+def swapped_step(layers=4):
+    """The GPT step, with one activation away in the middle of its life, and a stall for its way in."""
+    step = gpt_step(layers)
+    row = int(np.flatnonzero(step.storages.category == Category.ACTIVATION)[1])
+    birth, death = int(step.storages.birth_op[row]), int(step.storages.death_op[row])
+    start = step.ops.start_s
+    out, back = birth + 2, death
+    held = step.residencies
+    place = int(np.flatnonzero(held.storage == row)[0])
+    end_op, end_s = held.to_op[place], held.to_s[place]
+    columns = {name: column.copy() for name, column in held.columns().items()}
+    columns["to_op"][place], columns["to_s"][place] = out, start[out]
+    more = {"storage": row, "from_op": back, "to_op": end_op, "from_s": start[back], "to_s": end_s}
+    columns = {
+        name: np.append(column, np.array(more[name], column.dtype)) for name, column in columns.items()
+    }
+    size = step.storages.block_bytes[row]
+    a = np.array
+    transfers = Transfers(
+        a([row, row], np.int32),
+        a([Direction.OUT, Direction.IN], np.uint8),
+        a([Cause.PLANNED, Cause.PLANNED], np.uint8),
+        a([size, size]),
+        a([birth + 1, back - 2], np.int32),
+        a([start[birth + 1], start[back - 2]]),
+        a([start[birth + 1], start[back - 2]]),
+        a([start[out], start[back]]),
+    )
+    stalls = Stalls(
+        a([back], np.int32),
+        a([row], np.int32),
+        a([Direction.IN], np.uint8),
+        a([Cause.PLANNED], np.uint8),
+        a([start[back - 1]]),
+        a([start[back] - start[back - 1]]),
+    )
+    return replace(step, residencies=Residencies(**columns), transfers=transfers, stalls=stalls), row
+
+
+@pytest.fixture
+def scene():
+    return Scene([swapped_step()[0]], {"capacity_bytes": 64 * MIB})
+
+
+def tables(scene, axis="op", rows="storage", start=0.0, end=None, width=800, height=200):
+    end = scene.length(axis) if end is None else end
+    result, buffers = views.view(scene, axis, start, end, width, height, rows)
+    read = [pa.ipc.open_stream(buffer).read_all().to_pydict() for buffer in buffers]
+    return result, dict(zip(result["tables"], read, strict=True))
+
+
+@pytest.mark.parametrize("axis", ["op", "time"])
+def test_a_view_holds_every_track(scene, axis):
+    step = scene.steps[0]
+    result, found = tables(scene, axis)
+    assert len(found["ops"]["row"]) == len(step.ops)
+    assert found["ops"]["x1"][-1] == pytest.approx(scene.length(axis))
+    assert [scene.stages.labels[i] for i in found["stages"]["label"]] == ["forward", "backward", "optimizer"]
+    assert len(found["out"]["row"]) == len(found["in"]["row"]) == len(found["stalls"]["row"]) == 1
+    assert len(found["blocks"]["x0"]) == len(scene.residencies["storage"]) + len(scene.away["storage"])
+    assert max(found["live"]["bytes"]) == step.live_peak_bytes
+    assert result["map_bytes"] > 0
+
+
+def test_a_transfer_is_hidden_where_nothing_waits_for_it(scene):
+    _, found = tables(scene)
+    assert found["out"]["exposed"] == [0.0]
+    assert found["in"]["exposed"] == [pytest.approx(0.5)]
+    described = views.describe(scene)
+    assert described["hidden"] == [1.0, pytest.approx(0.5)]
+    assert described["stalls"] == 1
+
+
+def test_away_is_what_no_residency_covers(scene):
+    step, row = swapped_step()
+    away = scene.away
+    assert away["storage"].tolist() == [row]
+    assert away["from_op"][0] == step.storages.birth_op[row] + 2
+    assert away["to_op"][0] == step.storages.death_op[row]
+    assert scene.away_bytes[1].max() == step.storages.block_bytes[row]
+
+
+def test_what_is_away_when_the_step_begins_is_away_before_its_first_op():
+    step = gpt_step()
+    held = step.residencies
+    keep = held.storage != 0  # a parameter, away for all of the step
+    late = replace(
+        step,
+        duration_s=step.duration_s + 1.0,
+        ops=replace(step.ops, start_s=step.ops.start_s + 0.5),
+        residencies=Residencies(**{name: column[keep] for name, column in held.columns().items()}),
+    )
+    scene = Scene([late], {})
+    assert scene.away["storage"].tolist() == [0]
+    assert scene.away["from_s"].tolist() == [0.0]
+    assert scene.away["to_s"].tolist() == [pytest.approx(late.duration_s)]
+    assert views.storage(scene, "time", int(step.storages.uid[0]))["x0"] == 0.0
+
+
+def test_a_storage_keeps_its_rows_while_it_is_away(scene):
+    rectangles, _ = scene.block_map("op", "storage")
+    _, row = swapped_step()
+    own = rectangles.storage == row
+    assert own.sum() == 3
+    assert len(set(rectangles.y0[own].tolist())) == 1
+    assert rectangles.away[own].sum() == 1
+    packed, _ = scene.block_map("op", "packed")
+    assert not packed.away.any()
+
+
+def test_two_steps_lie_side_by_side_and_share_storages():
+    first = swapped_step()[0]
+    second = replace(first, index=1, start_s=first.start_s + first.duration_s)
+    scene = Scene([first, second], {})
+    assert scene.length("op") == 2 * len(first.ops)
+    assert scene.length("time") == pytest.approx(2 * first.duration_s)
+    uid = int(first.storages.uid[0])
+    assert views.storage(scene, "op", uid)["use_count"] == 2 * int((first.uses.storage == 0).sum())
+    assert len(tables(scene)[1]["stages"]["label"]) == 6
+
+
+def test_large_views_stay_under_the_limit():
+    step = gpt_step(layers=6000)
+    scene = Scene([step], {})
+    assert len(step.ops) > 40_000
+    for axis in ("time", "op"):
+        for rows in ("storage", "packed"):
+            result, buffers = views.view(scene, axis, 0, scene.length(axis), 16384, 16384, rows)
+            assert sum(map(len, buffers)) < MAX_REPLY_BYTES
+    _, found = tables(scene, width=1000)
+    assert sum(found["ops"]["count"]) == len(step.ops)
+    assert max(found["live"]["bytes"]) == step.live_peak_bytes
+
+
+def test_the_storages_alive_and_which_could_leave(scene):
+    step, row = swapped_step()
+    uid = int(step.storages.uid[row])
+    out = int(scene.away["from_op"][0])
+    found = views.alive(scene, "op", out + 0.5)
+    by_uid = {storage["uid"]: storage for storage in found["storages"]}
+    assert by_uid[uid]["resident"] is False
+    assert by_uid[uid]["can_leave"] is False
+    assert found["away_bytes"] == by_uid[uid]["bytes"]
+    resident = [s for s in found["storages"] if s["resident"]]
+    assert [s["bytes"] for s in resident] == sorted((s["bytes"] for s in resident), reverse=True)
+    used = set(step.uses.storage[step.uses.op == out].tolist())
+    for storage in resident:
+        inside = storage["uid"] - 100 in used
+        assert storage["in_use"] is inside
+        assert storage["can_leave"] is not inside
+    assert sum(c["resident_bytes"] for c in found["categories"]) == found["resident_bytes"]
+    assert sum(m["away_bytes"] for m in found["modules"]) == found["away_bytes"]
+
+
+def test_a_range_counts_what_lies_inside(scene):
+    whole = views.summarise(scene, "op", 0, scene.length("op"))
+    step, row = swapped_step()
+    assert whole["ops"] == len(step.ops)
+    assert whole["out_bytes"] == whole["in_bytes"] == step.storages.block_bytes[row]
+    assert whole["overlap"] == pytest.approx(2 / 3)
+    assert whole["stalls"] == 1
+    assert whole["storages"][0]["uid"] == step.storages.uid[row]
+    start, end = scene.away["from_op"][0] + 1.0, scene.away["to_op"][0] - 3.0
+    idle = views.summarise(scene, "op", start, end)
+    assert idle["out_bytes"] == idle["in_bytes"] == idle["stalls"] == 0
+    assert idle["overlap"] is None
+
+
+def test_seeking_goes_round(scene):
+    forward = views.seek(scene, "time", 0.0, 1)
+    assert (forward["number"], forward["count"]) == (1, 1)
+    at = (forward["stall"]["x0"] + forward["stall"]["x1"]) / 2
+    assert views.seek(scene, "time", at, 1)["stall"]["row"] == 0
+    assert views.seek(Scene([gpt_step()], {}), "time", 0.0, 1)["stall"] is None
+
+
+def test_search_by_layer_word_size_and_stage(scene):
+    found = views.search(scene, "op", "layer.3 gelu")
+    assert {op["module"] for op in found["ops"]} == {"h.3"}
+    assert {op["name"] for op in found["ops"]} == {"aten::gelu", "aten::gelu_backward"}
+    assert len(found["marks"]) == found["op_count"] == 2
+    found = views.search(scene, "op", "h.1-2 >3MiB stage:forward")
+    assert {s["module"] for s in found["storages"]} == {"h.1", "h.2"}
+    assert all(s["bytes"] > 3 * MIB for s in found["storages"])
+    assert found["op_count"] == 0
+    everything = views.search(scene, "op", "")
+    assert everything["storage_count"] == len(scene.steps[0].storages)
+    assert views.search(scene, "op", "<4MiB")["storage_count"] < everything["storage_count"]
+    assert {s["module"] for s in views.search(scene, "op", "weight h.2")["storages"]} == {"h.2"}
+
+
+@pytest.mark.parametrize("text", [">big", "<", "stage:sideways", "category:"])
+def test_a_search_that_cannot_be_read_is_named(scene, text):
+    with pytest.raises(ProtocolError) as caught:
+        views.search(scene, "op", text)
+    assert caught.value.code == "query"
+    assert text in str(caught.value)
+
+
+def test_query_terms():
+    query = parse_query("Attn layer.4-7 >4MiB <=1GiB stage:back category:act")
+    assert query.words == ("attn",)
+    assert query.layers == (("layer", 4, 7),)
+    assert (query.at_least, query.at_most) == (4 * MIB + 1, 1 << 30)
+    assert (query.stage, query.category) == (Stage.BACKWARD, Category.ACTIVATION)
+
+
+def test_module_paths_split_at_the_layer():
+    assert layer_of("transformer.h.7.attn.c_attn") == "h.7"
+    assert below_layer("transformer.h.7.attn.c_attn") == "attn.c_attn"
+    assert (layer_of("lm_head"), below_layer("lm_head")) == ("lm_head", "")
+
+
+def test_pointing_names_what_is_there(scene):
+    op = views.point(scene, "op", "ops", 1)["op"]
+    assert (op["name"], op["module"], op["stage"]) == ("aten::mm", "h.0", "forward")
+    assert op["touches"]["count"] == 3
+    transfer = views.point(scene, "op", "in", 1)["transfer"]
+    assert (transfer["direction"], transfer["hidden"]) == ("in", pytest.approx(0.5))
+    assert views.point(scene, "op", "stalls", 0)["stall"]["storage"]["uid"] == transfer["storage"]["uid"]
+    with pytest.raises(ProtocolError) as caught:
+        views.point(scene, "op", "ops", 10_000)
+    assert caught.value.code == "not_found"
+
+
+def test_a_trace_file_is_opened_drawn_and_closed(tmp_path):
+    path = tmp_path / "run.parquet"
+    Trace([swapped_step()[0]], {"capacity_bytes": 64 * MIB}).save(str(path))
+    sources = Sources()
+
+    def ask(method, **params):
+        message = {"version": VERSION, "type": "request", "id": 1, "method": method, "params": params}
+        envelope, _ = answer(sources, message)
+        return envelope.get("result") or envelope.get("error")
+
+    source = ask("open", path=str(path))["source"]
+    assert ask("status")["files"][0]["steps"][0]["ops"] == len(swapped_step()[0].ops)
+    assert ask("scene", source=source, first=0, last=0)["capacity_bytes"] == 64 * MIB
+    ask("close", source=source)
+    assert ask("scene", source=source, first=0, last=0)["code"] == "gone"
+
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(path.read_bytes()[:-200])
+    error = ask("open", path=str(broken))
+    assert error["code"] == "bad_file"
+    assert "truncated" in error["message"]
+    assert ask("open", path=str(tmp_path / "none.parquet"))["code"] == "bad_file"
