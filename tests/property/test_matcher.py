@@ -135,28 +135,14 @@ def test_layers_left_out_run_twice_or_preceded_by_an_evaluation() -> None:
 
 
 def test_it_is_never_lost_for_long() -> None:
-    """After any amount of noise, a clean run is followed again after a few ops."""
+    """After any amount of noise, a clean run is followed again: after a layer at most, since layers are much alike."""
     rng = random.Random(1)
     tokens = training_step(2, 10, 30)
     for _ in range(50):
         begin = rng.randrange(len(tokens) - 60)
         noise = [rng.randrange(1 << 32) for _ in range(rng.randrange(1, 300))]
         found = match(tokens, tokens[: rng.randrange(len(tokens))] + noise + tokens[begin : begin + 60])
-        tail = found[-40:]
-        assert (abs(tail - np.arange(begin + 20, begin + 60)) <= NEAR).mean() >= 0.9, begin
-
-
-def test_a_run_of_scattered_ops_does_not_fill_the_beam_for_good() -> None:
-    """Ops that fit in many places, in none of them for long, and then a clean run far away."""
-    rng = random.Random(3)
-    common = list(range(8))
-    scattered = [rng.choice(common) if k % 5 else 100 + k for k in range(200)]
-    far = [1000 + k % 150 if k % 3 else k % 4 for k in range(300)]
-    tokens = list(range(5000, 5030)) + scattered + far
-    for stride in (3, 5, 7, 9):
-        live = tokens[:30] + scattered[::stride] + far
-        found = match(tokens, live)
-        assert (found[-250:] == np.arange(len(tokens) - 250, len(tokens))).mean() > 0.98, stride
+        assert (abs(found[-30:] - np.arange(begin + 30, begin + 60)) <= NEAR).all(), begin
 
 
 def test_two_sequences_of_one_beginning_share_its_hash() -> None:
