@@ -138,6 +138,7 @@ class Session:
             self._parts.append(small_groups(self._group_bytes))
         self._closed = False
         self._plans = Plans(self._plan_for, self._note, lambda: self.capacity_bytes or core.UNLIMITED)
+        self._told_of_change = False
         self._planned = False  # has the first plan been made, or the given policy bound?
         self._tick_s = 0.0
 
@@ -317,8 +318,9 @@ class Session:
         elif self.capacity_bytes is not None:
             self._plans.step_ended(log, summary)
             self._follow(self._plans.get(log.program))
-            if self._plans.lacking:
+            if self._plans.lacking and not self._told_of_change:  # once: the report's plans say the rest
                 self._note(f"step {summary.index}: {self._plans.lacking}; planning for it")
+                self._told_of_change = True
             self._stage = SessionStage.PROFILE if self._plans.lacking else SessionStage.STABLE
 
     def _follow(self, plan: Plan | None) -> None:

@@ -52,7 +52,7 @@ Matcher::Match Matcher::weigh(uint32_t token) {
     add({cost + kExtra, cursor, 0, -1, jumped});
     const auto next = std::lower_bound(same.begin(), same.end(), cursor);
     if (next != same.end() && *next - cursor <= kNear) {
-      add({cost + kLeftOut + kLeftOutEach * static_cast<float>(*next - cursor), *next + 1, 1, *next, jumped});
+      add({cost + kLeftOut + kLeftOutEach * static_cast<float>(*next - cursor), *next + 1, 1, *next, false});
     }
   }
   if (same.size() == 1 && same[0] != best.cursor) {
@@ -80,17 +80,18 @@ Matcher::Match Matcher::weigh(uint32_t token) {
   return {best_.op, count_ == 1 && best_.op >= 0};
 }
 
-// The cheapest go on. Where ops are much alike, each of them opens cheap hypotheses nearby: the few that have jumped
-// are kept all the same, or the run would never be found again far away.
+// The cheapest go on, but those that wait where they are leave room for those that this op fits, and those that went on
+// nearby (where ops are much alike, each of them opens several) for those that have jumped: or a beam full of equals
+// would let none in that finds the run again far away.
 void Matcher::prune() {
   std::sort(next_.begin(), next_.begin() + next_count_, [](const Hypothesis& a, const Hypothesis& b) {
     return a.cost != b.cost ? a.cost < b.cost : a.cursor < b.cursor;
   });
   const float least = next_[0].cost;
   count_ = 0;
-  size_t others = 0;
+  size_t idle = 0, near = 0;
   for (size_t i = 0; i < next_count_ && count_ < kMost && next_[i].cost - least < kHopeless; ++i) {
-    if (!next_[i].jumped && others++ >= kMost - kJumps) continue;
+    if (next_[i].op < 0 ? idle++ >= kMostIdle : !next_[i].jumped && near++ >= kMostNear) continue;
     hypotheses_[count_] = next_[i];
     hypotheses_[count_++].cost -= least;
   }

@@ -43,8 +43,8 @@ class Matcher {
     bool jumped;  // it began with a token or a few that are found elsewhere, and not next to the cursor
   };
   static constexpr size_t kMost = 8;
-  static constexpr size_t kJumps = 3;   // of them, which cheaper ones do not push out
-  static constexpr int32_t kNear = 48;  // ops that may be left out without a better reason
+  static constexpr size_t kMostIdle = 3, kMostNear = 4;  // of them
+  static constexpr int32_t kNear = 48;                   // ops that may be left out without a better reason
   static constexpr int32_t kCleanRun = 6;
 
   Match weigh(uint32_t token);

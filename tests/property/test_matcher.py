@@ -135,15 +135,14 @@ def test_layers_left_out_run_twice_or_preceded_by_an_evaluation() -> None:
 
 
 def test_it_is_never_lost_for_long() -> None:
-    """After any amount of noise, a clean run is followed again after a few ops."""
+    """After any amount of noise, a clean run is followed again: after a layer at most, since layers are much alike."""
     rng = random.Random(1)
     tokens = training_step(2, 10, 30)
     for _ in range(50):
         begin = rng.randrange(len(tokens) - 60)
         noise = [rng.randrange(1 << 32) for _ in range(rng.randrange(1, 300))]
         found = match(tokens, tokens[: rng.randrange(len(tokens))] + noise + tokens[begin : begin + 60])
-        tail = found[-40:]
-        assert (abs(tail - np.arange(begin + 20, begin + 60)) <= NEAR).mean() >= 0.9, begin
+        assert (abs(found[-30:] - np.arange(begin + 30, begin + 60)) <= NEAR).all(), begin
 
 
 def test_two_sequences_of_one_beginning_share_its_hash() -> None:
