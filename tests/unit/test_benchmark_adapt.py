@@ -25,7 +25,7 @@ def test_triggers_fire_in_their_place(gpt2: tuple[Recorded, dict[str, list[LiveO
     base, lives = gpt2
     live = lives[mutation]
     precision, recall = mutations.score(mutations.ours(base, live), live, base.triggers)
-    least = 0.95 if mutation == "two layers skipped" else 0.98
+    least = 0.9 if mutation == "two layers skipped" else 0.98
     assert precision >= least and recall >= least, (precision, recall)
 
 
