@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "sequence.h"
+
 namespace chameleon {
 
 namespace {
@@ -92,6 +94,7 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
     auto& names = name_list();
     made->id = static_cast<int32_t>(names.size());
     names.push_back(made->name);
+    made->hash = hash_text(made->name);
   }
   info = made;
   return info;
