@@ -34,11 +34,13 @@ lab: build ## start JupyterLab in tutorials/
 	$(say) "Starting JupyterLab in tutorials/"
 	@cd tutorials && jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root)
 
-bench: build ## measure the main job and the recorder (half an hour), and write build/bench/*.json
+bench: build ## measure the main job, the recorder and changing ops (40 minutes), and write build/bench/*.json
 	$(say) "Measuring the main job"
 	@python -m benchmarks.main_job --json build/bench/main_job.json
 	$(say) "Measuring what recording costs"
 	@python -m benchmarks.overhead --json build/bench/overhead.json
+	$(say) "Measuring steps that change"
+	@python -m benchmarks.adapt --json build/bench/adapt.json
 
 dev: build chromium ## set up everything for development
 

@@ -31,11 +31,64 @@ class StepSummary:
     """Planned swap-outs and frees that found nothing to do: the storage was gone, in use, or already away."""
     ops: int
     matched_ops: int
+    plan: int = -1
+    """The plan that was followed when the step ended; -1 for none."""
+    departures: int = 0
+    """Places where the ops parted from the plan's."""
+    due_bytes: int = 0
+    """Of the plan's swap-outs whose storages were there."""
+    fired_bytes: int = 0
+    """Of those that took place."""
+
+    @property
+    def trigger_recall(self) -> float:
+        """Share of the planned swap-outs, by bytes, that took place; 1.0 where none was due."""
+        return self.fired_bytes / self.due_bytes if self.due_bytes else 1.0
 
     @property
     def match_rate(self) -> float:
         """Share of the step's ops that were found in the sequence the policy was made for."""
         return self.matched_ops / self.ops if self.ops else 0.0
+
+
+@dataclass(frozen=True)
+class PlanSummary:
+    """One plan of a session: what it is for, why it was made, and what became of it."""
+
+    plan: int
+    fingerprint: str
+    """Of the tokens of its ops, 16 hex digits. Plans of one fingerprint are for different sizes."""
+    ops: int
+    live_peak_bytes: int
+    decisions: int
+    made_from_step: int
+    why: str
+    followed_steps: int = 0
+    last_step: int = -1
+    """The newest step that followed it; -1 before the first."""
+    dropped: str = ""
+    """Why it is gone; empty while it is kept."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A place in a step where the ops were not those of the plan."""
+
+    step: int
+    from_op: int
+    to_op: int
+    """The first op that matches again; the step's end if none does."""
+    op_name: str
+    module: str
+    """What ran at ``from_op``, and the module in which it did."""
+    extra_ops: int
+    """Ops that the plan does not have there."""
+    left_out_ops: int
+    """Ops of the plan that did not run there; negative where the run jumped back in the plan."""
+
+    def __str__(self) -> str:
+        where = f"{self.op_name} in {self.module}" if self.module else self.op_name
+        return f"step {self.step}, op {self.from_op}, {where}: {self.extra_ops} ops more, {self.left_out_ops} left out"
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,6 +131,12 @@ class Report(Mapping[str, Any]):
     notes: tuple[str, ...]
     """What the session decided on its own, in words."""
     history: tuple[StepSummary, ...]
+    plans: tuple[PlanSummary, ...] = ()
+    """Every plan made, in order, those that are gone too."""
+    departures: tuple[Departure, ...] = ()
+    """Where the newest steps departed from the plan that they followed."""
+    lacking: str | None = None
+    """Why the newest step needs a plan that is still being made; None if it does not."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -131,6 +190,20 @@ class Report(Mapping[str, Any]):
             ),
             ("Policy", f"{self.decisions} decisions", f"match rate {format_percent(self.match_rate)}"),
         ]
+        if self.plans:
+            kept = [plan for plan in self.plans if not plan.dropped]
+            reused = sum(plan.followed_steps > 1 for plan in self.plans)
+            rows.append(
+                (
+                    "Plans",
+                    f"{len(self.plans)} made",
+                    f"{len(kept)} kept, {reused} used again; the last: {self.plans[-1].why}",
+                )
+            )
+        if self.lacking:
+            rows.append(("Planning", "now", self.lacking))
+        if self.departures:
+            rows.append(("Departed", f"{len(self.departures)} places", str(self.departures[-1])))
         if self.unmatched_decisions:
             rows.append(("Unmatched", str(len(self.unmatched_decisions)), self.unmatched_decisions[0]))
         if self.escaped_storages:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import os
 import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 
-from .errors import BelowFloorError, EditsUnreachableError, PolicyError, SessionError
-from .policy import Draft, Edit, EditAction, Link, Policy, floor, plan
+from .errors import BelowFloorError, PolicyError, SessionError
+from .plans import Made, Plan, Plans
+from .policy import Draft, Link, Policy, floor
+from .policy.edits import Edit, EditAction
 from .policy.memory import step_op_times
 from .policy.model import fingerprint
-from .policy.program import Program, compile_program
-from .report import Report, StepSummary
+from .policy.obey import plan_obeying
+from .policy.program import compile_program
+from .report import Departure, Report, StepSummary
 from .runtime import binding, core
 from .runtime.discovery import Discovery
 from .runtime.optimizer_groups import small_groups
@@ -31,7 +31,7 @@ from .runtime.raw_access import guards
 from .runtime.recording import step_trace
 from .staging import DryRun, Staging
 from .trace import StepTrace, Trace
-from .units import format_bytes, format_percent, parse_bandwidth, parse_bytes
+from .units import format_bytes, parse_bandwidth, parse_bytes
 
 
 class SessionStage(StrEnum):
@@ -45,10 +45,6 @@ class SessionStage(StrEnum):
 _current: Session | None = None
 _lock = threading.Lock()
 
-# Steps in a row that match the program worse than this send the session back to Profile.
-_LEAST_MATCH_RATE = 0.9
-_BAD_STEPS = 2
-_STEADY_STEPS = 4
 _KEPT_SUMMARIES = 10_000
 
 
@@ -129,14 +125,13 @@ class Session:
             if policy is not None
             else None
         )
-        self._given_policy = self._policy is not None
+        self._given = self._policy
         self._unstarted = self._policy  # given, and the first step has not ended yet
-        if self._given_policy and self.capacity_bytes is None:
+        if self._given is not None and self.capacity_bytes is None:
             raise PolicyError("a session without a capacity only records: give a capacity to use a policy")
         self._stage = SessionStage.WARMUP if warmup_steps else SessionStage.PROFILE
         self._steps = 0
         self._steps_told = False
-        self._bad_steps = 0
         self._unmatched: tuple[str, ...] = ()
         self._notes: list[str] = []
         self._history: deque[StepSummary] = deque(maxlen=_KEPT_SUMMARIES)
@@ -152,8 +147,9 @@ class Session:
         """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
         self._staging = Staging(self)
         self._closed = False
-        self._program_loaded = False
-        self._program_ops = 0
+        self._plans = Plans(self._plan_for, self._note, lambda: self.capacity_bytes or core.UNLIMITED)
+        self._told_of_change = False
+        self._planned = False  # has the first plan been made, or the given policy bound?
         self._tick_s = 0.0
 
     # ------------------------------------------------------------------------------------------------ life
@@ -314,6 +310,10 @@ class Session:
             dropped_triggers=log.dropped_triggers,
             ops=log.op_count,
             matched_ops=log.matched_ops,
+            plan=log.program,
+            departures=log.departure_count,
+            due_bytes=log.due_bytes,
+            fired_bytes=log.fired_bytes,
         )
         self._history.append(summary)
         self._steps += 1
@@ -325,67 +325,95 @@ class Session:
             if self._steps >= self.warmup_steps:
                 self._stage = SessionStage.PROFILE
                 self._foresee(log)
-        elif stage is SessionStage.PROFILE:
+        elif stage is SessionStage.PROFILE and not self._planned:
             self._make_policy(log)
-        elif self._program_loaded:
-            self._judge_match(summary)
+        elif self.capacity_bytes is not None:
+            self._plans.step_ended(log, summary)
+            self._follow(self._plans.get(log.program))
+            if self._plans.lacking and not self._told_of_change:  # once: the report's plans say the rest
+                self._note(f"step {summary.index}: {self._plans.lacking}; planning for it")
+                self._told_of_change = True
+            self._stage = SessionStage.PROFILE if self._plans.lacking else SessionStage.STABLE
         self._staging.step_ended(summary, _overlap(log, tick_s))
 
-    def _judge_match(self, summary: StepSummary) -> None:
-        recent = [s.ops for s in itertools.islice(reversed(self._history), _STEADY_STEPS)]
-        self._bad_steps = self._bad_steps + 1 if summary.match_rate < _LEAST_MATCH_RATE else 0
-        # The profiled step was an odd one out if those after it are all alike, and unlike it.
-        steady = (
-            len(recent) == _STEADY_STEPS and set(recent) == {summary.ops} and summary.ops != self._program_ops
-        )
-        if self._bad_steps >= _BAD_STEPS or steady:
-            rate = format_percent(summary.match_rate)
-            self._note(f"step {summary.index}: the ops changed (match rate {rate}), profiling again")
-            self._stage = SessionStage.PROFILE
-            self._bad_steps = 0
+    def _follow(self, plan: Plan | None) -> None:
+        if plan is not None and plan.policy is not None:
+            self._policy, self._unmatched = plan.policy, plan.program.unmatched
 
     def _foresee(self, log: core.StepLog) -> None:
         """Eviction in the step to come knows when storages were used in this one."""
         if self.capacity_bytes is None or log.truncated_ops:
             return
         step = self._trace_of(log)
-        self._load(compile_program(self._no_decisions(), step), step)
+        self._plans.force(
+            Made(None, compile_program(self._no_decisions(), step), step), log.index, "the first step"
+        )
 
     def _no_decisions(self) -> Policy:
         assumed = {"min_swap_bytes": self.min_swap_bytes}
-        return Policy(self.capacity_bytes or core.UNLIMITED, self.link, (), assumed)
+        return Policy(self.capacity_bytes or core.UNLIMITED, self.link, (), assumed, edits=self._edits())
 
     def _make_policy(self, log: core.StepLog) -> None:
-        if self.capacity_bytes is None or not self.planning:
-            self._foresee(log)
-            self._stage = SessionStage.STABLE
-            self._bad_steps = 0
-            return
-        if log.truncated_ops:
+        """The first plan, made at once: there is none yet that could be followed meanwhile."""
+        if self.capacity_bytes is not None and log.truncated_ops:
             self._note(
                 f"the step has more ops than are recorded ({log.truncated_ops} more): no policy, eviction only. "
                 "Call session.step() at the end of each training step"
             )
             return
+        if self.capacity_bytes is not None:
+            self._follow(self._plans.force(self._plan_for(log), log.index, "the profiled step"))
+        self._planned = True
+        self._stage = SessionStage.STABLE
+
+    def _plan_for(self, log: core.StepLog) -> Made:
+        """The policy for a recorded step, bound to it. Runs in the background too."""
+        assert self.capacity_bytes is not None
         step = self._trace_of(log)
+        if not self.planning:
+            return Made(None, compile_program(self._no_decisions(), step), step)
         try:
-            self._policy = self._policy_for(step)
-            program = compile_program(self._policy, step)
+            policy = self._policy_for(step)
+            return Made(policy, compile_program(policy, step), step)
         except BelowFloorError:
             # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.
             self._note(
                 f"the capacity leaves no room to plan (floor {format_bytes(floor(step).bytes)}): eviction only"
             )
-            program = compile_program(self._no_decisions(), step)
-        self._unmatched = program.unmatched
-        self._load(program, step)
-        self._stage = SessionStage.STABLE
-        self._bad_steps = 0
+            return Made(None, compile_program(self._no_decisions(), step), step)
+
+    def _policy_for(self, step: StepTrace) -> Policy:
+        """The given policy where it fits the step, else one that is generated under the edits of the newest."""
+        assert self.capacity_bytes is not None
+        edits = self._edits()
+        if self._given is not None:
+            reason = binding.misfit(self._given, step, self.capacity_bytes)
+            if reason is None:
+                return self._given
+            if not self._planned:  # later it goes on serving its own ops, beside the plans for others
+                self._note(
+                    f"the given policy does not fit: {reason}. Planned anew, with its {len(edits)} edits"
+                )
+        made, remarks = plan_obeying(
+            step,
+            self.capacity_bytes,
+            self.link,
+            edits,
+            min_swap_bytes=self.min_swap_bytes,
+            margin=self.margin,
+            op_times=step_op_times(step),
+        )
+        for remark in remarks:
+            self._note(remark)
+        return made
+
+    def _edits(self) -> tuple[Edit, ...]:
+        return self._policy.edits if self._policy is not None else ()
 
     def _start_given(self, log: core.StepLog) -> bool:
-        """After the first step: put a given policy in force, if it fits and its file holds the step it was made for."""
+        """After the first step: put a given policy in force, if it fits and holds the step it was made for."""
         policy, self._unstarted = self._unstarted, None
-        if policy is None or policy is not self._policy or self.capacity_bytes is None or not self.planning:
+        if policy is None or policy is not self._given or self.capacity_bytes is None or not self.planning:
             return False
         if not policy.assumed or log.truncated_ops:
             return False
@@ -393,95 +421,35 @@ class Session:
         if reason is not None:
             self._note(f"the given policy is not in force from the second step on: {reason}")
             return False
-        self._put_in_force(policy)
+        self._put_in_force(policy, self.capacity_bytes, "the given policy")
         self._note("the given policy fits: in force from the second step on")
         return True
 
-    def _policy_for(self, step: StepTrace) -> Policy:
-        """The given policy where it fits the step, else one that is generated under the edits of the last one."""
-        assert self.capacity_bytes is not None
-        edits = self._policy.edits if self._policy is not None else ()
-        if self._policy is not None and self._given_policy:
-            reason = binding.misfit(self._policy, step, self.capacity_bytes)
-            if reason is None:
-                return self._policy
-            self._note(f"the given policy does not fit: {reason}. Planned anew, with its {len(edits)} edits")
-            self._given_policy = False
-        obeyed = [edit for edit in edits if not self._asks_too_much(edit)]
-        while True:
-            try:
-                made = plan(
-                    step,
-                    self.capacity_bytes,
-                    self.link,
-                    min_swap_bytes=self.min_swap_bytes,
-                    margin=self.margin,
-                    op_times=step_op_times(step),
-                    edits=obeyed,
-                )
-            except EditsUnreachableError as error:
-                heaviest = error.findings[0]
-                self._note(f"edit not obeyed: {heaviest}")
-                obeyed.remove(heaviest.edit)
-                continue
-            for finding in made.findings:
-                self._note(str(finding))
-            # All edits stay in the policy: what could not be obeyed here is tried again where it is next planned.
-            return dataclasses.replace(made, edits=edits)
-
-    def _asks_too_much(self, edit: Edit) -> bool:
-        own = self.capacity_bytes
-        if edit.action is not EditAction.CAPACITY or own is None or (edit.capacity_bytes or 0) <= own:
-            return False
-        self._note(f"edit not obeyed: {edit} is more than the session has, {format_bytes(own)}")
-        return True
-
     def _at_border(self) -> bool:
-        """Is this moment between two steps, so that a program can be loaded?"""
+        """Is this moment between two steps, so that plans can be changed?"""
         return self._steps > 0 and core.counters()["ops_in_step"] == 0
 
-    def _put_in_force(self, policy: Policy) -> None:
-        """Load a policy, between two steps: bound to the newest step if that is its own, else to the one it holds."""
-        live = self._trace_of(core.logs()[-1])
-        own = policy.source is not None and policy.assumed.get("fingerprint") != fingerprint(live)
-        step = live
-        if own and policy.source is not None:
-            step = binding.rebound(policy.source, live, core.op_names(), self._discovery.labels.id)
+    def _enable(self, policy: Policy) -> None:
+        """Switch to a policy and to the capacity that its edits ask for, between two steps."""
         asked = any(edit.action is EditAction.CAPACITY for edit in policy.edits)
-        if self._stage is SessionStage.STABLE:
-            self._set_capacity(policy.capacity_bytes if asked else self.own_capacity_bytes)
-        program = compile_program(policy, step)
-        self._unmatched = program.unmatched
-        self._load(program, step)
-        self._policy = policy
-        self._given_policy = True
-        self._stage = SessionStage.STABLE
-        self._bad_steps = 0
+        capacity_bytes = policy.capacity_bytes if asked else self.own_capacity_bytes
+        assert capacity_bytes is not None
+        self._put_in_force(policy, capacity_bytes, "enabled")
 
-    def _set_capacity(self, capacity_bytes: int | None) -> None:
-        if capacity_bytes is not None and capacity_bytes != self.capacity_bytes:
+    def _put_in_force(self, policy: Policy, capacity_bytes: int, why: str) -> None:
+        """Make a policy the only plan: bound to the newest step if that is its own, else to the one it holds."""
+        live = self._trace_of(core.logs()[-1])
+        step = live
+        if policy.source is not None and policy.assumed.get("fingerprint") != fingerprint(live):
+            step = binding.rebound(policy.source, live, self._discovery.labels.id)
+        if capacity_bytes != self.capacity_bytes:
             core.set_capacity(capacity_bytes)
             self.capacity_bytes = capacity_bytes
-
-    def _load(self, program: Program, step: StepTrace) -> None:
-        rows = program.storage_row
-        core.load_program(
-            step.ops.name.astype(np.int32),
-            step.ops.stage.astype(np.uint8),
-            program.uid,
-            program.birth_op,
-            program.birth_ordinal,
-            step.storages.category[rows].astype(np.uint8),
-            step.storages.name[rows].astype(np.int32),
-            program.uses_offset.astype(np.uint32),
-            program.uses_op,
-            program.evict_last.astype(np.uint8),
-            program.action_op,
-            program.action_kind,
-            program.action_storage,
-        )
-        self._program_loaded = True
-        self._program_ops = len(step.ops)
+        made = Made(policy, compile_program(policy, step), step)
+        self._follow(self._plans.force(made, live.index, why))
+        self._given = policy
+        self._planned = True
+        self._stage = SessionStage.STABLE
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
@@ -501,9 +469,10 @@ class Session:
         if self.capacity_bytes is None:
             raise PolicyError("this session only records, it has no capacity: give one to use a policy")
         self._policy = policy
-        self._given_policy = True
-        if self.is_open and self._stage is SessionStage.STABLE:
+        self._given = policy
+        if self.is_open and self._stage is not SessionStage.WARMUP:
             self._stage = SessionStage.PROFILE  # bind it to the next step's ops
+            self._planned = False
 
     def enable(self, draft: Draft | Policy) -> None:
         """Use a draft, or a policy, from the next step border on. No number of the run changes.
@@ -620,7 +589,30 @@ class Session:
             refused=dict(self._discovery.refused),
             notes=tuple(self._notes),
             history=tuple(self._history),
+            plans=tuple(self._plans.summaries()),
+            departures=tuple(self._departures(logs)),
+            lacking=self._plans.lacking,
         )
+
+    def _departures(self, logs: list[core.StepLog]) -> Iterator[Departure]:
+        names, modules = core.op_names(), self._discovery.modules.texts
+        for log in logs:
+            rows = log.departures()
+            ops = log.ops() if len(rows) else rows
+            for from_op, to_op, plan_op, plan_to_op in rows.tolist():
+                if from_op >= len(ops):
+                    continue  # past the end of the ring
+                module = int(ops["module"][from_op])
+                end = to_op if to_op >= 0 else len(ops)
+                yield Departure(
+                    step=log.index,
+                    from_op=from_op,
+                    to_op=end,
+                    op_name=names[ops["name"][from_op]],
+                    module=modules[module] if 0 <= module < len(modules) else "",
+                    extra_ops=int((ops["plan_op"][from_op:end] < 0).sum()),
+                    left_out_ops=plan_to_op - plan_op if plan_to_op >= 0 else 0,
+                )
 
     def _group_bytes(self) -> int:
         """The most bytes that one list op of an optimizer should touch; its temporaries take about half again."""

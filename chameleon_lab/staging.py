@@ -226,7 +226,7 @@ class Staging:
     def _switch(self) -> None:
         policy, self._next = self._next, None
         if policy is not None:
-            self._session._put_in_force(policy)
+            self._session._enable(policy)
             self._trial_running = self._trial is not None and policy is self._trial.policy
 
     def step_ended(self, summary: StepSummary, overlap: float) -> None:

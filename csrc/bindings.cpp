@@ -6,8 +6,11 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/version.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "module_hooks.h"
@@ -75,32 +78,62 @@ py::array_t<chameleon::TransferRow> transfers(const chameleon::StepLog& log) {
   return as_array(rows);
 }
 
-chameleon::Program make_program(const std::vector<int32_t>& names, const std::vector<uint8_t>& stages,
-                                const std::vector<int64_t>& uid, const std::vector<int32_t>& birth_op,
-                                const std::vector<int32_t>& birth_ordinal, const std::vector<uint8_t>& category,
-                                const std::vector<int32_t>& label, const std::vector<uint32_t>& uses_offset,
-                                std::vector<int32_t> uses, const std::vector<uint8_t>& evict_last,
-                                const std::vector<int32_t>& action_op, const std::vector<uint8_t>& action_kind,
-                                const std::vector<int32_t>& action_storage) {
-  if (names.size() != stages.size() || birth_op.size() != uid.size() || birth_ordinal.size() != uid.size() ||
-      category.size() != uid.size() || label.size() != uid.size() || uses_offset.size() != uid.size() + 1 ||
-      evict_last.size() != uid.size() || action_kind.size() != action_op.size() ||
-      action_storage.size() != action_op.size()) {
+template <class T>
+using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+template <class T>
+std::vector<T> values(const Column<T>& column) {
+  return {column.data(), column.data() + column.size()};
+}
+
+std::shared_ptr<chameleon::Program> make_program(const Column<uint32_t>& tokens, const Column<int64_t>& uid,
+                                                 const Column<int32_t>& birth_op, const Column<int32_t>& birth_ordinal,
+                                                 const Column<int64_t>& bytes, const Column<uint8_t>& category,
+                                                 const Column<int32_t>& label, const Column<uint32_t>& uses_offset,
+                                                 const Column<int32_t>& uses, const Column<uint8_t>& evict_last,
+                                                 const Column<int32_t>& action_op, const Column<uint8_t>& action_kind,
+                                                 const Column<int32_t>& action_storage) {
+  const py::ssize_t count = uid.size();
+  if (birth_op.size() != count || birth_ordinal.size() != count || bytes.size() != count || category.size() != count ||
+      label.size() != count || uses_offset.size() != count + 1 || evict_last.size() != count ||
+      action_kind.size() != action_op.size() || action_storage.size() != action_op.size()) {
     throw std::invalid_argument("program: columns of one table differ in length");
   }
-  std::vector<uint32_t> tokens;
-  for (size_t op = 0; op < names.size(); ++op) tokens.push_back(chameleon::Program::token(names[op], stages[op]));
   std::vector<chameleon::PlanStorage> storages;
-  for (size_t i = 0; i < uid.size(); ++i) {
-    storages.push_back({uid[i], birth_op[i], birth_ordinal[i], uses_offset[i], uses_offset[i + 1], category[i],
-                        label[i], evict_last[i] != 0});
+  for (py::ssize_t i = 0; i < count; ++i) {
+    storages.push_back({uid.at(i), birth_op.at(i), birth_ordinal.at(i), bytes.at(i), uses_offset.at(i),
+                        uses_offset.at(i + 1), category.at(i), label.at(i), evict_last.at(i) != 0});
   }
   std::vector<chameleon::Action> actions;
-  for (size_t i = 0; i < action_op.size(); ++i) {
-    if (action_kind[i] > 2) throw std::invalid_argument("program: unknown kind of action");
-    actions.push_back({action_op[i], static_cast<chameleon::ActionKind>(action_kind[i]), action_storage[i]});
+  for (py::ssize_t i = 0; i < action_op.size(); ++i) {
+    if (action_kind.at(i) > 2) throw std::invalid_argument("program: unknown kind of action");
+    actions.push_back({action_op.at(i), static_cast<chameleon::ActionKind>(action_kind.at(i)), action_storage.at(i)});
   }
-  return {std::move(tokens), std::move(storages), std::move(uses), std::move(actions)};
+  std::vector<uint32_t> sequence = values(tokens);
+  std::vector<int32_t> use_ops = values(uses);
+  py::gil_scoped_release release;  // indexing a long sequence takes milliseconds
+  return std::make_shared<chameleon::Program>(std::move(sequence), std::move(storages), std::move(use_ops),
+                                              std::move(actions));
+}
+
+// For tests and benchmarks: the matcher alone.
+struct SequenceMatcher {
+  explicit SequenceMatcher(const Column<uint32_t>& tokens) : sequence(values(tokens)) { matcher.reset(&sequence); }
+  SequenceMatcher(const SequenceMatcher&) = delete;
+  SequenceMatcher& operator=(const SequenceMatcher&) = delete;
+
+  chameleon::Sequence sequence;
+  chameleon::Matcher matcher;
+};
+
+// Every token's op, or -1; and the nanoseconds that all of them took.
+std::pair<py::array_t<int32_t>, int64_t> match_all(SequenceMatcher& self, const Column<uint32_t>& tokens) {
+  py::array_t<int32_t> ops(tokens.size());
+  int32_t* out = ops.mutable_data();
+  const auto start = std::chrono::steady_clock::now();
+  for (py::ssize_t i = 0; i < tokens.size(); ++i) out[i] = self.matcher.match(tokens.data()[i]).op;
+  const auto took = std::chrono::steady_clock::now() - start;
+  return {ops, std::chrono::duration_cast<std::chrono::nanoseconds>(took).count()};
 }
 
 const char* residency_name(chameleon::Residency residency) {
@@ -143,13 +176,14 @@ PYBIND11_MODULE(_C, m) {
   m.attr("sees_raw_access") = chameleon::access::has_hook();
 
   PYBIND11_NUMPY_DTYPE(chameleon::OpRow, start_ticks, end_ticks, stall_ticks, sequence_nr, live_peak_bytes,
-                       resident_peak_bytes, name, module, thread, stack, plan_op, stage);
+                       resident_peak_bytes, name, module, thread, stack, plan_op, stage, token);
   PYBIND11_NUMPY_DTYPE(chameleon::StorageRow, uid, bytes, block_bytes, module, label, birth_op, birth_ordinal, death_op,
                        category, movable);
   PYBIND11_NUMPY_DTYPE(chameleon::UseRow, op, storage, reads, writes);
   PYBIND11_NUMPY_DTYPE(chameleon::TransferRow, bytes, issue_ticks, start_ticks, end_ticks, storage, issue_op, direction,
                        cause);
   PYBIND11_NUMPY_DTYPE(chameleon::ResidencyRow, from_ticks, to_ticks, storage, from_op, to_op);
+  PYBIND11_NUMPY_DTYPE(chameleon::DepartureRow, from_op, to_op, plan_op, plan_to_op);
   PYBIND11_NUMPY_DTYPE(chameleon::StallRow, start_ticks, end_ticks, op, storage, direction, cause);
 
   py::class_<chameleon::Options>(m, "Options")
@@ -169,6 +203,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("start_ticks", &chameleon::StepLog::start_ticks)
       .def_readonly("end_ticks", &chameleon::StepLog::end_ticks)
       .def_readonly("truncated_ops", &chameleon::StepLog::truncated_ops)
+      .def_readonly("live_peak_bytes", &chameleon::StepLog::live_peak_bytes)
       .def_readonly("peak_resident_bytes", &chameleon::StepLog::peak_resident_bytes)
       .def_property_readonly("swapped_out_bytes",
                              [](const chameleon::StepLog& log) { return log.moved_bytes(chameleon::Direction::Out); })
@@ -180,6 +215,12 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("late_prefetches", &chameleon::StepLog::late_prefetches)
       .def_readonly("dropped_triggers", &chameleon::StepLog::dropped_triggers)
       .def_readonly("matched_ops", &chameleon::StepLog::matched_ops)
+      .def_readonly("departure_count", &chameleon::StepLog::departure_count)
+      .def_readonly("program", &chameleon::StepLog::program)
+      .def_readonly("fingerprint", &chameleon::StepLog::fingerprint)
+      .def_readonly("due_bytes", &chameleon::StepLog::due_bytes)
+      .def_readonly("fired_bytes", &chameleon::StepLog::fired_bytes)
+      .def("departures", [](const chameleon::StepLog& log) { return as_array(log.departures); })
       .def_readonly("stall_ticks", &chameleon::StepLog::stall_ticks)
       .def_property_readonly("op_count", [](const chameleon::StepLog& log) { return log.ops.size(); })
       .def("ops", [](const chameleon::StepLog& log) { return as_array(log.ops); })
@@ -217,17 +258,32 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_optimizer_stage", [](bool on) { Runtime::instance().set_optimizer_stage(on); });
   m.def("op_names", &chameleon::op_names);
 
-  m.def("load_program",
-        [](const std::vector<int32_t>& names, const std::vector<uint8_t>& stages, const std::vector<int64_t>& uid,
-           const std::vector<int32_t>& birth_op, const std::vector<int32_t>& birth_ordinal,
-           const std::vector<uint8_t>& category, const std::vector<int32_t>& label,
-           const std::vector<uint32_t>& uses_offset, std::vector<int32_t> uses, const std::vector<uint8_t>& evict_last,
-           const std::vector<int32_t>& action_op, const std::vector<uint8_t>& action_kind,
-           const std::vector<int32_t>& action_storage) {
-          Runtime::instance().load_program(make_program(names, stages, uid, birth_op, birth_ordinal, category, label,
-                                                        uses_offset, std::move(uses), evict_last, action_op,
-                                                        action_kind, action_storage));
-        });
+  py::class_<chameleon::Program, std::shared_ptr<chameleon::Program>>(m, "Program")
+      .def_property_readonly("ops", &chameleon::Program::ops)
+      .def_property_readonly(
+          "fingerprint", [](const chameleon::Program& program) { return program.sequence.prefix(program.ops()); },
+          "Of its tokens; that of a step log with the same ones.");
+  m.def("make_program", &make_program);
+  m.def(
+      "add_program",
+      [](int64_t id, std::shared_ptr<chameleon::Program> program) {
+        Runtime::instance().add_program(id, std::move(program));
+      },
+      "Let the executor know a program. It follows one where the ops are its own.");
+  m.def("drop_program", [](int64_t id) { Runtime::instance().drop_program(id); });
+  m.def("use_program", [](int64_t id) { Runtime::instance().use_program(id); });
+  m.def("name_module", [](int32_t id, std::string_view path) { Runtime::instance().name_module(id, path); });
+  m.def("name_label", [](int32_t id, std::string_view name) { Runtime::instance().name_label(id, name); });
+
+  py::class_<SequenceMatcher>(m, "Matcher", "The matcher alone, for tests and benchmarks.")
+      .def(py::init<const Column<uint32_t>&>())
+      .def("match",
+           [](SequenceMatcher& self, uint32_t token) {
+             const auto match = self.matcher.match(token);
+             return std::pair(match.op, match.settled);
+           })
+      .def("match_all", &match_all)
+      .def_property_readonly("cursor", [](const SequenceMatcher& self) { return self.matcher.cursor(); });
 
   m.def("adopt", [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted) -> const char* {
     c10::StorageImpl* storage = storage_of(tensor);

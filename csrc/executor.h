@@ -1,6 +1,9 @@
-// Follows the live ops through the program and fires its actions.
+// Follows the live ops through the program that fits them, and fires its actions.
 #pragma once
 
+#include <cstdint>
+#include <deque>
+#include <memory>
 #include <vector>
 
 #include "matcher.h"
@@ -10,21 +13,26 @@
 namespace chameleon {
 
 // A program is a hint: an action whose storage is gone, pinned or already where it should be does nothing.
+//
+// Several programs are known, and one is followed. Where the live ops part from it, or a storage has another size than
+// it says, and another program began just as this step did, that one is followed from there on.
 class Executor {
  public:
   Executor(Swapper& swapper, StorageTable& table, Recorder& recorder)
       : swapper_(swapper), table_(table), recorder_(recorder) {}
 
-  void load(Program program);
-  void unload() { load(Program()); }
-  bool loaded() const { return !program_.empty(); }
-  int32_t ops() const { return program_.ops(); }
+  void add(int64_t id, std::shared_ptr<const Program> program);
+  void drop(int64_t id);
+  void use(int64_t id);  // from now on, which must be before a step's first op
+  void unload();
+  bool loaded() const { return program_ != nullptr; }
 
   void begin_step();
-  void end_step();  // fires what is left, so that the next step begins as the program expects
+  void end_step();  // does what is left, so that the next step begins as the program expects
 
-  // An outermost op starts: match it and fire the free points up to it. Returns the program's op, or -1.
-  int32_t begin_op(int32_t name, uint8_t stage);
+  // An outermost op starts, and its inputs are pinned: match it and fire the free points up to it. Returns the
+  // program's op, or -1.
+  int32_t begin_op(uint32_t token);
   // Once the op's own storages are there: begin the copies in.
   void prefetch();
   // The op has ended: begin the copies out.
@@ -37,18 +45,54 @@ class Executor {
   int64_t next_use(const Storage& storage, int64_t clock) const;
 
  private:
-  void fire_free(int32_t op);
-  void fire_swap_out(int32_t op);
+  struct Known {
+    int64_t id;
+    std::shared_ptr<const Program> program;
+    uint64_t used;  // when it was followed last
+  };
+  struct JumpedOver {  // ops of the program that no live op has been
+    int32_t due;       // live op before which they are dealt with
+    int32_t begin, end;
+  };
+  struct Due {
+    bool any = false;
+    bool comes = false;   // its last action is a swap-in
+    bool leaves = false;  // a swap-out is among them
+  };
+  // Reordered ops must not fire before production: what a jump left out waits so many ops from
+  // where the run departed.
+  static constexpr int32_t kGrace = 12;
+  static constexpr int32_t kRecently = 64;     // live ops
+  static constexpr int32_t kSizeSearches = 4;  // in a step
+
+  void follow(const Known& known, int32_t cursor);
+  void forget_places();
+  bool change_program(int32_t plan_op, int32_t ordinal, int64_t bytes);
+  void note_departure(Matcher::Match match, int32_t expected);
+  void catch_up(int32_t begin, int32_t end);
+  void fire_before(int32_t op);
+  void fire_after(int32_t op);
+  void fire_swap_out(int32_t storage);
 
   Swapper& swapper_;
   StorageTable& table_;
   Recorder& recorder_;
-  Program program_;
+  std::vector<Known> known_;
+  std::shared_ptr<const Program> program_;  // the one that is followed
+  int64_t program_id_ = -1;
+  uint64_t follows_ = 0;
   Matcher matcher_;
   std::vector<Storage*> live_;     // by row of the program's storages
   std::vector<int32_t> swap_ins_;  // due, in order; those without room wait here
-  int32_t freed_to_ = 0;           // actions before these ops have fired
-  int32_t swapped_out_to_ = 0;
+  std::vector<int32_t> fired_at_;  // by op of the program: the live op at which its actions fired last
+  std::vector<Due> due_;           // scratch of catch_up, by storage
+  std::deque<JumpedOver> jumped_over_;
+  int32_t live_op_ = 0;  // outermost ops of the step so far
+  int32_t passed_ = 0;   // ops of the program before this one have fired, or are in jumped_over_
+  uint64_t prefix_ = 0;  // of the step's tokens so far
+  int32_t size_searches_ = 0;
+  bool departed_ = false;
+  int32_t departed_at_ = 0;  // live op
 };
 
 }  // namespace chameleon

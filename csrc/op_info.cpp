@@ -2,12 +2,13 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+
+#include "sequence.h"
 
 namespace chameleon {
 
@@ -91,10 +92,9 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
     made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
     read_schema(operator_name, made);
     auto& names = name_list();
-    // Overloads share an id, so that a name stands for the same op in another process too.
-    const auto known = std::find(names.begin(), names.end(), made->name);
-    made->id = static_cast<int32_t>(known - names.begin());
-    if (known == names.end()) names.push_back(made->name);
+    made->id = static_cast<int32_t>(names.size());
+    names.push_back(made->name);
+    made->hash = hash_text(made->name);
   }
   info = made;
   return info;

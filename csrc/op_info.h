@@ -27,6 +27,7 @@ struct OpInfo {
   uint64_t written_arguments = 0;   // bit per argument, from the schema's alias annotations
   uint64_t out_arguments = 0;       // the same, of those that are written without being read
   int32_t id = -1;                  // index into op_names()
+  uint32_t hash = 0;                // of the name
 
   static const OpInfo& ignored();
   static const OpInfo& add_in_place();  // aten::add_

@@ -14,7 +14,7 @@ uint64_t birth_key(int32_t op, int32_t ordinal) {
 
 Program::Program(std::vector<uint32_t> tokens_in, std::vector<PlanStorage> storages_in, std::vector<int32_t> uses_in,
                  std::vector<Action> actions_in)
-    : tokens(std::move(tokens_in)),
+    : sequence(std::move(tokens_in)),
       storages(std::move(storages_in)),
       uses(std::move(uses_in)),
       actions(std::move(actions_in)) {
@@ -28,12 +28,9 @@ Program::Program(std::vector<uint32_t> tokens_in, std::vector<PlanStorage> stora
   }
   std::stable_sort(actions.begin(), actions.end(),
                    [](const Action& a, const Action& b) { return a.op != b.op ? a.op < b.op : a.kind < b.kind; });
-  offsets_.assign(tokens.size() + 1, 0);
+  offsets_.assign(ops() + 1, 0);
   for (const Action& action : actions) ++offsets_[action.op + 1];
-  for (size_t op = 0; op < tokens.size(); ++op) offsets_[op + 1] += offsets_[op];
-  for (size_t end = kGram; end <= tokens.size(); ++end) {
-    grams_[gram_key(tokens.data() + end - kGram)].push_back(static_cast<int32_t>(end - 1));
-  }
+  for (int32_t op = 0; op < ops(); ++op) offsets_[op + 1] += offsets_[op];
   for (size_t row = 0; row < storages.size(); ++row) {
     const PlanStorage& storage = storages[row];
     if (storage.uses_end < storage.uses_begin || storage.uses_end > uses.size()) {
@@ -50,19 +47,6 @@ Program::Program(std::vector<uint32_t> tokens_in, std::vector<PlanStorage> stora
 int32_t Program::born_at(int32_t op, int32_t ordinal) const {
   auto found = by_birth_.find(birth_key(op, ordinal));
   return found == by_birth_.end() ? -1 : found->second;
-}
-
-uint64_t Program::gram_key(const uint32_t* tokens) {
-  uint64_t key = 0;
-  for (size_t i = 0; i < kGram; ++i) key = (key ^ tokens[i]) * 0x9E3779B97F4A7C15ull;  // Fibonacci hashing
-  return key;
-}
-
-int32_t Program::find_gram(uint64_t key, int32_t from) const {
-  const auto found = grams_.find(key);
-  if (found == grams_.end()) return -1;
-  const auto at = std::lower_bound(found->second.begin(), found->second.end(), from);
-  return at == found->second.end() ? -1 : *at;
 }
 
 int32_t Program::with_uid(int64_t uid) const {

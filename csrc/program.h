@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "sequence.h"
+
 namespace chameleon {
 
 enum class ActionKind : uint8_t {
@@ -25,6 +27,7 @@ struct PlanStorage {
   int64_t uid;  // of a storage that lives across steps; -1 for one that is made in the step
   int32_t birth_op;
   int32_t birth_ordinal;
+  int64_t bytes;
   uint32_t uses_begin;  // into Program::uses
   uint32_t uses_end;
   uint8_t category;  // what the storage turned out to be in the step the program was made from
@@ -38,19 +41,10 @@ class Program {
   Program(std::vector<uint32_t> tokens, std::vector<PlanStorage> storages, std::vector<int32_t> uses,
           std::vector<Action> actions);
 
-  int32_t ops() const { return static_cast<int32_t>(tokens.size()); }
-  bool empty() const { return tokens.empty(); }
-
-  // What a live op is compared with: the operator and the stage, no sizes.
-  static uint32_t token(int32_t name, uint8_t stage) { return static_cast<uint32_t>(name) * 8 + stage; }
+  int32_t ops() const { return sequence.size(); }
 
   int32_t born_at(int32_t op, int32_t ordinal) const;  // row of storages, or -1
   int32_t with_uid(int64_t uid) const;                 // row of storages, or -1
-
-  // The first op from `from` on that ends a run of kGram ops with these tokens, or -1.
-  static constexpr size_t kGram = 6;
-  static uint64_t gram_key(const uint32_t* tokens);
-  int32_t find_gram(uint64_t key, int32_t from) const;
 
   // Ops from `op` to the next use after it, over the step's end too; a large number if there is none.
   int64_t next_use_distance(int32_t storage, int32_t op) const;
@@ -58,14 +52,13 @@ class Program {
   const Action* actions_begin(int32_t op) const { return actions.data() + offsets_[op]; }
   const Action* actions_end(int32_t op) const { return actions.data() + offsets_[op + 1]; }
 
-  std::vector<uint32_t> tokens;
+  Sequence sequence;
   std::vector<PlanStorage> storages;
   std::vector<int32_t> uses;    // ops, ascending within a storage
   std::vector<Action> actions;  // ascending by (op, kind)
 
  private:
   std::vector<uint32_t> offsets_;
-  std::unordered_map<uint64_t, std::vector<int32_t>> grams_;
   std::unordered_map<uint64_t, int32_t> by_birth_;
   std::unordered_map<int64_t, int32_t> by_uid_;
 };

@@ -57,6 +57,7 @@ OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t seq
   row.thread = thread;
   row.stack = -1;
   row.plan_op = -1;
+  row.token = 0;
   row.stage = static_cast<uint8_t>(stage);
   row.start_ticks = row.end_ticks = now_ticks();
   row.stall_ticks = 0;
@@ -138,6 +139,7 @@ void Recorder::used(Storage& storage, bool reads, bool writes) {
 
 void Recorder::levels(size_t live_bytes, size_t resident_bytes) {
   log_->peak_resident_bytes = std::max(log_->peak_resident_bytes, static_cast<int64_t>(resident_bytes));
+  log_->live_peak_bytes = std::max(log_->live_peak_bytes, static_cast<int64_t>(live_bytes));
   if (OpRow* op = row(op_)) {
     op->live_peak_bytes = std::max(op->live_peak_bytes, static_cast<int64_t>(live_bytes));
     op->resident_peak_bytes = std::max(op->resident_peak_bytes, static_cast<int64_t>(resident_bytes));

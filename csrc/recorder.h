@@ -34,6 +34,7 @@ struct OpRow {
   int32_t thread;
   int32_t stack;
   int32_t plan_op;  // the op of the program it was matched to, or -1
+  uint32_t token;   // what it was matched by
   uint8_t stage;
 };
 
@@ -86,6 +87,14 @@ struct ResidencyRow {
   int32_t to_op;  // the first op without it
 };
 
+// A stretch of ops that the program does not have there, or the place where it has ops that were left out.
+struct DepartureRow {
+  int32_t from_op;
+  int32_t to_op;       // the first op that is matched again, or -1
+  int32_t plan_op;     // the program's op that was expected
+  int32_t plan_to_op;  // the program's op at which the match goes on, or -1
+};
+
 // One step's tables.
 struct StepLog {
   int64_t index = 0;
@@ -98,12 +107,15 @@ struct StepLog {
   std::vector<EventPtr> transfer_events;  // beside transfers: their times are known once they are done
   std::vector<StallRow> stalls;
   std::vector<ResidencyRow> residencies;
+  static constexpr size_t kMostDepartures = 64;
+  std::vector<DepartureRow> departures;
   std::vector<std::shared_ptr<torch::CapturedTraceback>> stacks;
   std::vector<LeafCall> leaf_calls;  // of a trace without memory
   int64_t truncated_ops = 0;
 
   // Counters of the step.
   int64_t peak_resident_bytes = 0;
+  int64_t live_peak_bytes = 0;
   int64_t unlisted_bytes[2] = {0, 0};  // moved out and in past the end of the ring
   int64_t evictions = 0;
   int64_t evicted_bytes = 0;
@@ -111,6 +123,11 @@ struct StepLog {
   int64_t late_prefetches = 0;
   int64_t dropped_triggers = 0;
   int64_t matched_ops = 0;
+  int64_t departure_count = 0;
+  int64_t program = -1;      // the one that was followed when the step ended
+  uint64_t fingerprint = 0;  // of its tokens
+  int64_t due_bytes = 0;     // of the program's swap-outs whose storages were there
+  int64_t fired_bytes = 0;   // of those that took place
   Ticks stall_ticks = 0;
 
   // What a copy has moved or will have moved: less than asked for if it was cancelled.

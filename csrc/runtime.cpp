@@ -68,10 +68,13 @@ void Runtime::open(const Options& options) {
     storage->log_step = storage->resident_step = -1;
     storage->plan = -1;
     storage->label = storage->module = -1;
+    storage->anchor = 0;
     storage->categorised = false;
   }
   executor_.unload();
   forward_modules_ = ForwardModules();
+  module_hashes_.clear();
+  label_hashes_.clear();
   ++epoch_;
   failure_.reset();
   optimizer_stage_ = false;
@@ -204,10 +207,38 @@ std::vector<std::shared_ptr<StepLog>> Runtime::logs() {
   return {recorder_.finished().begin(), recorder_.finished().end()};
 }
 
-void Runtime::load_program(Program program) {
+void Runtime::add_program(int64_t id, std::shared_ptr<const Program> program) {
   Lock lock(mutex_);
-  executor_.load(std::move(program));
+  executor_.add(id, std::move(program));
+}
+
+void Runtime::drop_program(int64_t id) {
+  Lock lock(mutex_);
+  executor_.drop(id);
+}
+
+void Runtime::use_program(int64_t id) {
+  Lock lock(mutex_);
+  executor_.use(id);
   begin_step();
+}
+
+namespace {
+void set_hash(std::vector<uint32_t>& hashes, int32_t id, std::string_view text) {
+  if (id < 0) return;
+  if (hashes.size() <= static_cast<size_t>(id)) hashes.resize(id + 1);
+  hashes[id] = hash_text(text);
+}
+}  // namespace
+
+void Runtime::name_module(int32_t id, std::string_view path) {
+  Lock lock(mutex_);
+  set_hash(module_hashes_, id, path);
+}
+
+void Runtime::name_label(int32_t id, std::string_view name) {
+  Lock lock(mutex_);
+  set_hash(label_hashes_, id, name);
 }
 
 Counters Runtime::counters() {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -71,7 +72,12 @@ class Runtime {
   std::pair<double, double> measure_link();  // bytes per second out and in
   std::shared_ptr<StepLog> end_step();
   std::vector<std::shared_ptr<StepLog>> logs();
-  void load_program(Program program);
+  void add_program(int64_t id, std::shared_ptr<const Program> program);
+  void drop_program(int64_t id);
+  void use_program(int64_t id);  // from the next op on: call it between two steps
+  // The texts behind ids of modules and labels: what tokens are made of, since ids mean nothing to another process.
+  void name_module(int32_t id, std::string_view path);
+  void name_label(int32_t id, std::string_view name);
   void set_optimizer_stage(bool on) { optimizer_stage_.store(on, std::memory_order_relaxed); }
 
   // Owners: how many tensors are known to hold the storage; held by more, it stays where it is, unless the caller is
@@ -132,6 +138,9 @@ class Runtime {
   void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
   void use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread);
+  void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
+                  const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare);
+  void bring_in_missing(ThreadState& thread);
   void attach_output(const c10::IValue& value, bool settled);
   void attach(Storage& storage, c10::StorageImpl* impl);
   void pin(Storage& storage, ThreadState& thread);
@@ -172,6 +181,8 @@ class Runtime {
   Swapper swapper_;
   Executor executor_;
   ForwardModules forward_modules_;
+  std::vector<uint32_t> module_hashes_;  // by id
+  std::vector<uint32_t> label_hashes_;
   Clock clock_;
   Options options_;
   std::optional<Failure> failure_;

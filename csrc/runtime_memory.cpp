@@ -62,6 +62,9 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   storage->category = category;
   storage->categorised = true;
   storage->label = label;
+  // A gradient of this name may be another storage in the next step.
+  const bool lasts = category != Category::Gradient && label >= 0 && label < static_cast<int32_t>(label_hashes_.size());
+  storage->anchor = lasts ? label_hashes_[label] : 0;
   return result;
 }
 

@@ -11,6 +11,27 @@
 
 namespace chameleon {
 
+namespace {
+
+// Ranks and dtypes of an op's first tensors; no sizes.
+uint32_t shapes_token(const at::RecordFunction& function) {
+  constexpr size_t kFirst = 3;
+  constexpr c10::DispatchKeySet kAsked({c10::DispatchKey::Python, c10::DispatchKey::NestedTensor});
+  uint32_t token = 0;
+  const auto inputs = function.inputs();
+  for (size_t i = 0; i < inputs.size() && i < kFirst; ++i) {
+    if (!inputs[i].isTensor() || !inputs[i].toTensor().defined()) continue;
+    const at::Tensor& tensor = inputs[i].toTensor();
+    // A subclass may ask Python for its rank, which must not be done under the core's lock.
+    if (tensor.unsafeGetTensorImpl()->key_set().has_any(kAsked)) continue;
+    const auto dtype = static_cast<uint32_t>(tensor.dtype().toScalarType());
+    token = token << 10 ^ token >> 22 ^ (static_cast<uint32_t>(tensor.dim()) << 6 | dtype);
+  }
+  return token;
+}
+
+}  // namespace
+
 std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
   Runtime& runtime = instance();
   ThreadState& thread = thread_state();
@@ -82,45 +103,60 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     }
     if (open_) {
       OpRow* row = recorder_.begin_op(info.id, stage, module, sequence_nr, thread.index);
-      const int32_t plan_op = executor_.begin_op(info.id, static_cast<uint8_t>(stage));  // frees what is due first
-      newest_ = {step_serial_, recorder_.op(), plan_op, row ? 0 : newest_.ordinal};
+      newest_ = {step_serial_, recorder_.op(), -1, row ? 0 : newest_.ordinal};
       thread.place = newest_;
-      recorder_.levels(table_.live_bytes(), resident_bytes());
-      if (row) {
-        row->plan_op = plan_op;
-        if (stack) {
-          row->stack = static_cast<int32_t>(recorder_.log().stacks.size());
-          recorder_.log().stacks.push_back(std::move(stack));
-        }
+      if (row && stack) {
+        row->stack = static_cast<int32_t>(recorder_.log().stacks.size());
+        recorder_.log().stacks.push_back(std::move(stack));
       }
+      thread.token = mix_token(info.hash, static_cast<uint32_t>(stage));
+      if (module >= 0 && module < static_cast<int32_t>(module_hashes_.size())) {
+        thread.token = mix_token(thread.token, module_hashes_[module]);
+      }
+      thread.token = mix_token(thread.token, shapes_token(function));
     }
   } else {
     place(thread);
   }
-  if (info.reads_inputs) {
-    const auto inputs = function.inputs();
-    missing_.clear();
-    for (size_t i = 0; i < inputs.size(); ++i) use_input(inputs[i], i, info, thread);
-    for (const at::Tensor& tensor : inner) {
-      if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, true, thread);
-    }
-    for (const c10::Storage& storage : bare) use(storage.unsafeGetStorageImpl(), true, true, thread);
-    // All inputs are pinned by now, so that making room for one can't push out another. The list is this op's own
-    // from here on: waiting for another thread lets that thread's ops in.
-    if (!missing_.empty()) {
-      std::vector<Storage*> missing = std::move(missing_);
-      missing_ = {};
-      for (Storage* storage : missing) {
-        bool here = storage->failed;
-        try {
-          here = here || swapper_.restore(*storage, Cause::Demand);
-        } catch (const std::exception&) {  // the system has no memory left; torch would swallow it here
-        }
-        if (!here) access::mark_failed(*storage, note_failure(storage->block_bytes, thread));
-      }
+  if (info.reads_inputs) use_inputs(function, info, thread, inner, bare);
+  if (outermost && open_) {
+    // All inputs are pinned by now: nothing that fires here can push them out.
+    const int32_t plan_op = executor_.begin_op(thread.token);
+    newest_.plan_op = thread.place.plan_op = plan_op;
+    recorder_.levels(table_.live_bytes(), resident_bytes());
+    if (OpRow* row = recorder_.row(thread.place.op)) {
+      row->token = thread.token;
+      row->plan_op = plan_op;
     }
   }
+  if (!missing_.empty()) bring_in_missing(thread);
   if (outermost && open_) executor_.prefetch();
+}
+
+void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
+                         const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare) {
+  const auto inputs = function.inputs();
+  missing_.clear();
+  for (size_t i = 0; i < inputs.size(); ++i) use_input(inputs[i], i, info, thread);
+  for (const at::Tensor& tensor : inner) {
+    if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, true, thread);
+  }
+  for (const c10::Storage& storage : bare) use(storage.unsafeGetStorageImpl(), true, true, thread);
+}
+
+// All inputs are pinned by now, so that making room for one can't push out another. The list is this op's own from
+// here on: waiting for another thread lets that thread's ops in.
+void Runtime::bring_in_missing(ThreadState& thread) {
+  std::vector<Storage*> missing = std::move(missing_);
+  missing_ = {};
+  for (Storage* storage : missing) {
+    bool here = storage->failed;
+    try {
+      here = here || swapper_.restore(*storage, Cause::Demand);
+    } catch (const std::exception&) {  // the system has no memory left; torch would swallow it here
+    }
+    if (!here) access::mark_failed(*storage, note_failure(storage->block_bytes, thread));
+  }
 }
 
 Runtime::OpPlace& Runtime::place(ThreadState& thread) {
@@ -157,6 +193,7 @@ void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& 
     }
   }
   storage->last_use = clock_ops_;
+  if (storage->anchor && thread.depth == 1) thread.token = mix_token(thread.token, storage->anchor);
   if (storage->category == Category::Activation || storage->category == Category::Parameter) thread.in_graph = true;
   if (open_) recorder_.used(*storage, reads, writes);
 }

@@ -57,6 +57,7 @@ struct Storage {
   bool categorised = false;  // told by the session; guesses do not override it
   int32_t label = -1;
   int32_t module = -1;
+  uint32_t anchor = 0;    // the hash of its name, if it has the same storage in every step; else 0
   int64_t birth_op = -1;  // step-relative; of the step that made it
   int32_t birth_ordinal = -1;
   int64_t last_use = 0;   // in ops since the session began

@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import PolicyError
 from ..trace import Ops, Residencies, Stalls, StepTrace, Storages, Transfers, Uses
 
-_OPS = ("name", "module", "stage", "live_peak_bytes")
+_OPS = ("name", "module", "stage", "live_peak_bytes", "token")
 _STORAGES = (
     "bytes",
     "block_bytes",
@@ -101,6 +101,8 @@ def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
             duration_s=zeros,
             stall_s=zeros,
             live_peak_bytes=columns["ops.live_peak_bytes"],
+            token=columns["ops.token"].astype(np.uint32),
+            plan_op=np.full(n, -1, dtype=np.int32),
             resident_peak_bytes=columns["ops.live_peak_bytes"],
         ),
         storages=Storages(

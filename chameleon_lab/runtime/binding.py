@@ -48,6 +48,8 @@ def misfit_at_start(policy: Policy, first: StepTrace, capacity_bytes: int) -> st
         return reason
     if policy.source is None:
         return "its file does not hold the step that it was made for"
+    if not policy.source.ops.token.any():
+        return "an older version recorded the step in its file, which cannot be recognised"
     want, have = _model_ops(policy.source), _model_ops(first)
     if have[len(have) - len(want) :] != want:
         if len(have) != len(want):
@@ -69,22 +71,15 @@ def misfit_at_start(policy: Policy, first: StepTrace, capacity_bytes: int) -> st
     return None
 
 
-def rebound(
-    step: StepTrace, live: StepTrace, op_names: Sequence[str], label_id: Callable[[str], int]
-) -> StepTrace:
-    """A step of another time or process in the ids of this one: of ops, of labels, and of the storages alive here."""
-    op_ids = {name: number for number, name in enumerate(op_names)}
+def rebound(step: StepTrace, live: StepTrace, label_id: Callable[[str], int]) -> StepTrace:
+    """A step of another time or process, in this one's ids of labels and of the storages that are alive here."""
     uids = dict(zip(live.storage_keys, live.storages.uid.tolist(), strict=True))
-    names = np.array([op_ids.get(name, -1) for name in step.names], dtype=np.int32)
     labels = np.array([label_id(text) for text in step.labels] + [-1], dtype=np.int32)  # -1 is the last
-    n = len(step.ops)
-    carried = (step.storages.birth_op < 0) & (step.storages.death_op >= n)
+    carried = (step.storages.birth_op < 0) & (step.storages.death_op >= len(step.ops))
     uid = [uids.get(key, -1) if lasts else -1 for key, lasts in zip(step.storage_keys, carried, strict=True)]
     return dataclasses.replace(
         step,
-        names=tuple(op_names),
         labels=tuple(_texts(labels, step.labels)),
-        ops=dataclasses.replace(step.ops, name=names[step.ops.name]),
         storages=dataclasses.replace(
             step.storages, uid=np.array(uid, dtype=np.int64), name=labels[step.storages.name]
         ),

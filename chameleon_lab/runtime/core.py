@@ -30,7 +30,9 @@ SEES_RAW_ACCESS: bool = _C.sees_raw_access
 UNLIMITED: int = 2**64 - 1
 """The capacity that limits nothing."""
 
+Matcher = _C.Matcher
 Options = _C.Options
+Program = _C.Program
 StepLog = _C.StepLog
 LeafCall = _C.LeafCall
 TensorShape = _C.TensorShape
@@ -45,7 +47,12 @@ end_step = _C.end_step
 logs = _C.logs
 set_optimizer_stage = _C.set_optimizer_stage
 op_names = _C.op_names
-load_program = _C.load_program
+make_program = _C.make_program
+add_program = _C.add_program
+drop_program = _C.drop_program
+use_program = _C.use_program
+name_module = _C.name_module
+name_label = _C.name_label
 enter_module = _C.enter_module
 leave_module = _C.leave_module
 set_module_resolver = _C.set_module_resolver

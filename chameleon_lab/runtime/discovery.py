@@ -30,10 +30,11 @@ _REFUSED = {
 
 
 class Names:
-    """A growing dictionary of strings: the position is the id that the core keeps."""
+    """A growing dictionary of strings: the position is the id that the core keeps, and ``tell`` tells it the text."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
         self.texts: list[str] = []
+        self._tell = tell
         self._ids: dict[str, int] = {}
 
     def id(self, text: str) -> int:
@@ -41,6 +42,7 @@ class Names:
         if text not in self._ids:
             self._ids[text] = len(self.texts)
             self.texts.append(text)
+            self._tell(self._ids[text], text)
         return self._ids[text]
 
 
@@ -49,8 +51,8 @@ class Discovery:
 
     def __init__(self, on_step_end: Callable[[], None], device_type: str = "cpu") -> None:
         self._device_type = device_type
-        self.modules = Names()
-        self.labels = Names()
+        self.modules = Names(core.name_module)
+        self.labels = Names(core.name_label)
         self.refused: dict[str, str] = {}
         """Tensors that stay where they are and do not count, and why."""
         self._on_step_end = on_step_end

@@ -45,6 +45,8 @@ def step_trace(
             stall_s=ops["stall_ticks"] * tick_s,
             live_peak_bytes=ops["live_peak_bytes"].copy(),
             resident_peak_bytes=ops["resident_peak_bytes"].copy(),
+            token=ops["token"].copy(),
+            plan_op=ops["plan_op"].copy(),
         ),
         storages=Storages(
             uid=storages["uid"].copy(),

@@ -85,6 +85,8 @@ class Ops(Table):
     stall_s: np.ndarray  # float64: the part of duration_s spent waiting for transfers
     live_peak_bytes: np.ndarray  # int64: most bytes alive, resident or away, until the next op starts
     resident_peak_bytes: np.ndarray  # int64: most bytes on the device until the next op starts
+    token: np.ndarray  # uint32: hash of name, ranks, dtypes, stage, module, named storages; what is matched
+    plan_op: np.ndarray  # int32: the op of the plan that it was matched to; -1 where there was none
 
 
 @dataclass(frozen=True)

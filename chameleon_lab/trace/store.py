@@ -23,7 +23,7 @@ from .columns import Ops, Residencies, Stalls, StepTrace, Storages, Table, Trace
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 1
+VERSION = 2
 """Version of the trace file that this package writes, and the newest that it reads."""
 
 _KEY = b"chameleon_lab.trace"
@@ -51,6 +51,8 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
             "stall_s": "float64",
             "live_peak_bytes": "int64",
             "resident_peak_bytes": "int64",
+            "token": "uint32",
+            "plan_op": "int32",
         },
     ),
     "storages": (
@@ -105,6 +107,9 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
     ),
 }
 
+_SINCE = {("ops", "token"): (2, 0), ("ops", "plan_op"): (2, -1)}
+"""The version that brought a column, and what it reads as from an older file."""
+
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace to ``path``: to a file beside it first, which then takes its place.
@@ -145,8 +150,8 @@ def load(path: str | os.PathLike[str]) -> Trace:
             raise TraceError(
                 f"{path}: truncated, or no Parquet file ({error}); save the trace again, or record it anew"
             ) from error
-    meta = _meta(table.schema, path)
-    expected = _schema(pa)
+    version, meta = _header(table.schema, path)
+    expected = _schema(pa, version)
     for column in expected:
         position = table.schema.get_field_index(column.name)
         if position < 0 or table.schema.field(position).type != column.type:
@@ -188,14 +193,19 @@ def _import_pyarrow() -> Any:
     return pyarrow
 
 
-def _schema(pa: Any) -> pyarrow.Schema:
+def _schema(pa: Any, version: int = VERSION) -> pyarrow.Schema:
     def arrow(kind: str) -> Any:
         return pa.bool_() if kind == "bool" else getattr(pa, kind)()
 
     columns = [(name, arrow(kind)) for name, kind in _SCALARS.items()]
     columns += [(name, pa.list_(pa.string())) for name in _DICTIONARIES]
     for name, (_, kinds) in _TABLES.items():
-        columns.append((name, pa.list_(pa.struct([(column, arrow(kind)) for column, kind in kinds.items()]))))
+        fields = [
+            (column, arrow(kind))
+            for column, kind in kinds.items()
+            if _SINCE.get((name, column), (1,))[0] <= version
+        ]
+        columns.append((name, pa.list_(pa.struct(fields))))
     return pa.schema(columns)
 
 
@@ -226,7 +236,10 @@ def _tables(column: Any, name: str) -> list[Table]:
     for chunk in column.chunks:
         values = chunk.values
         arrays = {
-            key: values.field(key).to_numpy(zero_copy_only=False).astype(kind) for key, kind in kinds.items()
+            key: values.field(key).to_numpy(zero_copy_only=False).astype(kind)
+            if values.type.get_field_index(key) >= 0
+            else np.full(len(values), _SINCE[name, key][1], dtype=kind)
+            for key, kind in kinds.items()
         }
         offsets = chunk.offsets.to_numpy()
         for begin, end in pairwise(offsets.tolist()):
@@ -234,7 +247,7 @@ def _tables(column: Any, name: str) -> list[Table]:
     return rows
 
 
-def _meta(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> dict[str, Any]:
+def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> tuple[int, dict[str, Any]]:
     header = (schema.metadata or {}).get(_KEY)
     if header is None:
         raise TraceError(
@@ -250,4 +263,4 @@ def _meta(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> dict[str, Any
             f"{path}: it is of trace version {version}, and this Chameleon Lab reads up to {VERSION}: "
             "upgrade Chameleon Lab"
         )
-    return meta
+    return version, meta

@@ -106,6 +106,8 @@ class StepBuilder:
                 stall_s=np.zeros(n),
                 live_peak_bytes=live,
                 resident_peak_bytes=live.copy(),
+                token=(ops[:, 0] * 1000 + ops[:, 1] * 8 + ops[:, 2]).astype(np.uint32),
+                plan_op=np.full(n, -1, dtype=np.int32),
             ),
             storages=Storages(
                 uid=np.arange(100, 100 + len(table), dtype=np.int64),

@@ -129,11 +129,28 @@ def rewrite(path: Path, table: pa.Table, header: object) -> None:
     parquet.write_table(table.replace_schema_metadata({b"chameleon_lab.trace": text.encode()}), path)
 
 
+def test_a_file_of_version_1_reads_without_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    step = rich_step()
+    store.save(Trace([step]), path)
+    table = parquet.read_table(path).combine_chunks()
+    ops = table.column("ops").chunk(0)
+    names = [field.name for field in ops.type.value_type if field.name not in ("token", "plan_op")]
+    rows = pa.StructArray.from_arrays([ops.values.field(name) for name in names], names=names)
+    old = pa.ListArray.from_arrays(ops.offsets, rows)
+    at = table.schema.get_field_index("ops")
+    fields = pa.list_(pa.struct([(f.name, f.type) for f in rows.type]))
+    rewrite(path, table.set_column(at, pa.field("ops", fields), old.cast(fields)), {"version": 1, "meta": {}})
+    read = store.load(path).last
+    assert (read.ops.name == step.ops.name).all()
+    assert (read.ops.token == 0).all() and (read.ops.plan_op == -1).all()
+
+
 def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
-    rewrite(path, parquet.read_table(path), {"version": 2, "meta": {}})
-    with pytest.raises(TraceError, match="trace version 2.*reads up to 1: upgrade"):
+    rewrite(path, parquet.read_table(path), {"version": 3, "meta": {}})
+    with pytest.raises(TraceError, match="trace version 3.*reads up to 2: upgrade"):
         store.load(path)
 
 
@@ -152,11 +169,11 @@ def test_missing_and_changed_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
     table = parquet.read_table(path)
-    rewrite(path, table.drop_columns(["uses"]), {"version": 1, "meta": {}})
+    rewrite(path, table.drop_columns(["uses"]), {"version": 2, "meta": {}})
     with pytest.raises(TraceError, match="column 'uses' is missing"):
         store.load(path)
     changed = table.set_column(0, "index", pa.array(["zero"]))
-    rewrite(path, changed, {"version": 1, "meta": {}})
+    rewrite(path, changed, {"version": 2, "meta": {}})
     with pytest.raises(TraceError, match="column 'index' is of type string, not int64"):
         store.load(path)
 
