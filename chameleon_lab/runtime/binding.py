@@ -13,13 +13,14 @@ from ..trace import Stage, StepTrace
 from ..units import format_bytes
 
 _LIVE_PEAK_TOLERANCE = 0.02
-"""Share by which the bytes of a step may differ from those that a plan was made for."""
+"""Share by which the bytes of a step may differ from those that a policy was made for."""
 
 
 def misfit(policy: Policy, step: StepTrace, capacity_bytes: int) -> str | None:
     """Why a policy should be generated anew for a whole, steady step; None if it fits as it is.
 
-    A policy that does not say what it was made for is taken as it is.
+    A policy that does not say what it was made for is taken as it is, and so is one that was made for more bytes: it
+    keeps within the capacity, and was given on purpose.
     """
     if (reason := _misfit_of_conditions(policy, capacity_bytes)) is not None:
         return reason
@@ -30,7 +31,7 @@ def misfit(policy: Policy, step: StepTrace, capacity_bytes: int) -> str | None:
             f"this one is {here}, {len(step.ops)} ops)"
         )
     live = policy.assumed.get("live_peak_bytes")
-    if isinstance(live, int) and abs(live - step.live_peak_bytes) > _LIVE_PEAK_TOLERANCE * live:
+    if isinstance(live, int) and step.live_peak_bytes - live > _LIVE_PEAK_TOLERANCE * live:
         return (
             f"it was made for {format_bytes(live)} alive at once, and this step has "
             f"{format_bytes(step.live_peak_bytes)}"

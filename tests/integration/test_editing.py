@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import Gpt, Run, adamw, raw, reference, state_bytes, train
+from training import Gpt, Run, adamw, child, raw, reference, state_bytes, train
 
 import chameleon_lab as cl
 from chameleon_lab.policy import Edit, EditAction, Link, Policy, diff
@@ -107,6 +107,22 @@ def test_a_file_that_fits_is_in_force_from_the_second_step_on(
         assert (step.match_rate, step.demand_swap_ins, step.evictions) == (1.0, 0, 0)
         assert step.peak_bytes <= made.capacity_bytes and step.swapped_in_bytes > 0
     assert report.history[1].swapped_out_bytes > 0 and report.history[1].match_rate > 0.9
+
+
+def test_a_file_fits_in_another_process(made: Policy, tmp_path: Path) -> None:
+    made.draft().keep(GELU).never_touch(category="parameter").save(str(tmp_path / "policy.json"))
+    child(f"""
+        from chameleon_lab.policy import Policy
+        path = {str(tmp_path / "policy.json")!r}
+        kwargs = {{"capacity": {made.capacity_bytes}, "policy": path}}
+        policies = []
+        run = train(Gpt, steps=6, session_kwargs=kwargs, each_step=lambda n, m, s: policies.append(s.policy))
+        history = run.report.history
+        assert [step.stage for step in history] == ["WarmUp"] + ["Stable"] * 5, run.report
+        assert policies[-1] == Policy.load(path) and run.report.unmatched_decisions == ()
+        assert (history[-1].match_rate, history[-1].demand_swap_ins, history[-1].evictions) == (1.0, 0, 0)
+        assert history[-1].swapped_in_bytes > 0
+    """)
 
 
 @pytest.mark.parametrize(
