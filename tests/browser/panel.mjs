@@ -154,8 +154,10 @@ await inLab(async (page, picture) => {
   await run(3);
   const openFile = async name => {
     await panel.getByRole('button', { name: 'Open trace…' }).click();
-    await page.locator('.jp-Dialog input').fill(name);
-    await page.locator('.jp-Dialog .jp-mod-accept').click();
+    const dialog = page.locator('.jp-Dialog');
+    await dialog.locator('input').fill(name);
+    await dialog.locator('.jp-mod-accept').click();
+    await dialog.waitFor({ state: 'detached' }); // or the next one's input may be this one's
   };
   await openFile('half.parquet');
   await panel.locator('.cl-banner').getByText('truncated').waitFor();
