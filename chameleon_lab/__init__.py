@@ -8,7 +8,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .errors import BelowFloorError, ChameleonError, PolicyError, SessionError, TraceError
+from .errors import (
+    BelowFloorError,
+    ChameleonError,
+    EditsUnreachableError,
+    PolicyError,
+    SessionError,
+    TraceError,
+)
 from .policy import Link, Policy, floor, lower_bound, plan, simulate, sweep
 from .report import Report
 from .session import Session, SessionStage, current_session
@@ -25,6 +32,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BelowFloorError",
     "ChameleonError",
+    "EditsUnreachableError",
     "Link",
     "Policy",
     "PolicyError",

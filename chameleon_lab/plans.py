@@ -230,6 +230,7 @@ class Plans:
             made.step.storages.name[rows],
             program.uses_offset.astype(np.uint32),
             program.uses_op,
+            program.evict_last,
             program.action_op,
             program.action_kind,
             program.action_storage,

@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
@@ -16,16 +16,20 @@ import torch
 
 from .errors import BelowFloorError, PolicyError, SessionError
 from .plans import Made, Plan, Plans
-from .policy import Link, Policy, floor, plan
+from .policy import Draft, Link, Policy, floor
+from .policy.edits import Edit, EditAction
 from .policy.memory import step_op_times
+from .policy.model import fingerprint
+from .policy.obey import plan_obeying
 from .policy.program import compile_program
 from .report import Departure, Report, StepSummary
-from .runtime import core
+from .runtime import binding, core
 from .runtime.discovery import Discovery
 from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
 from .runtime.recording import step_trace
+from .staging import DryRun, Staging
 from .trace import StepTrace, Trace
 from .units import format_bytes, parse_bandwidth, parse_bytes
 
@@ -59,7 +63,9 @@ class Session:
             None takes it.
         link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
             machine copies, which is measured at the start. Only the embedded device's link can be set.
-        policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one.
+        policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one. Where it
+            fits, it is in force from the second step on. Where not, a note in the report says what did not fit, and a
+            policy is generated under its edits.
         planning: False never makes a policy: eviction alone keeps the run within the capacity. It takes what is used
             furthest in the future, as far as the steps before tell.
         warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
@@ -119,8 +125,9 @@ class Session:
             if policy is not None
             else None
         )
-        self._given_policy = self._policy is not None
-        if self._given_policy and self.capacity_bytes is None:
+        self._given = self._policy
+        self._unstarted = self._policy  # given, and the first step has not ended yet
+        if self._given is not None and self.capacity_bytes is None:
             raise PolicyError("a session without a capacity only records: give a capacity to use a policy")
         self._stage = SessionStage.WARMUP if warmup_steps else SessionStage.PROFILE
         self._steps = 0
@@ -136,6 +143,9 @@ class Session:
         self._parts: list[Discovery | Patches] = [self._discovery, *guards()]
         if self.capacity_bytes is not None and split_optimizer:
             self._parts.append(small_groups(self._group_bytes))
+        self.own_capacity_bytes = self.capacity_bytes
+        """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
+        self._staging = Staging(self)
         self._closed = False
         self._plans = Plans(self._plan_for, self._note, lambda: self.capacity_bytes or core.UNLIMITED)
         self._told_of_change = False
@@ -309,7 +319,9 @@ class Session:
         self._steps += 1
         if log.op_count == 0:
             return  # nothing to learn from
-        if stage is SessionStage.WARMUP:
+        if stage is not SessionStage.STABLE and self._start_given(log):
+            pass
+        elif stage is SessionStage.WARMUP:
             if self._steps >= self.warmup_steps:
                 self._stage = SessionStage.PROFILE
                 self._foresee(log)
@@ -322,6 +334,7 @@ class Session:
                 self._note(f"step {summary.index}: {self._plans.lacking}; planning for it")
                 self._told_of_change = True
             self._stage = SessionStage.PROFILE if self._plans.lacking else SessionStage.STABLE
+        self._staging.step_ended(summary, _overlap(log, tick_s))
 
     def _follow(self, plan: Plan | None) -> None:
         if plan is not None and plan.policy is not None:
@@ -338,7 +351,7 @@ class Session:
 
     def _no_decisions(self) -> Policy:
         assumed = {"min_swap_bytes": self.min_swap_bytes}
-        return Policy(self.capacity_bytes or core.UNLIMITED, self.link, (), assumed)
+        return Policy(self.capacity_bytes or core.UNLIMITED, self.link, (), assumed, edits=self._edits())
 
     def _make_policy(self, log: core.StepLog) -> None:
         """The first plan, made at once: there is none yet that could be followed meanwhile."""
@@ -360,16 +373,7 @@ class Session:
         if not self.planning:
             return Made(None, compile_program(self._no_decisions(), step), step)
         try:
-            policy = self._policy if self._given_policy else None
-            if policy is None:
-                policy = plan(
-                    step,
-                    self.capacity_bytes,
-                    self.link,
-                    min_swap_bytes=self.min_swap_bytes,
-                    margin=self.margin,
-                    op_times=step_op_times(step),
-                )
+            policy = self._policy_for(step)
             return Made(policy, compile_program(policy, step), step)
         except BelowFloorError:
             # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.
@@ -377,6 +381,75 @@ class Session:
                 f"the capacity leaves no room to plan (floor {format_bytes(floor(step).bytes)}): eviction only"
             )
             return Made(None, compile_program(self._no_decisions(), step), step)
+
+    def _policy_for(self, step: StepTrace) -> Policy:
+        """The given policy where it fits the step, else one that is generated under the edits of the newest."""
+        assert self.capacity_bytes is not None
+        edits = self._edits()
+        if self._given is not None:
+            reason = binding.misfit(self._given, step, self.capacity_bytes)
+            if reason is None:
+                return self._given
+            if not self._planned:  # later it goes on serving its own ops, beside the plans for others
+                self._note(
+                    f"the given policy does not fit: {reason}. Planned anew, with its {len(edits)} edits"
+                )
+        made, remarks = plan_obeying(
+            step,
+            self.capacity_bytes,
+            self.link,
+            edits,
+            min_swap_bytes=self.min_swap_bytes,
+            margin=self.margin,
+            op_times=step_op_times(step),
+        )
+        for remark in remarks:
+            self._note(remark)
+        return made
+
+    def _edits(self) -> tuple[Edit, ...]:
+        return self._policy.edits if self._policy is not None else ()
+
+    def _start_given(self, log: core.StepLog) -> bool:
+        """After the first step: put a given policy in force, if it fits and holds the step it was made for."""
+        policy, self._unstarted = self._unstarted, None
+        if policy is None or policy is not self._given or self.capacity_bytes is None or not self.planning:
+            return False
+        if not policy.assumed or log.truncated_ops:
+            return False
+        reason = binding.misfit_at_start(policy, self._trace_of(log), self.capacity_bytes)
+        if reason is not None:
+            self._note(f"the given policy is not in force from the second step on: {reason}")
+            return False
+        self._put_in_force(policy, self.capacity_bytes, "the given policy")
+        self._note("the given policy fits: in force from the second step on")
+        return True
+
+    def _at_border(self) -> bool:
+        """Is this moment between two steps, so that plans can be changed?"""
+        return self._steps > 0 and core.counters()["ops_in_step"] == 0
+
+    def _enable(self, policy: Policy) -> None:
+        """Switch to a policy and to the capacity that its edits ask for, between two steps."""
+        asked = any(edit.action is EditAction.CAPACITY for edit in policy.edits)
+        capacity_bytes = policy.capacity_bytes if asked else self.own_capacity_bytes
+        assert capacity_bytes is not None
+        self._put_in_force(policy, capacity_bytes, "enabled")
+
+    def _put_in_force(self, policy: Policy, capacity_bytes: int, why: str) -> None:
+        """Make a policy the only plan: bound to the newest step if that is its own, else to the one it holds."""
+        live = self._trace_of(core.logs()[-1])
+        step = live
+        if policy.source is not None and policy.assumed.get("fingerprint") != fingerprint(live):
+            step = binding.rebound(policy.source, live, self._discovery.labels.id)
+        if capacity_bytes != self.capacity_bytes:
+            core.set_capacity(capacity_bytes)
+            self.capacity_bytes = capacity_bytes
+        made = Made(policy, compile_program(policy, step), step)
+        self._follow(self._plans.force(made, live.index, why))
+        self._given = policy
+        self._planned = True
+        self._stage = SessionStage.STABLE
 
     def _note(self, text: str) -> None:
         if text not in self._notes:
@@ -396,10 +469,41 @@ class Session:
         if self.capacity_bytes is None:
             raise PolicyError("this session only records, it has no capacity: give one to use a policy")
         self._policy = policy
-        self._given_policy = True
+        self._given = policy
         if self.is_open and self._stage is not SessionStage.WARMUP:
             self._stage = SessionStage.PROFILE  # bind it to the next step's ops
             self._planned = False
+
+    def enable(self, draft: Draft | Policy) -> None:
+        """Use a draft, or a policy, from the next step border on. No number of the run changes.
+
+        An edit of the capacity changes that of the device; without one it is the capacity of the session.
+
+        Raises BelowFloorError if no policy fits; SessionError if no policy is in force yet; PolicyError if the edits of
+        a policy are newer than its decisions, or it is for more than the session has.
+        """
+        self._staging.enable(draft)
+
+    def rollback(self) -> Policy:
+        """From the next step border on, use what was in force before the last :meth:`enable`; returns it.
+
+        Raises SessionError if nothing has been enabled.
+        """
+        return self._staging.rollback()
+
+    def dry_run(
+        self, draft: Draft, step_fn: Callable[[], object] | None = None, *, steps: int = 1, settle: int = 1
+    ) -> DryRun:
+        """Try a draft for a few steps of the run, then go back to the policy in force.
+
+        The steps are real training steps: they count, and no number of the run changes. With ``step_fn``, which
+        trains one step, they are run here. Without it they are the next ones of the caller's loop, and the result
+        fills as they end. The first ``settle`` steps under the draft are not measured: storages still take their new
+        places.
+
+        Raises what :meth:`enable` raises, what ``step_fn`` raises, and SessionError if a call of it ends no step.
+        """
+        return self._staging.dry_run(draft, step_fn, steps, settle)
 
     def trace(self) -> Trace:
         """The newest finished steps, as columns. Empty before the first step has ended."""
@@ -453,14 +557,9 @@ class Session:
         logs = core.logs() if self.is_open else self._logs
         newest = self._history[-1] if self._history else None
         same_stage = [s.step_s for s in list(self._history)[-50:] if newest and s.stage == newest.stage]
-        live_peak = busy_s = 0.0
+        live_peak = 0.0
         if logs:
-            log = logs[-1]
-            live_peak = float(log.ops()["live_peak_bytes"].max(initial=0))
-            transfers = log.transfers()
-            done = transfers["end_ticks"] != 0
-            busy = (transfers["end_ticks"] - transfers["start_ticks"])[done].sum()
-            busy_s = float(busy) * core.seconds_per_tick()
+            live_peak = float(logs[-1].ops()["live_peak_bytes"].max(initial=0))
         stall_s = newest.stall_s if newest else 0.0
         return Report(
             device=self.device,
@@ -474,7 +573,7 @@ class Session:
             host_peak_bytes=counters["host_peak_bytes"],
             step_s=statistics.median(same_stage) if same_stage else 0.0,
             stall_s=stall_s,
-            overlap=max(0.0, 1.0 - stall_s / busy_s) if busy_s > 0 else 1.0,
+            overlap=_overlap(logs[-1], core.seconds_per_tick()) if logs else 1.0,
             swapped_out_bytes=logs[-1].swapped_out_bytes if logs else 0,
             swapped_in_bytes=logs[-1].swapped_in_bytes if logs else 0,
             evictions=newest.evictions if newest else 0,
@@ -529,6 +628,14 @@ class Session:
         capacity = "no capacity" if self.capacity_bytes is None else format_bytes(self.capacity_bytes)
         state = "open" if self.is_open else "ended" if self._closed else "not started"
         return f"<Session {self.device}, {capacity}, {self._stage}, step {self._steps}, {state}>"
+
+
+def _overlap(log: core.StepLog, tick_s: float) -> float:
+    """Share of a step's transfer time that was hidden behind compute; copies that still run do not count."""
+    transfers = log.transfers()
+    done = transfers["end_ticks"] != 0
+    busy_s = float((transfers["end_ticks"] - transfers["start_ticks"])[done].sum()) * tick_s
+    return max(0.0, 1.0 - log.stall_ticks * tick_s / busy_s) if busy_s > 0 else 1.0
 
 
 def _parse_device(device: Any) -> str:

@@ -261,6 +261,7 @@ void Executor::died(Storage& storage) {
 }
 
 int64_t Executor::next_use(const Storage& storage, int64_t clock) const {
+  if (storage.plan >= 0 && program_->storages[storage.plan].evict_last) return 0;
   if (storage.plan >= 0) return program_->next_use_distance(storage.plan, matcher_.cursor() - 1);
   return clock - storage.last_use;
 }

@@ -32,6 +32,7 @@ struct PlanStorage {
   uint32_t uses_end;
   uint8_t category;  // what the storage turned out to be in the step the program was made from
   int32_t label;
+  bool evict_last;  // the user wants it left alone: eviction takes it where nothing else is left
 };
 
 class Program {

@@ -28,7 +28,7 @@ def conditions(edits: Sequence[Edit], capacity_bytes: int, link: Link) -> tuple[
             continue
         before = last.get(edit.action)
         if before is not None and _asked(edits[before]) != _asked(edit):
-            findings.append(_contradicted(before, edits[before], index, edit, "the whole plan"))
+            findings.append(_contradicted(before, edits[before], edit, "the whole plan"))
         last[edit.action] = index
         capacity_bytes = edit.capacity_bytes or capacity_bytes
         link = edit.link or link
@@ -141,14 +141,12 @@ class Constraints:
             if self.edits[loser].specificity == self.edits[winner].specificity:
                 contradicted.add(loser)
                 where = f"{len(places)} gaps, the first of {self._key(places[0])}"
-                self.findings.append(
-                    _contradicted(loser, self.edits[loser], winner, self.edits[winner], where)
-                )
+                self.findings.append(_contradicted(loser, self.edits[loser], self.edits[winner], where))
         for k, places in meant.items():
             decided = self._residence if self.edits[k].is_residence else self._prefetch
             if len(places) and k not in contradicted and not (decided[places] == k).any():
                 winner = int(decided[places[0]])
-                why = f"edit {winner + 1} ({self.edits[winner]}) and the like decide everywhere it speaks of"
+                why = f"{self.edits[winner]} and the like decide everywhere it speaks of"
                 self.findings.append(
                     Finding(
                         Fault.OVERRIDDEN, k, self.edits[k], why, "take it back, or those that override it"
@@ -304,6 +302,6 @@ def _asked(edit: Edit) -> tuple[int | None, Link | None]:
     return edit.capacity_bytes, edit.link
 
 
-def _contradicted(loser: int, edit: Edit, winner: int, other: Edit, where: str) -> Finding:
-    why = f"edit {winner + 1} ({other}) comes later and decides for {where}"
+def _contradicted(loser: int, edit: Edit, other: Edit, where: str) -> Finding:
+    why = f"{other} comes later and decides for {where}"
     return Finding(Fault.CONTRADICTED, loser, edit, why, "take one of the two back")

@@ -274,7 +274,7 @@ def test_a_failed_plan_is_noted_once_and_the_run_goes_on(monkeypatch: pytest.Mon
 
     def breaks(number: int, _: cl.Session | None) -> None:
         if number == 4:
-            monkeypatch.setattr(session_module, "plan", broken)
+            monkeypatch.setattr(session_module, "plan_obeying", broken)
 
     got, report = run(change, factory, live_peak // 2, wait=True, each=breaks)
     assert got == want and report is not None

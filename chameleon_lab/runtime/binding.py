@@ -1,0 +1,120 @@
+"""Does a policy fit what is running, and if so, how is its own step recognised here?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..policy import Policy
+from ..policy.model import fingerprint
+from ..trace import Stage, StepTrace
+from ..units import format_bytes
+
+_LIVE_PEAK_TOLERANCE = 0.02
+"""Share by which the bytes of a step may differ from those that a policy was made for."""
+
+
+def misfit(policy: Policy, step: StepTrace, capacity_bytes: int) -> str | None:
+    """Why a policy should be generated anew for a whole, steady step; None if it fits as it is.
+
+    A policy that does not say what it was made for is taken as it is, and so is one that was made for more bytes: it
+    keeps within the capacity, and was given on purpose.
+    """
+    if (reason := _misfit_of_conditions(policy, capacity_bytes)) is not None:
+        return reason
+    made_for = policy.assumed.get("fingerprint")
+    if made_for is not None and made_for != (here := fingerprint(step)):
+        return (
+            f"it was made for another op sequence ({made_for}, {policy.assumed.get('ops', '?')} ops; "
+            f"this one is {here}, {len(step.ops)} ops)"
+        )
+    live = policy.assumed.get("live_peak_bytes")
+    if isinstance(live, int) and step.live_peak_bytes - live > _LIVE_PEAK_TOLERANCE * live:
+        return (
+            f"it was made for {format_bytes(live)} alive at once, and this step has "
+            f"{format_bytes(step.live_peak_bytes)}"
+        )
+    return None
+
+
+def misfit_at_start(policy: Policy, first: StepTrace, capacity_bytes: int) -> str | None:
+    """Why a policy does not fit a run whose first step has ended; None if it does.
+
+    The optimizer's part of a first step differs from the later ones (it makes its states), and what comes before the
+    loop is no part of the step: the ops of forward and backward have to be the last ones of their kind.
+    """
+    if (reason := _misfit_of_conditions(policy, capacity_bytes)) is not None:
+        return reason
+    if policy.source is None:
+        return "its file does not hold the step that it was made for"
+    if not policy.source.ops.token.any():
+        return "an older version recorded the step in its file, which cannot be recognised"
+    want, have = _model_ops(policy.source), _model_ops(first)
+    if have[len(have) - len(want) :] != want:
+        if len(have) != len(want):
+            return (
+                f"it was made for {len(want)} ops of forward and backward, and the first step has {len(have)}"
+            )
+        differ = next(k for k, (a, b) in enumerate(zip(want, have, strict=True)) if a != b)
+        return f"op {differ + 1} of forward and backward is {have[differ][0]}, and it was made for {want[differ][0]}"
+    here = {key: int(first.storages.block_bytes[row]) for row, key in enumerate(first.storage_keys)}
+    for row, key in enumerate(policy.source.storage_keys):
+        size = int(policy.source.storages.block_bytes[row])
+        if key.startswith("parameter:") and here.get(key, size) != size:
+            return f"{key} has {format_bytes(here[key])}, and it was made for {format_bytes(size)}"
+    ours, its = (_model_peak(step) for step in (first, policy.source))
+    if abs(ours - its) > _LIVE_PEAK_TOLERANCE * its:
+        return (
+            f"it was made for activations of {format_bytes(its)}, and the first step has {format_bytes(ours)}"
+        )
+    return None
+
+
+def rebound(step: StepTrace, live: StepTrace, label_id: Callable[[str], int]) -> StepTrace:
+    """A step of another time or process, in this one's ids of labels and of the storages that are alive here."""
+    uids = dict(zip(live.storage_keys, live.storages.uid.tolist(), strict=True))
+    labels = np.array([label_id(text) for text in step.labels] + [-1], dtype=np.int32)  # -1 is the last
+    carried = (step.storages.birth_op < 0) & (step.storages.death_op >= len(step.ops))
+    uid = [uids.get(key, -1) if lasts else -1 for key, lasts in zip(step.storage_keys, carried, strict=True)]
+    return dataclasses.replace(
+        step,
+        labels=tuple(_texts(labels, step.labels)),
+        storages=dataclasses.replace(
+            step.storages, uid=np.array(uid, dtype=np.int64), name=labels[step.storages.name]
+        ),
+    )
+
+
+def _texts(ids: np.ndarray, texts: Sequence[str]) -> list[str]:
+    table = [""] * (int(ids.max(initial=-1)) + 1)
+    for number, text in zip(ids.tolist(), texts, strict=False):
+        table[number] = text
+    return table
+
+
+def _misfit_of_conditions(policy: Policy, capacity_bytes: int) -> str | None:
+    if not policy.is_current:
+        return "its edits were changed after its decisions were made"
+    if "fingerprint" in policy.assumed and policy.capacity_bytes > capacity_bytes:
+        return f"it was made for {format_bytes(policy.capacity_bytes)}, and there are {format_bytes(capacity_bytes)}"
+    return None
+
+
+def _model_ops(step: StepTrace) -> list[tuple[str, int]]:
+    chosen = np.flatnonzero(step.ops.stage <= Stage.BACKWARD)
+    names, stages = step.ops.name[chosen].tolist(), step.ops.stage[chosen].tolist()
+    return [(step.names[name], stage) for name, stage in zip(names, stages, strict=True)]
+
+
+def _model_peak(step: StepTrace) -> int:
+    """Most bytes alive in forward and backward of storages made there."""
+    n = len(step.ops)
+    made = step.storages.birth_op >= 0
+    made[made] = step.ops.stage[step.storages.birth_op[made]] <= Stage.BACKWARD
+    change = np.zeros(n + 2, dtype=np.int64)
+    size = step.storages.block_bytes[made].astype(np.int64)
+    np.add.at(change, step.storages.birth_op[made], size)
+    np.subtract.at(change, np.minimum(step.storages.death_op[made], n) + 1, size)
+    return int(np.cumsum(change).max(initial=0))

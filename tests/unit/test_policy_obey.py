@@ -1,0 +1,43 @@
+"""Planning that must go on: what cannot be obeyed is left out of the plan, told, and stays in the policy."""
+
+from __future__ import annotations
+
+import pytest
+from synthetic import gpt_step
+
+from chameleon_lab.errors import BelowFloorError
+from chameleon_lab.policy import Edit, EditAction, Fault, Link, floor, plan
+from chameleon_lab.policy.obey import plan_obeying
+
+STEP = gpt_step(layers=4)
+LINK = Link(4e9, 4e9)
+LOWEST = floor(STEP).bytes
+EDITS = (
+    Edit(EditAction.CAPACITY, capacity_bytes=STEP.live_peak_bytes),
+    Edit(EditAction.KEEP, "nothing"),
+    Edit(EditAction.NEVER_TOUCH, category="activation"),
+    Edit(EditAction.KEEP, "optimizer_state:exp_avg of h.0.weight"),
+    Edit(EditAction.SWAP, "parameter:h.0.weight", gap=0),
+)
+
+
+def test_the_edits_that_keep_most_are_left_out_until_a_plan_fits() -> None:
+    policy, remarks = plan_obeying(STEP, LOWEST, LINK, EDITS)
+    assert policy.edits == EDITS and not policy.is_current and policy.capacity_bytes == LOWEST
+    assert policy.predicted["peak_bytes"] <= LOWEST
+    assert remarks[0].startswith("edit 1 (capacity")
+    assert remarks[1].startswith("not obeyed: edit 3 (never touch all of category activation) is unreachable")
+    assert remarks[-1].startswith("edit 2 (keep nothing) is unmatched")
+    assert [(finding.fault, finding.index) for finding in policy.findings] == [(Fault.UNMATCHED, 1)]
+    assert ("parameter:h.0.weight", 0) in {(d.storage, d.gap) for d in policy.swaps}
+
+
+def test_with_room_enough_it_is_the_plan_under_all_edits() -> None:
+    policy, remarks = plan_obeying(STEP, STEP.live_peak_bytes, LINK, EDITS[2:], margin=0.02)
+    assert policy == plan(STEP, STEP.live_peak_bytes, LINK, edits=EDITS[2:], margin=0.02)
+    assert remarks == [] and policy.is_current
+
+
+def test_below_the_floor_it_is_not_the_edits_fault() -> None:
+    with pytest.raises(BelowFloorError, match="below the floor"):
+        plan_obeying(STEP, LOWEST - 1, LINK, EDITS)
