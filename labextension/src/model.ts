@@ -142,7 +142,9 @@ export class LabModel {
     const session = status.session?.source;
     const drawn = this.steps;
     const lost = drawn !== null && !this._knows(drawn.source);
-    if (
+    if (this._choosing) {
+      // What the person chose is on its way, and comes first.
+    } else if (
       newest &&
       session &&
       (drawn === null || lost || (this.follow && drawn.source === session))
@@ -174,7 +176,7 @@ export class LabModel {
       const next = this._next;
       this._next = null;
       if (next && this._client) {
-        await this.show(next);
+        await this.show(next, true);
       }
       this._followedAt = Date.now();
       this._following = false;
@@ -192,8 +194,11 @@ export class LabModel {
 
   // ------------------------------------------------------------------------------------------------ what is drawn
 
-  /** Draw these steps. What was selected, searched and zoomed to stays, where it is there too. */
-  async show(steps: ISteps): Promise<void> {
+  /**
+   * Draw these steps. What was selected, searched and zoomed to stays, where it is there too. `following`: for the
+   * session's newest step and not for the person, whose last error then stays to be read.
+   */
+  async show(steps: ISteps, following = false): Promise<void> {
     const client = this._client;
     if (!client) {
       return;
@@ -221,7 +226,9 @@ export class LabModel {
       this.scene = scene;
       this.views.clear();
       this.views.overview = readView(reply.result, reply.buffers);
-      this.error = null;
+      if (!following || this._failedFollowing) {
+        this.error = null;
+      }
       this.brush = null;
       this.summary = null;
       this.stallNumber = 0;
@@ -243,7 +250,7 @@ export class LabModel {
         await this.ask(undefined, true);
       }
       this._wantDetail();
-    });
+    }, following);
   }
 
   /** Ask for the same steps again: on another axis, with other rows, or for another size. */
@@ -285,11 +292,17 @@ export class LabModel {
     const newest = entries.at(-1);
     if (newest) {
       this.follow = first === undefined && this.status?.session?.source === source;
-      await this.show({
-        source,
-        first: first ?? newest.index,
-        last: last ?? first ?? newest.index
-      });
+      this._next = null;
+      this._choosing += 1;
+      try {
+        await this.show({
+          source,
+          first: first ?? newest.index,
+          last: last ?? first ?? newest.index
+        });
+      } finally {
+        this._choosing -= 1;
+      }
     }
   }
 
@@ -494,24 +507,25 @@ export class LabModel {
   }
 
   /** Run a conversation with the kernel; its failure is shown, unless the line has changed meanwhile. */
-  private async _ask<T>(work: () => Promise<T>): Promise<T | undefined> {
+  private async _ask<T>(work: () => Promise<T>, following = false): Promise<T | undefined> {
     const generation = this._generation;
     try {
       return await work();
     } catch (error) {
       if (generation === this._generation) {
-        this._fail(error);
+        this._fail(error, following);
       }
       return undefined;
     }
   }
 
-  private _fail(error: unknown): void {
+  private _fail(error: unknown, following = false): void {
     const known = error instanceof LabError ? error : new LabError('internal', String(error));
     if (known.code === 'closed') {
       return; // the connection says so itself
     }
     this.error = known;
+    this._failedFollowing = following;
     this._emit('side');
   }
 
@@ -524,6 +538,8 @@ export class LabModel {
   private _showing = 0;
   private _detailing = 0;
   private _searching = 0;
+  private _choosing = 0;
+  private _failedFollowing = false;
   private _next: ISteps | null = null;
   private _followedAt = 0;
   private _following = false;

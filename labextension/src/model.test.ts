@@ -1,0 +1,98 @@
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+
+import type { KernelClient } from './client';
+import { LabModel } from './model';
+import { type IStatus, type ISteps, LabError } from './protocol';
+
+vi.mock('./timeline/tables', () => ({ readView: () => ({ start: 0, end: 1, exact: true }) }));
+
+const SESSION = 'session:1';
+const FILE = 'file:run.parquet';
+
+/** A kernel whose session has made this many steps, with one whole trace file at hand. */
+class FakeKernel {
+  stepCount = 1;
+  private _opened = false;
+  onEvent: (name: string, body: unknown) => void = () => undefined;
+  onError: (error: LabError) => void = () => undefined;
+  readonly waiting = 0;
+
+  get status(): IStatus {
+    const entry = (index: number) => ({ index, stage: 'stable' });
+    return {
+      session: { source: SESSION, steps: [entry(this.stepCount)] },
+      files: this._opened ? [{ source: FILE, path: 'run.parquet', steps: [entry(0)] }] : []
+    } as unknown as IStatus;
+  }
+
+  async request(method: string, params: object): Promise<object> {
+    if (method === 'open') {
+      if ((params as { path: string }).path !== 'run.parquet') {
+        throw new LabError('trace', 'half.parquet is truncated.');
+      }
+      this._opened = true;
+      return { result: { source: FILE } };
+    }
+    if (method === 'status') {
+      return { result: this.status };
+    }
+    const scene = { length: { time: 1, op: 1 }, peak: { time: 0, op: 0 } };
+    return { result: { ...scene, rows: [] }, buffers: [] };
+  }
+
+  /** One more step of the session, told to the panel. */
+  step(): void {
+    this.stepCount += 1;
+    this.onEvent('status', this.status);
+  }
+}
+
+let kernel: FakeKernel;
+let model: LabModel;
+
+beforeEach(async () => {
+  vi.useFakeTimers();
+  vi.stubGlobal('window', globalThis);
+  kernel = new FakeKernel();
+  model = new LabModel({ axis: 'time', rows: 'storage', follow: true });
+  model.connect(kernel as unknown as KernelClient);
+  await vi.advanceTimersByTimeAsync(5000);
+});
+
+afterEach(() => {
+  model.dispose();
+  vi.useRealTimers();
+  vi.unstubAllGlobals();
+});
+
+const drawn = (): Partial<ISteps> => model.steps ?? {};
+
+test('the newest step is followed', async () => {
+  expect(drawn()).toMatchObject({ source: SESSION, last: 1 });
+  kernel.step();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(drawn()).toMatchObject({ source: SESSION, last: 2 });
+});
+
+test('what went wrong stays to be read while steps come in', async () => {
+  await model.openFile('half.parquet');
+  expect(model.error?.message).toContain('truncated');
+  kernel.step();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(drawn().last).toBe(2);
+  expect(model.error?.message).toContain('truncated');
+  model.dismissError();
+  expect(model.error).toBeNull();
+});
+
+test('a step that was about to be drawn does not take the place of an opened file', async () => {
+  kernel.step();
+  await vi.advanceTimersByTimeAsync(5000);
+  kernel.step(); // waits for its turn
+  await model.openFile('run.parquet');
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(drawn().source).toBe(FILE);
+  kernel.step();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(drawn().source).toBe(FILE);
+});
