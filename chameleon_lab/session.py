@@ -6,8 +6,10 @@ import os
 import statistics
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import StrEnum
 from types import TracebackType
 from typing import Any
@@ -18,6 +20,7 @@ from .errors import BelowFloorError, PolicyError, SessionError
 from .plans import Made, Plan, Plans
 from .policy import Draft, Link, Policy, floor
 from .policy.edits import Edit, EditAction
+from .policy.host import host_bytes
 from .policy.memory import step_op_times
 from .policy.model import fingerprint
 from .policy.obey import plan_obeying
@@ -25,6 +28,7 @@ from .policy.program import compile_program
 from .report import Departure, Report, StepSummary
 from .runtime import binding, core
 from .runtime.discovery import Discovery
+from .runtime.graphs import no_graphs
 from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
@@ -46,6 +50,7 @@ _current: Session | None = None
 _lock = threading.Lock()
 
 _KEPT_SUMMARIES = 10_000
+_HOST_HEADROOM = 1.125  # for what eviction takes beside the plan, and for gaps between the buffers
 
 
 def current_session() -> Session | None:
@@ -59,8 +64,8 @@ class Session:
     Args:
         capacity: device bytes the run may use: a number, text such as ``"512MiB"``, or a fraction between 0 and 1 of
             the device's memory. None records only: nothing ever leaves.
-        device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget, and the only one so far;
-            None takes it.
+        device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget; None takes it. ``"cuda"``
+            is the current GPU, ``"cuda:1"`` another one. Tensors elsewhere are left alone.
         link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
             machine copies, which is measured at the start. Only the embedded device's link can be set.
         policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one. Where it
@@ -101,8 +106,12 @@ class Session:
         stacks: bool = False,
     ) -> None:
         self.device = _parse_device(device)
-        self.capacity_bytes = _parse_capacity(capacity)
+        self.capacity_bytes = _parse_capacity(capacity, self.device)
         self.link = _parse_link(link)
+        if self.device != "cpu" and self.link != Link(None, None):
+            raise ValueError(
+                f"the link of {self.device!r} is what it is, and is measured: leave out link={link!r}"
+            )
         self.host_capacity_bytes = (
             None if host_capacity is None else parse_bytes(host_capacity, "host_capacity")
         )
@@ -139,8 +148,10 @@ class Session:
         self._log_stages: dict[int, str] = {}
         self._counters: core.Counters | None = None
         self._created_s = time.time()
-        self._discovery = Discovery(self._optimizer_stepped)
+        self._discovery = Discovery(self._optimizer_stepped, core.tensor_device(self.device))
         self._parts: list[Discovery | Patches] = [self._discovery, *guards()]
+        if self.device != "cpu":
+            self._parts.append(no_graphs())
         if self.capacity_bytes is not None and split_optimizer:
             self._parts.append(small_groups(self._group_bytes))
         self.own_capacity_bytes = self.capacity_bytes
@@ -151,6 +162,8 @@ class Session:
         self._told_of_change = False
         self._planned = False  # has the first plan been made, or the given policy bound?
         self._tick_s = 0.0
+        self._told_of_pageable = False
+        self._unsettled: list[tuple[int, core.StepLog]] = []  # with their places in the history, from its end
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -184,7 +197,7 @@ class Session:
         options.max_ops = self.max_ops
         options.stacks = self.stacks
         try:
-            core.open(options)
+            core.open(options, self.device)
         except RuntimeError as error:
             raise SessionError(str(error).splitlines()[0]) from None
         for part in self._parts:
@@ -295,6 +308,9 @@ class Session:
         self._log_stages.pop(log.index - 64, None)
         tick_s = core.seconds_per_tick() if not self._history else self._tick_s
         self._tick_s = tick_s
+        if self.device != "cpu":
+            self._settle_history(tick_s)
+            self._warn_of_pageable_memory()
         summary = StepSummary(
             index=log.index,
             stage=stage.value,
@@ -316,6 +332,8 @@ class Session:
             fired_bytes=log.fired_bytes,
         )
         self._history.append(summary)
+        if not log.settled:
+            self._unsettled.append((-1, log))
         self._steps += 1
         if log.op_count == 0:
             return  # nothing to learn from
@@ -335,6 +353,31 @@ class Session:
                 self._told_of_change = True
             self._stage = SessionStage.PROFILE if self._plans.lacking else SessionStage.STABLE
         self._staging.step_ended(summary, _overlap(log, tick_s))
+
+    def _settle_history(self, tick_s: float) -> None:
+        """A GPU runs behind: what compute waited for in a step is known a little after the step has ended."""
+        unsettled = self._unsettled
+        self._unsettled = []
+        for place, log in unsettled:
+            if place >= -len(self._history):
+                self._history[place] = replace(
+                    self._history[place],
+                    stall_s=log.stall_ticks * tick_s,
+                    late_prefetches=log.late_prefetches,
+                )
+            if not log.settled:
+                self._unsettled.append((place - 1, log))
+
+    def _warn_of_pageable_memory(self) -> None:
+        if self._told_of_pageable or not (pageable := core.pageable_host_bytes()):
+            return
+        self._told_of_pageable = True
+        text = (
+            f"the system gives no more pinned host memory: {format_bytes(pageable)} of what is away lie in pageable "
+            "memory, whose copies stop the training loop. Raise `ulimit -l`, or what a container or WSL may lock"
+        )
+        warnings.warn(f"Chameleon Lab: {text}", stacklevel=2)
+        self._note(text)
 
     def _follow(self, plan: Plan | None) -> None:
         if plan is not None and plan.policy is not None:
@@ -363,6 +406,8 @@ class Session:
             return
         if self.capacity_bytes is not None:
             self._follow(self._plans.force(self._plan_for(log), log.index, "the profiled step"))
+            if self.device != "cpu" and self._policy is not None:
+                core.reserve_host(int(_HOST_HEADROOM * host_bytes(self._policy, self._trace_of(log))))
         self._planned = True
         self._stage = SessionStage.STABLE
 
@@ -642,14 +687,23 @@ def _parse_device(device: Any) -> str:
     name = "cpu" if device is None else str(device)
     if name == "cpu":
         return name
-    if name.split(":")[0] == "cuda":
+    if name == "cuda":
+        name = f"cuda:{torch.cuda.current_device() if torch.cuda.is_available() else 0}"
+    try:
+        if torch.device(name).type == "cpu":
+            return "cpu"
+    except RuntimeError:
         raise SessionError(
-            "this build of Chameleon Lab has no CUDA device yet: use device='cpu', the embedded device"
-        )
-    raise SessionError(f"there is no device {name!r}: use device='cpu', the embedded device")
+            f"there is no device {name!r}: use 'cuda', or 'cpu', the embedded device"
+        ) from None
+    if missing := core.missing_device(name):
+        raise SessionError(missing)
+    if core.tensor_device(name).type == "cuda":
+        torch.cuda.init()
+    return name
 
 
-def _parse_capacity(capacity: int | float | str | None) -> int | None:
+def _parse_capacity(capacity: int | float | str | None, device: str) -> int | None:
     if capacity is None:
         return None
     if isinstance(capacity, float):
@@ -658,7 +712,9 @@ def _parse_capacity(capacity: int | float | str | None) -> int | None:
                 f"capacity {capacity!r} is no fraction of the device between 0 and 1: for bytes give a whole number "
                 'or text such as "512MiB"'
             )
-        return int(capacity * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        if device == "cpu":
+            return int(capacity * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return int(capacity * core.total_bytes(device))
     return parse_bytes(capacity, "capacity")
 
 

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "devices.h"
 #include "module_hooks.h"
 #include "op_info.h"
 #include "runtime.h"
@@ -212,7 +213,8 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("evictions", &chameleon::StepLog::evictions)
       .def_readonly("evicted_bytes", &chameleon::StepLog::evicted_bytes)
       .def_readonly("demand_swap_ins", &chameleon::StepLog::demand_swap_ins)
-      .def_readonly("late_prefetches", &chameleon::StepLog::late_prefetches)
+      .def_property_readonly("late_prefetches",
+                             [](chameleon::StepLog& log) { return log.settle(), log.late_prefetches; })
       .def_readonly("dropped_triggers", &chameleon::StepLog::dropped_triggers)
       .def_readonly("matched_ops", &chameleon::StepLog::matched_ops)
       .def_readonly("departure_count", &chameleon::StepLog::departure_count)
@@ -221,13 +223,14 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("due_bytes", &chameleon::StepLog::due_bytes)
       .def_readonly("fired_bytes", &chameleon::StepLog::fired_bytes)
       .def("departures", [](const chameleon::StepLog& log) { return as_array(log.departures); })
-      .def_readonly("stall_ticks", &chameleon::StepLog::stall_ticks)
+      .def_property_readonly("stall_ticks", [](chameleon::StepLog& log) { return log.settle(), log.stall_ticks; })
+      .def_property_readonly("settled", [](chameleon::StepLog& log) { return log.settle(), log.waits.empty(); })
       .def_property_readonly("op_count", [](const chameleon::StepLog& log) { return log.ops.size(); })
-      .def("ops", [](const chameleon::StepLog& log) { return as_array(log.ops); })
+      .def("ops", [](chameleon::StepLog& log) { return log.settle(), as_array(log.ops); })
       .def("storages", [](const chameleon::StepLog& log) { return as_array(log.storages); })
       .def("uses", [](const chameleon::StepLog& log) { return as_array(log.uses); })
       .def("transfers", &transfers)
-      .def("stalls", [](const chameleon::StepLog& log) { return as_array(log.stalls); })
+      .def("stalls", [](chameleon::StepLog& log) { return log.settle(), as_array(log.stalls); })
       .def("residencies", [](const chameleon::StepLog& log) { return as_array(log.residencies); })
       .def("stacks", &symbolized)
       .def_readonly("leaf_calls", &chameleon::StepLog::leaf_calls);
@@ -245,7 +248,22 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("arguments", &chameleon::LeafCall::arguments)
       .def_readonly("results", &chameleon::LeafCall::results);
 
-  m.def("open", [](const chameleon::Options& options) { Runtime::instance().open(options); }, nogil());
+  m.def(
+      "open",
+      [](const chameleon::Options& options, const std::string& device) {
+        Runtime::of(c10::Device(device)).open(options);
+      },
+      py::arg("options"), py::arg("device") = "cpu", nogil());
+  m.def(
+      "missing_device", [](const std::string& device) { return chameleon::missing_device(c10::Device(device)); },
+      nogil(), "Why there is no such device here; empty if there is one.");
+  m.def(
+      "tensor_device", [](const std::string& device) { return Runtime::of(c10::Device(device)).torch_device().str(); },
+      nogil(), "The torch device of the tensors that a session on the device owns.");
+  m.def(
+      "total_bytes", [](const std::string& device) { return Runtime::of(c10::Device(device)).total_bytes(); }, nogil());
+  m.def("pageable_host_bytes", [] { return Runtime::instance().pageable_host_bytes(); }, nogil());
+  m.def("reserve_host", [](size_t bytes) { Runtime::instance().reserve_host(bytes); }, nogil());
   m.def("close", [] { Runtime::instance().close(); }, nogil());
   m.def("is_open", [] { return Runtime::instance().is_open(); });
   m.def("set_capacity", [](size_t bytes) { Runtime::instance().set_capacity(bytes); }, nogil());
@@ -323,6 +341,8 @@ PYBIND11_MODULE(_C, m) {
     d["cached_bytes"] = c.memory.cached_bytes;
     d["peak_resident_bytes"] = c.memory.peak_resident_bytes;
     d["peak_reserved_bytes"] = c.memory.peak_reserved_bytes;
+    d["other_bytes"] = c.memory.other_bytes;
+    d["split_bytes"] = c.memory.split_bytes;
     d["live_bytes"] = c.live_bytes;
     d["storages"] = c.storages;
     d["escaped"] = c.escaped;

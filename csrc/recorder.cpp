@@ -17,6 +17,26 @@ int64_t StepLog::moved_bytes(Direction direction) const {
   return bytes;
 }
 
+void StepLog::settle() {
+  const auto settled = [this](Wait& wait) {
+    if (!wait.event->done()) return false;
+    wait.stall.start_ticks = wait.event->start_ticks();
+    wait.stall.end_ticks = wait.event->end_ticks();
+    const Ticks lasted = wait.stall.end_ticks - wait.stall.start_ticks;
+    if (lasted <= 0) return true;  // compute got there when the copy had ended
+    stall_ticks += lasted;
+    const bool planned = wait.stall.cause == static_cast<uint8_t>(Cause::Planned);
+    if (planned && wait.stall.direction == static_cast<uint8_t>(Direction::In)) ++late_prefetches;
+    if (wait.stall.storage < 0) return true;
+    stalls.push_back(wait.stall);
+    if (wait.running_op >= 0 && wait.running_op < static_cast<int32_t>(ops.size())) {
+      ops[wait.running_op].stall_ticks += lasted;
+    }
+    return true;
+  };
+  std::erase_if(waits, settled);
+}
+
 void Recorder::begin_step() {
   auto log = std::make_shared<StepLog>();
   if (log_) {  // steps are alike: spare the vectors their growth
@@ -157,12 +177,13 @@ void Recorder::transfer(Storage& storage, Direction direction, Cause cause, Tick
   log_->transfer_events.push_back(std::move(event));
 }
 
-void Recorder::stalled(Storage& storage, Direction direction, Cause cause, Ticks start, Ticks end) {
-  log_->stall_ticks += end - start;
-  if (full()) return;
-  log_->stalls.push_back(
-      {start, end, std::max(op_, 0), row_of(storage), static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)});
-  if (OpRow* op = op_running_ ? row(op_) : nullptr) op->stall_ticks += end - start;
+void Recorder::stalled(Storage& storage, Direction direction, Cause cause, EventPtr wait) {
+  if (!wait) return;
+  const int32_t row = full() ? -1 : row_of(storage);
+  log_->waits.push_back({{0, 0, std::max(op_, 0), row, static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)},
+                         op_running_ ? op_ : -1,
+                         std::move(wait)});
+  if (log_->waits.back().event->done()) log_->settle();
 }
 
 }  // namespace chameleon

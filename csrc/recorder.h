@@ -105,7 +105,13 @@ struct StepLog {
   std::vector<UseRow> uses;
   std::vector<TransferRow> transfers;
   std::vector<EventPtr> transfer_events;  // beside transfers: their times are known once they are done
+  struct Wait {
+    StallRow stall;  // without its times
+    int32_t running_op;
+    EventPtr event;
+  };
   std::vector<StallRow> stalls;
+  std::vector<Wait> waits;  // of compute that has not got there yet: settle() makes stalls of them
   std::vector<ResidencyRow> residencies;
   static constexpr size_t kMostDepartures = 64;
   std::vector<DepartureRow> departures;
@@ -129,6 +135,8 @@ struct StepLog {
   int64_t due_bytes = 0;     // of the program's swap-outs whose storages were there
   int64_t fired_bytes = 0;   // of those that took place
   Ticks stall_ticks = 0;
+
+  void settle();  // call before reading stalls, their sum, or late prefetches
 
   // What a copy has moved or will have moved: less than asked for if it was cancelled.
   int64_t copied_bytes(size_t transfer) const;
@@ -165,7 +173,7 @@ class Recorder {
   void arrived(Storage& storage);                         // its block was taken
   void left(Storage& storage, int32_t first_op_without);  // its block was given back
   void transfer(Storage& storage, Direction direction, Cause cause, Ticks issue, EventPtr event);
-  void stalled(Storage& storage, Direction direction, Cause cause, Ticks start, Ticks end);
+  void stalled(Storage& storage, Direction direction, Cause cause, EventPtr wait);  // null: it did not
 
   // Close the step: every storage alive gets a row. Movable: may it leave the device?
   template <class Movable>

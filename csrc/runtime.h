@@ -60,8 +60,9 @@ struct Counters {
 
 class Runtime {
  public:
-  // One per process; never destroyed, since tensors may outlive everything else.
-  static Runtime& instance();
+  // One a device; never destroyed, since tensors may outlive everything else.
+  static Runtime& of(c10::Device device);
+  static Runtime& instance();  // the one that was opened last
 
   // --- the session's calls
   void open(const Options& options);
@@ -70,6 +71,10 @@ class Runtime {
   void set_capacity(size_t capacity_bytes);
   void set_link(double out_bytes_per_s, double in_bytes_per_s);
   std::pair<double, double> measure_link();  // bytes per second out and in
+  size_t pageable_host_bytes();              // host memory whose copies stop the host
+  void reserve_host(size_t bytes);           // host memory for storages that are away, ahead of its use
+  c10::Device torch_device() const { return device_->torch_device(); }
+  size_t total_bytes() const { return device_->total_bytes(); }
   std::shared_ptr<StepLog> end_step();
   std::vector<std::shared_ptr<StepLog>> logs();
   void add_program(int64_t id, std::shared_ptr<const Program> program);
@@ -93,8 +98,8 @@ class Runtime {
   void let_go(c10::StorageImpl* impl);
   void set_saving(bool on);
 
-  // A raw pointer to the bytes is about to leave the dispatcher: they come in, and stay.
-  void accessed(c10::StorageImpl* impl);
+  // A raw pointer to the bytes is about to leave the dispatcher: they come in, and stay. False: they are not ours.
+  bool accessed(c10::StorageImpl* impl);
 
   Counters counters();
   std::optional<Failure> take_failure();
@@ -108,6 +113,7 @@ class Runtime {
   bool tracks(size_t bytes) const { return bytes >= kTrackedBytes && is_open() && !options_.unbacked; }
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
+  bool make_way(size_t bytes);      // memory that is not the runtime's could not be had; false: nothing can leave
 
  private:
   // Smaller blocks are the allocator's own business, as they are in a GPU's caching allocator: never counted.
@@ -126,7 +132,8 @@ class Runtime {
   OpPlace& place(ThreadState& thread);  // and the recorder goes there
   void begin_step();
 
-  Runtime();
+  explicit Runtime(std::unique_ptr<Device> device);
+  static std::vector<Runtime*> all();
   static std::unique_ptr<at::ObserverContext> on_op_start(const at::RecordFunction& function);
   static void on_op_end(const at::RecordFunction& function, at::ObserverContext* context);
   static void on_access(c10::StorageImpl* impl);
@@ -198,8 +205,5 @@ class Runtime {
   int32_t next_thread_ = 0;
   std::vector<Storage*> missing_;  // inputs of the op that are not resident
 };
-
-// Defined by the device backend.
-std::unique_ptr<Device> make_cpu_device();
 
 }  // namespace chameleon

@@ -33,9 +33,11 @@ class Lock {
 };
 
 struct Runtime::ThreadState {
-  int depth = 0;        // ops on this thread's stack
-  uint64_t serial = 0;  // of its outermost op; 0 outside
-  int32_t index = -1;   // in order of appearance
+  Runtime* runtime = nullptr;  // that its outermost op belongs to
+  int depth = 0;               // ops on this thread's stack
+  int lane = 0;                // that its compute goes along
+  uint64_t serial = 0;         // of its outermost op; 0 outside
+  int32_t index = -1;          // in order of appearance
   OpTable ops;
   std::vector<const OpInfo*> frames;  // every RecordFunction on this thread's stack
   ModuleStack modules;

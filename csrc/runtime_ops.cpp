@@ -33,8 +33,9 @@ uint32_t shapes_token(const at::RecordFunction& function) {
 }  // namespace
 
 std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
-  Runtime& runtime = instance();
   ThreadState& thread = thread_state();
+  if (thread.depth == 0) thread.runtime = &instance();
+  Runtime& runtime = *thread.runtime;
   if (thread.leaf_frame > 0) {  // how torch works out the results of a leaf without memory is no part of the program
     thread.frames.push_back(&OpInfo::ignored());
     return nullptr;
@@ -60,7 +61,7 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
   if (C10_UNLIKELY(thread.frames.size() == thread.leaf_frame)) instance().leaf_end(function, thread);
   thread.frames.pop_back();
   if (info.kind == OpKind::Op) {
-    instance().op_end(function, info, thread);
+    thread.runtime->op_end(function, info, thread);
   } else if (info.kind == OpKind::BackwardNode && !thread.nodes.empty()) {
     thread.nodes.pop_back();
   }
@@ -78,6 +79,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   std::shared_ptr<torch::CapturedTraceback> stack;
   if (outermost && options_.stacks && open_) stack = torch::CapturedTraceback::gather(true, false, false);
   Lock lock(mutex_);
+  thread.lane = device_->lane();
   ++thread.depth;
   if (outermost) {
     thread.serial = static_cast<uint64_t>(++clock_ops_);
@@ -131,6 +133,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   }
   if (!missing_.empty()) bring_in_missing(thread);
   if (outermost && open_) executor_.prefetch();
+  device_->lane();  // behind what other threads have brought in for this op meanwhile
 }
 
 void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
@@ -192,6 +195,7 @@ void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& 
       storage->host_stale = true;
     }
   }
+  storage->lanes |= lane_bit(thread.lane);
   storage->last_use = clock_ops_;
   if (storage->anchor && thread.depth == 1) thread.token = mix_token(thread.token, storage->anchor);
   if (storage->category == Category::Activation || storage->category == Category::Parameter) thread.in_graph = true;
@@ -267,7 +271,8 @@ Storage* Runtime::find(c10::StorageImpl* impl) const {
     return storage;
   }
   if (pointer.get_deleter() == &on_unbacked_deleted) return table_.at(pointer.get_context());
-  return access::away_storage(impl);
+  Storage* storage = access::away_storage(impl);
+  return storage && storage->owner == this ? storage : nullptr;
 }
 
 }  // namespace chameleon

@@ -13,13 +13,13 @@
 
 namespace chameleon {
 
+class Runtime;
+
 // resident ──swap-out──> leaving ──free point──> away ──swap-in──> returning ──first use──> resident
 // A leaving storage that is touched becomes resident again; its copy is kept if the touch was a read.
 enum class Residency : uint8_t { Resident, Leaving, Away, Returning };
 
 enum class Category : uint8_t { Parameter, Gradient, OptimizerState, Activation, Input, Other };
-
-enum class Direction : uint8_t { Out, In };
 
 enum class Cause : uint8_t { Planned, Evict, Demand, Access };
 
@@ -30,6 +30,8 @@ struct HostCopy {
 };
 
 struct Storage {
+  Runtime* owner = nullptr;
+  c10::DeleterFnPtr block_deleter = nullptr;  // what its DataPtr is destroyed with while it is resident
   int64_t uid = 0;
   size_t bytes = 0;
   size_t block_bytes = 0;
@@ -45,6 +47,8 @@ struct Storage {
   bool failed = false;      // bringing it in failed: accesses raise until the op ends
   bool host_stale = false;  // an op writes it while it returns: the host copy goes when the op ends
   bool unbacked = false;    // of a tensor without memory: `block` is a made-up address
+  uint8_t lane = 0;         // that its block belongs to
+  Lanes lanes = 0;          // that used it since its block was taken
   int32_t pins = 0;         // ops on the stack that use it
   uint64_t pinned_by = 0;   // the op that pinned it last
   void* block = nullptr;    // null while away
@@ -73,6 +77,8 @@ struct Storage {
 // Every storage whose block the device holds or whose bytes are away. Owns the records.
 class StorageTable {
  public:
+  StorageTable(Runtime* owner, c10::DeleterFnPtr block_deleter) : owner_(owner), block_deleter_(block_deleter) {}
+
   Storage* add(size_t bytes, size_t block_bytes, void* block);
   void remove(Storage* storage);
 
@@ -88,6 +94,8 @@ class StorageTable {
   size_t live_bytes() const { return live_bytes_; }  // blocks of all storages, resident or away
 
  private:
+  Runtime* const owner_;
+  const c10::DeleterFnPtr block_deleter_;
   std::vector<std::unique_ptr<Storage>> all_;
   std::vector<std::unique_ptr<Storage>> spare_;
   ska::flat_hash_map<const void*, Storage*> by_block_;

@@ -38,6 +38,10 @@ LeafCall = _C.LeafCall
 TensorShape = _C.TensorShape
 
 open = _C.open
+missing_device = _C.missing_device
+total_bytes = _C.total_bytes
+reserve_host = _C.reserve_host
+pageable_host_bytes = _C.pageable_host_bytes
 close = _C.close
 is_open = _C.is_open
 set_capacity = _C.set_capacity
@@ -72,6 +76,8 @@ class Counters(TypedDict):
     cached_bytes: int
     peak_resident_bytes: int
     peak_reserved_bytes: int
+    other_bytes: int
+    split_bytes: int
     live_bytes: int
     storages: int
     escaped: int
@@ -90,6 +96,11 @@ class Failure(TypedDict):
     pinned_bytes: int
     unmovable_bytes: int
     capacity_bytes: int
+
+
+def tensor_device(device: str) -> torch.device:
+    """Where the tensors are that a session on the device owns."""
+    return torch.device(_C.tensor_device(device))
 
 
 def counters() -> Counters:
