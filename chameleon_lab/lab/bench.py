@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import BelowFloorError, EditsUnreachableError
-from ..policy import Draft, Edit, Finding, Policy, Prediction, Sweep, floor, simulate
+from ..policy import Draft, Edit, Finding, Policy, Prediction, Sweep, floor
 from ..policy.estimate import can_estimate, estimate
 from ..policy.memory import MIN_SWAP_BYTES
 from ..policy.model import fingerprint
 from ..policy.sweep import POINTS, sweep
-from .decisions import Candidates
+from .decisions import Candidates, Held
 
 _AT_ONCE_S = 0.08
 """Plans that take less are made before an edit is answered."""
@@ -39,7 +39,7 @@ class Made:
     Attributes:
         edits: the edits.
         exact: planned; else it is an estimate, and a plan follows.
-        policy, prediction: None where no policy fits the capacity.
+        policy, prediction, held: None where no policy fits the capacity. ``held``: what it does with each row.
         findings: what is wrong with the edits. Known of a plan alone.
         error: why no policy fits, or an empty string.
         draft: the draft that planned it, which a dry run takes.
@@ -49,6 +49,7 @@ class Made:
     exact: bool
     policy: Policy | None
     prediction: Prediction | None
+    held: Held | None
     findings: tuple[Finding, ...] = ()
     error: str = ""
     draft: Draft | None = None
@@ -73,7 +74,7 @@ class Bench:
         self.candidates = Candidates(self.step, self.op_times, self.least_bytes)
         self.fingerprint = fingerprint(self.step)
         self.floor = floor(self.step, min_swap_bytes=self.least_bytes)
-        self.plan_s = _GUESSED_S_PER_OP * len(self.step.ops)
+        self.plan_s = self._longest_s = _GUESSED_S_PER_OP * len(self.step.ops)
         """What the newest plan took."""
         self._news, self._is_measuring = news, is_measuring
         self._lock = threading.RLock()
@@ -93,8 +94,7 @@ class Bench:
         with self._lock:
             known = next((made for made in self._known.values() if made.policy is policy), None)
         if known is None:
-            prediction = simulate(self.step, policy, op_times=self.op_times)
-            known = Made(policy.edits, True, policy, prediction, policy.findings)
+            known = Made(policy.edits, True, policy, *self.candidates.judged(policy), policy.findings)
         with self._lock:
             self.in_force = self._known[policy.edits] = known
         return known
@@ -107,10 +107,10 @@ class Bench:
             return self._known.get(edits)
 
     def look(self, draft: Draft) -> Made:
-        """What a draft comes to: planned where that is known or quick, else estimated, with a plan on its way."""
+        """What a draft comes to: planned where that is known or quick, else estimated, with a plan wanted."""
         edits = draft.edits
         made = self.get(edits)
-        if made is None and self.plan_s < _AT_ONCE_S:
+        if made is None and self._longest_s < _AT_ONCE_S:
             made = self.plan(edits)
         if made is not None:
             return made
@@ -124,7 +124,7 @@ class Bench:
         edits, newest = draft.edits, self.newest
         assert newest.policy is not None
         if not can_estimate(edits):
-            return Made(edits, False, newest.policy, newest.prediction)
+            return Made(edits, False, newest.policy, newest.prediction, newest.held)
         policy = estimate(
             self.step,
             newest.policy,
@@ -135,7 +135,7 @@ class Bench:
             index=self.candidates.index,
             memory=self.candidates.memory,
         )
-        return Made(edits, False, policy, simulate(self.step, policy, op_times=self.op_times))
+        return Made(edits, False, policy, *self.candidates.judged(policy))
 
     def plan(self, edits: Edits) -> Made:
         """Plan under these edits now, and remember it."""
@@ -144,13 +144,14 @@ class Bench:
         twin.edits = edits
         try:
             policy = twin.policy()
-            made = Made(edits, True, policy, twin.predict(), policy.findings, draft=twin)
+            made = Made(edits, True, policy, *self.candidates.judged(policy), policy.findings, draft=twin)
         except EditsUnreachableError as error:
-            made = Made(edits, True, None, None, error.findings, str(error))
+            made = Made(edits, True, None, None, None, error.findings, str(error))
         except BelowFloorError as error:
-            made = Made(edits, True, None, None, (), str(error))
+            made = Made(edits, True, None, None, None, (), str(error))
         with self._lock:
             self.plan_s = time.perf_counter() - begin
+            self._longest_s = max(self._longest_s, self.plan_s)
             self._known[edits] = made
             if made.policy is not None:
                 self.newest = made
@@ -160,14 +161,13 @@ class Bench:
         return made
 
     def want(self, edits: Edits, first: bool = False) -> None:
-        """Have them planned for in the thread; ``first``: before what else is wanted."""
+        """Put them on the list of what :meth:`wake` plans for; ``first``: before what else is wanted."""
         with self._lock:
             if edits == self._planning:
                 return
             if edits in self._wanted:
                 self._wanted.remove(edits)
             self._wanted.insert(0 if first else len(self._wanted), edits)
-            self.wake()
 
     def drop_wanted(self) -> None:
         """Forget what is wanted: it was about edits that have changed."""
@@ -217,7 +217,7 @@ class Bench:
     # ------------------------------------------------------------------------------------------------ the thread
 
     def wake(self) -> None:
-        """Go on with what is wanted."""
+        """Go on with what is wanted, in the thread. Call it last: the thread slows down whoever works beside it."""
         with self._lock:
             if self._worker is None and (self._wanted or self._sweep_left):
                 self._worker = threading.Thread(target=self._work, name="chameleon-lab-editor", daemon=True)
@@ -242,7 +242,7 @@ class Bench:
                 why = f"planning failed: {type(error).__name__}: {error}"
                 with self._lock:
                     if edits is not None:
-                        self._known[edits] = Made(edits, True, None, None, (), why)
+                        self._known[edits] = Made(edits, True, None, None, None, (), why)
                     else:
                         self._sweep_left = []
             with self._lock:

@@ -14,6 +14,7 @@ from ..policy.estimate import Deciders
 from ..policy.memory import step_memory
 from ..policy.model import Action
 from ..policy.program import bind
+from ..policy.simulate import simulate_swaps
 from ..trace import StepTrace
 from .query import fits_text, parse_query
 
@@ -59,7 +60,7 @@ class Candidates:
     """
 
     def __init__(self, step: StepTrace, op_times: np.ndarray, min_swap_bytes: int) -> None:
-        self.step = step
+        self.step, self.op_times = step, op_times
         self.index = StorageIndex(step)
         self.memory = memory = step_memory(step, min_swap_bytes)
         start = np.concatenate([[0.0], np.cumsum(np.tile(op_times, 2))])
@@ -93,8 +94,18 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def held(self, policy: Policy, prediction: Prediction) -> Held:
-        """What a policy does with each row, as a prediction of it says."""
+    def judged(self, policy: Policy) -> tuple[Prediction, Held]:
+        """What a step takes under a policy, and what the policy does with each row."""
+        memory, swaps, unmatched = bind(policy, self.step)
+        prediction = simulate_swaps(
+            memory,
+            swaps,
+            policy.capacity_bytes,
+            policy.link,
+            self.op_times,
+            unmatched=tuple(unmatched),
+            step=self.step,
+        )
         count = np.zeros(len(self), dtype=np.int64)
         action = np.full(len(self), Action.KEEP.value, dtype=object)
         for decision in policy.decisions:
@@ -102,7 +113,6 @@ class Candidates:
             if place is not None and decision.action is not Action.KEEP:
                 action[place] = decision.action.value
                 count[place] += 1
-        memory, swaps, _ = bind(policy, self.step)
         storages = len(self.step.storages)
         copied, link = swaps.needs_copy(memory), policy.link
         size = memory.block_bytes[swaps.storage]
@@ -113,7 +123,8 @@ class Candidates:
         spent = np.bincount(owner, weights=spent, minlength=storages)
         waits = prediction.waits
         stall = np.bincount(waits.storage, weights=waits.duration_s, minlength=storages)
-        return Held(action, count, moved[self.row].astype(np.int64), spent[self.row], stall[self.row])
+        held = Held(action, count, moved[self.row].astype(np.int64), spent[self.row], stall[self.row])
+        return prediction, held
 
 
 class Table:

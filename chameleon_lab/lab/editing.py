@@ -26,7 +26,7 @@ from ..staging import DryRun
 from ..trace import Category, StepTrace
 from ..units import format_bytes
 from .bench import Bench, Made
-from .decisions import ACTIONS, Held, Table
+from .decisions import ACTIONS, Table
 from .protocol import ProtocolError
 
 ASSUMED_LINK = Link(8 * 2.0**30, 8 * 2.0**30)
@@ -144,62 +144,66 @@ class Desk:
             return self._shut(str(self._failure))
         with self._lock:
             self._follow()
-            draft, bench = self._drafted()
-            current, made = bench.in_force, bench.look(draft)
-            session = self._running()
-            staged = [edit for edit in draft.edits if edit not in current.edits]
-            gone = [edit for edit in current.edits if edit not in draft.edits]
-            return {
-                "source": self.source,
-                "editable": True,
-                "why": "",
-                "news": self.news,
-                "actions": list(ACTIONS),
-                "edits": [
-                    {"edit": edit.to_dict(), "text": str(edit), "staged": edit in staged}
-                    for edit in draft.edits
-                ],
-                "staged": len(staged) + len(gone),
-                "follows": self._rows().follows if made.policy is not None else 0,
-                "can_undo": draft.can_undo,
-                "can_redo": draft.can_redo,
-                "same": draft.edits == current.edits,
-                "exact": made.exact,
-                "fits": made.policy is not None and made.error == "",
-                "error": made.error,
-                "findings": [
-                    {
-                        "fault": finding.fault.value,
-                        "index": finding.index,
-                        "why": finding.why,
-                        "way_out": finding.way_out,
-                        "is_error": finding.is_error,
-                    }
-                    for finding in made.findings
-                ],
-                "plan_s": bench.plan_s,
-                "current": _figures(current),
-                "draft": _figures(made),
-                "capacity_bytes": draft.capacity_bytes,
-                "own_capacity_bytes": self._own_capacity(),
-                "live_peak_bytes": draft.step.live_peak_bytes,
-                "compute_s": float(draft.op_times.sum()),
-                "floor": {
-                    "bytes": bench.floor.bytes,
-                    "op": bench.floor.op_name,
-                    "module": bench.floor.module,
-                    "stage": bench.floor.stage,
-                },
-                "link_assumed": draft.link == ASSUMED_LINK,
-                "ops": len(draft.step.ops),
-                "rows": len(bench.candidates),
-                "storages": len(draft.step.storages),
-                "why_not_enable": self._why_not(),
-                "can_roll_back": session is not None and session.staging.can_roll_back,
-                "waiting": session is not None and session.staging.is_waiting,
-                "other_ops": self._other_ops(),
-                "dry_run": self._trial_state(),
-            }
+            state = self._state()
+        self._drafted()[1].wake()
+        return state
+
+    def _state(self) -> dict[str, Any]:
+        draft, bench = self._drafted()
+        current, made = bench.in_force, bench.look(draft)
+        session = self._running()
+        staged = [edit for edit in draft.edits if edit not in current.edits]
+        gone = [edit for edit in current.edits if edit not in draft.edits]
+        return {
+            "source": self.source,
+            "editable": True,
+            "why": "",
+            "news": self.news,
+            "actions": list(ACTIONS),
+            "edits": [
+                {"edit": edit.to_dict(), "text": str(edit), "staged": edit in staged} for edit in draft.edits
+            ],
+            "staged": len(staged) + len(gone),
+            "follows": self._rows().follows if made.policy is not None else 0,
+            "can_undo": draft.can_undo,
+            "can_redo": draft.can_redo,
+            "same": draft.edits == current.edits,
+            "exact": made.exact,
+            "fits": made.policy is not None and made.error == "",
+            "error": made.error,
+            "findings": [
+                {
+                    "fault": finding.fault.value,
+                    "index": finding.index,
+                    "why": finding.why,
+                    "way_out": finding.way_out,
+                    "is_error": finding.is_error,
+                }
+                for finding in made.findings
+            ],
+            "plan_s": bench.plan_s,
+            "current": _figures(current),
+            "draft": _figures(made),
+            "capacity_bytes": draft.capacity_bytes,
+            "own_capacity_bytes": self._own_capacity(),
+            "live_peak_bytes": draft.step.live_peak_bytes,
+            "compute_s": float(draft.op_times.sum()),
+            "floor": {
+                "bytes": bench.floor.bytes,
+                "op": bench.floor.op_name,
+                "module": bench.floor.module,
+                "stage": bench.floor.stage,
+            },
+            "link_assumed": draft.link == ASSUMED_LINK,
+            "ops": len(draft.step.ops),
+            "rows": len(bench.candidates),
+            "storages": len(draft.step.storages),
+            "why_not_enable": self._why_not(),
+            "can_roll_back": session is not None and session.staging.can_roll_back,
+            "waiting": session is not None and session.staging.is_waiting,
+            "other_ops": self._other_ops(),
+            "dry_run": self._trial_state(),
+        }
 
     def _shut(self, why: str) -> dict[str, Any]:
         return {"source": self.source, "editable": False, "why": why, "news": self.news}
@@ -344,18 +348,14 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------ tables
 
-    def _held(self, made: Made) -> Held:
-        assert made.policy is not None and made.prediction is not None
-        return self._drafted()[1].candidates.held(made.policy, made.prediction)
-
     def _rows(self) -> Table:
         """The table of the draft; where no policy fits it, that of what was planned before, with the draft's edits."""
         draft, bench = self._drafted()
         current, made = bench.in_force, bench.look(draft)
         if self._table is None or self._table[:2] != (current, made):
             shown = made if made.policy is not None else bench.newest
-            then = self._held(shown)
-            table = Table(bench.candidates, self._held(current), then, made.edits, current.edits)
+            assert current.held is not None and shown.held is not None
+            table = Table(bench.candidates, current.held, shown.held, made.edits, current.edits)
             self._table = (current, made, table)
         return self._table[2]
 
@@ -379,13 +379,15 @@ class Desk:
                 return {"storage": storage, "row": None, "why": why, "gaps": [], "options": []}
             policy = made.policy or bench.newest.policy
             assert policy is not None
-            return {
+            found = {
                 "storage": storage,
                 "row": table.facts(place),
                 "why": "",
                 "gaps": table.gaps(place, policy),
                 "options": [self._option(action, storage, made, table) for action in ACTIONS],
             }
+        bench.wake()
+        return found
 
     def _option(self, action: str, storage: str, made: Made, table: Table) -> dict[str, Any]:
         """What deciding so would change of the draft; planned for in the thread where nobody knows yet."""
@@ -412,9 +414,8 @@ class Desk:
         if there.policy is None or (fault is not None and fault.fault == "impossible"):
             option["possible"] = False
             option["why"] = fault.why if fault is not None else there.error
-        elif made.prediction is not None and there.prediction is not None:
-            then = self._held(there)
-            changed = table.then.count != then.count
+        elif made.prediction is not None and there.prediction is not None and there.held is not None:
+            changed = table.then.count != there.held.count
             changed[place] = False
             option["effect"] = {
                 "step_s": there.prediction.step_s - made.prediction.step_s,
