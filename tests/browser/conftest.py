@@ -68,6 +68,19 @@ while time.time() < until and not globals().get("enough"):
     "%chameleon panel",
 ]
 
+# What the policy editor's check runs: the same training, and a loop that goes on until there is a file.
+EDIT_CELLS = [
+    *TRAIN_CELLS[:2],
+    """\
+import os
+import time
+
+until = time.time() + 60
+while time.time() < until and not os.path.exists("enough.txt"):
+    train()
+    time.sleep(0.1)""",
+]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -86,7 +99,7 @@ def lab_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     notebooks = home / "notebooks"
     notebooks.mkdir()
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    for name, cells in {"empty": ["1 + 1"], "train": TRAIN_CELLS}.items():
+    for name, cells in {"empty": ["1 + 1"], "train": TRAIN_CELLS, "edit": EDIT_CELLS}.items():
         nbformat.write(
             nbformat.v4.new_notebook(
                 metadata={"kernelspec": kernel}, cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
