@@ -65,7 +65,7 @@ await inLab(async (page, picture) => {
   await page.mouse.up();
   await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   found.trained = [await run(0), await run(1)];
-  await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
+  await panel.getByText(/Live · 4 steps/).waitFor({ timeout: 30000 });
 
   // The draft is what is in force; the table lists what can leave.
   await bar.getByText('No changes: the draft is what is in force.').waitFor();
@@ -185,6 +185,7 @@ await inLab(async (page, picture) => {
   await picture('changes');
   await panel.getByRole('tab', { name: /Decisions/ }).click();
 
+  found.peakBefore = await look(content => content.model.status.session.peak_bytes);
   // A dry run while a cell trains, then for good.
   let ended = false;
   const training = run(2).finally(() => {
@@ -195,7 +196,6 @@ await inLab(async (page, picture) => {
   await bar.locator('tr.cl-tried').waitFor({ timeout: 30000 });
   found.tried = await figures('cl-tried');
   await picture('dry-run');
-  found.peakBefore = await look(content => content.model.status.session.peak_bytes);
   await bar.getByRole('button', { name: 'Enable' }).click();
   await bar.getByText('No changes: the draft is what is in force.').waitFor();
   const steps = await look(content => content.model.status.session.step_count);
@@ -204,7 +204,7 @@ await inLab(async (page, picture) => {
       const widget = [...window.jupyterapp.shell.widgets('main')].find(
         w => w.id === 'chameleon-lab-panel'
       );
-      return widget.content.model.status.session.step_count > steps + 4;
+      return widget.content.model.status.session.step_count > steps + 3;
     },
     steps,
     { timeout: 30000 }
@@ -260,7 +260,7 @@ await inLab(async (page, picture) => {
   await picture('gone');
   await run(0);
   await run(1);
-  await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
+  await panel.getByText(/Live · 4 steps/).waitFor({ timeout: 30000 });
   await offer.getByRole('button', { name: 'Discard' }).click();
   await bar.getByRole('button', { name: 'Load…' }).click();
   await dialog('policy.json', '.jp-mod-accept');
@@ -276,7 +276,7 @@ await inLab(async (page, picture) => {
   await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 60000 });
   await run(0);
   await run(1);
-  await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
+  await panel.getByText(/Live · 4 steps/).waitFor({ timeout: 30000 });
   await offer.getByRole('button', { name: /Put 2 changes back/ }).click();
   await bar.getByText(/2 changes are back/).waitFor();
   await planned();
