@@ -85,7 +85,7 @@ await inLab(async (page, picture) => {
       document.querySelector('.cl-heads .cl-col-idle').getAttribute('aria-sort') === 'descending'
   );
   const filter = panel.locator('.cl-filter');
-  await filter.fill('swap category:act >500KiB');
+  await filter.fill('swap >500KiB');
   await page.waitForFunction(() =>
     [...document.querySelectorAll('.cl-rows .cl-col-decision')].every(cell =>
       cell.innerText.includes('Swap')
@@ -115,7 +115,7 @@ await inLab(async (page, picture) => {
   const place = await look(content => {
     const { timeline, model } = content;
     const { top, height } = timeline._layout.blocks;
-    for (let y = top + 1; y < top + height; y += 2) {
+    for (let y = top + 0.5; y < top + height; y += 0.5) {
       for (let x = 1; x < timeline._width; x += 2) {
         const point = timeline._hitAt(x, y)?.point;
         if (point?.track === 'blocks' && point.row === model.selected?.uid) {
