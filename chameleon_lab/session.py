@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from .errors import BelowFloorError, PolicyError, SessionError
@@ -32,6 +33,9 @@ from .runtime.recording import step_trace
 from .staging import DryRun, Staging
 from .trace import StepTrace, Trace
 from .units import format_bytes, parse_bandwidth, parse_bytes
+
+if TYPE_CHECKING:
+    from .lab.dashboard import Dashboard
 
 
 class SessionStage(StrEnum):
@@ -149,6 +153,7 @@ class Session:
         self.own_capacity_bytes = self.capacity_bytes
         """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
         self._staging = Staging(self)
+        self._watchers: list[Dashboard] = []
         self._closed = False
         self._plans = Plans(self._plan_for, self._note, lambda: self.capacity_bytes or core.UNLIMITED)
         self._told_of_change = False
@@ -208,10 +213,14 @@ class Session:
         """End: every tensor is brought back and stays valid. Harmless where the session is not running."""
         if not self.is_open:
             return
-        with _lock:
-            self._logs = core.logs()
-            self._counters = core.counters()
-            self._shut()
+        try:
+            while self._watchers:  # they read the core, which closes
+                self._watchers.pop().stop()
+        finally:
+            with _lock:
+                self._logs = core.logs()
+                self._counters = core.counters()
+                self._shut()
 
     def __enter__(self) -> Session:
         return self.start()
@@ -536,10 +545,13 @@ class Session:
 
     def recorded_step(self, index: int) -> StepTrace:
         """One finished step, as columns. Raises SessionError if it is not, or no longer, recorded."""
+        return self._trace_of(self._kept_log(index))
+
+    def _kept_log(self, index: int) -> core.StepLog:
         logs = self._kept_logs()
         for log in logs:
             if log.index == index:
-                return self._trace_of(log)
+                return log
         kept = f"steps {logs[0].index} to {logs[-1].index} are" if logs else "none has ended yet"
         raise SessionError(f"step {index} is not recorded: {kept}")
 
@@ -554,11 +566,52 @@ class Session:
             self._discovery.labels.texts,
         )
 
-    def report(self) -> Report:
-        """What the session has done so far."""
+    def counters(self) -> core.Counters:
+        """What the device holds now, as bytes and counts; after the end, what it held last.
+
+        May be asked from any thread, while a step runs. Raises SessionError before the start.
+        """
         counters = core.counters() if self.is_open else self._counters
         if counters is None:
             raise SessionError("the session has not started: enter it with `with` or call start()")
+        return counters
+
+    @property
+    def history(self) -> tuple[StepSummary, ...]:
+        """The finished steps in figures, oldest first. May be asked from any thread."""
+        return tuple(self._history)
+
+    def resident_peaks(self, index: int, parts: int) -> np.ndarray:
+        """The most bytes on the device in each of ``parts`` equal stretches of a finished step's ops.
+
+        int64, shape (parts,), or (ops,) of a step with fewer ops. May be asked from any thread. Raises SessionError if
+        the step is not, or no longer, recorded.
+        """
+        peaks = self._kept_log(index).ops()["resident_peak_bytes"].astype(np.int64)
+        parts = min(parts, len(peaks))
+        return np.maximum.reduceat(peaks, np.arange(parts) * len(peaks) // parts) if parts else peaks
+
+    def dashboard(self, *, every_s: float = 0.25) -> Dashboard:
+        """Figures that move while a cell trains: capacity, stage, counters; resident bytes, transfers and stalls.
+
+        Show it by making it the last line of a cell, then train in the next ones. It ends with the session, and
+        ``dashboard.save("run.html")`` keeps it as a page. A thread of its own reads the session every ``every_s``
+        seconds; the steps do nothing for it.
+
+        Raises SessionError before the start, MissingPackageError without bokeh, ValueError if ``every_s`` is not
+        positive.
+        """
+        from .lab.dashboard import Dashboard
+
+        watcher = Dashboard(self, every_s=every_s)
+        if self.is_open:
+            self._watchers.append(watcher)
+            watcher.start()
+        return watcher
+
+    def report(self) -> Report:
+        """What the session has done so far."""
+        counters = self.counters()
         logs = core.logs() if self.is_open else self._logs
         newest = self._history[-1] if self._history else None
         same_stage = [s.step_s for s in list(self._history)[-50:] if newest and s.stage == newest.stage]
