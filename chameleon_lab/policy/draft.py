@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from .link import Link
 from .memory import MIN_SWAP_BYTES, newest_step, step_op_times
 from .model import Policy
 from .simulate import Prediction, simulate
+
+if TYPE_CHECKING:
+    from ..lab.draft_gantt import DraftGantt
 
 
 class Draft:
@@ -69,6 +72,11 @@ class Draft:
         other = Draft(base, trace, op_times)
         other._edits, other._past, other._future = self._edits, list(self._past), list(self._future)
         return other
+
+    @property
+    def op_times(self) -> np.ndarray:
+        """Compute seconds of each op that plans and predictions assume, float64 (ops,)."""
+        return self._op_times
 
     # ------------------------------------------------------------------------------------------------ change
 
@@ -178,11 +186,6 @@ class Draft:
         """The link that it plans for, found as :attr:`capacity_bytes` is."""
         return conditions(self._edits, self._capacity_bytes, self._link)[1]
 
-    @property
-    def op_times(self) -> np.ndarray:
-        """float64 (ops,): compute seconds of each op, as it plans and predicts with them."""
-        return self._op_times
-
     def policy(self) -> Policy:
         """The policy that the draft stands for. The base itself where nothing was changed and the step is its own.
 
@@ -224,6 +227,15 @@ class Draft:
     def diff(self) -> PolicyDiff:
         """What the draft changes in its base. Raises BelowFloorError as :meth:`policy` does."""
         return diff(self.base, self.policy())
+
+    def gantt(self) -> DraftGantt:
+        """The draft as bars over the ops of its step, to edit by selecting them: a widget, and a page of HTML.
+
+        Raises MissingPackageError without bokeh; BelowFloorError as :meth:`policy` does.
+        """
+        from ..lab.draft_gantt import DraftGantt
+
+        return DraftGantt(self)
 
     def save(self, path: str) -> None:
         """Write :meth:`policy` to a file."""

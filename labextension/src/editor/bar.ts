@@ -153,7 +153,7 @@ export class Bar {
   }
 
   private readonly _table = h('table', {
-    class: 'cl-compare',
+    class: 'cl-versus',
     'aria-label': 'In force beside the draft'
   });
   private readonly _standing = h('p', {
