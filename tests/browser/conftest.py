@@ -61,6 +61,20 @@ while time.time() < until and not globals().get("enough"):
     "%chameleon panel",
 ]
 
+# What the policy editor's check runs: the same training, and a loop that goes on until there is a file.
+EDIT_CELLS = [
+    TRAIN_CELLS[0],
+    TRAIN_CELLS[1].replace("range(6)", "range(4)"),
+    """\
+import os
+import time
+
+until = time.time() + 60
+while time.time() < until and not os.path.exists("enough.txt"):
+    train()
+    time.sleep(0.1)""",
+]
+
 # What the check of comparing runs: the same training, then its trace and its policy in files.
 COMPARE_CELLS = [
     *TRAIN_CELLS[:2],
@@ -106,6 +120,7 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     notebooks = {
         "empty": ["1 + 1"],
         "train": TRAIN_CELLS,
+        "edit": EDIT_CELLS,
         "compare": COMPARE_CELLS,
         "first": _small_cells(256, 4),
         "second": _small_cells(128, 6),
