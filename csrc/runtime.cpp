@@ -162,6 +162,8 @@ void Runtime::close() {
   Lock lock(mutex_);
   if (callback_ == at::INVALID_CALLBACK_HANDLE) return;  // in a forked child it is there although nothing is open
   open_ = false;
+  evicts_always_ = false;
+  tracked_bytes_ = kTrackedBytes;
   executor_.unload();
   device_->set_capacity(device_->total_bytes());
   // A real device may not hold everything at once. Then what is away comes back when it is used, as it did before.
