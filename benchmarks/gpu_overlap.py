@@ -50,7 +50,7 @@ def run(
         }
         if opened is not None:
             report = opened.report()
-            newest = opened.trace()[-1]
+            newest = opened.trace().steps[-1]
             moved_s = float((newest.transfers.end_s - newest.transfers.start_s).sum())
             stall_s = statistics.median([s.stall_s for s in report.history[SETTLING_STEPS:]])
             result |= {

@@ -193,7 +193,7 @@ def test_times_of_copies_and_stalls_come_from_the_gpu() -> None:
         tensor.add_(1)
         session.step()
         torch.cuda.synchronize()
-        step = session.trace()[-1]
+        step = session.trace().steps[-1]
     seconds = step.transfers.end_s - step.transfers.start_s
     assert len(seconds) == 2 and (seconds > 0).all()
     # 256 MiB take over 2 ms on the fastest link there is.
