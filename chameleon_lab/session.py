@@ -6,7 +6,7 @@ import os
 import statistics
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from types import TracebackType
@@ -29,8 +29,10 @@ from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
 from .runtime.recording import step_trace
+from .runtime.replay_check import NOTHING, replayable
 from .staging import DryRun, Staging
 from .trace import StepTrace, Trace
+from .trace.replay_ops import REPLAY_CLASS
 from .units import format_bytes, parse_bandwidth, parse_bytes
 
 
@@ -74,6 +76,8 @@ class Session:
         min_swap: storages smaller than this never leave.
         split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
             :mod:`chameleon_lab.runtime.optimizer_groups`.
+        rematerialise: False never drops a storage to run the op that made it again. True leaves the choice to the
+            policy; what cannot be replayed to the bit is swapped all the same.
         max_ops: ops of a step that are recorded; a longer step is cut off there, and gets no policy.
         stacks: record the Python stack of every op (slow: for looking, not for long runs).
 
@@ -97,6 +101,7 @@ class Session:
         margin: float = 0.02,
         min_swap: int | str = "16KiB",
         split_optimizer: bool = True,
+        rematerialise: bool = True,
         max_ops: int = 2**20,
         stacks: bool = False,
     ) -> None:
@@ -112,6 +117,8 @@ class Session:
         if not 0 <= margin < 0.5:
             raise ValueError(f"margin must be a share of the capacity from 0 to 0.5, got {margin!r}")
         self.planning = planning
+        self.rematerialise = bool(rematerialise)
+        self._replayable = NOTHING
         self.warmup_steps = warmup_steps
         self.margin = margin
         self.stacks = stacks
@@ -173,6 +180,8 @@ class Session:
         return self
 
     def _open(self) -> None:
+        if self.rematerialise and self.capacity_bytes is not None:
+            self._replayable = replayable(self.device, torch.get_num_threads())
         options = core.Options()
         if self.capacity_bytes is not None:
             options.capacity_bytes = self.capacity_bytes
@@ -187,6 +196,7 @@ class Session:
             core.open(options)
         except RuntimeError as error:
             raise SessionError(str(error).splitlines()[0]) from None
+        core.allow_replays(self._replayable.dtypes)
         for part in self._parts:
             part.install()
         if self.capacity_bytes is not None and self.link == Link(None, None):
@@ -259,7 +269,7 @@ class Session:
                 )
 
     def where(self, tensor: torch.Tensor) -> str | None:
-        """``"resident"``, ``"leaving"``, ``"away"`` or ``"returning"``; None if its storage is not the session's."""
+        """``"resident"``, ``"leaving"``, ``"away"``, ``"returning"``, ``"dropped"``; None: it is not managed."""
         return core.residency(tensor)
 
     def restore(self, tensor: torch.Tensor) -> None:
@@ -314,6 +324,11 @@ class Session:
             departures=log.departure_count,
             due_bytes=log.due_bytes,
             fired_bytes=log.fired_bytes,
+            drops=log.drops,
+            dropped_bytes=log.dropped_bytes,
+            replays=log.replay_count,
+            replay_s=log.replay_ticks * tick_s,
+            declined_drops=len(log.declined()),
         )
         self._history.append(summary)
         self._steps += 1
@@ -518,7 +533,13 @@ class Session:
             "link_out_bytes_per_s": self.link.out_bytes_per_s,
             "link_in_bytes_per_s": self.link.in_bytes_per_s,
             "created_s": self._created_s,
+            "replay_class": self._replay_class,
         }
+
+    @property
+    def _replay_class(self) -> int:
+        """The highest class of ops that may be replayed; 0 for none."""
+        return max((REPLAY_CLASS[name] for name in self._replayable.dtypes), default=0)
 
     @property
     def step_count(self) -> int:
@@ -592,6 +613,12 @@ class Session:
             plans=tuple(self._plans.summaries()),
             departures=tuple(self._departures(logs)),
             lacking=self._plans.lacking,
+            drops=newest.drops if newest else 0,
+            dropped_bytes=newest.dropped_bytes if newest else 0,
+            replays=newest.replays if newest else 0,
+            replay_s=newest.replay_s if newest else 0.0,
+            declined_drops=_declined(logs[-1]) if logs else {},
+            not_replayed=dict(self._replayable.refused),
         )
 
     def _departures(self, logs: list[core.StepLog]) -> Iterator[Departure]:
@@ -628,6 +655,11 @@ class Session:
         capacity = "no capacity" if self.capacity_bytes is None else format_bytes(self.capacity_bytes)
         state = "open" if self.is_open else "ended" if self._closed else "not started"
         return f"<Session {self.device}, {capacity}, {self._stage}, step {self._steps}, {state}>"
+
+
+def _declined(log: core.StepLog) -> dict[str, int]:
+    """How many drops were declined in a step, by reason."""
+    return dict(Counter(core.REFUSALS[refusal] for refusal in log.declined()["refusal"].tolist()))
 
 
 def _overlap(log: core.StepLog, tick_s: float) -> float:

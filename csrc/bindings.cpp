@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -106,7 +107,8 @@ std::shared_ptr<chameleon::Program> make_program(const Column<uint32_t>& tokens,
   }
   std::vector<chameleon::Action> actions;
   for (py::ssize_t i = 0; i < action_op.size(); ++i) {
-    if (action_kind.at(i) > 2) throw std::invalid_argument("program: unknown kind of action");
+    if (action_kind.at(i) > static_cast<int>(chameleon::ActionKind::Replay))
+      throw std::invalid_argument("program: unknown kind of action");
     actions.push_back({action_op.at(i), static_cast<chameleon::ActionKind>(action_kind.at(i)), action_storage.at(i)});
   }
   std::vector<uint32_t> sequence = values(tokens);
@@ -146,8 +148,22 @@ const char* residency_name(chameleon::Residency residency) {
       return "away";
     case chameleon::Residency::Returning:
       return "returning";
+    case chameleon::Residency::Dropped:
+      return "dropped";
   }
   return "unknown";
+}
+
+// No dtypes: whatever it is called with.
+uint64_t dtype_bits(const std::vector<std::string>& names) {
+  if (names.empty()) return ~uint64_t{0};
+  static const std::unordered_map<std::string, c10::ScalarType> types = {
+      {"float16", c10::ScalarType::Half},           {"bfloat16", c10::ScalarType::BFloat16},
+      {"float32", c10::ScalarType::Float},          {"float64", c10::ScalarType::Double},
+      {"complex64", c10::ScalarType::ComplexFloat}, {"complex128", c10::ScalarType::ComplexDouble}};
+  uint64_t bits = 0;
+  for (const std::string& name : names) bits |= uint64_t{1} << static_cast<int>(types.at(name));
+  return bits;
 }
 
 const char* adopted_name(Runtime::Adopted adopted) {
@@ -184,6 +200,8 @@ PYBIND11_MODULE(_C, m) {
                        cause);
   PYBIND11_NUMPY_DTYPE(chameleon::ResidencyRow, from_ticks, to_ticks, storage, from_op, to_op);
   PYBIND11_NUMPY_DTYPE(chameleon::DepartureRow, from_op, to_op, plan_op, plan_to_op);
+  PYBIND11_NUMPY_DTYPE(chameleon::ReplayRow, start_ticks, end_ticks, bytes, op, storage, name, cause);
+  PYBIND11_NUMPY_DTYPE(chameleon::DeclinedRow, op, storage, name, refusal);
   PYBIND11_NUMPY_DTYPE(chameleon::StallRow, start_ticks, end_ticks, op, storage, direction, cause);
 
   py::class_<chameleon::Options>(m, "Options")
@@ -193,6 +211,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("link_out_bytes_per_s", &chameleon::Options::link_out_bytes_per_s)
       .def_readwrite("link_in_bytes_per_s", &chameleon::Options::link_in_bytes_per_s)
       .def_readwrite("min_swap_bytes", &chameleon::Options::min_swap_bytes)
+      .def_readwrite("min_tracked_bytes", &chameleon::Options::min_tracked_bytes)
       .def_readwrite("max_ops", &chameleon::Options::max_ops)
       .def_readwrite("stacks", &chameleon::Options::stacks)
       .def_readwrite("unbacked", &chameleon::Options::unbacked)
@@ -214,6 +233,10 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("demand_swap_ins", &chameleon::StepLog::demand_swap_ins)
       .def_readonly("late_prefetches", &chameleon::StepLog::late_prefetches)
       .def_readonly("dropped_triggers", &chameleon::StepLog::dropped_triggers)
+      .def_readonly("drops", &chameleon::StepLog::drops)
+      .def_readonly("dropped_bytes", &chameleon::StepLog::dropped_bytes)
+      .def_readonly("replay_count", &chameleon::StepLog::replay_count)
+      .def_readonly("replay_ticks", &chameleon::StepLog::replay_ticks)
       .def_readonly("matched_ops", &chameleon::StepLog::matched_ops)
       .def_readonly("departure_count", &chameleon::StepLog::departure_count)
       .def_readonly("program", &chameleon::StepLog::program)
@@ -229,6 +252,8 @@ PYBIND11_MODULE(_C, m) {
       .def("transfers", &transfers)
       .def("stalls", [](const chameleon::StepLog& log) { return as_array(log.stalls); })
       .def("residencies", [](const chameleon::StepLog& log) { return as_array(log.residencies); })
+      .def("replays", [](const chameleon::StepLog& log) { return as_array(log.replays); })
+      .def("declined", [](const chameleon::StepLog& log) { return as_array(log.declined); })
       .def("stacks", &symbolized)
       .def_readonly("leaf_calls", &chameleon::StepLog::leaf_calls);
 
@@ -303,6 +328,26 @@ PYBIND11_MODULE(_C, m) {
     py::gil_scoped_release release;
     return storage && Runtime::instance().evict(storage);
   });
+  m.def("allow_replays", [](const std::unordered_map<std::string, std::vector<std::string>>& dtypes) {
+    std::unordered_map<std::string, uint64_t> bits;
+    for (const auto& [name, allowed] : dtypes) bits[name] = dtype_bits(allowed);
+    Runtime::instance().allow_replays(std::move(bits));
+  });
+  m.def("keep_producers", [](bool on) { Runtime::instance().keep_producers(on); }, nogil());
+  m.def("drop", [](uintptr_t tensor) {
+    c10::StorageImpl* storage = storage_of(tensor);
+    py::gil_scoped_release release;
+    const auto refusal = storage ? Runtime::instance().drop(storage) : chameleon::Refusal::Unmovable;
+    return static_cast<int>(refusal);
+  });
+  m.attr("refusals") = [] {
+    py::tuple texts(chameleon::kRefusals);
+    for (int i = 0; i < chameleon::kRefusals; ++i) {
+      texts[i] = chameleon::refusal_text(static_cast<chameleon::Refusal>(i));
+    }
+    return texts;
+  }();
+  m.attr("longest_chain") = chameleon::Replays::kLongestChain;
   // These take UntypedStorage._cdata, the address of the StorageImpl.
   m.def("hold", [](uintptr_t s) { return Runtime::instance().hold(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("let_go", [](uintptr_t s) { Runtime::instance().let_go(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
@@ -326,6 +371,9 @@ PYBIND11_MODULE(_C, m) {
     d["live_bytes"] = c.live_bytes;
     d["storages"] = c.storages;
     d["escaped"] = c.escaped;
+    d["dropped"] = c.dropped;
+    d["ghosts"] = c.ghosts;
+    d["producers"] = c.producers;
     d["host_used_bytes"] = c.host_used_bytes;
     d["host_reserved_bytes"] = c.host_reserved_bytes;
     d["host_peak_bytes"] = c.host_peak_bytes;

@@ -25,6 +25,11 @@ std::string human(size_t bytes) {
   return text.str();
 }
 
+std::string message_of(const std::exception& error) {
+  const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
+  return from_torch ? from_torch->what_without_backtrace() : error.what();
+}
+
 Runtime::ThreadState& Runtime::thread_state() {
   static thread_local ThreadState state;
   return state;
@@ -40,7 +45,12 @@ Runtime::Runtime()
       block_deleter_(device_->block_deleter()),
       host_(*device_),
       swapper_(*device_, host_, table_, recorder_),
-      executor_(swapper_, table_, recorder_) {
+      executor_(swapper_, table_, recorder_),
+      replays_([this](c10::StorageImpl* impl) { return find(impl); },
+               [this](const Storage& storage) { return swapper_.movable(storage); },
+               [this](Storage& ghost) { free_ghost(ghost); },
+               [this](size_t bytes) { return device_->allocate_plain(bytes); }) {
+  executor_.drop_bytes = [this](Storage& storage) { return drop_bytes(storage) == Refusal::None; };
   swapper_.next_use = [this](const Storage& storage) { return executor_.next_use(storage, clock_ops_); };
   swapper_.wait_for_pins = [this] { return wait_for_pins(); };
   access::set_hook(&Runtime::on_access);
@@ -63,6 +73,7 @@ void Runtime::open(const Options& options) {
   host_.set_capacity(options.host_capacity_bytes);
   host_.reset_peak();
   swapper_.min_bytes = options.min_swap_bytes;
+  replays_.copied_bytes = options.min_tracked_bytes;
   recorder_ = Recorder(options.max_ops);
   for (const auto& storage : table_.all()) {
     storage->log_step = storage->resident_step = -1;
@@ -89,6 +100,8 @@ void Runtime::open(const Options& options) {
   device_->keep_free_blocks(true);
   install_callback(limited_ || options.unbacked);
   open_ = true;
+  always_keep_producers_ = false;
+  keep_producers_if_needed();
 }
 
 // Outputs are needed to know which StorageImpl holds a new block before anything uses it as an input; they cost about
@@ -103,9 +116,12 @@ void Runtime::install_callback(bool needs_outputs) {
 void Runtime::close() {
   Lock lock(mutex_);
   if (callback_ == at::INVALID_CALLBACK_HANDLE) return;  // in a forked child it is there although nothing is open
-  open_ = false;
+  keeps_producers_ = false;
   executor_.unload();
   device_->set_capacity(SIZE_MAX);
+  restore_dropped(thread_state());
+  open_ = false;
+  forget_values();
   swapper_.restore_all();
   forget_unbacked();
   limited_ = false;
@@ -149,6 +165,7 @@ void Runtime::set_capacity(size_t capacity_bytes) {
     install_callback(true);
   }
   limited_ = limited;
+  keep_producers_if_needed();
   options_.capacity_bytes = capacity_bytes;
   if (limited) access::reserve_marks();
   device_->set_capacity(capacity_bytes);
@@ -192,6 +209,7 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   Lock lock(mutex_);
   executor_.end_step();
   auto log = recorder_.end_step(table_, [this](const Storage& storage) { return swapper_.movable(storage); });
+  if (Producer::count > 0) replays_.prune(table_);
   begin_step();
   thread_state().modules.clear();  // whatever an interrupt has left there
   return log;
@@ -210,11 +228,13 @@ std::vector<std::shared_ptr<StepLog>> Runtime::logs() {
 void Runtime::add_program(int64_t id, std::shared_ptr<const Program> program) {
   Lock lock(mutex_);
   executor_.add(id, std::move(program));
+  keep_producers_if_needed();
 }
 
 void Runtime::drop_program(int64_t id) {
   Lock lock(mutex_);
   executor_.drop(id);
+  keep_producers_if_needed();
 }
 
 void Runtime::use_program(int64_t id) {
@@ -247,7 +267,12 @@ Counters Runtime::counters() {
   counters.memory = device_->memory_info();
   counters.live_bytes = table_.live_bytes();
   counters.storages = table_.all().size();
-  for (const auto& storage : table_.all()) counters.escaped += storage->escaped;
+  for (const auto& storage : table_.all()) {
+    counters.escaped += storage->escaped;
+    counters.dropped += storage->residency == Residency::Dropped;
+    counters.ghosts += storage->ghost;
+  }
+  counters.producers = Producer::count;
   counters.host_used_bytes = host_.used_bytes();
   counters.host_reserved_bytes = host_.reserved_bytes();
   counters.host_peak_bytes = host_.peak_bytes();
@@ -276,7 +301,12 @@ ModuleStack& Runtime::modules(ThreadState& thread) {
   return thread.modules;
 }
 
+// The child may have fewer threads for ops than the first run had, so nothing is left to it that has to be replayed.
 void Runtime::before_fork() {
+  {
+    Lock lock(mutex_);
+    restore_dropped(thread_state());
+  }
   mutex_.lock();
   lock_op_registry();
   device_->drain();
@@ -291,6 +321,7 @@ void Runtime::after_fork_in_parent() {
 // brings back what is away when it is used.
 void Runtime::after_fork_in_child() {
   open_ = false;
+  keeps_producers_ = false;
   device_->after_fork_in_child();
   device_->set_capacity(SIZE_MAX);
   executor_.unload();

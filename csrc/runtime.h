@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "module_stack.h"
 #include "op_info.h"
 #include "recorder.h"
+#include "replay.h"
 #include "storage.h"
 #include "swapper.h"
 
@@ -31,6 +33,8 @@ struct Options {
   double link_out_bytes_per_s = 0;  // 0: as fast as the machine copies
   double link_in_bytes_per_s = 0;
   size_t min_swap_bytes = 16 << 10;
+  // Smaller blocks are the allocator's own business, as they are in a GPU's caching allocator: never counted.
+  size_t min_tracked_bytes = 512;
   size_t max_ops = size_t{1} << 20;  // of a step that are recorded
   bool stacks = false;               // record the Python stack of every op
   bool unbacked = false;             // follow meta tensors, which have no memory, instead of the device's
@@ -51,6 +55,9 @@ struct Counters {
   size_t live_bytes = 0;
   size_t storages = 0;
   size_t escaped = 0;
+  size_t dropped = 0;     // storages whose bytes are to be made again
+  size_t ghosts = 0;      // that are kept for those
+  int64_t producers = 0;  // calls of ops that are kept
   size_t host_used_bytes = 0;
   size_t host_reserved_bytes = 0;
   size_t host_peak_bytes = 0;
@@ -88,6 +95,11 @@ class Runtime {
   bool evict(c10::StorageImpl* impl);
   std::optional<Residency> residency(c10::StorageImpl* impl);
 
+  // --- replay: see Note [Values]
+  void allow_replays(std::unordered_map<std::string, uint64_t> dtypes);  // of ops, by name; a bit per ScalarType
+  void keep_producers(bool on);                                          // even where no program drops anything
+  Refusal drop(c10::StorageImpl* impl);                                  // now, if its bytes can be made again
+
   // For torch.save: the storage is resident from hold() to let_go(); while saving, reading a pointer is no escape.
   bool hold(c10::StorageImpl* impl);
   void let_go(c10::StorageImpl* impl);
@@ -105,16 +117,15 @@ class Runtime {
   void leave_module();
 
   // --- the allocator's requests (device backends call these)
-  bool tracks(size_t bytes) const { return bytes >= kTrackedBytes && is_open() && !options_.unbacked; }
+  bool tracks(size_t bytes) const { return bytes >= options_.min_tracked_bytes && is_open() && !options_.unbacked; }
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
 
  private:
-  // Smaller blocks are the allocator's own business, as they are in a GPU's caching allocator: never counted.
-  static constexpr size_t kTrackedBytes = 512;
-
   struct ThreadState;
   static ThreadState& thread_state();
+  class PinsOfReplay;
+  class ReplayInputs;
 
   // Where in the step and in the program what happens now belongs.
   struct OpPlace {
@@ -135,7 +146,7 @@ class Runtime {
 
   void install_callback(bool needs_outputs);
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
-  void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
   void use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread);
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
@@ -144,8 +155,31 @@ class Runtime {
   void attach_output(const c10::IValue& value, bool settled);
   void attach(Storage& storage, c10::StorageImpl* impl);
   void pin(Storage& storage, ThreadState& thread);
+  void unpin(Storage& storage);
   void unpin_all(ThreadState& thread);
   void destroyed(Storage* storage);
+  uint64_t next_serial() { return ++serials_; }
+
+  void keep_producers_if_needed();
+  void begin_maker(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void link_maker(ThreadState& thread);
+  void end_maker(const at::RecordFunction& function, Maker& maker);
+  // These give up the lock while ops run, and so may bring_in().
+  void bring_in(Storage& storage, Cause cause, ThreadState& thread);
+  bool fetch(Storage& storage);
+  void rematerialise(std::shared_ptr<Value> value, Cause cause, ThreadState& thread);
+  at::Tensor make_again(const std::shared_ptr<Value>& value, const std::shared_ptr<Value>& wanted, Cause cause,
+                        ThreadState& thread);
+  void restore_dependents(Storage& storage, Cause cause, ThreadState& thread);
+  void end_values(ThreadState& thread);
+  void replay_planned(ThreadState& thread);
+  void restore_dropped(ThreadState& thread);
+  void forget_values();
+  void watch(Storage& storage);
+  void wait_for_replay(ThreadState& thread);
+  void take_over(Storage& storage, const at::Tensor& made, ThreadState& thread);
+  Refusal drop_bytes(Storage& storage);
+  void free_ghost(Storage& ghost);
   bool accumulates(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void leaf_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void leaf_end(const at::RecordFunction& function, ThreadState& thread);
@@ -180,6 +214,9 @@ class Runtime {
   Recorder recorder_;
   Swapper swapper_;
   Executor executor_;
+  Replays replays_;
+  bool always_keep_producers_ = false;
+  std::atomic<bool> keeps_producers_{false};
   ForwardModules forward_modules_;
   std::vector<uint32_t> module_hashes_;  // by id
   std::vector<uint32_t> label_hashes_;
@@ -192,11 +229,13 @@ class Runtime {
   std::atomic<int64_t> epoch_{0};  // sessions so far
   bool limited_ = false;           // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
+  uint64_t serials_ = 0;     // of outermost ops, and of replays between them
   int64_t clock_ops_ = 0;    // outermost ops since the process began
   int64_t step_serial_ = 0;  // steps begun, and programs loaded, since the process began
   OpPlace newest_;           // of the op that started last; what happens between ops belongs there
   int32_t next_thread_ = 0;
   std::vector<Storage*> missing_;  // inputs of the op that are not resident
+  std::vector<Storage*> written_;  // those that it writes, where a value ends by that
 };
 
 // Defined by the device backend.

@@ -23,7 +23,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   Storage* storage = find(impl);
   Adopted result = Adopted::Known;
   if (!storage && options_.unbacked && impl->device_type() == c10::DeviceType::Meta) {
-    if (impl->nbytes() < kTrackedBytes) return Adopted::TooSmall;
+    if (impl->nbytes() < options_.min_tracked_bytes) return Adopted::TooSmall;
     storage = add_unbacked(impl);
     recorder_.arrived(*storage);
     recorder_.levels(table_.live_bytes(), resident_bytes());
@@ -34,7 +34,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     const c10::DeleterFnPtr deleter = pointer.get_deleter();
     if (deleter != device_->plain_deleter() || pointer.get() != pointer.get_context()) return Adopted::Foreign;
     const size_t bytes = impl->nbytes();
-    if (bytes < kTrackedBytes) return Adopted::TooSmall;
+    if (bytes < options_.min_tracked_bytes) return Adopted::TooSmall;
     if (!trusted && c10::raw::intrusive_ptr::use_count(impl) > owners) return Adopted::Shared;
     const size_t block_bytes = device_->block_bytes(bytes);
     void* block = swapper_.take(block_bytes);
@@ -73,9 +73,18 @@ bool Runtime::restore(c10::StorageImpl* impl) {
   Storage* storage = find(impl);
   if (!storage || storage->residency == Residency::Resident) return true;
   place(thread_state());
-  if (swapper_.restore(*storage, Cause::Access)) return true;
-  note_failure(storage->block_bytes, thread_state());
-  return false;
+  return fetch(*storage);
+}
+
+// For who asks from outside of an op; false where there is no room.
+bool Runtime::fetch(Storage& storage) {
+  try {
+    bring_in(storage, Cause::Access, thread_state());
+    watch(storage);
+    return true;
+  } catch (const c10::OutOfMemoryError&) {
+    return false;
+  }
 }
 
 bool Runtime::evict(c10::StorageImpl* impl) {
@@ -95,10 +104,8 @@ bool Runtime::hold(c10::StorageImpl* impl) {
   if (!storage) return true;
   place(thread_state());
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, false);
-  if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access)) {
-    note_failure(storage->block_bytes, thread_state());
-    return false;
-  }
+  if (storage->residency != Residency::Resident && !fetch(*storage)) return false;
+  ++storage->holds;
   if (++storage->pins == 1 && storage->impl) access::disarm(*storage);
   return true;
 }
@@ -106,7 +113,9 @@ bool Runtime::hold(c10::StorageImpl* impl) {
 void Runtime::let_go(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
-  if (!storage || storage->pins == 0 || --storage->pins > 0) return;  // resized: another block, and nobody holds it
+  if (!storage || storage->holds == 0) return;  // resized: another block, and nobody holds it
+  --storage->holds;
+  if (--storage->pins > 0) return;
   if (limited_ && !storage->escaped && access::intact(*storage)) access::arm(*storage);
 }
 
@@ -140,9 +149,13 @@ void* Runtime::allocate(size_t bytes) {
     const std::string message = note_failure(block_bytes, thread);
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
   }
-  Storage* storage = table_.add(bytes, block_bytes, block);
-  const int32_t ordinal = describe_birth(*storage, thread);
-  executor_.born(*storage, here.plan_op, ordinal);
+  Storage* storage = table_.add(bytes, block_bytes, block, thread.replaying > 0);
+  if (storage->scratch) {
+    recorder_.levels(table_.live_bytes(), resident_bytes());
+  } else {
+    const int32_t ordinal = describe_birth(*storage, thread);
+    executor_.born(*storage, here.plan_op, ordinal);
+  }
   if (thread.depth > 0) pin(*storage, thread);
   return block;
 }
@@ -173,9 +186,16 @@ bool Runtime::release(const void* block) {
 }
 
 void Runtime::destroyed(Storage* storage) {
-  recorder_.died(*storage);
-  if (storage->block) recorder_.left(*storage, recorder_.op() + 1);
-  executor_.died(*storage);
+  const bool ghost = replays_.died(*storage);
+  if (!storage->scratch) {
+    recorder_.died(*storage);
+    executor_.died(*storage);
+  }
+  if (ghost) {
+    table_.make_ghost(storage);
+    return;
+  }
+  if (storage->block && !storage->scratch) recorder_.left(*storage, recorder_.op() + 1);
   if (!storage->unbacked) swapper_.release(*storage);
   table_.remove(storage);
 }
@@ -208,12 +228,11 @@ void Runtime::accessed(c10::StorageImpl* impl) {
   }
   place(thread);
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, true);
-  if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access)) {
-    const std::string message = note_failure(storage->block_bytes, thread);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, message);
-  }
+  if (storage->residency != Residency::Resident) bring_in(*storage, Cause::Access, thread);
   const bool own_op = thread.depth > 0 && storage->pinned_by == thread.serial;
   if (!own_op) {
+    restore_dependents(*storage, Cause::Access, thread);
+    replays_.ended(*storage, Refusal::Foreign);
     storage->escaped = true;
     swapper_.drop_host(*storage);  // whoever has the pointer may write through it
   }
@@ -246,7 +265,7 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
   failure.request_bytes = request_bytes;
   failure.capacity_bytes = options_.capacity_bytes;
   for (const auto& storage : table_.all()) {
-    if (storage->residency == Residency::Away) continue;
+    if (!storage->block) continue;
     if (storage->pins > 0) {
       failure.pinned_bytes += storage->block_bytes;
     } else if (!swapper_.movable(*storage)) {

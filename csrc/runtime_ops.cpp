@@ -4,6 +4,7 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "runtime_internal.h"
@@ -35,7 +36,8 @@ uint32_t shapes_token(const at::RecordFunction& function) {
 std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
   Runtime& runtime = instance();
   ThreadState& thread = thread_state();
-  if (thread.leaf_frame > 0) {  // how torch works out the results of a leaf without memory is no part of the program
+  // How torch works out the results of a leaf without memory is no part of the program, and a replay is none either.
+  if (thread.leaf_frame > 0 || thread.replaying > 0) {
     thread.frames.push_back(&OpInfo::ignored());
     return nullptr;
   }
@@ -45,6 +47,7 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
       C10_UNLIKELY(unbacked) && runtime.accumulates(function, called, thread) ? OpInfo::add_in_place() : called;
   thread.frames.push_back(&info);
   if (info.kind == OpKind::Op) {
+    if (runtime.keeps_producers_.load(std::memory_order_relaxed)) runtime.begin_maker(function, info, thread);
     runtime.op_start(function, info, thread);
   } else if (info.kind == OpKind::BackwardNode) {
     thread.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
@@ -58,9 +61,14 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
   if (thread.frames.empty()) return;  // it began on another thread
   const OpInfo& info = *thread.frames.back();
   if (C10_UNLIKELY(thread.frames.size() == thread.leaf_frame)) instance().leaf_end(function, thread);
+  std::optional<Maker> maker;
+  if (!thread.makers.empty() && thread.makers.back().frame == thread.frames.size()) {
+    maker = std::move(thread.makers.back());
+    thread.makers.pop_back();
+  }
   thread.frames.pop_back();
   if (info.kind == OpKind::Op) {
-    instance().op_end(function, info, thread);
+    instance().op_end(function, info, thread, maker ? &*maker : nullptr);
   } else if (info.kind == OpKind::BackwardNode && !thread.nodes.empty()) {
     thread.nodes.pop_back();
   }
@@ -80,7 +88,8 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   Lock lock(mutex_);
   ++thread.depth;
   if (outermost) {
-    thread.serial = static_cast<uint64_t>(++clock_ops_);
+    ++clock_ops_;
+    thread.serial = next_serial();
     thread.op_name = info.name.c_str();
     thread.in_graph = false;
     if (thread.index < 0) thread.index = next_thread_++;
@@ -119,6 +128,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     place(thread);
   }
   if (info.reads_inputs) use_inputs(function, info, thread, inner, bare);
+  link_maker(thread);
   if (outermost && open_) {
     // All inputs are pinned by now: nothing that fires here can push them out.
     const int32_t plan_op = executor_.begin_op(thread.token);
@@ -130,13 +140,18 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     }
   }
   if (!missing_.empty()) bring_in_missing(thread);
-  if (outermost && open_) executor_.prefetch();
+  if (!written_.empty()) end_values(thread);
+  if (outermost && open_) {
+    executor_.prefetch();
+    replay_planned(thread);
+  }
 }
 
 void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                          const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare) {
   const auto inputs = function.inputs();
   missing_.clear();
+  written_.clear();
   for (size_t i = 0; i < inputs.size(); ++i) use_input(inputs[i], i, info, thread);
   for (const at::Tensor& tensor : inner) {
     if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, true, thread);
@@ -147,15 +162,16 @@ void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info,
 // All inputs are pinned by now, so that making room for one can't push out another. The list is this op's own from
 // here on: waiting for another thread lets that thread's ops in.
 void Runtime::bring_in_missing(ThreadState& thread) {
-  std::vector<Storage*> missing = std::move(missing_);
-  missing_ = {};
+  const std::vector<Storage*> missing = std::exchange(missing_, {});
   for (Storage* storage : missing) {
-    bool here = storage->failed;
+    if (storage->failed) continue;
     try {
-      here = here || swapper_.restore(*storage, Cause::Demand);
+      bring_in(*storage, Cause::Demand, thread);
+    } catch (const c10::Error& error) {
+      access::mark_failed(*storage, message_of(error));
     } catch (const std::exception&) {  // the system has no memory left; torch would swallow it here
+      access::mark_failed(*storage, note_failure(storage->block_bytes, thread));
     }
-    if (!here) access::mark_failed(*storage, note_failure(storage->block_bytes, thread));
   }
 }
 
@@ -192,6 +208,7 @@ void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& 
       storage->host_stale = true;
     }
   }
+  if (writes && storage->value) written_.push_back(storage);
   storage->last_use = clock_ops_;
   if (storage->anchor && thread.depth == 1) thread.token = mix_token(thread.token, storage->anchor);
   if (storage->category == Category::Activation || storage->category == Category::Parameter) thread.in_graph = true;
@@ -206,10 +223,11 @@ void Runtime::pin(Storage& storage, ThreadState& thread) {
   if (storage.impl && storage.residency == Residency::Resident) access::disarm(storage);
 }
 
-void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
+void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker) {
   Lock lock(mutex_);
   if (function.needsOutputs()) {
     for (const c10::IValue& output : function.outputs()) attach_output(output, !info.raw_written_output);
+    if (maker) end_maker(function, *maker);
   }
   place(thread);
   if (--thread.depth > 0) return;
@@ -227,18 +245,26 @@ void Runtime::unpin_all(ThreadState& thread) {
   for (auto& [storage, uid] : thread.pinned) {
     if (storage->uid != uid) continue;  // died inside the op
     if (storage->pinned_by == thread.serial) storage->pinned_by = 0;
-    if (--storage->pins > 0) continue;
-    if (storage->failed) access::clear_failed(*storage);
-    const bool stale = std::exchange(storage->host_stale, false);
-    if (storage->residency != Residency::Resident) continue;  // bringing it in failed, and so did the op
-    const bool intact = access::intact(*storage);
-    if (stale || !intact) swapper_.drop_host(*storage);
-    // The op has taken the DataPtr away (copy-on-write): neither writes nor raw accesses are seen until it is back.
-    if (storage->impl && !intact) storage->escaped = true;
-    // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers.
-    if (limited_ && intact && !storage->escaped) access::arm(*storage);
+    unpin(*storage);
   }
   thread.pinned.clear();
+}
+
+void Runtime::unpin(Storage& storage) {
+  if (--storage.pins > 0) return;
+  if (storage.ghost) {
+    if (!replays_.needed(storage)) free_ghost(storage);
+    return;
+  }
+  if (storage.failed) access::clear_failed(storage);
+  const bool stale = std::exchange(storage.host_stale, false);
+  if (storage.residency != Residency::Resident) return;  // bringing it in failed, and so did the op
+  const bool intact = access::intact(storage);
+  if (stale || !intact) swapper_.drop_host(storage);
+  // The op has taken the DataPtr away (copy-on-write): neither writes nor raw accesses are seen until it is back.
+  if (storage.impl && !intact) storage.escaped = true;
+  // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers.
+  if (limited_ && intact && !storage.escaped) access::arm(storage);
 }
 
 void Runtime::attach_output(const c10::IValue& value, bool settled) {

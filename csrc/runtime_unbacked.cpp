@@ -61,7 +61,7 @@ void Runtime::leaf_end(const at::RecordFunction& function, ThreadState& thread) 
 }
 
 Storage* Runtime::see_unbacked(c10::StorageImpl* impl, ThreadState& thread) {
-  if (impl->device_type() != kMeta.type() || impl->nbytes() < kTrackedBytes) return nullptr;
+  if (impl->device_type() != kMeta.type() || impl->nbytes() < options_.min_tracked_bytes) return nullptr;
   Storage* storage = add_unbacked(impl);
   describe_birth(*storage, thread);
   return storage;

@@ -79,6 +79,7 @@ void set_block_deleter(c10::DeleterFnPtr deleter) { block_deleter = deleter; }
 bool has_hook() { return CHAMELEON_HAS_MATERIALIZER; }
 
 bool intact(const Storage& storage) {
+  if (storage.ghost) return true;  // nothing but us knows its block
   if (!storage.impl || storage.weak->use_count() == 0) return false;
   if (storage.unbacked) return true;  // there is no pointer that anything could take
   const c10::DataPtr& pointer = storage.impl->_mutable_data_ptr_no_checks();
@@ -97,6 +98,7 @@ std::vector<c10::intrusive_ptr<c10::StorageImpl>>& kept() {
 // A storage that Python knows by an object of its own would take the GIL here, under the core's lock: for those (few)
 // the check alone must do.
 bool keep(Storage& storage) {
+  if (storage.ghost) return true;
   if (!intact(storage)) return false;
   if (storage.impl->pyobj_slot()->load_pyobj() != nullptr) return true;
   auto reference = storage.weak->lock();
@@ -112,7 +114,9 @@ void release_kept() {
 }
 
 // Without the hook, all there is to see is that numpy and shared memory make a storage unresizable.
-bool movable(const Storage& storage) { return intact(storage) && (has_hook() || storage.impl->resizable()); }
+bool movable(const Storage& storage) {
+  return intact(storage) && (storage.ghost || has_hook() || storage.impl->resizable());
+}
 
 Storage* away_storage(c10::StorageImpl* impl) {
   const c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
@@ -120,6 +124,7 @@ Storage* away_storage(c10::StorageImpl* impl) {
 }
 
 void mark_away(Storage& storage) {
+  if (storage.ghost) return;
   // One address each: torch.save tells storages apart by it.
   set_pointer(storage, inaccessible + static_cast<size_t>(storage.uid) % kMarks * kMarkBytes, &storage, &delete_away);
 #if CHAMELEON_HAS_MATERIALIZER
@@ -133,6 +138,7 @@ void mark_away(Storage& storage) {
 }
 
 void mark_resident(Storage& storage) {
+  if (storage.ghost) return;
 #if CHAMELEON_HAS_MATERIALIZER
   disarm(storage);
 #else
@@ -155,13 +161,13 @@ void clear_failed(Storage& storage) {
 
 void arm([[maybe_unused]] Storage& storage) {
 #if CHAMELEON_HAS_MATERIALIZER
-  if (!storage.impl->has_materializer()) storage.impl->set_materializer(hook);
+  if (!storage.ghost && !storage.impl->has_materializer()) storage.impl->set_materializer(hook);
 #endif
 }
 
 void disarm([[maybe_unused]] Storage& storage) {
 #if CHAMELEON_HAS_MATERIALIZER
-  if (storage.impl->has_materializer()) storage.impl->clear_materializer();
+  if (!storage.ghost && storage.impl->has_materializer()) storage.impl->clear_materializer();
 #endif
 }
 

@@ -116,6 +116,27 @@ void Swapper::finish_swap_out(Storage& storage) {
   device_.free(block, storage.block_bytes);
 }
 
+void Swapper::drop(Storage& storage) {
+  drop_host(storage);
+  recorder_.left(storage, recorder_.op() + 1);
+  void* block = storage.block;
+  storage.residency = Residency::Dropped;
+  access::mark_away(storage);
+  table_.set_block(&storage, nullptr);
+  device_.free(block, storage.block_bytes);
+}
+
+bool Swapper::make_room(size_t block_bytes) {
+  for (;;) {
+    const MemoryInfo memory = device_.memory_info();
+    if (memory.resident_bytes <= memory.capacity_bytes &&
+        block_bytes <= memory.capacity_bytes - memory.resident_bytes) {
+      return true;
+    }
+    if (!finish_any_leaving()) return false;
+  }
+}
+
 bool Swapper::swap_in(Storage& storage, Cause cause) {
   void* block = device_.allocate(storage.block_bytes);
   if (!block && finish_any_leaving()) block = device_.allocate(storage.block_bytes);

@@ -35,6 +35,8 @@ class Swapper {
   bool swap_in(Storage& storage, Cause cause);   // begin, without evicting anything; false where there is no room
   bool restore(Storage& storage, Cause cause);   // be resident when this returns; false where there is no room
   void touch(Storage& storage, bool writes);     // a resident or leaving storage is about to be used
+  void drop(Storage& storage);                   // a resident storage gives its block back, and has no copy
+  bool make_room(size_t block_bytes);            // by what is leaving anyway; false where that does not suffice
   void release(Storage& storage);                // the storage dies: its memory goes back
   void restore_all();                            // at the end of a session
   void drop_host(Storage& storage);              // the host copy is stale, or no longer wanted

@@ -27,6 +27,12 @@ if _C.built_for_torch != _installed:
 SEES_RAW_ACCESS: bool = _C.sees_raw_access
 """Does this torch say when a storage's bytes are accessed outside of ops? Since 2.13."""
 
+REFUSALS: tuple[str, ...] = _C.refusals
+"""Why a storage could not be dropped, in words, by the number of the reason. 0: it could."""
+
+LONGEST_CHAIN: int = _C.longest_chain
+"""The most ops in a row that are replayed to restore one storage."""
+
 UNLIMITED: int = 2**64 - 1
 """The capacity that limits nothing."""
 
@@ -60,6 +66,7 @@ forget_module = _C.forget_module
 hold = _C.hold
 let_go = _C.let_go
 set_saving = _C.set_saving
+keep_producers = _C.keep_producers
 seconds = _C.seconds
 seconds_per_tick = _C.seconds_per_tick
 
@@ -75,6 +82,9 @@ class Counters(TypedDict):
     live_bytes: int
     storages: int
     escaped: int
+    dropped: int
+    ghosts: int
+    producers: int
     host_used_bytes: int
     host_reserved_bytes: int
     host_peak_bytes: int
@@ -133,8 +143,22 @@ def evict(tensor: torch.Tensor) -> bool:
     return _C.evict(tensor._cdata)
 
 
+def allow_replays(dtypes: dict[str, tuple[str, ...]]) -> None:
+    """Which ops may be replayed from now on, by name, and with which dtypes (``"float32"``): any, if none is named."""
+    _C.allow_replays({name: list(names) for name, names in dtypes.items()})
+
+
+def drop(tensor: torch.Tensor) -> str:
+    """Give the block of a tensor's storage back now, if its bytes can be made again; else why not, in words.
+
+    What is used later is made again by itself. Only what was made while producers were kept can be: see
+    ``keep_producers``.
+    """
+    return REFUSALS[_C.drop(tensor._cdata)]
+
+
 def residency(tensor: torch.Tensor) -> str | None:
-    """``"resident"``, ``"leaving"``, ``"away"``, ``"returning"``, or None for a storage that is not the device's."""
+    """``"resident"``, ``"leaving"``, ``"away"``, ``"returning"``, ``"dropped"``; None if it is not the device's."""
     return _C.residency(_C.storage_address(tensor._cdata))
 
 

@@ -10,7 +10,7 @@ inputs, and gives the same bits for the same inputs under the same settings. Wha
 - ``scatter_add``, ``index_add``, ``index_put(accumulate=True)``, ``cumsum`` and ``convolution_backward`` add in an
   order that a GPU does not promise.
 - ``sort`` and ``topk`` break ties as they like.
-- ``convolution`` and ``_convolution`` choose a kernel by what wants gradients. The kernels that they choose are here.
+- Kernels that other ops call, such as ``mkldnn_convolution``: the op outside, ``convolution``, stands for them.
 - Views make no storage; ``empty`` and the like make one without a value.
 - Ops outside of ``aten::`` (custom ones, compiled graphs) promise nothing.
 """
@@ -64,11 +64,7 @@ _POOL = _aten(
 _RANDOM_WITH_GENERATOR = _aten("bernoulli")
 
 _MATMUL = _aten("_addmm_activation addbmm addmm addmv addr baddbmm bmm dot mm mv vdot")
-_CONVOLUTION = _aten(
-    "_conv_depthwise2d _slow_conv2d_forward conv_depthwise3d cudnn_convolution cudnn_convolution_transpose "
-    "mkldnn_convolution slow_conv3d_forward slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d "
-    "slow_conv_transpose3d"
-)
+_CONVOLUTION = _aten("convolution")
 # Where dropout_p is 0 only.
 _ATTENTION = _aten(
     "_scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention "
@@ -82,7 +78,7 @@ _MADE_OF_CLASS_1 = _aten(
     "reshape rms_norm softmax to type_as vstack"
 )
 _MADE_OF_CLASS_2 = _aten(
-    "_convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution einsum inner "
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d einsum inner "
     "linear matmul scaled_dot_product_attention tensordot"
 )
 

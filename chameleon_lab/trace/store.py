@@ -18,12 +18,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import TraceError
-from .columns import Ops, Residencies, Stalls, StepTrace, Storages, Table, Trace, Transfers, Uses
+from .columns import (
+    Declined,
+    Ops,
+    Replays,
+    Residencies,
+    Stalls,
+    StepTrace,
+    Storages,
+    Table,
+    Trace,
+    Transfers,
+    Uses,
+)
 
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 2
+VERSION = 3
 """Version of the trace file that this package writes, and the newest that it reads."""
 
 _KEY = b"chameleon_lab.trace"
@@ -105,7 +117,23 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
             "to_s": "float64",
         },
     ),
+    "replays": (
+        Replays,
+        {
+            "op": "int32",
+            "storage": "int32",
+            "name": "int32",
+            "cause": "uint8",
+            "bytes": "int64",
+            "start_s": "float64",
+            "duration_s": "float64",
+        },
+    ),
+    "declined": (Declined, {"op": "int32", "storage": "int32", "name": "int32", "refusal": "uint8"}),
 }
+
+_TABLE_SINCE = {"replays": 3, "declined": 3}
+"""The version that brought a table; an older file has no rows for it."""
 
 _SINCE = {("ops", "token"): (2, 0), ("ops", "plan_op"): (2, -1)}
 """The version that brought a column, and what it reads as from an older file."""
@@ -160,7 +188,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
                 f"{path}: column {column.name!r} is {found}, not {column.type}; save the trace again"
             )
     table = table.select(expected.names).combine_chunks()
-    tables = {name: _tables(table.column(name), name) for name in _TABLES}
+    tables = {name: _tables(table.column(name), name) for name in _TABLES if name in expected.names}
     plain = table.select([*_SCALARS, *_DICTIONARIES]).to_pylist()
     steps = []
     for position, values in enumerate(plain):
@@ -200,6 +228,8 @@ def _schema(pa: Any, version: int = VERSION) -> pyarrow.Schema:
     columns = [(name, arrow(kind)) for name, kind in _SCALARS.items()]
     columns += [(name, pa.list_(pa.string())) for name in _DICTIONARIES]
     for name, (_, kinds) in _TABLES.items():
+        if _TABLE_SINCE.get(name, 1) > version:
+            continue
         fields = [
             (column, arrow(kind))
             for column, kind in kinds.items()
