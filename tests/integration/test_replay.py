@@ -496,7 +496,8 @@ def test_what_a_kernel_writes_after_an_op_inside_it_is_its_own(session: cl.Sessi
 
 def test_every_read_finds_a_dropped_tensor() -> None:
     """Those of test_raw_access, of a tensor whose bytes are gone. What crashes is named by the last line printed."""
-    cases = "\n".join(f"    cases[{name!r}] = {code!r}" for name, code in READS.items())
+    slow = "pickle typed storage"  # a quarter of a million ops in Python
+    cases = "\n".join(f"    cases[{name!r}] = {code!r}" for name, code in READS.items() if name != slow)
     child(
         PRELUDE
         + f"""
@@ -520,7 +521,7 @@ def test_every_read_finds_a_dropped_tensor() -> None:
                 got = got.detach().numpy() if isinstance(got, torch.Tensor) else np.asarray(got, dtype=np.float32)
                 if not np.array_equal(got, want):
                     wrong.append((name, "read wrong values"))
-                pressure(session, 20)
+                pressure(session, 14)
                 if not np.array_equal(got, want):
                     wrong.append((name, "wrong values after pressure"))
             except Exception as error:
@@ -550,7 +551,6 @@ def test_a_fork_leaves_nothing_to_be_replayed() -> None:
         """
         import os
         import torch.nn.functional as F
-        torch.set_num_threads(2)
         with cl.Session("16MiB", min_swap="1KiB") as session:
             core.keep_producers(True)
             x = torch.randn(512, 512)
@@ -560,7 +560,7 @@ def test_a_fork_leaves_nothing_to_be_replayed() -> None:
             assert core.drop(out) == ""
             pid = os.fork()
             if pid == 0:
-                torch.set_num_threads(1)  # as workers do: the parent's other threads are not there
+                assert session.where(out) == "resident"
                 os._exit(0 if bool((out == expected).all()) else 1)
             assert os.waitpid(pid, 0)[1] == 0
             assert bool((out == expected).all())
