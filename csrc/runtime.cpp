@@ -73,7 +73,7 @@ void Runtime::open(const Options& options) {
   host_.set_capacity(options.host_capacity_bytes);
   host_.reset_peak();
   swapper_.min_bytes = options.min_swap_bytes;
-  replays_.copied_bytes = options.min_tracked_bytes;
+  tracked_bytes_ = replays_.copied_bytes = options.min_tracked_bytes;
   recorder_ = Recorder(options.max_ops);
   for (const auto& storage : table_.all()) {
     storage->log_step = storage->resident_step = -1;
@@ -117,10 +117,12 @@ void Runtime::close() {
   Lock lock(mutex_);
   if (callback_ == at::INVALID_CALLBACK_HANDLE) return;  // in a forked child it is there although nothing is open
   keeps_producers_ = false;
+  evicts_always_ = false;
   executor_.unload();
   device_->set_capacity(SIZE_MAX);
   restore_dropped(thread_state());
   open_ = false;
+  tracked_bytes_ = kTrackedBytes;
   forget_values();
   swapper_.restore_all();
   forget_unbacked();

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -27,14 +28,16 @@
 
 namespace chameleon {
 
+// Smaller blocks are the allocator's own business, as they are in a GPU's caching allocator: never counted.
+inline constexpr size_t kTrackedBytes = 512;
+
 struct Options {
   size_t capacity_bytes = SIZE_MAX;  // SIZE_MAX: no limit, nothing ever leaves
   size_t host_capacity_bytes = SIZE_MAX;
   double link_out_bytes_per_s = 0;  // 0: as fast as the machine copies
   double link_in_bytes_per_s = 0;
   size_t min_swap_bytes = 16 << 10;
-  // Smaller blocks are the allocator's own business, as they are in a GPU's caching allocator: never counted.
-  size_t min_tracked_bytes = 512;
+  size_t min_tracked_bytes = kTrackedBytes;
   size_t max_ops = size_t{1} << 20;  // of a step that are recorded
   bool stacks = false;               // record the Python stack of every op
   bool unbacked = false;             // follow meta tensors, which have no memory, instead of the device's
@@ -94,6 +97,9 @@ class Runtime {
   bool restore(c10::StorageImpl* impl);
   bool evict(c10::StorageImpl* impl);
   std::optional<Residency> residency(c10::StorageImpl* impl);
+  // Until the session ends: storages of any size are ours, and all that may leave are away between outermost ops; with
+  // a seed, a random half of them each time. For tests.
+  void evict_always(std::optional<uint64_t> seed);
 
   // --- replay: see Note [Values]
   void allow_replays(std::unordered_map<std::string, uint64_t> dtypes);  // of ops, by name; a bit per ScalarType
@@ -117,7 +123,9 @@ class Runtime {
   void leave_module();
 
   // --- the allocator's requests (device backends call these)
-  bool tracks(size_t bytes) const { return bytes >= options_.min_tracked_bytes && is_open() && !options_.unbacked; }
+  bool tracks(size_t bytes) const {
+    return bytes >= tracked_bytes_.load(std::memory_order_relaxed) && is_open() && !options_.unbacked;
+  }
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
 
@@ -196,6 +204,8 @@ class Runtime {
   Category guess_category(ThreadState& thread);
   ModuleStack& modules(ThreadState& thread);
   std::string note_failure(size_t request_bytes, const ThreadState& thread);
+  bool send_out(Storage& storage);
+  void send_all_out();
 
   void before_fork();
   void after_fork_in_parent();
@@ -227,7 +237,10 @@ class Runtime {
   std::atomic<bool> open_{false};
   std::atomic<bool> optimizer_stage_{false};
   std::atomic<int64_t> epoch_{0};  // sessions so far
-  bool limited_ = false;           // is there a capacity?
+  std::atomic<size_t> tracked_bytes_{kTrackedBytes};
+  bool evicts_always_ = false;
+  std::optional<std::minstd_rand> coin_;  // decides which of them
+  bool limited_ = false;                  // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
   uint64_t serials_ = 0;     // of outermost ops, and of replays between them
   int64_t clock_ops_ = 0;    // outermost ops since the process began

@@ -127,6 +127,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   } else {
     place(thread);
   }
+  if (C10_UNLIKELY(evicts_always_) && outermost) send_all_out();
   if (info.reads_inputs) use_inputs(function, info, thread, inner, bare);
   link_maker(thread);
   if (outermost && open_) {
@@ -233,6 +234,7 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   if (--thread.depth > 0) return;
   --threads_in_ops_;
   unpin_all(thread);
+  if (C10_UNLIKELY(evicts_always_)) send_all_out();
   thread.serial = 0;
   if (threads_waiting_ > 0) pins_released_.notify_all();  // those who wait for room, and adoption
   if (!open_ || thread.place.step != newest_.step) return;

@@ -67,6 +67,7 @@ hold = _C.hold
 let_go = _C.let_go
 set_saving = _C.set_saving
 keep_producers = _C.keep_producers
+evict_always = _C.evict_always
 seconds = _C.seconds
 seconds_per_tick = _C.seconds_per_tick
 
