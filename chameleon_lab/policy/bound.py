@@ -13,8 +13,8 @@ start of the next, over the step's end too. The program keeps of a policy only w
 
 Any policy, averaged over its steps, is a point of this program, so the smallest stall (and replay time) in the program
 is a bound for all of them. Everything that it leaves out makes it lower: blocks may move and be replayed in parts,
-copies wait for nothing but their link, a replay needs neither its inputs nor memory, and bytes matter at checkpoints
-alone. More checkpoints make it tighter.
+copies wait for nothing but their link, a replay needs neither its inputs nor memory and is as good as at its use for
+bytes, and these matter at checkpoints alone. More checkpoints make it tighter.
 """
 
 from __future__ import annotations
@@ -174,8 +174,10 @@ class _Program:
         self.out_flows: list[list[int]] = [[] for _ in at]
         self.in_flows: list[list[int]] = [[] for _ in at]
         self.away: list[list[int]] = [[] for _ in at]
-        # Of each segment: what is replayed in it, and how long a unit of that takes.
-        self.replays: list[list[tuple[int, float]]] = [[] for _ in at]
+        # How much is dropped in gaps, as (first checkpoint, the one after the last, variable, seconds of a unit's
+        # replay); and how long replays run in each segment.
+        self.drops: list[tuple[int, int, int, float]] = []
+        self.replays: list[list[int]] = [[] for _ in at]
 
     def least_stall_s(self) -> float:
         """Solve it."""
@@ -185,11 +187,13 @@ class _Program:
             return 0.0
         for (copied, gaps), size in self._versions().items():
             self._add_version(copied, gaps, size / self.unit_bytes)
+        if self.drops:
+            self._add_replays()
         for flows, copy_s in ((self.out_flows, self.link.out_s), (self.in_flows, self.link.in_s)):
             factor = copy_s(self.unit_bytes) / self.unit_s
             for k, flow in enumerate(flows if factor else ()):
                 row = [(variable, factor) for variable in flow] + [(k, -1.0)]
-                row += [(variable, -seconds) for variable, seconds in self.replays[k]]
+                row += [(variable, -1.0) for variable in self.replays[k]]
                 self.at_most.append((row, self.segment_s[k] / self.unit_s))
         for k, variables in enumerate(self.away):
             self.at_most.append(
@@ -199,15 +203,14 @@ class _Program:
 
         cost = np.zeros(len(self.upper))
         cost[: len(self.at)] = 1.0
-        for replays in self.replays:
-            for variable, seconds in replays:
-                cost[variable] = seconds
+        for *_, drop, seconds in self.drops:
+            cost[drop] = seconds
         result = linprog(
             cost,
             *self._matrix(self.at_most),
             *self._matrix(self.equal),
             bounds=np.column_stack([np.zeros(len(self.upper)), self.upper]),
-            method="highs",
+            method="highs-ipm" if self.drops else "highs",
         )
         if result.status != 0:
             raise RuntimeError(f"the solver found no lower bound ({result.message}); try other checkpoints")
@@ -250,13 +253,17 @@ class _Program:
                 self._balance(copies[k], before, flow)
                 before = copies[k]
         for first, after, returns, rate in gaps:
-            dropped = self._add_drop(first, after, rate, size) if np.isfinite(rate) else {}
+            dropped = None
+            if np.isfinite(rate):
+                dropped = self._variable(size)
+                self.drops.append((first, after, dropped, rate * self.unit_bytes / self.unit_s))
             before = back = None
             for k in range(first, after):
                 away, drop = self._variable(size), self._variable(size)
                 self.away[k % len(self.at)].append(away)
-                if dropped:
-                    self.at_most.append(([(away, 1.0), (dropped[k], 1.0)], size))
+                if dropped is not None:
+                    self.away[k % len(self.at)].append(dropped)
+                    self.at_most.append(([(away, 1.0), (dropped, 1.0)], size))
                 self._balance(away, before, drop, back)
                 if copied:
                     # What was away before and what is dropped since: all of it has been copied out by now.
@@ -270,19 +277,17 @@ class _Program:
             if back is not None and before is not None:
                 self._balance(None, before, back=back)
 
-    def _add_drop(self, first: int, after: int, rate: float, size: float) -> dict[int, int]:
-        """Variables and rows of a gap whose storage may be dropped: how much of it is gone at each checkpoint."""
-        dropped: dict[int, int] = {}
-        before = again = None
-        for k in range(first, after):
-            dropped[k] = self._variable(size)
-            self.away[k % len(self.at)].append(dropped[k])
-            if before is not None:  # all of it is dropped at once, before the first
-                self._balance(dropped[k], before, back=again)
-            before, again = dropped[k], self._variable(size)
-            self.replays[k % len(self.at)].append((again, rate * self.unit_bytes / self.unit_s))
-        self._balance(None, before, back=again)
-        return dropped
+    def _add_replays(self) -> None:
+        """How long replays run in each segment: for all drops together, and each of them within its gap."""
+        run = [self._variable(np.inf) for _ in self.at]
+        for k, seconds in enumerate(run):
+            self.replays[k].append(seconds)
+        for k in range(len(self.at)):
+            # What runs up to here was dropped before; what runs from here on is used later.
+            before = [(drop, -seconds) for first, _, drop, seconds in self.drops if first <= k]
+            self.at_most.append(([*((variable, 1.0) for variable in run[: k + 1]), *before], 0.0))
+            after = [(drop, -seconds) for _, after, drop, seconds in self.drops if after > k]
+            self.at_most.append(([*((variable, 1.0) for variable in run[k:]), *after], 0.0))
 
     def _balance(
         self, now: int | None, before: int | None, more: int | None = None, back: int | None = None
