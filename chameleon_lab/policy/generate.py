@@ -31,9 +31,9 @@ import numpy as np
 import torch
 
 from ..errors import BelowFloorError, EditsUnreachableError, TraceError
-from ..trace import Category, StepTrace, Trace
+from ..trace import StepTrace, Trace
 from .constraints import Constraints, conditions, joined
-from .edits import Edit, EditAction, Fault, Finding, digest
+from .edits import CATEGORIES, Edit, EditAction, Fault, Finding, digest
 from .link import Link
 from .memory import (
     MIN_SWAP_BYTES,
@@ -386,6 +386,9 @@ class _Planner:
         count = min(int(np.searchsorted(away, over)), len(order)) if over > 0 else 0
         self.stays_away = dormant[order[:count]]
         self.bytes = memory.live_bytes - int(away[count])
+        # Is each gap idle at any op over the capacity?
+        before = np.concatenate([[0], np.cumsum(np.tile(self.bytes > self.capacity, 2))])
+        self.spans_excess: list[bool] = (before[memory.gap_use] > before[memory.gap_out + 1]).tolist()
 
     def _sweep(
         self, gaps: list[int], rank: list[int], rank_per_step: int, hurried: list[float] | None = None
@@ -397,63 +400,68 @@ class _Planner:
         where that leaves no room. A gap is spared as long as others will do if less than ``hurried`` seconds
         of it are left.
         """
-        n, size, use_op, latest_in, capacity = self.n, self.size, self.use_op, self.latest_in, self.capacity
-        bytes_at, start = self.bytes.tolist(), self.start.tolist()
-        begins: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        matters = self._spans_excess()
-        for gap, value in zip(gaps, rank, strict=True):
-            if matters[gap]:
-                begins[(self.out_op[gap] + 1) % n].append((value, gap))
-        returns: dict[int, list[tuple[int, int]]] = {}
+        n, size, use_op, latest_in, out_op = self.n, self.size, self.use_op, self.latest_in, self.out_op
+        start = self.start.tolist()
+        over_ops = np.flatnonzero(self.bytes > self.capacity)
+        excess = list(zip(over_ops.tolist(), (self.bytes[over_ops] - self.capacity).tolist(), strict=True))
+        # The gaps by the op that they begin with, and how many have begun by each op over the capacity. Freeing one
+        # that is idle at none of those helps nobody.
+        matter = [(gap, value) for gap, value in zip(gaps, rank, strict=True) if self.spans_excess[gap]]
+        begin = (self.memory.gap_out[[gap for gap, _ in matter]] + 1) % n
+        order = np.argsort(begin, kind="stable")
+        begins = [matter[k] for k in order.tolist()]
+        begun = np.searchsorted(begin[order], over_ops, "right").tolist()
         # A gap of the step that begins at op ``shift`` of the sweep has its use at ``use_op[gap] + shift``.
         idle: list[tuple[int, int, int, int]] = []  # rank, use, gap, shift
+        returns: list[tuple[int, int, int]] = []  # op from which the block is back, gap, shift
         # -use, gap, shift of gaps whose block was freed and is back early, and of hurried ones: the last resorts.
         back_early: list[tuple[int, int, int]] = []
         spared: list[tuple[int, int, int]] = []
         free, back = [-1] * len(size), [-1] * len(size)
-        away = 0
-        for i in range(_PERIODS * n):
-            op = i % n
-            if i in returns:
-                for gap, shift in returns.pop(i):
+        away = seen = 0
+        for period in range(_PERIODS):
+            first_op, first_gap = period * n, period * len(begins)
+            for (op, over), count in zip(excess, begun, strict=True):
+                i = first_op + op
+                while returns and returns[0][0] <= i:
+                    _, gap, shift = heapq.heappop(returns)
                     away -= size[gap]
                     if use_op[gap] + shift > i:
                         heapq.heappush(back_early, (-use_op[gap] - shift, gap, shift))
-            for value, gap in begins[op]:
-                shift = i - 1 - self.out_op[gap]
-                heapq.heappush(idle, (value + shift // n * rank_per_step, use_op[gap] + shift, gap, shift))
-            over = bytes_at[op] - away - capacity
-            while over > 0:
-                at_use = False
-                if idle:
-                    _, use, gap, shift = heapq.heappop(idle)
-                    if use <= i:
-                        continue
-                    if hurried is not None and start[use] - start[i] < hurried[gap]:
-                        heapq.heappush(spared, (-use, gap, shift))
-                        continue
-                elif back_early and -back_early[0][0] > i:
-                    negative, gap, shift = heapq.heappop(back_early)
-                    use, at_use = -negative, True
-                elif spared and -spared[0][0] > i:
-                    negative, gap, shift = heapq.heappop(spared)
-                    use = -negative
-                else:
-                    break
-                until = use if at_use else max(latest_in[gap] + shift, i + 1)
-                away += size[gap]
-                over -= size[gap]
-                returns.setdefault(until, []).append((gap, shift))
-                if shift == n:
-                    free[gap] = free[gap] if at_use else i - shift
-                    back[gap] = until - shift
+                while seen < first_gap + count:
+                    steps, k = divmod(seen, len(begins))
+                    gap, value = begins[k]
+                    steps -= out_op[gap] == n - 1  # the gap after a step's last op begins with the next step
+                    use = use_op[gap] + steps * n
+                    if use > i:
+                        heapq.heappush(idle, (value + steps * rank_per_step, use, gap, steps * n))
+                    seen += 1
+                over -= away
+                while over > 0:
+                    at_use = False
+                    if idle:
+                        _, use, gap, shift = heapq.heappop(idle)
+                        if use <= i:
+                            continue
+                        if hurried is not None and start[use] - start[i] < hurried[gap]:
+                            heapq.heappush(spared, (-use, gap, shift))
+                            continue
+                    elif back_early and -back_early[0][0] > i:
+                        negative, gap, shift = heapq.heappop(back_early)
+                        use, at_use = -negative, True
+                    elif spared and -spared[0][0] > i:
+                        negative, gap, shift = heapq.heappop(spared)
+                        use = -negative
+                    else:
+                        break
+                    until = use if at_use else max(latest_in[gap] + shift, i + 1)
+                    away += size[gap]
+                    over -= size[gap]
+                    heapq.heappush(returns, (until, gap, shift))
+                    if shift == n:
+                        free[gap] = free[gap] if at_use else i - shift
+                        back[gap] = until - shift
         self.free, self.back = free, back
-
-    def _spans_excess(self) -> list[bool]:
-        """Is each gap idle at any op at which the bytes exceed the capacity? Freeing others helps nobody."""
-        over = self.bytes > self.capacity
-        before = np.concatenate([[0], np.cumsum(np.tile(over, 2))])
-        return (before[self.memory.gap_use] > before[self.memory.gap_out + 1]).tolist()
 
     def _away(self) -> np.ndarray:
         """Bytes away at each op of a step, under the plan as it stands."""
@@ -531,13 +539,14 @@ def _decisions(
     use = np.concatenate([swap_use, replays.use_op])
     returns = np.concatenate([swaps.returns, np.ones(len(replays), dtype=bool)])
     order = np.lexsort((ordinal, storage, free, out))
+    categories = [CATEGORIES[category] for category in step.storages.category.tolist()]
     decisions = []
     for k in order.tolist():
         row = int(memory.row[storage[k]])
         decisions.append(
             Decision(
                 storage=step.storage_keys[row],
-                category=Category(int(step.storages.category[row])).name.lower(),
+                category=categories[row],
                 module=step.module_path(int(step.storages.module[row])),
                 bytes=int(memory.block_bytes[storage[k]]),
                 action=Action.SWAP if k < len(swaps) else Action.REMATERIALISE,

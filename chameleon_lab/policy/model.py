@@ -87,7 +87,8 @@ class Decision:
     """``"planner"``, or ``"user"`` where an edit demanded it or moved its prefetch."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "action", Action(self.action))
+        if not isinstance(self.action, Action):
+            object.__setattr__(self, "action", Action(self.action))
         where = f"the decision on {self.storage!r}, gap {self.gap}"
         if self.bytes < 0 or self.gap < NEVER:
             raise PolicyError(f"{where}: bytes is {self.bytes} and gap {self.gap}; neither may be so low")
