@@ -21,10 +21,10 @@ from .range_max import RangeMax
 from .replay import CHAIN, Replayable, Replays
 from .simulate import Prediction, simulate_swaps
 
-_MOST_PLANS, _LEAST_PLANS = 12, 4
+_MOST_PLANS, _LEAST_PLANS = 9, 3
 """Plans that the search makes."""
 
-_PLANNED_OPS = 100_000
+_PLANNED_OPS = 60_000
 """Ops of all of them together, for steps so long that this is between the two."""
 
 
@@ -113,11 +113,8 @@ class Mixer:
 
         def fits(new: int, without: int | None = None) -> dict[int, int] | None:
             """The lengths that change if ``new`` is dropped, or None if one gets too long."""
-            now = {
-                gap: ops
-                for gap, ops in lengths.items()
-                if gap in self.replayable.needs(new)[1] and gap != without
-            }
+            inputs = self.replayable.needs(new)[1]
+            now = {gap: lengths[gap] for gap in inputs if gap in lengths and gap != without}
             changed = {new: length(new, now)}
             queue = [new]
             while queue:
