@@ -12,6 +12,7 @@ from .errors import PolicyError, SessionError
 from .policy import Policy, Prediction
 from .policy.draft import Draft
 from .policy.edits import EditAction
+from .progress import bar, tick
 from .report import StepSummary
 from .units import format_bytes, format_percent, format_seconds
 
@@ -171,14 +172,16 @@ class Staging:
     def _drive(self, trial: DryRun, step_fn: Callable[[], object]) -> None:
         session = self._session
         try:
-            while not trial.done:
-                before = session._steps
-                step_fn()
-                if session._steps == before:
-                    raise SessionError(
-                        "dry_run: step_fn ran and no step ended: let it train one whole step, or call session.step() "
-                        "at its end"
-                    )
+            with bar("Dry run", trial.settle + trial.steps, "step"):
+                while not trial.done:
+                    before = session._steps
+                    step_fn()
+                    if session._steps == before:
+                        raise SessionError(
+                            "dry_run: step_fn ran and no step ended: let it train one whole step, or call "
+                            "session.step() at its end"
+                        )
+                    tick()
         finally:
             if not trial.done:
                 self._end_trial("step_fn failed")

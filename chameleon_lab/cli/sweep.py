@@ -25,7 +25,6 @@ from .common import (
     step_of,
     step_option,
     with_examples,
-    working,
 )
 
 
@@ -67,7 +66,7 @@ def sweep(
     step = step_of(trace, index)
     link = link or link_of(trace)
     chosen = [capacity_bytes(capacity, step) for capacity in capacities] or None
-    with failing_well(trace_file), working(f"Planning {len(step.ops)} ops at several capacities"):
+    with failing_well(trace_file):
         found = sweep_capacities(
             Trace([step], trace.meta), chosen, link, rematerialise=replay_class(rematerialise)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from .link import Link
 from .memory import MIN_SWAP_BYTES, newest_step, step_op_times
 from .model import Policy
 from .simulate import Prediction, simulate
+
+if TYPE_CHECKING:
+    from ..lab.draft_gantt import DraftGantt
 
 
 class Draft:
@@ -56,6 +59,11 @@ class Draft:
         self._past: list[tuple[Edit, ...]] = []
         self._future: list[tuple[Edit, ...]] = []
         self._made: tuple[tuple[Edit, ...], Policy] | None = None
+
+    @property
+    def op_times(self) -> np.ndarray:
+        """Compute seconds of each op that plans and predictions assume, float64 (ops,)."""
+        return self._op_times
 
     # ------------------------------------------------------------------------------------------------ change
 
@@ -206,6 +214,15 @@ class Draft:
     def diff(self) -> PolicyDiff:
         """What the draft changes in its base. Raises BelowFloorError as :meth:`policy` does."""
         return diff(self.base, self.policy())
+
+    def gantt(self) -> DraftGantt:
+        """The draft as bars over the ops of its step, to edit by selecting them: a widget, and a page of HTML.
+
+        Raises MissingPackageError without bokeh; BelowFloorError as :meth:`policy` does.
+        """
+        from ..lab.draft_gantt import DraftGantt
+
+        return DraftGantt(self)
 
     def save(self, path: str) -> None:
         """Write :meth:`policy` to a file."""

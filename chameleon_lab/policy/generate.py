@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from ..errors import BelowFloorError, EditsUnreachableError, TraceError
+from ..progress import bar, tick
 from ..trace import StepTrace, Trace
 from .constraints import Constraints, conditions, joined
 from .edits import CATEGORIES, Edit, EditAction, Fault, Finding, digest
@@ -114,26 +115,29 @@ def plan(
     told = op_times is not None or bool(replay_class)
     by_user: set[tuple[int, int]] = set()
     replayable = Replayable(step, memory, times, replay_class, refused) if replay_class else None
-    if edits:
-        constraints = Constraints(step, memory, edits, replayable)
-        swaps, replays, prediction, by_user = _around(constraints, capacity_bytes, target, link, times, told)
-        findings += constraints.findings
-    else:
-        target = max(target, lowest.bytes)
-        swaps, prediction = _best(memory, target, link, times, told)
-        replays = Replays.none(memory.ops)
-        if replayable is not None and _stalls(prediction, times):
-            mixer = Mixer(
-                memory,
-                replayable,
-                target,
-                link,
-                times,
-                _passes(target, link),
-                may_drop=replayable.gaps(),
+    with bar(f"Planning {memory.ops} ops", unit="pass"):
+        if edits:
+            constraints = Constraints(step, memory, edits, replayable)
+            swaps, replays, prediction, by_user = _around(
+                constraints, capacity_bytes, target, link, times, told
             )
-            mixed = _mixed(mixer, Mixed(swaps, replays, prediction))
-            swaps, replays, prediction = mixed.swaps, mixed.replays, mixed.prediction
+            findings += constraints.findings
+        else:
+            target = max(target, lowest.bytes)
+            swaps, prediction = _best(memory, target, link, times, told)
+            replays = Replays.none(memory.ops)
+            if replayable is not None and _stalls(prediction, times):
+                mixer = Mixer(
+                    memory,
+                    replayable,
+                    target,
+                    link,
+                    times,
+                    _passes(target, link),
+                    may_drop=replayable.gaps(),
+                )
+                mixed = _mixed(mixer, Mixed(swaps, replays, prediction))
+                swaps, replays, prediction = mixed.swaps, mixed.replays, mixed.prediction
     return Policy(
         capacity_bytes=capacity_bytes,
         link=link,
@@ -231,7 +235,12 @@ def _stalls(prediction: Prediction, times: np.ndarray) -> bool:
 
 def _passes(capacity: int, link: Link) -> Callable[[StepMemory, np.ndarray], Swaps]:
     """One plan for a memory, on a clock."""
-    return lambda memory, clock: _Planner(memory, capacity, link, clock).plan()
+
+    def planned(memory: StepMemory, clock: np.ndarray) -> Swaps:
+        tick()
+        return _Planner(memory, capacity, link, clock).plan()
+
+    return planned
 
 
 def _mixed(mixer: Mixer, alone: Mixed) -> Mixed:
@@ -358,10 +367,14 @@ class _Planner:
         if (self.bytes > self.capacity).any():
             every = list(range(len(self.size)))
             self._sweep(every, [-use for use in self.use_op], -self.n, self.hurried)
+            tick()
             chosen = [gap for gap, free in enumerate(self.free) if free >= 0]
             self._sweep(chosen, [self.out_op[gap] for gap in chosen], self.n)
+            tick()
             self._repair()
+            tick()
             self._prefetch()
+            tick()
         taken = np.array([gap for gap, free in enumerate(self.free) if free >= 0], dtype=np.int64)
         dormant = self.stays_away
         never = np.full(len(dormant), NEVER, dtype=np.int64)

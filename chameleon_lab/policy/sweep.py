@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..progress import bar, tick
 from ..trace import StepTrace, Trace
 from ..units import format_bytes, format_percent, format_seconds
 from .generate import plan, replay_class_of
@@ -161,11 +162,10 @@ def sweep(
         raise ValueError(
             "capacities is empty: give at least one, or None for a range from the floor to the peak"
         )
-    points = []
-    for capacity in chosen:
+
+    def point(capacity: int) -> SweepPoint:
         if capacity < lowest.bytes:
-            points.append(SweepPoint(capacity, math.inf, math.inf, 0.0, 0, 0))
-            continue
+            return SweepPoint(capacity, math.inf, math.inf, 0.0, 0, 0)
         policy = plan(
             step,
             capacity,
@@ -176,15 +176,19 @@ def sweep(
             refused=refused,
         )
         predicted = simulate(step, policy, op_times=times)
-        points.append(
-            SweepPoint(
-                capacity,
-                predicted.step_s,
-                predicted.stall_s,
-                predicted.overlap,
-                predicted.swapped_out_bytes,
-                predicted.swapped_in_bytes,
-                predicted.replay_s,
-            )
+        return SweepPoint(
+            capacity,
+            predicted.step_s,
+            predicted.stall_s,
+            predicted.overlap,
+            predicted.swapped_out_bytes,
+            predicted.swapped_in_bytes,
+            predicted.replay_s,
         )
+
+    points = []
+    with bar("Planning at several capacities", len(chosen), "capacity"):
+        for capacity in chosen:
+            points.append(point(capacity))
+            tick()
     return Sweep(tuple(points), lowest, step.live_peak_bytes, float(times.sum()), link, within)
