@@ -429,7 +429,11 @@ def _workers(outcome: Outcome, options: Options) -> None:
             want = bits(table * 2)
             session.evict(table)
             loader = torch.utils.data.DataLoader(
-                Rows(table), batch_size=8, num_workers=2, multiprocessing_context=method
+                Rows(table),
+                batch_size=8,
+                num_workers=2,
+                multiprocessing_context=method,
+                generator=torch.Generator(),  # the training's dropout draws from the other one
             )
             rows = []
             for number, batch in enumerate(loader):

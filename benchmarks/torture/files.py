@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -72,7 +71,7 @@ def _session_files() -> tuple[str, bytes]:
         from chameleon_lab.policy import Draft
 
         draft = Draft(session.policy).keep(category="gradient").set_capacity("3MiB")
-        return draft.policy.to_json(), trace
+        return draft.policy().to_json(), trace
 
 
 _MESSAGES: list[tuple[str, dict[str, Any]]] = [
@@ -361,7 +360,7 @@ def problem_of(run: Callable[[], object], outcome: Outcome) -> str:
     """What is wrong with how ``run`` ended: an error that is no named one, too long, too large, or code that ran."""
     with _watched() as events:
         start_s, error = time.perf_counter(), None
-        tracemalloc.start()
+        before_bytes = _memory_bytes("VmRSS", begin=True)
         try:
             run()
         except NAMED as named:
@@ -374,10 +373,8 @@ def problem_of(run: Callable[[], object], outcome: Outcome) -> str:
                 where = where.tb_next
             at = f"{Path(where.tb_frame.f_code.co_filename).name}:{where.tb_lineno}" if where else ""
             error = f"{type(unnamed).__name__}: {str(unnamed)[:200]} ({at})"
-        finally:
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
         took_s = time.perf_counter() - start_s
+        peak = _memory_bytes("VmHWM") - before_bytes
     if error:
         return error
     if events:
@@ -385,6 +382,15 @@ def problem_of(run: Callable[[], object], outcome: Outcome) -> str:
     if peak > _MOST_BYTES:
         return f"it took {peak >> 20} MiB"
     return f"it took {took_s:.0f} s" if took_s > _MOST_S else ""
+
+
+def _memory_bytes(name: str, begin: bool = False) -> int:
+    """Memory of the process now, or at most since the last call with ``begin``. tracemalloc and pyarrow's threads do
+    not get along."""
+    if begin:
+        Path("/proc/self/clear_refs").write_text("5")
+    text = Path("/proc/self/status").read_text()
+    return int(text.split(f"{name}:")[1].split()[0]) * 1024
 
 
 _FORBIDDEN = (

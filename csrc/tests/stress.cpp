@@ -3,6 +3,7 @@
 //
 //   stress [seconds] [threads]
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
 #include <atomic>

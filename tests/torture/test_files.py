@@ -77,7 +77,7 @@ def test_what_watches_the_tries_sees_code_that_runs() -> None:
     assert "pickle.find_class" in files.problem_of(lambda: pickle.loads(pickle.dumps(Runs())), Outcome(""))
     assert "os.system" in files.problem_of(lambda: os.system("true"), Outcome(""))
     assert "ZeroDivisionError" in files.problem_of(lambda: 1 / 0, Outcome(""))
-    assert "MiB" in files.problem_of(lambda: bytearray(600 << 20), Outcome(""))
+    assert "MiB" in files.problem_of(lambda: b"x" * (600 << 20), Outcome(""))
     counted = Outcome("")
     assert not files.problem_of(lambda: cl.Session.__init__ and files.use_policy("{"), counted)
     assert counted.named == 1
