@@ -30,7 +30,7 @@ test: lint build chromium ## set up, lint, build and run every test
 	$(say) "Testing: unit, integration, browser, tutorials"
 	@python -m pytest -q tests
 
-lab: build ## start JupyterLab in tutorials/
+lab: build ## start JupyterLab with the tutorials
 	$(say) "Starting JupyterLab in tutorials/"
 	@cd tutorials && jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root)
 

@@ -68,6 +68,26 @@ while time.time() < until and not globals().get("enough"):
     "%chameleon panel",
 ]
 
+# What the dashboard's check runs.
+DASHBOARD_CELLS = [
+    f"{TRAIN_CELLS[0]}\n{TRAIN_CELLS[1]}\nsession = cl.current_session()\nprint(session.stage)",
+    "session.dashboard()",
+    """\
+import os
+import threading
+import time
+
+until = time.time() + 120
+while time.time() < until and not os.path.exists("enough.txt"):
+    train()
+    time.sleep(0.05)
+policy, trace = session.policy, session.trace()
+session.stop()
+print("ended")
+print([thread for thread in threading.enumerate() if "dashboard" in thread.name])""",
+    "policy.draft(trace).gantt()",
+]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -86,7 +106,7 @@ def lab_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     notebooks = home / "notebooks"
     notebooks.mkdir()
     kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    for name, cells in {"empty": ["1 + 1"], "train": TRAIN_CELLS}.items():
+    for name, cells in {"empty": ["1 + 1"], "train": TRAIN_CELLS, "dashboard": DASHBOARD_CELLS}.items():
         nbformat.write(
             nbformat.v4.new_notebook(
                 metadata={"kernelspec": kernel}, cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
