@@ -66,7 +66,8 @@ class Session:
         device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget, and the only one so far;
             None takes it.
         link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
-            machine copies, which is measured at the start. Only the embedded device's link can be set.
+            machine copies, which is measured at the start, and again under load: in the step that a policy is made
+            from. Only the embedded device's link can be set.
         policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one. Where it
             fits, it is in force from the second step on. Where not, a note in the report says what did not fit, and a
             policy is generated under its edits.
@@ -107,6 +108,8 @@ class Session:
         self.device = _parse_device(device)
         self.capacity_bytes = _parse_capacity(capacity)
         self.link = _parse_link(link)
+        """What policies are made for. Where none was given, it is what was measured last."""
+        self._measures_link = self.link == Link(None, None)
         self.host_capacity_bytes = (
             None if host_capacity is None else parse_bytes(host_capacity, "host_capacity")
         )
@@ -194,7 +197,7 @@ class Session:
             raise SessionError(str(error).splitlines()[0]) from None
         for part in self._parts:
             part.install()
-        if self.capacity_bytes is not None and self.link == Link(None, None):
+        if self.capacity_bytes is not None and self._measures_link:
             self.link = Link(*core.measure_link())  # planning needs to know what copies cost
 
     def _shut(self) -> None:
@@ -403,6 +406,8 @@ class Session:
                 self._note(
                     f"the given policy does not fit: {reason}. Planned anew, with its {len(edits)} edits"
                 )
+        if self._measures_link:
+            self.link = self.link.under_load(step)
         made, remarks = plan_obeying(
             step,
             self.capacity_bytes,
@@ -627,6 +632,7 @@ class Session:
             step_s=statistics.median(same_stage) if same_stage else 0.0,
             stall_s=stall_s,
             overlap=_overlap(logs[-1], core.seconds_per_tick()) if logs else 1.0,
+            link=str(self.link),
             swapped_out_bytes=logs[-1].swapped_out_bytes if logs else 0,
             swapped_in_bytes=logs[-1].swapped_in_bytes if logs else 0,
             evictions=newest.evictions if newest else 0,

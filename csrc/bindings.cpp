@@ -303,6 +303,7 @@ PYBIND11_MODULE(_C, m) {
     py::gil_scoped_release release;
     return storage && Runtime::instance().evict(storage);
   });
+  m.def("evict_always", [](std::optional<uint64_t> seed) { Runtime::instance().evict_always(seed); }, nogil());
   // These take UntypedStorage._cdata, the address of the StorageImpl.
   m.def("hold", [](uintptr_t s) { return Runtime::instance().hold(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("let_go", [](uintptr_t s) { Runtime::instance().let_go(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());

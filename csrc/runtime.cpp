@@ -104,6 +104,8 @@ void Runtime::close() {
   Lock lock(mutex_);
   if (callback_ == at::INVALID_CALLBACK_HANDLE) return;  // in a forked child it is there although nothing is open
   open_ = false;
+  evicts_always_ = false;
+  tracked_bytes_ = kTrackedBytes;
   executor_.unload();
   device_->set_capacity(SIZE_MAX);
   swapper_.restore_all();

@@ -34,7 +34,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     const c10::DeleterFnPtr deleter = pointer.get_deleter();
     if (deleter != device_->plain_deleter() || pointer.get() != pointer.get_context()) return Adopted::Foreign;
     const size_t bytes = impl->nbytes();
-    if (bytes < kTrackedBytes) return Adopted::TooSmall;
+    if (bytes < tracked_bytes_) return Adopted::TooSmall;
     if (!trusted && c10::raw::intrusive_ptr::use_count(impl) > owners) return Adopted::Shared;
     const size_t block_bytes = device_->block_bytes(bytes);
     void* block = swapper_.take(block_bytes);
@@ -81,12 +81,33 @@ bool Runtime::restore(c10::StorageImpl* impl) {
 bool Runtime::evict(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
-  if (!storage || storage->pins || !swapper_.movable(*storage)) return false;
+  if (!storage) return false;
   place(thread_state());
-  if (storage->residency == Residency::Returning) swapper_.restore(*storage, Cause::Access);
-  if (storage->residency == Residency::Resident) swapper_.swap_out(*storage, Cause::Evict);
-  if (storage->residency == Residency::Leaving) swapper_.finish_swap_out(*storage);
-  return storage->residency == Residency::Away;
+  return send_out(*storage);
+}
+
+bool Runtime::send_out(Storage& storage) {
+  if (storage.pins || !swapper_.movable(storage)) return false;
+  if (storage.residency == Residency::Returning) swapper_.restore(storage, Cause::Access);
+  if (storage.residency == Residency::Resident) swapper_.swap_out(storage, Cause::Evict);
+  if (storage.residency == Residency::Leaving) swapper_.finish_swap_out(storage);
+  return storage.residency == Residency::Away;
+}
+
+void Runtime::evict_always(std::optional<uint64_t> seed) {
+  Lock lock(mutex_);
+  TORCH_CHECK(open_ && limited_, "Chameleon Lab: evicting always needs an open session with a capacity");
+  evicts_always_ = true;
+  coin_.reset();
+  if (seed) coin_.emplace(static_cast<std::minstd_rand::result_type>(*seed));
+  tracked_bytes_ = 1;
+}
+
+void Runtime::send_all_out() {
+  for (const auto& storage : table_.all()) {
+    if (storage->residency == Residency::Away || (coin_ && (*coin_)() % 2 == 0)) continue;
+    send_out(*storage);
+  }
 }
 
 bool Runtime::hold(c10::StorageImpl* impl) {

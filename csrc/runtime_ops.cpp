@@ -118,6 +118,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   } else {
     place(thread);
   }
+  if (C10_UNLIKELY(evicts_always_) && outermost) send_all_out();
   if (info.reads_inputs) use_inputs(function, info, thread, inner, bare);
   if (outermost && open_) {
     // All inputs are pinned by now: nothing that fires here can push them out.
@@ -215,6 +216,7 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   if (--thread.depth > 0) return;
   --threads_in_ops_;
   unpin_all(thread);
+  if (C10_UNLIKELY(evicts_always_)) send_all_out();
   thread.serial = 0;
   if (threads_waiting_ > 0) pins_released_.notify_all();  // those who wait for room, and adoption
   if (!open_ || thread.place.step != newest_.step) return;

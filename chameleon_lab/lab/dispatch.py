@@ -6,7 +6,7 @@ import threading
 import traceback
 from typing import Any
 
-from . import views
+from . import box, compare, views
 from .protocol import (
     MAX_REPLY_BYTES,
     VERSION,
@@ -50,6 +50,11 @@ def _dispatch(sources: Sources, request: Request) -> tuple[dict[str, Any], list[
         case "close":
             sources.close_file(p.source)
             return {}, []
+        case "compare":
+            return compare.compare(sources.side(p.a), sources.side(p.b)), []
+        case "compare_view":
+            a, b = sources.side(p.a), sources.side(p.b)
+            return compare.compare_view(sources.sides, a, b, p.axis, p.start, p.end, p.width)
     scene = sources.scene(p.source, p.first, p.last)
     match request.method:
         case "scene":
@@ -65,7 +70,9 @@ def _dispatch(sources: Sources, request: Request) -> tuple[dict[str, Any], list[
         case "range":
             return views.summarise(scene, p.axis, p.start, p.end), []
         case "seek":
-            return views.seek(scene, p.axis, p.at, p.direction), []
+            return views.seek(scene, p.axis, p.at, p.direction, p.what), []
+        case "box":
+            return box.inside(scene, p.axis, p.start, p.end, p.low, p.high, p.rows), []
         case "search":
             return views.search(scene, p.axis, p.query), []
     raise AssertionError(f"{request.method} has no answer")

@@ -117,11 +117,12 @@ class Range(SceneOf):
 
 @dataclass(frozen=True)
 class Seek(SceneOf):
-    """The stall after (``direction`` 1) or before (-1) a position of the axis."""
+    """The stall or peak after (``direction`` 1) or before (-1) a position of the axis."""
 
     axis: str
     at: float
     direction: int
+    what: str = "stall"
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,44 @@ class Search(SceneOf):
 
     axis: str
     query: str
+
+
+@dataclass(frozen=True)
+class Box(SceneOf):
+    """A rectangle of the block map: a stretch of the axis, and of the bytes of its rows from ``low`` to ``high``."""
+
+    axis: str
+    start: float
+    end: float
+    low: float
+    high: float
+    rows: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two that are compared: a step of a source, or a policy, for which ``step`` says nothing."""
+
+    source: str
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Two sides, to be compared in figures."""
+
+    a: Side
+    b: Side
+
+
+@dataclass(frozen=True)
+class CompareView(Compare):
+    """The curves of two sides in a viewport of ``width`` pixels, from ``start`` to ``end`` on the axis."""
+
+    axis: str
+    start: float
+    end: float
+    width: int
 
 
 METHODS: dict[str, type] = {
@@ -145,6 +184,9 @@ METHODS: dict[str, type] = {
     "range": Range,
     "seek": Seek,
     "search": Search,
+    "box": Box,
+    "compare": Compare,
+    "compare_view": CompareView,
 }
 """Every method, and the type of its parameters."""
 
@@ -153,6 +195,7 @@ _CHOICES = {
     "rows": ("storage", "packed"),
     "track": ("ops", "out", "in", "stalls", "blocks"),
     "direction": (-1, 1),
+    "what": ("stall", "peak"),
 }
 _LIMITS = {"width": (1, 16384), "height": (1, 16384)}
 _MAX_TEXT = {"query": 400, "path": 4096, "source": 4200}
@@ -249,6 +292,10 @@ def _parse(method: str, kind: type, params: dict[str, Any]) -> Any:
 
 
 def _checked(where: str, name: str, kind: str, value: Any) -> Any:
+    if kind in _NESTED:
+        if not isinstance(value, dict):
+            raise ProtocolError("malformed", f"{where} must be an object, not {_short(value)}")
+        return _parse(where, _NESTED[kind], value)
     what, fits = _KINDS[kind]
     if not fits(value):
         raise ProtocolError("malformed", f"{where} must be {what}, not {_short(value)}")
@@ -270,6 +317,10 @@ def _check_order(method: str, values: dict[str, Any]) -> None:
         raise ProtocolError(
             "malformed", f"{method} needs start < end, got {values['start']} and {values['end']}"
         )
+    if "low" in values and not values["low"] < values["high"]:
+        raise ProtocolError(
+            "malformed", f"{method} needs low < high, got {values['low']} and {values['high']}"
+        )
     if "first" in values and not 0 <= values["last"] - values["first"] < MAX_STEPS:
         raise ProtocolError(
             "malformed",
@@ -289,6 +340,10 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: _is_int(value) or (isinstance(value, float) and math.isfinite(value)),
     ),
 }
+
+
+_NESTED: dict[str, type] = {"Side": Side}
+"""Parameters that are objects themselves."""
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Where the panel's steps come from: the session that is or was open, and trace files."""
+"""Where the panel's steps and policies come from: the session that is or was open, and files."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-from ..errors import SessionError, TraceError
+from ..errors import PolicyError, SessionError, TraceError
 from ..policy import Policy
 from ..session import Session, current_session
 from ..trace import StepTrace, Trace
+from .compare import Side, Sides, policy_step
 from .protocol import ProtocolError
+from .protocol import Side as SideOf
 from .scene import Scene
 
 _KEPT_SCENES = 6
 _SHOWN_NOTES = 20
 _SHOWN_HISTORY = 60
+
+IN_FORCE = "policy:in force"
+"""The source that is the policy in force in the session."""
 
 
 class Sources:
@@ -26,7 +31,9 @@ class Sources:
         self._session: Session | None = None
         self._session_number = 0
         self._files: OrderedDict[str, Trace] = OrderedDict()
+        self._policies: OrderedDict[str, Policy] = OrderedDict()
         self._scenes: OrderedDict[tuple[str, int, int], Scene] = OrderedDict()
+        self.sides = Sides()
 
     # ------------------------------------------------------------------------------------------------ what there is
 
@@ -40,34 +47,44 @@ class Sources:
             return (f"session:{self._session_number}", self._session) if self._session is not None else None
 
     def status(self) -> dict[str, Any]:
-        """The session's figures and steps, and the open files."""
+        """The session's figures and steps, the open files, and the policies that can be compared."""
         named = self.session()
         with self._lock:
             files = [
                 {"source": name, "path": name.removeprefix("file:"), "steps": _step_list(trace.steps)}
                 for name, trace in self._files.items()
             ]
-        return {"session": None if named is None else _session_status(*named), "files": files}
+            policies = [
+                {"source": source, "name": source.removeprefix("policy:"), "swaps": len(policy.swaps)}
+                for source, policy in self._known_policies().items()
+            ]
+        session = None if named is None else _session_status(*named)
+        return {"session": session, "files": files, "policies": policies}
 
     def mark(self) -> tuple[Any, ...]:
         """Changes when the status is worth sending again."""
         named = self.session()
         with self._lock:
-            files = tuple(self._files)
+            files = (*self._files, *self._policies)
         if named is None:
             return files
         name, session = named
-        return (*files, name, session.is_open, session.stage, session.step_count)
+        return (*files, name, session.is_open, session.stage, session.step_count, id(session.policy))
 
     # ------------------------------------------------------------------------------------------------ files
 
     def open_file(self, path: str) -> str:
-        """Read a trace file; the name of the source. Raises ProtocolError if it cannot be read."""
+        """Read a trace or, where its name ends in ``.json``, a policy; the name of the source.
+
+        Raises ProtocolError if it cannot be read.
+        """
         try:
+            if path.endswith(".json"):
+                return self._open_policy(path)
             trace = Trace.load(path)
         except OSError as error:
             raise ProtocolError("bad_file", f"{path}: {error.strerror or error}", "Check the path.") from None
-        except (TraceError, ImportError) as error:
+        except (TraceError, PolicyError, ImportError) as error:
             raise ProtocolError("bad_file", str(error)) from None
         if not any(len(step.ops) for step in trace.steps):
             raise ProtocolError(
@@ -79,10 +96,17 @@ class Sources:
             self._forget(source)
         return source
 
+    def _open_policy(self, path: str) -> str:
+        policy, source = Policy.load(path), f"policy:{path}"
+        with self._lock:
+            self._policies[source] = policy
+        return source
+
     def close_file(self, source: str) -> None:
-        """Forget a trace file; harmless where it is not open."""
+        """Forget a file; harmless where it is not open."""
         with self._lock:
             self._files.pop(source, None)
+            self._policies.pop(source, None)
             self._forget(source)
 
     def _forget(self, source: str) -> None:
@@ -119,6 +143,27 @@ class Sources:
             while len(self._scenes) > _KEPT_SCENES:
                 self._scenes.popitem(last=False)
             return self._scenes[key]
+
+    # ------------------------------------------------------------------------------------------------ comparing
+
+    def _known_policies(self) -> dict[str, Policy]:
+        named = self.session()
+        policy = None if named is None else named[1].policy
+        return ({} if policy is None else {IN_FORCE: policy}) | self._policies
+
+    def side(self, chosen: SideOf) -> Side:
+        """One of two that are compared. Raises ProtocolError if it is gone, or there is no step to show it on."""
+        if not chosen.source.startswith("policy:"):
+            return self.sides.of_scene(self.scene(chosen.source, chosen.step, chosen.step))
+        with self._lock:
+            policy = self._known_policies().get(chosen.source)
+            named = self.session()
+        if policy is None:
+            raise ProtocolError("gone", f"{chosen.source} is gone", "Choose another policy.")
+        newest = None
+        if policy.source is None and named is not None and (kept := named[1].recorded_steps()):
+            newest = named[1].recorded_step(kept[-1])
+        return self.sides.of_policy(policy, policy_step(policy, newest))
 
     def _steps(self, source: str, first: int, last: int) -> tuple[list[StepTrace], dict[str, Any]]:
         if source in self._files:

@@ -4,6 +4,7 @@ import { InputDialog, type IThemeManager } from '@jupyterlab/apputils';
 import type { Kernel } from '@jupyterlab/services';
 import { Widget } from '@lumino/widgets';
 
+import { ComparePage } from './compare/comparePage';
 import { Connection } from './connection';
 import { button, h } from './dom';
 import type { KernelFollower } from './kernelFollower';
@@ -28,10 +29,18 @@ export class ChameleonPanel extends Widget {
 
     this.model = new LabModel(preferences);
     this.timeline = new Timeline(this.model);
-    this._header = new Header(this.model, () => void this._openFile());
+    this._header = new Header(
+      this.model,
+      () => void this._openFile(),
+      () => this._compareSides()
+    );
     this._toolbar = new Toolbar(this.model, this.timeline);
     this._inspector = new Inspector(this.model, () => this.timeline.showSelected());
     this._tables = new Tables(this.model);
+    this._compare = new ComparePage(this.model, {
+      open: () => void this._openFile(),
+      close: () => this._leaveComparison()
+    });
     this._main.append(
       h('div', { class: 'cl-left' }, this._toolbar.node, this.timeline.node, this._tables.node),
       this._inspector.node
@@ -59,6 +68,7 @@ export class ChameleonPanel extends Widget {
     this._themes?.themeChanged.disconnect(this._recolour, this);
     this._connection.dispose();
     this.timeline.dispose();
+    this._compare.dispose();
     this.model.dispose();
     this._follower.dispose();
     super.dispose();
@@ -68,15 +78,20 @@ export class ChameleonPanel extends Widget {
     const front = this._follower.current;
     const { model } = this;
     this._header.update(front);
+    if (this._connection.state !== 'open') {
+      this._compare.hide();
+    }
+    const comparing = this._compare.isShown;
     const page = notice(this._connection.state, front, model, {
       load: () =>
         this._follower.kernel?.requestExecute({ code: '%load_ext chameleon_lab', silent: false }),
       open: () => void this._openFile()
     });
     this._notice.replaceChildren(...(page ? [page] : []));
-    this._notice.hidden = page === null;
-    this._main.hidden = page !== null;
+    this._notice.hidden = page === null || comparing;
+    this._main.hidden = page !== null || comparing;
     this._sayError();
+    this._compare.update();
     if (page === null) {
       this._toolbar.update();
       this._inspector.update();
@@ -116,25 +131,44 @@ export class ChameleonPanel extends Widget {
 
   private async _openFile(): Promise<void> {
     const { value, button: pressed } = await InputDialog.getText({
-      title: 'Open a trace',
-      label: 'Path of a .parquet file, as the kernel sees it: from its folder, or from the root',
+      title: 'Open a trace or a policy',
+      label:
+        'Path of a .parquet file, or of a policy (.json) to compare, as the kernel sees it: from its folder, or from the root',
       placeholder: 'run.parquet',
       okLabel: 'Open'
     });
     if (pressed.accept && value?.trim()) {
-      await this.model.openFile(value.trim());
+      const source = await this.model.openFile(value.trim());
+      if (source && (this._compare.isShown || source.startsWith('policy:'))) {
+        this._compareSides(source);
+      }
     }
+  }
+
+  private _compareSides(source?: string): void {
+    this._compare.show(this.node, source);
+    this.update();
+  }
+
+  private _leaveComparison(): void {
+    this._compare.hide();
+    this.update();
+    this.timeline.focus();
   }
 
   private _recolour(): void {
     // The theme's style sheet is in place one frame after it is said to be.
-    requestAnimationFrame(() => this.timeline.recolour());
+    requestAnimationFrame(() => {
+      this.timeline.recolour();
+      this._compare.recolour();
+    });
   }
 
   private readonly _header: Header;
   private readonly _toolbar: Toolbar;
   private readonly _inspector: Inspector;
   private readonly _tables: Tables;
+  private readonly _compare: ComparePage;
   private readonly _connection: Connection;
   private readonly _banner = h('div', { class: 'cl-banner', role: 'alert', hidden: true });
   private readonly _notice = h('div', { class: 'cl-notice-page' });

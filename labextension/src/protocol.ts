@@ -71,6 +71,7 @@ export interface ISessionStatus {
 export interface IStatus {
   session: ISessionStatus | null;
   files: { source: string; path: string; steps: IStepEntry[] }[];
+  policies: { source: string; name: string; swaps: number }[];
 }
 
 export interface IScene {
@@ -172,8 +173,12 @@ export interface IStorageDetail extends IStorage {
   away: [number, number][];
 }
 
+export interface ITouchingOp extends IOp {
+  touches: { count: number; bytes: number; storages: IStorage[] };
+}
+
 export interface IPoint {
-  op?: IOp & { touches: { count: number; bytes: number; storages: IStorage[] } };
+  op?: ITouchingOp;
   transfer?: ITransfer;
   stall?: IStall;
   storage?: IStorage;
@@ -210,6 +215,7 @@ export interface ISummary {
   end: number;
   duration_s: number;
   ops: number;
+  transfers: [out: number, in_: number];
   out_bytes: number;
   in_bytes: number;
   transfer_s: number;
@@ -242,8 +248,117 @@ export interface ISearch {
 
 export interface ISeek {
   stall: IStall | null;
+  peak: { at: number; bytes: number; op: IOp } | null;
   number: number;
   count: number;
+}
+
+/** A rectangle of the block map: a stretch of the axis, and of the bytes of its rows. */
+export interface IBox {
+  start: number;
+  end: number;
+  low: number;
+  high: number;
+}
+
+export interface IBoxed extends IBox {
+  rows: Rows;
+  count: number;
+  bytes: number;
+  away_bytes: number;
+  categories: ITotal[];
+  modules: ITotal[];
+  storages: (IStorage & { resident: boolean })[];
+}
+
+/** One of two that are compared: a step of a source, or a policy (whose `step` says nothing). */
+export interface ISide {
+  source: string;
+  step: number;
+}
+
+export interface ISideFigures {
+  capacity_bytes: number | null;
+  peak_bytes: number;
+  live_peak_bytes: number;
+  step_s: number;
+  stall_s: number;
+  stall_out_s: number;
+  stall_prefetch_s: number;
+  stall_demand_s: number;
+  overlap: number | null;
+  out_bytes: number;
+  in_bytes: number;
+  ops: number;
+  storages: number;
+}
+
+export interface ISideFacts {
+  kind: 'measured' | 'predicted';
+  step: number;
+  stage: string;
+  length: PerAxis;
+  stages: string[];
+  figures: ISideFigures;
+}
+
+export interface IModuleFigures {
+  peak_bytes: number;
+  moved_bytes: number;
+  stall_s: number;
+}
+
+export interface IModulePair {
+  module: string;
+  a: IModuleFigures;
+  b: IModuleFigures;
+}
+
+export interface ISideDecision {
+  action: string;
+  out_op: number;
+  free_op: number;
+  in_op: number;
+  use_op: number;
+  decided_by: string;
+}
+
+export interface IDecisionPair {
+  storage: string;
+  category: string;
+  module: string;
+  bytes: number;
+  gap: number;
+  a: ISideDecision | null;
+  b: ISideDecision | null;
+}
+
+export interface IComparison {
+  a: ISideFacts;
+  b: ISideFacts;
+  /** Whether both ran the same sequence of ops. */
+  same_ops: boolean;
+  module_count: number;
+  modules: IModulePair[];
+  /** Null where one of the two is no policy. */
+  decisions: {
+    removed: number;
+    added: number;
+    changed: number;
+    rows: IDecisionPair[];
+    conditions: {
+      name: string;
+      a: string | number | boolean | null;
+      b: string | number | boolean | null;
+    }[];
+  } | null;
+}
+
+export interface ICompareView {
+  axis: Axis;
+  start: number;
+  end: number;
+  tables: string[];
 }
 
 type OnScene<P> = ISteps & P;
@@ -263,8 +378,14 @@ export interface IMethods {
   storage: [OnScene<{ axis: Axis; uid: number }>, IStorageDetail];
   alive: [OnScene<{ axis: Axis; at: number }>, IAlive];
   range: [OnScene<{ axis: Axis; start: number; end: number }>, ISummary];
-  seek: [OnScene<{ axis: Axis; at: number; direction: -1 | 1 }>, ISeek];
+  seek: [OnScene<{ axis: Axis; at: number; direction: -1 | 1; what?: 'stall' | 'peak' }>, ISeek];
   search: [OnScene<{ axis: Axis; query: string }>, ISearch];
+  box: [OnScene<IBox & { axis: Axis; rows: Rows }>, IBoxed];
+  compare: [{ a: ISide; b: ISide }, IComparison];
+  compare_view: [
+    { a: ISide; b: ISide; axis: Axis; start: number; end: number; width: number },
+    ICompareView
+  ];
 }
 
 export type Method = keyof IMethods;
