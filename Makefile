@@ -39,7 +39,7 @@ torture: build ## try to break every promise, count, and write docs/reliability.
 sanitize: .venv/.installed ## run the C++ core's stress test under Address-, UndefinedBehavior- and ThreadSanitizer
 	@scripts/sanitize.sh $(CURDIR)/.venv/bin/python
 
-lab: build ## start JupyterLab in tutorials/
+lab: build ## start JupyterLab with the tutorials
 	$(say) "Starting JupyterLab in tutorials/"
 	@cd tutorials && jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root)
 

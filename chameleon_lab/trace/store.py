@@ -155,7 +155,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
         with _whole(pa, path):
             source = parquet.ParquetFile(file)
             schema = source.schema_arrow
-        _check_size(source.metadata, path)
+            _check_size(source.metadata, path)
         version, meta = _header(schema, path)
         expected = _schema(pa, version)
         for column in expected:
