@@ -15,6 +15,7 @@ await inLab(async (page, picture) => {
   await kernelIdle(page);
   await execute(page, 'chameleon-lab:open');
   await widen(page);
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 90000 });
   await cellRunner(page, 'bench')(0);
   await panel.getByText('No session yet').waitFor({ timeout: 300000 });
   await page.evaluate(defineMeasures);
