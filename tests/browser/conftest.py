@@ -100,7 +100,7 @@ COMPARE_CELLS = [
     *TRAIN_CELLS[:2],
     "cl.current_session().trace().save('before.parquet')\n"
     "draft = cl.current_session().policy.draft()\n"
-    "draft.keep(module='h.*').policy().save('kept.json')",
+    "draft.keep(module='h.0.*').policy().save('kept.json')",
 ]
 
 
