@@ -17,6 +17,9 @@ from .lod import Intervals
 
 AXES = ("time", "op")
 
+_LEAST_RISE = 0.05
+"""Share of the highest level by which it has to fall between two peaks."""
+
 # What an op's bar looks like: matmuls and attention, the rest of arithmetic, and what only moves or makes bytes.
 HEAVY, LIGHT, MOVING = 0, 1, 2
 _HEAVY_WORDS = ("mm", "matmul", "linear", "conv", "attention", "bmm", "einsum")
@@ -342,6 +345,12 @@ class Scene:
         return int(self._joined("ops", "resident_peak_bytes").argmax())
 
     @cached_property
+    def peaks(self) -> np.ndarray:
+        """int64 (peaks,), ascending: ops where bytes on the device are high; see :func:`high_points`."""
+        levels = self._joined("ops", "resident_peak_bytes")
+        return high_points(levels, _LEAST_RISE * int(levels.max()))
+
+    @cached_property
     def residencies(self) -> dict[str, np.ndarray]:
         """Stretches on the device: ``storage``, ``from_op``, ``to_op``, ``from_s``, ``to_s``."""
         return {
@@ -556,6 +565,26 @@ def below_layer(path: str) -> str:
         if part.isdigit():
             return ".".join(parts[i + 1 :])
     return ".".join(parts[1:])
+
+
+def high_points(values: np.ndarray, rise: float) -> np.ndarray:
+    """Where values are highest between two falls of at least ``rise``: int64, ascending; the first of equal ones."""
+    turns = np.flatnonzero(np.append(True, np.diff(values) != 0))  # a plateau counts once
+    found: list[int] = []
+    rising, best = True, 0
+    for position, value in zip(turns.tolist(), values[turns].tolist(), strict=True):
+        reached = values[best]
+        if rising:
+            if value > reached:
+                best = position
+            elif value < reached - rise:
+                found.append(best)
+                rising, best = False, position
+        elif value < reached:
+            best = position
+        elif value > reached + rise:
+            rising, best = True, position
+    return np.array([*found, best] if rising else found, dtype=np.int64)
 
 
 def _kind(name: str) -> int:

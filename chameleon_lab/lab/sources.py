@@ -1,4 +1,4 @@
-"""Where the panel's steps come from: the session that is or was open, and trace files."""
+"""Where the panel's steps and policies come from: the session that is or was open, and files."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-from ..errors import SessionError, TraceError
+from ..errors import PolicyError, SessionError, TraceError
 from ..policy import Policy
 from ..session import Session, current_session
 from ..trace import StepTrace, Trace
+from .compare import Side, Sides, policy_step
+from .editing import Desk
 from .protocol import ProtocolError
+from .protocol import Side as SideOf
 from .scene import Scene
 
 _KEPT_SCENES = 6
 _SHOWN_NOTES = 20
 _SHOWN_HISTORY = 60
+
+IN_FORCE = "policy:in force"
+"""The source that is the policy in force in the session."""
 
 
 class Sources:
@@ -26,7 +32,12 @@ class Sources:
         self._session: Session | None = None
         self._session_number = 0
         self._files: OrderedDict[str, Trace] = OrderedDict()
+        self._policies: OrderedDict[str, Policy] = OrderedDict()
         self._scenes: OrderedDict[tuple[str, int, int], Scene] = OrderedDict()
+        self._desks: dict[str, Desk] = {}
+        self.news = threading.Event()
+        """Set when a draft has something new to tell."""
+        self.sides = Sides()
 
     # ------------------------------------------------------------------------------------------------ what there is
 
@@ -40,34 +51,44 @@ class Sources:
             return (f"session:{self._session_number}", self._session) if self._session is not None else None
 
     def status(self) -> dict[str, Any]:
-        """The session's figures and steps, and the open files."""
+        """The session's figures and steps, the open files, and the policies that can be compared."""
         named = self.session()
         with self._lock:
             files = [
                 {"source": name, "path": name.removeprefix("file:"), "steps": _step_list(trace.steps)}
                 for name, trace in self._files.items()
             ]
-        return {"session": None if named is None else _session_status(*named), "files": files}
+            policies = [
+                {"source": source, "name": source.removeprefix("policy:"), "swaps": len(policy.swaps)}
+                for source, policy in self._known_policies().items()
+            ]
+        session = None if named is None else _session_status(*named)
+        return {"session": session, "files": files, "policies": policies}
 
     def mark(self) -> tuple[Any, ...]:
         """Changes when the status is worth sending again."""
         named = self.session()
         with self._lock:
-            files = tuple(self._files)
+            files = (*self._files, *self._policies)
         if named is None:
             return files
         name, session = named
-        return (*files, name, session.is_open, session.stage, session.step_count)
+        return (*files, name, session.is_open, session.stage, session.step_count, id(session.policy))
 
     # ------------------------------------------------------------------------------------------------ files
 
     def open_file(self, path: str) -> str:
-        """Read a trace file; the name of the source. Raises ProtocolError if it cannot be read."""
+        """Read a trace or, where its name ends in ``.json``, a policy; the name of the source.
+
+        Raises ProtocolError if it cannot be read.
+        """
         try:
+            if path.endswith(".json"):
+                return self._open_policy(path)
             trace = Trace.load(path)
         except OSError as error:
             raise ProtocolError("bad_file", f"{path}: {error.strerror or error}", "Check the path.") from None
-        except (TraceError, ImportError) as error:
+        except (TraceError, PolicyError, ImportError) as error:
             raise ProtocolError("bad_file", str(error)) from None
         if not any(len(step.ops) for step in trace.steps):
             raise ProtocolError(
@@ -76,18 +97,82 @@ class Sources:
         source = f"file:{path}"
         with self._lock:
             self._files[source] = trace
+            self._desks.pop(source, None)
             self._forget(source)
         return source
 
+    def _open_policy(self, path: str) -> str:
+        policy, source = Policy.load(path), f"policy:{path}"
+        with self._lock:
+            self._policies[source] = policy
+        return source
+
     def close_file(self, source: str) -> None:
-        """Forget a trace file; harmless where it is not open."""
+        """Forget a file; harmless where it is not open."""
         with self._lock:
             self._files.pop(source, None)
+            self._desks.pop(source, None)
+            self._policies.pop(source, None)
             self._forget(source)
 
     def _forget(self, source: str) -> None:
         for key in [key for key in self._scenes if key[0] == source]:
             del self._scenes[key]
+
+    # ------------------------------------------------------------------------------------------------ drafts
+
+    def draft(self, source: str, rebase: bool = False) -> dict[str, Any]:
+        """The draft of a source; where there is nothing to edit yet, the reason. Raises ProtocolError if it is gone."""
+        try:
+            desk = self.desk(source)
+        except ProtocolError as error:
+            if error.code != "not_now":
+                raise
+            return {"source": source, "editable": False, "why": str(error), "news": 0}
+        if rebase:
+            desk.rebase()
+        return desk.state()
+
+    def desk(self, source: str) -> Desk:
+        """The desk on which the policy of a source is edited.
+
+        Raises:
+            ProtocolError: the source is gone, or has nothing that could be edited yet.
+        """
+        with self._lock:
+            desk = self._desks.get(source)
+            if desk is not None:
+                return desk
+            if source in self._files:
+                trace = self._files[source]
+                step = next(step for step in reversed(trace.steps) if len(step.ops))
+                desk = Desk(source, None, step, trace.meta, self.news.set)
+            else:
+                session = self._session_of(source)
+                desk = Desk(
+                    source, session, self._planless_step(session), session.trace_meta(), self.news.set
+                )
+                # A session that is gone is not edited any more.
+                self._desks = {name: kept for name, kept in self._desks.items() if name in self._files}
+            self._desks[source] = desk
+            return desk
+
+    def draft_news(self) -> dict[str, int]:
+        """How much each draft has had to tell so far."""
+        with self._lock:
+            desks = dict(self._desks)
+        return {source: desk.poll() for source, desk in desks.items()}
+
+    def _planless_step(self, session: Session) -> StepTrace | None:
+        """The step to plan for, of a session that plans none itself; None where its policy is edited."""
+        if session.staging.in_force is not None:
+            return None
+        if session.is_open and session.own_capacity_bytes is not None and session.planning:
+            raise ProtocolError("not_now", f"No policy yet: the session is in {session.stage.value}.")
+        recorded = session.recorded_steps()
+        if not recorded:
+            raise ProtocolError("not_now", "No step has ended yet.")
+        return session.recorded_step(recorded[-1])
 
     # ------------------------------------------------------------------------------------------------ scenes
 
@@ -120,6 +205,27 @@ class Sources:
                 self._scenes.popitem(last=False)
             return self._scenes[key]
 
+    # ------------------------------------------------------------------------------------------------ comparing
+
+    def _known_policies(self) -> dict[str, Policy]:
+        named = self.session()
+        policy = None if named is None else named[1].policy
+        return ({} if policy is None else {IN_FORCE: policy}) | self._policies
+
+    def side(self, chosen: SideOf) -> Side:
+        """One of two that are compared. Raises ProtocolError if it is gone, or there is no step to show it on."""
+        if not chosen.source.startswith("policy:"):
+            return self.sides.of_scene(self.scene(chosen.source, chosen.step, chosen.step))
+        with self._lock:
+            policy = self._known_policies().get(chosen.source)
+            named = self.session()
+        if policy is None:
+            raise ProtocolError("gone", f"{chosen.source} is gone", "Choose another policy.")
+        newest = None
+        if policy.source is None and named is not None and (kept := named[1].recorded_steps()):
+            newest = named[1].recorded_step(kept[-1])
+        return self.sides.of_policy(policy, policy_step(policy, newest))
+
     def _steps(self, source: str, first: int, last: int) -> tuple[list[StepTrace], dict[str, Any]]:
         if source in self._files:
             trace = self._files[source]
@@ -127,6 +233,14 @@ class Sources:
             if not steps:
                 raise ProtocolError("gone", f"{source.removeprefix('file:')} has no step {first}")
             return steps, trace.meta
+        session = self._session_of(source)
+        try:
+            steps = [session.recorded_step(index) for index in range(first, last + 1)]
+        except SessionError as error:
+            raise ProtocolError("gone", str(error), "Choose a newer step.") from None
+        return steps, session.trace_meta()
+
+    def _session_of(self, source: str) -> Session:
         named = self.session()
         if named is None or named[0] != source:
             raise ProtocolError(
@@ -135,12 +249,7 @@ class Sources:
                 + ("no session is open" if named is None else "another session has taken its place"),
                 "The panel shows the newest one.",
             )
-        session = named[1]
-        try:
-            steps = [session.recorded_step(index) for index in range(first, last + 1)]
-        except SessionError as error:
-            raise ProtocolError("gone", str(error), "Choose a newer step.") from None
-        return steps, session.trace_meta()
+        return named[1]
 
 
 def _step_list(steps: list[StepTrace]) -> list[dict[str, Any]]:

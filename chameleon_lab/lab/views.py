@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,11 +83,11 @@ def view(
     Returns:
         What is in the buffers, and one Arrow stream a table: at most MAX_REPLY_BYTES together.
     """
-    pa = _pyarrow()
+    pa = require_pyarrow()
     detail = 1.0
     while True:
         tables = _tables(scene, axis, start, end, width, height, rows, detail)
-        buffers = [_stream(pa, columns) for columns in tables.values()]
+        buffers = [arrow_stream(pa, columns) for columns in tables.values()]
         if sum(len(buffer) for buffer in buffers) <= MAX_REPLY_BYTES - 4096:
             break
         detail /= 2
@@ -112,10 +113,10 @@ def _tables(
     tables = {}
     for name, spans in (("stages", scene.stages), ("layers", scene.layers), ("modules", scene.submodules)):
         bars = scene.span_intervals[name, axis].bars(start, end, pixels, most(_MOST_SPANS))
-        tables[name] = {**_bar_columns(bars), "label": spans.label[bars.row].astype(np.int32)}
+        tables[name] = {**bar_columns(bars), "label": spans.label[bars.row].astype(np.int32)}
     bars = scene.op_intervals[axis].bars(start, end, pixels, most(_MOST_OPS))
     tables["ops"] = {
-        **_bar_columns(bars),
+        **bar_columns(bars),
         "kind": scene.op_kind[bars.row],
         "name": scene.op_names[1][bars.row],
     }
@@ -126,14 +127,14 @@ def _tables(
         storage = scene.transfers.storage[row]
         category = np.where(storage >= 0, scene.storage_category[storage], Category.OTHER)
         tables[direction.name.lower()] = {
-            **_bar_columns(bars),
+            **bar_columns(bars),
             "row": row.astype(np.int32),
             "category": category.astype(np.uint8),
             "exposed": scene.transfer_exposed[row].astype(np.float32),
         }
     bars = scene.stall_intervals[axis].bars(start, end, pixels, most(_MOST_BARS))
     tables["stalls"] = {
-        **_bar_columns(bars),
+        **bar_columns(bars),
         "direction": scene.stall_column["direction"][bars.row],
         "cause": scene.stall_column["cause"][bars.row],
     }
@@ -155,7 +156,8 @@ def _tables(
     return tables
 
 
-def _bar_columns(bars: Bars) -> dict[str, np.ndarray]:
+def bar_columns(bars: Bars) -> dict[str, np.ndarray]:
+    """Bars as the columns of a table."""
     return {"x0": bars.x0, "x1": bars.x1, "row": bars.row, "count": bars.count, "fill": bars.fill}
 
 
@@ -345,21 +347,6 @@ def alive(scene: Scene, axis: str, at: float) -> dict[str, Any]:
     paths, module = scene.storage_modules
     category = scene.storage_category
 
-    def totals(label: np.ndarray, words: Any) -> list[dict[str, Any]]:
-        on, off = here[resident[here]], here[~resident[here]]
-        on_sum = np.bincount(label[on] + 1, weights=sizes[on], minlength=len(words) + 1)
-        off_sum = np.bincount(label[off] + 1, weights=sizes[off], minlength=len(words) + 1)
-        found = np.flatnonzero(on_sum + off_sum)
-        found = found[np.argsort(-(on_sum + off_sum)[found], kind="stable")][:_MOST_ROWS]
-        return [
-            {
-                "label": words[i - 1] if i else "",
-                "resident_bytes": int(on_sum[i]),
-                "away_bytes": int(off_sum[i]),
-            }
-            for i in found
-        ]
-
     rows = []
     for row in order[:_MOST_ROWS].tolist():
         gap = (max(int(before[row]), 0), min(int(after[row]), scene.op_count))
@@ -380,10 +367,34 @@ def alive(scene: Scene, axis: str, at: float) -> dict[str, Any]:
         "resident_bytes": int(sizes[here[resident[here]]].sum()),
         "away_bytes": int(sizes[here[~resident[here]]].sum()),
         "can_leave_bytes": int(sizes[here[can_leave[here]]].sum()),
-        "categories": totals(category.astype(np.int64), [c.name.lower() for c in Category]),
-        "modules": totals(module.astype(np.int64), paths),
+        "categories": totals(category[here], [c.name.lower() for c in Category], sizes[here], resident[here]),
+        "modules": totals(module[here], paths, sizes[here], resident[here]),
         "storages": rows,
     }
+
+
+def totals(
+    label: np.ndarray, words: Sequence[str], sizes: np.ndarray, resident: np.ndarray
+) -> list[dict[str, Any]]:
+    """Bytes on the device and away by label, most bytes first; the label -1 is the empty word.
+
+    Args:
+        label: integer (N,): index into ``words`` of each storage.
+        words: what the labels say.
+        sizes: int64 (N,).
+        resident: bool (N,).
+    """
+    label = label.astype(np.int64) + 1
+    on, off = (
+        np.bincount(label[side], weights=sizes[side], minlength=len(words) + 1)
+        for side in (resident, ~resident)
+    )
+    found = np.flatnonzero(on + off)
+    found = found[np.argsort(-(on + off)[found], kind="stable")][:_MOST_ROWS]
+    return [
+        {"label": words[i - 1] if i else "", "resident_bytes": int(on[i]), "away_bytes": int(off[i])}
+        for i in found.tolist()
+    ]
 
 
 def _neighbour_uses(scene: Scene, op: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -445,6 +456,7 @@ def summarise(scene: Scene, axis: str, start: float, end: float) -> dict[str, An
         "end": end,
         "duration_s": seconds,
         "ops": len(ops),
+        "transfers": [int(((part > 0) & (rows.direction == way)).sum()) for way in Direction],
         "out_bytes": int(moved[rows.direction == Direction.OUT].sum()),
         "in_bytes": int(moved[rows.direction == Direction.IN].sum()),
         "transfer_s": float(time_s.sum()),
@@ -470,23 +482,41 @@ def summarise(scene: Scene, axis: str, start: float, end: float) -> dict[str, An
     }
 
 
-def seek(scene: Scene, axis: str, at: float, direction: int) -> dict[str, Any]:
-    """The next or previous stall from a position, in turn; round at the ends. ``{"stall": None}`` without any."""
-    intervals = scene.stall_intervals[axis]
-    count = len(intervals.x0)
+def seek(scene: Scene, axis: str, at: float, direction: int, what: str = "stall") -> dict[str, Any]:
+    """The next or previous stall or peak from a position, in turn; round at the ends.
+
+    Of ``"stall"`` and ``"peak"`` the one that is not asked for is None, and both are where there is none.
+    """
+    if what == "peak":
+        middle = scene.x_of_op(axis, scene.peaks)
+        order = np.arange(len(middle))
+    else:
+        intervals = scene.stall_intervals[axis]
+        middle = (intervals.x0 + intervals.x1) / 2
+        order = np.argsort(middle, kind="stable")
+        middle = middle[order]
+    count = len(middle)
     if not count:
-        return {"stall": None, "number": 0, "count": 0}
-    middle = (intervals.x0 + intervals.x1) / 2
-    order = np.argsort(middle, kind="stable")
-    middle = middle[order]
-    # A hair's breadth, so that the stall one stands on is not found again.
+        return {"stall": None, "peak": None, "number": 0, "count": 0}
+    # A hair's breadth, so that what one stands on is not found again.
     hair = scene.length(axis) * 1e-9
     if direction > 0:
         position = int(np.searchsorted(middle, at + hair, side="right")) % count
     else:
         position = (int(np.searchsorted(middle, at - hair, side="left")) - 1) % count
-    row = int(intervals.order[order[position]])
-    return {"stall": stall_facts(scene, axis, row), "number": position + 1, "count": count}
+    found: dict[str, Any] = {"stall": None, "peak": None, "number": position + 1, "count": count}
+    if what == "peak":
+        op = int(scene.peaks[position])
+        resident = scene.steps[int(scene.op_step[op])].ops.resident_peak_bytes
+        local = op - int(scene.first_op[scene.op_step[op]])
+        found["peak"] = {
+            "at": float(middle[position]),
+            "bytes": int(resident[local]),
+            "op": op_facts(scene, axis, op),
+        }
+    else:
+        found["stall"] = stall_facts(scene, axis, int(intervals.order[order[position]]))
+    return found
 
 
 def search(scene: Scene, axis: str, text: str) -> dict[str, Any]:
@@ -524,6 +554,13 @@ def search(scene: Scene, axis: str, text: str) -> dict[str, Any]:
         "ops": [op_facts(scene, axis, int(op)) for op in ops[:_MOST_ROWS]],
         "marks": scene.x_of_op(axis, marks).tolist(),
     }
+
+
+def locate(scene: Scene, key: str) -> dict[str, Any]:
+    """The uid of the storage with a key, that of the newest step where several have one; None without any."""
+    keys = scene.storage_keys
+    row = next((row for row in range(len(keys) - 1, -1, -1) if keys[row] == key), None)
+    return {"uid": None if row is None else int(scene.storage_uid[row])}
 
 
 def _find_storages(scene: Scene, query: Any) -> np.ndarray:
@@ -618,7 +655,8 @@ def _require(found: bool, message: str) -> None:
         raise ProtocolError("not_found", message)
 
 
-def _stream(pa: Any, columns: dict[str, np.ndarray]) -> bytes:
+def arrow_stream(pa: Any, columns: dict[str, np.ndarray]) -> bytes:
+    """Columns as an Arrow stream of one record batch."""
     batch = pa.record_batch({name: pa.array(column) for name, column in columns.items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -626,7 +664,8 @@ def _stream(pa: Any, columns: dict[str, np.ndarray]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _pyarrow() -> pyarrow:
+def require_pyarrow() -> pyarrow:
+    """pyarrow, which is imported at its first use. Raises ProtocolError where it is not installed."""
     try:
         import pyarrow
         import pyarrow.ipc

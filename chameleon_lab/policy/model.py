@@ -24,8 +24,12 @@ from ..trace.store import write_then_rename
 from ..units import format_bytes
 from .edits import Edit, Finding, digest
 from .link import Link
+from .memory import newest_step
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from ..lab.gantt import Gantt
     from .draft import Draft
 
 __all__ = ["NEVER", "PLANNER", "USER", "VERSION", "Action", "Decision", "Link", "Policy", "fingerprint"]
@@ -203,6 +207,34 @@ class Policy:
         from .draft import Draft
 
         return Draft(self, trace, op_times)
+
+    def gantt(self, trace: Trace | StepTrace | None = None) -> Gantt:
+        """The decisions as bars over the ops of a step: a widget in a notebook, and a page of HTML.
+
+        ``trace`` is the step (the newest of a trace) to draw them over; None: the one that the policy was made for.
+        To edit, use ``policy.draft().gantt()``. Raises PolicyError if neither step is there, MissingPackageError
+        without bokeh.
+        """
+        from ..lab.gantt import Gantt
+
+        return Gantt(self, self._step(trace))
+
+    def sweep_figure(self, trace: Trace | StepTrace | None = None) -> go.Figure:
+        """Step time against capacity, predicted for the policy's link: the floor, the knee, and where this one is.
+
+        ``trace`` as for :meth:`gantt`; with one the op times are true. Raises PolicyError if neither step is there,
+        MissingPackageError without plotly.
+        """
+        from ..lab.sweep_figure import policy_sweep_figure
+
+        return policy_sweep_figure(self, self._step(trace))
+
+    def _step(self, trace: Trace | StepTrace | None) -> StepTrace:
+        if trace is None and self.source is None:
+            raise PolicyError(
+                "the policy does not hold the step that it was made for: give one, such as session.trace()"
+            )
+        return newest_step(trace if trace is not None else self.source)  # type: ignore[arg-type]
 
     def summary(self) -> list[tuple[str, int, int]]:
         """Per category: its name, how many gaps are swapped, and the bytes of their blocks. Largest first."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import TraceError
 from ..files import oddity
+from ..progress import bar, tick
 from .check import check_step
 from .columns import Ops, Residencies, Stalls, StepTrace, Storages, Table, Trace, Transfers, Uses
 
@@ -151,24 +152,25 @@ def load(path: str | os.PathLike[str]) -> Trace:
     if (odd := oddity(path, _MOST_BYTES)) is not None:
         raise TraceError(f"{path}: {odd}; give a file that Trace.save wrote")
     with open(path, "rb") as file:
-        try:
-            _check_size(parquet.ParquetFile(file).metadata, path)
-            file.seek(0)
-            table = parquet.read_table(file)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise TraceError(
-                f"{path}: truncated, or no Parquet file ({error}); save the trace again, or record it anew"
-            ) from error
-    version, meta = _header(table.schema, path)
-    expected = _schema(pa, version)
-    for column in expected:
-        position = table.schema.get_field_index(column.name)
-        if position < 0 or table.schema.field(position).type != column.type:
-            found = "missing" if position < 0 else f"of type {table.schema.field(position).type}"
-            raise TraceError(
-                f"{path}: column {column.name!r} is {found}, not {column.type}; save the trace again"
-            )
-    table = table.select(expected.names).combine_chunks()
+        with _whole(pa, path):
+            source = parquet.ParquetFile(file)
+            schema = source.schema_arrow
+        _check_size(source.metadata, path)
+        version, meta = _header(schema, path)
+        expected = _schema(pa, version)
+        for column in expected:
+            position = schema.get_field_index(column.name)
+            if position < 0 or schema.field(position).type != column.type:
+                found = "missing" if position < 0 else f"of type {schema.field(position).type}"
+                raise TraceError(
+                    f"{path}: column {column.name!r} is {found}, not {column.type}; save the trace again"
+                )
+        with _whole(pa, path), bar(f"Reading {os.fspath(path)}", len(expected), "column"):
+            columns = []
+            for name in expected.names:
+                columns.append(source.read([name]).column(name))
+                tick()
+    table = pa.Table.from_arrays(columns, schema=expected).combine_chunks()
     try:
         return Trace(_steps(table), meta)
     except (pa.ArrowException, ValueError, TypeError, IndexError, OverflowError) as error:
@@ -220,6 +222,17 @@ def write_then_rename(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _whole(pa: Any, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Says so where a file turns out to be cut short, or none of Parquet."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise TraceError(
+            f"{path}: truncated, or no Parquet file ({error}); save the trace again, or record it anew"
+        ) from error
 
 
 def _import_pyarrow() -> Any:

@@ -2,11 +2,14 @@
 
 import { type ISignal, Signal } from '@lumino/signaling';
 
-import type { KernelClient } from './client';
+import type { IAnswer, KernelClient } from './client';
 import {
   type Axis,
   type IAlive,
+  type IBox,
+  type IBoxed,
   type IHello,
+  type IMethods,
   type IPoint,
   type IScene,
   type ISearch,
@@ -15,7 +18,9 @@ import {
   type ISteps,
   type IStorageDetail,
   type ISummary,
+  type ITouchingOp,
   LabError,
+  type Method,
   type Rows,
   type Track
 } from './protocol';
@@ -60,10 +65,16 @@ export class LabModel {
   query = '';
   summary: ISummary | null = null;
   brush: IStretch | null = null;
+  /** The rectangle of the block map that was drawn, and what lies in it. */
+  box: IBox | null = null;
+  boxed: IBoxed | null = null;
+  /** The op that was clicked. */
+  op: ITouchingOp | null = null;
   alive: IAlive | null = null;
   /** Counts the times that the person asked what is alive. */
   asked = 0;
   stallNumber = 0;
+  peakNumber = 0;
   error: LabError | null = null;
   readonly views = new ViewStore();
   /** The drawing's size, which decides how fine the views are. */
@@ -73,6 +84,14 @@ export class LabModel {
   get changed(): ISignal<this, Change> {
     return this._changed;
   }
+
+  /** The line to the kernel, or null where there is none. */
+  get client(): KernelClient | null {
+    return this._client;
+  }
+
+  /** Called with what the kernel says unasked, but for its status. */
+  onNews: (name: string, body: unknown) => void = () => undefined;
 
   /** Answers that are waited for. */
   get waiting(): number {
@@ -111,6 +130,8 @@ export class LabModel {
     client.onEvent = (name, body) => {
       if (name === 'status') {
         this._heard(body as IStatus);
+      } else {
+        this.onNews(name, body);
       }
     };
     client.onError = error => this._fail(error);
@@ -130,10 +151,14 @@ export class LabModel {
     this.found = null;
     this.summary = null;
     this.brush = null;
+    this.box = null;
+    this.boxed = null;
+    this.op = null;
     this.alive = null;
     this.cursor = null;
     this.error = null;
     this.stallNumber = 0;
+    this.peakNumber = 0;
   }
 
   private _heard(status: IStatus): void {
@@ -216,12 +241,13 @@ export class LabModel {
         height: this.height,
         rows: this.rows
       });
+      const sameSource = this.steps?.source === steps.source;
+      const selected = this.selected && sameSource ? await this._again(client, steps) : null;
       if (turn !== this._showing) {
         return;
       }
       const before = this.scene ? this.length : null;
       const whole = before === null || this.shown.end - this.shown.start > before * 0.999;
-      const sameSource = this.steps?.source === steps.source;
       this.steps = steps;
       this.scene = scene;
       this.views.clear();
@@ -231,26 +257,35 @@ export class LabModel {
       }
       this.brush = null;
       this.summary = null;
+      this.box = null;
+      this.boxed = null;
+      this.op = null;
       this.stallNumber = 0;
+      this.peakNumber = 0;
       const share = before && sameSource ? length / before : null;
       this.shown =
         whole || share === null
           ? { start: 0, end: length }
           : this._clamped({ start: this.shown.start * share, end: this.shown.end * share });
-      const uid = this.selected?.uid;
       const hadAlive = this.alive !== null;
-      this.selected = null;
+      this.selected = selected;
       this.alive = null;
       this._emit('scene');
-      if (uid !== undefined && sameSource) {
-        await this.select(uid, true);
-      }
       await this.search(this.query);
       if (hadAlive) {
         await this.ask(undefined, true);
       }
       this._wantDetail();
     }, following);
+  }
+
+  /** The selected storage in other steps, where most have another uid; null where they do not have it. */
+  private async _again(client: KernelClient, steps: ISteps): Promise<IStorageDetail | null> {
+    const storage = this.selected?.key ?? '';
+    const { uid } = (await client.request('locate', { ...steps, storage })).result;
+    return uid === null
+      ? null
+      : (await client.request('storage', { ...steps, axis: this.axis, uid })).result;
   }
 
   /** Ask for the same steps again: on another axis, with other rows, or for another size. */
@@ -306,7 +341,8 @@ export class LabModel {
     }
   }
 
-  async openFile(path: string): Promise<void> {
+  /** Read a trace and draw it, or a policy, which has no steps to draw; its name as a source. */
+  async openFile(path: string): Promise<string | undefined> {
     const client = this._client;
     if (!client) {
       this._fail(
@@ -315,12 +351,14 @@ export class LabModel {
           'A kernel reads the file: open a notebook and load the extension.'
         )
       );
-      return;
+      return undefined;
     }
-    await this._ask(async () => {
+    return this._ask(async () => {
       const { source } = (await client.request('open', { path })).result;
       this.status = (await client.request('status', {})).result;
       await this.choose(source);
+      this._emit('side');
+      return source;
     });
   }
 
@@ -410,6 +448,14 @@ export class LabModel {
     this._emit('side');
   }
 
+  /** The uid that a storage has in the drawn steps, by its key; null where they do not have it. */
+  async locate(storage: string): Promise<number | null> {
+    const answer = await this._onScene(async (client, steps) => {
+      return (await client.request('locate', { ...steps, storage })).result.uid;
+    });
+    return answer ?? null;
+  }
+
   async search(query: string): Promise<void> {
     this.query = query;
     const turn = ++this._searching;
@@ -441,6 +487,31 @@ export class LabModel {
         }
       });
     }
+  }
+
+  /** List what lies in a rectangle of the block map, or forget it. */
+  async enclose(box: IBox | null): Promise<void> {
+    this.box = box;
+    this.boxed = null;
+    this._emit('overlay');
+    this._emit('side');
+    if (box) {
+      await this._onScene(async (client, steps) => {
+        const params = { ...steps, axis: this.axis, rows: this.rows, ...box };
+        const { result } = await client.request('box', params);
+        if (this.box === box) {
+          this.boxed = result;
+          this._emit('side');
+        }
+      });
+    }
+  }
+
+  /** Tell of an op beside what is selected, or forget it. */
+  tell(op: ITouchingOp | null): void {
+    this.op = op;
+    this._emit('overlay');
+    this._emit('side');
   }
 
   /** List the storages alive at a position, by default at the peak. `again`: for new steps, not for the person. */
@@ -481,14 +552,41 @@ export class LabModel {
     });
   }
 
-  /** Show the peak, and what is alive there. */
+  /** Show the highest peak, and what is alive there. */
   async goToPeak(): Promise<void> {
     const at = this.scene?.peak[this.axis];
     if (at !== undefined) {
-      const span = Math.min(this.shown.end - this.shown.start, this.length / 8);
-      this.look({ start: at - span / 2, end: at + span / 2 });
-      await this.ask(at);
+      this.peakNumber = 0;
+      await this._showPeak(at);
     }
+  }
+
+  /** Go to the next place where the bytes on the device are high, or the one before, and list what is alive there. */
+  async seekPeak(direction: -1 | 1): Promise<void> {
+    await this._onScene(async (client, steps) => {
+      const at = this.cursor ?? (direction > 0 ? -1e-9 : this.length);
+      const params = { ...steps, axis: this.axis, at, direction, what: 'peak' as const };
+      const { peak, number } = (await client.request('seek', params)).result;
+      if (peak) {
+        this.peakNumber = number;
+        await this._showPeak(peak.at);
+      }
+    });
+  }
+
+  private async _showPeak(at: number): Promise<void> {
+    const span = Math.min(this.shown.end - this.shown.start, this.length / 8);
+    this.look({ start: at - span / 2, end: at + span / 2 });
+    await this.ask(at);
+  }
+
+  /** Ask what the model itself does not keep; undefined where the kernel could not answer, which is shown. */
+  async request<M extends Method>(
+    method: M,
+    params: IMethods[M][0]
+  ): Promise<IAnswer<M> | undefined> {
+    const client = this._client;
+    return client ? this._ask(() => client.request(method, params)) : undefined;
   }
 
   dismissError(): void {

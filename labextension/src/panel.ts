@@ -4,13 +4,17 @@ import { InputDialog, type IThemeManager } from '@jupyterlab/apputils';
 import type { Kernel } from '@jupyterlab/services';
 import { Widget } from '@lumino/widgets';
 
+import { ComparePage } from './compare/comparePage';
 import { Connection } from './connection';
 import { button, h } from './dom';
+import type { IStore } from './editor/keeper';
+import { EditorView } from './editor/view';
 import type { KernelFollower } from './kernelFollower';
 import { type Change, type IPreferences, LabModel } from './model';
 import { Header } from './panel/header';
 import { Inspector } from './panel/inspector';
 import { notice } from './panel/notice';
+import { splitter } from './panel/splitter';
 import { Tables } from './panel/tables';
 import { Toolbar } from './panel/toolbar';
 import { Timeline } from './timeline/timeline';
@@ -19,7 +23,8 @@ export class ChameleonPanel extends Widget {
   constructor(
     private readonly _follower: KernelFollower,
     preferences: IPreferences,
-    private readonly _themes: IThemeManager | null
+    private readonly _themes: IThemeManager | null,
+    store: IStore | null
   ) {
     super();
     this.addClass('cl-panel');
@@ -28,15 +33,55 @@ export class ChameleonPanel extends Widget {
 
     this.model = new LabModel(preferences);
     this.timeline = new Timeline(this.model);
-    this._header = new Header(this.model, () => void this._openFile());
+    this._header = new Header(
+      this.model,
+      () => void this._openFile(),
+      () => this._compareSides()
+    );
     this._toolbar = new Toolbar(this.model, this.timeline);
     this._inspector = new Inspector(this.model, () => this.timeline.showSelected());
     this._tables = new Tables(this.model);
-    this._main.append(
-      h('div', { class: 'cl-left' }, this._toolbar.node, this.timeline.node, this._tables.node),
-      this._inspector.node
+    this._compare = new ComparePage(this.model, {
+      open: () => void this._openFile(),
+      close: () => this._leaveComparison()
+    });
+    this._editor = new EditorView(
+      this.model,
+      this.node,
+      store,
+      () => _follower.path ?? '',
+      () => this.timeline.focus()
     );
-    this.node.append(this._header.node, this._banner, this._notice, this._main);
+    this._editor.addTabs(this._tables);
+    this.timeline.onMenu = (uid, x, y) => void this._editor.menuOf(uid, x, y);
+    const left = h('div', { class: 'cl-left' });
+    const tables = this._tables.node;
+    left.append(
+      this._toolbar.node,
+      this.timeline.node,
+      splitter(left, 'y', '--cl-lower', 'Height of the tables', () => tables),
+      tables
+    );
+    const side = h(
+      'div',
+      { class: 'cl-side' },
+      this._inspector.node,
+      this._editor.cards.node,
+      this._editor.curve.node
+    );
+    this._main.append(
+      left,
+      splitter(this._main, 'x', '--cl-side', 'Width of the inspector', () => side, 160),
+      side
+    );
+    this.node.append(
+      this._header.node,
+      this._banner,
+      this._editor.banner,
+      this._notice,
+      this._main,
+      this._editor.bar.node
+    );
 
     this.model.changed.connect(this._onChange, this);
     this._connection = new Connection(_follower, this.model, () => this.update());
@@ -58,7 +103,9 @@ export class ChameleonPanel extends Widget {
     }
     this._themes?.themeChanged.disconnect(this._recolour, this);
     this._connection.dispose();
+    this._editor.dispose();
     this.timeline.dispose();
+    this._compare.dispose();
     this.model.dispose();
     this._follower.dispose();
     super.dispose();
@@ -68,15 +115,20 @@ export class ChameleonPanel extends Widget {
     const front = this._follower.current;
     const { model } = this;
     this._header.update(front);
+    if (this._connection.state !== 'open') {
+      this._compare.hide();
+    }
+    const comparing = this._compare.isShown;
     const page = notice(this._connection.state, front, model, {
       load: () =>
         this._follower.kernel?.requestExecute({ code: '%load_ext chameleon_lab', silent: false }),
       open: () => void this._openFile()
     });
     this._notice.replaceChildren(...(page ? [page] : []));
-    this._notice.hidden = page === null;
-    this._main.hidden = page !== null;
+    this._notice.hidden = page === null || comparing;
+    this._main.hidden = page !== null || comparing;
     this._sayError();
+    this._compare.update();
     if (page === null) {
       this._toolbar.update();
       this._inspector.update();
@@ -116,25 +168,45 @@ export class ChameleonPanel extends Widget {
 
   private async _openFile(): Promise<void> {
     const { value, button: pressed } = await InputDialog.getText({
-      title: 'Open a trace',
-      label: 'Path of a .parquet file, as the kernel sees it: from its folder, or from the root',
+      title: 'Open a trace or a policy',
+      label:
+        'Path of a .parquet file, or of a policy (.json) to compare, as the kernel sees it: from its folder, or from the root',
       placeholder: 'run.parquet',
       okLabel: 'Open'
     });
     if (pressed.accept && value?.trim()) {
-      await this.model.openFile(value.trim());
+      const source = await this.model.openFile(value.trim());
+      if (source && (this._compare.isShown || source.startsWith('policy:'))) {
+        this._compareSides(source);
+      }
     }
+  }
+
+  private _compareSides(source?: string): void {
+    this._compare.show(this.node, source);
+    this.update();
+  }
+
+  private _leaveComparison(): void {
+    this._compare.hide();
+    this.update();
+    this.timeline.focus();
   }
 
   private _recolour(): void {
     // The theme's style sheet is in place one frame after it is said to be.
-    requestAnimationFrame(() => this.timeline.recolour());
+    requestAnimationFrame(() => {
+      this.timeline.recolour();
+      this._compare.recolour();
+    });
   }
 
   private readonly _header: Header;
   private readonly _toolbar: Toolbar;
   private readonly _inspector: Inspector;
   private readonly _tables: Tables;
+  private readonly _editor: EditorView;
+  private readonly _compare: ComparePage;
   private readonly _connection: Connection;
   private readonly _banner = h('div', { class: 'cl-banner', role: 'alert', hidden: true });
   private readonly _notice = h('div', { class: 'cl-notice-page' });

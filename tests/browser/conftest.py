@@ -1,23 +1,16 @@
 """A real JupyterLab on a free port of this machine, and Chromium to drive it."""
 
 import json
-import os
-import shutil
-import socket
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
+
+from benchmarks.lab_server import ServerError, jupyter_lab, notebook_url, require_tools
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "browser"
-TOKEN = "browser-test"
 BROWSER_DIED = 3
 
 # What the panel's check runs, a cell at a time.
@@ -68,6 +61,52 @@ while time.time() < until and not globals().get("enough"):
     "%chameleon panel",
 ]
 
+# What the policy editor's check runs: the same training, and a loop that goes on until there is a file.
+EDIT_CELLS = [
+    TRAIN_CELLS[0],
+    TRAIN_CELLS[1].replace("range(6)", "range(4)"),
+    """\
+import os
+import time
+
+until = time.time() + 60
+while time.time() < until and not os.path.exists("enough.txt"):
+    train()
+    time.sleep(0.1)""",
+]
+
+# What the check of comparing runs: the same training, then its trace and its policy in files.
+COMPARE_CELLS = [
+    *TRAIN_CELLS[:2],
+    "cl.current_session().trace().save('before.parquet')\n"
+    "draft = cl.current_session().policy.draft()\n"
+    "draft.keep(module='h.*').policy().save('kept.json')",
+]
+
+
+def _small_cells(width: int, steps: int) -> list[str]:
+    """A session of so many steps on a small model, for checks that ask where a line leads and not what it draws."""
+    return [
+        "%load_ext chameleon_lab",
+        f"""\
+import torch
+
+model = torch.nn.Sequential(*[torch.nn.Linear({width}, {width}) for _ in range(4)])
+%chameleon start --capacity 64MiB
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range({steps}):
+    model(torch.randn(64, {width})).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()""",
+        "from chameleon_lab.lab import comm as line\n"
+        "for panel, _ in list(line._line._comms.values()):\n"
+        "    panel.send({'version': 99, 'type': 'event', 'name': 'status', 'body': {}})\n"
+        "    panel.send('nonsense')\n"
+        "    panel.send({'version': 1, 'type': 'event', 'name': 'unheard', 'body': {}})\n"
+        "    panel.send({'version': 1, 'type': 'reply', 'id': 999999, 'result': {}})",
+        "%chameleon stop",
+    ]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -76,71 +115,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def lab_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """JupyterLab's address. The server reads no settings of the person who runs the tests."""
-    for tool in ("node", "/usr/bin/chromium", str(ROOT / "node_modules" / "playwright-core" / "cli.js")):
-        if not shutil.which(tool, mode=os.F_OK):
-            pytest.fail(f"The browser tests need {tool}: run `make dev`, or choose -m 'not browser'.")
-
-    home = tmp_path_factory.mktemp("jupyter")
-    notebooks = home / "notebooks"
-    notebooks.mkdir()
-    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
-    for name, cells in {"empty": ["1 + 1"], "train": TRAIN_CELLS}.items():
-        nbformat.write(
-            nbformat.v4.new_notebook(
-                metadata={"kernelspec": kernel}, cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
-            ),
-            notebooks / f"{name}.ipynb",
-        )
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
-        *(f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"),
-        *(f"--ServerApp.root_dir={notebooks}", "--LabApp.expose_app_in_browser=True"),
-        "--LabApp.extension_manager=readonly",  # the usual one asks the internet
-    ]
-    folders = {
-        name: str(home / name)
-        for name in (
-            *("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"),
-            *("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR"),
-        )
+def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """JupyterLab's address."""
+    notebooks = {
+        "empty": ["1 + 1"],
+        "train": TRAIN_CELLS,
+        "edit": EDIT_CELLS,
+        "compare": COMPARE_CELLS,
+        "first": _small_cells(256, 4),
+        "second": _small_cells(128, 6),
     }
-    quiet = Path(folders["JUPYTERLAB_SETTINGS_DIR"], "@jupyterlab", "apputils-extension")
-    quiet.mkdir(parents=True)
-    (quiet / "notification.jupyterlab-settings").write_text(
-        json.dumps({"fetchNews": "false", "checkForUpdates": False})
-    )
-    log = home / "server.log"
-    with log.open("w") as output:
-        server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=os.environ | folders
-        )
     try:
-        _wait_for(f"http://127.0.0.1:{port}/api/status?token={TOKEN}", server, log)
-        yield f"http://127.0.0.1:{port}/lab/tree/empty.ipynb?token={TOKEN}&reset"
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-
-
-def _wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.3)
-    pytest.fail(f"JupyterLab did not start:\n{log.read_text()}")
+        require_tools()
+        with jupyter_lab(tmp_path_factory.mktemp("jupyter"), notebooks) as address:
+            yield address
+    except ServerError as error:
+        pytest.fail(str(error))
 
 
 @pytest.fixture
-def in_browser(lab_url: str, tmp_path: Path) -> Callable[..., dict]:
+def in_browser(lab_address: str, tmp_path: Path) -> Callable[..., dict]:
     """Run one of the .mjs checks beside this file with a notebook in front, and return what it found."""
 
     def run(check: str, notebook: str = "empty") -> dict:
@@ -149,7 +143,7 @@ def in_browser(lab_url: str, tmp_path: Path) -> Callable[..., dict]:
             done = subprocess.run(
                 [
                     *("node", str(Path(__file__).with_name(f"{check}.mjs"))),
-                    lab_url.replace("empty", notebook),
+                    notebook_url(lab_address, notebook),
                     *(str(SCREENSHOTS / f"{check}.png"), str(tmp_path / f"profile-{attempt}")),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -16,6 +16,49 @@ const FLAGS = [
   '--disable-sync'
 ];
 
+/** Resolves when the notebook in front has an idle kernel. */
+export function kernelIdle(page) {
+  return page.waitForSelector(
+    '.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status="idle"]',
+    { timeout: 90000 }
+  );
+}
+
+/** A function that runs a cell of a notebook in its kernel; its answer, `ok` or `error`, comes when it has ended. */
+export function cellRunner(page, notebook) {
+  return cell =>
+    page.evaluate(
+      async ([notebook, cell]) => {
+        const panel = [...window.jupyterapp.shell.widgets('main')].find(
+          w => w.title.label === `${notebook}.ipynb`
+        );
+        const code = panel.content.widgets[cell].model.sharedModel.source;
+        const kernel = panel.sessionContext.session.kernel;
+        const reply = await kernel.requestExecute({ code }).done;
+        return reply.content.status;
+      },
+      [notebook, cell]
+    );
+}
+
+/** Run a command of JupyterLab's. */
+export function execute(page, id, args) {
+  return page.evaluate(
+    ([id, args]) => window.jupyterapp.commands.execute(id, args),
+    [id, args ?? {}]
+  );
+}
+
+/** Room for the panel: no side bar, and the notebook narrow. */
+export async function widen(page) {
+  await execute(page, 'application:toggle-left-area');
+  const handle = await page.locator('.lm-DockPanel-handle:visible').boundingBox();
+  await page.mouse.move(handle.x + handle.width / 2, 500);
+  await page.mouse.down();
+  await page.mouse.move(330, 500, { steps: 5 });
+  await page.mouse.up();
+}
+
 /**
  * Open JupyterLab and hand `check` the page, and a function that keeps a named screenshot; print what it returns,
  * with the page's errors.

@@ -57,7 +57,7 @@ def test_news_comes_by_itself_as_an_answer_to_the_opening(line):
     assert comm.arrived.wait(5)
     (message, context, thread) = comm.events()[0]
     assert message["name"] == "status"
-    assert set(message["body"]) == {"session", "files"}
+    assert set(message["body"]) == {"session", "files", "policies"}
     assert context == "subshell"  # or ipykernel would send what comes next to the main shell
     assert thread == "chameleon-lab-news"
 

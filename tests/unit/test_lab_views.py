@@ -1,9 +1,8 @@
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 import pytest
-from synthetic import gpt_step
+from synthetic import gpt_step, swapped_step
 
 from chameleon_lab.lab import views
 from chameleon_lab.lab.dispatch import answer
@@ -11,48 +10,9 @@ from chameleon_lab.lab.protocol import MAX_REPLY_BYTES, VERSION, ProtocolError
 from chameleon_lab.lab.query import parse_query
 from chameleon_lab.lab.scene import Scene, below_layer, layer_of
 from chameleon_lab.lab.sources import Sources
-from chameleon_lab.trace import Category, Cause, Direction, Residencies, Stage, Stalls, Trace, Transfers
+from chameleon_lab.trace import Category, Residencies, Stage, Trace
 
 MIB = 1 << 20
-
-
-def swapped_step(layers=4):
-    """The GPT step, with one activation away in the middle of its life, and a stall for its way in."""
-    step = gpt_step(layers)
-    row = int(np.flatnonzero(step.storages.category == Category.ACTIVATION)[1])
-    birth, death = int(step.storages.birth_op[row]), int(step.storages.death_op[row])
-    start = step.ops.start_s
-    out, back = birth + 2, death
-    held = step.residencies
-    place = int(np.flatnonzero(held.storage == row)[0])
-    end_op, end_s = held.to_op[place], held.to_s[place]
-    columns = {name: column.copy() for name, column in held.columns().items()}
-    columns["to_op"][place], columns["to_s"][place] = out, start[out]
-    more = {"storage": row, "from_op": back, "to_op": end_op, "from_s": start[back], "to_s": end_s}
-    columns = {
-        name: np.append(column, np.array(more[name], column.dtype)) for name, column in columns.items()
-    }
-    size = step.storages.block_bytes[row]
-    a = np.array
-    transfers = Transfers(
-        a([row, row], np.int32),
-        a([Direction.OUT, Direction.IN], np.uint8),
-        a([Cause.PLANNED, Cause.PLANNED], np.uint8),
-        a([size, size]),
-        a([birth + 1, back - 2], np.int32),
-        a([start[birth + 1], start[back - 2]]),
-        a([start[birth + 1], start[back - 2]]),
-        a([start[out], start[back]]),
-    )
-    stalls = Stalls(
-        a([back], np.int32),
-        a([row], np.int32),
-        a([Direction.IN], np.uint8),
-        a([Cause.PLANNED], np.uint8),
-        a([start[back - 1]]),
-        a([start[back] - start[back - 1]]),
-    )
-    return replace(step, residencies=Residencies(**columns), transfers=transfers, stalls=stalls), row
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ export class Header {
 
   constructor(
     private readonly _model: LabModel,
-    private readonly _open: () => void
+    private readonly _open: () => void,
+    private readonly _compare: () => void
   ) {
     this.node.append(this._top, this._figures);
   }
@@ -49,6 +50,7 @@ export class Header {
         ),
       h('span', { class: 'cl-grow' }),
       hello && h('span', { class: 'cl-dim cl-how' }, this._how(busy, hello.subshell)),
+      hello && status && button('Compare…', 'Two steps or policies, side by side', this._compare),
       hello && button('Open trace…', 'Draw a saved trace file (.parquet)', this._open)
     );
     this._top.replaceWith(top);

@@ -3,11 +3,21 @@
 import { button, h, swatch } from '../dom';
 import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
 import type { LabModel } from '../model';
-import type { IStorageDetail, ISummary } from '../protocol';
+import {
+  CATEGORIES,
+  type IBoxed,
+  type IStorage,
+  type IStorageDetail,
+  type ISummary,
+  type ITotal,
+  type ITouchingOp
+} from '../protocol';
 import { BANDS, bandOf, categoryName, ownFrames, placedName, shortOp, storageName } from '../words';
 
 const SHOWN_EVENTS = 60;
 const SHOWN_FRAMES = 12;
+const SHOWN_BOXED = 40;
+const SHOWN_TOTALS = 6;
 
 export class Inspector {
   readonly node = h('aside', { class: 'cl-inspector', 'aria-label': 'Selection' });
@@ -18,17 +28,19 @@ export class Inspector {
   ) {}
 
   update(): void {
-    const { summary, selected, brush } = this._model;
+    const { summary, selected, brush, box, boxed, op } = this._model;
     this.node.replaceChildren(
       ...(brush ? [this._range(summary)] : []),
+      ...(box ? [this._box(boxed)] : []),
+      ...(op ? [this._op(op)] : []),
       ...(selected
         ? [this._storage(selected)]
         : [
             h(
               'p',
               { class: 'cl-hint' },
-              'Click a block, an op, a transfer or a stall to see its storage. Shift+drag sums up a range. ' +
-                'Click in the resident track to see what is alive there.'
+              'Click a block, an op, a transfer or a stall to see its storage. Shift+drag sums up a range, ' +
+                'Alt+drag lists what lies in a box of the block map. Click in the resident track to see what is alive there.'
             )
           ])
     );
@@ -57,6 +69,7 @@ export class Inspector {
       facts([
         ['Length', `${formatSeconds(summary.duration_s)}, ${plural(summary.ops, 'op')}`],
         ['Moved', `${formatBytes(summary.out_bytes)} out, ${formatBytes(summary.in_bytes)} in`],
+        ['Transfers', `${summary.transfers[0]} out, ${summary.transfers[1]} in`],
         ['Overlap', summary.overlap === null ? 'nothing moved' : formatPercent(summary.overlap)],
         [
           'Stalls',
@@ -70,23 +83,7 @@ export class Inspector {
     if (summary.storages.length) {
       const list = h('ul', { class: 'cl-list' });
       for (const storage of summary.storages) {
-        list.append(
-          h(
-            'li',
-            {},
-            swatch(BANDS[bandOf(storage.category)].id),
-            h(
-              'button',
-              {
-                class: 'cl-link',
-                type: 'button',
-                click: () => void this._model.select(storage.uid)
-              },
-              placedName(storage)
-            ),
-            h('span', { class: 'cl-number' }, formatBytes(storage.moved_bytes))
-          )
-        );
+        list.append(this._link(storage, formatBytes(storage.moved_bytes)));
       }
       node.append(h('h3', {}, 'Moved most'), list);
     }
@@ -104,6 +101,113 @@ export class Inspector {
       }
       node.append(h('h3', {}, 'Modules by op time'), list);
     }
+    return node;
+  }
+
+  private _box(boxed: IBoxed | null): HTMLElement {
+    const node = h(
+      'section',
+      {},
+      h(
+        'div',
+        { class: 'cl-row' },
+        h('h2', {}, 'Box'),
+        h('span', { class: 'cl-grow' }),
+        button('Clear', 'Forget the box (Esc)', () => void this._model.enclose(null))
+      )
+    );
+    if (!boxed) {
+      node.append(h('p', { class: 'cl-hint' }, 'Listing what lies inside…'));
+      return node;
+    }
+    node.append(
+      facts([
+        ['Inside', `${plural(boxed.count, 'storage')}, ${formatBytes(boxed.bytes)}`],
+        [
+          'Away',
+          boxed.away_bytes
+            ? `${formatBytes(boxed.away_bytes)} of it, all the while`
+            : 'none all the while'
+        ]
+      ])
+    );
+    const byCategory = boxed.categories.map(row => {
+      const band = BANDS[bandOf(CATEGORIES.indexOf(row.label as never))].id;
+      return totalLine(row, swatch(band), h('span', {}, categoryName(row.label)));
+    });
+    const byModule = boxed.modules.map(row =>
+      totalLine(row, h('span', { class: 'cl-mono' }, row.label || 'outside any'))
+    );
+    for (const [title, lines] of [
+      ['By category', byCategory],
+      ['By module', byModule]
+    ] as const) {
+      node.append(
+        h('h3', {}, title),
+        h('ul', { class: 'cl-list' }, ...lines.slice(0, SHOWN_TOTALS))
+      );
+      if (lines.length > SHOWN_TOTALS) {
+        node.append(h('p', { class: 'cl-hint' }, `${lines.length - SHOWN_TOTALS} more`));
+      }
+    }
+    const list = h('ul', { class: 'cl-list' });
+    for (const storage of boxed.storages.slice(0, SHOWN_BOXED)) {
+      list.append(this._link(storage, formatBytes(storage.bytes)));
+    }
+    node.append(h('h3', {}, 'Storages, largest first'), list);
+    if (boxed.count > SHOWN_BOXED) {
+      node.append(h('p', { class: 'cl-hint' }, `${formatCount(boxed.count - SHOWN_BOXED)} more`));
+    }
+    return node;
+  }
+
+  /** One line of a list: a storage that can be selected, and a figure. */
+  private _link(storage: IStorage, figure: string): HTMLElement {
+    return h(
+      'li',
+      {},
+      swatch(BANDS[bandOf(storage.category)].id),
+      h(
+        'button',
+        { class: 'cl-link', type: 'button', click: () => void this._model.select(storage.uid) },
+        placedName(storage)
+      ),
+      h('span', { class: 'cl-number' }, figure)
+    );
+  }
+
+  private _op(op: ITouchingOp): HTMLElement {
+    const node = h(
+      'section',
+      {},
+      h(
+        'div',
+        { class: 'cl-row' },
+        h('h2', { class: 'cl-title' }, op.name),
+        h('span', { class: 'cl-grow' }),
+        button('Clear', 'Forget the op (Esc)', () => this._model.tell(null))
+      ),
+      facts([
+        ['Module', op.module || 'outside any'],
+        ['Stage', `${op.stage}, op ${formatCount(op.op)} of step ${op.step}`],
+        [
+          'Time',
+          formatSeconds(op.duration_s) +
+            (op.stall_s ? `, of which stall ${formatSeconds(op.stall_s)}` : '')
+        ],
+        ['Touches', `${plural(op.touches.count, 'storage')}, ${formatBytes(op.touches.bytes)}`]
+      ])
+    );
+    const list = h('ul', { class: 'cl-list' });
+    for (const storage of op.touches.storages) {
+      list.append(this._link(storage, formatBytes(storage.bytes)));
+    }
+    node.append(list);
+    if (op.touches.count > op.touches.storages.length) {
+      const left = op.touches.count - op.touches.storages.length;
+      node.append(h('p', { class: 'cl-hint' }, `${formatCount(left)} more`));
+    }
+    node.append(...stack('Python stack', op.stack));
     return node;
   }
 
@@ -188,32 +292,38 @@ export class Inspector {
       const left = events.length - SHOWN_EVENTS + storage.use_count - storage.uses.length;
       node.append(h('p', { class: 'cl-hint' }, `${formatCount(left)} more`));
     }
-    const stack = storage.born?.stack ?? [];
-    if (stack.length) {
-      const own = ownFrames(stack);
-      const shown = (own.length ? own : stack).slice(0, SHOWN_FRAMES);
-      node.append(
-        h('h3', {}, 'Python stack of its making'),
-        h(
-          'ol',
-          { class: 'cl-stack' },
-          ...shown.map(frame => h('li', { title: frame }, frame.replace(/^.*\/(?=[^/]+$)/, '')))
-        )
-      );
-      if (stack.length > shown.length) {
-        node.append(h('p', { class: 'cl-hint' }, `${stack.length - shown.length} frames hidden`));
-      }
-    } else if (storage.born) {
-      node.append(
-        h(
-          'p',
-          { class: 'cl-hint' },
-          'No Python stacks: start the session with stacks=True, or --stacks.'
-        )
-      );
+    if (storage.born) {
+      node.append(...stack('Python stack of its making', storage.born.stack));
     }
     return node;
   }
+}
+
+function totalLine(total: ITotal, ...label: Node[]): HTMLElement {
+  const figure = formatBytes(total.resident_bytes + total.away_bytes);
+  return h('li', {}, ...label, h('span', { class: 'cl-number' }, figure));
+}
+
+/** A stack's own frames, or how to record one. */
+function stack(title: string, frames: string[]): HTMLElement[] {
+  if (!frames.length) {
+    const text = 'No Python stacks: start the session with stacks=True, or --stacks.';
+    return [h('p', { class: 'cl-hint' }, text)];
+  }
+  const own = ownFrames(frames);
+  const shown = (own.length ? own : frames).slice(0, SHOWN_FRAMES);
+  const nodes: HTMLElement[] = [
+    h('h3', {}, title),
+    h(
+      'ol',
+      { class: 'cl-stack' },
+      ...shown.map(frame => h('li', { title: frame }, frame.replace(/^.*\/(?=[^/]+$)/, '')))
+    )
+  ];
+  if (frames.length > shown.length) {
+    nodes.push(h('p', { class: 'cl-hint' }, `${frames.length - shown.length} frames hidden`));
+  }
+  return nodes;
 }
 
 function facts(rows: [string, string][]): HTMLElement {

@@ -14,10 +14,11 @@ export interface IColumn<T> {
 export class SortableTable<T> {
   readonly node: HTMLTableElement;
 
+  /** `by`: the column sorted by until the person chooses one; null keeps the rows as they come. */
   constructor(
     caption: string,
     private readonly _columns: IColumn<T>[],
-    private _by: string,
+    by: string | null,
     private readonly _onChoose: (row: T) => void,
     private readonly _isChosen: (row: T) => boolean
   ) {
@@ -28,7 +29,8 @@ export class SortableTable<T> {
         h('button', { type: 'button', click: () => this._sortBy(column) }, column.name)
       )
     );
-    this._down = _columns.find(column => column.name === _by)?.kind === 'number' && _by !== 'Op';
+    this._by = _columns.find(column => column.name === by) ?? null;
+    this._down = this._by?.kind === 'number' && by !== 'Op';
     this.node = h(
       'table',
       {},
@@ -41,17 +43,20 @@ export class SortableTable<T> {
 
   fill(rows: T[]): void {
     this._rows = rows;
-    const column = this._columns.find(column => column.name === this._by) ?? this._columns[0];
+    const column = this._by;
     const sign = this._down ? -1 : 1;
-    this._sorted = [...rows].sort((a, b) => {
-      const [x, y] = [column.of(a), column.of(b)];
-      return (
-        sign *
-        (typeof x === 'number' && typeof y === 'number'
-          ? x - y
-          : String(x).localeCompare(String(y)))
-      );
-    });
+    this._sorted = [...rows];
+    if (column) {
+      this._sorted.sort((a, b) => {
+        const [x, y] = [column.of(a), column.of(b)];
+        return (
+          sign *
+          (typeof x === 'number' && typeof y === 'number'
+            ? x - y
+            : String(x).localeCompare(String(y)))
+        );
+      });
+    }
     this._columns.forEach((head, i) => {
       const sorted = head === column ? (this._down ? 'descending' : 'ascending') : 'none';
       this._heads[i].setAttribute('aria-sort', sorted);
@@ -81,8 +86,8 @@ export class SortableTable<T> {
 
   private _sortBy(column: IColumn<T>): void {
     this._down =
-      this._by === column.name ? !this._down : column.kind === 'number' || column.kind === 'lost';
-    this._by = column.name;
+      this._by === column ? !this._down : column.kind === 'number' || column.kind === 'lost';
+    this._by = column;
     this.fill(this._rows);
   }
 
@@ -103,6 +108,7 @@ export class SortableTable<T> {
 
   private _rows: T[] = [];
   private _sorted: T[] = [];
+  private _by: IColumn<T> | null;
   private _down: boolean;
   private readonly _heads: HTMLTableCellElement[];
   private readonly _body = h('tbody');

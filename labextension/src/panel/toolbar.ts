@@ -55,6 +55,17 @@ export class Toolbar {
       }
     });
     this._stalls = h('span', { class: 'cl-dim', 'aria-live': 'polite' });
+    this._peak = button(
+      'Peak',
+      'Go to the highest peak, and list what is alive there (K)',
+      () => void _model.goToPeak()
+    );
+    this._box = button(
+      'Box',
+      'Draw a box in the block map to list what lies inside (B, or Alt+drag)',
+      () => timeline.drawBox()
+    );
+    timeline.onBox = drawing => this._box.setAttribute('aria-pressed', String(drawing));
     this.node.append(
       this._steps,
       h(
@@ -67,15 +78,14 @@ export class Toolbar {
       button('+', 'Zoom in (+)', () => timeline.zoomBy(0.6), 'cl-square'),
       button('−', 'Zoom out (-)', () => timeline.zoomBy(1 / 0.6), 'cl-square'),
       button('Fit', 'Show all (F)', () => _model.fit()),
-      button(
-        'Peak',
-        'Go to the peak, and list what is alive there (K)',
-        () => void _model.goToPeak()
-      ),
+      button('‹', 'Previous peak (Shift+J)', () => void _model.seekPeak(-1), 'cl-square'),
+      this._peak,
+      button('›', 'Next peak (J)', () => void _model.seekPeak(1), 'cl-square'),
       button('‹', 'Previous stall (P)', () => void _model.seek(-1), 'cl-square'),
       this._stalls,
       button('›', 'Next stall (N)', () => void _model.seek(1), 'cl-square'),
       this._rows.node,
+      this._box,
       this._search
     );
     timeline.onSearch = () => {
@@ -85,10 +95,12 @@ export class Toolbar {
   }
 
   update(): void {
-    const { scene, steps, status, follow, axis, rows, stallNumber, query } = this._model;
+    const { scene, steps, status, follow, axis, rows, stallNumber, peakNumber, query } =
+      this._model;
     this._axis.press(axis);
     this._rows.press(rows);
     this._follow.checked = follow;
+    this._peak.textContent = peakNumber ? `Peak ${peakNumber}` : 'Peak';
     this._stalls.textContent = `Stall ${stallNumber || '–'} of ${scene?.stalls ?? 0}`;
     if (document.activeElement !== this._search && this._search.value !== query) {
       this._search.value = query;
@@ -145,6 +157,8 @@ export class Toolbar {
   private readonly _rows: ReturnType<typeof segment<Rows>>;
   private readonly _search: HTMLInputElement;
   private readonly _stalls: HTMLElement;
+  private readonly _peak: HTMLElement;
+  private readonly _box: HTMLElement;
   private _timer: number | undefined;
   private _written = '';
 }

@@ -52,7 +52,7 @@ export function drawTracks(picture: IPicture): void {
 }
 
 /** Call with each bar that is in sight: its ends in pixels, and its position in the table. */
-function eachBar(
+export function eachBar(
   bars: IBars,
   scale: Scale,
   draw: (x: number, width: number, index: number) => void
@@ -136,7 +136,7 @@ function drawMinimap({ context: c, colours, layout, scene, overview, scale }: IP
 }
 
 /** Fill below a step function. */
-function fillUnder(
+export function fillUnder(
   c: CanvasRenderingContext2D,
   line: ILine,
   scale: Scale,
@@ -152,7 +152,7 @@ function fillUnder(
 }
 
 /** Trace a step function across the drawing. */
-function tracePath(
+export function tracePath(
   c: CanvasRenderingContext2D,
   { x, bytes }: ILine,
   scale: Scale,

@@ -1,7 +1,7 @@
 // Draws what moves with the person: crosshair, selection, search marks, brush, the minimap's frame.
 
 import { formatSeconds } from '../format';
-import type { IStorageDetail } from '../protocol';
+import type { IBox, IOp, IStorageDetail } from '../protocol';
 import { BANDS, bandOf } from '../words';
 import type { IColours } from './colours';
 import type { IHit } from './hit';
@@ -21,6 +21,8 @@ export interface IOverlay {
   selected: IStorageDetail | null;
   marks: number[];
   brush: IStretch | null;
+  box: IBox | null;
+  op: IOp | null;
   focused: boolean;
 }
 
@@ -31,6 +33,8 @@ export function drawOverlay(overlay: IOverlay): void {
   drawBrush(overlay);
   drawMarks(overlay);
   drawSelection(overlay);
+  drawOp(overlay);
+  drawBox(overlay);
   drawHover(overlay);
   drawCursor(overlay);
 }
@@ -62,6 +66,35 @@ function drawBrush({ context: c, colours, layout, scale, brush }: IOverlay): voi
   for (const x of [left, right]) {
     c.fillRect(Math.round(x), layout.ruler.top, 1, layout.bottom - layout.ruler.top);
   }
+}
+
+/** The op that was clicked. */
+function drawOp({ context: c, colours, layout, scale, op }: IOverlay): void {
+  if (op) {
+    const { top, height } = layout.ops;
+    const left = scale.x(op.x0);
+    outline(c, colours, left, top, Math.max(scale.x(op.x1) - left, 2), height);
+  }
+}
+
+/** The box that is or was drawn in the block map. */
+function drawBox({ context: c, colours, layout, scale, box, view }: IOverlay): void {
+  if (!box || !view) {
+    return;
+  }
+  const { top, height } = layout.blocks;
+  const perByte = height / view.map_bytes;
+  const [left, right] = [scale.x(box.start), scale.x(box.end)];
+  const [high, low] = [box.high, box.low].map(bytes => top + height - bytes * perByte);
+  c.fillStyle = colours.of.accent;
+  c.globalAlpha = 0.13;
+  c.fillRect(left, high, right - left, low - high);
+  c.globalAlpha = 1;
+  c.strokeStyle = colours.of.accent;
+  c.lineWidth = 1.5;
+  c.setLineDash([5, 3]);
+  c.strokeRect(left, high, right - left, low - high);
+  c.setLineDash([]);
 }
 
 /** The ops that a search found, as small marks under them. */

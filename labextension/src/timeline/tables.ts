@@ -81,11 +81,15 @@ const COLUMNS: Record<string, string[]> = {
   blocks: ['x0', 'x1', 'y0', 'y1', 'category', 'away', 'uid', 'fill']
 };
 
-/** Read a view; throws a LabError where a table or column is missing. */
-export function readView(reply: IViewReply, buffers: Uint8Array[]): IView {
+/** Read these columns of tables, each in the buffer that `order` says; throws a LabError where one is missing. */
+export function readTables(
+  wanted: Record<string, string[]>,
+  order: string[],
+  buffers: Uint8Array[]
+): Record<string, Record<string, Numbers>> {
   const found: Record<string, Record<string, Numbers>> = {};
-  for (const [name, columns] of Object.entries(COLUMNS)) {
-    const buffer = buffers[reply.tables.indexOf(name)];
+  for (const [name, columns] of Object.entries(wanted)) {
+    const buffer = buffers[order.indexOf(name)];
     if (!buffer) {
       throw new LabError('malformed', `The kernel's view has no table ${name}.`);
     }
@@ -99,6 +103,12 @@ export function readView(reply: IViewReply, buffers: Uint8Array[]): IView {
       found[name][column] = values.toArray() as Numbers;
     }
   }
+  return found;
+}
+
+/** Read a view; throws a LabError where a table or column is missing. */
+export function readView(reply: IViewReply, buffers: Uint8Array[]): IView {
+  const found = readTables(COLUMNS, reply.tables, buffers);
   const { resident } = found;
   const merged = ['stages', 'layers', 'modules', 'ops', 'out', 'in', 'stalls'].some(name =>
     found[name].count.some((count: number) => count > 1)

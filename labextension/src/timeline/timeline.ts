@@ -3,8 +3,9 @@
 import { h, swatch } from '../dom';
 import { formatBytes, formatCount, formatPercent, formatSeconds } from '../format';
 import type { LabModel } from '../model';
-import type { IPoint } from '../protocol';
+import type { IBox, IPoint } from '../protocol';
 import { BANDS, ownFrames, shortOp, storageName } from '../words';
+import { boxOf, growBox, middleBox, moveBox } from './box';
 import { type IColours, readColours } from './colours';
 import { drawTracks } from './draw';
 import { hitTest, type IHit } from './hit';
@@ -16,10 +17,18 @@ import { lastAtMost } from './tables';
 const WHEEL = 0.0016;
 const POINT_MS = 90;
 const CLICK_PX = 3;
+/** Steps to the right and up. */
+const ARROWS: Record<string, [number, number]> = {
+  ArrowLeft: [-1, 0],
+  ArrowRight: [1, 0],
+  ArrowUp: [0, 1],
+  ArrowDown: [0, -1]
+};
 
 type Drag = {
-  kind: 'pan' | 'brush' | 'minimap';
+  kind: 'pan' | 'brush' | 'minimap' | 'box';
   x: number;
+  y: number;
   moved: boolean;
   from: number;
   shown: IStretch;
@@ -102,6 +111,8 @@ export class Timeline {
       selected: this._model.selected,
       marks: this._model.found?.marks ?? [],
       brush: this._brush ?? this._model.brush,
+      box: this._box ?? this._model.box,
+      op: this._model.op,
       focused: document.activeElement === this._overlay
     });
     this._readOut();
@@ -154,7 +165,7 @@ export class Timeline {
       : '';
     this._overlay.setAttribute(
       'aria-label',
-      `Timeline of ${which}. Arrow keys move, plus and minus zoom, f fits, n and p step through ${scene?.stalls ?? 0} stalls. The tables below list the same storages.`
+      `Timeline of ${which}. Arrow keys move, plus and minus zoom, f fits, n and p step through ${scene?.stalls ?? 0} stalls, j goes to the next peak, b draws a box that arrows move, Shift and arrows resize and Enter lists. The tables below list the same storages.`
     );
   }
 
@@ -302,6 +313,7 @@ export class Timeline {
     surface.addEventListener('pointercancel', () => {
       this._drag = null;
       this._brush = null;
+      this._endBox();
       this.draw(false);
     });
     surface.addEventListener('pointerleave', () => {
@@ -313,6 +325,15 @@ export class Timeline {
       }
     });
     surface.addEventListener('dblclick', () => this.showSelected());
+    surface.addEventListener('contextmenu', event => {
+      const point = this._hitAt(event.offsetX, event.offsetY)?.point;
+      if (point?.track === 'blocks') {
+        event.preventDefault();
+        event.stopPropagation();
+        this._hideTip();
+        this.onMenu(point.row, event.clientX, event.clientY);
+      }
+    });
     surface.addEventListener('keydown', event => this._key(event));
   }
 
@@ -339,11 +360,14 @@ export class Timeline {
     }
     this.focus();
     this._overlay.setPointerCapture(event.pointerId);
-    const { minimap } = this._layout;
+    const { minimap, blocks } = this._layout;
     const inMinimap = event.offsetY < minimap.top + minimap.height;
+    const inBlocks = event.offsetY >= blocks.top;
+    const boxes = inBlocks && (event.altKey || this._box !== null);
     this._drag = {
-      kind: inMinimap ? 'minimap' : event.shiftKey ? 'brush' : 'pan',
+      kind: inMinimap ? 'minimap' : boxes ? 'box' : event.shiftKey ? 'brush' : 'pan',
       x: event.offsetX,
+      y: event.offsetY,
       moved: false,
       from: this._scale.at(event.offsetX),
       shown: this._model.shown
@@ -370,7 +394,9 @@ export class Timeline {
       this._hoverAt(event.offsetX, event.offsetY);
       return;
     }
-    drag.moved ||= Math.abs(event.offsetX - drag.x) > CLICK_PX;
+    drag.moved ||=
+      Math.abs(event.offsetX - drag.x) > CLICK_PX ||
+      (drag.kind === 'box' && Math.abs(event.offsetY - drag.y) > CLICK_PX);
     if (!drag.moved) {
       return;
     }
@@ -379,6 +405,12 @@ export class Timeline {
     } else if (drag.kind === 'pan') {
       const span = drag.shown.end - drag.shown.start;
       this._model.look(pan(drag.shown, ((drag.x - event.offsetX) / this._width) * span));
+    } else if (drag.kind === 'box') {
+      const to = { x: event.offsetX, y: event.offsetY };
+      const view = this._model.views.best(this._model.shown);
+      const limits = { length: this._model.length, mapBytes: view?.map_bytes ?? 1 };
+      this._box = boxOf(drag, to, this._scale, this._layout.blocks, limits);
+      this.draw(false);
     } else {
       const at = Math.min(Math.max(this._scale.at(event.offsetX), 0), this._model.length);
       this._brush = { start: Math.min(drag.from, at), end: Math.max(drag.from, at) };
@@ -396,6 +428,10 @@ export class Timeline {
       const brush = this._brush;
       this._brush = null;
       void this._model.summarise(drag.moved && brush && brush.end > brush.start ? brush : null);
+    } else if (drag.kind === 'box') {
+      if (drag.moved) {
+        this._enclose();
+      }
     } else if (drag.kind === 'pan' && !drag.moved) {
       void this._click(event.offsetX, event.offsetY);
     }
@@ -408,6 +444,8 @@ export class Timeline {
     if (!hit?.point) {
       if (hit && (hit.track === 'resident' || hit.track === 'away')) {
         await this._model.ask(this._scale.at(x));
+      } else if (hit && this._spanName(hit)) {
+        await this._model.summarise({ start: hit.x0, end: hit.x1 });
       } else {
         await this._model.select(null);
       }
@@ -418,6 +456,7 @@ export class Timeline {
       return;
     }
     const point = await this._model.point(hit.point.track, hit.point.row);
+    this._model.tell(point?.op ?? null);
     const storage =
       point?.transfer?.storage ?? point?.stall?.storage ?? point?.op?.touches.storages[0];
     if (storage) {
@@ -430,12 +469,31 @@ export class Timeline {
     return view ? hitTest(view, this._layout, this._scale, x, y) : null;
   }
 
+  /** What a stage, layer or module under the pointer is called; empty elsewhere. */
+  private _spanName({ track, index }: IHit): string {
+    const { scene, views, shown } = this._model;
+    const view = views.best(shown);
+    if (
+      index < 0 ||
+      !scene ||
+      !view ||
+      !(track === 'stages' || track === 'layers' || track === 'modules')
+    ) {
+      return '';
+    }
+    return scene[track][view[track].label[index]] ?? '';
+  }
+
   private _hoverAt(x: number, y: number): void {
     this._pointerAt = this._scale.at(x);
     this._hover = this._hitAt(x, y);
     window.clearTimeout(this._pointTimer);
     const hit = this._hover;
-    if (!hit?.point) {
+    const span = hit && this._spanName(hit);
+    if (hit && span) {
+      window.clearTimeout(this._pointTimer);
+      this._pointTimer = window.setTimeout(() => this._showTip(hit, {}, x, y), POINT_MS);
+    } else if (!hit?.point) {
       this._hideTip();
     } else {
       const { track, row } = hit.point;
@@ -454,7 +512,8 @@ export class Timeline {
     if (event.ctrlKey || event.metaKey || event.altKey) {
       return;
     }
-    const action = this._keys[event.key];
+    const boxKey = this._box ? event.key : '';
+    const action = (boxKey && this._boxKey(boxKey, event.shiftKey)) || this._keys[event.key];
     if (action && this._model.scene) {
       event.preventDefault();
       event.stopPropagation();
@@ -477,6 +536,9 @@ export class Timeline {
     f: () => this._model.fit(),
     z: () => this.showSelected(),
     k: () => void this._model.goToPeak(),
+    j: () => void this._model.seekPeak(1),
+    J: () => void this._model.seekPeak(-1),
+    b: () => this.drawBox(),
     n: () => void this._model.seek(1),
     ']': () => void this._model.seek(1),
     p: () => void this._model.seek(-1),
@@ -485,12 +547,67 @@ export class Timeline {
     Escape: () => {
       this._model.setCursor(null);
       void this._model.summarise(null);
+      void this._model.enclose(null);
+      this._model.tell(null);
       void this._model.select(null);
     }
   };
 
+  // ------------------------------------------------------------------------------------------------ the box
+
+  /** Called when drawing a box begins and ends. */
+  onBox: (drawing: boolean) => void = () => undefined;
+
+  /** Put a box in the block map, to be moved by the keys or drawn anew by the pointer; again: leave it. */
+  drawBox(): void {
+    const view = this._model.views.best(this._model.shown);
+    if (this._box || !view) {
+      this._endBox();
+    } else {
+      this._box = middleBox(this._model.shown, view.map_bytes);
+      this.onBox(true);
+      this.focus();
+    }
+    this.draw(false);
+  }
+
+  private _boxKey(key: string, resizes: boolean): (() => void) | undefined {
+    const box = this._box;
+    const view = this._model.views.best(this._model.shown);
+    if (!box || !view) {
+      return undefined;
+    }
+    const way = ARROWS[key];
+    if (way) {
+      return () => {
+        const change = resizes ? growBox : moveBox;
+        this._box = change(box, way[0], way[1], this._model.shown, view.map_bytes);
+        this.draw(false);
+      };
+    }
+    if (key === 'Enter') {
+      return () => this._enclose();
+    }
+    return key === 'Escape' ? () => this._endBox() : undefined;
+  }
+
+  private _enclose(): void {
+    const box = this._box;
+    this._endBox();
+    void this._model.enclose(box);
+  }
+
+  private _endBox(): void {
+    this._box = null;
+    this.onBox(false);
+    this.draw(false);
+  }
+
   /** Called when the person asks for the search field. */
   onSearch: () => void = () => undefined;
+
+  /** Called when the person asks for the menu of a block: its storage, and where in the window. */
+  onMenu: (uid: number, x: number, y: number) => void = () => undefined;
 
   /** Zoom round the crosshair, or the middle. */
   zoomBy(factor: number): void {
@@ -557,6 +674,14 @@ export class Timeline {
       title = storageName(storage);
       rows.push(['Module', storage.module || 'none']);
       rows.push(['Bytes', formatBytes(storage.bytes)]);
+    } else {
+      title = this._spanName(hit);
+      const length = hit.x1 - hit.x0;
+      rows.push([
+        this._model.axis === 'time' ? 'Time' : 'Ops',
+        this._model.axis === 'time' ? formatSeconds(length) : formatCount(Math.round(length))
+      ]);
+      rows.push(['Click', 'sums it up']);
     }
     if (hit.count > 1) {
       rows.push(['Here', `${formatCount(hit.count)} in this pixel; this is the longest`]);
@@ -592,6 +717,8 @@ export class Timeline {
   private _dirty = true;
   private _drag: Drag | null = null;
   private _brush: IStretch | null = null;
+  /** While it is being drawn. */
+  private _box: IBox | null = null;
   private _hover: IHit | null = null;
   private _pointerAt: number | null = null;
   private _pointTimer: number | undefined;

@@ -1,0 +1,106 @@
+"""A real JupyterLab on a free port of this machine, which reads no settings of the person who runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CHROMIUM = "/usr/bin/chromium"
+TOKEN = "local"
+_STARTS_WITHIN_S = 90
+
+
+class ServerError(Exception):
+    """A tool is missing, or JupyterLab did not start; made to be shown."""
+
+
+def require_tools() -> None:
+    """Raises ServerError, which names what is missing, where a browser cannot be driven."""
+    for tool in ("node", CHROMIUM, str(ROOT / "node_modules" / "playwright-core" / "cli.js")):
+        if not shutil.which(tool, mode=os.F_OK):
+            raise ServerError(f"The browser needs {tool}: run `make dev`.")
+
+
+@contextmanager
+def jupyter_lab(home: Path, notebooks: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Serve notebooks of these names and cells from ``home``; gives JupyterLab's address, without the notebook.
+
+    Raises ServerError if it does not start.
+    """
+    import nbformat
+
+    folder = home / "notebooks"
+    folder.mkdir(parents=True)
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    for name, cells in notebooks.items():
+        nbformat.write(
+            nbformat.v4.new_notebook(
+                metadata={"kernelspec": kernel}, cells=[nbformat.v4.new_code_cell(cell) for cell in cells]
+            ),
+            folder / f"{name}.ipynb",
+        )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
+        *(f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"),
+        *(f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"),
+        "--LabApp.extension_manager=readonly",  # the usual one asks the internet
+    ]
+    log = home / "server.log"
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=os.environ | _own_folders(home),
+        )
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/api/status?token={TOKEN}", server, log)
+        yield f"http://127.0.0.1:{port}/lab"
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def notebook_url(address: str, notebook: str, reset: bool = True) -> str:
+    """Where JupyterLab shows a notebook; ``reset`` forgets the layout of before."""
+    return f"{address}/tree/{notebook}.ipynb?token={TOKEN}" + ("&reset" if reset else "")
+
+
+def _own_folders(home: Path) -> dict[str, str]:
+    names = (
+        *("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"),
+        *("JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR"),
+    )
+    folders = {name: str(home / name) for name in names}
+    quiet = Path(folders["JUPYTERLAB_SETTINGS_DIR"], "@jupyterlab", "apputils-extension")
+    quiet.mkdir(parents=True)
+    (quiet / "notification.jupyterlab-settings").write_text(
+        json.dumps({"fetchNews": "false", "checkForUpdates": False})
+    )
+    return folders
+
+
+def _wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + _STARTS_WITHIN_S
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.3)
+    raise ServerError(f"JupyterLab did not start:\n{log.read_text()}")

@@ -1,0 +1,188 @@
+// Draws two sides under one axis: their stages, stalls and resident bytes, and below them the difference.
+
+import { formatBytes, formatSeconds } from '../format';
+import type { Axis, IComparison, ISideFacts } from '../protocol';
+import type { IColours } from '../timeline/colours';
+import { eachBar, fillUnder, fitText, tracePath } from '../timeline/draw';
+import { type Scale, tickLabel, ticks } from '../timeline/scale';
+import { type ILine, lastAtMost } from '../timeline/tables';
+import type { ICompareTables, ISideTables } from './compareTables';
+
+export type Lane = 'ruler' | 'a' | 'b' | 'difference';
+export type CompareLayout = Record<Lane, { top: number; height: number }> & { bottom: number };
+
+const RULER = 19;
+const STAGES = 13;
+const STALLS = 9;
+const LEAST_CURVE = 64;
+const LEAST_DIFFERENCE = 44;
+const GAP = 9;
+const FONT_PX = 10;
+
+export interface IComparePicture {
+  context: CanvasRenderingContext2D;
+  colours: IColours;
+  layout: CompareLayout;
+  scale: Scale;
+  axis: Axis;
+  result: IComparison;
+  tables: ICompareTables | null;
+  cursor: number | null;
+}
+
+/** Lay the lanes out in this height; they grow beyond it where that is too little. */
+export function layLanes(height: number): CompareLayout {
+  const least = STAGES + STALLS + LEAST_CURVE;
+  const room = height - RULER - 4 * GAP;
+  const difference = Math.max(LEAST_DIFFERENCE, Math.round(room * 0.18));
+  const side = Math.max(least, Math.floor((room - difference) / 2));
+  const ruler = { top: 4, height: RULER };
+  const a = { top: ruler.top + RULER + GAP / 2, height: side };
+  const b = { top: a.top + side + GAP, height: side };
+  const lower = { top: b.top + side + GAP, height: difference };
+  return { ruler, a, b, difference: lower, bottom: lower.top + difference + GAP };
+}
+
+export function drawComparison(picture: IComparePicture): void {
+  const { context: c, layout, scale, tables, result } = picture;
+  c.clearRect(0, 0, scale.width, layout.bottom);
+  c.textBaseline = 'middle';
+  drawRuler(picture);
+  if (!tables) {
+    return;
+  }
+  const figures = [result.a.figures, result.b.figures];
+  const most = Math.max(...figures.flatMap(f => [f.peak_bytes, f.capacity_bytes ?? 0]), 1) * 1.08;
+  drawSide(picture, 'a', tables.a, result.a, most);
+  drawSide(picture, 'b', tables.b, result.b, most);
+  drawDifference(picture, tables.difference);
+  drawCursor(picture);
+}
+
+/** What a step function holds at a position; null outside it. */
+export function levelAt(line: ILine, at: number): number | null {
+  const row = lastAtMost(line.x, at);
+  return row < 0 ? null : line.bytes[row];
+}
+
+function drawRuler({ context: c, colours, layout, scale, axis }: IComparePicture): void {
+  const { at, step } = ticks(scale, 90, axis === 'op');
+  c.font = `${FONT_PX}px ${colours.font}`;
+  for (const tick of at) {
+    const x = Math.round(scale.x(tick));
+    c.fillStyle = colours.of.line;
+    c.fillRect(x, layout.ruler.top + 2, 1, layout.bottom - layout.ruler.top - 2);
+    c.fillStyle = colours.of['ink-2'];
+    if (x < scale.width - 40) {
+      const text = axis === 'op' ? `op ${tick.toLocaleString('en')}` : tickLabel(tick, step);
+      c.fillText(text, x + 4, layout.ruler.top + layout.ruler.height / 2);
+    }
+  }
+}
+
+function drawSide(
+  { context: c, colours, layout, scale, axis }: IComparePicture,
+  lane: 'a' | 'b',
+  tables: ISideTables,
+  facts: ISideFacts,
+  most: number
+): void {
+  const { top, height } = layout[lane];
+  const ends = Math.min(scale.x(facts.length[axis]), scale.width);
+  const curve = top + STAGES + STALLS;
+  const bottom = top + height;
+  const y = (bytes: number) => bottom - (bytes / most) * (bottom - curve);
+  c.save();
+  c.beginPath();
+  c.rect(0, top, Math.max(ends, 0), height);
+  c.clip();
+  c.fillStyle = colours.of['bg-sunk'];
+  c.fillRect(0, curve, scale.width, bottom - curve);
+  c.font = `${FONT_PX}px ${colours.font}`;
+  eachBar(tables.stages, scale, (x, width, i) => {
+    c.globalAlpha = 0.55;
+    c.fillStyle = colours.of[tables.stages.label[i] === 1 ? 'op1' : 'op2'];
+    c.fillRect(x, top, Math.max(width - 1, 0.7), STAGES - 1);
+    c.globalAlpha = 1;
+    c.fillStyle = colours.of.ink;
+    const text = facts.stages[tables.stages.label[i]] ?? '';
+    fitText(c, text, x + 4, top + STAGES / 2, width - 6);
+  });
+  c.fillStyle = colours.of.lost;
+  eachBar(tables.stalls, scale, (x, width, i) => {
+    c.globalAlpha = tables.stalls.count[i] > 1 ? 0.45 + 0.55 * tables.stalls.fill[i] : 1;
+    c.fillRect(x, top + STAGES, Math.max(width, 1.2), STALLS - 2);
+  });
+  c.globalAlpha = 0.75;
+  c.fillStyle = colours.of[lane === 'a' ? 'op2' : 'act'];
+  fillUnder(c, tables.resident, scale, y, bottom);
+  c.globalAlpha = 1;
+  c.setLineDash([3, 3]);
+  c.strokeStyle = colours.of['ink-2'];
+  c.lineWidth = 1;
+  c.beginPath();
+  tracePath(c, tables.live, scale, bytes => Math.max(y(bytes), curve + 1));
+  c.stroke();
+  c.setLineDash([]);
+  const { capacity_bytes: capacity } = facts.figures;
+  if (capacity !== null) {
+    c.fillStyle = colours.of.ink;
+    c.fillRect(0, Math.round(y(capacity)) - 1, scale.width, 2);
+    c.textAlign = 'right';
+    c.fillText(`Capacity ${formatBytes(capacity)}`, Math.max(ends, 0) - 6, y(capacity) + 8);
+    c.textAlign = 'left';
+  }
+  c.restore();
+}
+
+/** Above the line: the second holds more; below: less. */
+function drawDifference(
+  { context: c, colours, layout, scale }: IComparePicture,
+  line: ILine
+): void {
+  const { top, height } = layout.difference;
+  const middle = top + height / 2;
+  let most = 1;
+  for (let i = 0; i < line.bytes.length; i++) {
+    most = Math.max(most, Math.abs(line.bytes[i]));
+  }
+  const y = (bytes: number) => middle - (bytes / most) * (height / 2 - 1);
+  c.fillStyle = colours.of['bg-sunk'];
+  c.fillRect(0, top, scale.width, height);
+  for (const [colour, from, to] of [
+    ['act', top, middle],
+    ['op1', middle, top + height]
+  ] as const) {
+    c.save();
+    c.beginPath();
+    c.rect(0, from, scale.width, to - from);
+    c.clip();
+    c.fillStyle = colours.of[colour];
+    fillUnder(c, line, scale, y, middle);
+    c.restore();
+  }
+  c.fillStyle = colours.of['ink-3'];
+  c.fillRect(0, Math.round(middle), scale.width, 1);
+  c.fillStyle = colours.of['ink-2'];
+  c.font = `${FONT_PX}px ${colours.font}`;
+  c.fillText(`+${formatBytes(most)}`, 5, top + 7);
+  c.fillText(`−${formatBytes(most)}`, 5, top + height - 6);
+}
+
+function drawCursor({ context: c, colours, layout, scale, axis, cursor }: IComparePicture): void {
+  if (cursor === null || cursor < scale.start || cursor > scale.end) {
+    return;
+  }
+  const x = Math.round(scale.x(cursor));
+  c.fillStyle = colours.of.ink;
+  c.globalAlpha = 0.75;
+  c.fillRect(x, layout.a.top, 1, layout.bottom - layout.a.top);
+  c.globalAlpha = 1;
+  const text = axis === 'op' ? `op ${Math.floor(cursor)}` : formatSeconds(cursor);
+  c.font = `600 ${FONT_PX}px ${colours.font}`;
+  const width = c.measureText(text).width + 10;
+  const left = Math.min(Math.max(x - width / 2, 0), scale.width - width);
+  c.fillRect(left, layout.ruler.top + 1, width, 16);
+  c.fillStyle = colours.of.bg;
+  c.fillText(text, left + 5, layout.ruler.top + 9.5);
+}

@@ -1,0 +1,497 @@
+// The page that compares two steps or policies: one axis, the figures, modules and decisions that differ.
+
+import { button, h, segment, swatch } from '../dom';
+import { formatBytes, formatSeconds, plural } from '../format';
+import type { LabModel } from '../model';
+import { type IColumn, SortableTable } from '../panel/sortableTable';
+import {
+  type Axis,
+  CATEGORIES,
+  type IDecisionPair,
+  type IModulePair,
+  type IStorage
+} from '../protocol';
+import { type IColours, readColours } from '../timeline/colours';
+import { pan, Scale, zoom } from '../timeline/scale';
+import { BANDS, bandOf, storageName } from '../words';
+import { type CompareLayout, drawComparison, layLanes, levelAt } from './compareDrawing';
+import { CompareModel, sameSide } from './compareModel';
+import { conditionLines, decisionText, figureRows, signed } from './differences';
+
+type Tab = 'modules' | 'decisions';
+
+const WHEEL = 0.0016;
+const GUTTER = 150;
+
+export class ComparePage {
+  readonly node = h('section', { class: 'cl-compare', 'aria-label': 'Compare' });
+
+  constructor(
+    lab: LabModel,
+    private readonly _actions: { open(): void; close(): void }
+  ) {
+    this._model = new CompareModel(lab, drawingAlone => {
+      if (!drawingAlone) {
+        this._fill();
+      }
+      this._draw();
+    });
+    this._a = this._select('a', 'What is compared');
+    this._b = this._select('b', 'What it is compared with');
+    this._axis = segment<Axis>(
+      'Axis',
+      [
+        ['time', 'Time', 'Seconds since the step began'],
+        ['op', 'Op', 'Op index: the same place in both, where they ran the same ops']
+      ],
+      axis => void this._model.setAxis(axis)
+    );
+    this._modules = moduleTable();
+    this._decisions = decisionTable();
+    for (const tab of ['modules', 'decisions'] as const) {
+      const element = h('button', { type: 'button', role: 'tab', click: () => this._show(tab) });
+      this._tabs.set(tab, element);
+    }
+    const toolbar = h(
+      'div',
+      { class: 'cl-toolbar', role: 'toolbar', 'aria-label': 'Compare' },
+      h('b', {}, 'Compare'),
+      this._a,
+      button('⇄', 'Swap the two', () => void this._model.swap(), 'cl-square'),
+      this._b,
+      this._axis.node,
+      button('Fit', 'Show all (F)', () => this._fit()),
+      this._said,
+      h('span', { class: 'cl-grow' }),
+      button('Open file…', 'Open a trace (.parquet) or a policy (.json)', () => _actions.open()),
+      button('Close', 'Back to the timeline (Esc)', () => _actions.close())
+    );
+    this._canvas.tabIndex = 0;
+    this._canvas.setAttribute('role', 'application');
+    this._drawing.append(this._gutter, this._canvas);
+    this.node.append(
+      toolbar,
+      h(
+        'div',
+        { class: 'cl-compare-main' },
+        h(
+          'div',
+          { class: 'cl-compare-left' },
+          this._drawing,
+          h(
+            'section',
+            { class: 'cl-tables' },
+            h(
+              'div',
+              { class: 'cl-tabs' },
+              h('div', { role: 'tablist' }, ...this._tabs.values()),
+              h('span', { class: 'cl-grow' }),
+              this._count
+            ),
+            this._body
+          )
+        ),
+        h('aside', { class: 'cl-inspector', 'aria-label': 'Differences' }, this._figures)
+      )
+    );
+    this._listen();
+    this._observer = new ResizeObserver(() => this._resize());
+    this._observer.observe(this._drawing);
+  }
+
+  get isShown(): boolean {
+    return this.node.isConnected;
+  }
+
+  /** Show it at the end of an element. `source`: what has just been opened, and is to be compared. */
+  show(parent: HTMLElement, source?: string): void {
+    parent.append(this.node);
+    this._canvas.focus({ preventScroll: true });
+    this.update();
+    void this._model.begin(source);
+  }
+
+  hide(): void {
+    this.node.remove();
+  }
+
+  /** Read again what there is to choose from. */
+  update(): void {
+    if (!this.isShown) {
+      return;
+    }
+    const { choices } = this._model;
+    const written = JSON.stringify(choices);
+    if (written !== this._written) {
+      this._written = written;
+      for (const select of [this._a, this._b]) {
+        select.replaceChildren(
+          ...choices.map(({ side, name }) => h('option', { value: JSON.stringify(side) }, name))
+        );
+      }
+    }
+    for (const [select, side] of [
+      [this._a, this._model.a],
+      [this._b, this._model.b]
+    ] as const) {
+      if (side && !choices.some(choice => sameSide(choice.side, side))) {
+        select.prepend(h('option', { value: JSON.stringify(side) }, 'no longer recorded'));
+        this._written = '';
+      }
+      select.value = JSON.stringify(side);
+    }
+  }
+
+  recolour(): void {
+    this._colours = null;
+    this._draw();
+  }
+
+  dispose(): void {
+    this._observer.disconnect();
+    this._model.dispose();
+    cancelAnimationFrame(this._frame);
+  }
+
+  // ------------------------------------------------------------------------------------------------ what is said
+
+  private _fill(): void {
+    const { result, axis } = this._model;
+    this.update();
+    this._axis.press(axis);
+    this._said.textContent = !result
+      ? 'Two steps or policies are needed'
+      : result.same_ops
+        ? 'The same sequence of ops'
+        : 'The sequences of ops differ: op indices do not name the same ops';
+    const decisions = result?.decisions;
+    const tab = this._tabs.get('decisions') as HTMLElement;
+    tab.hidden = !decisions;
+    const differ = decisions ? decisions.added + decisions.removed + decisions.changed : 0;
+    tab.textContent = `Decisions that differ ${differ}`;
+    (this._tabs.get('modules') as HTMLElement).textContent = `Modules ${result?.module_count ?? 0}`;
+    this._modules.fill(result?.modules ?? []);
+    this._decisions.fill(decisions?.rows ?? []);
+    this._list();
+    const rows = result ? figureRows(result.a.figures, result.b.figures) : [];
+    const cell = (text: string, kind = '') => h('td', { class: `cl-number ${kind}` }, text);
+    const kinds = (side: 'a' | 'b') => (result ? result[side].kind : '');
+    this._figures.replaceChildren(
+      h(
+        'table',
+        { class: 'cl-differences' },
+        h('caption', { class: 'cl-hidden' }, 'Figures of both, and the difference'),
+        h(
+          'thead',
+          {},
+          h(
+            'tr',
+            {},
+            h('th', { scope: 'col' }, ''),
+            h('th', { scope: 'col', class: 'cl-number' }, `A, ${kinds('a')}`),
+            h('th', { scope: 'col', class: 'cl-number' }, `B, ${kinds('b')}`)
+          )
+        ),
+        h(
+          'tbody',
+          {},
+          ...rows.flatMap(row => [
+            h('tr', {}, h('th', { scope: 'row' }, row.name), cell(row.a), cell(row.b)),
+            row.apart &&
+              h(
+                'tr',
+                { class: 'cl-apart' },
+                h('td', {}),
+                h(
+                  'td',
+                  { class: `cl-number cl-${row.verdict || 'dim'}`, colspan: '2' },
+                  `${row.apart}${row.verdict && ` ${row.verdict}`}`
+                )
+              )
+          ])
+        )
+      ),
+      ...(decisions ? conditionLines(decisions) : []).map(line =>
+        h('p', { class: 'cl-hint' }, line)
+      )
+    );
+    this._canvas.setAttribute(
+      'aria-label',
+      'Resident bytes of both under one axis. Arrow keys move, plus and minus zoom, f fits. The table beside it lists the figures.'
+    );
+  }
+
+  private _show(tab: Tab): void {
+    this._tab = tab;
+    this._list();
+  }
+
+  private _list(): void {
+    const tab = this._model.result?.decisions ? this._tab : 'modules';
+    for (const [id, element] of this._tabs) {
+      element.setAttribute('aria-selected', String(id === tab));
+    }
+    const { result } = this._model;
+    const shown = tab === 'modules' ? result?.modules.length : result?.decisions?.rows.length;
+    const { decisions, module_count: modules } = result ?? {};
+    const all =
+      tab === 'modules'
+        ? (modules ?? 0)
+        : decisions
+          ? decisions.added + decisions.removed + decisions.changed
+          : 0;
+    const told =
+      tab === 'modules'
+        ? plural(all, 'module')
+        : `${decisions?.added ?? 0} in B alone, ${decisions?.removed ?? 0} in A alone, ${decisions?.changed ?? 0} changed`;
+    this._count.textContent =
+      shown !== undefined && shown < all ? `${told}; the first ${shown} are listed` : told;
+    this._body.replaceChildren((tab === 'modules' ? this._modules : this._decisions).node);
+  }
+
+  private _select(which: 'a' | 'b', label: string): HTMLSelectElement {
+    const select: HTMLSelectElement = h('select', {
+      'aria-label': `${which.toUpperCase()}: ${label}`,
+      change: () => void this._model.choose(which, JSON.parse(select.value))
+    });
+    return select;
+  }
+
+  // ------------------------------------------------------------------------------------------------ the drawing
+
+  private _resize(): void {
+    const { clientWidth, clientHeight } = this._drawing;
+    if (clientWidth < 20 || clientHeight < 20) {
+      return;
+    }
+    const ratio = window.devicePixelRatio || 1;
+    this._layout = layLanes(clientHeight);
+    this._width = Math.max(50, clientWidth - GUTTER);
+    this._model.width = Math.round(this._width);
+    this._canvas.width = Math.round(this._width * ratio);
+    this._canvas.height = Math.round(this._layout.bottom * ratio);
+    this._canvas.style.left = `${GUTTER}px`;
+    this._canvas.style.width = `${this._width}px`;
+    this._canvas.style.height = `${this._layout.bottom}px`;
+    this._canvas.getContext('2d')?.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this._gutter.style.width = `${GUTTER}px`;
+    this._gutter.style.height = `${this._layout.bottom}px`;
+    const lane = (name: 'a' | 'b' | 'difference', text: string, hue: string) => {
+      const { top, height } = this._layout[name];
+      const value = h('span', { class: 'cl-value' });
+      this._values.set(name, value);
+      return h(
+        'div',
+        { class: 'cl-track', style: `top: ${top}px; height: ${height}px` },
+        h('div', { class: 'cl-name' }, h('span', {}, swatch(hue), text), value)
+      );
+    };
+    this._gutter.replaceChildren(
+      lane('a', 'A', 'op2'),
+      lane('b', 'B', 'act'),
+      lane('difference', 'B − A', 'op1')
+    );
+    this._draw();
+  }
+
+  private _draw(): void {
+    cancelAnimationFrame(this._frame);
+    this._frame = requestAnimationFrame(() => {
+      const context = this._canvas.getContext('2d');
+      const { result, tables, cursor, axis } = this._model;
+      if (!context || this._width <= 0 || !this.isShown) {
+        return;
+      }
+      if (!result) {
+        context.clearRect(0, 0, this._width, this._layout.bottom);
+        return;
+      }
+      this._colours ??= readColours(this.node);
+      drawComparison({
+        context,
+        colours: this._colours,
+        layout: this._layout,
+        scale: this._scale,
+        axis,
+        result,
+        tables,
+        cursor
+      });
+      const at = cursor;
+      const say = (lane: string, text: string) => {
+        const value = this._values.get(lane);
+        if (value) {
+          value.textContent = text;
+        }
+      };
+      const level = (line: 'a' | 'b') =>
+        tables && at !== null && at <= result[line].length[axis]
+          ? levelAt(tables[line].resident, at)
+          : null;
+      const [a, b] = [level('a'), level('b')];
+      const peak = (facts: typeof result.a) => `peak ${formatBytes(facts.figures.peak_bytes)}`;
+      say('a', at === null ? peak(result.a) : a === null ? 'ended' : formatBytes(a));
+      say('b', at === null ? peak(result.b) : b === null ? 'ended' : formatBytes(b));
+      say('difference', a === null || b === null ? '' : signed(b - a, formatBytes));
+    });
+  }
+
+  private get _scale(): Scale {
+    const { start, end } = this._model.shown;
+    return new Scale(start, end, this._width);
+  }
+
+  private _fit(): void {
+    this._model.look({ start: 0, end: this._model.length });
+  }
+
+  private _listen(): void {
+    const canvas = this._canvas;
+    canvas.addEventListener(
+      'wheel',
+      event => {
+        event.preventDefault();
+        const { shown } = this._model;
+        const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
+        if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+          this._model.look(pan(shown, (sideways / this._width) * (shown.end - shown.start)));
+        } else {
+          const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY * WHEEL)));
+          this._model.look(zoom(shown, factor, this._scale.at(event.offsetX)));
+        }
+      },
+      { passive: false }
+    );
+    let from: { x: number; shown: { start: number; end: number } } | null = null;
+    canvas.addEventListener('pointerdown', event => {
+      canvas.setPointerCapture(event.pointerId);
+      from = { x: event.offsetX, shown: this._model.shown };
+    });
+    canvas.addEventListener('pointermove', event => {
+      this._model.cursor = this._scale.at(event.offsetX);
+      if (from) {
+        const span = from.shown.end - from.shown.start;
+        this._model.look(pan(from.shown, ((from.x - event.offsetX) / this._width) * span));
+      } else {
+        this._draw();
+      }
+    });
+    for (const name of ['pointerup', 'pointercancel'] as const) {
+      canvas.addEventListener(name, () => {
+        from = null;
+      });
+    }
+    canvas.addEventListener('pointerleave', () => {
+      this._model.cursor = null;
+      this._draw();
+    });
+    canvas.addEventListener('keydown', event => {
+      const { start, end } = this._model.shown;
+      const keys: Record<string, () => void> = {
+        '+': () => this._model.look(zoom({ start, end }, 0.6, (start + end) / 2)),
+        '=': () => this._model.look(zoom({ start, end }, 0.6, (start + end) / 2)),
+        '-': () => this._model.look(zoom({ start, end }, 1 / 0.6, (start + end) / 2)),
+        ArrowLeft: () => this._model.look(pan({ start, end }, -0.15 * (end - start))),
+        ArrowRight: () => this._model.look(pan({ start, end }, 0.15 * (end - start))),
+        f: () => this._fit()
+      };
+      const action = keys[event.key];
+      if (action && !event.ctrlKey && !event.metaKey && !event.altKey) {
+        event.preventDefault();
+        event.stopPropagation();
+        action();
+      }
+    });
+    this.node.addEventListener('keydown', event => {
+      if (event.key === 'Escape') {
+        event.stopPropagation();
+        this._actions.close();
+      }
+    });
+  }
+
+  private readonly _model: CompareModel;
+  private readonly _a: HTMLSelectElement;
+  private readonly _b: HTMLSelectElement;
+  private readonly _axis: ReturnType<typeof segment<Axis>>;
+  private readonly _modules: SortableTable<IModulePair>;
+  private readonly _decisions: SortableTable<IDecisionPair>;
+  private readonly _said = h('span', { class: 'cl-dim', role: 'status' });
+  private readonly _count = h('span', { class: 'cl-dim', role: 'status' });
+  private readonly _tabs = new Map<Tab, HTMLElement>();
+  private readonly _body = h('div', { class: 'cl-table-body' });
+  private readonly _figures = h('div');
+  private readonly _drawing = h('div', { class: 'cl-timeline' });
+  private readonly _gutter = h('div', { class: 'cl-gutter', 'aria-hidden': 'true' });
+  private readonly _canvas = h('canvas', { class: 'cl-overlay' });
+  private readonly _values = new Map<string, HTMLElement>();
+  private readonly _observer: ResizeObserver;
+  private _colours: IColours | null = null;
+  private _layout: CompareLayout = layLanes(300);
+  private _width = 0;
+  private _frame = 0;
+  private _tab: Tab = 'decisions';
+  private _written = '';
+}
+
+function moduleTable(): SortableTable<IModulePair> {
+  const three = (
+    name: string,
+    key: 'peak_bytes' | 'moved_bytes' | 'stall_s',
+    write: (value: number) => string
+  ): IColumn<IModulePair>[] => [
+    { name: `${name}, A`, of: row => row.a[key], text: row => write(row.a[key]), kind: 'number' },
+    { name: 'B', of: row => row.b[key], text: row => write(row.b[key]), kind: 'number' },
+    {
+      name: 'B − A',
+      of: row => row.b[key] - row.a[key],
+      text: row => signed(row.b[key] - row.a[key], write),
+      kind: 'number'
+    }
+  ];
+  return new SortableTable<IModulePair>(
+    'Modules: bytes at the peak, bytes moved and stall of both',
+    [
+      {
+        name: 'Module',
+        of: row => row.module || 'outside any'
+      },
+      ...three('At the peak', 'peak_bytes', formatBytes),
+      ...three('Moved', 'moved_bytes', formatBytes),
+      ...three('Stall', 'stall_s', formatSeconds)
+    ],
+    null,
+    () => undefined,
+    () => false
+  );
+}
+
+function decisionTable(): SortableTable<IDecisionPair> {
+  const named = (row: IDecisionPair) =>
+    storageName({
+      key: row.storage,
+      category: CATEGORIES.indexOf(row.category as never)
+    } as IStorage);
+  return new SortableTable<IDecisionPair>(
+    'Decisions that differ',
+    [
+      {
+        name: 'Storage',
+        of: named,
+        node: row => {
+          const band = BANDS[bandOf(CATEGORIES.indexOf(row.category as never))].id;
+          return h('span', { title: row.storage }, swatch(band), named(row));
+        }
+      },
+      { name: 'Module', of: row => row.module, kind: 'dim' },
+      { name: 'Size', of: row => row.bytes, text: row => formatBytes(row.bytes), kind: 'number' },
+      { name: 'After use', of: row => row.gap, kind: 'number' },
+      { name: 'A', of: row => decisionText(row.a) },
+      { name: 'B', of: row => decisionText(row.b) },
+      { name: 'By', of: row => (row.b ?? row.a)?.decided_by ?? '', kind: 'dim' }
+    ],
+    'Size',
+    () => undefined,
+    () => false
+  );
+}

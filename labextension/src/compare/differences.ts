@@ -1,0 +1,92 @@
+// The figures of two sides and what lies between them, in words; and which way is the better one.
+
+import { formatBytes, formatCount, formatPercent, formatSeconds } from '../format';
+import type { IComparison, ISideDecision, ISideFigures } from '../protocol';
+
+type Kind = 'bytes' | 'seconds' | 'share' | 'count';
+
+/** `less`: the smaller one is better; `more`: the larger; `neither`. */
+type Better = 'less' | 'more' | 'neither';
+
+const FIGURES: [name: string, key: keyof ISideFigures, kind: Kind, better: Better][] = [
+  ['Peak', 'peak_bytes', 'bytes', 'less'],
+  ['Without swapping', 'live_peak_bytes', 'bytes', 'neither'],
+  ['Capacity', 'capacity_bytes', 'bytes', 'neither'],
+  ['Step time', 'step_s', 'seconds', 'less'],
+  ['Stall', 'stall_s', 'seconds', 'less'],
+  ['· for swap-outs', 'stall_out_s', 'seconds', 'less'],
+  ['· late prefetches', 'stall_prefetch_s', 'seconds', 'less'],
+  ['· on demand', 'stall_demand_s', 'seconds', 'less'],
+  ['Overlap', 'overlap', 'share', 'more'],
+  ['Swapped out', 'out_bytes', 'bytes', 'neither'],
+  ['Swapped in', 'in_bytes', 'bytes', 'neither'],
+  ['Ops', 'ops', 'count', 'neither'],
+  ['Storages', 'storages', 'count', 'neither']
+];
+
+export interface IFigureRow {
+  name: string;
+  a: string;
+  b: string;
+  /** How far b is from a, or empty where they are alike. */
+  apart: string;
+  verdict: 'better' | 'worse' | '';
+}
+
+const WRITE: Record<Kind, (value: number) => string> = {
+  bytes: formatBytes,
+  seconds: formatSeconds,
+  share: formatPercent,
+  count: formatCount
+};
+
+/** With its sign; the minus is a real one. */
+export function signed(value: number, write: (value: number) => string): string {
+  return value === 0 ? '0' : `${value > 0 ? '+' : '−'}${write(Math.abs(value))}`;
+}
+
+export function figureRows(a: ISideFigures, b: ISideFigures): IFigureRow[] {
+  return FIGURES.map(([name, key, kind, better]) => {
+    const [x, y] = [a[key], b[key]];
+    const write = (value: number | null) => (value === null ? 'none' : WRITE[kind](value));
+    const row: IFigureRow = { name, a: write(x), b: write(y), apart: '', verdict: '' };
+    if (x === null || y === null || x === y) {
+      return row;
+    }
+    const by = y - x;
+    if (kind === 'share') {
+      row.apart = `${signed(100 * by, value => value.toFixed(1))} pt`;
+    } else {
+      const share = x ? ` (${signed((100 * by) / x, value => value.toFixed(1))} %)` : '';
+      row.apart = `${signed(by, WRITE[kind])}${share}`;
+    }
+    if (better !== 'neither') {
+      row.verdict = by < 0 === (better === 'less') ? 'better' : 'worse';
+    }
+    return row;
+  });
+}
+
+/** A decision in few words; none at all means that the storage is kept. */
+export function decisionText(decision: ISideDecision | null): string {
+  if (!decision || decision.action === 'keep') {
+    return 'keep';
+  }
+  const { action, out_op: out, in_op: back } = decision;
+  if (action !== 'swap') {
+    return action;
+  }
+  return back < 0
+    ? `swap, out after op ${formatCount(out)}`
+    : `swap, out after op ${formatCount(out)}, in before op ${formatCount(back)}`;
+}
+
+/** What else differs between two policies, as lines of text. */
+export function conditionLines(decisions: NonNullable<IComparison['decisions']>): string[] {
+  const write = (name: string, value: string | number | boolean | null) =>
+    typeof value === 'number' && name.endsWith('bytes') ? formatBytes(value) : String(value);
+  return decisions.conditions.map(
+    ({ name, a, b }) =>
+      `${name.replace(/^assumed\./, 'made for ')}: ${write(name, a)} → ${write(name, b)}`
+  );
+}
