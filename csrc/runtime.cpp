@@ -58,6 +58,8 @@ void Runtime::open(const Options& options) {
   TORCH_CHECK(!open_, "Chameleon Lab: the runtime is open already");
   if (options.capacity_bytes != SIZE_MAX) marks::reserve();
   options_ = options;
+  unbacked_ = options.unbacked;
+  stacks_ = options.stacks;
   limited_ = options.capacity_bytes != SIZE_MAX;
   device_->set_capacity(options.capacity_bytes);
   device_->set_link(options.link_out_bytes_per_s, options.link_in_bytes_per_s);

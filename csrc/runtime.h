@@ -114,7 +114,8 @@ class Runtime {
 
   // --- the allocator's requests (device backends call these)
   bool tracks(size_t bytes) const {
-    return bytes >= tracked_bytes_.load(std::memory_order_relaxed) && is_open() && !options_.unbacked;
+    return bytes >= tracked_bytes_.load(std::memory_order_relaxed) && is_open() &&
+           !unbacked_.load(std::memory_order_relaxed);
   }
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
@@ -201,7 +202,9 @@ class Runtime {
 
   std::atomic<bool> open_{false};
   std::atomic<bool> optimizer_stage_{false};
-  std::atomic<int64_t> epoch_{0};  // sessions so far
+  std::atomic<bool> unbacked_{false};  // as in the options, for ops that have not taken the lock yet
+  std::atomic<bool> stacks_{false};    // the same
+  std::atomic<int64_t> epoch_{0};      // sessions so far
   std::atomic<size_t> tracked_bytes_{kTrackedBytes};
   bool evicts_always_ = false;
   std::optional<std::mt19937> dice_;  // decide which of them

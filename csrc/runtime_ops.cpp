@@ -40,7 +40,7 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
     return nullptr;
   }
   const OpInfo& called = thread.ops.of(function);
-  const bool unbacked = runtime.options_.unbacked;
+  const bool unbacked = runtime.unbacked_.load(std::memory_order_relaxed);
   const OpInfo& info =
       C10_UNLIKELY(unbacked) && runtime.accumulates(function, called, thread) ? OpInfo::add_in_place() : called;
   thread.frames.push_back(&info);
@@ -76,7 +76,8 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     if (C10_UNLIKELY(input.isStorage())) bare.push_back(input.toStorage());
   }
   std::shared_ptr<torch::CapturedTraceback> stack;
-  if (outermost && options_.stacks && open_) stack = torch::CapturedTraceback::gather(true, false, false);
+  if (outermost && stacks_.load(std::memory_order_relaxed) && open_)
+    stack = torch::CapturedTraceback::gather(true, false, false);
   Lock lock(mutex_);
   ++thread.depth;
   if (outermost) {

@@ -15,6 +15,7 @@ from .outcome import Outcome
 from .pool import Options
 
 _STEPS = 4
+_ONE_OF = 3  # sets of arguments, in the share
 _SHAPES = ((24, 9), (130,), (3, 5, 2), (1,))
 
 
@@ -41,12 +42,14 @@ def check(case: str, options: Options) -> Outcome:
     for way, flags in ways.items():
         for dtype in (torch.float32,) if options.share else (torch.float32, torch.float64, torch.bfloat16):
             label = f"{way} {str(dtype).removeprefix('torch.')}"
-            compare(outcome, label, lambda f=flags, d=dtype: list(_tries(info, f, d)), options.seed)
+            compare(outcome, label, lambda f=flags, d=dtype: list(_tries(info, f, d, options)), options.seed)
     return outcome
 
 
-def _tries(info: Any, flags: dict[str, bool], dtype: torch.dtype) -> Iterator[tuple[bool, Any]]:
-    for arguments in info.optim_inputs_func("cpu"):
+def _tries(
+    info: Any, flags: dict[str, bool], dtype: torch.dtype, options: Options
+) -> Iterator[tuple[bool, Any]]:
+    for arguments in info.optim_inputs_func("cpu")[:: _ONE_OF if options.share else 1]:
         if any(arguments.kwargs.get(key) for key in ("capturable", "differentiable")):
             continue
         kwargs = {**arguments.kwargs, **flags}

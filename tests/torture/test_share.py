@@ -9,9 +9,9 @@ from benchmarks.torture.outcome import total
 
 # What must at least be tried, so that a part that skips everything fails.
 LEAST = {
-    "operators": 2500,
+    "operators": 700,
     "modules": 400,
-    "optimizers": 200,
+    "optimizers": 80,
     "bypass": 100,
     "faults": 40,
     "models": 4,
