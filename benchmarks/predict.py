@@ -1,7 +1,8 @@
 """Predicted beside measured: peak, step, stall and bytes of every model and capacity of the main job.
 
-Each model trains under a plan. What the simulator foretells comes from the trace of one timed step, with the op times
-recorded there; what is measured are the other timed steps.
+Each model trains under a plan. What the simulator foretells comes from the trace of one timed step and the policy that
+it followed, with the op times recorded there and eviction where the policy leaves too much; what is measured are the
+other timed steps. The MoE routes its tokens differently in each.
 
     python -m benchmarks.predict --json FILE [--models a,b] [--fractions 1/2,1/4,1/8]
         [--link 8GiB/s] [--slow-link 0.2GiB/s] [--steps N] [--threads N] [--quick]
@@ -37,7 +38,7 @@ def stalls_by_cause(step: StepTrace) -> dict[str, float]:
 
 
 class Trained:
-    """One model under a plan: the steps that were timed, and the policy in force."""
+    """One model under a plan: the steps that were timed, and the policy that the first of them followed."""
 
     def __init__(self, case: Case, capacity_bytes: int, link: str, steps: int, tiny: bool) -> None:
         self.steps: list[StepTrace] = []
@@ -49,15 +50,16 @@ class Trained:
                 job.train_step(job.make_batch(generator))
                 if number >= measure.SKIPPED_STEPS:
                     self.steps.append(session.trace().last)
-            self.policy = session.policy
+                if number == measure.SKIPPED_STEPS:
+                    self.policy = session.policy
             self.stage = session.stage
 
 
 def row_of(case: Case, fraction: Any, link: str, capacity_bytes: int, trained: Trained) -> dict[str, Any]:
-    """Predicted and measured figures; the policy was in force in every step that counts."""
+    """Predicted and measured figures."""
     first, *others = trained.steps
     assert trained.policy is not None
-    prediction = simulate(first, trained.policy)
+    prediction = simulate(first, trained.policy, capacity_bytes, evict=True)
     measured = {
         "peak_bytes": max(int(step.ops.resident_peak_bytes.max()) for step in others),
         "step_s": median([step.duration_s for step in others]),

@@ -113,6 +113,8 @@ class Report(Mapping[str, Any]):
     stall_s: float
     overlap: float
     """Share of the transfer time that was hidden behind compute; 1.0 where nothing was moved."""
+    link: str
+    """The bandwidth out and in that policies are made for."""
     swapped_out_bytes: int
     swapped_in_bytes: int
     evictions: int
@@ -178,6 +180,7 @@ class Report(Mapping[str, Any]):
                 f"{format_bytes(self.swapped_out_bytes)} out",
                 f"{format_bytes(self.swapped_in_bytes)} in",
             ),
+            ("Link", self.link, "out and in, as policies take it"),
             (
                 "Evictions",
                 str(self.evictions),

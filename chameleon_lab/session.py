@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from .errors import BelowFloorError, PolicyError, SessionError
@@ -32,6 +33,9 @@ from .runtime.recording import step_trace
 from .staging import DryRun, Staging
 from .trace import StepTrace, Trace
 from .units import format_bytes, parse_bandwidth, parse_bytes
+
+if TYPE_CHECKING:
+    from .lab.dashboard import Dashboard
 
 
 class SessionStage(StrEnum):
@@ -62,7 +66,8 @@ class Session:
         device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget, and the only one so far;
             None takes it.
         link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
-            machine copies, which is measured at the start. Only the embedded device's link can be set.
+            machine copies, which is measured at the start, and again under load: in the step that a policy is made
+            from. Only the embedded device's link can be set.
         policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one. Where it
             fits, it is in force from the second step on. Where not, a note in the report says what did not fit, and a
             policy is generated under its edits.
@@ -103,6 +108,8 @@ class Session:
         self.device = _parse_device(device)
         self.capacity_bytes = _parse_capacity(capacity)
         self.link = _parse_link(link)
+        """What policies are made for. Where none was given, it is what was measured last."""
+        self._measures_link = self.link == Link(None, None)
         self.host_capacity_bytes = (
             None if host_capacity is None else parse_bytes(host_capacity, "host_capacity")
         )
@@ -146,6 +153,7 @@ class Session:
         self.own_capacity_bytes = self.capacity_bytes
         """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
         self._staging = Staging(self)
+        self._watchers: list[Dashboard] = []
         self._closed = False
         self._plans = Plans(self._plan_for, self._note, lambda: self.capacity_bytes or core.UNLIMITED)
         self._told_of_change = False
@@ -189,7 +197,7 @@ class Session:
             raise SessionError(str(error).splitlines()[0]) from None
         for part in self._parts:
             part.install()
-        if self.capacity_bytes is not None and self.link == Link(None, None):
+        if self.capacity_bytes is not None and self._measures_link:
             self.link = Link(*core.measure_link())  # planning needs to know what copies cost
 
     def _shut(self) -> None:
@@ -205,10 +213,14 @@ class Session:
         """End: every tensor is brought back and stays valid. Harmless where the session is not running."""
         if not self.is_open:
             return
-        with _lock:
-            self._logs = core.logs()
-            self._counters = core.counters()
-            self._shut()
+        try:
+            while self._watchers:  # they read the core, which closes
+                self._watchers.pop().stop()
+        finally:
+            with _lock:
+                self._logs = core.logs()
+                self._counters = core.counters()
+                self._shut()
 
     def __enter__(self) -> Session:
         return self.start()
@@ -289,6 +301,10 @@ class Session:
             self._end_step()
 
     def _end_step(self) -> None:
+        with self._staging.lock:
+            self._end_this_step()
+
+    def _end_this_step(self) -> None:
         log = core.end_step()
         stage = self._stage
         self._log_stages[log.index] = stage.value
@@ -394,6 +410,8 @@ class Session:
                 self._note(
                     f"the given policy does not fit: {reason}. Planned anew, with its {len(edits)} edits"
                 )
+        if self._measures_link:
+            self.link = self.link.under_load(step)
         made, remarks = plan_obeying(
             step,
             self.capacity_bytes,
@@ -505,6 +523,11 @@ class Session:
         """
         return self._staging.dry_run(draft, step_fn, steps, settle)
 
+    @property
+    def staging(self) -> Staging:
+        """What has been asked for: the policy in force for good, and whether it can be rolled back."""
+        return self._staging
+
     def trace(self) -> Trace:
         """The newest finished steps, as columns. Empty before the first step has ended."""
         return Trace([self._trace_of(log) for log in self._kept_logs()], self.trace_meta())
@@ -531,10 +554,13 @@ class Session:
 
     def recorded_step(self, index: int) -> StepTrace:
         """One finished step, as columns. Raises SessionError if it is not, or no longer, recorded."""
+        return self._trace_of(self._kept_log(index))
+
+    def _kept_log(self, index: int) -> core.StepLog:
         logs = self._kept_logs()
         for log in logs:
             if log.index == index:
-                return self._trace_of(log)
+                return log
         kept = f"steps {logs[0].index} to {logs[-1].index} are" if logs else "none has ended yet"
         raise SessionError(f"step {index} is not recorded: {kept}")
 
@@ -549,11 +575,52 @@ class Session:
             self._discovery.labels.texts,
         )
 
-    def report(self) -> Report:
-        """What the session has done so far."""
+    def counters(self) -> core.Counters:
+        """What the device holds now, as bytes and counts; after the end, what it held last.
+
+        May be asked from any thread, while a step runs. Raises SessionError before the start.
+        """
         counters = core.counters() if self.is_open else self._counters
         if counters is None:
             raise SessionError("the session has not started: enter it with `with` or call start()")
+        return counters
+
+    @property
+    def history(self) -> tuple[StepSummary, ...]:
+        """The finished steps in figures, oldest first. May be asked from any thread."""
+        return tuple(self._history)
+
+    def resident_peaks(self, index: int, parts: int) -> np.ndarray:
+        """The most bytes on the device in each of ``parts`` equal stretches of a finished step's ops.
+
+        int64, shape (parts,), or (ops,) of a step with fewer ops. May be asked from any thread. Raises SessionError if
+        the step is not, or no longer, recorded.
+        """
+        peaks = self._kept_log(index).ops()["resident_peak_bytes"].astype(np.int64)
+        parts = min(parts, len(peaks))
+        return np.maximum.reduceat(peaks, np.arange(parts) * len(peaks) // parts) if parts else peaks
+
+    def dashboard(self, *, every_s: float = 0.25) -> Dashboard:
+        """Figures that move while a cell trains: capacity, stage, counters; resident bytes, transfers and stalls.
+
+        Show it by making it the last line of a cell, then train in the next ones. It ends with the session, and
+        ``dashboard.save("run.html")`` keeps it as a page. A thread of its own reads the session every ``every_s``
+        seconds; the steps do nothing for it.
+
+        Raises SessionError before the start, MissingPackageError without bokeh, ValueError if ``every_s`` is not
+        positive.
+        """
+        from .lab.dashboard import Dashboard
+
+        watcher = Dashboard(self, every_s=every_s)
+        if self.is_open:
+            self._watchers.append(watcher)
+            watcher.start()
+        return watcher
+
+    def report(self) -> Report:
+        """What the session has done so far."""
+        counters = self.counters()
         logs = core.logs() if self.is_open else self._logs
         newest = self._history[-1] if self._history else None
         same_stage = [s.step_s for s in list(self._history)[-50:] if newest and s.stage == newest.stage]
@@ -574,6 +641,7 @@ class Session:
             step_s=statistics.median(same_stage) if same_stage else 0.0,
             stall_s=stall_s,
             overlap=_overlap(logs[-1], core.seconds_per_tick()) if logs else 1.0,
+            link=str(self.link),
             swapped_out_bytes=logs[-1].swapped_out_bytes if logs else 0,
             swapped_in_bytes=logs[-1].swapped_in_bytes if logs else 0,
             evictions=newest.evictions if newest else 0,

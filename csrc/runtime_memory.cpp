@@ -1,8 +1,10 @@
 // The runtime's memory: adoption, the allocator's requests, raw access, pressure.
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <sched.h>
 
 #include <chrono>
+#include <utility>
 
 #include "runtime_internal.h"
 
@@ -34,7 +36,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     const c10::DeleterFnPtr deleter = pointer.get_deleter();
     if (deleter != device_->plain_deleter() || pointer.get() != pointer.get_context()) return Adopted::Foreign;
     const size_t bytes = impl->nbytes();
-    if (bytes < kTrackedBytes) return Adopted::TooSmall;
+    if (bytes < tracked_bytes_) return Adopted::TooSmall;
     if (!trusted && c10::raw::intrusive_ptr::use_count(impl) > owners) return Adopted::Shared;
     const size_t block_bytes = device_->block_bytes(bytes);
     void* block = swapper_.take(block_bytes);
@@ -81,12 +83,39 @@ bool Runtime::restore(c10::StorageImpl* impl) {
 bool Runtime::evict(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
-  if (!storage || storage->pins || !swapper_.movable(*storage)) return false;
+  if (!storage) return false;
   place(thread_state());
-  if (storage->residency == Residency::Returning) swapper_.restore(*storage, Cause::Access);
-  if (storage->residency == Residency::Resident) swapper_.swap_out(*storage, Cause::Evict);
-  if (storage->residency == Residency::Leaving) swapper_.finish_swap_out(*storage);
-  return storage->residency == Residency::Away;
+  return send_out(*storage);
+}
+
+bool Runtime::send_out(Storage& storage) {
+  if (storage.pins || !swapper_.movable(storage)) return false;
+  if (storage.residency == Residency::Returning) swapper_.restore(storage, Cause::Access);
+  if (storage.residency == Residency::Resident) swapper_.swap_out(storage, Cause::Evict);
+  if (storage.residency == Residency::Leaving) swapper_.finish_swap_out(storage);
+  return storage.residency == Residency::Away;
+}
+
+void Runtime::evict_always(std::optional<uint64_t> seed) {
+  Lock lock(mutex_);
+  TORCH_CHECK(open_ && limited_, "Chameleon Lab: evicting always needs an open session with a capacity");
+  evicts_always_ = true;
+  dice_.reset();
+  if (seed) dice_.emplace(static_cast<std::mt19937::result_type>(*seed));
+  tracked_bytes_ = 1;
+}
+
+std::vector<Transition> Runtime::take_transitions() {
+  Lock lock(mutex_);
+  auto kept = std::exchange(swapper_.transitions, std::vector<Transition>());
+  return kept ? std::move(*kept) : std::vector<Transition>();
+}
+
+void Runtime::send_all_out() {
+  for (const auto& storage : table_.all()) {
+    if (storage->residency == Residency::Away || (dice_ && (*dice_)() % 8 != 0)) continue;
+    send_out(*storage);
+  }
 }
 
 bool Runtime::hold(c10::StorageImpl* impl) {
@@ -107,6 +136,7 @@ void Runtime::let_go(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->pins == 0 || --storage->pins > 0) return;  // resized: another block, and nobody holds it
+  if (C10_UNLIKELY(evicts_always_) && send_out(*storage)) return;
   if (limited_ && !storage->escaped && access::intact(*storage)) access::arm(*storage);
 }
 
@@ -217,6 +247,24 @@ void Runtime::accessed(c10::StorageImpl* impl) {
     storage->escaped = true;
     swapper_.drop_host(*storage);  // whoever has the pointer may write through it
   }
+}
+
+// In a signal's handler. The thread holds no lock of ours: our own code never reads what marks point at.
+bool Runtime::show(const void* address) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (!mutex_.try_lock()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    sched_yield();
+  }
+  bool shown = false;
+  for (const auto& storage : table_.all()) {
+    const auto* mark = static_cast<const char*>(storage->mark);
+    if (!mark || address < mark || address >= mark + storage->bytes) continue;
+    shown = access::show_at_mark(*storage);
+    break;
+  }
+  mutex_.unlock();
+  return shown;
 }
 
 bool Runtime::wait_for_pins() {

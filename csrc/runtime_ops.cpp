@@ -18,7 +18,7 @@ uint32_t shapes_token(const at::RecordFunction& function) {
   constexpr size_t kFirst = 3;
   constexpr c10::DispatchKeySet kAsked({c10::DispatchKey::Python, c10::DispatchKey::NestedTensor});
   uint32_t token = 0;
-  const auto inputs = function.inputs();
+  const auto inputs = arguments_of(function);
   for (size_t i = 0; i < inputs.size() && i < kFirst; ++i) {
     if (!inputs[i].isTensor() || !inputs[i].toTensor().defined()) continue;
     const at::Tensor& tensor = inputs[i].toTensor();
@@ -71,7 +71,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   // Strong references, taken before the lock and released after it.
   std::vector<at::Tensor> inner;
   std::vector<c10::Storage> bare;
-  for (const c10::IValue& input : function.inputs()) {
+  for (const c10::IValue& input : arguments_of(function)) {
     inner_tensors(input, &inner);
     if (C10_UNLIKELY(input.isStorage())) bare.push_back(input.toStorage());
   }
@@ -118,6 +118,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   } else {
     place(thread);
   }
+  if (C10_UNLIKELY(evicts_always_) && outermost) send_all_out();
   if (info.reads_inputs) use_inputs(function, info, thread, inner, bare);
   if (outermost && open_) {
     // All inputs are pinned by now: nothing that fires here can push them out.
@@ -135,7 +136,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
 
 void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                          const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare) {
-  const auto inputs = function.inputs();
+  const auto inputs = arguments_of(function);
   missing_.clear();
   for (size_t i = 0; i < inputs.size(); ++i) use_input(inputs[i], i, info, thread);
   for (const at::Tensor& tensor : inner) {
@@ -215,6 +216,7 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   if (--thread.depth > 0) return;
   --threads_in_ops_;
   unpin_all(thread);
+  if (C10_UNLIKELY(evicts_always_)) send_all_out();
   thread.serial = 0;
   if (threads_waiting_ > 0) pins_released_.notify_all();  // those who wait for room, and adoption
   if (!open_ || thread.place.step != newest_.step) return;

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from ..errors import BelowFloorError, ChameleonError
 from ..policy import Link, Policy
+from ..progress import hidden
 from ..trace import StepTrace, Trace
 from ..units import parse_bandwidth, parse_bytes
 
@@ -142,7 +143,7 @@ def link_of(trace: Trace) -> Link:
 
 def load_trace(path: str) -> Trace:
     """A trace file with at least one step."""
-    with failing_well(), working(f"Reading {path}"):
+    with failing_well():
         trace = Trace.load(path)
     if not len(trace):
         raise Failure(f"{path}: the trace holds no step: record at least one whole step", ExitCode.BAD_FILE)
@@ -184,7 +185,7 @@ def working(what: str) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    with console.status(what):
+    with console.status(what), hidden():
         yield
 
 

@@ -22,7 +22,6 @@ from .common import (
     step_of,
     step_option,
     with_examples,
-    working,
 )
 
 
@@ -58,7 +57,7 @@ def sweep(
     step = step_of(trace, index)
     link = link or link_of(trace)
     chosen = [capacity_bytes(capacity, step) for capacity in capacities] or None
-    with failing_well(trace_file), working(f"Planning {len(step.ops)} ops at several capacities"):
+    with failing_well(trace_file):
         found = sweep_capacities(step, chosen, link)
     if as_json:
         print_json(_values(found))

@@ -10,22 +10,11 @@ from ..report import Report
 from ..trace import Category, Cause, Direction, Stage, StepTrace, Trace
 from ..trace_report import TraceReport
 from ..units import format_bytes, format_seconds
+from .packages import load
+from .palette import INK, INK_2, LINE, LOST, SESSION_STAGES, STACK, TRANSFER, TRANSFER_FORCED
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-# The light tokens of the panel, so that a category has one colour everywhere.
-_INK, _INK_2, _LINE = "#1f1f1f", "#575757", "#e4e6ea"
-_LOST = "#c72200"  # device time lost; nothing else has this colour
-_TRANSFER, _TRANSFER_FORCED = "#7c879b", "#56627a"
-_SESSION_STAGES = {"WarmUp": "#c9d0db", "Profile": "#97a3b8", "Stable": "#56627a"}
-_STACK = (  # bottom first
-    ("Parameters", "#27438c", (Category.PARAMETER,)),
-    ("Optimizer states", "#987be1", (Category.OPTIMIZER_STATE,)),
-    ("Gradients", "#cb8100", (Category.GRADIENT,)),
-    ("Activations", "#13827f", (Category.ACTIVATION,)),
-    ("Inputs, other", "#b0b7c2", (Category.INPUT, Category.OTHER)),
-)
 
 # Plotly stays fluent up to about 5000 points a figure: five stacked areas, the ghost, the bars of three lanes.
 _AREA_POINTS = 600
@@ -33,10 +22,6 @@ _GHOST_POINTS = 600
 _LANE_BARS = 400
 _SESSION_BARS = 1000
 _MOST_STAGE_MARKS = 24
-
-
-class MissingPlotlyError(ImportError):
-    """A figure was asked for, and plotly is not installed."""
 
 
 def step_figure(
@@ -54,11 +39,11 @@ def step_figure(
         capacity_bytes: where the capacity line is drawn; a trace knows its own. None: no line.
 
     Raises:
-        MissingPlotlyError: plotly is not installed.
+        MissingPackageError: plotly is not installed.
         ValueError: the trace is empty, or the step has no ops.
         TypeError: it is neither a trace nor a step.
     """
-    go, make_subplots = _plotly()
+    go, make_subplots = load_plotly()
     if isinstance(trace_or_step, Trace):
         step = trace_or_step.last
         if capacity_bytes is None:
@@ -74,29 +59,18 @@ def step_figure(
             f"step {step.index} has no ops, so there is nothing to draw: train inside the session"
         )
 
-    unit, scale = _byte_unit(max(step.live_peak_bytes, step.peak_bytes, capacity_bytes or 0))
+    unit, scale = byte_unit(max(step.live_peak_bytes, step.peak_bytes, capacity_bytes or 0))
     figure = make_subplots(
         rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.035, row_heights=[0.72, 0.18, 0.10]
     )
-    _draw_resident(go, figure, step, unit, scale)
-    _draw_ghost(go, figure, step, unit, scale)
+    draw_resident(go, figure, step, unit, scale)
+    draw_ghost(go, figure, step, unit, scale)
     if capacity_bytes is not None:
-        figure.add_trace(
-            go.Scatter(
-                x=[0.0, step.duration_s],
-                y=[capacity_bytes / scale] * 2,
-                mode="lines",
-                name=f"Capacity {format_bytes(capacity_bytes)}",
-                line={"color": _INK, "width": 2},
-                hoverinfo="skip",
-            ),
-            row=1,
-            col=1,
-        )
+        draw_capacity(go, figure, step, capacity_bytes, scale)
     _draw_transfers(go, figure, step)
     _draw_stalls(go, figure, step)
-    _draw_stages(figure, step)
-    _style(figure, _step_title(step) if title is None else title, height=560, bottom=90)
+    draw_stages(figure, step)
+    style(figure, _step_title(step) if title is None else title, height=560, bottom=90)
     figure.update_yaxes(title_text=f"On the device ({unit})", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(showgrid=False, range=[1.6, -0.6], row=2, col=1)
     figure.update_yaxes(showgrid=False, row=3, col=1)
@@ -111,10 +85,10 @@ def session_figure(report: Report | TraceReport) -> go.Figure:
     Of long sessions each bar stands for several steps, and shows the slowest of them.
 
     Raises:
-        MissingPlotlyError: plotly is not installed.
+        MissingPackageError: plotly is not installed.
         ValueError: no step has ended yet.
     """
-    go, _ = _plotly()
+    go, _ = load_plotly()
     history = report.history
     if not history:
         raise ValueError("no step has ended yet, so there is nothing to draw: train at least one whole step")
@@ -122,7 +96,7 @@ def session_figure(report: Report | TraceReport) -> go.Figure:
     groups = [history[i : i + per_bar] for i in range(0, len(history), per_bar)]
     shown = [max(group, key=lambda step: step.step_s) for group in groups]
     figure = go.Figure()
-    for stage, colour in _SESSION_STAGES.items():
+    for stage, colour in SESSION_STAGES.items():
         bars = [step for step in shown if step.stage == stage]
         if bars:
             figure.add_trace(
@@ -147,13 +121,13 @@ def session_figure(report: Report | TraceReport) -> go.Figure:
             y=[step.stall_s for step in shown],
             width=per_bar if per_bar > 1 else 0.8,
             name="Stall",
-            marker={"color": _LOST, "line": {"width": 0}},
+            marker={"color": LOST, "line": {"width": 0}},
             hovertext=[f"Step {step.index}<br>stall {format_seconds(step.stall_s)}" for step in shown],
             hoverinfo="text",
         )
     )
     slowest = "" if per_bar == 1 else f", the slowest of every {per_bar}"
-    _style(figure, f"Step time over the session{slowest}", height=320, bottom=76)
+    style(figure, f"Step time over the session{slowest}", height=320, bottom=76)
     figure.update_layout(barmode="stack", hovermode="closest")
     figure.update_xaxes(title_text="Step", tickformat="d")
     figure.update_yaxes(tickformat="~s", ticksuffix="s", rangemode="tozero")
@@ -204,13 +178,14 @@ def thin(times: np.ndarray, values: np.ndarray, most: int) -> np.ndarray:
     return np.array(sorted(keep))
 
 
-def _draw_resident(go: Any, figure: go.Figure, step: StepTrace, unit: str, scale: int) -> None:
+def draw_resident(go: Any, figure: go.Figure, step: StepTrace, unit: str, scale: int) -> None:
+    """The resident bytes by category, stacked, in the first row."""
     times, levels = resident_by_category(step)
     total = levels.sum(axis=1)
     kept = thin(times, total, _AREA_POINTS)
     # The last level holds until the step ends.
     x = np.append(times[kept], step.duration_s).tolist()
-    for name, colour, categories in _STACK:
+    for name, colour, categories in STACK:
         level = levels[kept][:, [int(category) for category in categories]].sum(axis=1) / scale
         if not level.any():
             continue
@@ -230,7 +205,24 @@ def _draw_resident(go: Any, figure: go.Figure, step: StepTrace, unit: str, scale
         )
 
 
-def _draw_ghost(go: Any, figure: go.Figure, step: StepTrace, unit: str, scale: int) -> None:
+def draw_capacity(go: Any, figure: go.Figure, step: StepTrace, capacity_bytes: int, scale: int) -> None:
+    """A line over the whole step, in the first row."""
+    figure.add_trace(
+        go.Scatter(
+            x=[0.0, step.duration_s],
+            y=[capacity_bytes / scale] * 2,
+            mode="lines",
+            name=f"Capacity {format_bytes(capacity_bytes)}",
+            line={"color": INK, "width": 2},
+            hoverinfo="skip",
+        ),
+        row=1,
+        col=1,
+    )
+
+
+def draw_ghost(go: Any, figure: go.Figure, step: StepTrace, unit: str, scale: int) -> None:
+    """What would be alive without swapping, in dashes, in the first row."""
     alive = step.ops.live_peak_bytes
     kept = thin(step.ops.start_s, alive, _GHOST_POINTS)
     x = np.append(step.ops.start_s[kept], step.duration_s)
@@ -241,7 +233,7 @@ def _draw_ghost(go: Any, figure: go.Figure, step: StepTrace, unit: str, scale: i
             y=y.tolist(),
             name="Alive, without swapping",
             mode="lines",
-            line={"shape": "hv", "width": 1.2, "dash": "dash", "color": _INK_2},
+            line={"shape": "hv", "width": 1.2, "dash": "dash", "color": INK_2},
             hovertemplate=f"%{{y:.3~f}} {unit}",
         ),
         row=1,
@@ -253,7 +245,7 @@ def _draw_transfers(go: Any, figure: go.Figure, step: StepTrace) -> None:
     rows = step.transfers
     done = ~np.isnan(rows.end_s)
     planned = rows.cause == Cause.PLANNED
-    kinds = (("Planned transfer", _TRANSFER, planned), ("Forced transfer", _TRANSFER_FORCED, ~planned))
+    kinds = (("Planned transfer", TRANSFER, planned), ("Forced transfer", TRANSFER_FORCED, ~planned))
     for name, colour, of_kind in kinds:
         base, length, lane, text = [], [], [], []
         for direction, label in ((Direction.OUT, "Out"), (Direction.IN, "In")):
@@ -317,7 +309,7 @@ def _draw_stalls(go: Any, figure: go.Figure, step: StepTrace) -> None:
             base=base,
             orientation="h",
             name="Stall",
-            marker={"color": _LOST, "line": {"width": 0}},
+            marker={"color": LOST, "line": {"width": 0}},
             hovertext=text,
             hoverinfo="text",
             showlegend=bool(base),
@@ -337,7 +329,7 @@ def _bars(starts: np.ndarray, ends: np.ndarray, duration_s: float) -> list[slice
     return [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
-def _draw_stages(figure: go.Figure, step: StepTrace) -> None:
+def draw_stages(figure: go.Figure, step: StepTrace) -> None:
     """Forward, backward, optimizer: a hairline where each begins, and its name where it has room."""
     # Ops outside autograd (data, metrics) come in the midst of every stage, and are none of their own.
     ops = np.flatnonzero(step.ops.stage != Stage.NO_GRAD)
@@ -359,7 +351,7 @@ def _draw_stages(figure: go.Figure, step: StepTrace) -> None:
                 y0=0,
                 y1=1,
                 yref="paper",
-                line={"color": _INK_2, "width": 0.6},
+                line={"color": INK_2, "width": 0.6},
                 opacity=0.45,
             )
         if end - start > 0.07 * step.duration_s:
@@ -371,7 +363,7 @@ def _draw_stages(figure: go.Figure, step: StepTrace) -> None:
                 yanchor="bottom",
                 text=Stage(int(step.ops.stage[op])).name.capitalize(),
                 showarrow=False,
-                font={"size": 11, "color": _INK_2},
+                font={"size": 11, "color": INK_2},
             )
 
 
@@ -385,11 +377,12 @@ def _step_title(step: StepTrace) -> str:
     )
 
 
-def _style(figure: go.Figure, title: str, height: int, bottom: int) -> None:
+def style(figure: go.Figure, title: str, height: int, bottom: int) -> None:
+    """The look that all Plotly figures share; ``bottom`` is the room for the legend, in pixels."""
     figure.update_layout(
         template="none",
-        title={"text": title, "x": 0, "xref": "paper", "y": 0.97, "font": {"size": 14, "color": _INK}},
-        font={"family": "Inter, system-ui, sans-serif", "size": 12, "color": _INK},
+        title={"text": title, "x": 0, "xref": "paper", "y": 0.97, "font": {"size": 14, "color": INK}},
+        font={"family": "Inter, system-ui, sans-serif", "size": 12, "color": INK},
         height=height,
         margin={"l": 76, "r": 44, "t": 66, "b": bottom},
         paper_bgcolor="white",
@@ -407,7 +400,7 @@ def _style(figure: go.Figure, title: str, height: int, bottom: int) -> None:
         hovermode="x unified",
         hoverlabel={"font": {"size": 11}, "namelength": -1},
     )
-    axis = {"gridcolor": _LINE, "zeroline": False, "linecolor": _LINE, "tickfont": {"color": _INK_2}}
+    axis = {"gridcolor": LINE, "zeroline": False, "linecolor": LINE, "tickfont": {"color": INK_2}}
     figure.update_xaxes(axis, title_standoff=6, title_font_size=12)
     figure.update_yaxes(axis, title_standoff=6, title_font_size=12)
 
@@ -416,19 +409,15 @@ def _key(step: StepTrace, storage: int) -> str:
     return step.storage_keys[storage] if storage >= 0 else "a storage that died before the step"
 
 
-def _byte_unit(most: int) -> tuple[str, int]:
+def byte_unit(most: int) -> tuple[str, int]:
+    """The unit for an axis that reaches ``most`` bytes, and how many bytes it is."""
     for unit, scale in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if most >= scale:
             return unit, scale
     return "B", 1
 
 
-def _plotly() -> tuple[Any, Any]:
-    try:
-        import plotly.graph_objects as go
-        from plotly.subplots import make_subplots
-    except ImportError as error:
-        raise MissingPlotlyError(
-            f"figures need plotly, which does not load ({error}): install it with `pip install plotly`"
-        ) from error
-    return go, make_subplots
+def load_plotly() -> tuple[Any, Any]:
+    """``plotly.graph_objects`` and ``make_subplots``. Raises MissingPackageError."""
+    go = load("plotly.graph_objects", "plotly", "figures")
+    return go, load("plotly.subplots", "plotly", "figures").make_subplots

@@ -38,7 +38,7 @@ def html_report(trace: Trace, report: Report | None = None, step: StepTrace | No
         step: the step to draw instead.
 
     Raises:
-        MissingPlotlyError: plotly is not installed.
+        MissingPackageError: plotly is not installed.
         ValueError: the trace is empty.
         TraceError: the step has no ops.
     """

@@ -28,6 +28,7 @@ from . import comm
 _HELP = """\
 %chameleon start [OPTIONS]   begin a session: everything that trains from now on runs in it
 %chameleon status            where the session stands, and what to do next
+%chameleon dashboard         figures that move while the next cells train
 %chameleon report            its figures, as a table and, in a notebook, drawn
 %chameleon stop              end it; every tensor comes back and stays valid
 %chameleon save FILE         write the policy (.json), or the trace (.parquet)
@@ -46,7 +47,7 @@ OPTIONS
 
 Python values go in braces: %chameleon start --capacity {peak // 4}"""
 
-_COMMANDS = ("start", "status", "report", "stop", "panel", "save", "load", "help")
+_COMMANDS = ("start", "status", "dashboard", "report", "stop", "panel", "save", "load", "help")
 _EXAMPLE = "%chameleon start --capacity 256MiB"
 
 
@@ -147,6 +148,12 @@ class ChameleonMagics(Magics):
             print(f"No session{waiting}. Next: {_EXAMPLE}")
         else:
             print(_status(session))
+
+    def _dashboard(self, words: list[str]) -> None:
+        _Parser("%chameleon dashboard").parse(words)
+        if not self._in_notebook:
+            raise UsageError("%chameleon dashboard: it needs a notebook. Try %chameleon report")
+        display(self._needed("dashboard").dashboard())
 
     def _report(self, words: list[str]) -> None:
         _Parser("%chameleon report").parse(words)
@@ -324,11 +331,12 @@ class ChameleonMagics(Magics):
     def _draw_step(self, trace: Trace) -> None:
         if not self._in_notebook or not len(trace) or not len(trace.last.ops):
             return
-        from .figures import MissingPlotlyError, step_figure
+        from .figures import step_figure
+        from .packages import MissingPackageError
 
         try:
             display(step_figure(trace))
-        except MissingPlotlyError as error:
+        except MissingPackageError as error:
             print(error)
 
     @staticmethod

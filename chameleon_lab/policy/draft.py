@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import BelowFloorError, EditsUnreachableError, PolicyError
 from ..trace import StepTrace, Trace
 from ..units import parse_bandwidth, parse_bytes
+from .constraints import conditions
 from .diff import PolicyDiff, diff
 from .edits import Edit, EditAction, Finding
 from .generate import plan
@@ -18,6 +19,9 @@ from .link import Link
 from .memory import MIN_SWAP_BYTES, newest_step, step_op_times
 from .model import Policy
 from .simulate import Prediction, simulate
+
+if TYPE_CHECKING:
+    from ..lab.draft_gantt import DraftGantt
 
 
 class Draft:
@@ -56,6 +60,23 @@ class Draft:
         self._past: list[tuple[Edit, ...]] = []
         self._future: list[tuple[Edit, ...]] = []
         self._made: tuple[tuple[Edit, ...], Policy] | None = None
+
+    def rebase(
+        self,
+        base: Policy,
+        trace: Trace | StepTrace | None = None,
+        op_times: Sequence[float] | np.ndarray | None = None,
+    ) -> Draft:
+        """A draft of another policy with the same edits, and the same changes to take back. Arguments as for a new
+        draft."""
+        other = Draft(base, trace, op_times)
+        other._edits, other._past, other._future = self._edits, list(self._past), list(self._future)
+        return other
+
+    @property
+    def op_times(self) -> np.ndarray:
+        """Compute seconds of each op that plans and predictions assume, float64 (ops,)."""
+        return self._op_times
 
     # ------------------------------------------------------------------------------------------------ change
 
@@ -155,6 +176,16 @@ class Draft:
 
     # ------------------------------------------------------------------------------------------------ look
 
+    @property
+    def capacity_bytes(self) -> int:
+        """What it plans for: what the last edit of the capacity asks for, else what held without edits."""
+        return conditions(self._edits, self._capacity_bytes, self._link)[0]
+
+    @property
+    def link(self) -> Link:
+        """The link that it plans for, found as :attr:`capacity_bytes` is."""
+        return conditions(self._edits, self._capacity_bytes, self._link)[1]
+
     def policy(self) -> Policy:
         """The policy that the draft stands for. The base itself where nothing was changed and the step is its own.
 
@@ -196,6 +227,15 @@ class Draft:
     def diff(self) -> PolicyDiff:
         """What the draft changes in its base. Raises BelowFloorError as :meth:`policy` does."""
         return diff(self.base, self.policy())
+
+    def gantt(self) -> DraftGantt:
+        """The draft as bars over the ops of its step, to edit by selecting them: a widget, and a page of HTML.
+
+        Raises MissingPackageError without bokeh; BelowFloorError as :meth:`policy` does.
+        """
+        from ..lab.draft_gantt import DraftGantt
+
+        return DraftGantt(self)
 
     def save(self, path: str) -> None:
         """Write :meth:`policy` to a file."""

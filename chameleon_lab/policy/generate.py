@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from ..errors import BelowFloorError, EditsUnreachableError, TraceError
+from ..progress import bar, tick
 from ..trace import Category, StepTrace, Trace
 from .constraints import Constraints, conditions, joined
 from .edits import Edit, EditAction, Fault, Finding, digest
@@ -101,12 +102,13 @@ def plan(
     target = int(capacity_bytes * (1.0 - margin))
     told = op_times is not None
     by_user: set[tuple[int, int]] = set()
-    if edits:
-        constraints = Constraints(step, memory, edits)
-        swaps, prediction, by_user = _around(constraints, capacity_bytes, target, link, times, told)
-        findings += constraints.findings
-    else:
-        swaps, prediction = _best(memory, max(target, lowest.bytes), link, times, told)
+    with bar(f"Planning {memory.ops} ops", unit="pass"):
+        if edits:
+            constraints = Constraints(step, memory, edits)
+            swaps, prediction, by_user = _around(constraints, capacity_bytes, target, link, times, told)
+            findings += constraints.findings
+        else:
+            swaps, prediction = _best(memory, max(target, lowest.bytes), link, times, told)
     return Policy(
         capacity_bytes=capacity_bytes,
         link=link,
@@ -268,10 +270,14 @@ class _Planner:
         if (self.bytes > self.capacity).any():
             every = list(range(len(self.size)))
             self._sweep(every, [-use for use in self.use_op], -self.n, self.hurried)
+            tick()
             chosen = [gap for gap, free in enumerate(self.free) if free >= 0]
             self._sweep(chosen, [self.out_op[gap] for gap in chosen], self.n)
+            tick()
             self._repair()
+            tick()
             self._prefetch()
+            tick()
         taken = np.array([gap for gap, free in enumerate(self.free) if free >= 0], dtype=np.int64)
         dormant = self.stays_away
         never = np.full(len(dormant), NEVER, dtype=np.int64)

@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from ..errors import PolicyError
+from ..trace import Direction, StepTrace
 from ..units import format_bytes
+
+_TELLING_BYTES = 1 << 20
+"""Copies of a step say nothing of the link where they are fewer bytes than this, all together."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,22 @@ class Link:
     def in_s(self, size: int) -> float:
         """Seconds that a copy of ``size`` bytes to the device takes."""
         return 0.0 if self.in_bytes_per_s is None else size / self.in_bytes_per_s
+
+    def under_load(self, step: StepTrace) -> Link:
+        """The link as the copies of a step found it, beside compute and beside each other.
+
+        Bytes moved over the time that the copies took, one direction each. A direction in which the step moved next to
+        nothing keeps its bandwidth.
+        """
+        done = step.transfers.end_s > step.transfers.start_s
+        taken_s = step.transfers.end_s - step.transfers.start_s
+
+        def reached(direction: Direction, before: float | None) -> float | None:
+            mine = done & (step.transfers.direction == direction)
+            moved = int(step.transfers.bytes[mine].sum())
+            return moved / float(np.sum(taken_s[mine])) if moved >= _TELLING_BYTES else before
+
+        return Link(reached(Direction.OUT, self.out_bytes_per_s), reached(Direction.IN, self.in_bytes_per_s))
 
     def to_dict(self) -> dict[str, float | None]:
         """The link as plain JSON."""

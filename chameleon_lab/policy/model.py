@@ -18,16 +18,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import PolicyError
+from ..files import oddity
 from ..trace import StepTrace, Trace
 from ..trace.store import write_then_rename
 from ..units import format_bytes
 from .edits import Edit, Finding, digest
 from .link import Link
+from .memory import newest_step
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from ..lab.gantt import Gantt
     from .draft import Draft
 
 __all__ = ["NEVER", "PLANNER", "USER", "VERSION", "Action", "Decision", "Link", "Policy", "fingerprint"]
+
+_MOST_BYTES = 1 << 30  # of a file
 
 VERSION = 2
 """Version of the policy file that this package writes, and the newest that it reads."""
@@ -159,6 +166,8 @@ class Policy:
         Raises PolicyError, naming file, place, value and way out, if the file is truncated, of a newer
         version, or has a field missing, unknown or of the wrong type; OSError if it cannot be read.
         """
+        if (odd := oddity(path, _MOST_BYTES)) is not None:
+            raise PolicyError(f"{path}: {odd}; give a file that Policy.save wrote")
         with open(path, "rb") as file:
             data = file.read()
         try:
@@ -198,6 +207,34 @@ class Policy:
         from .draft import Draft
 
         return Draft(self, trace, op_times)
+
+    def gantt(self, trace: Trace | StepTrace | None = None) -> Gantt:
+        """The decisions as bars over the ops of a step: a widget in a notebook, and a page of HTML.
+
+        ``trace`` is the step (the newest of a trace) to draw them over; None: the one that the policy was made for.
+        To edit, use ``policy.draft().gantt()``. Raises PolicyError if neither step is there, MissingPackageError
+        without bokeh.
+        """
+        from ..lab.gantt import Gantt
+
+        return Gantt(self, self._step(trace))
+
+    def sweep_figure(self, trace: Trace | StepTrace | None = None) -> go.Figure:
+        """Step time against capacity, predicted for the policy's link: the floor, the knee, and where this one is.
+
+        ``trace`` as for :meth:`gantt`; with one the op times are true. Raises PolicyError if neither step is there,
+        MissingPackageError without plotly.
+        """
+        from ..lab.sweep_figure import policy_sweep_figure
+
+        return policy_sweep_figure(self, self._step(trace))
+
+    def _step(self, trace: Trace | StepTrace | None) -> StepTrace:
+        if trace is None and self.source is None:
+            raise PolicyError(
+                "the policy does not hold the step that it was made for: give one, such as session.trace()"
+            )
+        return newest_step(trace if trace is not None else self.source)  # type: ignore[arg-type]
 
     def summary(self) -> list[tuple[str, int, int]]:
         """Per category: its name, how many gaps are swapped, and the bytes of their blocks. Largest first."""

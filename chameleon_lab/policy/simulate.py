@@ -24,6 +24,7 @@ from ..trace.columns import Table
 from ..units import format_bytes, format_percent, format_seconds
 from .memory import StepMemory, Swaps, newest_step, step_op_times
 from .model import Link, Policy
+from .pressure import with_evictions
 from .program import bind
 
 _MOST_STEPS = 64
@@ -201,22 +202,29 @@ def simulate(
     capacity_bytes: int | None = None,
     link: Link | None = None,
     op_times: Sequence[float] | np.ndarray | None = None,
+    *,
+    evict: bool = False,
 ) -> Prediction:
     """Predict a step of ``trace`` (the newest) under ``policy``, in the steady state.
 
     ``capacity_bytes`` and ``link`` default to the policy's; ``op_times`` (compute seconds of each op, shape
     (ops,)) to the recorded durations less stalls. Decisions are bound to the step as the executor binds them,
     and those that do not fit are left out and listed in ``unmatched``. A plan over capacity is simulated too:
-    see ``Prediction.fits``.
+    see ``Prediction.fits``. With ``evict``, what is too much is evicted, as the executor does; see
+    :func:`~chameleon_lab.policy.pressure.with_evictions`.
 
     Raises TraceError if the trace holds no op, ValueError if ``op_times`` does not fit.
     """
     step = newest_step(trace)
     memory, swaps, unmatched = bind(policy, step)
+    if capacity_bytes is None:
+        capacity_bytes = policy.capacity_bytes
+    if evict:
+        swaps = with_evictions(memory, swaps, capacity_bytes)
     return simulate_swaps(
         memory,
         swaps,
-        policy.capacity_bytes if capacity_bytes is None else capacity_bytes,
+        capacity_bytes,
         policy.link if link is None else link,
         step_op_times(step, op_times),
         unmatched=tuple(unmatched),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..progress import bar, tick
 from ..trace import StepTrace, Trace
 from ..units import format_bytes, format_percent, format_seconds
 from .generate import plan
@@ -157,21 +158,25 @@ def sweep(
         raise ValueError(
             "capacities is empty: give at least one, or None for a range from the floor to the peak"
         )
-    points = []
-    for capacity in chosen:
-        if capacity < lowest.bytes:
-            points.append(SweepPoint(capacity, math.inf, math.inf, 0.0, 0, 0))
-            continue
-        policy = plan(step, capacity, link, op_times=times, min_swap_bytes=min_swap_bytes)
-        predicted = simulate(step, policy, op_times=times)
-        points.append(
-            SweepPoint(
-                capacity,
-                predicted.step_s,
-                predicted.stall_s,
-                predicted.overlap,
-                predicted.swapped_out_bytes,
-                predicted.swapped_in_bytes,
-            )
-        )
+    with bar("Planning at several capacities", len(chosen), "capacity"):
+        points = [_point(step, capacity, link, lowest, times, min_swap_bytes) for capacity in chosen]
     return Sweep(tuple(points), lowest, step.live_peak_bytes, float(times.sum()), link, within)
+
+
+def _point(
+    step: StepTrace, capacity: int, link: Link, lowest: Floor, times: np.ndarray, min_swap_bytes: int
+) -> SweepPoint:
+    if capacity < lowest.bytes:
+        tick()
+        return SweepPoint(capacity, math.inf, math.inf, 0.0, 0, 0)
+    policy = plan(step, capacity, link, op_times=times, min_swap_bytes=min_swap_bytes)
+    predicted = simulate(step, policy, op_times=times)
+    tick()
+    return SweepPoint(
+        capacity,
+        predicted.step_s,
+        predicted.stall_s,
+        predicted.overlap,
+        predicted.swapped_out_bytes,
+        predicted.swapped_in_bytes,
+    )

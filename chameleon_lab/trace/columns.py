@@ -11,9 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from ..policy import Draft, Policy
 
 
 class Stage(IntEnum):
@@ -296,6 +301,16 @@ class Trace:
     def transfers(self) -> Transfers:
         """The newest step's transfers."""
         return self.last.transfers
+
+    def figure(self, policy: Policy | Draft | None = None, *, step: int | None = None) -> go.FigureWidget:
+        """The occupancy over a step (the newest) by category, as a Plotly widget.
+
+        With a policy: what it should do in that step beside what was measured. See
+        :func:`~chameleon_lab.lab.trace_figure.trace_figure`, which says what is raised.
+        """
+        from ..lab.trace_figure import trace_figure
+
+        return trace_figure(self, policy, step=step)
 
     def save(self, path: str) -> None:
         """Write the trace as Parquet, one row a step. See :mod:`chameleon_lab.trace.store`."""

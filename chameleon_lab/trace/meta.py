@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from ..errors import SessionError, TraceError
+from ..progress import bar, tick
 from ..runtime import core
 from ..runtime.discovery import Discovery
 from ..runtime.optimizer_groups import small_groups
@@ -141,10 +142,12 @@ class _Tracer:
                 else:
                     step, steps = build_or_step, steps - 1
                     self.end_unless_optimizer_did(0)
-                for _ in range(steps):
-                    before = len(self.logs)
-                    step()
-                    self.end_unless_optimizer_did(before)
+                with bar("Tracing", steps, "step"):
+                    for _ in range(steps):
+                        before = len(self.logs)
+                        step()
+                        self.end_unless_optimizer_did(before)
+                        tick()
         except NotImplementedError as error:
             raise TraceError(self.needs_data()) from error
         finally:

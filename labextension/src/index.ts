@@ -15,7 +15,9 @@ import {
 import { ILauncher } from '@jupyterlab/launcher';
 import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStateDB } from '@jupyterlab/statedb';
 import { listenForCalls } from './calls';
+import type { IStore } from './editor/keeper';
 import { icon } from './icon';
 import { KernelFollower } from './kernelFollower';
 import type { IPreferences } from './model';
@@ -29,7 +31,14 @@ const plugin: JupyterFrontEndPlugin<void> = {
   description: 'The Chameleon Lab panel, beside the notebook that trains.',
   autoStart: true,
   requires: [INotebookTracker],
-  optional: [ICommandPalette, ILayoutRestorer, ILauncher, ISettingRegistry, IThemeManager],
+  optional: [
+    ICommandPalette,
+    ILayoutRestorer,
+    ILauncher,
+    ISettingRegistry,
+    IThemeManager,
+    IStateDB
+  ],
   activate: (
     app: JupyterFrontEnd,
     notebooks: INotebookTracker,
@@ -37,7 +46,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     restorer: ILayoutRestorer | null,
     launcher: ILauncher | null,
     settings: ISettingRegistry | null,
-    themes: IThemeManager | null
+    themes: IThemeManager | null,
+    state: IStateDB | null
   ) => {
     const tracker = new WidgetTracker<MainAreaWidget<ChameleonPanel>>({
       namespace: 'chameleon-lab'
@@ -64,7 +74,12 @@ const plugin: JupyterFrontEndPlugin<void> = {
         await read;
         let widget = opened();
         if (!widget) {
-          const content = new ChameleonPanel(new KernelFollower(notebooks), preferences, themes);
+          const content = new ChameleonPanel(
+            new KernelFollower(notebooks),
+            preferences,
+            themes,
+            state as IStore | null
+          );
           widget = new MainAreaWidget({ content });
           widget.id = 'chameleon-lab-panel';
           widget.title.icon = icon;

@@ -300,3 +300,26 @@ def test_the_match_survives_small_changes(change: str) -> None:
     assert rates[3] == rates[4] == rates[6] == rates[7] == 1.0, rates
     assert 0.85 < rates[5] < 1.0, rates
     assert report.notes == ()
+
+
+def test_the_link_is_measured_again_under_load() -> None:
+    """A policy is made for what the copies of its own step reached, unless a link was given."""
+    _, live_peak = reference(Gpt)
+    links: list[cl.Link] = []
+
+    def look(number: int, _: nn.Module, session: cl.Session | None) -> None:
+        assert session is not None
+        links.append(session.link)
+        if number == 2:  # the first step warms up, and the policy is made from the second
+            assert session.policy is not None
+            profiled = session.recorded_step(1)
+            assert len(profiled.transfers) > 0
+            assert session.policy.link == session.link != links[0]
+            measured = links[0].under_load(profiled)  # a tick's length is measured ever more exactly
+            assert session.link.out_bytes_per_s == pytest.approx(measured.out_bytes_per_s, rel=1e-3)
+            assert session.link.in_bytes_per_s == pytest.approx(measured.in_bytes_per_s, rel=1e-3)
+
+    train(Gpt, steps=3, session_kwargs={"capacity": live_peak // 3}, each_step=look)
+    assert links[0] == links[1] and len(links) == 3
+    given = policy_of(Gpt, live_peak // 3, "3GiB/s").link
+    assert given == cl.Link(3 << 30, 3 << 30)

@@ -8,14 +8,9 @@ import torch
 from synthetic import StepBuilder, gpt_step
 
 import chameleon_lab as cl
-from chameleon_lab.lab import figures
-from chameleon_lab.lab.figures import (
-    MissingPlotlyError,
-    resident_by_category,
-    session_figure,
-    step_figure,
-    thin,
-)
+from chameleon_lab.lab.figures import resident_by_category, session_figure, step_figure, thin
+from chameleon_lab.lab.packages import MissingPackageError
+from chameleon_lab.lab.palette import STACK
 from chameleon_lab.report import StepSummary
 from chameleon_lab.trace import Category, Cause, Direction, Residencies, Stalls, StepTrace, Trace, Transfers
 
@@ -297,7 +292,7 @@ def test_session_figure_before_the_first_step():
 
 def test_without_plotly_the_error_says_what_to_install(step, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(MissingPlotlyError, match="pip install plotly") as caught:
+    with pytest.raises(MissingPackageError, match="pip install plotly") as caught:
         step_figure(step)
     assert isinstance(caught.value, ImportError)
 
@@ -312,5 +307,5 @@ def test_importing_the_package_imports_nothing_that_draws():
 
 
 def test_every_category_is_drawn():
-    drawn_categories = [category for _, _, categories in figures._STACK for category in categories]
+    drawn_categories = [category for _, _, categories in STACK for category in categories]
     assert sorted(drawn_categories) == sorted(Category)

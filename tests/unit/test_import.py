@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 OPTIONAL = (
     *("IPython", "ipykernel", "jupyterlab", "ipywidgets", "anywidget", "comm"),
-    *("plotly", "bokeh", "jupyter_bokeh", "pyarrow", "pandas", "scipy", "transformers"),
+    *("plotly", "bokeh", "jupyter_bokeh", "pyarrow", "pandas", "scipy", "tqdm", "transformers"),
 )
 
 

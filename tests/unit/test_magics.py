@@ -217,7 +217,8 @@ def test_a_policy_for_a_session_that_only_records(cells):
         ("strat", "%chameleon does not know 'strat': did you mean 'start'?"),
         (
             "xyz",
-            "%chameleon does not know 'xyz': it knows start, status, report, stop, panel, save, load, help",
+            "%chameleon does not know 'xyz': it knows start, status, dashboard, report, stop, panel, save, load, "
+            "help",
         ),
         ("--capacity 1GiB", "%chameleon does not know '--capacity': it knows start"),
         (
@@ -231,6 +232,7 @@ def test_a_policy_for_a_session_that_only_records(cells):
         ("start --capacity 1GiB --link 8", "link '8' is not a bandwidth"),
         ("start --link 1GiB/s,2GiB/s,3GiB/s", "link must be one bandwidth or a pair (out, in)"),
         ("start --device abacus", "there is no device 'abacus'"),
+        ("dashboard", "%chameleon dashboard: it needs a notebook. Try %chameleon report"),
         ("status now", "%chameleon status does not know 'now': it takes no more than that"),
         ("save 'p.json", '%chameleon: No closing quotation in "save \'p.json": close the quote'),
     ],
@@ -371,6 +373,17 @@ def test_in_a_notebook_the_report_is_a_table_and_a_figure(cells, monkeypatch):
     shown.clear()
     cells.good("%chameleon load t.parquet")
     assert [type(value).__name__ for value in shown] == ["Figure"]
+
+
+def test_in_a_notebook_the_dashboard_follows_the_open_session(cells, monkeypatch):
+    monkeypatch.setattr(cells.shell, "kernel", Kernel(), raising=False)
+    shown = []
+    monkeypatch.setattr(magics, "display", lambda value, **_: shown.append(value))
+    assert "no session yet" in cells.error("%chameleon dashboard")
+    cells.good(MODEL)
+    cells.good("%chameleon start --capacity 16MiB\n%chameleon dashboard\ntrain(2)\n%chameleon stop")
+    (dashboard,) = shown
+    assert list(dashboard.steps.data["index"]) == [0, 1]
 
 
 def test_in_a_notebook_without_plotly_there_is_the_table_and_a_line(cells, monkeypatch):

@@ -41,6 +41,7 @@ def report() -> Report:
         step_s=0.5,
         stall_s=0.01,
         overlap=0.953,
+        link="7.5 GiB/s / 8.0 GiB/s",
         swapped_out_bytes=101 * MIB,
         swapped_in_bytes=99 * MIB,
         evictions=2,

@@ -1,0 +1,146 @@
+"""Step time against capacity as a Plotly figure: where a policy stands, and what more or less memory would do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..policy import Policy, Sweep, simulate, sweep
+from ..policy.memory import newest_step
+from ..policy.sweep import SweepPoint
+from ..trace import StepTrace, Trace
+from ..units import format_bytes, format_percent, format_seconds
+from .figures import byte_unit, load_plotly, style
+from .palette import INK, INK_2, LINE, LOST, SESSION_STAGES
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+def policy_sweep_figure(policy: Policy, trace: Trace | StepTrace) -> go.Figure:
+    """:func:`sweep_figure` from the floor to the peak of a step, for the link of a policy, whose place is marked.
+
+    Raises what :func:`~chameleon_lab.policy.sweep` and :func:`sweep_figure` raise.
+    """
+    load_plotly()  # before the work
+    step = newest_step(trace)
+    found = sweep(step, None, policy.link)
+    return sweep_figure(found, capacity_bytes=policy.capacity_bytes, step_s=simulate(step, policy).step_s)
+
+
+def sweep_figure(
+    found: Sweep, *, capacity_bytes: int | None = None, step_s: float | None = None
+) -> go.Figure:
+    """The predicted step time at each capacity of a sweep, with the floor and the knee.
+
+    Args:
+        found: what to draw.
+        capacity_bytes: the capacity that is used now. None: not marked.
+        step_s: predicted seconds of a step there. None: between those of the sweep's points.
+
+    Raises:
+        MissingPackageError: plotly is not installed.
+        ValueError: no point of the sweep is above the floor.
+    """
+    go, _ = load_plotly()
+    points = [point for point in found.points if point.feasible]
+    if not points:
+        raise ValueError(
+            f"every capacity of the sweep is below the floor of {format_bytes(found.floor.bytes)}, so there is "
+            "nothing to draw: sweep larger ones"
+        )
+    unit, scale = byte_unit(max(points[-1].capacity_bytes, found.live_peak_bytes, capacity_bytes or 0))
+    x = [point.capacity_bytes / scale for point in points]
+    figure = go.Figure()
+    figure.add_trace(
+        go.Scatter(
+            x=x,
+            y=[found.compute_s] * len(x),
+            name="Without stalls",
+            mode="lines",
+            line={"color": SESSION_STAGES["Profile"], "width": 1.5, "dash": "dash"},
+            hoverinfo="skip",
+        )
+    )
+    figure.add_trace(
+        go.Scatter(
+            x=x,
+            y=[point.step_s for point in points],
+            name="Step, predicted",
+            mode="lines+markers",
+            line={"color": INK, "width": 2},
+            marker={"size": 6},
+            fill="tonexty",
+            fillcolor=_faint(LOST),
+            hovertext=[_hover(point, found) for point in points],
+            hoverinfo="text",
+        )
+    )
+    if found.knee is not None:
+        knee = found.knee
+        figure.add_trace(
+            go.Scatter(
+                x=[knee.capacity_bytes / scale],
+                y=[knee.step_s],
+                name=f"Knee {format_bytes(knee.capacity_bytes)}: at most {format_percent(found.within, 0)} longer",
+                mode="markers",
+                marker={
+                    "symbol": "circle-open",
+                    "size": 15,
+                    "color": INK,
+                    "line": {"width": 2, "color": INK},
+                },
+                hoverinfo="skip",
+            )
+        )
+    if capacity_bytes is not None:
+        figure.add_trace(
+            go.Scatter(
+                x=[capacity_bytes / scale],
+                y=[_step_s_at(capacity_bytes, points) if step_s is None else step_s],
+                name=f"Now {format_bytes(capacity_bytes)}",
+                mode="markers",
+                marker={"symbol": "diamond", "size": 12, "color": "#27438c"},
+                hoverinfo="name+y",
+            )
+        )
+    _mark(figure, found.floor.bytes / scale, f"Floor {format_bytes(found.floor.bytes)}")
+    _mark(figure, found.live_peak_bytes / scale, f"Peak {format_bytes(found.live_peak_bytes)}")
+    style(figure, "Step time against capacity", height=380, bottom=96)
+    right = max(found.live_peak_bytes, capacity_bytes or 0, points[-1].capacity_bytes) / scale
+    figure.add_vrect(x0=0, x1=found.floor.bytes / scale, fillcolor=LINE, opacity=0.6, line_width=0)
+    figure.update_layout(hovermode="closest")
+    figure.update_xaxes(title_text=f"Capacity ({unit})", range=[0, 1.06 * right])
+    figure.update_yaxes(tickformat="~s", ticksuffix="s", rangemode="tozero", title_text="Step")
+    return figure
+
+
+def _hover(point: SweepPoint, found: Sweep) -> str:
+    share = point.capacity_bytes / found.live_peak_bytes if found.live_peak_bytes else 1.0
+    return (
+        f"{format_bytes(point.capacity_bytes)}, {format_percent(share, 0)} of the peak<br>"
+        f"step {format_seconds(point.step_s)}, stall {format_seconds(point.stall_s)}<br>"
+        f"overlap {format_percent(point.overlap, 0)}, {format_bytes(point.swapped_out_bytes)} out, "
+        f"{format_bytes(point.swapped_in_bytes)} in"
+    )
+
+
+def _step_s_at(capacity_bytes: int, points: list[SweepPoint]) -> float:
+    """On the straight line between the points around a capacity."""
+    known = [point.capacity_bytes for point in points]
+    return float(np.interp(capacity_bytes, known, [point.step_s for point in points]))
+
+
+def _mark(figure: go.Figure, x: float, text: str) -> None:
+    figure.add_vline(
+        x=x,
+        line={"color": INK_2, "width": 1, "dash": "dot"},
+        annotation={"text": text, "font": {"size": 11, "color": INK_2}, "yanchor": "bottom", "y": 1.0},
+        annotation_position="top",
+    )
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.15)"

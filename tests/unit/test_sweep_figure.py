@@ -1,0 +1,70 @@
+"""`policy.sweep_figure()`: step time against capacity, with floor, knee and the policy's own place."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from synthetic import gpt_step
+
+from chameleon_lab.errors import PolicyError
+from chameleon_lab.lab.packages import MissingPackageError
+from chameleon_lab.lab.sweep_figure import sweep_figure
+from chameleon_lab.policy import Link, Policy, floor, plan, simulate, sweep
+
+MIB = 1 << 20
+STEP = gpt_step()
+CAPACITY = int(0.6 * STEP.live_peak_bytes)
+POLICY = plan(STEP, CAPACITY, Link(5e8, 5e8))
+
+
+def drawn(figure, name):
+    found = [trace for trace in figure.data if trace.name.startswith(name)]
+    assert len(found) == 1, [trace.name for trace in figure.data]
+    return found[0]
+
+
+def test_it_draws_the_sweep_of_the_policys_own_step_and_link():
+    found = sweep(STEP, None, POLICY.link)
+    figure = POLICY.sweep_figure()
+    line = drawn(figure, "Step, predicted")
+    assert list(line.x) == [point.capacity_bytes / MIB for point in found.points]
+    assert list(line.y) == [point.step_s for point in found.points]
+    assert set(drawn(figure, "Without stalls").y) == {found.compute_s}
+    knee = drawn(figure, "Knee")
+    assert found.knee is not None and list(knee.x) == [found.knee.capacity_bytes / MIB]
+    now = drawn(figure, "Now")
+    assert list(now.x) == [CAPACITY / MIB] and list(now.y) == [simulate(STEP, POLICY).step_s]
+    marked = {
+        shape.x0: note.text
+        for shape, note in zip(figure.layout.shapes, figure.layout.annotations, strict=False)
+    }
+    assert marked[floor(STEP).bytes / MIB].startswith("Floor")
+    assert marked[STEP.live_peak_bytes / MIB].startswith("Peak")
+
+
+def test_points_below_the_floor_are_not_drawn():
+    lowest = floor(STEP).bytes
+    found = sweep(STEP, [lowest - 1, lowest, 2 * lowest], Link(5e8, 5e8))
+    figure = sweep_figure(found, capacity_bytes=(3 * lowest) // 2)
+    line = drawn(figure, "Step, predicted")
+    assert list(line.x) == [lowest / MIB, 2 * lowest / MIB]
+    assert min(line.y) < drawn(figure, "Now").y[0] < max(line.y)
+    with pytest.raises(ValueError, match="below the floor"):
+        sweep_figure(sweep(STEP, [lowest - 1], Link(5e8, 5e8)))
+
+
+def test_a_policy_from_a_file_draws_from_the_step_in_it_or_a_given_one(tmp_path):
+    POLICY.save(tmp_path / "p.json")
+    loaded = Policy.load(tmp_path / "p.json")
+    assert list(drawn(loaded.sweep_figure(), "Now").x) == [CAPACITY / MIB]
+    bare = Policy(CAPACITY, Link(5e8, 5e8), ())
+    with pytest.raises(PolicyError, match="does not hold the step"):
+        bare.sweep_figure()
+    assert drawn(bare.sweep_figure(STEP), "Step, predicted").y
+
+
+def test_without_plotly_it_says_what_to_install_before_it_plans(monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(MissingPackageError, match="pip install plotly"):
+        POLICY.sweep_figure()
