@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..policy import Decision, Policy, Prediction, StallCause, diff, simulate
+from ..policy import Decision, Link, Policy, Prediction, StallCause, diff, simulate
 from ..policy.memory import step_op_times
 from ..policy.model import NEVER, fingerprint
 from ..policy.program import bind
@@ -26,6 +26,9 @@ _MOST_BARS = 1500
 _MOST_PIXELS = 2048
 """Five curves of three points a pixel are half of what an answer may have."""
 _KEPT = 4
+
+_CONDITIONS = ("capacity_bytes", "link", *(f"assumed.{name}" for name in ("ops", "live_peak_bytes", "torch")))
+"""What two policies were made for that a person can use: of the predictions, the figures tell."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,7 +342,7 @@ def _decisions(a: Policy, b: Policy) -> dict[str, Any]:
         "conditions": [
             {"name": name, "a": _plain(before), "b": _plain(after)}
             for name, (before, after) in found.conditions.items()
-            if not name.startswith("predicted.")  # the figures say so
+            if name in _CONDITIONS
         ],
     }
 
@@ -355,7 +358,9 @@ def _decision_row(a: Decision | None, b: Decision | None) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """What the panel shows as it stands: a number, a text or nothing."""
-    return value if value is None or isinstance(value, int | float | str) else str(value)
+    if isinstance(value, dict):
+        value = str(Link(**value))  # the one condition that has parts
+    return value
 
 
 def _sum_by_storage(storage: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:

@@ -7,7 +7,13 @@ await inLab(async (page, picture) => {
   const front = panel.locator('.cl-front');
   const [first, second] = ['first', 'second'].map(name => cellRunner(page, name));
   const show = async name => {
-    await execute(page, 'docmanager:open', { path: `${name}.ipynb` });
+    // Beside the first notebook, and not over the panel.
+    const ref = await page.evaluate(
+      () =>
+        [...window.jupyterapp.shell.widgets('main')].find(w => w.title.label === 'first.ipynb').id
+    );
+    const options = { ref, mode: 'tab-after' };
+    await execute(page, 'docmanager:open', { path: `${name}.ipynb`, options });
     await kernelIdle(page);
   };
   await kernelIdle(page);
