@@ -301,6 +301,10 @@ class Session:
             self._end_step()
 
     def _end_step(self) -> None:
+        with self._staging.lock:
+            self._end_this_step()
+
+    def _end_this_step(self) -> None:
         log = core.end_step()
         stage = self._stage
         self._log_stages[log.index] = stage.value
@@ -518,6 +522,11 @@ class Session:
         Raises what :meth:`enable` raises, what ``step_fn`` raises, and SessionError if a call of it ends no step.
         """
         return self._staging.dry_run(draft, step_fn, steps, settle)
+
+    @property
+    def staging(self) -> Staging:
+        """What has been asked for: the policy in force for good, and whether it can be rolled back."""
+        return self._staging
 
     def trace(self) -> Trace:
         """The newest finished steps, as columns. Empty before the first step has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import statistics
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -116,10 +117,18 @@ _FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 class Staging:
-    """The switches of one session. A switch is asked for at any time, and happens at the next step border."""
+    """The switches of one session. A switch is asked for at any time, and happens at the next step border.
+
+    The thread that ends the steps switches at once where it is between two of them. Any other thread (a panel's, while
+    a cell trains or none does) leaves the switch to the end of the next step: nothing may change under a step that
+    could begin meanwhile.
+    """
 
     def __init__(self, session: Session) -> None:
+        self.lock = threading.RLock()
+        """Held while a step ends, and by whoever asks for a switch."""
         self._session = session
+        self._stepper: int | None = None  # the thread that ended the newest step
         self._next: Policy | None = None
         self._before: list[Policy] = []
         self._trial: DryRun | None = None
@@ -129,24 +138,42 @@ class Staging:
 
     # ------------------------------------------------------------------------------------------------ asking
 
+    @property
+    def in_force(self) -> Policy | None:
+        """The policy that is in force for good, or will be at the border; None before there is one."""
+        with self.lock:
+            return self._base if self._trial is not None else self._next or self._session.policy
+
+    @property
+    def is_waiting(self) -> bool:
+        """Does a switch wait for the border?"""
+        return self._next is not None
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Has something been enabled that can be taken back?"""
+        return bool(self._before)
+
     def enable(self, chosen: Draft | Policy) -> None:
         """Switch to a draft or policy for good."""
         policy = self._checked(chosen, "enable")
-        before = self._in_force("enable")
-        self._end_trial("another policy was enabled")
-        self._before.append(before)
-        self._ask(policy)
+        with self.lock:
+            before = self._in_force("enable")
+            self._end_trial("another policy was enabled")
+            self._before.append(before)
+            self._ask(policy)
 
     def rollback(self) -> Policy:
         """Switch back to what was in force before the last enable, and return it."""
-        self._in_force("rollback")
-        if not self._before:
-            raise SessionError(
-                "session.rollback(): nothing has been enabled in this session: there is no way back"
-            )
-        self._end_trial("rolled back")
-        policy = self._before.pop()
-        self._ask(policy)
+        with self.lock:
+            self._in_force("rollback")
+            if not self._before:
+                raise SessionError(
+                    "session.rollback(): nothing has been enabled in this session: there is no way back"
+                )
+            self._end_trial("rolled back")
+            policy = self._before.pop()
+            self._ask(policy)
         return policy
 
     def dry_run(self, draft: Draft, step_fn: Callable[[], object] | None, steps: int, settle: int) -> DryRun:
@@ -159,12 +186,13 @@ class Staging:
                 f"dry_run takes a draft, not {type(draft).__name__}: make one with policy.draft()"
             )
         policy = self._checked(draft, "dry_run")
-        base = self._in_force("dry_run")
-        self._end_trial("another dry run began")
-        self._base, self._trial = base, DryRun(policy, draft.predict(), steps, settle)
-        self._trial_left = settle + steps
-        trial = self._trial
-        self._ask(policy)
+        trial = DryRun(policy, draft.predict(), steps, settle)
+        with self.lock:
+            base = self._in_force("dry_run")
+            self._end_trial("another dry run began")
+            self._base, self._trial = base, trial
+            self._trial_left = settle + steps
+            self._ask(policy)
         if step_fn is not None:
             self._drive(trial, step_fn)
         return trial
@@ -212,7 +240,7 @@ class Staging:
         session._require_open(call)
         if session.capacity_bytes is None:
             raise PolicyError("this session only records, it has no capacity: give one to use a policy")
-        policy = self._base if self._trial is not None else self._next or session.policy
+        policy = self.in_force
         if policy is None:
             raise SessionError(
                 f"session.{call}(): no policy is in force yet: train {session.warmup_steps + 1} whole steps first"
@@ -223,8 +251,11 @@ class Staging:
 
     def _ask(self, policy: Policy) -> None:
         self._next = policy
-        if self._session._at_border():
+        if self._between_steps():
             self._switch()
+
+    def _between_steps(self) -> bool:
+        return threading.get_ident() == self._stepper and self._session._at_border()
 
     def _switch(self) -> None:
         policy, self._next = self._next, None
@@ -233,7 +264,9 @@ class Staging:
             self._trial_running = self._trial is not None and policy is self._trial.policy
 
     def step_ended(self, summary: StepSummary, overlap: float) -> None:
-        """A step has ended: note what a trial measured, and switch if somebody asked for it."""
+        """A step has ended: note what a trial measured, and switch if somebody asked for it. Takes no lock: the session
+        holds it while a step ends."""
+        self._stepper = threading.get_ident()
         trial = self._trial
         if trial is not None and self._trial_running:
             self._trial_left -= 1
@@ -254,8 +287,13 @@ class Staging:
         self._next = self._base
         self._trial_running = False
         self._base = None
-        if self._session._at_border():
+        if self._between_steps():
             self._switch()
+
+    def end_dry_run(self) -> None:
+        """Go back to the policy of before, without waiting for the steps that are left."""
+        with self.lock:
+            self._end_trial("stopped")
 
 
 def _measured(summary: StepSummary, overlap: float) -> Measured:

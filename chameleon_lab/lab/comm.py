@@ -7,6 +7,7 @@ are answered while a cell trains. Where they cannot, requests wait for the cell,
 from __future__ import annotations
 
 import threading
+import time
 from contextvars import Context, copy_context
 from typing import Any
 
@@ -53,6 +54,7 @@ class PanelLine:
             comms, self._comms = [comm for comm, _ in self._comms.values()], {}
             thread, self._thread = self._thread, None
             self._stop.set()
+            self.sources.news.set()
         for comm in comms:
             comm.close()
         if thread is not None and thread is not threading.current_thread():
@@ -71,22 +73,33 @@ class PanelLine:
 
     def _tell_news(self) -> None:
         """Send the status when it has changed, until the last panel is gone."""
-        me, told = threading.current_thread(), None
-        while not self._stop.wait(_NEWS_EVERY_S):
+        me, told, told_s = threading.current_thread(), None, -_NEWS_EVERY_S
+        drafts: dict[str, int] = {}
+        failed = ""
+        while not self._stop.is_set():
+            self.sources.news.wait(_NEWS_EVERY_S)
+            self.sources.news.clear()
             with self._lock:
                 if self._thread is not me:
                     return
                 comms = list(self._comms.values())
-            mark = (self.sources.mark(), tuple(comm.comm_id for comm, _ in comms))
-            if mark == told:
-                continue
-            told = mark
+            envelopes = []
             try:
-                envelope = event("status", self.sources.status())
+                mark = (self.sources.mark(), tuple(comm.comm_id for comm, _ in comms))
+                if mark != told and time.monotonic() - told_s >= 0.9 * _NEWS_EVERY_S:
+                    told, told_s = mark, time.monotonic()
+                    envelopes.append(event("status", self.sources.status()))
+                for source, news in self.sources.draft_news().items():
+                    if drafts.get(source) != news:
+                        drafts[source] = news
+                        envelopes.append(event("draft", {"source": source, "news": news}))
             except Exception as error:  # the thread must outlive what a session in the midst of ending does
-                envelope = failure(None, ProtocolError("internal", f"{type(error).__name__}: {error}"))
-            for comm, context in comms:
-                context.run(comm.send, envelope)
+                text = f"{type(error).__name__}: {error}"
+                envelopes = [] if text == failed else [failure(None, ProtocolError("internal", text))]
+                failed = text
+            for envelope in envelopes:
+                for comm, context in comms:
+                    context.run(comm.send, envelope)
 
 
 _line: PanelLine | None = None

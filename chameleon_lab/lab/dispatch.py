@@ -7,9 +7,11 @@ import traceback
 from typing import Any
 
 from . import box, compare, views
+from .editing import Desk
 from .protocol import (
     MAX_REPLY_BYTES,
     VERSION,
+    DraftOf,
     ProtocolError,
     Request,
     failure,
@@ -55,6 +57,10 @@ def _dispatch(sources: Sources, request: Request) -> tuple[dict[str, Any], list[
         case "compare_view":
             a, b = sources.side(p.a), sources.side(p.b)
             return compare.compare_view(sources.sides, a, b, p.axis, p.start, p.end, p.width)
+        case "draft":
+            return sources.draft(p.source, p.rebase), []
+    if isinstance(p, DraftOf):
+        return _edit(sources.desk(p.source), request), []
     scene = sources.scene(p.source, p.first, p.last)
     match request.method:
         case "scene":
@@ -75,7 +81,42 @@ def _dispatch(sources: Sources, request: Request) -> tuple[dict[str, Any], list[
             return box.inside(scene, p.axis, p.start, p.end, p.low, p.high, p.rows), []
         case "search":
             return views.search(scene, p.axis, p.query), []
+        case "locate":
+            return views.locate(scene, p.storage), []
     raise AssertionError(f"{request.method} has no answer")
+
+
+def _edit(desk: Desk, request: Request) -> dict[str, Any]:
+    """Answer what is asked of a draft. What changes it is answered with its state."""
+    p = request.params
+    match request.method:
+        case "decisions":
+            return desk.page(p.query, p.sort, p.down, p.first_row, p.count)
+        case "choices":
+            return desk.choices(p.storage)
+        case "matching":
+            return desk.matching(p.edit)
+        case "changes":
+            return desk.changes()
+        case "curve":
+            return desk.curve(p.begin)
+        case "save":
+            return desk.save(p.path, p.overwrite)
+        case "edit":
+            desk.edit(p.change, p.edits, p.index)
+        case "load":
+            desk.load(p.path)
+        case "dry_run":
+            desk.dry_run()
+        case "end_dry_run":
+            desk.end_dry_run()
+        case "enable":
+            desk.enable()
+        case "roll_back":
+            desk.roll_back()
+        case _:
+            raise AssertionError(f"{request.method} has no answer")
+    return desk.state()
 
 
 def hello() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 VERSION = 1
@@ -25,6 +25,10 @@ MAX_REPLY_BYTES = 1024 * 1024
 
 MAX_STEPS = 16
 """Steps in one view. More would only be a blur, and every one is held in memory."""
+
+
+MAX_ROWS = 500
+"""Rows of the policy editor's table in one answer."""
 
 
 class ProtocolError(Exception):
@@ -134,6 +138,83 @@ class Search(SceneOf):
 
 
 @dataclass(frozen=True)
+class Locate(SceneOf):
+    """The drawn storage with a key."""
+
+    storage: str
+
+
+@dataclass(frozen=True)
+class DraftOf:
+    """The draft of a source."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class OpenDraft(DraftOf):
+    """The draft of a source; ``rebase``: of the policy that is in force now, with the edits of the draft so far."""
+
+    rebase: bool = False
+
+
+@dataclass(frozen=True)
+class ChangeDraft(DraftOf):
+    """A change to a draft's edits; see :meth:`chameleon_lab.lab.editing.Desk.edit`."""
+
+    change: str
+    edits: list[dict] = field(default_factory=list)
+    index: int = -1
+
+
+@dataclass(frozen=True)
+class Page(DraftOf):
+    """``count`` rows of the draft's table from ``first_row`` on, of those that fit the query, sorted."""
+
+    query: str
+    sort: str
+    down: bool
+    first_row: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Choices(DraftOf):
+    """What can be done with one storage, by its key."""
+
+    storage: str
+
+
+@dataclass(frozen=True)
+class Matching(DraftOf):
+    """Which storages an edit means."""
+
+    edit: dict
+
+
+@dataclass(frozen=True)
+class Curve(DraftOf):
+    """Step time against capacity; ``begin``: work it out."""
+
+    begin: bool
+
+
+@dataclass(frozen=True)
+class SavePolicy(DraftOf):
+    """Write the draft's policy to a file."""
+
+    path: str
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class LoadPolicy(DraftOf):
+    """Take the edits of a policy file."""
+
+    path: str
+
+
+@dataclass(frozen=True)
 class Box(SceneOf):
     """A rectangle of the block map: a stretch of the axis, and of the bytes of its rows from ``low`` to ``high``."""
 
@@ -184,6 +265,20 @@ METHODS: dict[str, type] = {
     "range": Range,
     "seek": Seek,
     "search": Search,
+    "locate": Locate,
+    "draft": OpenDraft,
+    "edit": ChangeDraft,
+    "decisions": Page,
+    "choices": Choices,
+    "matching": Matching,
+    "changes": DraftOf,
+    "curve": Curve,
+    "dry_run": DraftOf,
+    "end_dry_run": DraftOf,
+    "enable": DraftOf,
+    "roll_back": DraftOf,
+    "save": SavePolicy,
+    "load": LoadPolicy,
     "box": Box,
     "compare": Compare,
     "compare_view": CompareView,
@@ -195,10 +290,12 @@ _CHOICES = {
     "rows": ("storage", "packed"),
     "track": ("ops", "out", "in", "stalls", "blocks"),
     "direction": (-1, 1),
+    "change": ("add", "set", "replace", "remove", "undo", "redo", "discard"),
+    "sort": ("name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "by"),
     "what": ("stall", "peak"),
 }
-_LIMITS = {"width": (1, 16384), "height": (1, 16384)}
-_MAX_TEXT = {"query": 400, "path": 4096, "source": 4200}
+_LIMITS = {"width": (1, 16384), "height": (1, 16384), "first_row": (0, 2**31), "count": (1, MAX_ROWS)}
+_MAX_TEXT = {"query": 400, "path": 4096, "source": 4200, "storage": 2000}
 
 
 @dataclass(frozen=True)
@@ -283,7 +380,7 @@ def _parse(method: str, kind: type, params: dict[str, Any]) -> Any:
     values = {}
     for name, f in known.items():
         if name not in params:
-            if f.default is MISSING:
+            if f.default is MISSING and f.default_factory is MISSING:
                 raise ProtocolError("malformed", f"{method} needs the parameter {name!r}")
             continue
         values[name] = _checked(f"{method}.{name}", name, str(f.type), params[name])
@@ -335,6 +432,12 @@ def _is_int(value: Any) -> bool:
 _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "str": ("text", lambda value: isinstance(value, str)),
     "int": ("a whole number", _is_int),
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "dict": ("an object", lambda value: isinstance(value, dict)),
+    "list[dict]": (
+        "a list of objects",
+        lambda value: isinstance(value, list) and all(isinstance(item, dict) for item in value),
+    ),
     "float": (
         "a finite number",
         lambda value: _is_int(value) or (isinstance(value, float) and math.isfinite(value)),

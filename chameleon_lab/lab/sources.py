@@ -11,6 +11,7 @@ from ..policy import Policy
 from ..session import Session, current_session
 from ..trace import StepTrace, Trace
 from .compare import Side, Sides, policy_step
+from .editing import Desk
 from .protocol import ProtocolError
 from .protocol import Side as SideOf
 from .scene import Scene
@@ -33,6 +34,9 @@ class Sources:
         self._files: OrderedDict[str, Trace] = OrderedDict()
         self._policies: OrderedDict[str, Policy] = OrderedDict()
         self._scenes: OrderedDict[tuple[str, int, int], Scene] = OrderedDict()
+        self._desks: dict[str, Desk] = {}
+        self.news = threading.Event()
+        """Set when a draft has something new to tell."""
         self.sides = Sides()
 
     # ------------------------------------------------------------------------------------------------ what there is
@@ -93,6 +97,7 @@ class Sources:
         source = f"file:{path}"
         with self._lock:
             self._files[source] = trace
+            self._desks.pop(source, None)
             self._forget(source)
         return source
 
@@ -106,12 +111,68 @@ class Sources:
         """Forget a file; harmless where it is not open."""
         with self._lock:
             self._files.pop(source, None)
+            self._desks.pop(source, None)
             self._policies.pop(source, None)
             self._forget(source)
 
     def _forget(self, source: str) -> None:
         for key in [key for key in self._scenes if key[0] == source]:
             del self._scenes[key]
+
+    # ------------------------------------------------------------------------------------------------ drafts
+
+    def draft(self, source: str, rebase: bool = False) -> dict[str, Any]:
+        """The draft of a source; where there is nothing to edit yet, the reason. Raises ProtocolError if it is gone."""
+        try:
+            desk = self.desk(source)
+        except ProtocolError as error:
+            if error.code != "not_now":
+                raise
+            return {"source": source, "editable": False, "why": str(error), "news": 0}
+        if rebase:
+            desk.rebase()
+        return desk.state()
+
+    def desk(self, source: str) -> Desk:
+        """The desk on which the policy of a source is edited.
+
+        Raises:
+            ProtocolError: the source is gone, or has nothing that could be edited yet.
+        """
+        with self._lock:
+            desk = self._desks.get(source)
+            if desk is not None:
+                return desk
+            if source in self._files:
+                trace = self._files[source]
+                step = next(step for step in reversed(trace.steps) if len(step.ops))
+                desk = Desk(source, None, step, trace.meta, self.news.set)
+            else:
+                session = self._session_of(source)
+                desk = Desk(
+                    source, session, self._planless_step(session), session.trace_meta(), self.news.set
+                )
+                # A session that is gone is not edited any more.
+                self._desks = {name: kept for name, kept in self._desks.items() if name in self._files}
+            self._desks[source] = desk
+            return desk
+
+    def draft_news(self) -> dict[str, int]:
+        """How much each draft has had to tell so far."""
+        with self._lock:
+            desks = dict(self._desks)
+        return {source: desk.poll() for source, desk in desks.items()}
+
+    def _planless_step(self, session: Session) -> StepTrace | None:
+        """The step to plan for, of a session that plans none itself; None where its policy is edited."""
+        if session.staging.in_force is not None:
+            return None
+        if session.is_open and session.own_capacity_bytes is not None and session.planning:
+            raise ProtocolError("not_now", f"No policy yet: the session is in {session.stage.value}.")
+        recorded = session.recorded_steps()
+        if not recorded:
+            raise ProtocolError("not_now", "No step has ended yet.")
+        return session.recorded_step(recorded[-1])
 
     # ------------------------------------------------------------------------------------------------ scenes
 
@@ -172,6 +233,14 @@ class Sources:
             if not steps:
                 raise ProtocolError("gone", f"{source.removeprefix('file:')} has no step {first}")
             return steps, trace.meta
+        session = self._session_of(source)
+        try:
+            steps = [session.recorded_step(index) for index in range(first, last + 1)]
+        except SessionError as error:
+            raise ProtocolError("gone", str(error), "Choose a newer step.") from None
+        return steps, session.trace_meta()
+
+    def _session_of(self, source: str) -> Session:
         named = self.session()
         if named is None or named[0] != source:
             raise ProtocolError(
@@ -180,12 +249,7 @@ class Sources:
                 + ("no session is open" if named is None else "another session has taken its place"),
                 "The panel shows the newest one.",
             )
-        session = named[1]
-        try:
-            steps = [session.recorded_step(index) for index in range(first, last + 1)]
-        except SessionError as error:
-            raise ProtocolError("gone", str(error), "Choose a newer step.") from None
-        return steps, session.trace_meta()
+        return named[1]
 
 
 def _step_list(steps: list[StepTrace]) -> list[dict[str, Any]]:

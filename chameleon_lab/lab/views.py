@@ -556,6 +556,13 @@ def search(scene: Scene, axis: str, text: str) -> dict[str, Any]:
     }
 
 
+def locate(scene: Scene, key: str) -> dict[str, Any]:
+    """The uid of the storage with a key, that of the newest step where several have one; None without any."""
+    keys = scene.storage_keys
+    row = next((row for row in range(len(keys) - 1, -1, -1) if keys[row] == key), None)
+    return {"uid": None if row is None else int(scene.storage_uid[row])}
+
+
 def _find_storages(scene: Scene, query: Any) -> np.ndarray:
     paths, module = scene.storage_modules
     names = [category.name.lower().replace("_", " ") for category in Category]

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import BelowFloorError, EditsUnreachableError, PolicyError
 from ..trace import StepTrace, Trace
 from ..units import parse_bandwidth, parse_bytes
+from .constraints import conditions
 from .diff import PolicyDiff, diff
 from .edits import Edit, EditAction, Finding
 from .generate import plan
@@ -59,6 +60,18 @@ class Draft:
         self._past: list[tuple[Edit, ...]] = []
         self._future: list[tuple[Edit, ...]] = []
         self._made: tuple[tuple[Edit, ...], Policy] | None = None
+
+    def rebase(
+        self,
+        base: Policy,
+        trace: Trace | StepTrace | None = None,
+        op_times: Sequence[float] | np.ndarray | None = None,
+    ) -> Draft:
+        """A draft of another policy with the same edits, and the same changes to take back. Arguments as for a new
+        draft."""
+        other = Draft(base, trace, op_times)
+        other._edits, other._past, other._future = self._edits, list(self._past), list(self._future)
+        return other
 
     @property
     def op_times(self) -> np.ndarray:
@@ -162,6 +175,16 @@ class Draft:
         return bool(self._future)
 
     # ------------------------------------------------------------------------------------------------ look
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What it plans for: what the last edit of the capacity asks for, else what held without edits."""
+        return conditions(self._edits, self._capacity_bytes, self._link)[0]
+
+    @property
+    def link(self) -> Link:
+        """The link that it plans for, found as :attr:`capacity_bytes` is."""
+        return conditions(self._edits, self._capacity_bytes, self._link)[1]
 
     def policy(self) -> Policy:
         """The policy that the draft stands for. The base itself where nothing was changed and the step is its own.

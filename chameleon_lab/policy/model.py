@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import PolicyError
+from ..files import oddity
 from ..trace import StepTrace, Trace
 from ..trace.store import write_then_rename
 from ..units import format_bytes
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from .draft import Draft
 
 __all__ = ["NEVER", "PLANNER", "USER", "VERSION", "Action", "Decision", "Link", "Policy", "fingerprint"]
+
+_MOST_BYTES = 1 << 30  # of a file
 
 VERSION = 2
 """Version of the policy file that this package writes, and the newest that it reads."""
@@ -163,6 +166,8 @@ class Policy:
         Raises PolicyError, naming file, place, value and way out, if the file is truncated, of a newer
         version, or has a field missing, unknown or of the wrong type; OSError if it cannot be read.
         """
+        if (odd := oddity(path, _MOST_BYTES)) is not None:
+            raise PolicyError(f"{path}: {odd}; give a file that Policy.save wrote")
         with open(path, "rb") as file:
             data = file.read()
         try:

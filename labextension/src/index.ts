@@ -15,7 +15,9 @@ import {
 import { ILauncher } from '@jupyterlab/launcher';
 import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStateDB } from '@jupyterlab/statedb';
 import { listenForCalls } from './calls';
+import type { IStore } from './editor/keeper';
 import { icon } from './icon';
 import { KernelFollower } from './kernelFollower';
 import type { IPreferences } from './model';
@@ -29,7 +31,14 @@ const plugin: JupyterFrontEndPlugin<void> = {
   description: 'The Chameleon Lab panel, beside the notebook that trains.',
   autoStart: true,
   requires: [INotebookTracker],
-  optional: [ICommandPalette, ILayoutRestorer, ILauncher, ISettingRegistry, IThemeManager],
+  optional: [
+    ICommandPalette,
+    ILayoutRestorer,
+    ILauncher,
+    ISettingRegistry,
+    IThemeManager,
+    IStateDB
+  ],
   activate: (
     app: JupyterFrontEnd,
     notebooks: INotebookTracker,
@@ -37,11 +46,14 @@ const plugin: JupyterFrontEndPlugin<void> = {
     restorer: ILayoutRestorer | null,
     launcher: ILauncher | null,
     settings: ISettingRegistry | null,
-    themes: IThemeManager | null
+    themes: IThemeManager | null,
+    state: IStateDB | null
   ) => {
     const tracker = new WidgetTracker<MainAreaWidget<ChameleonPanel>>({
       namespace: 'chameleon-lab'
     });
+    // The tracker's current widget is known only once the layout has been saved; kernels call sooner.
+    const opened = () => tracker.find(() => true);
     let preferences: IPreferences = { axis: 'time', rows: 'storage', follow: true };
     const read = settings?.load(PLUGIN).then(
       registry => {
@@ -60,9 +72,14 @@ const plugin: JupyterFrontEndPlugin<void> = {
       icon: args => (args.isPalette ? undefined : icon),
       execute: async () => {
         await read;
-        let widget = tracker.currentWidget;
+        let widget = opened();
         if (!widget) {
-          const content = new ChameleonPanel(new KernelFollower(notebooks), preferences, themes);
+          const content = new ChameleonPanel(
+            new KernelFollower(notebooks),
+            preferences,
+            themes,
+            state as IStore | null
+          );
           widget = new MainAreaWidget({ content });
           widget.id = 'chameleon-lab-panel';
           widget.title.icon = icon;
@@ -89,7 +106,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
           if (action === 'show') {
             void app.commands.execute(OPEN);
           } else if (action === 'loaded') {
-            tracker.currentWidget?.content.loaded(kernel);
+            opened()?.content.loaded(kernel);
           }
         });
         panel.disposed.connect(stop);

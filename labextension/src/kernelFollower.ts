@@ -66,6 +66,11 @@ export class KernelFollower implements IDisposable {
     return this._panel?.sessionContext.session?.kernel ?? null;
   }
 
+  /** The path of the notebook in front, which stays while its kernels come and go. */
+  get path(): string | null {
+    return this._panel?.sessionContext.path ?? null;
+  }
+
   /** Emitted when `current` may read differently. */
   get changed(): ISignal<this, void> {
     return this._changed;

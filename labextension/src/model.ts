@@ -85,6 +85,14 @@ export class LabModel {
     return this._changed;
   }
 
+  /** The line to the kernel, or null where there is none. */
+  get client(): KernelClient | null {
+    return this._client;
+  }
+
+  /** Called with what the kernel says unasked, but for its status. */
+  onNews: (name: string, body: unknown) => void = () => undefined;
+
   /** Answers that are waited for. */
   get waiting(): number {
     return this._client?.waiting ?? 0;
@@ -122,6 +130,8 @@ export class LabModel {
     client.onEvent = (name, body) => {
       if (name === 'status') {
         this._heard(body as IStatus);
+      } else {
+        this.onNews(name, body);
       }
     };
     client.onError = error => this._fail(error);
@@ -231,12 +241,13 @@ export class LabModel {
         height: this.height,
         rows: this.rows
       });
+      const sameSource = this.steps?.source === steps.source;
+      const selected = this.selected && sameSource ? await this._again(client, steps) : null;
       if (turn !== this._showing) {
         return;
       }
       const before = this.scene ? this.length : null;
       const whole = before === null || this.shown.end - this.shown.start > before * 0.999;
-      const sameSource = this.steps?.source === steps.source;
       this.steps = steps;
       this.scene = scene;
       this.views.clear();
@@ -256,20 +267,25 @@ export class LabModel {
         whole || share === null
           ? { start: 0, end: length }
           : this._clamped({ start: this.shown.start * share, end: this.shown.end * share });
-      const uid = this.selected?.uid;
       const hadAlive = this.alive !== null;
-      this.selected = null;
+      this.selected = selected;
       this.alive = null;
       this._emit('scene');
-      if (uid !== undefined && sameSource) {
-        await this.select(uid, true);
-      }
       await this.search(this.query);
       if (hadAlive) {
         await this.ask(undefined, true);
       }
       this._wantDetail();
     }, following);
+  }
+
+  /** The selected storage in other steps, where most have another uid; null where they do not have it. */
+  private async _again(client: KernelClient, steps: ISteps): Promise<IStorageDetail | null> {
+    const storage = this.selected?.key ?? '';
+    const { uid } = (await client.request('locate', { ...steps, storage })).result;
+    return uid === null
+      ? null
+      : (await client.request('storage', { ...steps, axis: this.axis, uid })).result;
   }
 
   /** Ask for the same steps again: on another axis, with other rows, or for another size. */
@@ -430,6 +446,14 @@ export class LabModel {
     }
     this._emit('overlay');
     this._emit('side');
+  }
+
+  /** The uid that a storage has in the drawn steps, by its key; null where they do not have it. */
+  async locate(storage: string): Promise<number | null> {
+    const answer = await this._onScene(async (client, steps) => {
+      return (await client.request('locate', { ...steps, storage })).result.uid;
+    });
+    return answer ?? null;
   }
 
   async search(query: string): Promise<void> {

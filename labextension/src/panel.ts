@@ -7,11 +7,14 @@ import { Widget } from '@lumino/widgets';
 import { ComparePage } from './compare/comparePage';
 import { Connection } from './connection';
 import { button, h } from './dom';
+import type { IStore } from './editor/keeper';
+import { EditorView } from './editor/view';
 import type { KernelFollower } from './kernelFollower';
 import { type Change, type IPreferences, LabModel } from './model';
 import { Header } from './panel/header';
 import { Inspector } from './panel/inspector';
 import { notice } from './panel/notice';
+import { splitter } from './panel/splitter';
 import { Tables } from './panel/tables';
 import { Toolbar } from './panel/toolbar';
 import { Timeline } from './timeline/timeline';
@@ -20,7 +23,8 @@ export class ChameleonPanel extends Widget {
   constructor(
     private readonly _follower: KernelFollower,
     preferences: IPreferences,
-    private readonly _themes: IThemeManager | null
+    private readonly _themes: IThemeManager | null,
+    store: IStore | null
   ) {
     super();
     this.addClass('cl-panel');
@@ -41,11 +45,43 @@ export class ChameleonPanel extends Widget {
       open: () => void this._openFile(),
       close: () => this._leaveComparison()
     });
-    this._main.append(
-      h('div', { class: 'cl-left' }, this._toolbar.node, this.timeline.node, this._tables.node),
-      this._inspector.node
+    this._editor = new EditorView(
+      this.model,
+      this.node,
+      store,
+      () => _follower.path ?? '',
+      () => this.timeline.focus()
     );
-    this.node.append(this._header.node, this._banner, this._notice, this._main);
+    this._editor.addTabs(this._tables);
+    this.timeline.onMenu = (uid, x, y) => void this._editor.menuOf(uid, x, y);
+    const left = h('div', { class: 'cl-left' });
+    const tables = this._tables.node;
+    left.append(
+      this._toolbar.node,
+      this.timeline.node,
+      splitter(left, 'y', '--cl-lower', 'Height of the tables', () => tables),
+      tables
+    );
+    const side = h(
+      'div',
+      { class: 'cl-side' },
+      this._inspector.node,
+      this._editor.cards.node,
+      this._editor.curve.node
+    );
+    this._main.append(
+      left,
+      splitter(this._main, 'x', '--cl-side', 'Width of the inspector', () => side, 160),
+      side
+    );
+    this.node.append(
+      this._header.node,
+      this._banner,
+      this._editor.banner,
+      this._notice,
+      this._main,
+      this._editor.bar.node
+    );
 
     this.model.changed.connect(this._onChange, this);
     this._connection = new Connection(_follower, this.model, () => this.update());
@@ -67,6 +103,7 @@ export class ChameleonPanel extends Widget {
     }
     this._themes?.themeChanged.disconnect(this._recolour, this);
     this._connection.dispose();
+    this._editor.dispose();
     this.timeline.dispose();
     this._compare.dispose();
     this.model.dispose();
@@ -168,6 +205,7 @@ export class ChameleonPanel extends Widget {
   private readonly _toolbar: Toolbar;
   private readonly _inspector: Inspector;
   private readonly _tables: Tables;
+  private readonly _editor: EditorView;
   private readonly _compare: ComparePage;
   private readonly _connection: Connection;
   private readonly _banner = h('div', { class: 'cl-banner', role: 'alert', hidden: true });

@@ -253,6 +253,225 @@ export interface ISeek {
   count: number;
 }
 
+/** One edit, as the kernel's Edit.to_dict writes it. What does not apply is left out. */
+export interface IEdit {
+  action: string;
+  storage?: string;
+  gap?: number;
+  module?: string;
+  category?: string;
+  stage?: string;
+  min_bytes?: number;
+  max_bytes?: number;
+  ops_earlier?: number;
+  capacity_bytes?: number;
+  link?: { out_bytes_per_s: number | null; in_bytes_per_s: number | null };
+  note?: string;
+}
+
+export interface IDraftEdit {
+  edit: IEdit;
+  text: string;
+  /** Not in force. */
+  staged: boolean;
+}
+
+export interface IFinding {
+  fault: string;
+  /** Position of the edit. */
+  index: number;
+  why: string;
+  way_out: string;
+  is_error: boolean;
+}
+
+/** What a step takes under a policy, predicted or measured. */
+export interface IFigures {
+  peak_bytes: number;
+  step_s: number;
+  stall_s: number;
+  overlap: number;
+  swapped_out_bytes: number;
+  swapped_in_bytes: number;
+}
+
+export interface IDryRun {
+  done: boolean;
+  /** Why it ended early, or empty. */
+  note: string;
+  steps: number;
+  settle: number;
+  /** Whether the step border has come, so that steps run under the draft. */
+  started: boolean;
+  /** Whether the draft is still the one that is tried. */
+  of_draft: boolean;
+  predicted: IFigures;
+  measured: (IFigures & { match_rate: number; evictions: number }) | null;
+}
+
+/** There is nothing to edit (yet), and why. */
+export interface INoDraft {
+  source: string;
+  editable: false;
+  why: string;
+  news: number;
+}
+
+export interface IOpenDraft {
+  source: string;
+  editable: true;
+  why: string;
+  /** Counts what became new; the event `draft` says when. */
+  news: number;
+  /** What can be decided about a storage. */
+  actions: string[];
+  edits: IDraftEdit[];
+  /** Edits that are not in force, and those in force that the draft takes back. */
+  staged: number;
+  /** Storages that the planner treats otherwise because of edits of others. */
+  follows: number;
+  can_undo: boolean;
+  can_redo: boolean;
+  /** Whether the draft is what is in force. */
+  same: boolean;
+  /** Planned; else the figures are an estimate, and a plan follows. */
+  exact: boolean;
+  fits: boolean;
+  error: string;
+  findings: IFinding[];
+  plan_s: number;
+  current: IFigures & { capacity_bytes: number; swaps: number };
+  draft: (IFigures & { capacity_bytes: number; swaps: number }) | null;
+  capacity_bytes: number;
+  own_capacity_bytes: number | null;
+  live_peak_bytes: number;
+  compute_s: number;
+  floor: { bytes: number; op: string; module: string; stage: string };
+  /** Whether nobody knows how fast the link is. */
+  link_assumed: boolean;
+  ops: number;
+  rows: number;
+  storages: number;
+  /** Why nothing can be dry-run or enabled; empty where it can. */
+  why_not_enable: string;
+  can_roll_back: boolean;
+  /** Whether a switch waits for the step border. */
+  waiting: boolean;
+  /** Ops of the plan in force where it is for other ops than the draft, else 0. */
+  other_ops: number;
+  dry_run: IDryRun | null;
+}
+
+export type IDraft = INoDraft | IOpenDraft;
+
+export type Change = 'add' | 'set' | 'replace' | 'remove' | 'undo' | 'redo' | 'discard';
+export type DecisionSort =
+  | 'name'
+  | 'module'
+  | 'bytes'
+  | 'idle_s'
+  | 'decision'
+  | 'hidden'
+  | 'stall_s'
+  | 'by';
+
+/** One row of the policy editor: a storage that can be decided about. */
+export interface IDecision {
+  storage: string;
+  category: number;
+  module: string;
+  bytes: number;
+  idle_s: number;
+  idle_ops: number;
+  gaps: number;
+  /** What is in force does this, and the draft does that. */
+  before: string;
+  after: string;
+  swaps: number;
+  moved_bytes: number;
+  hidden: number | null;
+  stall_s: number;
+  by: 'you' | 'rule' | 'follows' | 'planner';
+  /** Position of the edit that decides, -1 for none. */
+  edit: number;
+  ops_earlier: number;
+  staged: boolean;
+  /** From birth to death, and the longest gap: shares of the step, above 1 in the next one. */
+  life: [number, number];
+  idle: [number, number];
+}
+
+export interface IPage {
+  news: number;
+  total: number;
+  bytes: number;
+  /** Without the filter. */
+  all: number;
+  start: number;
+  rows: IDecision[];
+}
+
+export interface IGap {
+  gap: number;
+  after: { op: number; name: string; module: string };
+  before: { op: number; name: string; module: string } | null;
+  ops: number;
+  seconds: number;
+  action: string;
+  lead_ops: number | null;
+  lead_s: number | null;
+}
+
+export interface IOption {
+  action: string;
+  /** Whether the draft does this. */
+  chosen: boolean;
+  /** Whether an edit of this storage says so. */
+  own: boolean;
+  /** Whether the effect is known; the event `draft` says when. */
+  ready: boolean;
+  possible: boolean;
+  why: string;
+  effect: { step_s: number; stall_s: number; peak_bytes: number; others: number } | null;
+}
+
+export interface IChoices {
+  storage: string;
+  row: IDecision | null;
+  why: string;
+  gaps: IGap[];
+  options: IOption[];
+}
+
+export interface IChangeRow {
+  kind: 'added' | 'removed' | 'changed';
+  storage: string;
+  category: number;
+  module: string;
+  bytes: number;
+  gap: number;
+  action: string;
+  by: string;
+  /** Ops: out, free, in, use. */
+  before: [number, number, number, number] | null;
+  after: [number, number, number, number] | null;
+}
+
+export interface IChanges {
+  exact: boolean;
+  counts: [added: number, removed: number, changed: number];
+  rows: IChangeRow[];
+  conditions: string[];
+}
+
+export interface ICurve {
+  points: { capacity_bytes: number; step_s: number; stall_s: number }[];
+  left: number;
+  of: number;
+  knee_bytes: number | null;
+  within: number;
+}
+
 /** A rectangle of the block map: a stretch of the axis, and of the bytes of its rows. */
 export interface IBox {
   start: number;
@@ -362,6 +581,7 @@ export interface ICompareView {
 }
 
 type OnScene<P> = ISteps & P;
+type OnDraft<P> = { source: string } & P;
 
 /** Every method: its parameters and its result. */
 export interface IMethods {
@@ -380,6 +600,23 @@ export interface IMethods {
   range: [OnScene<{ axis: Axis; start: number; end: number }>, ISummary];
   seek: [OnScene<{ axis: Axis; at: number; direction: -1 | 1; what?: 'stall' | 'peak' }>, ISeek];
   search: [OnScene<{ axis: Axis; query: string }>, ISearch];
+  locate: [OnScene<{ storage: string }>, { uid: number | null }];
+  draft: [OnDraft<{ rebase?: boolean }>, IDraft];
+  edit: [OnDraft<{ change: Change; edits?: IEdit[]; index?: number }>, IDraft];
+  decisions: [
+    OnDraft<{ query: string; sort: DecisionSort; down: boolean; first_row: number; count: number }>,
+    IPage
+  ];
+  choices: [OnDraft<{ storage: string }>, IChoices];
+  matching: [OnDraft<{ edit: IEdit }>, { storages: number; movable: number; bytes: number }];
+  changes: [{ source: string }, IChanges];
+  curve: [OnDraft<{ begin: boolean }>, ICurve];
+  dry_run: [{ source: string }, IDraft];
+  end_dry_run: [{ source: string }, IDraft];
+  enable: [{ source: string }, IDraft];
+  roll_back: [{ source: string }, IDraft];
+  save: [OnDraft<{ path: string; overwrite?: boolean }>, { path: string; bytes: number }];
+  load: [OnDraft<{ path: string }>, IDraft];
   box: [OnScene<IBox & { axis: Axis; rows: Rows }>, IBoxed];
   compare: [{ a: ISide; b: ISide }, IComparison];
   compare_view: [

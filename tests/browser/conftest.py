@@ -61,6 +61,20 @@ while time.time() < until and not globals().get("enough"):
     "%chameleon panel",
 ]
 
+# What the policy editor's check runs: the same training, and a loop that goes on until there is a file.
+EDIT_CELLS = [
+    TRAIN_CELLS[0],
+    TRAIN_CELLS[1].replace("range(6)", "range(4)"),
+    """\
+import os
+import time
+
+until = time.time() + 60
+while time.time() < until and not os.path.exists("enough.txt"):
+    train()
+    time.sleep(0.1)""",
+]
+
 # What the dashboard's check runs.
 DASHBOARD_CELLS = [
     f"{TRAIN_CELLS[0]}\n{TRAIN_CELLS[1]}\nsession = cl.current_session()\nprint(session.stage)",
@@ -86,7 +100,7 @@ COMPARE_CELLS = [
     *TRAIN_CELLS[:2],
     "cl.current_session().trace().save('before.parquet')\n"
     "draft = cl.current_session().policy.draft()\n"
-    "draft.keep(module='h.*').policy().save('kept.json')",
+    "draft.keep(module='h.0.*').policy().save('kept.json')",
 ]
 
 
@@ -126,6 +140,7 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     notebooks = {
         "empty": ["1 + 1"],
         "train": TRAIN_CELLS,
+        "edit": EDIT_CELLS,
         "compare": COMPARE_CELLS,
         "dashboard": DASHBOARD_CELLS,
         "first": _small_cells(256, 4),

@@ -14,7 +14,20 @@ import {
 import { BANDS, bandOf, categoryName, storageName } from '../words';
 import { type IColumn, SortableTable } from './sortableTable';
 
-type Tab = 'storages' | 'ops' | 'alive';
+/** A tab that another part of the panel brings along. */
+export interface IExtraTab {
+  id: string;
+  name(): string;
+  /** A number beside the name, or null. */
+  count(): number | null;
+  /** What the tab shows; they stay as they are while it is in front. */
+  nodes: HTMLElement[];
+  /** What stands at the end of the row of tabs. */
+  beside?: HTMLElement;
+  said(): string;
+  /** Called when the tab comes to the front, and when it leaves it. */
+  shown(on: boolean): void;
+}
 
 const SHOWN_TOTALS = 6;
 
@@ -113,35 +126,36 @@ export class Tables {
       row => void _model.select(row.uid),
       row => row.uid === _model.selected?.uid
     );
-    const tab = (id: Tab, text: string) => {
-      const element = h(
-        'button',
-        { type: 'button', role: 'tab', click: () => this.show(id) },
-        text
-      );
-      this._tabs.set(id, element);
-      return element;
-    };
     this.node.append(
       h(
         'div',
         { class: 'cl-tabs' },
-        h(
-          'div',
-          { role: 'tablist' },
-          tab('storages', 'Storages'),
-          tab('ops', 'Ops'),
-          tab('alive', 'Why is the peak here?')
-        ),
+        this._list,
         h('span', { class: 'cl-grow' }),
-        this._said
+        this._said,
+        this._beside
       ),
       this._body
     );
+    this._addTab('storages', 'Storages');
+    this._addTab('ops', 'Ops');
+    this._addTab('alive', 'Why is the peak here?');
+  }
+
+  /** Add a tab behind the others. */
+  add(tab: IExtraTab): void {
+    this._extra.set(tab.id, tab);
+    this._addTab(tab.id, tab.name());
+  }
+
+  private _addTab(id: string, text: string): void {
+    const element = h('button', { type: 'button', role: 'tab', click: () => this.show(id) }, text);
+    this._tabs.set(id, element);
+    this._list.append(element);
   }
 
   /** Bring a table to the front; the list of what is alive begins at the peak. */
-  show(tab: Tab): void {
+  show(tab: string): void {
     this._tab = tab;
     if (tab === 'alive' && !this._model.alive) {
       void this._model.ask();
@@ -159,8 +173,8 @@ export class Tables {
       this._tab = 'storages';
     }
     this._lastQuery = found?.query ?? '';
-    for (const [id, element] of this._tabs) {
-      element.setAttribute('aria-selected', String(id === this._tab));
+    if (this.updateTabs()) {
+      return;
     }
     if (this._tab === 'alive') {
       this._said.textContent = alive
@@ -186,10 +200,42 @@ export class Tables {
     }
   }
 
-  private _tab: Tab = 'storages';
+  /** Write the tabs anew; true where one in front is not of these tables. */
+  updateTabs(): boolean {
+    for (const [id, element] of this._tabs) {
+      element.setAttribute('aria-selected', String(id === this._tab));
+      const own = this._extra.get(id);
+      if (own) {
+        const count = own.count();
+        const name = count === null ? own.name() : `${own.name()} ${formatCount(count)}`;
+        if (element.textContent !== name) {
+          element.textContent = name;
+        }
+      }
+    }
+    const extra = this._extra.get(this._tab) ?? null;
+    if (extra !== this._front) {
+      this._front?.shown(false);
+      this._front = extra;
+      this._body.classList.toggle('cl-body-own', extra !== null);
+      this._beside.replaceChildren(...(extra?.beside ? [extra.beside] : []));
+      this._body.replaceChildren(...(extra?.nodes ?? []));
+      extra?.shown(true);
+    }
+    if (extra) {
+      this._said.textContent = extra.said();
+    }
+    return extra !== null;
+  }
+
+  private _tab = 'storages';
+  private _front: IExtraTab | null = null;
   private _lastAsked = 0;
   private _lastQuery = '';
-  private readonly _tabs = new Map<Tab, HTMLElement>();
+  private readonly _list = h('div', { role: 'tablist' });
+  private readonly _tabs = new Map<string, HTMLElement>();
+  private readonly _extra = new Map<string, IExtraTab>();
+  private readonly _beside = h('span', { class: 'cl-beside' });
   private readonly _said = h('span', { class: 'cl-dim', role: 'status' });
   private readonly _body = h('div', { class: 'cl-table-body' });
   private readonly _storages: SortableTable<IFoundStorage>;

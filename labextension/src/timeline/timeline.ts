@@ -325,6 +325,15 @@ export class Timeline {
       }
     });
     surface.addEventListener('dblclick', () => this.showSelected());
+    surface.addEventListener('contextmenu', event => {
+      const point = this._hitAt(event.offsetX, event.offsetY)?.point;
+      if (point?.track === 'blocks') {
+        event.preventDefault();
+        event.stopPropagation();
+        this._hideTip();
+        this.onMenu(point.row, event.clientX, event.clientY);
+      }
+    });
     surface.addEventListener('keydown', event => this._key(event));
   }
 
@@ -596,6 +605,9 @@ export class Timeline {
 
   /** Called when the person asks for the search field. */
   onSearch: () => void = () => undefined;
+
+  /** Called when the person asks for the menu of a block: its storage, and where in the window. */
+  onMenu: (uid: number, x: number, y: number) => void = () => undefined;
 
   /** Zoom round the crosshair, or the middle. */
   zoomBy(factor: number): void {

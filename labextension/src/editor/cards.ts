@@ -1,0 +1,220 @@
+// What can be done with the selected storage: one card an action, with its effect on the draft; and its gaps.
+
+import { button, h, swatch } from '../dom';
+import { formatBytes, formatSeconds, plural } from '../format';
+import type { IChoices, IGap, IOption } from '../protocol';
+import { BANDS, bandOf, shortOp } from '../words';
+import { LEAD, nameOf } from './decisions';
+import { keepingFocus } from './focus';
+import type { Editor } from './state';
+import { actionMark, actionName, who } from './words';
+
+const SHOWN_GAPS = 4;
+
+export class Cards {
+  readonly node = h('section', {
+    class: 'cl-cards',
+    'aria-label': 'Decision about the selected storage'
+  });
+
+  constructor(
+    private readonly _editor: Editor,
+    private readonly _rule: (module: string) => void,
+    private readonly _drawn: () => string | null
+  ) {
+    _editor.changed.connect((_, change) => {
+      if (change === 'choices' || change === 'draft') {
+        this.update();
+      }
+    });
+    this.update();
+  }
+
+  update(): void {
+    const { choices, selected, open } = this._editor;
+    this.node.hidden = !open || selected === null;
+    if (this.node.hidden) {
+      return;
+    }
+    keepingFocus(this.node, () => {
+      this.node.replaceChildren(
+        ...(choices
+          ? choices.row
+            ? this._decided(choices)
+            : [h('h2', {}, 'Decision'), h('p', { class: 'cl-hint' }, choices.why)]
+          : [h('p', { class: 'cl-hint' }, 'Looking at what can be done…')])
+      );
+    });
+  }
+
+  private _decided(choices: IChoices): HTMLElement[] {
+    const row = choices.row;
+    if (!row) {
+      return [];
+    }
+    const own = row.by === 'you';
+    const by = h('span', { class: 'cl-dim' }, `by ${who(row)} · effect on the draft`);
+    // Where the storage is in the drawing, the inspector above says what it is.
+    const named = this._drawn() === row.storage;
+    const head = h(
+      'div',
+      { class: 'cl-row' },
+      named ? null : swatch(BANDS[bandOf(row.category)].id),
+      h('h2', { class: 'cl-title', title: row.storage }, named ? 'Decision' : nameOf(row)),
+      h('span', { class: 'cl-grow' }),
+      by
+    );
+    const more = h(
+      'div',
+      { class: 'cl-row cl-card-more' },
+      own &&
+        focusable(
+          button(
+            'Leave to the planner',
+            'Take back the edits of this storage (Delete)',
+            () => void this._editor.decide(choices.storage, null)
+          ),
+          'release'
+        ),
+      row.module &&
+        focusable(
+          button('Rule for its module…', `A rule for all of ${row.module}`, () =>
+            this._rule(row.module)
+          ),
+          'rule'
+        )
+    );
+    return [
+      head,
+      h(
+        'div',
+        { class: 'cl-choices', role: 'radiogroup', 'aria-label': 'Decision' },
+        ...choices.options.map(option => this._card(choices, option))
+      ),
+      more,
+      ...this._gaps(choices.gaps)
+    ];
+  }
+
+  private _card(choices: IChoices, option: IOption): HTMLElement {
+    const radio = h('input', {
+      type: 'radio',
+      name: 'cl-choice',
+      'data-focus': `choice-${option.action}`,
+      disabled: !option.possible && !option.chosen,
+      change: () => void this._editor.decide(choices.storage, option.action)
+    });
+    radio.checked = option.chosen;
+    const swapped = choices.gaps.find(gap => gap.action === 'swap' && gap.lead_ops !== null);
+    return h(
+      'div',
+      { class: `cl-card ${option.chosen ? 'cl-chosen' : ''}`, 'data-action': option.action },
+      h(
+        'label',
+        { class: 'cl-row' },
+        radio,
+        h('b', {}, `${actionMark(option.action)} ${actionName(option.action)}`),
+        h('span', { class: 'cl-grow' }),
+        effect(option)
+      ),
+      !option.possible && h('p', { class: 'cl-hint' }, option.why),
+      option.effect &&
+        option.effect.others > 0 &&
+        h(
+          'p',
+          { class: 'cl-hint' },
+          `${plural(option.effect.others, 'other storage')} would be treated otherwise.`
+        ),
+      option.action === 'swap' && option.chosen && swapped && this._lead(choices.storage, swapped)
+    );
+  }
+
+  private _lead(storage: string, gap: IGap): HTMLElement {
+    const lead =
+      gap.lead_ops && gap.lead_s !== null
+        ? `${plural(gap.lead_ops, 'op')}, ${formatSeconds(gap.lead_s)} before use`
+        : 'at its use';
+    return h(
+      'div',
+      { class: 'cl-row cl-lead' },
+      h('span', {}, 'Swap-in starts ', h('b', {}, lead)),
+      h('span', { class: 'cl-grow' }),
+      focusable(
+        button(
+          'Earlier',
+          `Bring it back ${LEAD} ops earlier (e)`,
+          () => void this._editor.earlier(storage, LEAD)
+        ),
+        'earlier'
+      ),
+      focusable(
+        button(
+          'Later',
+          `Bring it back ${LEAD} ops later (l)`,
+          () => void this._editor.earlier(storage, -LEAD)
+        ),
+        'later'
+      )
+    );
+  }
+
+  private _gaps(gaps: IGap[]): HTMLElement[] {
+    if (!gaps.length) {
+      return [];
+    }
+    return [
+      h('h3', {}, `Longest of its gaps`),
+      h(
+        'ol',
+        { class: 'cl-gaps' },
+        ...gaps
+          .slice(0, SHOWN_GAPS)
+          .map(gap =>
+            h(
+              'li',
+              {},
+              h('span', { 'aria-hidden': 'true' }, actionMark(gap.action)),
+              h(
+                'span',
+                { title: `gap ${gap.gap}, after op ${gap.after.op}` },
+                `after ${shortOp(gap.after.name)}, ${gap.before ? `before ${shortOp(gap.before.name)}` : 'until it dies'}`
+              ),
+              h('span', { class: 'cl-number' }, formatSeconds(gap.seconds))
+            )
+          )
+      )
+    ];
+  }
+}
+
+function focusable<E extends HTMLElement>(element: E, name: string): E {
+  element.dataset.focus = name;
+  return element;
+}
+
+/** What choosing this would change of the draft's step and peak. */
+function effect(option: IOption): HTMLElement {
+  if (option.chosen) {
+    return h('span', { class: 'cl-dim' }, 'in the draft');
+  }
+  if (!option.possible) {
+    return h('span', { class: 'cl-dim' }, 'not possible');
+  }
+  if (!option.ready) {
+    return h('span', { class: 'cl-dim' }, 'planning…');
+  }
+  if (!option.effect) {
+    return h('span', {});
+  }
+  const { step_s, peak_bytes } = option.effect;
+  const least = 1e-7;
+  const step =
+    Math.abs(step_s) < least
+      ? 'step ±0'
+      : `${step_s > 0 ? '▲' : '▼'} step ${formatSeconds(Math.abs(step_s))}`;
+  const kind = Math.abs(step_s) < least ? 'cl-dim' : step_s > 0 ? 'cl-lost' : 'cl-good';
+  const peak = peak_bytes
+    ? `, peak ${peak_bytes > 0 ? '+' : '−'}${formatBytes(Math.abs(peak_bytes))}`
+    : '';
+  return h('span', { class: kind }, step, h('span', { class: 'cl-dim' }, peak));
+}

@@ -1,0 +1,422 @@
+// The decisions as a table of any length: only the rows in view exist, and the kernel sorts and filters.
+
+import { h, swatch } from '../dom';
+import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
+import type { DecisionSort, IDecision, IStorage } from '../protocol';
+import { BANDS, bandOf, storageName } from '../words';
+import type { Editor, EditorChange } from './state';
+import { actionMark, actionName, decisionText, who } from './words';
+
+const ROW = 23;
+const MARGIN = 6;
+const FILTER_MS = 150;
+/** Ops by which a key moves a prefetch. */
+export const LEAD = 5;
+
+interface IColumn {
+  name: string;
+  id: string;
+  sort?: DecisionSort;
+  kind?: 'number';
+}
+
+const COLUMNS: IColumn[] = [
+  { name: 'Storage', id: 'name', sort: 'name' },
+  { name: 'Module', id: 'module', sort: 'module' },
+  { name: 'Size', id: 'size', sort: 'bytes', kind: 'number' },
+  { name: 'Life in the step', id: 'life' },
+  { name: 'Idle', id: 'idle', sort: 'idle_s', kind: 'number' },
+  { name: 'Decision', id: 'decision', sort: 'decision' },
+  { name: 'Hidden', id: 'hidden', sort: 'hidden', kind: 'number' },
+  { name: 'Stall', id: 'stall', sort: 'stall_s', kind: 'number' },
+  { name: 'By', id: 'by', sort: 'by' }
+];
+
+export interface IDecisionActions {
+  /** Show a storage in the drawing. */
+  show(storage: string): void;
+  /** Offer what can be done with it, at a place of the window. */
+  menu(storage: string, x: number, y: number): void;
+  leave(): void;
+}
+
+export class DecisionTable {
+  readonly node: HTMLElement;
+
+  constructor(
+    private readonly _editor: Editor,
+    private readonly _actions: IDecisionActions
+  ) {
+    this._heads = COLUMNS.map(column =>
+      h(
+        'div',
+        { class: `cl-cell cl-col-${column.id}`, role: 'columnheader' },
+        column.sort
+          ? h('button', { type: 'button', click: () => this._sortBy(column) }, column.name)
+          : column.name
+      )
+    );
+    this._scroller = h(
+      'div',
+      {
+        class: 'cl-rows',
+        tabindex: '0',
+        role: 'grid',
+        'aria-label':
+          'Decisions. Arrow keys walk the rows, Enter shows the storage, k keeps it, x swaps it, n never touches it, Delete leaves it to the planner, e and l move its prefetch earlier and later.',
+        scroll: () => this._scrolled(),
+        keydown: (event: KeyboardEvent) => this._key(event),
+        click: (event: MouseEvent) => this._clicked(event),
+        dblclick: () => this._editor.selected && this._actions.show(this._editor.selected),
+        contextmenu: (event: MouseEvent) => this._menu(event)
+      },
+      this._space
+    );
+    this.filter = h('input', {
+      type: 'search',
+      class: 'cl-filter',
+      placeholder: 'layer.3 >4MiB swap by:you',
+      'aria-label': 'Filter the decisions',
+      title:
+        'Words, layer.3-5, >4MiB, stage:backward, category:act, keep, swap, never, by:you, by:rule, by:planner, by:follows, stall>0, staged (/)',
+      spellcheck: 'false',
+      input: () => this._filterLater(),
+      keydown: (event: KeyboardEvent) => {
+        if (event.key === 'Escape') {
+          this.filter.value = '';
+          void this._editor.setFilter({ query: '' });
+          this._scroller.focus();
+        } else if (event.key === 'ArrowDown' || event.key === 'Enter') {
+          this._scroller.focus();
+        }
+      }
+    });
+    this.node = h(
+      'div',
+      { class: 'cl-decisions' },
+      h('div', { class: 'cl-cells cl-heads', role: 'row' }, ...this._heads),
+      this._scroller
+    );
+    this._observer = new ResizeObserver(() => this._scrolled());
+    this._observer.observe(this._scroller);
+    _editor.changed.connect(this._onChange, this);
+  }
+
+  /** The filter's field, which stands beside the tabs. */
+  readonly filter: HTMLInputElement;
+
+  /** How many rows there are, in words. */
+  said(): string {
+    const { open, total, bytes, filter } = this._editor;
+    if (!open) {
+      return this._editor.draft?.why ?? '';
+    }
+    const count = filter.query.trim()
+      ? `${formatCount(total)} of ${formatCount(open.rows)}`
+      : formatCount(open.rows);
+    return `${count} storages, ${formatBytes(bytes)}; ${plural(open.storages - open.rows, 'storage')} cannot leave`;
+  }
+
+  dispose(): void {
+    this._observer.disconnect();
+    window.clearTimeout(this._filterTimer);
+    cancelAnimationFrame(this._frame);
+  }
+
+  /** Bring the selected row into view, where it is known. */
+  reveal(): void {
+    const position = this._position();
+    if (position !== null) {
+      this._goTo(position);
+    }
+  }
+
+  private _onChange(_: Editor, change: EditorChange): void {
+    if (change === 'rows' || change === 'draft' || change === 'choices') {
+      this._draw();
+    }
+  }
+
+  private _sortBy(column: IColumn): void {
+    const { sort, down } = this._editor.filter;
+    const numeric = column.kind === 'number';
+    void this._editor.setFilter({
+      sort: column.sort,
+      down: sort === column.sort ? !down : numeric
+    });
+    this._scroller.scrollTop = 0;
+  }
+
+  private _filterLater(): void {
+    window.clearTimeout(this._filterTimer);
+    this._filterTimer = window.setTimeout(() => {
+      this._scroller.scrollTop = 0;
+      void this._editor.setFilter({ query: this.filter.value });
+    }, FILTER_MS);
+  }
+
+  private _scrolled(): void {
+    const first = Math.max(0, Math.floor(this._scroller.scrollTop / ROW) - MARGIN);
+    const count = Math.ceil(this._scroller.clientHeight / ROW) + 2 * MARGIN;
+    void this._editor.want(first, count);
+    this._draw();
+  }
+
+  private _draw(): void {
+    cancelAnimationFrame(this._frame);
+    this._frame = requestAnimationFrame(() => {
+      const { filter, total, selected } = this._editor;
+      COLUMNS.forEach((column, i) => {
+        const sorted =
+          column.sort === filter.sort ? (filter.down ? 'descending' : 'ascending') : 'none';
+        this._heads[i].setAttribute('aria-sort', sorted);
+      });
+      this._space.style.height = `${total * ROW}px`;
+      this._scroller.setAttribute('aria-rowcount', String(total));
+      const first = Math.max(0, Math.floor(this._scroller.scrollTop / ROW) - MARGIN);
+      const last = Math.min(
+        total,
+        first + Math.ceil(this._scroller.clientHeight / ROW) + 2 * MARGIN
+      );
+      const rows = [];
+      let active = '';
+      for (let position = first; position < last; position++) {
+        const row = this._editor.row(position);
+        const id = `cl-decision-${position}`;
+        if (row && row.storage === selected) {
+          active = id;
+        }
+        rows.push(this._row(row, position, id));
+      }
+      this._space.replaceChildren(...rows);
+      this._scroller.setAttribute('aria-activedescendant', active);
+    });
+  }
+
+  private _row(row: IDecision | undefined, position: number, id: string): HTMLElement {
+    const node = h('div', {
+      class: 'cl-cells',
+      role: 'row',
+      id,
+      'aria-rowindex': String(position + 1),
+      style: `top: ${position * ROW}px`
+    });
+    if (!row) {
+      node.append(h('div', { class: 'cl-cell cl-dim' }, '…'));
+      return node;
+    }
+    node.dataset.storage = row.storage;
+    node.setAttribute('aria-selected', String(row.storage === this._editor.selected));
+    if (row.staged) {
+      node.classList.add(row.by === 'follows' || row.by === 'planner' ? 'cl-follows' : 'cl-staged');
+    }
+    const decision = h(
+      'span',
+      { class: row.staged ? 'cl-draft' : '' },
+      `${actionMark(row.after)} ${decisionText(row)}`
+    );
+    const contents: (Node | string)[] = [
+      h('span', {}, swatch(BANDS[bandOf(row.category)].id), nameOf(row)),
+      row.module,
+      formatBytes(row.bytes),
+      life(row),
+      formatSeconds(row.idle_s),
+      row.before !== row.after
+        ? h('span', {}, h('s', { class: 'cl-dim' }, actionName(row.before)), ' → ', decision)
+        : decision,
+      row.hidden === null ? '' : formatPercent(row.hidden),
+      row.swaps ? (row.stall_s ? formatSeconds(row.stall_s) : '0') : '',
+      who(row)
+    ];
+    COLUMNS.forEach((column, i) => {
+      const lost = column.id === 'stall' && row.stall_s > 0 ? ' cl-lost' : '';
+      const staged = column.id === 'by' && row.by !== 'planner' ? ' cl-draft' : '';
+      node.append(
+        h(
+          'div',
+          {
+            class: `cl-cell cl-col-${column.id}${lost}${staged}`,
+            role: 'gridcell',
+            title:
+              column.id === 'name'
+                ? row.storage
+                : column.id === 'idle'
+                  ? plural(row.idle_ops, 'op')
+                  : ''
+          },
+          contents[i]
+        )
+      );
+    });
+    return node;
+  }
+
+  private _storageAt(event: MouseEvent): string | null {
+    const row = (event.target as HTMLElement).closest<HTMLElement>('[data-storage]');
+    return row?.dataset.storage ?? null;
+  }
+
+  private _clicked(event: MouseEvent): void {
+    const storage = this._storageAt(event);
+    if (storage) {
+      void this._editor.choose(storage);
+      this._actions.show(storage);
+    }
+  }
+
+  private _menu(event: MouseEvent): void {
+    const storage = this._storageAt(event);
+    if (storage) {
+      event.preventDefault();
+      event.stopPropagation();
+      void this._editor.choose(storage);
+      this._actions.menu(storage, event.clientX, event.clientY);
+    }
+  }
+
+  /** Where the selected row is, among those that are known. */
+  private _position(): number | null {
+    const { selected, total } = this._editor;
+    if (selected === null) {
+      return null;
+    }
+    const near = Math.floor(this._scroller.scrollTop / ROW);
+    for (let away = 0; away < total; away++) {
+      for (const position of [near + away, near - away]) {
+        if (position >= 0 && this._editor.row(position)?.storage === selected) {
+          return position;
+        }
+      }
+      if (away > 400) {
+        break;
+      }
+    }
+    return null;
+  }
+
+  private _goTo(position: number): void {
+    const { clientHeight, scrollTop } = this._scroller;
+    const top = position * ROW;
+    if (top < scrollTop) {
+      this._scroller.scrollTop = top;
+    } else if (top + ROW > scrollTop + clientHeight) {
+      this._scroller.scrollTop = top + ROW - clientHeight;
+    }
+    const row = this._editor.row(position);
+    if (row) {
+      void this._editor.choose(row.storage);
+    } else {
+      this._scrolled();
+    }
+  }
+
+  private _key(event: KeyboardEvent): void {
+    if (event.ctrlKey || event.metaKey || event.altKey) {
+      return;
+    }
+    const { total, selected } = this._editor;
+    const page = Math.max(1, Math.floor(this._scroller.clientHeight / ROW) - 1);
+    const moves: Record<string, number> = {
+      ArrowDown: 1,
+      ArrowUp: -1,
+      PageDown: page,
+      PageUp: -page,
+      Home: -total,
+      End: total
+    };
+    if (event.key in moves && total) {
+      const from = this._position();
+      const step = moves[event.key];
+      const to = from === null ? (step > 0 ? 0 : total - 1) : from + step;
+      this._goTo(Math.min(Math.max(to, 0), total - 1));
+    } else if (event.key === '/') {
+      this.filter.focus();
+      this.filter.select();
+    } else if (event.key === 'Escape') {
+      this._actions.leave();
+    } else if (selected && event.key === 'Enter') {
+      this._actions.show(selected);
+    } else if (
+      selected &&
+      (event.key === 'ContextMenu' || (event.key === 'F10' && event.shiftKey))
+    ) {
+      const row = this._space.querySelector('[aria-selected="true"]')?.getBoundingClientRect();
+      this._actions.menu(selected, (row?.left ?? 0) + 40, row?.bottom ?? 0);
+    } else if (selected && !this._decide(event.key, selected)) {
+      return;
+    } else if (!selected) {
+      return;
+    }
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  private _decide(key: string, storage: string): boolean {
+    const action = keyAction(key, this._editor.open?.actions ?? []);
+    if (action) {
+      void this._editor.decide(storage, action);
+    } else if (key === 'Delete' || key === 'Backspace') {
+      void this._editor.decide(storage, null);
+    } else if (key === 'e' || key === 'l') {
+      void this._editor.earlier(storage, key === 'e' ? LEAD : -LEAD);
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  private readonly _heads: HTMLElement[];
+  private readonly _scroller: HTMLElement;
+  private readonly _space = h('div', { class: 'cl-space', role: 'rowgroup' });
+  private readonly _observer: ResizeObserver;
+  private _filterTimer: number | undefined;
+  private _frame = 0;
+}
+
+const KEYS: Record<string, string> = { k: 'keep', x: 'swap', n: 'never_touch', r: 'rematerialise' };
+
+/** What a key stands for, of the actions that the kernel has. */
+export function keyAction(key: string, actions: string[]): string | null {
+  const action = KEYS[key];
+  return action && actions.includes(action) ? action : null;
+}
+
+export function nameOf(row: {
+  storage: string;
+  category: number;
+  module: string;
+  bytes: number;
+}): string {
+  const storage: IStorage = {
+    uid: -1,
+    key: row.storage,
+    bytes: row.bytes,
+    category: row.category,
+    module: row.module,
+    movable: true
+  };
+  return storageName(storage);
+}
+
+/** The life of a storage in the step, and in it the longest time that nothing uses it. */
+function life(row: IDecision): HTMLElement {
+  const place = (from: number, to: number) =>
+    `left: ${(100 * from).toFixed(2)}%; width: ${(100 * Math.max(to - from, 0.012)).toFixed(2)}%`;
+  const [birth, death] = row.life;
+  const [from, to] = row.idle;
+  const away = row.swaps ? 'cl-life-away' : 'cl-life-idle';
+  const parts = [h('i', { style: place(birth, Math.min(death, 1)) })];
+  parts.push(h('i', { class: away, style: place(Math.min(from, 1), Math.min(to, 1)) }));
+  if (to > 1) {
+    parts.push(h('i', { class: away, style: place(0, Math.min(to - 1, 1)) }));
+  }
+  return h(
+    'span',
+    {
+      class: 'cl-life',
+      style: `--cl-hue: var(--cl-${BANDS[bandOf(row.category)].id})`,
+      'aria-hidden': 'true'
+    },
+    ...parts
+  );
+}

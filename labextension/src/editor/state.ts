@@ -1,0 +1,554 @@
+// The policy editor's state: the kernel's draft as it was last answered, the rows in view, and what is kept of it here.
+
+import { type ISignal, Signal } from '@lumino/signaling';
+
+import type { KernelClient } from '../client';
+import {
+  type Change,
+  type DecisionSort,
+  type IChanges,
+  type IChoices,
+  type ICurve,
+  type IDecision,
+  type IDraft,
+  type IEdit,
+  type IMethods,
+  type IOpenDraft,
+  LabError
+} from '../protocol';
+import type { IKept, Keeper } from './keeper';
+
+/** Rows that are asked for at once. */
+export const PAGE = 100;
+/** Characters of edits in one request; the kernel takes 64 KiB. */
+const CHUNK = 48 * 1024;
+
+/** What changed: `draft` its figures and edits, the others what their name says. */
+export type EditorChange = 'draft' | 'rows' | 'choices' | 'changes' | 'curve';
+
+export interface IFilter {
+  query: string;
+  sort: DecisionSort;
+  down: boolean;
+}
+
+export class Editor {
+  constructor(private readonly _keeper: Keeper) {}
+
+  /** The draft, or null where no kernel has answered yet. */
+  draft: IDraft | null = null;
+  /** Edits that were kept when their kernel went, and that can be put back. */
+  offered: IKept | null = null;
+  filter: IFilter = { query: '', sort: 'bytes', down: true };
+  total = 0;
+  bytes = 0;
+  /** What is selected, by its key. */
+  selected: string | null = null;
+  choices: IChoices | null = null;
+  changes: IChanges | null = null;
+  curve: ICurve | null = null;
+  error: LabError | null = null;
+  /** What was done last, to be said. */
+  said = '';
+  /** Milliseconds from the newest edit to its first figures. */
+  answeredMs = 0;
+  /** Whether the list of changes is looked at, and so worth asking for. */
+  wantsChanges = false;
+
+  get changed(): ISignal<this, EditorChange> {
+    return this._changed;
+  }
+
+  get open(): IOpenDraft | null {
+    return this.draft?.editable ? this.draft : null;
+  }
+
+  /** Whether an answer to an edit is waited for. */
+  get busy(): boolean {
+    return this._busy > 0;
+  }
+
+  /** Changes that are kept here while there is no kernel to hold them. */
+  get orphaned(): IKept | null {
+    return this._client ? null : this._name ? this._keeper.has(this._name) : null;
+  }
+
+  // ------------------------------------------------------------------------------------------------ the line
+
+  /**
+   * Edit the policy of this source over this line; null where there is none. `name` is that of the notebook and the
+   * kind of source, under which its edits are kept.
+   */
+  attach(client: KernelClient | null, source: string | null, name: string): void {
+    if (client === this._client && source === this._source && name === this._name) {
+      return;
+    }
+    this._client = client;
+    this._source = source;
+    if (client || name) {
+      this._name = name;
+    }
+    this._generation++;
+    this._met = false;
+    this.draft = null;
+    this.offered = null;
+    this.choices = null;
+    this.changes = null;
+    this.curve = null;
+    this.error = null;
+    this.said = '';
+    this._rows.clear();
+    this.total = 0;
+    this._emit('draft');
+    this._emit('rows');
+    this._emit('choices');
+    this._emit('curve');
+    if (client && source) {
+      void this.refresh();
+    }
+  }
+
+  /** The kernel has something new to say of a draft. */
+  heard(body: { source?: unknown; news?: unknown }): void {
+    if (body.source === this._source && body.news !== this.draft?.news) {
+      void this.refresh();
+    }
+  }
+
+  /** The session has moved on: what could not be edited may be now. */
+  async look(): Promise<void> {
+    if (this._client && this._source && !this.draft?.editable) {
+      await this.refresh();
+    }
+  }
+
+  /** Ask for the draft again, and for what is shown of it. One answer serves all who ask meanwhile. */
+  async refresh(rebase = false): Promise<void> {
+    if (this._asking && !rebase) {
+      this._again = true;
+      return;
+    }
+    this._asking = true;
+    try {
+      const draft = await this._request('draft', { rebase });
+      if (draft) {
+        await this._take(draft);
+      }
+    } finally {
+      this._asking = false;
+    }
+    if (this._again) {
+      this._again = false;
+      await this.refresh();
+    }
+  }
+
+  private async _take(draft: IDraft): Promise<void> {
+    this.draft = draft;
+    this._stale++;
+    const open = this.open;
+    if (open) {
+      await this._remember(open);
+    }
+    this._emit('draft');
+    await Promise.all([
+      this._askRows(),
+      this._askChoices(),
+      this.wantsChanges ? this.askChanges() : undefined,
+      this.curve && this.curve.left > 0 ? this.askCurve(false) : undefined
+    ]);
+  }
+
+  // ------------------------------------------------------------------------------------------------ kept edits
+
+  private async _remember(open: IOpenDraft): Promise<void> {
+    const name = this._name;
+    if (!this._met) {
+      this._met = true;
+      const kept = await this._keeper.find(name);
+      const edits = open.edits.map(entry => entry.edit);
+      // A kernel that still holds the draft needs no help.
+      if (kept && open.same && JSON.stringify(kept.edits) !== JSON.stringify(edits)) {
+        this.offered = kept;
+        return;
+      }
+    }
+    if (this.offered) {
+      return; // until the person says what shall become of it
+    }
+    if (open.same) {
+      this._keeper.forget(name);
+    } else {
+      this._keeper.keep(name, {
+        edits: open.edits.map(entry => entry.edit),
+        staged: open.staged
+      });
+    }
+  }
+
+  /** Put the kept edits on the draft. */
+  async putBack(): Promise<void> {
+    const { offered } = this;
+    if (offered) {
+      this.offered = null;
+      await this._setAll(offered.edits);
+      this.said = `${offered.staged === 1 ? 'The change is' : `${offered.staged} changes are`} back.`;
+      this._emit('draft');
+    }
+  }
+
+  /** Forget the kept edits. */
+  discardKept(): void {
+    this.offered = null;
+    if (this.open) {
+      void this._remember(this.open);
+    } else {
+      this._keeper.forget(this._name);
+    }
+    this._emit('draft');
+  }
+
+  /** Set edits, in as many requests as they need. */
+  private async _setAll(edits: IEdit[]): Promise<void> {
+    let change: Change = 'set';
+    for (const chunk of chunks(edits, CHUNK)) {
+      await this.edit(change, chunk);
+      change = 'add';
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------ rows
+
+  /** The row at a position of the table, or undefined while it is asked for. */
+  row(position: number): IDecision | undefined {
+    return this._rows.get(position)?.row;
+  }
+
+  /** Say which rows are in view. */
+  async want(first: number, count: number): Promise<void> {
+    this._first = Math.max(0, first);
+    this._count = count;
+    await this._askRows();
+  }
+
+  async setFilter(filter: Partial<IFilter>): Promise<void> {
+    this.filter = { ...this.filter, ...filter };
+    this._stale++;
+    this._first = 0;
+    await this._askRows();
+  }
+
+  /** Ask for the pages in view whose rows are missing or stale. */
+  private async _askRows(): Promise<void> {
+    if (!this.open) {
+      return;
+    }
+    const turn = this._stale;
+    const from = Math.floor(this._first / PAGE);
+    const to = Math.floor((this._first + Math.max(this._count, 1) - 1) / PAGE);
+    const wanted = [];
+    for (let page = from; page <= to; page++) {
+      const start = page * PAGE;
+      if (start > 0 && start >= this.total) {
+        break;
+      }
+      if (this._rows.get(start)?.turn !== turn && !this._paging.has(`${turn}:${page}`)) {
+        wanted.push(page);
+      }
+    }
+    await Promise.all(
+      wanted.map(async page => {
+        const key = `${turn}:${page}`;
+        this._paging.add(key);
+        const answer = await this._request('decisions', {
+          ...this.filter,
+          first_row: page * PAGE,
+          count: PAGE
+        });
+        this._paging.delete(key);
+        if (!answer || turn !== this._stale) {
+          return;
+        }
+        if (answer.total !== this.total) {
+          for (const position of [...this._rows.keys()]) {
+            if (position >= answer.total) {
+              this._rows.delete(position);
+            }
+          }
+        }
+        this.total = answer.total;
+        this.bytes = answer.bytes;
+        answer.rows.forEach((row, i) => {
+          this._rows.set(answer.start + i, { row, turn });
+        });
+        if (this.error?.code === 'query') {
+          this.error = null;
+        }
+        this._emit('rows');
+      })
+    );
+  }
+
+  // ------------------------------------------------------------------------------------------------ one storage
+
+  /** Select a storage by its key, or nothing. */
+  async choose(storage: string | null): Promise<void> {
+    if (storage !== this.selected) {
+      this.selected = storage;
+      this.choices = null;
+      this._emit('choices');
+      this._emit('rows');
+    }
+    await this._askChoices();
+  }
+
+  private async _askChoices(): Promise<void> {
+    const { selected } = this;
+    if (!selected || !this.open) {
+      return;
+    }
+    const choices = await this._request('choices', { storage: selected });
+    if (choices && selected === this.selected) {
+      this.choices = choices;
+      this._emit('choices');
+    }
+  }
+
+  async askChanges(): Promise<void> {
+    if (this.open) {
+      const changes = await this._request('changes', {});
+      if (changes) {
+        this.changes = changes;
+        this._emit('changes');
+      }
+    }
+  }
+
+  /** Ask for the curve; `begin`: have it worked out. */
+  async askCurve(begin: boolean): Promise<void> {
+    if (this.open) {
+      const curve = await this._request('curve', { begin });
+      if (curve) {
+        this.curve = curve;
+        this._emit('curve');
+      }
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------ changes
+
+  /** Change the draft. The edits are kept here before the kernel has them, for it may die on the way. */
+  async edit(change: Change, edits: IEdit[] = [], index = -1): Promise<void> {
+    const open = this.open;
+    if (open && !this.offered && (change === 'add' || change === 'set')) {
+      const before = change === 'add' ? open.edits.map(entry => entry.edit) : [];
+      this._keeper.keep(this._name, {
+        edits: joined(before, edits),
+        staged: open.staged + edits.length
+      });
+    }
+    const began = performance.now();
+    await this._act('edit', { change, edits, index });
+    this.answeredMs = performance.now() - began;
+  }
+
+  /** Decide about one storage, or let the planner decide again (null). */
+  async decide(storage: string, action: string | null): Promise<void> {
+    const open = this.open;
+    if (!open) {
+      return;
+    }
+    if (action !== null) {
+      await this.edit('add', [{ action, storage }]);
+      return;
+    }
+    const left = open.edits.map(entry => entry.edit).filter(edit => edit.storage !== storage);
+    await this._setAll(left);
+  }
+
+  /** Move the prefetch of a storage by so many ops, on top of what an edit has moved it already. */
+  async earlier(storage: string, ops: number): Promise<void> {
+    const open = this.open;
+    if (!open) {
+      return;
+    }
+    const before = open.edits.find(
+      ({ edit }) => edit.action === 'prefetch' && edit.storage === storage
+    );
+    const ops_earlier = (before?.edit.ops_earlier ?? 0) + ops;
+    if (ops_earlier !== 0) {
+      await this.edit('add', [{ action: 'prefetch', storage, ops_earlier }]);
+    } else if (before) {
+      await this.edit('remove', [], open.edits.indexOf(before));
+    }
+  }
+
+  async setCapacity(capacity_bytes: number): Promise<void> {
+    if (capacity_bytes !== this.open?.capacity_bytes) {
+      await this.edit('add', [{ action: 'capacity', capacity_bytes: Math.round(capacity_bytes) }]);
+    }
+  }
+
+  async dryRun(): Promise<void> {
+    await this._act('dry_run', {});
+  }
+
+  async endDryRun(): Promise<void> {
+    await this._act('end_dry_run', {});
+  }
+
+  async enable(): Promise<void> {
+    if (await this._act('enable', {})) {
+      this.said = 'Enabled.';
+      this._emit('draft');
+    }
+  }
+
+  async rollBack(): Promise<void> {
+    if (await this._act('roll_back', {})) {
+      this.said = 'Rolled back.';
+      this._emit('draft');
+    }
+  }
+
+  /** Write the policy; false where the file is there and may not be overwritten. */
+  async save(path: string, overwrite: boolean): Promise<boolean> {
+    this._busy++;
+    this._emit('draft');
+    try {
+      const saved = await this._request('save', { path, overwrite }, 'exists');
+      if (saved) {
+        this.said = `Saved to ${saved.path}.`;
+        this.error = null;
+      }
+      return saved !== null || this._refused !== 'exists';
+    } finally {
+      this._busy--;
+      this._emit('draft');
+    }
+  }
+
+  async load(path: string): Promise<void> {
+    if (await this._act('load', { path })) {
+      const count = this.open?.edits.length ?? 0;
+      this.said = `Loaded ${path}: ${count} edit${count === 1 ? '' : 's'}.`;
+      this._emit('draft');
+    }
+  }
+
+  /** How many storages an edit would mean; null where it is no edit. */
+  async matching(edit: IEdit): Promise<IMethods['matching'][1] | null> {
+    return this._request('matching', { edit }, 'bad_edit');
+  }
+
+  dismissError(): void {
+    this.error = null;
+    this._emit('draft');
+  }
+
+  dispose(): void {
+    Signal.clearData(this);
+  }
+
+  // ------------------------------------------------------------------------------------------------ helpers
+
+  /** Ask for something that changes the draft. False where it failed. */
+  private async _act<
+    M extends 'edit' | 'dry_run' | 'end_dry_run' | 'enable' | 'roll_back' | 'load'
+  >(method: M, params: Omit<IMethods[M][0], 'source'>): Promise<boolean> {
+    this._busy++;
+    this.said = '';
+    this._emit('draft');
+    try {
+      const draft = await this._request(method, params);
+      if (!draft) {
+        return false;
+      }
+      this.error = null;
+      await this._take(draft as IDraft);
+      return true;
+    } finally {
+      this._busy--;
+      this._emit('draft');
+    }
+  }
+
+  /** An answer, or null where there is none: its error is shown, but for the code that the caller `expects`. */
+  private async _request<M extends keyof IMethods>(
+    method: M,
+    params: Omit<IMethods[M][0], 'source'>,
+    expects = ''
+  ): Promise<IMethods[M][1] | null> {
+    const [client, source, generation] = [this._client, this._source, this._generation];
+    this._refused = '';
+    if (!client || !source) {
+      return null;
+    }
+    try {
+      const { result } = await client.request(method, {
+        ...params,
+        source
+      } as unknown as IMethods[M][0]);
+      return generation === this._generation ? result : null;
+    } catch (error) {
+      const known = error instanceof LabError ? error : new LabError('internal', String(error));
+      this._refused = known.code;
+      // The connection says itself that it closed; a source that is gone is replaced by the panel.
+      const quiet = known.code === 'closed' || known.code === 'gone' || known.code === expects;
+      if (generation === this._generation && !quiet) {
+        this.error = known;
+        this._emit('draft');
+      }
+      return null;
+    }
+  }
+
+  private _emit(change: EditorChange): void {
+    this._changed.emit(change);
+  }
+
+  private _client: KernelClient | null = null;
+  private _source: string | null = null;
+  private _name = '';
+  private _generation = 0;
+  /** Whether this draft has been seen, and compared with what is kept. */
+  private _met = false;
+  private _asking = false;
+  private _again = false;
+  private _busy = 0;
+  private _refused = '';
+  private _first = 0;
+  private _count = PAGE;
+  /** Counts the times that all rows became stale. */
+  private _stale = 0;
+  private readonly _rows = new Map<number, { row: IDecision; turn: number }>();
+  private readonly _paging = new Set<string>();
+  private readonly _changed = new Signal<this, EditorChange>(this);
+}
+
+/** New edits behind the others; one that answers the same question takes the other's place, as in the kernel. */
+export function joined(before: IEdit[], edits: IEdit[]): IEdit[] {
+  const question = (edit: IEdit) => {
+    const { ops_earlier, capacity_bytes, link, note, action, ...target } = edit;
+    const asks = ['prefetch', 'capacity', 'link'].includes(action) ? action : 'residence';
+    return JSON.stringify([asks, Object.entries(target).sort()]);
+  };
+  const asked = new Set(edits.map(question));
+  return [...before.filter(edit => !asked.has(question(edit))), ...edits];
+}
+
+/** Edits in runs of at most so many characters of JSON; one empty run where there are none. */
+export function chunks(edits: IEdit[], most: number): IEdit[][] {
+  const runs: IEdit[][] = [[]];
+  let size = 0;
+  for (const edit of edits) {
+    const length = JSON.stringify(edit).length + 1;
+    if (size + length > most && runs[runs.length - 1].length) {
+      runs.push([]);
+      size = 0;
+    }
+    runs[runs.length - 1].push(edit);
+    size += length;
+  }
+  return runs;
+}

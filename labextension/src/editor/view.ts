@@ -1,0 +1,340 @@
+// The policy editor's parts, and how they hang together with the rest of the panel.
+
+import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
+
+import { button, h } from '../dom';
+import { plural } from '../format';
+import type { LabModel } from '../model';
+import type { Tables } from '../panel/tables';
+import { Bar } from './bar';
+import { Cards } from './cards';
+import { Changes } from './changes';
+import { Curve } from './curve';
+import { DecisionTable, keyAction, LEAD, nameOf } from './decisions';
+import { type IStore, Keeper } from './keeper';
+import { type IMenuItem, openMenu } from './menu';
+import { Rules } from './rules';
+import { Editor } from './state';
+import { actionName } from './words';
+
+export class EditorView {
+  constructor(
+    private readonly _model: LabModel,
+    private readonly _host: HTMLElement,
+    store: IStore | null,
+    private readonly _notebook: () => string,
+    focusTimeline: () => void
+  ) {
+    const editor = new Editor(new Keeper(store));
+    this.editor = editor;
+    this.table = new DecisionTable(editor, {
+      show: storage => void this.show(storage),
+      menu: (storage, x, y) => this.menu(storage, x, y),
+      leave: focusTimeline
+    });
+    this.cards = new Cards(
+      editor,
+      module => this._ruleFor(module),
+      () => _model.selected?.key ?? null
+    );
+    this.curve = new Curve(editor);
+    this.bar = new Bar(editor, { save: () => void this._save(), load: () => void this._load() });
+    this._rules = new Rules(editor);
+    this._changes = new Changes(editor, storage => void this.show(storage));
+    editor.changed.connect((_, change) => {
+      if (change === 'draft' || change === 'rows' || change === 'changes') {
+        this._update();
+      }
+    });
+    _model.changed.connect(this._follow, this);
+    _model.onNews = (name, body) => {
+      if (name === 'draft') {
+        editor.heard(body as { source?: unknown; news?: unknown });
+      }
+    };
+    this._host.addEventListener('keydown', event => this._key(event));
+    this._follow();
+  }
+
+  readonly editor: Editor;
+  readonly table: DecisionTable;
+  readonly cards: Cards;
+  readonly curve: Curve;
+  readonly bar: Bar;
+  /** What is said above everything else: of kept drafts, of other plans, and of what went wrong. */
+  readonly banner = h('div', { class: 'cl-offer', hidden: true, role: 'status' });
+
+  /** Give the tables the editor's own tabs. */
+  addTabs(tables: Tables): void {
+    this._tables = tables;
+    tables.add({
+      id: 'decisions',
+      name: () => 'Decisions',
+      count: () => this.editor.open?.rows ?? null,
+      nodes: [this._rules.node, this.table.node],
+      beside: this.table.filter,
+      said: () => this.table.said(),
+      shown: () => this.table.reveal()
+    });
+    tables.add({
+      id: 'changes',
+      name: () => 'Changes',
+      count: () => this.editor.open?.staged || null,
+      nodes: [this._changes.node],
+      said: () => this._changes.said(),
+      shown: on => {
+        this.editor.wantsChanges = on;
+        if (on) {
+          void this.editor.askChanges();
+        }
+      }
+    });
+  }
+
+  dispose(): void {
+    this._model.changed.disconnect(this._follow, this);
+    this.table.dispose();
+    this.curve.dispose();
+    this.editor.dispose();
+  }
+
+  /** Look at the kernel's draft of what is drawn, and at the storage that is selected. */
+  private _follow(): void {
+    const { client, steps, selected, status } = this._model;
+    const source = steps?.source ?? null;
+    const kind = source?.startsWith('file:') ? source : 'session';
+    this.editor.attach(client, source, client ? `${this._notebook()}|${kind}` : '');
+    const count = status?.session?.step_count ?? 0;
+    if (count !== this._stepCount) {
+      this._stepCount = count;
+      void this.editor.look();
+    }
+    const key = selected?.key ?? null;
+    if (key !== this._selectedKey) {
+      this._selectedKey = key;
+      if (key !== null && key !== this.editor.selected) {
+        void this.editor.choose(key);
+      } else if (key === null && !this._locating) {
+        void this.editor.choose(null);
+      }
+      this.cards.update();
+    }
+    if (this.editor.orphaned || !this.banner.hidden) {
+      this._update();
+    }
+  }
+
+  /** Select a storage of the table in the drawing too. */
+  async show(storage: string): Promise<void> {
+    this._locating = true;
+    try {
+      await this.editor.choose(storage);
+      const uid = await this._model.locate(storage);
+      if (this.editor.selected === storage) {
+        await this._model.select(uid, true);
+      }
+    } finally {
+      this._locating = false;
+    }
+  }
+
+  /** Offer what can be done with a storage, at a place of the window. */
+  menu(storage: string, x: number, y: number): void {
+    const { open, choices } = this.editor;
+    if (!open) {
+      return;
+    }
+    const row = choices?.storage === storage ? choices.row : null;
+    const keys: Record<string, string> = {
+      keep: 'K',
+      swap: 'X',
+      never_touch: 'N',
+      rematerialise: 'R'
+    };
+    const items: (IMenuItem | null)[] = open.actions.map(action => ({
+      text: actionName(action),
+      key: keys[action],
+      checked: row?.after === action,
+      run: () => void this.editor.decide(storage, action)
+    }));
+    const own = open.edits.some(({ edit }) => edit.storage === storage);
+    items.push(
+      null,
+      {
+        text: `Prefetch ${LEAD} ops earlier`,
+        key: 'E',
+        run: () => void this.editor.earlier(storage, LEAD)
+      },
+      {
+        text: `Prefetch ${LEAD} ops later`,
+        key: 'L',
+        run: () => void this.editor.earlier(storage, -LEAD)
+      },
+      null,
+      {
+        text: 'Leave to the planner',
+        key: 'Del',
+        enabled: own,
+        run: () => void this.editor.decide(storage, null)
+      },
+      {
+        text: 'Rule for its module…',
+        enabled: Boolean(row?.module),
+        run: () => this._ruleFor(row?.module ?? '')
+      }
+    );
+    const name = row ? nameOf(row) : storage;
+    openMenu(this._host, name, items, x, y);
+  }
+
+  /** A block of the drawing was asked for its menu. */
+  async menuOf(uid: number, x: number, y: number): Promise<void> {
+    await this._model.select(uid);
+    const key = this._model.selected?.key;
+    if (key) {
+      await this.editor.choose(key);
+      this.menu(key, x, y);
+    }
+  }
+
+  private _ruleFor(module: string): void {
+    this._tables?.show('decisions');
+    this._rules.begin({ module });
+  }
+
+  private _update(): void {
+    this._tables?.updateTabs();
+    const { editor } = this;
+    const { open, offered, orphaned, error } = editor;
+    const parts: (Node | string)[] = [];
+    if (error) {
+      parts.push(
+        h('b', { class: 'cl-lost' }, 'Not done. '),
+        h('span', {}, `${error.message} ${error.hint}`),
+        h('span', { class: 'cl-grow' }),
+        button('×', 'Dismiss', () => editor.dismissError(), 'cl-square')
+      );
+    } else if (offered) {
+      const count = plural(offered.staged, 'change');
+      parts.push(
+        h('b', {}, 'Your draft is safe. '),
+        h(
+          'span',
+          {},
+          `${count} ${offered.staged === 1 ? 'was' : 'were'} kept here when the kernel went.`
+        ),
+        h('span', { class: 'cl-grow' }),
+        button(
+          `Put ${count} back`,
+          'Set the kept edits on this draft',
+          () => void editor.putBack(),
+          'cl-primary'
+        ),
+        button('Discard', 'Forget the kept edits', () => editor.discardKept())
+      );
+    } else if (orphaned) {
+      const count = plural(orphaned.staged, 'change');
+      parts.push(
+        h('b', {}, 'Your draft is safe. '),
+        h(
+          'span',
+          {},
+          `${count} ${orphaned.staged === 1 ? 'is' : 'are'} kept in this panel, and offered again when a session with a policy runs.`
+        )
+      );
+    } else if (open?.other_ops) {
+      parts.push(
+        h('b', {}, 'The session follows another plan now, '),
+        h('span', {}, `for a step of ${open.other_ops} ops. The draft is for one of ${open.ops}.`),
+        h('span', { class: 'cl-grow' }),
+        button(
+          'Edit that one',
+          'Take the edits over to the plan in force',
+          () => void editor.refresh(true)
+        )
+      );
+    }
+    this.banner.hidden = parts.length === 0;
+    this.banner.replaceChildren(...parts);
+  }
+
+  private async _save(): Promise<void> {
+    const { value, button: pressed } = await InputDialog.getText({
+      title: 'Save the policy',
+      label: 'Path of a .json file, as the kernel sees it: from its folder, or from the root',
+      text: this._path,
+      okLabel: 'Save'
+    });
+    const path = value?.trim();
+    if (!pressed.accept || !path) {
+      return;
+    }
+    this._path = path;
+    if (!(await this.editor.save(path, false))) {
+      const answer = await showDialog({
+        title: 'Overwrite the file?',
+        body: `${path} is there already.`,
+        buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'Overwrite' })]
+      });
+      if (answer.button.accept) {
+        await this.editor.save(path, true);
+      }
+    }
+  }
+
+  private async _load(): Promise<void> {
+    const { value, button: pressed } = await InputDialog.getText({
+      title: 'Load a policy',
+      label:
+        'Path of a policy file, as the kernel sees it. Its edits take the place of the draft’s; undo brings those back',
+      text: this._path,
+      okLabel: 'Load'
+    });
+    const path = value?.trim();
+    if (pressed.accept && path) {
+      this._path = path;
+      await this.editor.load(path);
+    }
+  }
+
+  /** The keys that hold wherever the focus is in the panel, but for text fields. */
+  private _key(event: KeyboardEvent): void {
+    const target = event.target as HTMLElement;
+    if (
+      target.matches('input:not([type="radio"], [type="checkbox"]), select, textarea') ||
+      event.altKey
+    ) {
+      return;
+    }
+    const { editor } = this;
+    const { open } = editor;
+    if (!open) {
+      return;
+    }
+    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === 'z') {
+      void editor.edit(event.shiftKey ? 'redo' : 'undo');
+    } else if ((event.ctrlKey || event.metaKey) && event.key === 'y') {
+      void editor.edit('redo');
+    } else if (event.ctrlKey || event.metaKey || editor.selected === null) {
+      return;
+    } else {
+      const action = keyAction(event.key, open.actions);
+      // In the drawing `k` goes to the peak and `n` to the next stall; upper case decides there too.
+      const upper = keyAction(event.key.toLowerCase(), open.actions);
+      if (!action && !(event.shiftKey && upper)) {
+        return;
+      }
+      void editor.decide(editor.selected, action ?? upper);
+    }
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  private readonly _rules: Rules;
+  private readonly _changes: Changes;
+  private _tables: Tables | null = null;
+  private _path = 'policy.json';
+  private _stepCount = -1;
+  private _selectedKey: string | null = null;
+  private _locating = false;
+}

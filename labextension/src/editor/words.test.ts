@@ -1,0 +1,158 @@
+import { expect, test } from 'vitest';
+
+import type { IDecision, IFigures, IOpenDraft } from '../protocol';
+import { between } from './curve';
+import { keyAction } from './decisions';
+import {
+  actionName,
+  decisionText,
+  delta,
+  FIGURES,
+  parseSize,
+  ruleOfFilter,
+  ruleText,
+  standing
+} from './words';
+
+const MIB = 1024 ** 2;
+const DRAFT = {
+  editable: true,
+  exact: true,
+  fits: true,
+  same: false,
+  staged: 2,
+  follows: 3,
+  plan_s: 0.4,
+  findings: [],
+  error: '',
+  why_not_enable: '',
+  waiting: false,
+  dry_run: null,
+  capacity_bytes: 100 * MIB,
+  floor: { bytes: 64 * MIB, op: 'aten::mm', module: '', stage: 'forward' }
+} as unknown as IOpenDraft;
+
+test.each([
+  [{}, 'good', '2 changes by you, 3 follow. Valid: fits at every op. Nothing runs'],
+  [{ same: true }, 'dim', 'No changes'],
+  [
+    { exact: false },
+    'draft',
+    'Estimate: the plan as it was, with your edits alone. Planning (about 400 ms)'
+  ],
+  [
+    { fits: false, capacity_bytes: 32 * MIB },
+    'lost',
+    '32.0 MiB is below the floor, 64.0 MiB: aten::mm'
+  ],
+  [{ waiting: true }, 'good', 'In force from the next step border on'],
+  [{ why_not_enable: 'This is a trace file.' }, 'good', 'This is a trace file.'],
+  [
+    { findings: [{ fault: 'unmatched', index: 0, why: '', way_out: '', is_error: false }] },
+    'draft',
+    '1 edit cannot be obeyed in full'
+  ],
+  [
+    {
+      dry_run: {
+        done: false,
+        started: false,
+        of_draft: true,
+        note: '',
+        measured: null,
+        steps: 1,
+        settle: 1
+      }
+    },
+    'draft',
+    'begins at the next step border'
+  ],
+  [
+    {
+      dry_run: {
+        done: true,
+        started: true,
+        of_draft: true,
+        note: 'the ops changed',
+        measured: null
+      }
+    },
+    'lost',
+    'ended early: the ops changed'
+  ]
+])('a draft with %j stands so', (change, kind, text) => {
+  const said = standing({ ...DRAFT, ...change } as IOpenDraft);
+  expect(said.kind).toBe(kind);
+  expect(said.text).toContain(text);
+});
+
+test('differences are good or bad by what the figure means', () => {
+  const now: IFigures = {
+    peak_bytes: 100 * MIB,
+    step_s: 1,
+    stall_s: 0.1,
+    overlap: 0.9,
+    swapped_out_bytes: 0,
+    swapped_in_bytes: 0
+  };
+  const then = { ...now, peak_bytes: 90 * MIB, step_s: 1.1, overlap: 0.95, swapped_in_bytes: MIB };
+  expect(FIGURES.map(column => delta(column, now, then))).toEqual([
+    { text: '▼ 10.0 MiB', kind: 'good' },
+    { text: '▲ 100 ms', kind: 'lost' },
+    null,
+    { text: '▲ 5.0 pt', kind: 'good' },
+    { text: '▲ 1.00 MiB', kind: 'dim' }
+  ]);
+});
+
+test.each([
+  ['512MiB', 512 * MIB],
+  ['1.5 GiB', 1.5 * 1024 * MIB],
+  ['64k', 64 * 1024],
+  ['2GB', 2e9],
+  ['100', 100],
+  ['', null],
+  ['lots', null],
+  ['0', null]
+])('%j is a size of %s', (text, bytes) => {
+  expect(parseSize(text)).toBe(bytes);
+});
+
+test('a filter fills in a rule as far as a rule can say it', () => {
+  expect(ruleOfFilter('h.3 >=4MiB category:activation swap')).toMatchObject({
+    module: '*h.3',
+    min_bytes: 4 * MIB,
+    category: 'activation'
+  });
+  expect(ruleOfFilter('layer.7 <1MiB')).toEqual({ module: '*.7', max_bytes: MIB - 1 });
+  expect(ruleOfFilter('mlp by:you stall>0 staged')).toEqual({ module: '*mlp*' });
+  expect(ruleOfFilter('')).toEqual({});
+});
+
+test('rules and decisions are told in words', () => {
+  expect(ruleText({ action: 'keep', module: 'h.0', min_bytes: MIB })).toBe('h.0 ≥ 1.00 MiB keep');
+  expect(ruleText({ action: 'prefetch', category: 'optimizer_state', ops_earlier: -1 })).toBe(
+    'optimizer state 1 op later'
+  );
+  const row = { after: 'swap', swaps: 2, ops_earlier: 5 } as IDecision;
+  expect(decisionText(row)).toBe('Swap ×2, 5 ops earlier');
+  expect(actionName('never_touch')).toBe('Never touch');
+});
+
+test('keys stand for the actions that the kernel has', () => {
+  expect(keyAction('k', ['keep', 'swap'])).toBe('keep');
+  expect(keyAction('r', ['keep', 'swap'])).toBeNull();
+  expect(keyAction('r', ['keep', 'rematerialise'])).toBe('rematerialise');
+  expect(keyAction('q', ['keep'])).toBeNull();
+});
+
+test('the curve is read between its points', () => {
+  const points = [
+    { capacity_bytes: 10, step_s: 4, stall_s: 0 },
+    { capacity_bytes: 20, step_s: 2, stall_s: 0 }
+  ];
+  const curve = { points, left: 0, of: 2, knee_bytes: null, within: 0.05 };
+  expect(between(curve, 15)).toBe(3);
+  expect(between(curve, 5)).toBeNull();
+  expect(between(null, 15)).toBeNull();
+});

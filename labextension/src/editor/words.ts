@@ -1,0 +1,224 @@
+// What the policy editor calls things, and what it says of a draft.
+
+import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
+import type { IDecision, IDryRun, IEdit, IFigures, IOpenDraft } from '../protocol';
+
+/** An action by its name; the kernel may know more of them than this panel. */
+export function actionName(action: string): string {
+  const words = action.replaceAll('_', ' ');
+  return words.charAt(0).toUpperCase() + words.slice(1);
+}
+
+const MARKS: Record<string, string> = {
+  keep: '▪',
+  swap: '⇄',
+  never_touch: '⚓',
+  rematerialise: '↻'
+};
+
+/** A mark that tells actions apart without colour. */
+export function actionMark(action: string): string {
+  return MARKS[action] ?? '•';
+}
+
+const WHO: Record<IDecision['by'], string> = {
+  you: 'you',
+  rule: 'you, rule',
+  follows: 'follows',
+  planner: 'planner'
+};
+
+/** Who decided. */
+export function who(row: IDecision): string {
+  return WHO[row.by];
+}
+
+/** What the draft does with a storage, in the table's words. */
+export function decisionText(row: IDecision): string {
+  const times = row.swaps > 1 ? ` ×${row.swaps}` : '';
+  const ops = row.ops_earlier;
+  const lead = ops ? `, ${plural(Math.abs(ops), 'op')} ${ops > 0 ? 'earlier' : 'later'}` : '';
+  return `${actionName(row.after)}${times}${lead}`;
+}
+
+/** An edit without a storage, as its chip says it. */
+export function ruleText(edit: IEdit): string {
+  const parts = [
+    edit.module,
+    edit.category?.replaceAll('_', ' '),
+    edit.stage,
+    edit.min_bytes !== undefined && `≥ ${formatBytes(edit.min_bytes)}`,
+    edit.max_bytes !== undefined && `≤ ${formatBytes(edit.max_bytes)}`
+  ].filter(Boolean);
+  const ops = edit.ops_earlier;
+  const what = ops
+    ? `${plural(Math.abs(ops), 'op')} ${ops > 0 ? 'earlier' : 'later'}`
+    : actionName(edit.action).toLowerCase();
+  return `${parts.join(' ') || 'everything'} ${what}`;
+}
+
+export interface ISaid {
+  text: string;
+  /** `lost`: it stops the draft. `draft`: staged. `good`: nothing is in the way. */
+  kind: 'lost' | 'draft' | 'good' | 'dim';
+}
+
+/** One line on where the draft stands. */
+export function standing(draft: IOpenDraft): ISaid {
+  const changes = `${plural(draft.staged, 'change')} by you`;
+  const mine = draft.follows ? `${changes}, ${formatCount(draft.follows)} follow` : changes;
+  const running = draft.dry_run && !draft.dry_run.done ? draft.dry_run : null;
+  if (running) {
+    return { text: progress(running), kind: 'draft' };
+  }
+  if (!draft.exact) {
+    const how = draft.plan_s > 0.05 ? ` (about ${formatSeconds(draft.plan_s)})` : '';
+    return {
+      text: `${mine}. Estimate: the plan as it was, with your edits alone. Planning${how}…`,
+      kind: 'draft'
+    };
+  }
+  if (!draft.fits) {
+    return {
+      text: `The draft does not fit, so dry run and enable stay off. ${reason(draft)}`,
+      kind: 'lost'
+    };
+  }
+  if (draft.waiting) {
+    return { text: 'In force from the next step border on.', kind: 'good' };
+  }
+  const ended = draft.dry_run?.of_draft && draft.dry_run.note;
+  if (ended) {
+    return { text: `The dry run ended early: ${ended}.`, kind: 'lost' };
+  }
+  const faults = new Set(draft.findings.map(finding => finding.index)).size;
+  const warned = faults ? `${plural(faults, 'edit')} cannot be obeyed in full: see Changes. ` : '';
+  if (draft.same) {
+    return { text: `${warned}No changes: the draft is what is in force.`, kind: 'dim' };
+  }
+  return {
+    text: `${mine}. ${warned || 'Valid: fits at every op. '}${draft.why_not_enable || 'Nothing runs with it before Enable.'}`,
+    kind: faults ? 'draft' : 'good'
+  };
+}
+
+function reason(draft: IOpenDraft): string {
+  if (draft.capacity_bytes < draft.floor.bytes) {
+    return `${formatBytes(draft.capacity_bytes)} is below the floor, ${formatBytes(draft.floor.bytes)}: ${draft.floor.op} needs it at once.`;
+  }
+  const finding = draft.findings.find(finding => finding.is_error);
+  return finding ? `${capital(finding.why)}.` : draft.error;
+}
+
+function capital(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/** How far a dry run has come. */
+export function progress(run: IDryRun): string {
+  if (!run.started) {
+    return 'Dry run: begins at the next step border. Train in a cell, or let the one that runs go on.';
+  }
+  return run.measured
+    ? 'Dry run: measured.'
+    : `Dry run: ${plural(run.settle, 'step')} to settle, then ${plural(run.steps, 'step')} measured…`;
+}
+
+export interface IFigureColumn {
+  name: string;
+  value(figures: IFigures): number;
+  format(value: number): string;
+  /** How a difference is written. */
+  apart(difference: number): string;
+  /** Whether more is worse: 1, better: -1, or neither: 0. */
+  worse: 1 | -1 | 0;
+}
+
+/** The columns of the comparison, as the bottom bar and the kernel's dry run have them. */
+export const FIGURES: IFigureColumn[] = [
+  {
+    name: 'Peak',
+    value: f => f.peak_bytes,
+    format: formatBytes,
+    apart: formatBytes,
+    worse: 1
+  },
+  {
+    name: 'Step time',
+    value: f => f.step_s,
+    format: formatSeconds,
+    apart: formatSeconds,
+    worse: 1
+  },
+  { name: 'Stall', value: f => f.stall_s, format: formatSeconds, apart: formatSeconds, worse: 1 },
+  {
+    name: 'Overlap',
+    value: f => f.overlap,
+    format: formatPercent,
+    apart: share => `${(100 * share).toFixed(1)} pt`,
+    worse: -1
+  },
+  {
+    name: 'Moved',
+    value: f => f.swapped_out_bytes + f.swapped_in_bytes,
+    format: formatBytes,
+    apart: formatBytes,
+    worse: 0
+  }
+];
+
+export interface IDelta {
+  text: string;
+  kind: 'good' | 'lost' | 'dim';
+}
+
+/** How a figure differs from the one in force; null where it does not. */
+export function delta(column: IFigureColumn, now: IFigures, then: IFigures): IDelta | null {
+  const difference = column.value(then) - column.value(now);
+  if (Math.abs(difference) < Math.abs(column.value(now)) * 5e-4 + 1e-9) {
+    return null;
+  }
+  const up = difference > 0;
+  const kind = column.worse === 0 ? 'dim' : up === (column.worse === 1) ? 'lost' : 'good';
+  return { text: `${up ? '▲' : '▼'} ${column.apart(Math.abs(difference))}`, kind };
+}
+
+/** A size that a person wrote, such as `512MiB` or `1.5 GiB`, in bytes; null where it is none. */
+export function parseSize(text: string): number | null {
+  const match = /^\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmgt]?)(i?)b?\s*$/i.exec(text);
+  if (!match) {
+    return null;
+  }
+  const [, number, unit, binary] = match;
+  const power = ' kmgt'.indexOf(unit.toLowerCase() || ' ');
+  const decimal = !binary && /b\s*$/i.test(text) && power > 0;
+  const size = Number(number) * (decimal ? 1000 : 1024) ** power;
+  return size >= 1 && size < 2 ** 53 ? Math.round(size) : null;
+}
+
+/** The rule that a filter text asks for, as far as a rule can say it. */
+export function ruleOfFilter(query: string): Partial<IEdit> {
+  const rule: Partial<IEdit> = {};
+  for (const term of query.split(/\s+/).filter(Boolean)) {
+    const size = /^([<>])(=?)(.+)$/.exec(term);
+    const field = /^(stage|category):(.+)$/.exec(term);
+    const layer = /^([A-Za-z_]\w*)\.(\d+)$/.exec(term);
+    if (size) {
+      const bytes = parseSize(size[3]);
+      if (bytes !== null) {
+        if (size[1] === '>') {
+          rule.min_bytes = bytes + (size[2] ? 0 : 1);
+        } else {
+          rule.max_bytes = bytes - (size[2] ? 0 : 1);
+        }
+      }
+    } else if (field) {
+      rule[field[1] as 'stage' | 'category'] = field[2];
+    } else if (layer) {
+      rule.module = layer[1] === 'layer' ? `*.${layer[2]}` : `*${layer[1]}.${layer[2]}`;
+    } else if (!/:|^stall>|^(keep|swap|never\w*|remat\w*|staged)$/.test(term) && !rule.module) {
+      rule.module = `*${term}*`;
+    }
+  }
+  return rule;
+}

@@ -1,0 +1,42 @@
+import re
+
+
+def mib(text: str) -> float:
+    number, unit = re.fullmatch(r"([\d.]+) (\w+)", text).groups()
+    return float(number) * {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024}[unit]
+
+
+def test_a_policy_is_edited_tried_enabled_and_kept_beside_what_trains(in_browser):
+    found = in_browser("editor", notebook="edit")
+    assert found["errors"] == []
+    assert found["trained"] == ["ok", "ok"] and found["ran"] == "ok"
+    assert found["untouched"][0] == found["untouched"][1] and len(found["untouched"][0]) == 5
+    assert found["listed"] > 20
+    for action in ("Keep", "Swap", "Never touch"):
+        assert action in found["cards"]
+    assert "in the draft" in found["cards"]
+
+    # One storage kept: its row says so, and the plan moves something else.
+    current, draft = found["kept"]
+    assert current != draft
+    assert "Keep" in found["row"] and "you" in found["row"]
+
+    # Less capacity: the prediction goes down, and so does what is measured once it is in force.
+    before, after = found["capacities"]
+    assert after < before
+    assert mib(found["lowered"][1][0]) < mib(found["lowered"][0][0])
+    assert found["predicted"] <= after
+    assert mib(found["tried"][0]) <= 1.01 * after / 2**20
+    assert found["peakAfter"] <= after < found["peakBefore"]
+    assert abs(found["peakAfter"] / found["predicted"] - 1) < 0.02
+    assert found["current"][0] == found["lowered"][1][0]
+    assert found["whileRunning"]
+    for word in ("keep", "never touch all of module h.0", "capacity"):
+        assert word in found["changes"]
+
+    # Files and dead kernels.
+    actions = [edit["action"] for edit in found["loaded"]]
+    assert actions == ["keep", "never_touch"]
+    assert found["loaded"][0]["storage"] == found["selected"]
+    assert found["back"] == found["loaded"]
+    assert found["grown"] == 32

@@ -1,0 +1,183 @@
+"""The policy editor beside a session that trains: dry runs, enabling and rolling back from another thread."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from training import Gpt, adamw, raw, reference, state_bytes
+
+import chameleon_lab as cl
+from chameleon_lab.lab.protocol import MAX_ROWS, ProtocolError
+from chameleon_lab.lab.sources import Sources
+
+STEPS = 10
+
+
+class Loop:
+    """A training loop, and a panel that asks from a thread of its own, as a kernel subshell does."""
+
+    def __init__(self, session):
+        torch.manual_seed(0)
+        self.session = session
+        self.model, self.generator = Gpt(), torch.Generator().manual_seed(0)
+        self.optimizer = adamw(self.model.parameters())
+        self.losses = []
+        self.sources = Sources()
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="subshell")
+
+    def step(self):
+        loss = self.model(self.model.batch(self.generator))
+        loss.backward()
+        self.losses.append(raw(loss))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.session.step()
+
+    def panel(self, ask, *args):
+        return self.thread.submit(ask, *args).result(timeout=60)
+
+    def desk(self):
+        desk = self.panel(self.sources.desk, self.sources.session()[0])
+        self.exact(desk)
+        return desk
+
+    def exact(self, desk):
+        until = time.monotonic() + 30
+        state = self.panel(desk.state)
+        while not (state["editable"] and state["exact"]) and time.monotonic() < until:
+            assert state["editable"] or state["why"] == "Preparing the draft", state
+            time.sleep(0.01)
+            state = self.panel(desk.state)
+        return state
+
+
+@pytest.fixture
+def loop():
+    torch.set_num_threads(1)
+    _, live_peak = reference(Gpt, steps=STEPS)
+    with cl.Session(capacity=live_peak // 2) as session:
+        yield Loop(session)
+
+
+def kept_in_force(session):
+    return {edit.storage for edit in session.policy.edits}
+
+
+def test_before_there_is_a_policy_the_reason_is_told(loop):
+    name = loop.sources.session()[0]
+    loop.step()
+    state = loop.panel(loop.sources.draft, name)
+    assert not state["editable"] and "Profile" in state["why"]
+
+
+def test_a_draft_is_tried_enabled_and_rolled_back_at_step_borders_and_no_number_changes(loop):
+    bare, _ = reference(Gpt, steps=STEPS)
+    for _ in range(3):
+        loop.step()
+    first, desk = loop.session.policy, loop.desk()
+    key = loop.panel(desk.page, "swap", "bytes", True, 0, MAX_ROWS)["rows"][0]["storage"]
+    loop.panel(desk.edit, "add", [{"action": "keep", "storage": key}], -1)
+    state = loop.exact(desk)
+    assert state["why_not_enable"] == "" and not state["same"] and state["dry_run"] is None
+    assert loop.session.policy is first, "nothing runs before it is asked for"
+
+    loop.panel(desk.dry_run)
+    assert loop.session.policy is first, "another thread does not switch between steps"
+    assert loop.exact(desk)["dry_run"]["started"] is False
+    loop.step()  # ends under the first policy
+    assert key in kept_in_force(loop.session)
+    loop.step()  # settles
+    loop.step()  # is measured
+    tried = loop.exact(desk)["dry_run"]
+    assert tried["done"] and tried["of_draft"] and tried["note"] == ""
+    assert tried["measured"]["peak_bytes"] <= state["draft"]["capacity_bytes"]
+    assert loop.session.policy is first
+
+    loop.panel(desk.enable)
+    state = loop.exact(desk)
+    assert state["waiting"] and state["same"] and state["staged"] == 0 and state["can_roll_back"]
+    loop.step()
+    loop.step()
+    assert key in kept_in_force(loop.session) and not loop.exact(desk)["waiting"]
+
+    loop.panel(desk.edit, "undo", [], -1)
+    state = loop.exact(desk)
+    assert state["staged"] == 1 and not state["same"], "what is in force is taken back in the draft alone"
+    loop.panel(desk.roll_back)
+    loop.step()
+    assert loop.session.policy is first and loop.exact(desk)["same"]
+    loop.step()
+    assert (tuple(loop.losses), state_bytes(loop.model, loop.optimizer)) == (bare.losses, bare.state)
+
+
+def test_a_capacity_edit_moves_the_peak_that_is_measured(loop):
+    for _ in range(3):
+        loop.step()
+    desk = loop.desk()
+    before = loop.exact(desk)
+    less = int(0.8 * before["capacity_bytes"])
+    loop.panel(desk.edit, "add", [{"action": "capacity", "capacity_bytes": less}], -1)
+    assert loop.exact(desk)["draft"]["peak_bytes"] <= less
+    loop.panel(desk.enable)
+    for _ in range(4):
+        loop.step()
+    history = loop.session.report().history
+    assert history[2].peak_bytes > less >= history[-1].peak_bytes
+
+
+def test_a_dry_run_that_waits_for_steps_can_be_stopped(loop):
+    for _ in range(3):
+        loop.step()
+    desk, first = loop.desk(), loop.session.policy
+    loop.panel(desk.edit, "add", [{"action": "keep", "category": "parameter"}], -1)
+    loop.exact(desk)
+    loop.panel(desk.dry_run)
+    loop.panel(desk.end_dry_run)
+    tried = loop.exact(desk)["dry_run"]
+    assert tried["done"] and tried["note"] == "stopped" and tried["measured"] is None
+    loop.step()
+    assert loop.session.policy is first
+
+
+def test_after_the_session_the_draft_can_be_saved_and_not_enabled(loop, tmp_path):
+    for _ in range(3):
+        loop.step()
+    desk = loop.desk()
+    loop.session.stop()
+    loop.panel(desk.edit, "add", [{"action": "keep", "category": "parameter"}], -1)
+    assert "has ended" in loop.exact(desk)["why_not_enable"]
+    with pytest.raises(ProtocolError) as caught:
+        loop.panel(desk.enable)
+    assert caught.value.code == "not_now"
+    assert loop.panel(desk.save, str(tmp_path / "policy.json"), False)["bytes"] > 0
+
+
+def test_many_switches_from_a_thread_while_steps_run_lose_nothing(loop):
+    bare, _ = reference(Gpt, steps=STEPS)
+    for _ in range(3):
+        loop.step()
+    desk = loop.desk()
+    stop, failed = threading.Event(), []
+
+    def worry():
+        try:
+            while not stop.is_set():
+                desk.edit("add", [{"action": "keep", "category": "parameter"}], -1)
+                desk.enable()
+                desk.edit("discard", [], -1)
+                desk.dry_run()
+                desk.roll_back()
+                desk.poll()
+        except Exception as error:
+            failed.append(error)
+
+    panel = threading.Thread(target=worry)
+    panel.start()
+    for _ in range(STEPS - 3):
+        loop.step()
+    stop.set()
+    panel.join(60)
+    assert not failed and not panel.is_alive()
+    assert (tuple(loop.losses), state_bytes(loop.model, loop.optimizer)) == (bare.losses, bare.state)

@@ -1,0 +1,429 @@
+"""The policy editor's side in the kernel, on a trace file's step; integration tests run it beside a session."""
+
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from synthetic import gpt_step
+
+from chameleon_lab.lab import bench
+from chameleon_lab.lab.dispatch import answer
+from chameleon_lab.lab.editing import Desk
+from chameleon_lab.lab.protocol import MAX_ROWS, VERSION, ProtocolError
+from chameleon_lab.lab.sources import Sources
+from chameleon_lab.policy import Policy, floor
+from chameleon_lab.trace import Trace
+
+STEP = gpt_step(layers=6)
+CAPACITY = int(0.6 * STEP.live_peak_bytes)
+META = {"capacity_bytes": CAPACITY, "link_out_bytes_per_s": 4e9, "link_in_bytes_per_s": 4e9}
+
+
+@pytest.fixture
+def desk():
+    desk = Desk("file:a.parquet", None, STEP, META, lambda: None)
+    opened(desk)
+    return desk
+
+
+def opened(desk):
+    until = time.monotonic() + 20
+    while not (state := desk.state())["editable"] and time.monotonic() < until:
+        assert state["why"] == "Preparing the draft", state
+    return state
+
+
+def planned(desk):
+    """The state once the plan is there."""
+    until = time.monotonic() + 20
+    while not (state := desk.state())["exact"] and time.monotonic() < until:
+        time.sleep(0.01)
+    assert state["exact"]
+    return state
+
+
+def swapped_rows(desk, query="swap"):
+    return desk.page(query, "bytes", True, 0, MAX_ROWS)["rows"]
+
+
+def test_an_untouched_draft_is_what_is_in_force(desk):
+    state = desk.state()
+    assert state["same"] and state["staged"] == 0 and state["exact"] and state["fits"]
+    assert state["current"] == state["draft"]
+    assert state["draft"]["peak_bytes"] <= CAPACITY
+    assert {"keep", "swap", "never_touch"} <= set(state["actions"])
+    assert not {"prefetch", "capacity", "link"} & set(state["actions"])
+    assert "trace file" in state["why_not_enable"]
+    json.dumps(state)
+
+
+def test_rows_say_what_the_plan_does_with_each_storage(desk):
+    page = desk.page("", "bytes", True, 0, MAX_ROWS)
+    assert page["total"] == page["all"] == len(page["rows"]) == desk.state()["rows"]
+    assert page["bytes"] == sum(row["bytes"] for row in page["rows"])
+    sizes = [row["bytes"] for row in page["rows"]]
+    assert sizes == sorted(sizes, reverse=True)
+    rows = swapped_rows(desk)
+    assert 0 < len(rows) < page["total"]
+    for row in rows:
+        assert (
+            row["after"] == "swap" and row["swaps"] > 0 and row["moved_bytes"] > 0 and row["by"] == "planner"
+        )
+        assert row["idle_s"] > 0 and row["idle_ops"] > 0 and 0 <= row["life"][0] < row["life"][1] <= 1
+    waited = sum(row["stall_s"] for row in page["rows"])
+    assert waited == pytest.approx(desk.state()["draft"]["stall_s"])
+    json.dumps(page)
+
+
+@pytest.mark.parametrize("sort", ["name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "by"])
+def test_every_column_sorts_both_ways_and_pages_join(desk, sort):
+    up = [row["storage"] for row in desk.page("", sort, False, 0, MAX_ROWS)["rows"]]
+    down = [row["storage"] for row in desk.page("", sort, True, 0, MAX_ROWS)["rows"]]
+    assert sorted(up) == sorted(down) and len(set(up)) == len(up)
+    parts = [desk.page("", sort, True, start, 7)["rows"] for start in range(0, len(up), 7)]
+    assert [row["storage"] for part in parts for row in part] == down
+
+
+@pytest.mark.parametrize(
+    ("query", "fits"),
+    [
+        ("h.2", lambda row: row["module"] == "h.2"),
+        ("layer.3", lambda row: row["module"] == "h.3"),
+        (">2MiB", lambda row: row["bytes"] > 2 << 20),
+        ("category:param", lambda row: row["storage"].startswith("parameter:")),
+        ("keep", lambda row: row["after"] == "keep"),
+        ("swap gelu", lambda row: row["after"] == "swap" and "gelu" in row["storage"]),
+        ("by:you", lambda row: row["by"] == "you"),
+        ("stall>0", lambda row: row["stall_s"] > 0),
+        ("staged", lambda row: row["staged"]),
+    ],
+)
+def test_filters_find_what_they_say(desk, query, fits):
+    everything = desk.page("", "bytes", True, 0, MAX_ROWS)["rows"]
+    found = desk.page(query, "bytes", True, 0, MAX_ROWS)["rows"]
+    assert [row["storage"] for row in found] == [row["storage"] for row in everything if fits(row)]
+
+
+@pytest.mark.parametrize("query", ["by:nobody", ">lots", "stage:sideways"])
+def test_a_filter_that_cannot_be_read_is_said_to_be(desk, query):
+    with pytest.raises(ProtocolError) as caught:
+        desk.page(query, "bytes", True, 0, 10)
+    assert caught.value.code == "query" and caught.value.hint
+
+
+def test_an_edit_is_planned_for_and_others_follow(desk):
+    row = swapped_rows(desk)[0]
+    desk.edit("add", [{"action": "keep", "storage": row["storage"]}], -1)
+    state = planned(desk)
+    assert not state["same"] and state["staged"] == 1 and state["can_undo"]
+    assert state["draft"]["peak_bytes"] <= CAPACITY
+    (kept,) = [r for r in desk.page("by:you", "bytes", True, 0, 10)["rows"]]
+    assert kept["storage"] == row["storage"]
+    assert (kept["before"], kept["after"], kept["staged"], kept["edit"]) == ("swap", "keep", True, 0)
+    assert state["follows"] == desk.page("by:follows", "bytes", True, 0, MAX_ROWS)["total"] > 0
+
+
+def test_changes_are_undone_redone_and_discarded(desk):
+    key = swapped_rows(desk)[0]["storage"]
+    for change, edits in (
+        ("add", [{"action": "keep", "storage": key}]),
+        ("add", [{"action": "prefetch", "category": "activation", "ops_earlier": 1}]),
+    ):
+        desk.edit(change, edits, -1)
+    assert len(desk.state()["edits"]) == 2
+    desk.edit("undo", [], -1)
+    assert [entry["edit"]["action"] for entry in desk.state()["edits"]] == ["keep"]
+    desk.edit("redo", [], -1)
+    assert len(desk.state()["edits"]) == 2 and not desk.state()["can_redo"]
+    desk.edit("discard", [], -1)
+    assert desk.state()["same"] and desk.state()["can_undo"]
+    desk.edit("undo", [], -1)
+    desk.edit("remove", [], 0)
+    assert [entry["edit"]["action"] for entry in desk.state()["edits"]] == ["prefetch"]
+
+
+def test_a_new_answer_to_the_same_question_replaces_the_old_one(desk):
+    key = swapped_rows(desk)[0]["storage"]
+    desk.edit("add", [{"action": "keep", "storage": key}], -1)
+    desk.edit("add", [{"action": "swap", "storage": key}], -1)
+    desk.edit("add", [{"action": "prefetch", "storage": key, "ops_earlier": 2}], -1)
+    desk.edit("add", [{"action": "prefetch", "storage": key, "ops_earlier": 3}], -1)
+    told = [(entry["edit"]["action"], entry["edit"].get("ops_earlier")) for entry in desk.state()["edits"]]
+    assert told == [("swap", None), ("prefetch", 3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "edits", "index"),
+    [
+        ("add", [{"action": "fly", "storage": "a"}], -1),
+        ("add", [{"action": "keep"}], -1),
+        ("add", [{"storage": "a"}], -1),
+        ("add", [{"action": "keep", "storage": 7}], -1),
+        ("add", [{"action": "capacity", "capacity_bytes": -1}], -1),
+        ("add", [{"action": "link", "link": {"out_bytes_per_s": "fast", "in_bytes_per_s": 1}}], -1),
+        ("add", [{"action": "keep", "colour": "red"}], -1),
+        ("remove", [], 3),
+        ("replace", [{"action": "keep", "storage": "a"}], 0),
+    ],
+)
+def test_edits_that_are_none_are_refused_and_change_nothing(desk, change, edits, index):
+    with pytest.raises(ProtocolError) as caught:
+        desk.edit(change, edits, index)
+    assert caught.value.code == "bad_edit"
+    assert desk.state()["same"] and not desk.state()["can_undo"]
+
+
+def test_a_slow_plan_is_estimated_first_and_told_to_be(monkeypatch):
+    told = []
+    desk = Desk("file:a.parquet", None, STEP, META, lambda: told.append(1))
+    opened(desk)
+    monkeypatch.setattr(bench, "_AT_ONCE_S", 0.0)
+    plans = desk._bench.plan
+    monkeypatch.setattr(desk._bench, "plan", lambda edits: (time.sleep(0.3), plans(edits))[1])
+    key = swapped_rows(desk)[0]["storage"]
+    heard, news = len(told), desk.state()["news"]
+    desk.edit("add", [{"action": "keep", "storage": key}], -1)
+    began = time.monotonic()
+    first = desk.state()
+    assert time.monotonic() - began < 0.3, "the plan was waited for"
+    assert not first["exact"] and first["fits"] and first["draft"]["peak_bytes"] > 0
+    assert desk.page("by:you", "bytes", True, 0, 10)["rows"][0]["after"] == "keep"
+    state = planned(desk)
+    assert state["news"] > news and len(told) > heard
+    assert state["draft"]["peak_bytes"] <= CAPACITY
+
+
+def test_findings_stand_beside_their_edits(desk):
+    key = swapped_rows(desk)[0]["storage"]
+    edits = [
+        {"action": "keep", "storage": "parameter:nothing.weight"},
+        {"action": "keep", "module": "h.1"},
+        {"action": "swap", "storage": key, "gap": 99},
+    ]
+    desk.edit("add", edits, -1)
+    found = {finding["index"]: finding for finding in planned(desk)["findings"]}
+    assert found[0]["fault"] == "unmatched" and "mean" in found[0]["way_out"]
+    assert found[2]["fault"] == "impossible"
+    assert 1 not in found
+
+
+def test_a_draft_that_does_not_fit_says_which_edits_are_to_blame(desk):
+    desk.edit("add", [{"action": "keep", "category": "activation"}], -1)
+    state = planned(desk)
+    assert not state["fits"] and state["draft"] is None
+    (finding,) = state["findings"]
+    assert finding["is_error"] and finding["index"] == 0
+    assert desk.page("", "bytes", True, 0, 10)["total"] == state["rows"]
+    with pytest.raises(ProtocolError) as caught:
+        desk.settled()
+    assert caught.value.code == "below_floor"
+
+
+def test_a_capacity_below_the_floor_is_an_edit_that_does_not_fit(desk):
+    lowest = floor(STEP).bytes
+    desk.edit("add", [{"action": "capacity", "capacity_bytes": lowest - 1}], -1)
+    state = planned(desk)
+    assert not state["fits"] and "below the floor" in state["error"]
+    assert state["capacity_bytes"] == lowest - 1 and state["floor"]["bytes"] == lowest
+    desk.edit("add", [{"action": "capacity", "capacity_bytes": lowest}], -1)
+    state = planned(desk)
+    assert state["fits"] and state["draft"]["peak_bytes"] <= lowest and len(state["edits"]) == 1
+
+
+def test_choices_foresee_what_each_would_change(desk):
+    key = swapped_rows(desk)[0]["storage"]
+    until = time.monotonic() + 20
+    found = desk.choices(key)
+    while not all(option["ready"] for option in found["options"]) and time.monotonic() < until:
+        time.sleep(0.01)
+        found = desk.choices(key)
+    by_action = {option["action"]: option for option in found["options"]}
+    assert by_action["swap"]["chosen"] and not by_action["keep"]["chosen"]
+    assert (
+        found["gaps"][0]["action"] == "swap" and found["gaps"][0]["seconds"] >= found["gaps"][-1]["seconds"]
+    )
+    effect = by_action["keep"]["effect"]
+    before = desk.state()["draft"]["step_s"]
+    desk.edit("add", [{"action": "keep", "storage": key}], -1)
+    assert planned(desk)["draft"]["step_s"] - before == pytest.approx(effect["step_s"])
+    json.dumps(found)
+
+
+def test_what_cannot_leave_is_told_why(desk):
+    small = [key for key in STEP.storage_keys if key not in desk._bench.candidates.place]
+    assert desk.choices("no such thing")["why"].startswith("The step that is planned has no such storage")
+    for key in small:
+        found = desk.choices(key)
+        assert found["row"] is None and found["why"] and not found["options"]
+
+
+def test_a_rule_is_counted_before_it_is_made(desk):
+    meant = desk.matching({"action": "keep", "category": "parameter"})
+    assert meant["storages"] == 6 and 0 < meant["movable"] <= 6 and meant["bytes"] > 0
+    with pytest.raises(ProtocolError):
+        desk.matching({"action": "keep"})
+
+
+def test_changes_list_what_differs_in_the_plan(desk):
+    assert desk.changes()["counts"] == [0, 0, 0]
+    row = swapped_rows(desk)[0]
+    desk.edit("add", [{"action": "keep", "storage": row["storage"]}], -1)
+    planned(desk)
+    found = desk.changes()
+    assert found["counts"][1] >= row["swaps"]
+    assert any(r["kind"] == "removed" and r["storage"] == row["storage"] for r in found["rows"])
+    json.dumps(found)
+
+
+def test_the_curve_is_worked_out_in_the_background(desk):
+    assert desk.curve(False)["points"] == []
+    desk.curve(True)
+    until = time.monotonic() + 60
+    while (found := desk.curve(False))["left"] and time.monotonic() < until:
+        time.sleep(0.02)
+    capacities = [point["capacity_bytes"] for point in found["points"]]
+    assert capacities == sorted(capacities) and len(capacities) == found["of"] > 5
+    assert capacities[0] == floor(STEP).bytes and capacities[-1] == STEP.live_peak_bytes
+    times = [point["step_s"] for point in found["points"]]
+    assert times[0] >= times[-1] == pytest.approx(desk.state()["compute_s"])
+    assert found["knee_bytes"] in capacities
+    desk.edit("add", [{"action": "link", "link": {"out_bytes_per_s": 1e9, "in_bytes_per_s": 1e9}}], -1)
+    assert desk.curve(False)["points"] == [], "the curve of another link"
+
+
+def test_saving_asks_before_it_overwrites_and_loading_brings_the_edits_back(desk, tmp_path):
+    path = tmp_path / "policy.json"
+    key = swapped_rows(desk)[0]["storage"]
+    desk.edit(
+        "add", [{"action": "keep", "storage": key}, {"action": "capacity", "capacity_bytes": CAPACITY}], -1
+    )
+    saved = desk.save(str(path), False)
+    assert saved == {"path": str(path.resolve()), "bytes": path.stat().st_size}
+    assert [edit.action.value for edit in Policy.load(path).edits] == ["keep", "capacity"]
+    with pytest.raises(ProtocolError) as caught:
+        desk.save(str(path), False)
+    assert caught.value.code == "exists"
+    desk.edit("discard", [], -1)
+    desk.save(str(path.with_name("plain.json")), False)
+    desk.load(str(path))
+    assert [entry["edit"]["action"] for entry in desk.state()["edits"]] == ["keep", "capacity"]
+    desk.edit("undo", [], -1)
+    assert desk.state()["edits"] == [], "loading is one change"
+    desk.save(str(path), True)
+    assert Policy.load(path).edits == ()
+
+
+def test_a_file_for_another_capacity_brings_it_along(desk, tmp_path):
+    path = tmp_path / "policy.json"
+    other = Desk("file:b.parquet", None, STEP, META | {"capacity_bytes": CAPACITY + (8 << 20)}, lambda: None)
+    opened(other)
+    other.save(str(path), False)
+    desk.load(str(path))
+    assert desk.state()["capacity_bytes"] == CAPACITY + (8 << 20)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"chameleon_lab_policy": 99}', "[]"])
+def test_a_file_that_is_no_policy_changes_nothing(desk, tmp_path, text):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    for bad in (path, tmp_path / "missing.json", tmp_path):
+        with pytest.raises(ProtocolError) as caught:
+            desk.load(str(bad))
+        assert caught.value.code == "bad_file" and str(bad) in str(caught.value)
+    assert not desk.state()["can_undo"]
+    with pytest.raises(ProtocolError) as caught:
+        desk.save(str(tmp_path / "no" / "folder" / "policy.json"), False)
+    assert caught.value.code == "bad_file"
+
+
+def test_nothing_of_a_file_can_run(desk):
+    for ask in (desk.dry_run, desk.enable, desk.roll_back):
+        with pytest.raises(ProtocolError) as caught:
+            ask()
+        assert caught.value.code == "not_now" and "trace file" in str(caught.value)
+
+
+def test_a_trace_without_link_or_capacity_can_be_edited_all_the_same():
+    desk = Desk("file:a.parquet", None, STEP, {}, lambda: None)
+    state = opened(desk)
+    assert state["link_assumed"] and state["capacity_bytes"] == STEP.live_peak_bytes
+    assert state["draft"]["swaps"] == 0
+
+
+def test_a_step_that_lost_ops_says_why_it_cannot_be_planned():
+    desk = Desk("file:a.parquet", None, replace(STEP, truncated_ops=3), META, lambda: None)
+    desk._opened.wait(20)
+    state = desk.state()
+    assert not state["editable"] and "has lost 3 ops" in state["why"]
+
+
+# ---------------------------------------------------------------------------------------------- over the protocol
+
+
+def ask(sources, method, **params):
+    message = {"version": VERSION, "type": "request", "id": 1, "method": method, "params": params}
+    envelope, buffers = answer(sources, message)
+    assert buffers == []
+    return envelope
+
+
+@pytest.fixture
+def sources(tmp_path):
+    path = tmp_path / "run.parquet"
+    Trace([STEP], META).save(path)
+    found = Sources()
+    source = found.open_file(str(path))
+    opened(found.desk(source))
+    return found, source
+
+
+def test_the_panel_edits_over_the_protocol(sources):
+    lab, source = sources
+    draft = ask(lab, "draft", source=source)["result"]
+    assert draft["editable"] and draft["source"] == source
+    page = ask(lab, "decisions", source=source, query="", sort="bytes", down=True, first_row=0, count=5)[
+        "result"
+    ]
+    key = page["rows"][0]["storage"]
+    edit = {"action": "never_touch", "storage": key}
+    changed = ask(lab, "edit", source=source, change="add", edits=[edit])["result"]
+    assert changed["edits"] == [{"edit": edit, "text": f"never touch {key}", "staged": True}]
+    uid = ask(lab, "locate", source=source, first=STEP.index, last=STEP.index, storage=key)["result"]["uid"]
+    assert uid in STEP.storages.uid
+    assert ask(lab, "locate", source=source, first=STEP.index, last=STEP.index, storage="x")["result"] == {
+        "uid": None
+    }
+    assert lab.draft_news()[source] == ask(lab, "draft", source=source)["result"]["news"]
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "code"),
+    [
+        ("draft", {"source": "session:9"}, "gone"),
+        ("edit", {"change": "sideways"}, "malformed"),
+        ("edit", {"change": "add", "edits": ["keep"]}, "malformed"),
+        ("edit", {"change": "add", "edits": [{"action": "keep"}]}, "bad_edit"),
+        ("decisions", {"query": "", "sort": "colour", "down": True, "first_row": 0, "count": 5}, "malformed"),
+        ("decisions", {"query": "", "sort": "by", "down": 1, "first_row": 0, "count": 5}, "malformed"),
+        ("decisions", {"query": "", "sort": "by", "down": True, "first_row": -1, "count": 5}, "malformed"),
+        ("decisions", {"query": "", "sort": "by", "down": True, "first_row": 0, "count": 9999}, "malformed"),
+        ("decisions", {"query": ">x", "sort": "by", "down": True, "first_row": 0, "count": 5}, "query"),
+        ("choices", {"storage": "x" * 3000}, "too_large"),
+        ("matching", {"edit": []}, "malformed"),
+        ("load", {"path": "/no/such/file"}, "bad_file"),
+        ("enable", {}, "not_now"),
+    ],
+)
+def test_bad_requests_are_answered_with_what_is_wrong(sources, method, params, code):
+    lab, source = sources
+    envelope = ask(lab, method, **({"source": source} | params))
+    assert envelope["type"] == "error" and envelope["error"]["code"] == code, envelope
+    assert ask(lab, "draft", source=source)["result"]["same"]
+
+
+def test_a_closed_file_has_no_draft(sources):
+    lab, source = sources
+    lab.close_file(source)
+    assert ask(lab, "draft", source=source)["error"]["code"] == "gone"
+    assert lab.draft_news() == {}
