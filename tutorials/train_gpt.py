@@ -68,8 +68,9 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, window: Tenso
     optimizer.zero_grad()
     loss = model(window[:, :-1], window[:, 1:])
     loss.backward()
+    value = loss.item()
     optimizer.step()
-    return loss.item()
+    return value
 
 
 def main() -> None:
