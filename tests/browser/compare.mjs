@@ -53,7 +53,7 @@ await inLab(async (page, picture) => {
   }, found.boxed[1]);
   found.keyed = await inspector.locator('.cl-facts dd').first().textContent();
   await inspector.locator('.cl-list .cl-link').first().click();
-  await inspector.getByRole('button', { name: 'Zoom' }).waitFor();
+  await inspector.locator('.cl-title').waitFor();
   await picture('box');
   await overlay.focus();
   await page.keyboard.press('Escape');

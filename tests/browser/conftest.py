@@ -61,7 +61,7 @@ while time.time() < until and not globals().get("enough"):
     "%chameleon panel",
 ]
 
-# What the policy editor's check runs: the same training, and a loop that goes on until there is a file.
+# What the policy editor's check runs: the same training, a loop that goes on until there is a file, and an end.
 EDIT_CELLS = [
     TRAIN_CELLS[0],
     TRAIN_CELLS[1].replace("range(6)", "range(4)"),
@@ -73,6 +73,7 @@ until = time.time() + 60
 while time.time() < until and not os.path.exists("enough.txt"):
     train()
     time.sleep(0.1)""",
+    "import os\n\nos._exit(1)",
 ]
 
 # What the dashboard's check runs.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from synthetic import gpt_step
 
-from benchmarks import main_job, measure, overhead, planner
+from benchmarks import editor, main_job, measure, overhead, planner
 from benchmarks.measure import Comparison, Run
 from benchmarks.models import CASES
 from chameleon_lab.policy import Link as PolicyLink
@@ -228,3 +228,20 @@ def test_steps_in_a_row_are_one_step():
     policy = plan(row, int(0.6 * step.live_peak_bytes), PolicyLink(1e9, 1e9))
     assert policy.predicted["peak_bytes"] <= int(0.6 * step.live_peak_bytes)
     assert max(decision.out_op for decision in policy.decisions) >= 2 * n
+
+
+def test_editor_writes_what_it_prints(tmp_path, capsys, monkeypatch):
+    meta = {"link_out_bytes_per_s": 4e9, "link_in_bytes_per_s": 4e9}
+    monkeypatch.setattr(editor.cl, "trace_meta", lambda build, device: Trace([gpt_step(layers=16)], meta))
+    file = tmp_path / "editor.json"
+    code = editor.main(["--ops", "10", "--rounds", "1", "--json", str(file)])
+    document = json.loads(file.read_text())
+    assert document["benchmark"] == "editor" and document["correct"] == (code == 0)
+    printed = capsys.readouterr().out
+    for row in document["rows"]:
+        assert 0 < row["first_s"] <= row["table_s"] <= row["planned_s"] and row["rounds"] == 1
+        assert row["edit"] in printed
+        (once,) = row["each"]
+        assert once["last"]["peak_bytes"] <= once["last"]["capacity_bytes"]
+        assert row["edit"] == "capacity" or once["last"] != once["first"] or not once["estimated"]
+    assert len(document["rows"]) == 6 and (code == 0 or "TOO SLOW" in printed)
