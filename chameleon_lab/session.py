@@ -17,7 +17,7 @@ import torch
 
 from .errors import BelowFloorError, PolicyError, SessionError
 from .plans import Made, Plan, Plans
-from .policy import Draft, Link, Policy, floor
+from .policy import Draft, Link, Policy, Suggestion, floor, suggest
 from .policy.edits import Edit, EditAction
 from .policy.memory import step_op_times
 from .policy.model import fingerprint
@@ -531,6 +531,14 @@ class Session:
     def trace(self) -> Trace:
         """The newest finished steps, as columns. Empty before the first step has ended."""
         return Trace([self._trace_of(log) for log in self._kept_logs()], self.trace_meta())
+
+    def suggest(self) -> tuple[Suggestion, ...]:
+        """Modules whose checkpointing would lower the peak, what it would save and what it would take.
+
+        The coarse way out, for you to put into the model: a session never does it. Empty where the step fits its
+        capacity, and where no modules repeat or they keep little.
+        """
+        return suggest(self.trace(), self.capacity_bytes)
 
     def trace_meta(self) -> dict[str, Any]:
         """What a trace says of where it was recorded; see :class:`~chameleon_lab.trace.Trace`."""

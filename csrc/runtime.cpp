@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "marks.h"
 #include "runtime_internal.h"
 
 namespace chameleon {
@@ -44,6 +45,7 @@ Runtime::Runtime()
   swapper_.next_use = [this](const Storage& storage) { return executor_.next_use(storage, clock_ops_); };
   swapper_.wait_for_pins = [this] { return wait_for_pins(); };
   access::set_hook(&Runtime::on_access);
+  marks::set_provider([](const void* address) { return instance().show(address); });
   access::set_away_deleter(&Runtime::on_away_deleted);
   access::set_block_deleter(block_deleter_);
   pthread_atfork([] { instance().before_fork(); }, [] { instance().after_fork_in_parent(); },
@@ -54,7 +56,7 @@ void Runtime::open(const Options& options) {
   if (!options.unbacked) device_->install_allocator();
   Lock lock(mutex_);
   TORCH_CHECK(!open_, "Chameleon Lab: the runtime is open already");
-  if (options.capacity_bytes != SIZE_MAX) access::reserve_marks();
+  if (options.capacity_bytes != SIZE_MAX) marks::reserve();
   options_ = options;
   limited_ = options.capacity_bytes != SIZE_MAX;
   device_->set_capacity(options.capacity_bytes);
@@ -105,6 +107,7 @@ void Runtime::close() {
   if (callback_ == at::INVALID_CALLBACK_HANDLE) return;  // in a forked child it is there although nothing is open
   open_ = false;
   evicts_always_ = false;
+  swapper_.transitions.reset();
   tracked_bytes_ = kTrackedBytes;
   executor_.unload();
   device_->set_capacity(SIZE_MAX);
@@ -152,7 +155,7 @@ void Runtime::set_capacity(size_t capacity_bytes) {
   }
   limited_ = limited;
   options_.capacity_bytes = capacity_bytes;
-  if (limited) access::reserve_marks();
+  if (limited) marks::reserve();
   device_->set_capacity(capacity_bytes);
   // Taking nothing at all makes the room that the new capacity asks for.
   if (limited) {

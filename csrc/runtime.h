@@ -89,13 +89,17 @@ class Runtime {
   bool evict(c10::StorageImpl* impl);
   std::optional<Residency> residency(c10::StorageImpl* impl);
   // Until the session ends: storages of any size are ours, and all that may leave are away between outermost ops; with
-  // a seed, a random half of them each time. For tests.
+  // a seed, a random eighth of them each time. For tests.
   void evict_always(std::optional<uint64_t> seed);
+  std::vector<Transition> take_transitions();  // since the last call; the first one begins to keep them
 
   // For torch.save: the storage is resident from hold() to let_go(); while saving, reading a pointer is no escape.
   bool hold(c10::StorageImpl* impl);
   void let_go(c10::StorageImpl* impl);
   void set_saving(bool on);
+
+  // A read has met the mark of a storage that is away: its bytes are put there. False: there are none behind it.
+  bool show(const void* address);
 
   // A raw pointer to the bytes is about to leave the dispatcher: they come in, and stay.
   void accessed(c10::StorageImpl* impl);
@@ -200,8 +204,8 @@ class Runtime {
   std::atomic<int64_t> epoch_{0};  // sessions so far
   std::atomic<size_t> tracked_bytes_{kTrackedBytes};
   bool evicts_always_ = false;
-  std::optional<std::minstd_rand> coin_;  // decides which of them
-  bool limited_ = false;                  // is there a capacity?
+  std::optional<std::mt19937> dice_;  // decide which of them
+  bool limited_ = false;              // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
   int64_t clock_ops_ = 0;    // outermost ops since the process began
   int64_t step_serial_ = 0;  // steps begun, and programs loaded, since the process began

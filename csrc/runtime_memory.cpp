@@ -1,8 +1,10 @@
 // The runtime's memory: adoption, the allocator's requests, raw access, pressure.
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <sched.h>
 
 #include <chrono>
+#include <utility>
 
 #include "runtime_internal.h"
 
@@ -98,14 +100,20 @@ void Runtime::evict_always(std::optional<uint64_t> seed) {
   Lock lock(mutex_);
   TORCH_CHECK(open_ && limited_, "Chameleon Lab: evicting always needs an open session with a capacity");
   evicts_always_ = true;
-  coin_.reset();
-  if (seed) coin_.emplace(static_cast<std::minstd_rand::result_type>(*seed));
+  dice_.reset();
+  if (seed) dice_.emplace(static_cast<std::mt19937::result_type>(*seed));
   tracked_bytes_ = 1;
+}
+
+std::vector<Transition> Runtime::take_transitions() {
+  Lock lock(mutex_);
+  auto kept = std::exchange(swapper_.transitions, std::vector<Transition>());
+  return kept ? std::move(*kept) : std::vector<Transition>();
 }
 
 void Runtime::send_all_out() {
   for (const auto& storage : table_.all()) {
-    if (storage->residency == Residency::Away || (coin_ && (*coin_)() % 2 == 0)) continue;
+    if (storage->residency == Residency::Away || (dice_ && (*dice_)() % 8 != 0)) continue;
     send_out(*storage);
   }
 }
@@ -128,6 +136,7 @@ void Runtime::let_go(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->pins == 0 || --storage->pins > 0) return;  // resized: another block, and nobody holds it
+  if (C10_UNLIKELY(evicts_always_) && send_out(*storage)) return;
   if (limited_ && !storage->escaped && access::intact(*storage)) access::arm(*storage);
 }
 
@@ -238,6 +247,24 @@ void Runtime::accessed(c10::StorageImpl* impl) {
     storage->escaped = true;
     swapper_.drop_host(*storage);  // whoever has the pointer may write through it
   }
+}
+
+// In a signal's handler. The thread holds no lock of ours: our own code never reads what marks point at.
+bool Runtime::show(const void* address) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (!mutex_.try_lock()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    sched_yield();
+  }
+  bool shown = false;
+  for (const auto& storage : table_.all()) {
+    const auto* mark = static_cast<const char*>(storage->mark);
+    if (!mark || address < mark || address >= mark + storage->bytes) continue;
+    shown = access::show_at_mark(*storage);
+    break;
+  }
+  mutex_.unlock();
+  return shown;
 }
 
 bool Runtime::wait_for_pins() {

@@ -18,7 +18,7 @@ uint32_t shapes_token(const at::RecordFunction& function) {
   constexpr size_t kFirst = 3;
   constexpr c10::DispatchKeySet kAsked({c10::DispatchKey::Python, c10::DispatchKey::NestedTensor});
   uint32_t token = 0;
-  const auto inputs = function.inputs();
+  const auto inputs = arguments_of(function);
   for (size_t i = 0; i < inputs.size() && i < kFirst; ++i) {
     if (!inputs[i].isTensor() || !inputs[i].toTensor().defined()) continue;
     const at::Tensor& tensor = inputs[i].toTensor();
@@ -71,7 +71,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   // Strong references, taken before the lock and released after it.
   std::vector<at::Tensor> inner;
   std::vector<c10::Storage> bare;
-  for (const c10::IValue& input : function.inputs()) {
+  for (const c10::IValue& input : arguments_of(function)) {
     inner_tensors(input, &inner);
     if (C10_UNLIKELY(input.isStorage())) bare.push_back(input.toStorage());
   }
@@ -136,7 +136,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
 
 void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                          const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare) {
-  const auto inputs = function.inputs();
+  const auto inputs = arguments_of(function);
   missing_.clear();
   for (size_t i = 0; i < inputs.size(); ++i) use_input(inputs[i], i, info, thread);
   for (const at::Tensor& tensor : inner) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "device/device.h"
@@ -20,7 +21,8 @@ class Swapper {
   std::function<int64_t(const Storage&)> next_use;
   // Called when nothing more can leave: waits for another thread's op to end. False: there is none to wait for.
   std::function<bool()> wait_for_pins;
-  size_t min_bytes = 16 << 10;  // smaller storages stay
+  size_t min_bytes = 16 << 10;                         // smaller storages stay
+  std::optional<std::vector<Transition>> transitions;  // kept for tests
 
   // A block; storages leave to make room for it. nullptr where even that does not suffice.
   void* take(size_t block_bytes);
@@ -40,6 +42,7 @@ class Swapper {
   void drop_host(Storage& storage);              // the host copy is stale, or no longer wanted
 
  private:
+  void become(Storage& storage, Residency to);
   bool finish_any_leaving();
   bool evict(size_t block_bytes);
   void forget_leaving(Storage& storage);

@@ -59,6 +59,7 @@ class BokehView:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         shown = self.widget._repr_mimebundle_(include=include, exclude=exclude)
+        _send_bokeh_js()
         # Front ends without widgets show this; those with them prefer the widget.
         return {**shown, "text/plain": repr(self), "text/html": self.summary_html()}
 
@@ -70,6 +71,17 @@ def bokeh_widget(layout: LayoutDOM) -> DOMWidget:
     """
     load_widgets("jupyter_bokeh")
     return load("jupyter_bokeh", "jupyter_bokeh", "widgets").BokehModel(layout)
+
+
+def _send_bokeh_js() -> None:
+    """Put Bokeh's code into the output, since jupyter_bokeh brings none; every time, so that each cell stands alone."""
+    ipython = load("IPython", "ipython", "widgets").get_ipython()
+    if getattr(ipython, "kernel", None) is None:
+        return
+    from bokeh.io import output_notebook
+    from bokeh.resources import Resources
+
+    output_notebook(Resources(mode="inline", components=["bokeh"]), hide_banner=True)
 
 
 def new_plot(**options: Any) -> figure:

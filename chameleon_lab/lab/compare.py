@@ -137,12 +137,13 @@ def measured_side(scene: Scene) -> Side:
 def predicted_side(policy: Policy, step: StepTrace) -> Side:
     """A step as it should run under a policy, in the steady state; see :func:`~chameleon_lab.policy.simulate`."""
     scene = Scene([step], {})
-    memory, swaps, _ = bind(policy, step)
+    memory, swaps, replays, _ = bind(policy, step)
+    swaps, _ = replays.served(memory, swaps)
     found: Prediction = simulate(step, policy)
     count, n = len(step.storages), memory.ops
     starts = np.concatenate([[0.0], np.cumsum(step_op_times(step))])
-    starts[:n] += np.cumsum(found.stall_op_s)
-    starts[n] += found.stall_s
+    starts[:n] += np.cumsum(found.stall_op_s + replays.seconds)
+    starts[n] += found.stall_s + found.replay_s
     waits = np.flatnonzero(found.stall_op_s)
     peak = int(found.resident_bytes.argmax())
     birth, death = scene.storage_life
@@ -152,6 +153,7 @@ def predicted_side(policy: Policy, step: StepTrace) -> Side:
     for op in (peak, peak + n):  # a gap may reach over the step's end
         away |= (swaps.free_op <= op) & (op < swaps.in_op)
     on_device[row[away]] = False
+    on_device[memory.row[replays.storage[(replays.out_op < peak) & (peak < replays.in_op)]]] = False
     moved = size * (swaps.needs_copy(memory).astype(np.int64) + swaps.returns)
     causes = found.stall_by_cause
     return Side(

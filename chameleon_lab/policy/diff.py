@@ -8,7 +8,7 @@ from typing import Any
 
 from ..units import format_bytes
 from .link import Link
-from .model import Decision, Policy
+from .model import Action, Decision, Policy
 
 _SHOWN = 20
 """Decisions of each kind that the text and the HTML list; ``to_dict`` holds all."""
@@ -74,11 +74,19 @@ class PolicyDiff:
         return f"<table><caption>{html.escape(self._headline())}</caption>{rows}</table>"
 
     def _headline(self) -> str:
-        moved = sum(decision.bytes for decision in self.added) - sum(d.bytes for d in self.removed)
-        sign = "-" if moved < 0 else "+"
+        swapped, dropped = self._more(Action.SWAP), self._more(Action.REMATERIALISE)
+        replays = f", {_signed(dropped)} rematerialised" if dropped else ""
         return (
             f"Policies differ: {len(self.added)} decisions added, {len(self.removed)} removed, "
-            f"{len(self.changed)} changed ({sign}{format_bytes(abs(moved))} swapped)"
+            f"{len(self.changed)} changed ({_signed(swapped)} swapped{replays})"
+        )
+
+    def _more(self, action: Action) -> int:
+        """Bytes of the decisions of ``action``: how many more ``b`` has."""
+        after = [*self.added, *(decision for _, decision in self.changed)]
+        before = [*self.removed, *(decision for decision, _ in self.changed)]
+        return sum(d.bytes for d in after if d.action is action) - sum(
+            d.bytes for d in before if d.action is action
         )
 
     def _listed(self) -> list[tuple[str, str, str]]:
@@ -119,6 +127,10 @@ def _conditions(a: Policy, b: Policy) -> dict[str, tuple[Any, Any]]:
         one, other = getattr(a, name), getattr(b, name)
         pairs |= {f"{name}.{key}": (one.get(key), other.get(key)) for key in {**one, **other}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _signed(size: int) -> str:
+    return ("-" if size < 0 else "+") + format_bytes(abs(size))
 
 
 def _gap(decision: Decision) -> str:

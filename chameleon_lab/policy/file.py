@@ -1,6 +1,7 @@
 """The policy file: JSON with one edit and one decision a line, in order, so that a diff shows which ones changed.
 
-``policy.schema.json`` beside this module is its JSON Schema. Version 1 had neither edits nor the step.
+``policy.schema.json`` beside this module is its JSON Schema. Version 1 had neither edits nor the step, version 2 no
+rematerialise.
 """
 
 from __future__ import annotations
@@ -125,7 +126,12 @@ def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "chameleon_lab_policy": 2, "assumed": assumed, "edits": edits, "step": ""}
 
 
-_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_version_1}
+def _from_version_2(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 knew two choices, keep and swap: whatever it says still holds."""
+    return {**data, "chameleon_lab_policy": 3}
+
+
+_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_version_1, 2: _from_version_2}
 """From the version that is the key to the next one. They see data that nobody has checked yet."""
 
 

@@ -64,7 +64,9 @@ def misfit_at_start(policy: Policy, first: StepTrace, capacity_bytes: int) -> st
         size = int(policy.source.storages.block_bytes[row])
         if key.startswith("parameter:") and here.get(key, size) != size:
             return f"{key} has {format_bytes(here[key])}, and it was made for {format_bytes(size)}"
-    ours, its = (_model_peak(step) for step in (first, policy.source))
+    # A model that was built inside the session was built by ops of the first step, too.
+    begin = int(_model_op_indices(first)[len(have) - len(want)]) if want else 0
+    ours, its = _model_peak(first, begin), _model_peak(policy.source)
     if abs(ours - its) > _LIVE_PEAK_TOLERANCE * its:
         return (
             f"it was made for activations of {format_bytes(its)}, and the first step has {format_bytes(ours)}"
@@ -102,16 +104,20 @@ def _misfit_of_conditions(policy: Policy, capacity_bytes: int) -> str | None:
     return None
 
 
+def _model_op_indices(step: StepTrace) -> np.ndarray:
+    return np.flatnonzero(step.ops.stage <= Stage.BACKWARD)
+
+
 def _model_ops(step: StepTrace) -> list[tuple[str, int]]:
-    chosen = np.flatnonzero(step.ops.stage <= Stage.BACKWARD)
+    chosen = _model_op_indices(step)
     names, stages = step.ops.name[chosen].tolist(), step.ops.stage[chosen].tolist()
     return [(step.names[name], stage) for name, stage in zip(names, stages, strict=True)]
 
 
-def _model_peak(step: StepTrace) -> int:
-    """Most bytes alive in forward and backward of storages made there."""
+def _model_peak(step: StepTrace, begin_op: int = 0) -> int:
+    """Most bytes alive in forward and backward of storages made there, from ``begin_op`` on."""
     n = len(step.ops)
-    made = step.storages.birth_op >= 0
+    made = step.storages.birth_op >= begin_op
     made[made] = step.ops.stage[step.storages.birth_op[made]] <= Stage.BACKWARD
     change = np.zeros(n + 2, dtype=np.int64)
     size = step.storages.block_bytes[made].astype(np.int64)

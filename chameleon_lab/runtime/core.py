@@ -61,6 +61,9 @@ hold = _C.hold
 let_go = _C.let_go
 set_saving = _C.set_saving
 evict_always = _C.evict_always
+set_faults = _C.set_faults
+torch_is_watched = _C.torch_is_watched
+take_transitions = _C.take_transitions
 seconds = _C.seconds
 seconds_per_tick = _C.seconds_per_tick
 

@@ -8,6 +8,7 @@ await inLab(async (page, picture) => {
   await kernelIdle(page);
   await execute(page, 'chameleon-lab:open');
   await widen(page);
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   found.ran = [await run(0), await run(1), await run(2)];
   await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
   await page.waitForFunction(() =>
@@ -52,7 +53,7 @@ await inLab(async (page, picture) => {
   }, found.boxed[1]);
   found.keyed = await inspector.locator('.cl-facts dd').first().textContent();
   await inspector.locator('.cl-list .cl-link').first().click();
-  await inspector.locator('.cl-title').waitFor();
+  await inspector.getByRole('button', { name: 'Zoom' }).waitFor();
   await picture('box');
   await overlay.focus();
   await page.keyboard.press('Escape');

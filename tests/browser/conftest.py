@@ -76,12 +76,32 @@ while time.time() < until and not os.path.exists("enough.txt"):
     "import os\n\nos._exit(1)",
 ]
 
+# What the dashboard's check runs.
+DASHBOARD_CELLS = [
+    f"{TRAIN_CELLS[0]}\n{TRAIN_CELLS[1]}\nsession = cl.current_session()\nprint(session.stage)",
+    "session.dashboard()",
+    """\
+import os
+import threading
+import time
+
+until = time.time() + 120
+while time.time() < until and not os.path.exists("enough.txt"):
+    train()
+    time.sleep(0.05)
+policy, trace = session.policy, session.trace()
+session.stop()
+print("ended")
+print([thread for thread in threading.enumerate() if "dashboard" in thread.name])""",
+    "policy.draft(trace).gantt()",
+]
+
 # What the check of comparing runs: the same training, then its trace and its policy in files.
 COMPARE_CELLS = [
     *TRAIN_CELLS[:2],
     "cl.current_session().trace().save('before.parquet')\n"
     "draft = cl.current_session().policy.draft()\n"
-    "draft.keep(module='h.*').policy().save('kept.json')",
+    "draft.keep(module='h.0.*').policy().save('kept.json')",
 ]
 
 
@@ -123,6 +143,7 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "train": TRAIN_CELLS,
         "edit": EDIT_CELLS,
         "compare": COMPARE_CELLS,
+        "dashboard": DASHBOARD_CELLS,
         "first": _small_cells(256, 4),
         "second": _small_cells(128, 6),
     }

@@ -33,6 +33,7 @@ export function cellRunner(page, notebook) {
           w => w.title.label === `${notebook}.ipynb`
         );
         const code = panel.content.widgets[cell].model.sharedModel.source;
+        await panel.sessionContext.ready;
         const kernel = panel.sessionContext.session.kernel;
         const reply = await kernel.requestExecute({ code }).done;
         return reply.content.status;

@@ -13,6 +13,7 @@ await inLab(async (page, picture) => {
   await kernelIdle(page);
   await execute(page, 'chameleon-lab:open');
   await widen(page);
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   await first(0);
   await first(1);
   await panel.getByText('Live · 4 steps').waitFor({ timeout: 30000 });

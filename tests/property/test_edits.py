@@ -25,6 +25,7 @@ steps = st.builds(
     random_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40), storages=st.integers(1, 14)
 )
 residence = st.sampled_from([EditAction.KEEP, EditAction.SWAP, EditAction.NEVER_TOUCH])
+"""Where replays are off; tests/property/test_mix.py has the others."""
 
 
 @st.composite

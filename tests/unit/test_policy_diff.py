@@ -33,6 +33,14 @@ def test_added_removed_and_changed_decisions_are_told_apart() -> None:
     assert "parameter:&lt;w&gt;" in found._repr_html_() and "<w>" not in found._repr_html_()
 
 
+def test_a_swap_that_becomes_a_replay_is_a_change() -> None:
+    dropped = Decision("parameter:<w>", "parameter", "", 1 << 20, Action.REMATERIALISE, 0, 7, 8, 31, 31)
+    found = diff(BASE, dataclasses.replace(BASE, decisions=(A, dropped)))
+    assert found.changed == ((B, dropped),)
+    assert "(-1.00 MiB swapped, +1.00 MiB rematerialised)" in str(found)
+    assert "action swap -> rematerialise" in str(found)
+
+
 def test_the_order_of_decisions_is_no_difference() -> None:
     assert not diff(BASE, dataclasses.replace(BASE, decisions=(B, A)))
 

@@ -116,8 +116,8 @@ def test_deeply_nested_file_is_refused(saved: Path) -> None:
 
 
 def test_newer_version_asks_for_an_upgrade(saved: Path) -> None:
-    with pytest.raises(PolicyError, match="policy version 3, and this Chameleon Lab reads up to 2: upgrade"):
-        Policy.load(broken(saved, "chameleon_lab_policy", value=3))
+    with pytest.raises(PolicyError, match="policy version 4, and this Chameleon Lab reads up to 3: upgrade"):
+        Policy.load(broken(saved, "chameleon_lab_policy", value=4))
 
 
 @pytest.mark.parametrize(
