@@ -250,13 +250,6 @@ await inLab(async (page, picture) => {
   await page.locator('.jp-Dialog').waitFor({ timeout: 30000 });
   await dialog(null, '.jp-mod-accept');
   await offer.getByText(/Your draft is safe/).waitFor({ timeout: 30000 });
-  // Not with the page either.
-  await page.waitForTimeout(1500); // the layout is saved a second after it has changed
-  const address = new URL(page.url());
-  address.searchParams.delete('reset');
-  await page.goto(address.href);
-  await page.waitForFunction(() => window.jupyterapp?.restored);
-  await panel.waitFor({ timeout: 60000 });
   await kernelIdle(page);
   await run(0);
   await run(1);
