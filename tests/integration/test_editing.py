@@ -128,8 +128,11 @@ def test_a_file_fits_in_another_process(made: Policy, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change, said",
     [
-        ("layers", "ops of forward and backward"),
-        ("other ops", "of forward and backward is aten::relu, and it was made for aten::gelu"),
+        ("layers", "attention in blocks.6, and it was made for aten::flatten"),
+        (
+            "other ops",
+            "of forward and backward is aten::relu in blocks.0, and it was made for aten::gelu in blocks.0",
+        ),
         ("width", "tokens.weight has 36.0 KiB, and it was made for 24.0 KiB"),
         ("length", "positions.weight has 24.0 KiB, and it was made for 16.0 KiB"),
         ("batch", "it was made for activations of"),
