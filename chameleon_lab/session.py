@@ -18,6 +18,7 @@ import torch
 from .errors import BelowFloorError, PolicyError, SessionError
 from .plans import Made, Plan, Plans
 from .policy import Draft, Link, Policy, Suggestion, floor, suggest
+from .policy.constraints import Spared, untouched
 from .policy.edits import Edit, EditAction
 from .policy.memory import step_op_times
 from .policy.model import fingerprint
@@ -31,7 +32,7 @@ from .runtime.patches import Patches
 from .runtime.raw_access import guards
 from .runtime.recording import step_trace
 from .staging import DryRun, Staging
-from .trace import StepTrace, Trace
+from .trace import Category, StepTrace, Trace
 from .units import format_bytes, parse_bandwidth, parse_bytes
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ class Session:
         self._log_stages: dict[int, str] = {}
         self._counters: core.Counters | None = None
         self._created_s = time.time()
-        self._discovery = Discovery(self._optimizer_stepped)
+        self._spared = Spared()
+        self._discovery = Discovery(self._optimizer_stepped, spares=self._spares)
         self._parts: list[Discovery | Patches] = [self._discovery, *guards()]
         if self.capacity_bytes is not None and split_optimizer:
             self._parts.append(small_groups(self._group_bytes))
@@ -428,6 +430,13 @@ class Session:
     def _edits(self) -> tuple[Edit, ...]:
         return self._policy.edits if self._policy is not None else ()
 
+    def _spares(self, category: Category, label: str, block_bytes: int) -> bool:
+        return self._spared(self._edits(), category, label, block_bytes)
+
+    def _mark_spared(self, step: StepTrace) -> None:
+        """The policy's edits are others: tell the core what eviction takes last, whatever plan is followed."""
+        core.set_evict_last(step.storages.uid[untouched(step, self._edits())])
+
     def _start_given(self, log: core.StepLog) -> bool:
         """After the first step: put a given policy in force, if it fits and holds the step it was made for."""
         policy, self._unstarted = self._unstarted, None
@@ -465,6 +474,7 @@ class Session:
             self.capacity_bytes = capacity_bytes
         made = Made(policy, compile_program(policy, step), step)
         self._follow(self._plans.force(made, live.index, why))
+        self._mark_spared(live)
         self._given = policy
         self._planned = True
         self._stage = SessionStage.STABLE
@@ -488,6 +498,8 @@ class Session:
             raise PolicyError("this session only records, it has no capacity: give one to use a policy")
         self._policy = policy
         self._given = policy
+        if self.is_open and (logs := core.logs()):
+            self._mark_spared(self._trace_of(logs[-1]))
         if self.is_open and self._stage is not SessionStage.WARMUP:
             self._stage = SessionStage.PROFILE  # bind it to the next step's ops
             self._planned = False

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..trace import StepTrace
+from ..trace import Category, StepTrace
 from ..units import format_bytes
-from .edits import Edit, EditAction, Fault, Finding, StorageIndex
+from .edits import Edit, EditAction, Fault, Finding, StorageIndex, means_named
 from .link import Link
 from .memory import StepMemory, Swaps
 from .model import NEVER
@@ -40,11 +40,39 @@ def untouched(step: StepTrace, edits: Sequence[Edit]) -> np.ndarray:
     """Storages that eviction should take last, bool (storages,)."""
     index = StorageIndex(step) if edits else None
     spared = np.zeros(len(step.storages), dtype=bool)
-    whole = [edit for edit in edits if edit.is_residence and edit.gap is None]
-    for edit in sorted(whole, key=lambda edit: edit.specificity):  # stable: the later one still decides
+    for edit in _about_eviction(edits):
         assert index is not None
         spared[index.rows(edit)] = edit.action is EditAction.NEVER_TOUCH
     return spared
+
+
+class Spared:
+    """The same of storages with a name, which are known by it before any step has been recorded."""
+
+    def __init__(self) -> None:
+        self._edits: tuple[Edit, ...] = ()
+        self._known: dict[tuple[Category, str, int], bool] = {}
+
+    def __call__(self, edits: tuple[Edit, ...], category: Category, label: str, block_bytes: int) -> bool:
+        """Should eviction take the storage last? ``label`` is a name such as ``exp_avg of h.0.weight``."""
+        if not edits:
+            return False
+        if edits is not self._edits:
+            self._edits, self._known = edits, {}
+        asked = (category, label, block_bytes)
+        if asked not in self._known:
+            fitting = [edit for edit in _about_eviction(edits) if means_named(edit, *asked)]
+            self._known[asked] = bool(fitting) and fitting[-1].action is EditAction.NEVER_TOUCH
+        return self._known[asked]
+
+
+def _about_eviction(edits: Sequence[Edit]) -> list[Edit]:
+    """The edits that say what eviction takes last, those that decide after those that they override.
+
+    Eviction knows no gaps: a storage that must not be touched in one of them is taken last at any time.
+    """
+    whole = [e for e in edits if e.is_residence and (e.gap is None or e.action is EditAction.NEVER_TOUCH)]
+    return sorted(whole, key=lambda edit: edit.specificity)  # stable: the later one still decides
 
 
 class Constraints:

@@ -365,6 +365,27 @@ def test_never_touch_is_evicted_last() -> None:
     assert spared and Category.PARAMETER not in spared
 
 
+@pytest.mark.parametrize("planning", [True, False])
+def test_never_touch_of_a_given_policy_holds_from_the_first_step_on(
+    made: Policy, tmp_path: Path, planning: bool
+) -> None:
+    """Without a plan too, and where the first one knows nothing of storages that later steps make."""
+    made.draft().never_touch(category="parameter").save(str(tmp_path / "policy.json"))
+    evicted: list[set[str]] = []
+    given = {"policy": tmp_path / "policy.json", "planning": planning}
+    with cl.Session(made.capacity_bytes, **given) as session:
+        loop = Trainer(session)
+        for _ in range(5):
+            loop.step()
+            step = session.recorded_step(session.recorded_steps()[-1])
+            rows = step.transfers.storage[
+                (step.transfers.cause == Cause.EVICT) & (step.transfers.storage >= 0)
+            ]
+            evicted.append({step.storage_keys[row].split(":")[0] for row in rows.tolist()})
+    assert any(evicted[:2]), "there was pressure"
+    assert not any("parameter" in kinds for kinds in evicted), evicted
+
+
 # --------------------------------------------------------------------------------------------------- dry runs
 
 

@@ -7,9 +7,10 @@ from synthetic import gpt_step
 
 from chameleon_lab.errors import BelowFloorError, EditsUnreachableError, PolicyError
 from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan, simulate
-from chameleon_lab.policy.constraints import untouched
+from chameleon_lab.policy.constraints import Spared, untouched
 from chameleon_lab.policy.edits import StorageIndex, edit_from_dict, in_module
 from chameleon_lab.policy.program import compile_program
+from chameleon_lab.trace import Category
 
 STEP = gpt_step(layers=6)
 LINK = Link(4e9, 4e9)
@@ -138,6 +139,34 @@ def test_never_touch_alone_is_evicted_last() -> None:
     program = compile_program(edited(*edits), STEP)
     keys = [STEP.storage_keys[row] for row in program.storage_row]
     assert {key for key, last in zip(keys, program.evict_last, strict=True) if last} == spared
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        (Edit(EditAction.NEVER_TOUCH, category="parameter"), Edit(EditAction.KEEP, "parameter:h.0.weight")),
+        (Edit(EditAction.NEVER_TOUCH, module="h.1"), Edit(EditAction.KEEP, category="optimizer_state")),
+        (Edit(EditAction.NEVER_TOUCH, min_bytes=1), Edit(EditAction.SWAP, module="h.2")),
+        (Edit(EditAction.NEVER_TOUCH, max_bytes=1),),
+    ],
+)
+def test_names_alone_tell_what_is_evicted_last(edits: tuple[Edit, ...]) -> None:
+    rows, spared, by_name = STEP.storages, untouched(STEP, edits), Spared()
+    named = [row for row in range(len(rows)) if rows.name[row] >= 0]
+    assert named
+    for row in named:
+        asked = (
+            Category(int(rows.category[row])),
+            STEP.labels[rows.name[row]],
+            int(rows.block_bytes[row]),
+        )
+        assert by_name(edits, *asked) == spared[row], STEP.storage_keys[row]
+
+
+def test_never_touch_of_a_gap_spares_the_storage_at_any_time() -> None:
+    key = "parameter:h.2.weight"
+    edits = (Edit(EditAction.NEVER_TOUCH, key, gap=1), Edit(EditAction.KEEP, key, gap=0))
+    assert [STEP.storage_keys[row] for row in untouched(STEP, edits).nonzero()[0]] == [key]
 
 
 def test_a_forced_swap_takes_the_longest_gap_and_others_may_stay() -> None:
