@@ -130,7 +130,7 @@ class Constraints:
                 self.findings.append(index.unmatched(k, edit))
                 continue
             candidates = candidate_of[rows]
-            meant[k] = self._meant(k, edit, candidates[candidates >= 0])
+            meant[k] = self._meant(k, edit, rows, candidates[candidates >= 0])
             for decided in self._questions(edit):
                 for place in meant[k].tolist():
                     before = int(decided[place])
@@ -147,13 +147,20 @@ class Constraints:
         questions = [own.get(edit.action, self._residence)]
         return [*questions, self._replay] if edit.action is EditAction.REMATERIALISE else questions
 
-    def _meant(self, k: int, edit: Edit, candidates: np.ndarray) -> np.ndarray:
-        """The places that an edit means."""
+    def _uses(self, rows: np.ndarray) -> int:
+        """How often the step uses storages, their births among it."""
+        births = int((self.step.storages.birth_op[rows] >= 0).sum())
+        return births + int(np.isin(self.step.uses.storage, rows).sum())
+
+    def _meant(self, k: int, edit: Edit, rows: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+        """The places that an edit means: it names ``rows``, and of them ``candidates`` can leave."""
         keeps = not edit.leaves and edit.action is not EditAction.PREFETCH
         if not len(candidates):
             if not keeps:  # what cannot leave is kept anyway
                 why = "what it names must stay on the device, or is too small to move"
                 self._impossible(k, why)
+            elif edit.gap is not None and edit.gap >= (uses := self._uses(rows)):
+                self._impossible(k, f"the step uses it {uses} times: there is no gap {edit.gap}")
             return np.empty(0, dtype=np.int64)
         places = np.flatnonzero(np.isin(self._owner, candidates))
         if edit.gap is not None:
@@ -163,16 +170,23 @@ class Constraints:
                 self._impossible(
                     k, f"it has no gap {edit.gap} in which it could be away; it has {gaps or 'none'}"
                 )
-            return own
+            return self._returning(k, own) if edit.action is EditAction.PREFETCH else own
         if edit.leaves:
             own = self._longest(places)
             if not len(own):
                 self._impossible(k, "what it names is in use all the time")
             return own
         if edit.action is EditAction.PREFETCH:
-            gaps = places[places < len(self.memory.gap_storage)]
-            return gaps[self.memory.gap_returns[gaps]]
+            return self._returning(k, places)
         return places
+
+    def _returning(self, k: int, places: np.ndarray) -> np.ndarray:
+        """Those of the places of a prefetch from which a storage would come back."""
+        gaps = places[places < len(self.memory.gap_storage)]
+        returning = gaps[self.memory.gap_returns[gaps]]
+        if not len(returning):
+            self._impossible(k, "it leaves in no gap that it returns from, so there is no prefetch to move")
+        return returning
 
     def _longest(self, places: np.ndarray) -> np.ndarray:
         """Of each storage the longest gap; dead time only where there is nothing else."""
@@ -408,8 +422,11 @@ def joined(*parts: Swaps) -> Swaps:
 
 
 def _opposed(one: Edit, other: Edit) -> bool:
+    """Is ``one`` not obeyed where ``other`` decides?"""
     if one.action is EditAction.PREFETCH:
         return one.ops_earlier != other.ops_earlier
+    if one.action is EditAction.NEVER_TOUCH and other.action is EditAction.KEEP:
+        return True  # both keep it in the plan, and eviction may take it all the same
     return (one.action if one.leaves else None) is not (other.action if other.leaves else None)
 
 

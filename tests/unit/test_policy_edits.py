@@ -9,6 +9,7 @@ from chameleon_lab.errors import BelowFloorError, EditsUnreachableError, PolicyE
 from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan, simulate
 from chameleon_lab.policy.constraints import Spared, untouched
 from chameleon_lab.policy.edits import StorageIndex, edit_from_dict, in_module
+from chameleon_lab.policy.memory import step_memory
 from chameleon_lab.policy.program import compile_program
 from chameleon_lab.trace import Category
 
@@ -288,6 +289,29 @@ def test_each_faulty_edit_is_reported_by_itself_and_the_others_are_obeyed() -> N
         {"fault", "index", "edit", "why", "way_out"} == finding.to_dict().keys()
         for finding in policy.findings
     )
+
+
+def test_a_prefetch_of_what_never_returns_is_reported() -> None:
+    memory = step_memory(STEP)
+    returning = set(memory.gap_storage[memory.gap_returns].tolist())
+    row = next(row for number, row in enumerate(memory.row.tolist()) if number not in returning)
+    policy = edited(Edit(EditAction.PREFETCH, STEP.storage_keys[row], ops_earlier=5))
+    assert faults(policy) == [(Fault.IMPOSSIBLE, 0)] and "no prefetch to move" in policy.findings[0].why
+
+
+def test_a_kept_gap_that_is_not_there_is_reported_of_small_storages_too() -> None:
+    size = int(STEP.storages.block_bytes.min())
+    small = STEP.storage_keys[int(STEP.storages.block_bytes.argmin())]
+    edits = Edit(EditAction.KEEP, small, gap=0), Edit(EditAction.KEEP, small, gap=99)
+    policy = plan(STEP, STEP.live_peak_bytes, LINK, edits=edits, min_swap_bytes=size + 1)
+    assert faults(policy) == [(Fault.IMPOSSIBLE, 1)] and "no gap 99" in policy.findings[0].why
+
+
+def test_a_keep_that_takes_part_of_a_never_touch_back_is_reported() -> None:
+    never, keep = Edit(EditAction.NEVER_TOUCH, category="parameter"), Edit(EditAction.KEEP, module="h.0")
+    roomy = int(0.9 * STEP.live_peak_bytes)
+    assert faults(edited(never, keep, capacity=roomy)) == [(Fault.CONTRADICTED, 0)]
+    assert faults(edited(keep, never, capacity=roomy)) == []
 
 
 def test_what_can_never_leave_cannot_be_swapped() -> None:
