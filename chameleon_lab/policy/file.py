@@ -98,7 +98,11 @@ def from_json(text: str, source: str = "policy") -> Policy:
 
 def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
+        data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
+    except _GivenTwiceError as error:
+        raise PolicyError(
+            f"{source}: {error.args[0]}, and only the last would count: delete one of them"
+        ) from error
     except (ValueError, RecursionError) as error:
         place = (
             f", line {error.lineno} column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
@@ -174,6 +178,26 @@ def _line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
+class _GivenTwiceError(Exception):
+    """A JSON object has a key twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise _GivenTwiceError(
+                f"one object has {key!r} twice, as {_short(made[key])} and as {_short(value)}"
+            )
+        made[key] = value
+    return made
+
+
+def _short(value: Any) -> str:
+    shown = json.dumps(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
@@ -189,10 +213,8 @@ def _typed(value: Any, kind: str, source: str, place: str) -> Any:
         "array": isinstance(value, list),
     }[kind]
     if not fits:
-        shown = json.dumps(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
         raise PolicyError(
-            f"{source}: {place} is {shown}, but it must be of type {kind}; mend it, or {_WRITE_AGAIN}"
+            f"{source}: {place} is {_short(value)}, but it must be of type {kind}; mend it, or {_WRITE_AGAIN}"
         )
     return value
 

@@ -115,6 +115,19 @@ def test_a_bad_decision_is_named_with_its_own_line() -> None:
         Policy.from_json("\n".join(lines), "p.json")
 
 
+@pytest.mark.parametrize(
+    ("key", "again"),
+    [('"edits": [', '"edits": [], "edits": ['), ('{"action": "keep"', '{"action": "swap", "action": "keep"')],
+)
+def test_a_key_that_is_given_twice_is_refused(key: str, again: str) -> None:
+    text = POLICY.to_json()
+    assert key in text
+    with pytest.raises(
+        PolicyError, match=r"p\.json: one object has '(edits|action)' twice, as .* delete one"
+    ):
+        Policy.from_json(text.replace(key, again, 1), "p.json")
+
+
 def test_an_edit_is_a_line() -> None:
     text = POLICY.to_json()
     shorter = dataclasses.replace(POLICY, edits=EDITS[:2] + EDITS[3:]).to_json()
