@@ -295,8 +295,10 @@ class Session:
     def step(self) -> None:
         """Say that a training step ends here. From the first call on, optimizers no longer mark the ends."""
         self._require_open("step")
-        self._steps_told = True
-        self._end_step()
+        told, self._steps_told = self._steps_told, True
+        # The first optimizer has ended this very step before anybody knew that the loop would.
+        if told or not self._at_border():
+            self._end_step()
 
     def _optimizer_stepped(self) -> None:
         if not self._steps_told and _current is self:

@@ -345,6 +345,20 @@ def test_a_capacity_edit_moves_the_device_and_rollback_moves_it_back() -> None:
         assert session.report().history[-1].peak_bytes <= own and loop.same(bare)
 
 
+def test_a_loop_that_ends_its_steps_itself_has_no_empty_one() -> None:
+    """The first optimizer ends the first step, and session.step() finds it ended."""
+    with trainer(steps=4) as loop:
+        history = loop.session.report().history
+    assert [step.stage for step in history] == ["WarmUp", "Profile", "Stable", "Stable"]
+    assert all(step.ops > 0 for step in history)
+    with cl.Session() as session:
+        for _ in range(3):
+            torch.ones(1000).sum()
+            session.step()
+        session.step()
+        assert session.step_count == 4, "whoever says that a step ends is taken at the word"
+
+
 def test_never_touch_is_evicted_last() -> None:
     """With nothing planned, eviction takes activations and spares the parameters; without the edit it takes them."""
     _, live_peak = reference(Gpt, steps=STEPS)
