@@ -154,6 +154,7 @@ class Session:
             self._parts.append(small_groups(self._group_bytes))
         self.own_capacity_bytes = self.capacity_bytes
         """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
+        self._capacity_since: int | None = None  # the step that the newest change of it came before
         self._staging = Staging(self)
         self._watchers: list[Dashboard] = []
         self._closed = False
@@ -474,6 +475,7 @@ class Session:
         if capacity_bytes != self.capacity_bytes:
             core.set_capacity(capacity_bytes)
             self.capacity_bytes = capacity_bytes
+            self._capacity_since = live.index + 1
         made = Made(policy, compile_program(policy, step), step)
         self._follow(self._plans.force(made, live.index, why))
         self._mark_spared(live)
@@ -681,8 +683,15 @@ class Session:
             history=tuple(self._history),
             plans=tuple(self._plans.summaries()),
             departures=tuple(self._departures(logs)),
+            capacity_peak_bytes=self._capacity_peak_bytes(),
             lacking=self._plans.lacking,
         )
+
+    def _capacity_peak_bytes(self) -> int | None:
+        since = self._capacity_since
+        if since is None:
+            return None
+        return max((step.peak_bytes for step in self._history if step.index >= since), default=0)
 
     def _departures(self, logs: list[core.StepLog]) -> Iterator[Departure]:
         names, modules = core.op_names(), self._discovery.modules.texts

@@ -343,6 +343,10 @@ def test_a_capacity_edit_moves_the_device_and_rollback_moves_it_back() -> None:
         while len(loop.losses) < STEPS:
             loop.step()
         assert session.report().history[-1].peak_bytes <= own and loop.same(bare)
+        report = session.report()
+        assert report.capacity_peak_bytes is not None
+        assert report.capacity_peak_bytes <= own < report.peak_bytes
+        assert "since the capacity changed" in str(report)
 
 
 def test_a_loop_that_ends_its_steps_itself_has_no_empty_one() -> None:
