@@ -66,11 +66,15 @@ await inLab(async (page, picture) => {
   found.op = await inspector.locator('h2').first().textContent();
   await page.keyboard.press('Escape');
   const layers = await track('Layer');
-  await page.mouse.move(canvas.x + canvas.width * 0.3, layers.y + 6);
-  await page.mouse.move(canvas.x + canvas.width * 0.3 + 1, layers.y + 6);
-  await panel.locator('.cl-main .cl-tip').getByText('sums it up').waitFor();
+  const tip = panel.locator('.cl-main .cl-tip').getByText('sums it up');
+  let at = canvas.x; // where a layer lies depends on how long its ops took
+  while (!(await tip.isVisible()) && at < canvas.x + canvas.width) {
+    at += 8;
+    await page.mouse.move(at, layers.y + 6);
+    await page.waitForTimeout(30);
+  }
   found.layer = await panel.locator('.cl-main .cl-tip b').textContent();
-  await page.mouse.click(canvas.x + canvas.width * 0.3 + 1, layers.y + 6);
+  await page.mouse.click(at, layers.y + 6);
   await inspector.getByText('Modules by op time').waitFor();
   await page.keyboard.press('Escape');
   await page.keyboard.press('j');

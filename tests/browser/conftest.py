@@ -86,7 +86,7 @@ import threading
 import time
 
 until = time.time() + 120
-while time.time() < until and not os.path.exists("enough.txt"):
+while time.time() < until and not os.path.exists("drawn.txt"):
     train()
     time.sleep(0.05)
 policy, trace = session.policy, session.trace()

@@ -48,7 +48,7 @@ await inLab(async (page, picture) => {
   await picture('running');
   found.words = await cell(1).locator('.widget-html').first().innerText();
   await page.evaluate(() =>
-    window.jupyterapp.serviceManager.contents.save('enough.txt', {
+    window.jupyterapp.serviceManager.contents.save('drawn.txt', {
       type: 'file',
       format: 'text',
       content: 'enough'

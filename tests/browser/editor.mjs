@@ -250,7 +250,6 @@ await inLab(async (page, picture) => {
   await page.locator('.jp-Dialog').waitFor({ timeout: 30000 });
   await dialog(null, '.jp-mod-accept');
   await offer.getByText(/Your draft is safe/).waitFor({ timeout: 30000 });
-  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 60000 });
   // Not with the page either.
   await page.waitForTimeout(1500); // the layout is saved a second after it has changed
   const address = new URL(page.url());

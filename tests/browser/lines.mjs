@@ -36,7 +36,7 @@ await inLab(async (page, picture) => {
   );
   found.second = await describe(page);
   await picture('second');
-  await show('first');
+  await page.locator('.lm-TabBar-tab', { hasText: 'first.ipynb' }).click();
   await front.getByText('first.ipynb').waitFor();
   await panel.getByText('Live · 4 steps').waitFor();
   await page.waitForFunction(() =>
@@ -83,6 +83,7 @@ await inLab(async (page, picture) => {
   await page.goto(address.href);
   await page.waitForFunction(() => window.jupyterapp?.restored);
   await panel.waitFor({ timeout: 60000 });
+  await page.locator('.lm-TabBar-tab', { hasText: 'first.ipynb' }).click();
   await front.getByText('first.ipynb').waitFor({ timeout: 60000 });
   await panel.getByText('Live · 4 steps').waitFor({ timeout: 60000 });
   await page.waitForFunction(() =>
