@@ -18,6 +18,7 @@ import torch
 from .errors import BelowFloorError, PolicyError, SessionError
 from .plans import Made, Plan, Plans
 from .policy import Draft, Link, Policy, Suggestion, floor, suggest
+from .policy.constraints import Spared, untouched
 from .policy.edits import Edit, EditAction
 from .policy.memory import step_op_times
 from .policy.model import fingerprint
@@ -31,7 +32,7 @@ from .runtime.patches import Patches
 from .runtime.raw_access import guards
 from .runtime.recording import step_trace
 from .staging import DryRun, Staging
-from .trace import StepTrace, Trace
+from .trace import Category, StepTrace, Trace
 from .units import format_bytes, parse_bandwidth, parse_bytes
 
 if TYPE_CHECKING:
@@ -146,12 +147,14 @@ class Session:
         self._log_stages: dict[int, str] = {}
         self._counters: core.Counters | None = None
         self._created_s = time.time()
-        self._discovery = Discovery(self._optimizer_stepped)
+        self._spared = Spared()
+        self._discovery = Discovery(self._optimizer_stepped, spares=self._spares)
         self._parts: list[Discovery | Patches] = [self._discovery, *guards()]
         if self.capacity_bytes is not None and split_optimizer:
             self._parts.append(small_groups(self._group_bytes))
         self.own_capacity_bytes = self.capacity_bytes
         """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
+        self._capacity_since: int | None = None  # the step that the newest change of it came before
         self._staging = Staging(self)
         self._watchers: list[Dashboard] = []
         self._closed = False
@@ -293,8 +296,10 @@ class Session:
     def step(self) -> None:
         """Say that a training step ends here. From the first call on, optimizers no longer mark the ends."""
         self._require_open("step")
-        self._steps_told = True
-        self._end_step()
+        told, self._steps_told = self._steps_told, True
+        # The first optimizer has ended this very step before anybody knew that the loop would.
+        if told or not self._at_border():
+            self._end_step()
 
     def _optimizer_stepped(self) -> None:
         if not self._steps_told and _current is self:
@@ -428,6 +433,13 @@ class Session:
     def _edits(self) -> tuple[Edit, ...]:
         return self._policy.edits if self._policy is not None else ()
 
+    def _spares(self, category: Category, label: str, block_bytes: int) -> bool:
+        return self._spared(self._edits(), category, label, block_bytes)
+
+    def _mark_spared(self, step: StepTrace) -> None:
+        """The policy's edits are others: tell the core what eviction takes last, whatever plan is followed."""
+        core.set_evict_last(step.storages.uid[untouched(step, self._edits())])
+
     def _start_given(self, log: core.StepLog) -> bool:
         """After the first step: put a given policy in force, if it fits and holds the step it was made for."""
         policy, self._unstarted = self._unstarted, None
@@ -463,8 +475,10 @@ class Session:
         if capacity_bytes != self.capacity_bytes:
             core.set_capacity(capacity_bytes)
             self.capacity_bytes = capacity_bytes
+            self._capacity_since = live.index + 1
         made = Made(policy, compile_program(policy, step), step)
         self._follow(self._plans.force(made, live.index, why))
+        self._mark_spared(live)
         self._given = policy
         self._planned = True
         self._stage = SessionStage.STABLE
@@ -488,6 +502,8 @@ class Session:
             raise PolicyError("this session only records, it has no capacity: give one to use a policy")
         self._policy = policy
         self._given = policy
+        if self.is_open and (logs := core.logs()):
+            self._mark_spared(self._trace_of(logs[-1]))
         if self.is_open and self._stage is not SessionStage.WARMUP:
             self._stage = SessionStage.PROFILE  # bind it to the next step's ops
             self._planned = False
@@ -667,8 +683,15 @@ class Session:
             history=tuple(self._history),
             plans=tuple(self._plans.summaries()),
             departures=tuple(self._departures(logs)),
+            capacity_peak_bytes=self._capacity_peak_bytes(),
             lacking=self._plans.lacking,
         )
+
+    def _capacity_peak_bytes(self) -> int | None:
+        since = self._capacity_since
+        if since is None:
+            return None
+        return max((step.peak_bytes for step in self._history if step.index >= since), default=0)
 
     def _departures(self, logs: list[core.StepLog]) -> Iterator[Departure]:
         names, modules = core.op_names(), self._discovery.modules.texts

@@ -287,13 +287,21 @@ PYBIND11_MODULE(_C, m) {
       .def("match_all", &match_all)
       .def_property_readonly("cursor", [](const SequenceMatcher& self) { return self.matcher.cursor(); });
 
-  m.def("adopt", [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted) -> const char* {
-    c10::StorageImpl* storage = storage_of(tensor);
-    if (!storage) return "foreign";
-    if (!trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
-    py::gil_scoped_release release;
-    return adopted_name(
-        Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label, owners, trusted));
+  m.def("adopt",
+        [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted, bool evict_last) -> const char* {
+          c10::StorageImpl* storage = storage_of(tensor);
+          if (!storage) return "foreign";
+          if (!trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
+          py::gil_scoped_release release;
+          return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label,
+                                                        owners, trusted, evict_last));
+        });
+  m.def("block_bytes", [](uintptr_t tensor) {
+    const c10::StorageImpl* storage = storage_of(tensor);
+    return storage ? Runtime::instance().block_bytes(storage->nbytes()) : 0;
+  });
+  m.def("set_evict_last", [](const Column<int64_t>& uids) {
+    Runtime::instance().set_evict_last({uids.data(), uids.data() + uids.size()});
   });
   m.def("restore", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);

@@ -73,7 +73,7 @@ void Runtime::open(const Options& options) {
     storage->plan = -1;
     storage->label = storage->module = -1;
     storage->anchor = 0;
-    storage->categorised = false;
+    storage->categorised = storage->evict_last = false;
   }
   executor_.unload();
   forward_modules_ = ForwardModules();

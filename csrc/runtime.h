@@ -11,6 +11,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -84,7 +85,10 @@ class Runtime {
   // Owners: how many tensors are known to hold the storage; held by more, it stays where it is, unless the caller is
   // trusted to know better. What numpy or another process shares always stays.
   enum class Adopted { New, Known, TooSmall, Foreign, Shared, NoRoom };
-  Adopted adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted);
+  Adopted adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted, bool evict_last);
+  size_t block_bytes(size_t bytes) const { return device_->block_bytes(bytes); }
+  // Eviction takes these where nothing else is left, and no others.
+  void set_evict_last(const std::unordered_set<int64_t>& uids);
   bool restore(c10::StorageImpl* impl);
   bool evict(c10::StorageImpl* impl);
   std::optional<Residency> residency(c10::StorageImpl* impl);

@@ -19,7 +19,8 @@ constexpr std::chrono::seconds kPatience(10);  // for ops of other threads
 //
 // Other threads' ops may be reading the old memory, so it moves when none is running; who else holds the storage may
 // have its pointer (DLPack does), so it moves only if all its owners are known.
-Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted) {
+Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted,
+                                bool evict_last) {
   Lock lock(mutex_);
   if (!find(impl) && !wait_for_other_ops()) return Adopted::Shared;
   Storage* storage = find(impl);
@@ -67,7 +68,13 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   // A gradient of this name may be another storage in the next step.
   const bool lasts = category != Category::Gradient && label >= 0 && label < static_cast<int32_t>(label_hashes_.size());
   storage->anchor = lasts ? label_hashes_[label] : 0;
+  storage->evict_last |= evict_last;
   return result;
+}
+
+void Runtime::set_evict_last(const std::unordered_set<int64_t>& uids) {
+  Lock lock(mutex_);
+  for (const auto& storage : table_.all()) storage->evict_last = uids.contains(storage->uid);
 }
 
 bool Runtime::restore(c10::StorageImpl* impl) {

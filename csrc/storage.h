@@ -69,7 +69,8 @@ struct Storage {
   int64_t resident_step = -1;  // since when the block is on the device
   int32_t resident_from_op = 0;
   Ticks resident_from_ticks = 0;
-  int32_t plan = -1;  // row in the executor's program
+  int32_t plan = -1;        // row in the executor's program
+  bool evict_last = false;  // the user wants it left alone, whichever program is followed, or none
 };
 
 // Storages' moves from state to state, in the order in which they happened. Kept while somebody asks for it; guarded by

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..trace import StepTrace
+from ..trace import Category, StepTrace
 from ..units import format_bytes
-from .edits import Edit, EditAction, Fault, Finding, StorageIndex
+from .edits import Edit, EditAction, Fault, Finding, StorageIndex, means_named
 from .link import Link
 from .memory import StepMemory, Swaps
 from .model import NEVER
@@ -40,11 +40,39 @@ def untouched(step: StepTrace, edits: Sequence[Edit]) -> np.ndarray:
     """Storages that eviction should take last, bool (storages,)."""
     index = StorageIndex(step) if edits else None
     spared = np.zeros(len(step.storages), dtype=bool)
-    whole = [edit for edit in edits if edit.is_residence and edit.gap is None]
-    for edit in sorted(whole, key=lambda edit: edit.specificity):  # stable: the later one still decides
+    for edit in _about_eviction(edits):
         assert index is not None
         spared[index.rows(edit)] = edit.action is EditAction.NEVER_TOUCH
     return spared
+
+
+class Spared:
+    """The same of storages with a name, which are known by it before any step has been recorded."""
+
+    def __init__(self) -> None:
+        self._edits: tuple[Edit, ...] = ()
+        self._known: dict[tuple[Category, str, int], bool] = {}
+
+    def __call__(self, edits: tuple[Edit, ...], category: Category, label: str, block_bytes: int) -> bool:
+        """Should eviction take the storage last? ``label`` is a name such as ``exp_avg of h.0.weight``."""
+        if not edits:
+            return False
+        if edits is not self._edits:
+            self._edits, self._known = edits, {}
+        asked = (category, label, block_bytes)
+        if asked not in self._known:
+            fitting = [edit for edit in _about_eviction(edits) if means_named(edit, *asked)]
+            self._known[asked] = bool(fitting) and fitting[-1].action is EditAction.NEVER_TOUCH
+        return self._known[asked]
+
+
+def _about_eviction(edits: Sequence[Edit]) -> list[Edit]:
+    """The edits that say what eviction takes last, those that decide after those that they override.
+
+    Eviction knows no gaps: a storage that must not be touched in one of them is taken last at any time.
+    """
+    whole = [e for e in edits if e.is_residence and (e.gap is None or e.action is EditAction.NEVER_TOUCH)]
+    return sorted(whole, key=lambda edit: edit.specificity)  # stable: the later one still decides
 
 
 class Constraints:
@@ -102,7 +130,7 @@ class Constraints:
                 self.findings.append(index.unmatched(k, edit))
                 continue
             candidates = candidate_of[rows]
-            meant[k] = self._meant(k, edit, candidates[candidates >= 0])
+            meant[k] = self._meant(k, edit, rows, candidates[candidates >= 0])
             for decided in self._questions(edit):
                 for place in meant[k].tolist():
                     before = int(decided[place])
@@ -119,13 +147,20 @@ class Constraints:
         questions = [own.get(edit.action, self._residence)]
         return [*questions, self._replay] if edit.action is EditAction.REMATERIALISE else questions
 
-    def _meant(self, k: int, edit: Edit, candidates: np.ndarray) -> np.ndarray:
-        """The places that an edit means."""
+    def _uses(self, rows: np.ndarray) -> int:
+        """How often the step uses storages, their births among it."""
+        births = int((self.step.storages.birth_op[rows] >= 0).sum())
+        return births + int(np.isin(self.step.uses.storage, rows).sum())
+
+    def _meant(self, k: int, edit: Edit, rows: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+        """The places that an edit means: it names ``rows``, and of them ``candidates`` can leave."""
         keeps = not edit.leaves and edit.action is not EditAction.PREFETCH
         if not len(candidates):
             if not keeps:  # what cannot leave is kept anyway
                 why = "what it names must stay on the device, or is too small to move"
                 self._impossible(k, why)
+            elif edit.gap is not None and edit.gap >= (uses := self._uses(rows)):
+                self._impossible(k, f"the step uses it {uses} times: there is no gap {edit.gap}")
             return np.empty(0, dtype=np.int64)
         places = np.flatnonzero(np.isin(self._owner, candidates))
         if edit.gap is not None:
@@ -135,16 +170,23 @@ class Constraints:
                 self._impossible(
                     k, f"it has no gap {edit.gap} in which it could be away; it has {gaps or 'none'}"
                 )
-            return own
+            return self._returning(k, own) if edit.action is EditAction.PREFETCH else own
         if edit.leaves:
             own = self._longest(places)
             if not len(own):
                 self._impossible(k, "what it names is in use all the time")
             return own
         if edit.action is EditAction.PREFETCH:
-            gaps = places[places < len(self.memory.gap_storage)]
-            return gaps[self.memory.gap_returns[gaps]]
+            return self._returning(k, places)
         return places
+
+    def _returning(self, k: int, places: np.ndarray) -> np.ndarray:
+        """Those of the places of a prefetch from which a storage would come back."""
+        gaps = places[places < len(self.memory.gap_storage)]
+        returning = gaps[self.memory.gap_returns[gaps]]
+        if not len(returning):
+            self._impossible(k, "it leaves in no gap that it returns from, so there is no prefetch to move")
+        return returning
 
     def _longest(self, places: np.ndarray) -> np.ndarray:
         """Of each storage the longest gap; dead time only where there is nothing else."""
@@ -380,8 +422,11 @@ def joined(*parts: Swaps) -> Swaps:
 
 
 def _opposed(one: Edit, other: Edit) -> bool:
+    """Is ``one`` not obeyed where ``other`` decides?"""
     if one.action is EditAction.PREFETCH:
         return one.ops_earlier != other.ops_earlier
+    if one.action is EditAction.NEVER_TOUCH and other.action is EditAction.KEEP:
+        return True  # both keep it in the plan, and eviction may take it all the same
     return (one.action if one.leaves else None) is not (other.action if other.leaves else None)
 
 

@@ -41,7 +41,8 @@ class EditAction(StrEnum):
     SWAP = "swap"
     """It leaves in the gap named, or in its longest one."""
     NEVER_TOUCH = "never_touch"
-    """The plan never sends it away, and eviction takes it last: only where the step would fail otherwise."""
+    """The plan never sends it away, and eviction takes it last: only where the step would fail otherwise. Of one
+    gap, the plan keeps that gap, and eviction, which knows no gaps, spares the storage at any time."""
     REMATERIALISE = "rematerialise"
     """It is dropped in the gap named, or in its longest one, and the op that made it is replayed."""
     NEVER_REMATERIALISE = "never_rematerialise"
@@ -296,6 +297,20 @@ class StorageIndex:
             why = "the step has no storage like this"
         way_out = f"did you mean {close[0]!r}? Mend it" if close else "mend it"
         return Finding(Fault.UNMATCHED, index, edit, why, f"{way_out}, or take it back")
+
+
+def means_named(edit: Edit, category: Category, label: str, block_bytes: int) -> bool:
+    """Does an edit mean a storage with a name? One of no stage: it is there before a step begins."""
+    own = category.name.lower()
+    if edit.storage is not None:
+        return edit.storage == f"{own}:{label}"
+    return (
+        edit.stage is None
+        and edit.category in (None, own)
+        and (edit.min_bytes is None or block_bytes >= edit.min_bytes)
+        and (edit.max_bytes is None or block_bytes <= edit.max_bytes)
+        and (edit.module is None or in_module(_holder(label), edit.module))
+    )
 
 
 def in_module(path: str, pattern: str) -> bool:

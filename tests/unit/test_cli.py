@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from synthetic import gpt_step
@@ -119,6 +120,11 @@ def test_diff_exits_like_diff(trace, chameleon):
     chameleon("plan", "t.parquet", "--capacity", "60%", "-o", "a.json")
     chameleon("plan", "t.parquet", "--capacity", "50%", "-o", "b.json")
     assert chameleon("diff", "a.json", "a.json") == (0, "The policies are the same\n", "")
+    data = json.loads(Path("a.json").read_text())
+    data["edits"] = [{"action": "keep", "category": "parameter"}]
+    Path("edited.json").write_text(json.dumps(data))
+    code, out, _ = chameleon("diff", "a.json", "edited.json")
+    assert code == 1 and "+ edit: keep all of category parameter" in out
     code, out, _ = chameleon("diff", "a.json", "b.json")
     assert code == 1 and "capacity_bytes" in out
     code, out, _ = chameleon("diff", "a.json", "b.json", "--json")

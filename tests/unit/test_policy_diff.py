@@ -7,7 +7,7 @@ import json
 
 from synthetic import gpt_step
 
-from chameleon_lab.policy import Decision, Link, Policy, diff, plan
+from chameleon_lab.policy import Decision, Edit, EditAction, Link, Policy, diff, plan
 from chameleon_lab.policy.model import Action
 
 A = Decision("h.0/aten::gelu.0#0", "activation", "h.0", 4096, Action.SWAP, 1, 3, 5, 9, 12)
@@ -43,6 +43,23 @@ def test_a_swap_that_becomes_a_replay_is_a_change() -> None:
 
 def test_the_order_of_decisions_is_no_difference() -> None:
     assert not diff(BASE, dataclasses.replace(BASE, decisions=(B, A)))
+
+
+def test_edits_alone_make_a_difference() -> None:
+    keep, never = (
+        Edit(EditAction.KEEP, module="h.<0>"),
+        Edit(EditAction.NEVER_TOUCH, "parameter:b", note="used twice"),
+    )
+    edited, other = (dataclasses.replace(BASE, edits=edits) for edits in ((keep, never), (never,)))
+    found = diff(edited, other)
+    assert found and (found.edits_added, found.edits_removed) == ((), (keep,))
+    assert "0 edits added, 1 removed" in str(found) and "- edit: keep all of module h.<0>" in str(found)
+    assert "h.&lt;0&gt;" in found._repr_html_()
+    back = diff(BASE, edited).to_dict()
+    assert back["edits_added"] == [keep.to_dict(), never.to_dict()] and back["edits_removed"] == []
+    assert "+ edit: never touch parameter:b (used twice)" in str(diff(BASE, edited))
+    assert diff(edited, dataclasses.replace(BASE, edits=(never, keep))), "order decides"
+    assert not diff(edited, dataclasses.replace(edited))
 
 
 def test_conditions_are_named_with_both_values() -> None:

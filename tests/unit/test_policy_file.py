@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,64 @@ def test_a_bad_decision_is_named_with_its_own_line() -> None:
     lines[at] = lines[at].replace('"gap": ', '"gap": 0.5, "gap_": ')
     with pytest.raises(PolicyError, match=rf"p\.json, line {at + 1}: decisions\[1\]"):
         Policy.from_json("\n".join(lines), "p.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("capacity_bytes", 0),
+        ("capacity_bytes", 10**30),
+        ("assumed.fingerprint", 3),
+        ("assumed.ops", 0),
+        ("assumed.min_swap_bytes", "x"),
+        ("assumed.live_peak_bytes", -1),
+        ("assumed.margin", None),
+        ("assumed.refused", [1]),
+        ("assumed.edits", "abc"),
+        ("assumed.without_edits", "abc"),
+        ("assumed.without_edits.capacity_bytes", "x"),
+        ("assumed.without_edits.link", {"a": 1}),
+        ("assumed.without_edits.link", {"out_bytes_per_s": -1, "in_bytes_per_s": None}),
+        ("predicted.stall_s", True),
+        ("predicted.overlap", 2),
+        ("predicted.peak_bytes", 1.5),
+        ("edits.1.gap", 10**30),
+        ("edits.2.min_bytes", 10**30),
+        ("edits.3.ops_earlier", -(10**30)),
+        ("decisions.0.storage", ""),
+        ("decisions.0.category", "weights"),
+        ("decisions.0.decided_by", "me"),
+        ("decisions.0.gap", 10**30),
+        ("decisions.0.bytes", -1),
+        ("decisions.0.use_op", 10**25),
+        ("decisions.0.out_op", -1),
+    ],
+)
+def test_schema_and_loader_refuse_the_same_values_and_the_loader_says_where(place: str, value: Any) -> None:
+    data = json.loads(POLICY.to_json())
+    *path, name = [int(part) if part.isdigit() else part for part in place.split(".")]
+    inner = data
+    for part in path:
+        inner = inner[part]
+    inner[name] = value
+    assert not VALIDATOR.is_valid(data)
+    where = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in place.split("."))[1:]
+    said = where.replace(".bytes", "").replace(".out_op", "")  # Decision checks these itself
+    with pytest.raises(PolicyError, match=rf"^p\.json.*{re.escape(said)}"):
+        Policy.from_json(json.dumps(data), "p.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "again"),
+    [('"edits": [', '"edits": [], "edits": ['), ('{"action": "keep"', '{"action": "swap", "action": "keep"')],
+)
+def test_a_key_that_is_given_twice_is_refused(key: str, again: str) -> None:
+    text = POLICY.to_json()
+    assert key in text
+    with pytest.raises(
+        PolicyError, match=r"p\.json: one object has '(edits|action)' twice, as .* delete one"
+    ):
+        Policy.from_json(text.replace(key, again, 1), "p.json")
 
 
 def test_an_edit_is_a_line() -> None:

@@ -20,7 +20,7 @@ POLICY = Policy(
     capacity_bytes=1 << 30,
     link=Link(12e9, None),
     decisions=(GELU, WEIGHT),
-    assumed={"fingerprint": "00ff", "ops": 30, "torch": "2.13.0", "live_peak_bytes": 3 << 30},
+    assumed={"fingerprint": "00ff00ff00ff00ff", "ops": 30, "torch": "2.13.0", "live_peak_bytes": 3 << 30},
     predicted={"step_s": 0.125, "stall_s": 0.025},
 )
 
