@@ -106,7 +106,8 @@ await inLab(async (page, picture) => {
 });
 
 /** What the panel draws: its notebook, the ops and whether the timeline has more than one colour. */
-function describe(page) {
+async function describe(page) {
+  await page.waitForTimeout(700); // drawing follows the answer
   return page.evaluate(() => {
     const widget = [...window.jupyterapp.shell.widgets('main')].find(
       w => w.id === 'chameleon-lab-panel'
