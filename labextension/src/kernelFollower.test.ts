@@ -105,7 +105,7 @@ test('a kernel that dies in the midst of a cell is not busy for ever', () => {
     parent_header: { msg_type: 'execute_request' },
     content: { execution_state: 'busy' }
   });
-  for (const status of ['autorestarting', 'starting', 'idle']) {
+  for (const status of ['autorestarting', 'starting', 'idle'] as const) {
     a.sessionContext.kernelDisplayStatus = status;
     a.sessionContext.statusChanged.emit();
     expect(follower.current?.status).toBe(status);
