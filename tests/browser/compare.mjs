@@ -69,9 +69,9 @@ await inLab(async (page, picture) => {
   const tip = panel.locator('.cl-main .cl-tip').getByText('sums it up');
   let at = canvas.x; // where a layer lies depends on how long its ops took
   while (!(await tip.isVisible()) && at < canvas.x + canvas.width) {
-    at += 8;
+    at += 12;
     await page.mouse.move(at, layers.y + 6);
-    await page.waitForTimeout(30);
+    await page.waitForTimeout(150);
   }
   found.layer = await panel.locator('.cl-main .cl-tip b').textContent();
   await page.mouse.click(at, layers.y + 6);

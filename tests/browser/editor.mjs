@@ -111,7 +111,7 @@ await inLab(async (page, picture) => {
   await bar.getByText(/1 change by you/).waitFor();
   await planned();
   found.answeredMs = await look(content => content._editor.editor.answeredMs);
-  found.kept = [await figures('cl-current'), await figures('cl-draft-row')];
+  found.kept = await look(({ _editor: { editor } }) => [editor.open.current, editor.open.draft]);
   await filter.fill('by:you');
   await page.waitForFunction(() => document.querySelectorAll('.cl-rows .cl-staged').length === 1);
   found.row = await rows.first().innerText();

@@ -146,7 +146,8 @@ function answersTo(page, messages) {
         comm.send(message);
       }
     });
+    comm.onClose = () => undefined;
     comm.close();
-    return answers;
+    return answers.slice(0, messages.length);
   }, messages);
 }
