@@ -199,7 +199,8 @@ class Draft:
 
         Raises BelowFloorError if no policy fits the capacity; EditsUnreachableError if it is the edits' fault.
         """
-        if self._edits == self.base.edits and self.step is self.base.source and self.base.is_current:
+        unchanged = self._edits == self.base.edits and self.step is self.base.source
+        if unchanged and self.base.is_current and not self.base.disobeyed:
             return self.base
         return self._planned()
 

@@ -67,6 +67,10 @@ _TEXTS: _Rule = (
     lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value),
     "an array of strings",
 )
+_POSITIONS: _Rule = (
+    lambda value: isinstance(value, list) and all(_whole(0)[0](position) for position in value),
+    "an array of whole numbers from 0 up",
+)
 _OBJECT: _Rule = lambda value: isinstance(value, dict), "an object"
 
 # What the JSON Schema says of values beyond their type. Of these sections no field is required.
@@ -80,6 +84,7 @@ _ASSUMED: dict[str, _Rule] = {
     "rematerialise": _whole(1),
     "refused": _TEXTS,
     "edits": _HASH,
+    "disobeyed": _POSITIONS,
     "without_edits": _OBJECT,
 }
 _PREDICTED: dict[str, _Rule] = {

@@ -222,6 +222,11 @@ class Policy:
         """Were the decisions made under these very edits? Not if somebody changed the edits in the file."""
         return self.assumed.get("edits", digest(())) == digest(self.edits)
 
+    @property
+    def disobeyed(self) -> tuple[int, ...]:
+        """Positions in ``edits`` of those that no plan could obey; the decisions were made without them."""
+        return tuple(self.assumed.get("disobeyed", ()))
+
     def draft(
         self, trace: Trace | StepTrace | None = None, op_times: Sequence[float] | np.ndarray | None = None
     ) -> Draft:

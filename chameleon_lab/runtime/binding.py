@@ -95,6 +95,9 @@ def _texts(ids: np.ndarray, texts: Sequence[str]) -> list[str]:
 def _misfit_of_conditions(policy: Policy, capacity_bytes: int) -> str | None:
     if not policy.is_current:
         return "its edits were changed after its decisions were made"
+    if policy.disobeyed and policy.capacity_bytes < capacity_bytes:
+        numbers = ", ".join(str(index + 1) for index in policy.disobeyed)
+        return f"it could not obey edit {numbers} in {format_bytes(policy.capacity_bytes)}, and there is more now"
     if "fingerprint" in policy.assumed and policy.capacity_bytes > capacity_bytes:
         return f"it was made for {format_bytes(policy.capacity_bytes)}, and there are {format_bytes(capacity_bytes)}"
     return None
