@@ -49,11 +49,12 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   }
 }
 
-// Once: who comes after us calls us, and must not be called back.
+// Once: who comes after us calls us, and must not be called back. It runs on the thread's own stack: an alternate one,
+// as Python's faulthandler sets, has hardly more room than the processor's state takes (wide matrix registers do).
 void install_handler() {
   struct sigaction action{};
   action.sa_sigaction = &on_fault;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER;
   sigemptyset(&action.sa_mask);
   sigaction(SIGSEGV, &action, &previous);
 }

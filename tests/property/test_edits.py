@@ -49,7 +49,7 @@ def edits_of(draw: st.DrawFn, step: StepTrace) -> tuple[Edit, ...]:
 
 def capacity_of(step: StepTrace, share: float) -> int:
     lowest = floor(step).bytes
-    return lowest + int(share * (step.live_peak_bytes - lowest))
+    return max(1, lowest + int(share * (step.live_peak_bytes - lowest)))
 
 
 @settings(max_examples=400, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from training import Gpt, reference, train
+from training import Gpt, child, reference, train
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -122,18 +122,22 @@ def test_it_does_not_nest_and_leaves_nothing_on() -> None:
 
 def test_a_const_pointer_that_meets_an_away_storage_reads_the_right_bytes() -> None:
     """The C++ behind tolist() reads after its ops have ended; here everything is away again by then."""
-    read = torch._C.TensorBase.tolist  # not the one that a session puts in its place
-    with evict_always() as session:
-        x = torch.arange(3000.0)
-        for step in range(3):
-            assert read(x) == [float(k + step) for k in range(3000)]
-            assert read(x[5:9]) == [float(k + step) for k in range(5, 9)]
-            assert session.where(x) == "away"
-            x.add_(1)
-        assert session.report().escaped_storages == 0
-        held = [torch.full((500,), float(k)) for k in range(50)]
-        assert [read(t) for t in held] == [[float(k)] * 500 for k in range(50)]
-    assert read(x) == [float(k + 3) for k in range(3000)]
+    child("""
+        from chameleon_lab.testing import evict_always
+
+        read = torch._C.TensorBase.tolist  # not the one that a session puts in its place
+        with evict_always() as session:
+            x = torch.arange(3000.0)
+            for step in range(3):
+                assert read(x) == [float(k + step) for k in range(3000)]
+                assert read(x[5:9]) == [float(k + step) for k in range(5, 9)]
+                assert session.where(x) == "away"
+                x.add_(1)
+            assert session.report().escaped_storages == 0
+            held = [torch.full((500,), float(k)) for k in range(50)]
+            assert [read(t) for t in held] == [[float(k)] * 500 for k in range(50)]
+        assert read(x) == [float(k + 3) for k in range(3000)]
+    """)
 
 
 def test_other_faults_are_left_to_whoever_handles_them() -> None:
