@@ -49,20 +49,30 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   }
 }
 
-// Once: who comes after us calls us, and must not be called back. It runs on the thread's own stack: an alternate one,
-// as Python's faulthandler sets, has hardly more room than the processor's state takes (wide matrix registers do).
+// Who comes after us calls us, and must not be called back: so this is done once, and again only where the handler was
+// dropped (Python's faulthandler puts back what it found when it is disabled, and forgets us).
 void install_handler() {
   struct sigaction action{};
   action.sa_sigaction = &on_fault;
-  action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
   sigemptyset(&action.sa_mask);
   sigaction(SIGSEGV, &action, &previous);
+}
+
+void reinstall_handler_if_dropped() {
+  struct sigaction now{};
+  sigaction(SIGSEGV, nullptr, &now);
+  if (!(now.sa_flags & SA_SIGINFO) && (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN)) install_handler();
 }
 
 }  // namespace
 
 // Address space, and no memory; `ulimit -v` may leave less of that.
 void reserve() {
+  if (first) {
+    reinstall_handler_if_dropped();
+    return;
+  }
   for (size_t bytes = kMostBytes; !first && bytes >= kLeastBytes; bytes /= 2) {
     void* address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (address == MAP_FAILED) continue;

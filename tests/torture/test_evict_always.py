@@ -140,6 +140,20 @@ def test_a_const_pointer_that_meets_an_away_storage_reads_the_right_bytes() -> N
     """)
 
 
+def test_a_fault_handler_that_was_dropped_is_back_in_the_next_session() -> None:
+    child("""
+        import faulthandler
+
+        from chameleon_lab.testing import evict_always
+
+        with cl.Session("8MiB"):
+            torch.ones(3).add_(1)
+        faulthandler.disable()  # it was on: this puts back the handler from before the session's
+        with evict_always():
+            assert torch._C.TensorBase.tolist(torch.arange(3000.0)) == list(range(3000))
+    """)
+
+
 def test_other_faults_are_left_to_whoever_handles_them() -> None:
     """A wrong address outside of our marks still ends the process, with Python's own report."""
     import subprocess
