@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ table {{ border-collapse: collapse }} td, th {{ padding: 2px 14px 2px 0; text-al
 </style>"""
 
 
-class BokehView:
+class BokehView(ABC):
     """Something that Bokeh draws. In a notebook it shows itself, where jupyter_bokeh is installed.
 
     The widget works in JupyterLab, in VS Code and in Colab. Where none is shown (a notebook that is only read), the
@@ -36,9 +37,9 @@ class BokehView:
         """What a notebook shows. Raises MissingPackageError without ipywidgets and jupyter_bokeh."""
         return bokeh_widget(self.layout)
 
+    @abstractmethod
     def summary_html(self) -> str:
         """The figures in words, as HTML."""
-        raise NotImplementedError
 
     def to_html(self) -> str:
         """A page with the summary and the drawing as they are now; Bokeh's code is in it."""
