@@ -234,7 +234,8 @@ void Executor::fire_swap_out(int32_t row) {
 }
 
 void Executor::end_op(int32_t plan_op) {
-  if (plan_op >= 0 && plan_op < static_cast<int32_t>(fired_at_.size())) fire_after(plan_op);
+  // Another thread may have dropped the program, or changed it, while the op ran.
+  if (loaded() && plan_op >= 0 && plan_op < program_->ops()) fire_after(plan_op);
 }
 
 void Executor::born(Storage& storage, int32_t plan_op, int32_t ordinal) {

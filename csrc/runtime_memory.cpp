@@ -45,9 +45,11 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
       note_failure(block_bytes, thread_state());
       return Adopted::NoRoom;
     }
-    if (find(impl)) {  // another thread adopted it while this one waited for room
+    // Making room may have waited for other threads, and let their ops in.
+    const bool alone = wait_for_other_ops();
+    if (find(impl) || !alone || pointer.get_deleter() != deleter || impl->nbytes() != bytes) {
       device_->free(block, block_bytes);
-      return Adopted::Known;
+      return find(impl) ? Adopted::Known : Adopted::Shared;
     }
     device_->copy_now(block, pointer.get(), bytes);
     storage = table_.add(bytes, block_bytes, block);
