@@ -14,7 +14,7 @@ endif
 say = @echo "==>"
 cpp_files = find csrc -name '*.cpp' -o -name '*.h'
 
-.PHONY: help demo test lab bench dev lint format clean build tools chromium
+.PHONY: help demo test torture sanitize lab bench dev lint format clean build tools chromium
 
 help: ## show this list
 	@echo "Chameleon Lab: train PyTorch models in less device memory."
@@ -30,7 +30,16 @@ test: lint build chromium ## set up, lint, build and run every test
 	$(say) "Testing: unit, integration, browser, tutorials"
 	@python -m pytest -q tests
 
-lab: build ## start JupyterLab in tutorials/
+torture: build ## try to break every promise, count, and write docs/reliability.md (up to an hour)
+	$(say) "Installing what the tries need beyond the tests, where it is to be had"
+	@scripts/setup.sh torture
+	$(say) "Trying to break the promises"
+	@python -m benchmarks.torture --json build/bench/torture.json --docs docs/reliability.md
+
+sanitize: .venv/.installed ## run the C++ core's stress test under Address-, UndefinedBehavior- and ThreadSanitizer
+	@scripts/sanitize.sh $(CURDIR)/.venv/bin/python
+
+lab: build ## start JupyterLab with the tutorials
 	$(say) "Starting JupyterLab in tutorials/"
 	@cd tutorials && jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root)
 

@@ -146,6 +146,8 @@ class Report(Mapping[str, Any]):
     """Every plan made, in order, those that are gone too."""
     departures: tuple[Departure, ...] = ()
     """Where the newest steps departed from the plan that they followed."""
+    capacity_peak_bytes: int | None = None
+    """Most bytes resident at once in the finished steps since the capacity changed; None if it never has."""
     lacking: str | None = None
     """Why the newest step needs a plan that is still being made; None if it does not."""
     drops: int = 0
@@ -178,11 +180,14 @@ class Report(Mapping[str, Any]):
         share = ""
         if self.capacity_bytes and self.live_peak_bytes:
             share = f"{format_percent(self.capacity_bytes / self.live_peak_bytes, 0)} of what the step keeps alive"
+        since = ""
+        if self.capacity_peak_bytes is not None:
+            since = f"; {format_bytes(self.capacity_peak_bytes)} since the capacity changed"
         stall_share = f"{format_percent(self.stall_s / self.step_s)} of the step" if self.step_s else ""
         rows = [
             ("Stage", self.stage, f"{self.steps} steps on {self.device}"),
             ("Capacity", capacity, share),
-            ("Peak resident", format_bytes(self.peak_bytes), "whole session"),
+            ("Peak resident", format_bytes(self.peak_bytes), f"whole session{since}"),
             (
                 "Peak alive",
                 format_bytes(self.live_peak_bytes),

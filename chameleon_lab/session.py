@@ -17,7 +17,8 @@ import torch
 
 from .errors import BelowFloorError, PolicyError, SessionError
 from .plans import Made, Plan, Plans
-from .policy import Draft, Link, Policy, floor
+from .policy import Draft, Link, Policy, Suggestion, floor, suggest
+from .policy.constraints import Spared, untouched
 from .policy.edits import Edit, EditAction
 from .policy.memory import step_op_times
 from .policy.model import fingerprint
@@ -32,7 +33,7 @@ from .runtime.raw_access import guards
 from .runtime.recording import step_trace
 from .runtime.replay_check import NOTHING, replayable
 from .staging import DryRun, Staging
-from .trace import StepTrace, Trace
+from .trace import Category, StepTrace, Trace
 from .trace.replay_ops import REPLAY_CLASS
 from .units import format_bytes, parse_bandwidth, parse_bytes
 
@@ -126,6 +127,7 @@ class Session:
         self.planning = planning
         self.rematerialise = bool(rematerialise)
         self._replayable = NOTHING
+        self._declined: set[str] = set()
         self.warmup_steps = warmup_steps
         self.margin = margin
         self.stacks = stacks
@@ -153,12 +155,14 @@ class Session:
         self._log_stages: dict[int, str] = {}
         self._counters: core.Counters | None = None
         self._created_s = time.time()
-        self._discovery = Discovery(self._optimizer_stepped)
+        self._spared = Spared()
+        self._discovery = Discovery(self._optimizer_stepped, spares=self._spares)
         self._parts: list[Discovery | Patches] = [self._discovery, *guards()]
         if self.capacity_bytes is not None and split_optimizer:
             self._parts.append(small_groups(self._group_bytes))
         self.own_capacity_bytes = self.capacity_bytes
         """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
+        self._capacity_since: int | None = None  # the step that the newest change of it came before
         self._staging = Staging(self)
         self._watchers: list[Dashboard] = []
         self._closed = False
@@ -303,8 +307,10 @@ class Session:
     def step(self) -> None:
         """Say that a training step ends here. From the first call on, optimizers no longer mark the ends."""
         self._require_open("step")
-        self._steps_told = True
-        self._end_step()
+        told, self._steps_told = self._steps_told, True
+        # The first optimizer has ended this very step before anybody knew that the loop would.
+        if told or not self._at_border():
+            self._end_step()
 
     def _optimizer_stepped(self) -> None:
         if not self._steps_told and _current is self:
@@ -435,13 +441,30 @@ class Session:
             min_swap_bytes=self.min_swap_bytes,
             margin=self.margin,
             op_times=step_op_times(step),
+            rematerialise=self._replay_class,
+            refused=self._not_replayed(step),
         )
         for remark in remarks:
             self._note(remark)
         return made
 
+    def _not_replayed(self, step: StepTrace) -> set[str]:
+        """What the planner must not drop: ops of no dtype, and storages whose drops the runtime has declined."""
+        keys = step.storage_keys
+        self._declined.update(keys[row] for row in step.declined.storage.tolist())
+        return {
+            name for name in self._replayable.refused if name not in self._replayable.dtypes
+        } | self._declined
+
     def _edits(self) -> tuple[Edit, ...]:
         return self._policy.edits if self._policy is not None else ()
+
+    def _spares(self, category: Category, label: str, block_bytes: int) -> bool:
+        return self._spared(self._edits(), category, label, block_bytes)
+
+    def _mark_spared(self, step: StepTrace) -> None:
+        """The policy's edits are others: tell the core what eviction takes last, whatever plan is followed."""
+        core.set_evict_last(step.storages.uid[untouched(step, self._edits())])
 
     def _start_given(self, log: core.StepLog) -> bool:
         """After the first step: put a given policy in force, if it fits and holds the step it was made for."""
@@ -478,8 +501,10 @@ class Session:
         if capacity_bytes != self.capacity_bytes:
             core.set_capacity(capacity_bytes)
             self.capacity_bytes = capacity_bytes
+            self._capacity_since = live.index + 1
         made = Made(policy, compile_program(policy, step), step)
         self._follow(self._plans.force(made, live.index, why))
+        self._mark_spared(live)
         self._given = policy
         self._planned = True
         self._stage = SessionStage.STABLE
@@ -503,6 +528,8 @@ class Session:
             raise PolicyError("this session only records, it has no capacity: give one to use a policy")
         self._policy = policy
         self._given = policy
+        if self.is_open and (logs := core.logs()):
+            self._mark_spared(self._trace_of(logs[-1]))
         if self.is_open and self._stage is not SessionStage.WARMUP:
             self._stage = SessionStage.PROFILE  # bind it to the next step's ops
             self._planned = False
@@ -546,6 +573,14 @@ class Session:
     def trace(self) -> Trace:
         """The newest finished steps, as columns. Empty before the first step has ended."""
         return Trace([self._trace_of(log) for log in self._kept_logs()], self.trace_meta())
+
+    def suggest(self) -> tuple[Suggestion, ...]:
+        """Modules whose checkpointing would lower the peak, what it would save and what it would take.
+
+        The coarse way out, for you to put into the model: a session never does it. Empty where the step fits its
+        capacity, and where no modules repeat or they keep little.
+        """
+        return suggest(self.trace(), self.capacity_bytes)
 
     def trace_meta(self) -> dict[str, Any]:
         """What a trace says of where it was recorded; see :class:`~chameleon_lab.trace.Trace`."""
@@ -680,6 +715,7 @@ class Session:
             history=tuple(self._history),
             plans=tuple(self._plans.summaries()),
             departures=tuple(self._departures(logs)),
+            capacity_peak_bytes=self._capacity_peak_bytes(),
             lacking=self._plans.lacking,
             drops=newest.drops if newest else 0,
             dropped_bytes=newest.dropped_bytes if newest else 0,
@@ -688,6 +724,12 @@ class Session:
             declined_drops=_declined(logs[-1]) if logs else {},
             not_replayed=dict(self._replayable.refused),
         )
+
+    def _capacity_peak_bytes(self) -> int | None:
+        since = self._capacity_since
+        if since is None:
+            return None
+        return max((step.peak_bytes for step in self._history if step.index >= since), default=0)
 
     def _departures(self, logs: list[core.StepLog]) -> Iterator[Departure]:
         names, modules = core.op_names(), self._discovery.modules.texts

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "faults.h"
 #include "module_hooks.h"
 #include "op_info.h"
 #include "runtime.h"
@@ -42,7 +43,8 @@ c10::StorageImpl* storage_of(uintptr_t tensor_impl) {
 bool held_elsewhere(uintptr_t tensor_impl, chameleon::Category category) {
   auto* impl = reinterpret_cast<c10::TensorImpl*>(tensor_impl);
   size_t known = category == chameleon::Category::Gradient ? 2 : 1;
-  if (impl->requires_grad()) {
+  // One without memory (a fake tensor) cannot be wrapped, and nobody has its address.
+  if (impl->requires_grad() && (impl->is_meta() || impl->storage_initialized())) {
     const auto tensor =
         at::Tensor::wrap_tensor_impl(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
     known += 1 + (torch::autograd::impl::try_get_grad_accumulator(tensor) ? 1 : 0);  // with the reference just taken
@@ -310,13 +312,21 @@ PYBIND11_MODULE(_C, m) {
       .def("match_all", &match_all)
       .def_property_readonly("cursor", [](const SequenceMatcher& self) { return self.matcher.cursor(); });
 
-  m.def("adopt", [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted) -> const char* {
-    c10::StorageImpl* storage = storage_of(tensor);
-    if (!storage) return "foreign";
-    if (!trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
-    py::gil_scoped_release release;
-    return adopted_name(
-        Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label, owners, trusted));
+  m.def("adopt",
+        [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted, bool evict_last) -> const char* {
+          c10::StorageImpl* storage = storage_of(tensor);
+          if (!storage) return "foreign";
+          if (!trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
+          py::gil_scoped_release release;
+          return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label,
+                                                        owners, trusted, evict_last));
+        });
+  m.def("block_bytes", [](uintptr_t tensor) {
+    const c10::StorageImpl* storage = storage_of(tensor);
+    return storage ? Runtime::instance().block_bytes(storage->nbytes()) : 0;
+  });
+  m.def("set_evict_last", [](const Column<int64_t>& uids) {
+    Runtime::instance().set_evict_last({uids.data(), uids.data() + uids.size()});
   });
   m.def("restore", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);
@@ -349,6 +359,27 @@ PYBIND11_MODULE(_C, m) {
   }();
   m.attr("longest_chain") = chameleon::Replays::kLongestChain;
   m.def("evict_always", [](std::optional<uint64_t> seed) { Runtime::instance().evict_always(seed); }, nogil());
+  m.def(
+      "torch_is_watched", [] { return at::hasCallbacks(); }, "Does any RecordFunction callback see this thread's ops?");
+  m.def(
+      "set_faults",
+      [](uint32_t refused_blocks, uint32_t refused_buffers, int64_t copies) {
+        chameleon::faults().refused_blocks = refused_blocks;
+        chameleon::faults().refused_buffers = refused_buffers;
+        chameleon::faults().copies = copies;
+      },
+      py::arg("refused_blocks") = 0, py::arg("refused_buffers") = 0, py::arg("copies") = -1,
+      "Faults on purpose, for tests; see faults.h. Without arguments: none.");
+  m.def(
+      "take_transitions",
+      [] {
+        py::list moves;
+        for (const auto& [uid, from, to] : Runtime::instance().take_transitions()) {
+          moves.append(py::make_tuple(uid, residency_name(from), residency_name(to)));
+        }
+        return moves;
+      },
+      "(uid, from, to) of storages since the last call; the first one begins to keep them.");
   // These take UntypedStorage._cdata, the address of the StorageImpl.
   m.def("hold", [](uintptr_t s) { return Runtime::instance().hold(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("let_go", [](uintptr_t s) { Runtime::instance().let_go(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());

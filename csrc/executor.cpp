@@ -56,6 +56,7 @@ void Executor::follow(const Known& known, int32_t cursor) {
   for (const auto& storage : table_.all()) {
     if (const int32_t plan = program_->with_uid(storage->uid); plan >= 0) {
       storage->plan = plan;
+      storage->evict_last = program_->storages[plan].evict_last;
       live_[plan] = storage.get();
     }
   }
@@ -266,7 +267,8 @@ void Executor::fire_swap_out(int32_t row) {
 }
 
 void Executor::end_op(int32_t plan_op) {
-  if (plan_op >= 0 && plan_op < static_cast<int32_t>(fired_at_.size())) fire_after(plan_op);
+  // Another thread may have dropped the program, or changed it, while the op ran.
+  if (loaded() && plan_op >= 0 && plan_op < program_->ops()) fire_after(plan_op);
 }
 
 void Executor::born(Storage& storage, int32_t plan_op, int32_t ordinal) {
@@ -287,6 +289,7 @@ void Executor::born(Storage& storage, int32_t plan_op, int32_t ordinal) {
   storage.plan = plan;
   if (!storage.categorised) storage.category = static_cast<Category>(program_->storages[plan].category);
   storage.label = program_->storages[plan].label;
+  storage.evict_last = program_->storages[plan].evict_last;
 }
 
 void Executor::died(Storage& storage) {
@@ -294,7 +297,7 @@ void Executor::died(Storage& storage) {
 }
 
 int64_t Executor::next_use(const Storage& storage, int64_t clock) const {
-  if (storage.plan >= 0 && program_->storages[storage.plan].evict_last) return 0;
+  if (storage.evict_last) return -1;
   if (storage.plan >= 0) return program_->next_use_distance(storage.plan, matcher_.cursor() - 1);
   return clock - storage.last_use;
 }

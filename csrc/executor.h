@@ -47,7 +47,7 @@ class Executor {
   void born(Storage& storage, int32_t plan_op, int32_t ordinal);
   void died(Storage& storage);
 
-  // In ops; 0 for what is evicted last. Where the program does not know: as far ahead as the last use lies back.
+  // In ops; below 0 for what is evicted last. Where the program does not know: as far ahead as the last use lies back.
   int64_t next_use(const Storage& storage, int64_t clock) const;
 
  private:

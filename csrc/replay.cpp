@@ -13,6 +13,8 @@
 #include <optional>
 #include <utility>
 
+#include "tensor_storages.h"
+
 namespace chameleon {
 
 namespace {
@@ -120,7 +122,7 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
   // What runs inside a dispatch mode is up to Python.
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return maker;
   maker.refusal = Refusal::Arguments;
-  const auto arguments = function.inputs();
+  const auto arguments = arguments_of(function);
   auto producer = std::make_shared<Producer>();
   producer->info = &info;
   producer->arguments.reserve(arguments.size());

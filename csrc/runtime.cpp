@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "marks.h"
 #include "runtime_internal.h"
 
 namespace chameleon {
@@ -54,6 +55,7 @@ Runtime::Runtime()
   swapper_.next_use = [this](const Storage& storage) { return executor_.next_use(storage, clock_ops_); };
   swapper_.wait_for_pins = [this] { return wait_for_pins(); };
   access::set_hook(&Runtime::on_access);
+  marks::set_provider([](const void* address) { return instance().show(address); });
   access::set_away_deleter(&Runtime::on_away_deleted);
   access::set_block_deleter(block_deleter_);
   pthread_atfork([] { instance().before_fork(); }, [] { instance().after_fork_in_parent(); },
@@ -64,8 +66,10 @@ void Runtime::open(const Options& options) {
   if (!options.unbacked) device_->install_allocator();
   Lock lock(mutex_);
   TORCH_CHECK(!open_, "Chameleon Lab: the runtime is open already");
-  if (options.capacity_bytes != SIZE_MAX) access::reserve_marks();
+  if (options.capacity_bytes != SIZE_MAX) marks::reserve();
   options_ = options;
+  unbacked_ = options.unbacked;
+  stacks_ = options.stacks;
   limited_ = options.capacity_bytes != SIZE_MAX;
   device_->set_capacity(options.capacity_bytes);
   device_->set_link(options.link_out_bytes_per_s, options.link_in_bytes_per_s);
@@ -80,7 +84,7 @@ void Runtime::open(const Options& options) {
     storage->plan = -1;
     storage->label = storage->module = -1;
     storage->anchor = 0;
-    storage->categorised = false;
+    storage->categorised = storage->evict_last = false;
   }
   executor_.unload();
   forward_modules_ = ForwardModules();
@@ -118,6 +122,7 @@ void Runtime::close() {
   if (callback_ == at::INVALID_CALLBACK_HANDLE) return;  // in a forked child it is there although nothing is open
   keeps_producers_ = false;
   evicts_always_ = false;
+  swapper_.transitions.reset();
   executor_.unload();
   device_->set_capacity(SIZE_MAX);
   restore_dropped(thread_state());
@@ -169,7 +174,7 @@ void Runtime::set_capacity(size_t capacity_bytes) {
   limited_ = limited;
   keep_producers_if_needed();
   options_.capacity_bytes = capacity_bytes;
-  if (limited) access::reserve_marks();
+  if (limited) marks::reserve();
   device_->set_capacity(capacity_bytes);
   // Taking nothing at all makes the room that the new capacity asks for.
   if (limited) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -93,13 +94,17 @@ class Runtime {
   // Owners: how many tensors are known to hold the storage; held by more, it stays where it is, unless the caller is
   // trusted to know better. What numpy or another process shares always stays.
   enum class Adopted { New, Known, TooSmall, Foreign, Shared, NoRoom };
-  Adopted adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted);
+  Adopted adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted, bool evict_last);
+  size_t block_bytes(size_t bytes) const { return device_->block_bytes(bytes); }
+  // Eviction takes these where nothing else is left, and no others.
+  void set_evict_last(const std::unordered_set<int64_t>& uids);
   bool restore(c10::StorageImpl* impl);
   bool evict(c10::StorageImpl* impl);
   std::optional<Residency> residency(c10::StorageImpl* impl);
   // Until the session ends: storages of any size are ours, and all that may leave are away between outermost ops; with
-  // a seed, a random half of them each time. For tests.
+  // a seed, a random eighth of them each time. For tests.
   void evict_always(std::optional<uint64_t> seed);
+  std::vector<Transition> take_transitions();  // since the last call; the first one begins to keep them
 
   // --- replay: see Note [Values]
   void allow_replays(std::unordered_map<std::string, uint64_t> dtypes);  // of ops, by name; a bit per ScalarType
@@ -110,6 +115,9 @@ class Runtime {
   bool hold(c10::StorageImpl* impl);
   void let_go(c10::StorageImpl* impl);
   void set_saving(bool on);
+
+  // A read has met the mark of a storage that is away: its bytes are put there. False: there are none behind it.
+  bool show(const void* address);
 
   // A raw pointer to the bytes is about to leave the dispatcher: they come in, and stay.
   void accessed(c10::StorageImpl* impl);
@@ -124,7 +132,8 @@ class Runtime {
 
   // --- the allocator's requests (device backends call these)
   bool tracks(size_t bytes) const {
-    return bytes >= tracked_bytes_.load(std::memory_order_relaxed) && is_open() && !options_.unbacked;
+    return bytes >= tracked_bytes_.load(std::memory_order_relaxed) && is_open() &&
+           !unbacked_.load(std::memory_order_relaxed);
   }
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
@@ -175,6 +184,9 @@ class Runtime {
   // These give up the lock while ops run, and so may bring_in().
   void bring_in(Storage& storage, Cause cause, ThreadState& thread);
   bool fetch(Storage& storage);
+  bool show_bytes(const void* address, bool* dropped);
+  void make_behind(const void* address);
+  Storage* behind(const void* address) const;  // whose mark it is
   void rematerialise(std::shared_ptr<Value> value, Cause cause, ThreadState& thread);
   at::Tensor make_again(const std::shared_ptr<Value>& value, const std::shared_ptr<Value>& wanted, Cause cause,
                         ThreadState& thread);
@@ -236,11 +248,13 @@ class Runtime {
 
   std::atomic<bool> open_{false};
   std::atomic<bool> optimizer_stage_{false};
-  std::atomic<int64_t> epoch_{0};  // sessions so far
+  std::atomic<bool> unbacked_{false};  // as in the options, for ops that have not taken the lock yet
+  std::atomic<bool> stacks_{false};    // the same
+  std::atomic<int64_t> epoch_{0};      // sessions so far
   std::atomic<size_t> tracked_bytes_{kTrackedBytes};
   bool evicts_always_ = false;
-  std::optional<std::minstd_rand> coin_;  // decides which of them
-  bool limited_ = false;                  // is there a capacity?
+  std::optional<std::mt19937> dice_;  // decide which of them
+  bool limited_ = false;              // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
   uint64_t serials_ = 0;     // of outermost ops, and of replays between them
   int64_t clock_ops_ = 0;    // outermost ops since the process began

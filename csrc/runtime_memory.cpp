@@ -1,8 +1,13 @@
 // The runtime's memory: adoption, the allocator's requests, raw access, pressure.
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <sched.h>
 
 #include <chrono>
+#include <exception>
+#include <system_error>
+#include <thread>
+#include <utility>
 
 #include "runtime_internal.h"
 
@@ -17,7 +22,8 @@ constexpr std::chrono::seconds kPatience(10);  // for ops of other threads
 //
 // Other threads' ops may be reading the old memory, so it moves when none is running; who else holds the storage may
 // have its pointer (DLPack does), so it moves only if all its owners are known.
-Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted) {
+Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted,
+                                bool evict_last) {
   Lock lock(mutex_);
   if (!find(impl) && !wait_for_other_ops()) return Adopted::Shared;
   Storage* storage = find(impl);
@@ -42,9 +48,11 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
       note_failure(block_bytes, thread_state());
       return Adopted::NoRoom;
     }
-    if (find(impl)) {  // another thread adopted it while this one waited for room
+    // Making room may have waited for other threads, and let their ops in.
+    const bool alone = wait_for_other_ops();
+    if (find(impl) || !alone || pointer.get_deleter() != deleter || impl->nbytes() != bytes) {
       device_->free(block, block_bytes);
-      return Adopted::Known;
+      return find(impl) ? Adopted::Known : Adopted::Shared;
     }
     device_->copy_now(block, pointer.get(), bytes);
     storage = table_.add(bytes, block_bytes, block);
@@ -65,7 +73,13 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   // A gradient of this name may be another storage in the next step.
   const bool lasts = category != Category::Gradient && label >= 0 && label < static_cast<int32_t>(label_hashes_.size());
   storage->anchor = lasts ? label_hashes_[label] : 0;
+  storage->evict_last |= evict_last;
   return result;
+}
+
+void Runtime::set_evict_last(const std::unordered_set<int64_t>& uids) {
+  Lock lock(mutex_);
+  for (const auto& storage : table_.all()) storage->evict_last = uids.contains(storage->uid);
 }
 
 bool Runtime::restore(c10::StorageImpl* impl) {
@@ -107,14 +121,20 @@ void Runtime::evict_always(std::optional<uint64_t> seed) {
   Lock lock(mutex_);
   TORCH_CHECK(open_ && limited_, "Chameleon Lab: evicting always needs an open session with a capacity");
   evicts_always_ = true;
-  coin_.reset();
-  if (seed) coin_.emplace(static_cast<std::minstd_rand::result_type>(*seed));
+  dice_.reset();
+  if (seed) dice_.emplace(static_cast<std::mt19937::result_type>(*seed));
   tracked_bytes_ = 1;
+}
+
+std::vector<Transition> Runtime::take_transitions() {
+  Lock lock(mutex_);
+  auto kept = std::exchange(swapper_.transitions, std::vector<Transition>());
+  return kept ? std::move(*kept) : std::vector<Transition>();
 }
 
 void Runtime::send_all_out() {
   for (const auto& storage : table_.all()) {
-    if (storage->residency == Residency::Away || (coin_ && (*coin_)() % 2 == 0)) continue;
+    if (storage->residency == Residency::Away || (dice_ && (*dice_)() % 8 != 0)) continue;
     send_out(*storage);
   }
 }
@@ -137,6 +157,7 @@ void Runtime::let_go(c10::StorageImpl* impl) {
   if (!storage || storage->holds == 0) return;  // resized: another block, and nobody holds it
   --storage->holds;
   if (--storage->pins > 0) return;
+  if (C10_UNLIKELY(evicts_always_) && send_out(*storage)) return;
   if (limited_ && !storage->escaped && access::intact(*storage)) access::arm(*storage);
 }
 
@@ -257,6 +278,52 @@ void Runtime::accessed(c10::StorageImpl* impl) {
     storage->escaped = true;
     swapper_.drop_host(*storage);  // whoever has the pointer may write through it
   }
+}
+
+// In a signal's handler. The thread holds no lock of ours: our own code never reads what marks point at.
+bool Runtime::show(const void* address) {
+  bool dropped = false;
+  if (show_bytes(address, &dropped)) return true;
+  if (!dropped) return false;
+  // The handler's stack may be too small for an op, and the op it interrupts is none that we may take part in.
+  try {
+    std::thread([this, address] { make_behind(address); }).join();
+  } catch (const std::system_error&) {  // the system has no thread left
+    return false;
+  }
+  return show_bytes(address, &dropped);
+}
+
+bool Runtime::show_bytes(const void* address, bool* dropped) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (!mutex_.try_lock()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    sched_yield();
+  }
+  Storage* storage = behind(address);
+  *dropped = storage && storage->residency == Residency::Dropped;
+  const bool shown = storage && access::show_at_mark(*storage);
+  mutex_.unlock();
+  return shown;
+}
+
+// The bytes of a dropped storage, which come to stay.
+void Runtime::make_behind(const void* address) {
+  Lock lock(mutex_);
+  Storage* storage = behind(address);
+  if (!storage || storage->residency != Residency::Dropped || !access::keep(*storage)) return;
+  try {
+    fetch(*storage);
+  } catch (const std::exception&) {  // the op cannot be replayed: whoever reads is told by the fault
+  }
+}
+
+Storage* Runtime::behind(const void* address) const {
+  for (const auto& storage : table_.all()) {
+    const auto* mark = static_cast<const char*>(storage->mark);
+    if (mark && address >= mark && address < mark + storage->bytes) return storage.get();
+  }
+  return nullptr;
 }
 
 bool Runtime::wait_for_pins() {

@@ -19,7 +19,7 @@ uint32_t shapes_token(const at::RecordFunction& function) {
   constexpr size_t kFirst = 3;
   constexpr c10::DispatchKeySet kAsked({c10::DispatchKey::Python, c10::DispatchKey::NestedTensor});
   uint32_t token = 0;
-  const auto inputs = function.inputs();
+  const auto inputs = arguments_of(function);
   for (size_t i = 0; i < inputs.size() && i < kFirst; ++i) {
     if (!inputs[i].isTensor() || !inputs[i].toTensor().defined()) continue;
     const at::Tensor& tensor = inputs[i].toTensor();
@@ -42,7 +42,7 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
     return nullptr;
   }
   const OpInfo& called = thread.ops.of(function);
-  const bool unbacked = runtime.options_.unbacked;
+  const bool unbacked = runtime.unbacked_.load(std::memory_order_relaxed);
   const OpInfo& info =
       C10_UNLIKELY(unbacked) && runtime.accumulates(function, called, thread) ? OpInfo::add_in_place() : called;
   thread.frames.push_back(&info);
@@ -79,12 +79,13 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   // Strong references, taken before the lock and released after it.
   std::vector<at::Tensor> inner;
   std::vector<c10::Storage> bare;
-  for (const c10::IValue& input : function.inputs()) {
+  for (const c10::IValue& input : arguments_of(function)) {
     inner_tensors(input, &inner);
     if (C10_UNLIKELY(input.isStorage())) bare.push_back(input.toStorage());
   }
   std::shared_ptr<torch::CapturedTraceback> stack;
-  if (outermost && options_.stacks && open_) stack = torch::CapturedTraceback::gather(true, false, false);
+  if (outermost && stacks_.load(std::memory_order_relaxed) && open_)
+    stack = torch::CapturedTraceback::gather(true, false, false);
   Lock lock(mutex_);
   ++thread.depth;
   if (outermost) {
@@ -150,7 +151,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
 
 void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                          const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare) {
-  const auto inputs = function.inputs();
+  const auto inputs = arguments_of(function);
   missing_.clear();
   written_.clear();
   for (size_t i = 0; i < inputs.size(); ++i) use_input(inputs[i], i, info, thread);

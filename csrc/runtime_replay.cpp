@@ -242,25 +242,23 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, const std::s
 void Runtime::take_over(Storage& storage, const at::Tensor& made, ThreadState& thread) {
   c10::StorageImpl* impl = made.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   Storage* temporary = find(impl);
+  void* block;
   if (temporary && temporary->block_bytes == storage.block_bytes && temporary->residency == Residency::Resident &&
       c10::raw::intrusive_ptr::use_count(impl) == 1) {
-    void* block = temporary->block;
+    block = temporary->block;
     impl->_mutable_data_ptr_no_checks().release_context();
     impl->set_data_ptr_noswap(c10::DataPtr(nullptr, impl->device()));
     table_.set_block(temporary, nullptr);
     table_.remove(temporary);
-    table_.set_block(&storage, block);
   } else {  // its memory is not the session's (which is closing), or something else holds it
-    void* block = swapper_.take(storage.block_bytes);
+    block = swapper_.take(storage.block_bytes);
     if (!block) {
       const std::string message = note_failure(storage.block_bytes, thread);
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);
     }
     device_->copy_now(block, impl->_mutable_data_ptr_no_checks().get(), storage.bytes);
-    table_.set_block(&storage, block);
   }
-  storage.residency = Residency::Resident;
-  access::mark_resident(storage);
+  swapper_.remade(storage, block);
   replays_.restored(storage);
   recorder_.arrived(storage);
   recorder_.levels(table_.live_bytes(), resident_bytes());

@@ -68,6 +68,8 @@ struct Storage {
   int32_t holds = 0;        // of torch.save and the like
   uint64_t pinned_by = 0;   // the op that pinned it last
   void* block = nullptr;    // null while away
+  void* mark = nullptr;     // where its pointer points to while it is away; null before the first time
+  bool shown = false;       // can the bytes be read there?
   HostCopy host;
   EventPtr arriving;  // the copy in, while returning
   Cause moved_by = Cause::Planned;
@@ -95,7 +97,16 @@ struct Storage {
   int64_t resident_step = -1;  // since when the block is on the device
   int32_t resident_from_op = 0;
   Ticks resident_from_ticks = 0;
-  int32_t plan = -1;  // row in the executor's program
+  int32_t plan = -1;        // row in the executor's program
+  bool evict_last = false;  // the user wants it left alone, whichever program is followed, or none
+};
+
+// Storages' moves from state to state, in the order in which they happened. Kept while somebody asks for it; guarded by
+// the core's lock.
+struct Transition {
+  int64_t uid;
+  Residency from;
+  Residency to;
 };
 
 // Every storage whose block the device holds or whose bytes are away. Owns the records.

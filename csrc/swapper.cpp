@@ -75,6 +75,11 @@ bool Swapper::evict(size_t block_bytes) {
   return !chosen.empty();
 }
 
+void Swapper::become(Storage& storage, Residency to) {
+  if (transitions) transitions->push_back({storage.uid, storage.residency, to});
+  storage.residency = to;
+}
+
 void Swapper::swap_out(Storage& storage, Cause cause) {
   if (!storage.host.data) {
     storage.host.data = host_.allocate(storage.bytes);
@@ -84,7 +89,7 @@ void Swapper::swap_out(Storage& storage, Cause cause) {
     storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes, device_.record());
     recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
   }
-  storage.residency = Residency::Leaving;
+  become(storage, Residency::Leaving);
   storage.moved_by = cause;
   leaving_.push_back(&storage);
 }
@@ -104,13 +109,13 @@ void Swapper::finish_swap_out(Storage& storage) {
   }
   forget_leaving(storage);
   if (!access::keep(storage)) {  // it dies on another thread, or its DataPtr was moved elsewhere, while the copy ran
-    storage.residency = Residency::Resident;
+    become(storage, Residency::Resident);
     drop_host(storage);
     return;
   }
   recorder_.left(storage, std::max(recorder_.op(), 0));
   void* block = storage.block;
-  storage.residency = Residency::Away;
+  become(storage, Residency::Away);
   access::mark_away(storage);
   table_.set_block(&storage, nullptr);
   device_.free(block, storage.block_bytes);
@@ -120,10 +125,16 @@ void Swapper::drop(Storage& storage) {
   drop_host(storage);
   recorder_.left(storage, recorder_.op() + 1);
   void* block = storage.block;
-  storage.residency = Residency::Dropped;
+  become(storage, Residency::Dropped);
   access::mark_away(storage);
   table_.set_block(&storage, nullptr);
   device_.free(block, storage.block_bytes);
+}
+
+void Swapper::remade(Storage& storage, void* block) {
+  table_.set_block(&storage, block);
+  become(storage, Residency::Resident);
+  access::mark_resident(storage);
 }
 
 bool Swapper::make_room(size_t block_bytes) {
@@ -147,7 +158,7 @@ bool Swapper::swap_in(Storage& storage, Cause cause) {
 
 void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   table_.set_block(&storage, block);
-  storage.residency = Residency::Returning;
+  become(storage, Residency::Returning);
   storage.moved_by = cause;
   const Ticks issue = now_ticks();
   storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, device_.record());
@@ -161,7 +172,7 @@ void Swapper::undo_swap_in(Storage& storage) {
   cancel(storage, storage.arriving, Direction::In);
   recorder_.left(storage, std::max(recorder_.op(), 0));
   void* block = storage.block;
-  storage.residency = Residency::Away;
+  become(storage, Residency::Away);
   table_.set_block(&storage, nullptr);
   device_.free(block, storage.block_bytes);
 }
@@ -174,7 +185,7 @@ void Swapper::arrive(Storage& storage) {
     if (storage.moved_by == Cause::Planned) ++recorder_.log().late_prefetches;
   }
   storage.arriving.reset();
-  storage.residency = Residency::Resident;
+  become(storage, Residency::Resident);
   access::mark_resident(storage);
 }
 
@@ -199,7 +210,7 @@ bool Swapper::restore(Storage& storage, Cause cause) {
 void Swapper::touch(Storage& storage, bool writes) {
   if (storage.residency == Residency::Leaving) {  // not expected this soon; the copy is good for the next time
     forget_leaving(storage);
-    storage.residency = Residency::Resident;
+    become(storage, Residency::Resident);
   }
   if (writes && storage.host.data) drop_host(storage);
 }
@@ -226,6 +237,7 @@ void Swapper::release(Storage& storage) {
   if (storage.residency == Residency::Leaving) forget_leaving(storage);
   if (storage.arriving) cancel(storage, storage.arriving, Direction::In);
   drop_host(storage);
+  access::give_mark_back(storage);
   if (storage.block) device_.free(storage.block, storage.block_bytes);
 }
 

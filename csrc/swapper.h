@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "device/device.h"
@@ -20,7 +21,8 @@ class Swapper {
   std::function<int64_t(const Storage&)> next_use;
   // Called when nothing more can leave: waits for another thread's op to end. False: there is none to wait for.
   std::function<bool()> wait_for_pins;
-  size_t min_bytes = 16 << 10;  // smaller storages stay
+  size_t min_bytes = 16 << 10;                         // smaller storages stay
+  std::optional<std::vector<Transition>> transitions;  // kept for tests
 
   // A block; storages leave to make room for it. nullptr where even that does not suffice.
   void* take(size_t block_bytes);
@@ -36,12 +38,14 @@ class Swapper {
   bool restore(Storage& storage, Cause cause);   // be resident when this returns; false where there is no room
   void touch(Storage& storage, bool writes);     // a resident or leaving storage is about to be used
   void drop(Storage& storage);                   // a resident storage gives its block back, and has no copy
+  void remade(Storage& storage, void* block);    // a dropped storage has its bytes again, in this block
   bool make_room(size_t block_bytes);            // by what is leaving anyway; false where that does not suffice
   void release(Storage& storage);                // the storage dies: its memory goes back
   void restore_all();                            // at the end of a session
   void drop_host(Storage& storage);              // the host copy is stale, or no longer wanted
 
  private:
+  void become(Storage& storage, Residency to);
   bool finish_any_leaving();
   bool evict(size_t block_bytes);
   void forget_leaving(Storage& storage);

@@ -9,7 +9,7 @@ less the blocks that are away: op indices alone decide them, and no time does. E
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -127,6 +127,10 @@ class Swaps:
     def __len__(self) -> int:
         return len(self.storage)
 
+    def taken(self, which: np.ndarray) -> Swaps:
+        """Some of the swaps: ``which`` is an index or a mask."""
+        return Swaps(*(getattr(self, f.name)[which] for f in fields(self)))
+
     def needs_copy(self, memory: StepMemory) -> np.ndarray:
         """Which swap-outs have to copy in the steady state, bool (swaps,).
 
@@ -154,6 +158,11 @@ class Swaps:
         clean = (written == 0) & (same | memory.persistent[storage])
         needed[order[clean]] = False
         return needed
+
+
+def no_swaps() -> Swaps:
+    """None at all."""
+    return Swaps(*[np.empty(0, dtype=np.int64)] * 6, np.empty(0, dtype=bool))
 
 
 def newest_step(trace: Trace | StepTrace) -> StepTrace:

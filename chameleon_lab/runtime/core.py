@@ -65,9 +65,13 @@ set_module_resolver = _C.set_module_resolver
 forget_module = _C.forget_module
 hold = _C.hold
 let_go = _C.let_go
+set_evict_last = _C.set_evict_last
 set_saving = _C.set_saving
 keep_producers = _C.keep_producers
 evict_always = _C.evict_always
+set_faults = _C.set_faults
+torch_is_watched = _C.torch_is_watched
+take_transitions = _C.take_transitions
 seconds = _C.seconds
 seconds_per_tick = _C.seconds_per_tick
 
@@ -113,7 +117,14 @@ def take_failure() -> Failure | None:
     return _C.take_failure()
 
 
-def adopt(tensor: torch.Tensor, category: int, label: int, owners: int = 1, trusted: bool = False) -> str:
+def adopt(
+    tensor: torch.Tensor,
+    category: int,
+    label: int,
+    owners: int = 1,
+    trusted: bool = False,
+    evict_last: bool = False,
+) -> str:
     """Let the device own a tensor's storage.
 
     Args:
@@ -123,15 +134,21 @@ def adopt(tensor: torch.Tensor, category: int, label: int, owners: int = 1, trus
         owners: how many tensors are known to hold the storage. If more do, somebody may have its address, and it
             stays where it is.
         trusted: it moves all the same: the caller says that nobody has.
+        evict_last: eviction takes it only where nothing else is left, until :func:`set_evict_last` says otherwise.
 
     Returns ``"new"``, ``"known"``, ``"too small"``, ``"foreign"``, ``"shared"`` or ``"no room"``.
     """
-    return _C.adopt(tensor._cdata, category, label, owners, trusted)
+    return _C.adopt(tensor._cdata, category, label, owners, trusted, evict_last)
 
 
 def storage_address(tensor: torch.Tensor) -> int:
     """Identity of a tensor's storage; 0 if it has none. No address of its bytes."""
     return _C.storage_address(tensor._cdata)
+
+
+def block_bytes(tensor: torch.Tensor) -> int:
+    """What a block for a tensor's storage takes on the device; 0 if it has none. Makes no owner of the storage."""
+    return _C.block_bytes(tensor._cdata)
 
 
 def restore(tensor: torch.Tensor) -> bool:

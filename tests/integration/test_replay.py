@@ -636,3 +636,32 @@ def test_small_arguments_are_copied_and_foreign_memory_is_refused(session: cl.Se
     outside = torch.from_numpy(__import__("numpy").ones((ROWS, COLUMNS), dtype="float32"))
     assert "does not own" in core.drop(outside * 2)
     assert KiB < out.nbytes
+
+
+def test_a_const_pointer_that_meets_a_dropped_storage_reads_the_right_bytes() -> None:
+    """C++ that has taken the address without asking faults on the mark: the op runs again on another thread."""
+    child("""
+        ADDRESS = ctypes.c_void_p * 16
+
+        def words(tensor):
+            return list(ADDRESS.from_address(tensor.untyped_storage()._cdata))
+
+        seen = torch.ones(MiB)
+        place = words(seen).index(seen.data_ptr())
+        def run():
+            x = torch.arange(MiB, dtype=torch.float32)
+            y = x * 2
+            y.sum()
+            assert core.drop(y) == "" and session.where(y) == "dropped"
+            mark = words(y)[place]
+            read = np.ctypeslib.as_array((ctypes.c_float * MiB).from_address(mark))
+            assert np.array_equal(read, np.arange(MiB, dtype=np.float32) * 2)
+            assert session.where(y) == "resident" and session.report().escaped_storages == 0
+            assert core.drop(y) == "" and torch.equal(y, x + x)
+        with cl.Session("64MiB") as session:
+            core.keep_producers(True)
+            run()  # on Python's signal stack, which is small
+            threads = [threading.Thread(target=run) for _ in range(4)]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+    """)

@@ -6,6 +6,7 @@
 #include "device/cpu/block_pool.h"
 #include "device/cpu/copy_engine.h"
 #include "device/device.h"
+#include "faults.h"
 
 namespace chameleon::cpu {
 
@@ -13,7 +14,9 @@ namespace chameleon::cpu {
 class CpuDevice final : public Device {
  public:
   size_t block_bytes(size_t bytes) const override { return BlockPool::block_bytes(bytes); }
-  void* allocate(size_t block_bytes) override { return pool_.allocate(block_bytes); }
+  void* allocate(size_t block_bytes) override {
+    return Faults::hits(faults().refused_blocks) ? nullptr : pool_.allocate(block_bytes);
+  }
   void free(void* block, size_t block_bytes) override { pool_.free(block, block_bytes); }
   void set_capacity(size_t capacity_bytes) override { pool_.set_capacity(capacity_bytes); }
   MemoryInfo memory_info() const override { return pool_.info(); }
