@@ -27,8 +27,10 @@ demo: build ## set up, build and run the main job: the first thing to try
 test: lint build chromium ## set up, lint, build and run every test
 	$(say) "Testing the panel's TypeScript"
 	@npm run --silent test -- --reporter=dot
-	$(say) "Testing: unit, integration, browser, tutorials"
-	@python -m pytest -q tests
+	$(say) "Testing: unit, property, integration, torture, tutorials, on two cores"
+	@python -m pytest -q -n 2 --dist loadfile --ignore=tests/browser tests
+	$(say) "Testing the lab in a browser"
+	@python -m pytest -q tests/browser
 
 torture: build ## try to break every promise, count, and write docs/reliability.md (up to an hour)
 	$(say) "Installing what the tries need beyond the tests, where it is to be had"
