@@ -14,7 +14,7 @@ endif
 say = @echo "==>"
 cpp_files = find csrc tests -name '*.cpp' -o -name '*.h'
 
-.PHONY: help demo test lab bench dev lint check-cuda format clean build tools chromium
+.PHONY: help demo test torture sanitize lab bench dev lint check-cuda format clean build tools chromium
 
 help: ## show this list
 	@echo "Chameleon Lab: train PyTorch models in less device memory."
@@ -27,10 +27,21 @@ demo: build ## set up, build and run the main job: the first thing to try
 test: lint build check-cuda chromium ## set up, lint, build and run every test
 	$(say) "Testing the panel's TypeScript"
 	@npm run --silent test -- --reporter=dot
-	$(say) "Testing: unit, integration, browser, tutorials"
-	@python -m pytest -q tests
+	$(say) "Testing: unit, property, integration, torture, tutorials, on two cores"
+	@python -m pytest -q -n 2 --dist loadfile --ignore=tests/browser tests
+	$(say) "Testing the lab in a browser"
+	@python -m pytest -q tests/browser
 
-lab: build ## start JupyterLab in tutorials/
+torture: build ## try to break every promise, count, and write docs/reliability.md (up to an hour)
+	$(say) "Installing what the tries need beyond the tests, where it is to be had"
+	@scripts/setup.sh torture
+	$(say) "Trying to break the promises"
+	@python -m benchmarks.torture --json build/bench/torture.json --docs docs/reliability.md
+
+sanitize: .venv/.installed ## run the C++ core's stress test under Address-, UndefinedBehavior- and ThreadSanitizer
+	@scripts/sanitize.sh $(CURDIR)/.venv/bin/python
+
+lab: build ## start JupyterLab with the tutorials
 	$(say) "Starting JupyterLab in tutorials/"
 	@cd tutorials && jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root)
 

@@ -174,11 +174,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document |= {"ops": state["ops"], "table_rows": state["rows"], "opened_s": opened_s, "rows": rows}
         measure.write_json(options.json, document)
     print(
-        f"From an edit to its answers, on a step of {state['ops']} ops and {state['rows']} rows. Wanted: first figures"
+        f"From an edit to its answers, on a step of {state['ops']} ops and {state['rows']} rows of the table, in ms."
     )
     print(
-        f"within {measure.milliseconds(WANTED_S)}. Medians but for the slowest; 'planned' is when the plan is there.\n"
+        f"Wanted: first figures within {WANTED_S * 1e3:.0f} ms. 'planned' is when the plan is there. Medians, but for"
     )
+    print("the slowest.\n")
     print(measure.table(HEADERS, [screen_row(row) for row in rows], left=1))
     print(f"\nOpening took {opened_s:.2f} s. {measure.device_line(environment)}")
     if options.json:

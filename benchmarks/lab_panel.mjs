@@ -15,8 +15,9 @@ await inLab(async (page, picture) => {
   await kernelIdle(page);
   await execute(page, 'chameleon-lab:open');
   await widen(page);
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 90000 });
   await cellRunner(page, 'bench')(0);
-  await panel.getByText('No session yet').waitFor({ timeout: 60000 });
+  await panel.getByText('No session yet').waitFor({ timeout: 300000 });
   await page.evaluate(defineMeasures);
   const devtools = await page.context().newCDPSession(page);
   await devtools.send('Performance.enable');
@@ -35,12 +36,8 @@ await inLab(async (page, picture) => {
       stacked: await stacked(page.context(), log)
     };
   }
-  return { results, browser: page.context().browser()?.version() ?? (await version(devtools)) };
+  return { results, browser: (await devtools.send('Browser.getVersion')).product };
 });
-
-async function version(devtools) {
-  return (await devtools.send('Browser.getVersion')).product;
-}
 
 /** JavaScript's own heap, and the array buffers beside it, after a collection. */
 async function heap(devtools) {
@@ -238,8 +235,12 @@ async function stacked(context, log) {
       },
       [readFileSync(log, 'utf8'), MOST_POLYGONS, 30]
     );
-    const late = new Promise(resolve => setTimeout(() => resolve(null), POLYGONS_WITHIN_MS));
+    let timer;
+    const late = new Promise(resolve => {
+      timer = setTimeout(() => resolve(null), POLYGONS_WITHIN_MS);
+    });
     const found = await Promise.race([work, late]);
+    clearTimeout(timer);
     work.catch(() => undefined);
     return found
       ? { ...found, heap: await heap(devtools) }

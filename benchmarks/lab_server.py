@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 CHROMIUM = "/usr/bin/chromium"
 TOKEN = "local"
 _STARTS_WITHIN_S = 90
+_ENDS_WITHIN_S = 30
 
 
 class ServerError(Exception):
@@ -73,7 +74,11 @@ def jupyter_lab(home: Path, notebooks: Mapping[str, Sequence[str]]) -> Iterator[
         yield f"http://127.0.0.1:{port}/lab"
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        try:
+            server.wait(timeout=_ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 def notebook_url(address: str, notebook: str, reset: bool = True) -> str:

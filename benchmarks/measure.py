@@ -393,9 +393,14 @@ def environment(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_json(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
     """Write it whole or not at all; makes the folder."""
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write it whole or not at all; makes the folder."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with write_then_rename(path) as beside:
-        beside.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        beside.write_text(text)
 
 
 def device_line(environment: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """How far from the optimum plans are: the planner's own, others' rules, and a bound that no policy can beat.
 
 Full training steps of models of real size, traced without a device; op times are those of a roofline and no
-measurement. Every rule is judged by the same simulator, on the same link.
+measurement. Every rule is judged by the same simulator, on the same link. "mixed" may rematerialise too: its cost is
+that of stalls and replays, and it has a bound of its own.
 
     python -m benchmarks.planner --json FILE [--models a,b] [--percent 90,80,…,20] [--device H100]
         [--traces FOLDER] [--rounds N] [--ops 9000,100000]
@@ -31,7 +32,19 @@ from .measure import progress
 from .shapes import SHAPES
 
 OURS = "ours"
+MIXED = "mixed"
 OTHERS = {"greedy": baselines.greedy, "mindspeed": baselines.mindspeed, "naive": baselines.naive}
+
+WANTED = {
+    ("llama-7b", 70): 0.01,
+    ("llama-7b", 60): 0.05,
+    ("llama-7b", 50): 0.30,
+    ("llama-1b", 70): 0.04,
+    ("llama-1b", 60): 0.13,
+    ("gpt2", 80): 0.04,
+    ("gpt2", 70): 0.09,
+}
+"""Stalls and replays of the mixed plan, as a share of compute on an H100: at most this."""
 
 MANY_OPS = (9_000, 100_000)
 """Planning is also timed on steps of at least so many ops, made of the largest model's in a row."""
@@ -54,26 +67,40 @@ def row_of(model: str, step: StepTrace, percent: float, capacity: int, link: Lin
         "floor_bytes": floor(step).bytes,
         "feasible": capacity >= floor(step).bytes,
         "bound": None,
+        "mixed_bound": None,
+        "wanted": WANTED.get((model, percent)),
         "rules": {},
     }
     if not row["feasible"]:
         return row
-    begin = time.perf_counter()
-    bound = lower_bound(step, capacity, link, times)
-    row["bound"] = {
-        "stall_s": bound.stall_s,
-        "stall_share": bound.stall_share,
-        "checkpoints": bound.checkpoints,
-        "seconds": time.perf_counter() - begin,
-    }
+    row["bound"] = _bound(step, capacity, link, times, rematerialise=False)
+    row["mixed_bound"] = _bound(step, capacity, link, times, rematerialise=True)
     row["rules"][OURS] = _figures(simulate(step, plan(step, capacity, link, op_times=times), op_times=times))
     # Not told the op times, as a session plans: it takes them for equal.
     row["untold"] = _figures(simulate(step, plan(step, capacity, link), op_times=times))
+    mixed = plan(step, capacity, link, op_times=times, rematerialise=True)
+    row[MIXED] = _figures(simulate(step, mixed, op_times=times)) | {
+        "swaps": len(mixed.swaps),
+        "drops": len(mixed.drops),
+    }
     memory = step_memory(step)
     for name, rule in OTHERS.items():
         swaps = rule(step, memory, capacity, link, times)
         row["rules"][name] = _figures(simulate_swaps(memory, swaps, capacity, link, times))
     return row
+
+
+def _bound(
+    step: StepTrace, capacity: int, link: Link, times: np.ndarray, *, rematerialise: bool
+) -> dict[str, Any]:
+    begin = time.perf_counter()
+    bound = lower_bound(step, capacity, link, times, rematerialise=rematerialise)
+    return {
+        "stall_s": bound.stall_s,
+        "stall_share": bound.stall_share,
+        "checkpoints": bound.checkpoints,
+        "seconds": time.perf_counter() - begin,
+    }
 
 
 def _figures(prediction: Prediction) -> dict[str, Any]:
@@ -84,6 +111,9 @@ def _figures(prediction: Prediction) -> dict[str, Any]:
         "stall_s": prediction.stall_s,
         "stall_share": prediction.stall_share,
         "stall_by_cause_s": {str(cause): stall_s for cause, stall_s in prediction.stall_by_cause.items()},
+        "replay_s": prediction.replay_s,
+        "overhead_share": prediction.overhead_share,
+        "replayed_bytes": prediction.replayed_bytes,
         "overlap": prediction.overlap,
         "out_bytes": prediction.swapped_out_bytes,
         "in_bytes": prediction.swapped_in_bytes,
@@ -91,7 +121,10 @@ def _figures(prediction: Prediction) -> dict[str, Any]:
 
 
 def faults(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What must never be: the planner's policy over its capacity, worse than another rule's, or below the bound."""
+    """What must never be: the planner's policy over its capacity, worse than another rule's, or below the bound.
+
+    The same of the mixed one, which must not be worse than swapping alone.
+    """
     found = []
     for row in rows:
         if not row["feasible"]:
@@ -99,12 +132,30 @@ def faults(rows: Sequence[dict[str, Any]]) -> list[str]:
         where, ours = f"{row['model']} at {row['percent']:g} %", row["rules"][OURS]
         if not ours["fits"]:
             found.append(f"{where}: the plan takes {ours['peak_bytes']} of {row['capacity_bytes']} bytes")
+        mixed = row[MIXED]
+        if not mixed["fits"]:
+            found.append(
+                f"{where}: the mixed plan takes {mixed['peak_bytes']} of {row['capacity_bytes']} bytes"
+            )
+        if mixed["overhead_share"] > ours["stall_share"] + TOLERANCE:
+            found.append(f"{where}: the mixed plan costs more than swapping alone")
+        if mixed["overhead_share"] < row["mixed_bound"]["stall_share"] - TOLERANCE:
+            found.append(f"{where}: the mixed plan beats its bound: the simulator is wrong, or the bound")
         for name, other in row["rules"].items():
             if other["fits"] and other["stall_share"] < ours["stall_share"] - TOLERANCE:
                 found.append(f"{where}: {name} stalls less than the planner's policy")
             if other["fits"] and other["stall_share"] < row["bound"]["stall_share"] - TOLERANCE:
                 found.append(f"{where}: {name} beats the bound: the simulator is wrong, or the bound")
     return found
+
+
+def missed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows whose mixed plan costs more than is wanted."""
+    return [
+        row
+        for row in rows
+        if row["feasible"] and row["wanted"] is not None and row[MIXED]["overhead_share"] > row["wanted"]
+    ]
 
 
 def distance(row: dict[str, Any]) -> float:
@@ -170,19 +221,23 @@ def timing_of(
     model: str, step: StepTrace, percents: Sequence[float], link: Link, rounds: int
 ) -> dict[str, Any]:
     """The longest that planning takes at any of the capacities, the best of ``rounds`` at each."""
-    slowest: dict[str, Any] = {"model": model, "ops": len(step.ops), "plan_s": 0.0}
+    slowest: dict[str, Any] = {"model": model, "ops": len(step.ops), "plan_s": 0.0, "mixed_s": 0.0}
     for percent in percents:
         capacity = int(step.live_peak_bytes * percent / 100)
         if capacity < floor(step).bytes:
             continue
-        plan_s = simulate_s = np.inf
+        plan_s = simulate_s = mixed_s = np.inf
         for _ in range(rounds):
             begin = time.process_time()
             policy = plan(step, capacity, link)
             planned = time.process_time()
             simulate(step, policy)
+            simulated = time.process_time()
+            plan(step, capacity, link, rematerialise=True)
             plan_s = min(plan_s, planned - begin)
-            simulate_s = min(simulate_s, time.process_time() - planned)
+            simulate_s = min(simulate_s, simulated - planned)
+            mixed_s = min(mixed_s, time.process_time() - simulated)
+        slowest["mixed_s"] = max(slowest["mixed_s"], mixed_s)
         if plan_s > slowest["plan_s"]:
             slowest |= {
                 "percent": percent,
@@ -204,11 +259,15 @@ HEADERS = (
     "untold",
     *OTHERS,
     "above bound",
+    MIXED,
+    "of it replays",
+    "its bound",
+    "wanted",
     "out GB",
     "in GB",
     "overlap",
 )
-TIMING_HEADERS = ("model", "ops", "swaps", "at % of peak", "plan s", "simulate s")
+TIMING_HEADERS = ("model", "ops", "swaps", "at % of peak", "plan s", "simulate s", "mixed plan s")
 
 
 def screen_row(row: dict[str, Any]) -> list[str]:
@@ -216,7 +275,7 @@ def screen_row(row: dict[str, Any]) -> list[str]:
     head = [row["model"], f"{row['percent']:g} %", f"{row['capacity_bytes'] / 1e9:.1f}"]
     if not row["feasible"]:
         return [*head, "below the floor", *["-"] * (len(HEADERS) - 4)]
-    ours = row["rules"][OURS]
+    ours, mixed = row["rules"][OURS], row[MIXED]
     return [
         *head,
         f"{100 * row['bound']['stall_share']:.1f}",
@@ -225,6 +284,10 @@ def screen_row(row: dict[str, Any]) -> list[str]:
             for rule in (ours, row["untold"], *(row["rules"][name] for name in OTHERS))
         ),
         f"{distance(row):.1f}",
+        f"{100 * mixed['overhead_share']:.1f}" if mixed["fits"] else "infeasible",
+        f"{100 * (mixed['overhead_share'] - mixed['stall_share']):.1f}",
+        f"{100 * row['mixed_bound']['stall_share']:.1f}",
+        "-" if row["wanted"] is None else f"{100 * row['wanted']:g}",
         f"{ours['out_bytes'] / 1e9:.1f}",
         f"{ours['in_bytes'] / 1e9:.1f}",
         format_percent(ours["overlap"], 0),
@@ -233,7 +296,7 @@ def screen_row(row: dict[str, Any]) -> list[str]:
 
 def screen_timing(row: dict[str, Any]) -> list[str]:
     """A timing as the table shows it."""
-    times = (f"{row[name]:.2f}" for name in ("plan_s", "simulate_s"))
+    times = (f"{row[name]:.2f}" for name in ("plan_s", "simulate_s", "mixed_s"))
     return [row["model"], str(row["ops"]), str(row["swaps"]), f"{row['percent']:g}", *times]
 
 
@@ -330,10 +393,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         document = {"benchmark": "planner", "environment": environment, "correct": not found, "faults": found}
         measure.write_json(options.json, document | {"models": models, "rows": rows, "timings": timings})
-    print("Stall in % of the step's compute, in the steady state.\n")
+    print("Stall (of mixed: and replays) in % of the step's compute, in the steady state.\n")
     print(measure.table(HEADERS, [screen_row(row) for row in rows], left=1))
     print()
     print(measure.table(TIMING_HEADERS, [screen_timing(row) for row in timings], left=1))
+    for row in missed(rows):
+        share = format_percent(row[MIXED]["overhead_share"])
+        print(
+            f"{row['model']} at {row['percent']:g} %: mixed {share}, wanted {format_percent(row['wanted'])}"
+        )
     for name, model in models.items():
         print(
             f"{name}: {model['ops']} ops, {model['compute_s'] * 1e3:.0f} ms of compute, peak "

@@ -34,6 +34,8 @@ _SAME_PEAK = 0.04
 _STEADY_STEPS = 4
 """A sequence seen so often in a row gets a plan of its own, however well another one serves it."""
 _LONGEST_PAUSE = 64
+_MOST_ANSWERS = 4
+"""Times that a sequence is planned for anew because the runtime declined drops."""
 
 
 @dataclass
@@ -47,6 +49,8 @@ class Plan:
     """The program as the core takes it."""
     live_peak_bytes: int
     summary: PlanSummary
+    answers: int = 0
+    """How many plans for the same ops came before, each of whose drops were declined."""
 
     @property
     def fingerprint(self) -> int:
@@ -156,6 +160,8 @@ class Plans:
             self.lacking = None
             if log.program != own.summary.plan:
                 core.use_program(own.summary.plan)
+            elif summary.declined_drops and own.answers < _MOST_ANSWERS and self._job is None:
+                self._answer(own, log, summary)
             return
         followed = self._plans.get(log.program)
         if followed is not None:
@@ -179,6 +185,15 @@ class Plans:
         return self._job is None or not self._job.is_alive()
 
     # ---------------------------------------------------------------------------------------------------- inside
+
+    def _answer(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
+        """Some of its drops cannot be replayed, as the recorded step says: plan without those."""
+        why, step = f"{summary.declined_drops} of its drops were declined", log.index
+        answers, own.answers = own.answers + 1, _MOST_ANSWERS  # it is asked for once
+        self._job = _Job(
+            lambda: replace(self._finish(self._make(log), step, why), answers=answers),
+            (log.fingerprint, log.live_peak_bytes),
+        )
 
     def _lack(self, summary: StepSummary, key: tuple[int, int], followed: Plan | None) -> str | None:
         if followed is None:
@@ -215,6 +230,9 @@ class Plans:
             self._failed.add(job.key)
             self._note(f"planning failed, eviction goes on: {type(job.error).__name__}: {job.error}")
             return None
+        replaced = self._known(job.result.fingerprint, job.result.live_peak_bytes)
+        if replaced is not None:
+            self._drop(replaced.summary.plan, f"replaced: {job.result.summary.why}")
         self._add(job.result)
         return job.result
 

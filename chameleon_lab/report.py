@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .units import format_bytes, format_percent, format_seconds
@@ -39,6 +39,15 @@ class StepSummary:
     """Of the plan's swap-outs whose storages were there."""
     fired_bytes: int = 0
     """Of those that took place."""
+    drops: int = 0
+    """Storages that gave their bytes up, to be made again."""
+    dropped_bytes: int = 0
+    replays: int = 0
+    """Ops that ran again to make them."""
+    replay_s: float = 0.0
+    """What that took; part of the step's time."""
+    declined_drops: int = 0
+    """Planned drops of what could not have been made again."""
 
     @property
     def trigger_recall(self) -> float:
@@ -137,8 +146,18 @@ class Report(Mapping[str, Any]):
     """Every plan made, in order, those that are gone too."""
     departures: tuple[Departure, ...] = ()
     """Where the newest steps departed from the plan that they followed."""
+    capacity_peak_bytes: int | None = None
+    """Most bytes resident at once in the finished steps since the capacity changed; None if it never has."""
     lacking: str | None = None
     """Why the newest step needs a plan that is still being made; None if it does not."""
+    drops: int = 0
+    dropped_bytes: int = 0
+    replays: int = 0
+    replay_s: float = 0.0
+    declined_drops: dict[str, int] = field(default_factory=dict)
+    """Planned drops of the newest step that were declined, by reason: those storages were swapped out, or stayed."""
+    not_replayed: dict[str, str] = field(default_factory=dict)
+    """Ops that could be replayed by their kind, but are not here, or not with every dtype, and why."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -161,11 +180,14 @@ class Report(Mapping[str, Any]):
         share = ""
         if self.capacity_bytes and self.live_peak_bytes:
             share = f"{format_percent(self.capacity_bytes / self.live_peak_bytes, 0)} of what the step keeps alive"
+        since = ""
+        if self.capacity_peak_bytes is not None:
+            since = f"; {format_bytes(self.capacity_peak_bytes)} since the capacity changed"
         stall_share = f"{format_percent(self.stall_s / self.step_s)} of the step" if self.step_s else ""
         rows = [
             ("Stage", self.stage, f"{self.steps} steps on {self.device}"),
             ("Capacity", capacity, share),
-            ("Peak resident", format_bytes(self.peak_bytes), "whole session"),
+            ("Peak resident", format_bytes(self.peak_bytes), f"whole session{since}"),
             (
                 "Peak alive",
                 format_bytes(self.live_peak_bytes),
@@ -191,6 +213,7 @@ class Report(Mapping[str, Any]):
                 f"{self.late_prefetches} late",
                 f"swap-ins that an op waited for; {self.dropped_triggers} triggers found nothing to do",
             ),
+            *self._replay_rows(),
             ("Policy", f"{self.decisions} decisions", f"match rate {format_percent(self.match_rate)}"),
         ]
         if self.plans:
@@ -216,6 +239,19 @@ class Report(Mapping[str, Any]):
             rows.append(("Not adopted", f"{len(self.refused)} tensors", f"{name}: {reason}"))
         rows.extend(("Note", note, "") for note in self.notes)
         return rows
+
+    def _replay_rows(self) -> list[tuple[str, str, str]]:
+        if not self.drops and not self.declined_drops:
+            return []
+        declined = ", ".join(f"{count}: {reason}" for reason, count in self.declined_drops.items())
+        return [
+            (
+                "Dropped",
+                format_bytes(self.dropped_bytes),
+                f"{self.drops} storages; {self.replays} ops replayed in {format_seconds(self.replay_s)}",
+            ),
+            *([("Declined", f"{sum(self.declined_drops.values())} drops", declined)] if declined else []),
+        ]
 
     def __str__(self) -> str:
         rows = self.rows()

@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import StrEnum
@@ -19,7 +19,8 @@ import torch
 
 from .errors import BelowFloorError, PolicyError, SessionError
 from .plans import Made, Plan, Plans
-from .policy import Draft, Link, Policy, floor
+from .policy import Draft, Link, Policy, Suggestion, floor, suggest
+from .policy.constraints import Spared, untouched
 from .policy.edits import Edit, EditAction
 from .policy.host import host_bytes
 from .policy.memory import step_op_times
@@ -34,8 +35,10 @@ from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
 from .runtime.recording import step_trace
+from .runtime.replay_check import NOTHING, replayable
 from .staging import DryRun, Staging
-from .trace import StepTrace, Trace
+from .trace import Category, StepTrace, Trace
+from .trace.replay_ops import REPLAY_CLASS
 from .units import format_bytes, parse_bandwidth, parse_bytes
 
 if TYPE_CHECKING:
@@ -84,6 +87,8 @@ class Session:
         min_swap: storages smaller than this never leave.
         split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
             :mod:`chameleon_lab.runtime.optimizer_groups`.
+        rematerialise: False never drops a storage to run the op that made it again. True leaves the choice to the
+            policy; what cannot be replayed to the bit is swapped all the same.
         max_ops: ops of a step that are recorded; a longer step is cut off there, and gets no policy.
         stacks: record the Python stack of every op (slow: for looking, not for long runs).
 
@@ -107,6 +112,7 @@ class Session:
         margin: float = 0.02,
         min_swap: int | str = "16KiB",
         split_optimizer: bool = True,
+        rematerialise: bool = True,
         max_ops: int = 2**20,
         stacks: bool = False,
     ) -> None:
@@ -128,6 +134,9 @@ class Session:
         if not 0 <= margin < 0.5:
             raise ValueError(f"margin must be a share of the capacity from 0 to 0.5, got {margin!r}")
         self.planning = planning
+        self.rematerialise = bool(rematerialise)
+        self._replayable = NOTHING
+        self._declined: set[str] = set()
         self.warmup_steps = warmup_steps
         self.margin = margin
         self.stacks = stacks
@@ -155,7 +164,10 @@ class Session:
         self._log_stages: dict[int, str] = {}
         self._counters: core.Counters | None = None
         self._created_s = time.time()
-        self._discovery = Discovery(self._optimizer_stepped, core.tensor_device(self.device))
+        self._spared = Spared()
+        self._discovery = Discovery(
+            self._optimizer_stepped, core.tensor_device(self.device), spares=self._spares
+        )
         self._parts: list[Discovery | Patches] = [self._discovery, *guards()]
         if self.device != "cpu":
             self._parts.append(no_graphs())
@@ -163,6 +175,7 @@ class Session:
             self._parts.append(small_groups(self._group_bytes))
         self.own_capacity_bytes = self.capacity_bytes
         """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
+        self._capacity_since: int | None = None  # the step that the newest change of it came before
         self._staging = Staging(self)
         self._watchers: list[Dashboard] = []
         self._closed = False
@@ -194,6 +207,8 @@ class Session:
         return self
 
     def _open(self) -> None:
+        if self.rematerialise and self.capacity_bytes is not None:
+            self._replayable = replayable(self.device, torch.get_num_threads())
         options = core.Options()
         if self.capacity_bytes is not None:
             options.capacity_bytes = self.capacity_bytes
@@ -208,6 +223,7 @@ class Session:
             core.open(options, self.device)
         except RuntimeError as error:
             raise SessionError(str(error).splitlines()[0]) from None
+        core.allow_replays(self._replayable.dtypes)
         for part in self._parts:
             part.install()
         if self.capacity_bytes is not None and self._measures_link:
@@ -284,7 +300,7 @@ class Session:
                 )
 
     def where(self, tensor: torch.Tensor) -> str | None:
-        """``"resident"``, ``"leaving"``, ``"away"`` or ``"returning"``; None if its storage is not the session's."""
+        """``"resident"``, ``"leaving"``, ``"away"``, ``"returning"``, ``"dropped"``; None: it is not managed."""
         return core.residency(tensor)
 
     def restore(self, tensor: torch.Tensor) -> None:
@@ -306,8 +322,10 @@ class Session:
     def step(self) -> None:
         """Say that a training step ends here. From the first call on, optimizers no longer mark the ends."""
         self._require_open("step")
-        self._steps_told = True
-        self._end_step()
+        told, self._steps_told = self._steps_told, True
+        # The first optimizer has ended this very step before anybody knew that the loop would.
+        if told or not self._at_border():
+            self._end_step()
 
     def _optimizer_stepped(self) -> None:
         if not self._steps_told and _current is self:
@@ -346,6 +364,11 @@ class Session:
             departures=log.departure_count,
             due_bytes=log.due_bytes,
             fired_bytes=log.fired_bytes,
+            drops=log.drops,
+            dropped_bytes=log.dropped_bytes,
+            replays=log.replay_count,
+            replay_s=log.replay_ticks * tick_s,
+            declined_drops=len(log.declined()),
         )
         self._history.append(summary)
         if not log.settled:
@@ -465,13 +488,30 @@ class Session:
             min_swap_bytes=self.min_swap_bytes,
             margin=self.margin,
             op_times=step_op_times(step),
+            rematerialise=self._replay_class,
+            refused=self._not_replayed(step),
         )
         for remark in remarks:
             self._note(remark)
         return made
 
+    def _not_replayed(self, step: StepTrace) -> set[str]:
+        """What the planner must not drop: ops of no dtype, and storages whose drops the runtime has declined."""
+        keys = step.storage_keys
+        self._declined.update(keys[row] for row in step.declined.storage.tolist())
+        return {
+            name for name in self._replayable.refused if name not in self._replayable.dtypes
+        } | self._declined
+
     def _edits(self) -> tuple[Edit, ...]:
         return self._policy.edits if self._policy is not None else ()
+
+    def _spares(self, category: Category, label: str, block_bytes: int) -> bool:
+        return self._spared(self._edits(), category, label, block_bytes)
+
+    def _mark_spared(self, step: StepTrace) -> None:
+        """The policy's edits are others: tell the core what eviction takes last, whatever plan is followed."""
+        core.set_evict_last(step.storages.uid[untouched(step, self._edits())])
 
     def _start_given(self, log: core.StepLog) -> bool:
         """After the first step: put a given policy in force, if it fits and holds the step it was made for."""
@@ -508,8 +548,10 @@ class Session:
         if capacity_bytes != self.capacity_bytes:
             core.set_capacity(capacity_bytes)
             self.capacity_bytes = capacity_bytes
+            self._capacity_since = live.index + 1
         made = Made(policy, compile_program(policy, step), step)
         self._follow(self._plans.force(made, live.index, why))
+        self._mark_spared(live)
         self._given = policy
         self._planned = True
         self._stage = SessionStage.STABLE
@@ -533,6 +575,8 @@ class Session:
             raise PolicyError("this session only records, it has no capacity: give one to use a policy")
         self._policy = policy
         self._given = policy
+        if self.is_open and (logs := core.logs()):
+            self._mark_spared(self._trace_of(logs[-1]))
         if self.is_open and self._stage is not SessionStage.WARMUP:
             self._stage = SessionStage.PROFILE  # bind it to the next step's ops
             self._planned = False
@@ -577,6 +621,14 @@ class Session:
         """The newest finished steps, as columns. Empty before the first step has ended."""
         return Trace([self._trace_of(log) for log in self._kept_logs()], self.trace_meta())
 
+    def suggest(self) -> tuple[Suggestion, ...]:
+        """Modules whose checkpointing would lower the peak, what it would save and what it would take.
+
+        The coarse way out, for you to put into the model: a session never does it. Empty where the step fits its
+        capacity, and where no modules repeat or they keep little.
+        """
+        return suggest(self.trace(), self.capacity_bytes)
+
     def trace_meta(self) -> dict[str, Any]:
         """What a trace says of where it was recorded; see :class:`~chameleon_lab.trace.Trace`."""
         return {
@@ -586,7 +638,13 @@ class Session:
             "link_out_bytes_per_s": self.link.out_bytes_per_s,
             "link_in_bytes_per_s": self.link.in_bytes_per_s,
             "created_s": self._created_s,
+            "replay_class": self._replay_class,
         }
+
+    @property
+    def _replay_class(self) -> int:
+        """The highest class of ops that may be replayed; 0 for none."""
+        return max((REPLAY_CLASS[name] for name in self._replayable.dtypes), default=0)
 
     @property
     def step_count(self) -> int:
@@ -704,8 +762,21 @@ class Session:
             history=tuple(self._history),
             plans=tuple(self._plans.summaries()),
             departures=tuple(self._departures(logs)),
+            capacity_peak_bytes=self._capacity_peak_bytes(),
             lacking=self._plans.lacking,
+            drops=newest.drops if newest else 0,
+            dropped_bytes=newest.dropped_bytes if newest else 0,
+            replays=newest.replays if newest else 0,
+            replay_s=newest.replay_s if newest else 0.0,
+            declined_drops=_declined(logs[-1]) if logs else {},
+            not_replayed=dict(self._replayable.refused),
         )
+
+    def _capacity_peak_bytes(self) -> int | None:
+        since = self._capacity_since
+        if since is None:
+            return None
+        return max((step.peak_bytes for step in self._history if step.index >= since), default=0)
 
     def _departures(self, logs: list[core.StepLog]) -> Iterator[Departure]:
         names, modules = core.op_names(), self._discovery.modules.texts
@@ -741,6 +812,11 @@ class Session:
         capacity = "no capacity" if self.capacity_bytes is None else format_bytes(self.capacity_bytes)
         state = "open" if self.is_open else "ended" if self._closed else "not started"
         return f"<Session {self.device}, {capacity}, {self._stage}, step {self._steps}, {state}>"
+
+
+def _declined(log: core.StepLog) -> dict[str, int]:
+    """How many drops were declined in a step, by reason."""
+    return dict(Counter(core.REFUSALS[refusal] for refusal in log.declined()["refusal"].tolist()))
 
 
 def _overlap(log: core.StepLog, tick_s: float) -> float:

@@ -33,8 +33,8 @@ def evict_always(
 
     Args:
         device: as in :class:`~chameleon_lab.Session`.
-        seed: away is a random half of the storages, another one at every op, so that each op meets its inputs in
-            mixed places. None: all of them.
+        seed: a random eighth of what is on the device leaves around every op, so that ops meet their inputs in mixed
+            places. None: all of it.
         capacity: device bytes to stay within, as in :class:`~chameleon_lab.Session`. None: all of the memory.
 
     Yields:

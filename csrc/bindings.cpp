@@ -10,10 +10,12 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "devices.h"
+#include "faults.h"
 #include "module_hooks.h"
 #include "op_info.h"
 #include "runtime.h"
@@ -42,7 +44,8 @@ c10::StorageImpl* storage_of(uintptr_t tensor_impl) {
 bool held_elsewhere(uintptr_t tensor_impl, chameleon::Category category) {
   auto* impl = reinterpret_cast<c10::TensorImpl*>(tensor_impl);
   size_t known = category == chameleon::Category::Gradient ? 2 : 1;
-  if (impl->requires_grad()) {
+  // One without memory (a fake tensor) cannot be wrapped, and nobody has its address.
+  if (impl->requires_grad() && (impl->is_meta() || impl->storage_initialized())) {
     const auto tensor =
         at::Tensor::wrap_tensor_impl(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
     known += 1 + (torch::autograd::impl::try_get_grad_accumulator(tensor) ? 1 : 0);  // with the reference just taken
@@ -107,7 +110,8 @@ std::shared_ptr<chameleon::Program> make_program(const Column<uint32_t>& tokens,
   }
   std::vector<chameleon::Action> actions;
   for (py::ssize_t i = 0; i < action_op.size(); ++i) {
-    if (action_kind.at(i) > 2) throw std::invalid_argument("program: unknown kind of action");
+    if (action_kind.at(i) > static_cast<int>(chameleon::ActionKind::Replay))
+      throw std::invalid_argument("program: unknown kind of action");
     actions.push_back({action_op.at(i), static_cast<chameleon::ActionKind>(action_kind.at(i)), action_storage.at(i)});
   }
   std::vector<uint32_t> sequence = values(tokens);
@@ -147,8 +151,22 @@ const char* residency_name(chameleon::Residency residency) {
       return "away";
     case chameleon::Residency::Returning:
       return "returning";
+    case chameleon::Residency::Dropped:
+      return "dropped";
   }
   return "unknown";
+}
+
+// No dtypes: whatever it is called with.
+uint64_t dtype_bits(const std::vector<std::string>& names) {
+  if (names.empty()) return ~uint64_t{0};
+  static const std::unordered_map<std::string, c10::ScalarType> types = {
+      {"float16", c10::ScalarType::Half},           {"bfloat16", c10::ScalarType::BFloat16},
+      {"float32", c10::ScalarType::Float},          {"float64", c10::ScalarType::Double},
+      {"complex64", c10::ScalarType::ComplexFloat}, {"complex128", c10::ScalarType::ComplexDouble}};
+  uint64_t bits = 0;
+  for (const std::string& name : names) bits |= uint64_t{1} << static_cast<int>(types.at(name));
+  return bits;
 }
 
 const char* adopted_name(Runtime::Adopted adopted) {
@@ -185,6 +203,8 @@ PYBIND11_MODULE(_C, m) {
                        cause);
   PYBIND11_NUMPY_DTYPE(chameleon::ResidencyRow, from_ticks, to_ticks, storage, from_op, to_op);
   PYBIND11_NUMPY_DTYPE(chameleon::DepartureRow, from_op, to_op, plan_op, plan_to_op);
+  PYBIND11_NUMPY_DTYPE(chameleon::ReplayRow, start_ticks, end_ticks, bytes, op, storage, name, cause);
+  PYBIND11_NUMPY_DTYPE(chameleon::DeclinedRow, op, storage, name, refusal);
   PYBIND11_NUMPY_DTYPE(chameleon::StallRow, start_ticks, end_ticks, op, storage, direction, cause);
 
   py::class_<chameleon::Options>(m, "Options")
@@ -194,6 +214,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("link_out_bytes_per_s", &chameleon::Options::link_out_bytes_per_s)
       .def_readwrite("link_in_bytes_per_s", &chameleon::Options::link_in_bytes_per_s)
       .def_readwrite("min_swap_bytes", &chameleon::Options::min_swap_bytes)
+      .def_readwrite("min_tracked_bytes", &chameleon::Options::min_tracked_bytes)
       .def_readwrite("max_ops", &chameleon::Options::max_ops)
       .def_readwrite("stacks", &chameleon::Options::stacks)
       .def_readwrite("unbacked", &chameleon::Options::unbacked)
@@ -216,6 +237,10 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("late_prefetches",
                              [](chameleon::StepLog& log) { return log.settle(), log.late_prefetches; })
       .def_readonly("dropped_triggers", &chameleon::StepLog::dropped_triggers)
+      .def_readonly("drops", &chameleon::StepLog::drops)
+      .def_readonly("dropped_bytes", &chameleon::StepLog::dropped_bytes)
+      .def_readonly("replay_count", &chameleon::StepLog::replay_count)
+      .def_readonly("replay_ticks", &chameleon::StepLog::replay_ticks)
       .def_readonly("matched_ops", &chameleon::StepLog::matched_ops)
       .def_readonly("departure_count", &chameleon::StepLog::departure_count)
       .def_readonly("program", &chameleon::StepLog::program)
@@ -232,6 +257,8 @@ PYBIND11_MODULE(_C, m) {
       .def("transfers", &transfers)
       .def("stalls", [](chameleon::StepLog& log) { return log.settle(), as_array(log.stalls); })
       .def("residencies", [](const chameleon::StepLog& log) { return as_array(log.residencies); })
+      .def("replays", [](const chameleon::StepLog& log) { return as_array(log.replays); })
+      .def("declined", [](const chameleon::StepLog& log) { return as_array(log.declined); })
       .def("stacks", &symbolized)
       .def_readonly("leaf_calls", &chameleon::StepLog::leaf_calls);
 
@@ -303,13 +330,21 @@ PYBIND11_MODULE(_C, m) {
       .def("match_all", &match_all)
       .def_property_readonly("cursor", [](const SequenceMatcher& self) { return self.matcher.cursor(); });
 
-  m.def("adopt", [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted) -> const char* {
-    c10::StorageImpl* storage = storage_of(tensor);
-    if (!storage) return "foreign";
-    if (!trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
-    py::gil_scoped_release release;
-    return adopted_name(
-        Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label, owners, trusted));
+  m.def("adopt",
+        [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted, bool evict_last) -> const char* {
+          c10::StorageImpl* storage = storage_of(tensor);
+          if (!storage) return "foreign";
+          if (!trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
+          py::gil_scoped_release release;
+          return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label,
+                                                        owners, trusted, evict_last));
+        });
+  m.def("block_bytes", [](uintptr_t tensor) {
+    const c10::StorageImpl* storage = storage_of(tensor);
+    return storage ? Runtime::instance().block_bytes(storage->nbytes()) : 0;
+  });
+  m.def("set_evict_last", [](const Column<int64_t>& uids) {
+    Runtime::instance().set_evict_last({uids.data(), uids.data() + uids.size()});
   });
   m.def("restore", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);
@@ -321,7 +356,48 @@ PYBIND11_MODULE(_C, m) {
     py::gil_scoped_release release;
     return storage && Runtime::instance().evict(storage);
   });
+  m.def("allow_replays", [](const std::unordered_map<std::string, std::vector<std::string>>& dtypes) {
+    std::unordered_map<std::string, uint64_t> bits;
+    for (const auto& [name, allowed] : dtypes) bits[name] = dtype_bits(allowed);
+    Runtime::instance().allow_replays(std::move(bits));
+  });
+  m.def("keep_producers", [](bool on) { Runtime::instance().keep_producers(on); }, nogil());
+  m.def("drop", [](uintptr_t tensor) {
+    c10::StorageImpl* storage = storage_of(tensor);
+    py::gil_scoped_release release;
+    const auto refusal = storage ? Runtime::instance().drop(storage) : chameleon::Refusal::Unmovable;
+    return static_cast<int>(refusal);
+  });
+  m.attr("refusals") = [] {
+    py::tuple texts(chameleon::kRefusals);
+    for (int i = 0; i < chameleon::kRefusals; ++i) {
+      texts[i] = chameleon::refusal_text(static_cast<chameleon::Refusal>(i));
+    }
+    return texts;
+  }();
+  m.attr("longest_chain") = chameleon::Replays::kLongestChain;
   m.def("evict_always", [](std::optional<uint64_t> seed) { Runtime::instance().evict_always(seed); }, nogil());
+  m.def(
+      "torch_is_watched", [] { return at::hasCallbacks(); }, "Does any RecordFunction callback see this thread's ops?");
+  m.def(
+      "set_faults",
+      [](uint32_t refused_blocks, uint32_t refused_buffers, int64_t copies) {
+        chameleon::faults().refused_blocks = refused_blocks;
+        chameleon::faults().refused_buffers = refused_buffers;
+        chameleon::faults().copies = copies;
+      },
+      py::arg("refused_blocks") = 0, py::arg("refused_buffers") = 0, py::arg("copies") = -1,
+      "Faults on purpose, for tests; see faults.h. Without arguments: none.");
+  m.def(
+      "take_transitions",
+      [] {
+        py::list moves;
+        for (const auto& [uid, from, to] : Runtime::instance().take_transitions()) {
+          moves.append(py::make_tuple(uid, residency_name(from), residency_name(to)));
+        }
+        return moves;
+      },
+      "(uid, from, to) of storages since the last call; the first one begins to keep them.");
   // These take UntypedStorage._cdata, the address of the StorageImpl.
   m.def("hold", [](uintptr_t s) { return Runtime::instance().hold(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("let_go", [](uintptr_t s) { Runtime::instance().let_go(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
@@ -347,6 +423,9 @@ PYBIND11_MODULE(_C, m) {
     d["live_bytes"] = c.live_bytes;
     d["storages"] = c.storages;
     d["escaped"] = c.escaped;
+    d["dropped"] = c.dropped;
+    d["ghosts"] = c.ghosts;
+    d["producers"] = c.producers;
     d["host_used_bytes"] = c.host_used_bytes;
     d["host_reserved_bytes"] = c.host_reserved_bytes;
     d["host_peak_bytes"] = c.host_peak_bytes;

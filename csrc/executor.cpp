@@ -38,6 +38,11 @@ void Executor::unload() {
 void Executor::forget_places() {
   for (const auto& storage : table_.all()) storage->plan = -1;
   swap_ins_.clear();
+  replays_.clear();
+}
+
+bool Executor::drops() const {
+  return std::any_of(known_.begin(), known_.end(), [](const Known& known) { return known.program->drops(); });
 }
 
 void Executor::follow(const Known& known, int32_t cursor) {
@@ -51,6 +56,7 @@ void Executor::follow(const Known& known, int32_t cursor) {
   for (const auto& storage : table_.all()) {
     if (const int32_t plan = program_->with_uid(storage->uid); plan >= 0) {
       storage->plan = plan;
+      storage->evict_last = program_->storages[plan].evict_last;
       live_[plan] = storage.get();
     }
   }
@@ -172,13 +178,17 @@ void Executor::catch_up(int32_t begin, int32_t end) {
   for (const Action* action = first; action != last; ++action) {
     if (fired(*action)) continue;
     Due& due = due_[action->storage];
-    due = {true, action->kind == ActionKind::SwapIn, due.leaves || action->kind == ActionKind::SwapOut};
+    const bool back = action->kind == ActionKind::Replay;  // on demand, then
+    due = {true, action->kind == ActionKind::SwapIn, due.leaves || action->kind == ActionKind::SwapOut,
+           !back && (due.drops || action->kind == ActionKind::Drop)};
   }
   for (const Action* action = first; action != last; ++action) {
     const Due due = std::exchange(due_[action->storage], {});
     if (!due.any) continue;
     if (due.comes) {
       swap_ins_.push_back(action->storage);
+    } else if (due.drops) {
+      fire_drop(action->storage);
     } else if (due.leaves) {
       fire_swap_out(action->storage);  // pressure takes its block, if nothing asks for it before
     }
@@ -197,6 +207,9 @@ void Executor::fire_before(int32_t op) {
       }
     } else if (action->kind == ActionKind::SwapIn) {
       swap_ins_.push_back(action->storage);
+    } else if (action->kind == ActionKind::Replay && storage) {
+      // Where it could not be dropped it was swapped out.
+      (storage->residency == Residency::Dropped ? replays_ : swap_ins_).push_back(action->storage);
     }
   }
 }
@@ -213,10 +226,31 @@ void Executor::prefetch() {
   swap_ins_.resize(waiting);
 }
 
+std::vector<Storage*> Executor::take_replays() {
+  std::vector<Storage*> due;
+  for (const int32_t row : replays_) {
+    if (live_[row] && live_[row]->residency == Residency::Dropped) due.push_back(live_[row]);
+  }
+  replays_.clear();
+  return due;
+}
+
 void Executor::fire_after(int32_t op) {
   for (const Action* action = program_->actions_begin(op); action != program_->actions_end(op); ++action) {
     if (action->kind == ActionKind::SwapOut) fire_swap_out(action->storage);
+    if (action->kind == ActionKind::Drop) fire_drop(action->storage);
   }
+}
+
+// What cannot be made again leaves as a swap-out does.
+void Executor::fire_drop(int32_t row) {
+  Storage* storage = live_[row];
+  if (!storage || !drop_bytes(*storage)) {
+    fire_swap_out(row);
+    return;
+  }
+  recorder_.log().due_bytes += static_cast<int64_t>(storage->bytes);
+  recorder_.log().fired_bytes += static_cast<int64_t>(storage->bytes);
 }
 
 void Executor::fire_swap_out(int32_t row) {
@@ -233,7 +267,8 @@ void Executor::fire_swap_out(int32_t row) {
 }
 
 void Executor::end_op(int32_t plan_op) {
-  if (plan_op >= 0 && plan_op < static_cast<int32_t>(fired_at_.size())) fire_after(plan_op);
+  // Another thread may have dropped the program, or changed it, while the op ran.
+  if (loaded() && plan_op >= 0 && plan_op < program_->ops()) fire_after(plan_op);
 }
 
 void Executor::born(Storage& storage, int32_t plan_op, int32_t ordinal) {
@@ -254,6 +289,7 @@ void Executor::born(Storage& storage, int32_t plan_op, int32_t ordinal) {
   storage.plan = plan;
   if (!storage.categorised) storage.category = static_cast<Category>(program_->storages[plan].category);
   storage.label = program_->storages[plan].label;
+  storage.evict_last = program_->storages[plan].evict_last;
 }
 
 void Executor::died(Storage& storage) {
@@ -261,7 +297,7 @@ void Executor::died(Storage& storage) {
 }
 
 int64_t Executor::next_use(const Storage& storage, int64_t clock) const {
-  if (storage.plan >= 0 && program_->storages[storage.plan].evict_last) return 0;
+  if (storage.evict_last) return -1;
   if (storage.plan >= 0) return program_->next_use_distance(storage.plan, matcher_.cursor() - 1);
   return clock - storage.last_use;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -26,6 +27,9 @@ class Executor {
   void use(int64_t id);  // from now on, which must be before a step's first op
   void unload();
   bool loaded() const { return program_ != nullptr; }
+  bool drops() const;  // does any known program drop storages?
+
+  std::function<bool(Storage&)> drop_bytes;  // give a storage's block back if its bytes can be made again
 
   void begin_step();
   void end_step();  // does what is left, so that the next step begins as the program expects
@@ -35,13 +39,15 @@ class Executor {
   int32_t begin_op(uint32_t token);
   // Once the op's own storages are there: begin the copies in.
   void prefetch();
-  // The op has ended: begin the copies out.
+  // Dropped storages that are due to be made again, in order.
+  std::vector<Storage*> take_replays();
+  // The op has ended: begin the copies out, and drop what is made again later.
   void end_op(int32_t plan_op);
 
   void born(Storage& storage, int32_t plan_op, int32_t ordinal);
   void died(Storage& storage);
 
-  // In ops; 0 for what is evicted last. Where the program does not know: as far ahead as the last use lies back.
+  // In ops; below 0 for what is evicted last. Where the program does not know: as far ahead as the last use lies back.
   int64_t next_use(const Storage& storage, int64_t clock) const;
 
  private:
@@ -58,6 +64,7 @@ class Executor {
     bool any = false;
     bool comes = false;   // its last action is a swap-in
     bool leaves = false;  // a swap-out is among them
+    bool drops = false;   // or a drop
   };
   // Reordered ops must not fire before production: what a jump left out waits so many ops from
   // where the run departed.
@@ -73,6 +80,7 @@ class Executor {
   void fire_before(int32_t op);
   void fire_after(int32_t op);
   void fire_swap_out(int32_t storage);
+  void fire_drop(int32_t storage);
 
   Swapper& swapper_;
   StorageTable& table_;
@@ -84,6 +92,7 @@ class Executor {
   Matcher matcher_;
   std::vector<Storage*> live_;     // by row of the program's storages
   std::vector<int32_t> swap_ins_;  // due, in order; those without room wait here
+  std::vector<int32_t> replays_;   // due, in order
   std::vector<int32_t> fired_at_;  // by op of the program: the live op at which its actions fired last
   std::vector<Due> due_;           // scratch of catch_up, by storage
   std::deque<JumpedOver> jumped_over_;

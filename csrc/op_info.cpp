@@ -7,6 +7,7 @@
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "sequence.h"
 
@@ -45,6 +46,17 @@ std::vector<std::string>& name_list() {
   return *list;
 }
 
+std::unordered_map<std::string, uint64_t>& replayed() {
+  static auto* table = new std::unordered_map<std::string, uint64_t>();
+  return *table;
+}
+
+void set_replay_dtypes(OpInfo* info) {
+  const auto found = replayed().find(info->name);
+  const bool may = found != replayed().end() && info->leaf && info->functional && info->handle;
+  info->replay_dtypes.store(may ? found->second : 0, std::memory_order_relaxed);
+}
+
 OpKind kind_of(std::string_view name) {
   if (starts_with(name, "autograd::engine::evaluate_function: ")) return OpKind::BackwardNode;
   if (starts_with(name, "autograd::") || starts_with(name, "torch::autograd::")) return OpKind::Ignored;
@@ -59,7 +71,7 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
       !starts_with(name, "aten::") || contains(name, "rnn") || contains(name, "lstm") || contains(name, "gru");
   const auto handle =
       operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
-  info->leaf = true;
+  info->leaf = info->opaque = true;
   if (!handle) {
     info->writes_all = true;
     return;
@@ -67,13 +79,22 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
   info->leaf = !handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
                handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
                handle->hasKernelForDispatchKey(c10::DispatchKey::Meta);
+  info->opaque = info->leaf || !starts_with(name, "aten::");
+  info->handle = new c10::OperatorHandle(*handle);  // never freed, as the info that holds it
+  info->seeded = handle->hasTag(at::Tag::nondeterministic_seeded);
+  info->functional = true;
+  for (const auto& result : handle->schema().returns()) info->functional &= result.alias_info() == nullptr;
   const auto& arguments = handle->schema().arguments();
+  info->functional &= arguments.size() <= 64;
   for (size_t i = 0; i < arguments.size() && i < 64; ++i) {
     const c10::AliasInfo* alias = arguments[i].alias_info();
-    // Batch norm updates running_mean and running_var although no schema says so.
-    if ((alias && alias->isWrite()) || starts_with(arguments[i].name(), "running_")) {
-      info->written_arguments |= uint64_t{1} << i;
-    }
+    // Batch norm updates running_mean and running_var although no schema says so. A lazy clone takes the DataPtr away.
+    const bool hidden = starts_with(arguments[i].name(), "running_") || name == "aten::_lazy_clone";
+    if ((alias && alias->isWrite()) || hidden) info->written_arguments |= uint64_t{1} << i;
+    info->functional &= !hidden;
+    info->functional &= alias == nullptr;
+    if (arguments[i].name() == "dropout_p") info->dropout_argument = static_cast<int32_t>(i);
+    if (arguments[i].name() == "generator") info->generator_argument = static_cast<int32_t>(i);
     if (arguments[i].is_out()) info->out_arguments |= uint64_t{1} << i;
   }
 }
@@ -91,6 +112,7 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
     made->reads_inputs = kShapeOnly.count(made->name) == 0;
     made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
     read_schema(operator_name, made);
+    set_replay_dtypes(made);
     auto& names = name_list();
     made->id = static_cast<int32_t>(names.size());
     names.push_back(made->name);
@@ -101,12 +123,12 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
 }
 
 const OpInfo& backward_node() {
-  static const OpInfo info = [] {
-    OpInfo node;
-    node.kind = OpKind::BackwardNode;
+  static const auto* info = [] {
+    auto* node = new OpInfo();
+    node->kind = OpKind::BackwardNode;
     return node;
   }();
-  return info;
+  return *info;
 }
 
 }  // namespace
@@ -134,6 +156,14 @@ const OpInfo& OpTable::of(const at::RecordFunction& function) {
   if (!info || std::strcmp(info->name.c_str(), name) != 0)
     info = look_up(name, function.overload_name(), function.operator_name());
   return *info;
+}
+
+void allow_replays(std::unordered_map<std::string, uint64_t> dtypes) {
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  replayed() = std::move(dtypes);
+  for (auto& [key, info] : registry()) {
+    if (info) set_replay_dtypes(info);
+  }
 }
 
 void lock_op_registry() { registry_mutex.lock(); }

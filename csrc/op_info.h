@@ -4,9 +4,15 @@
 #include <ATen/record_function.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <atomic>
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
+
+namespace c10 {
+class OperatorHandle;
+}
 
 namespace chameleon {
 
@@ -24,10 +30,17 @@ struct OpInfo {
   bool raw_written_output = false;  // empty and the like: Python bindings write the result after the op has ended
   bool writes_all = false;          // inputs may be written without the schema saying so
   bool leaf = false;                // has kernels of its own: it is not made of other ops above autograd
+  bool opaque = false;              // a kernel may touch memory behind the dispatcher: leaf ops and custom ones
+  bool functional = false;          // by its schema: writes nothing, and its results are no views
+  bool seeded = false;              // draws random numbers
   uint64_t written_arguments = 0;   // bit per argument, from the schema's alias annotations
   uint64_t out_arguments = 0;       // the same, of those that are written without being read
-  int32_t id = -1;                  // index into op_names()
-  uint32_t hash = 0;                // of the name
+  int32_t generator_argument = -1;
+  int32_t dropout_argument = -1;                // the probability; at 0 nothing random is left
+  const c10::OperatorHandle* handle = nullptr;  // null where the dispatcher does not know it
+  std::atomic<uint64_t> replay_dtypes{0};       // bit per ScalarType: see allow_replays()
+  int32_t id = -1;                              // index into op_names()
+  uint32_t hash = 0;                            // of the name
 
   static const OpInfo& ignored();
   static const OpInfo& add_in_place();  // aten::add_
@@ -46,6 +59,10 @@ class OpTable {
  private:
   ska::flat_hash_map<const void*, OpInfo*> by_pointer_;
 };
+
+// Which ops may be replayed, by name, and with which dtypes: a bit per ScalarType, all of them where it does not
+// matter.
+void allow_replays(std::unordered_map<std::string, uint64_t> dtypes);
 
 // Around a fork, so that the child does not inherit a lock that another thread held.
 void lock_op_registry();

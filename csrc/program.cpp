@@ -10,6 +10,22 @@ namespace {
 uint64_t birth_key(int32_t op, int32_t ordinal) {
   return static_cast<uint64_t>(static_cast<uint32_t>(op)) << 32 | static_cast<uint32_t>(ordinal);
 }
+// What fires before an op comes before what fires after it.
+int firing_order(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::Free:
+      return 0;
+    case ActionKind::SwapIn:
+      return 1;
+    case ActionKind::Replay:
+      return 2;
+    case ActionKind::SwapOut:
+      return 3;
+    case ActionKind::Drop:
+      return 4;
+  }
+  return 5;
+}
 }  // namespace
 
 Program::Program(std::vector<uint32_t> tokens_in, std::vector<PlanStorage> storages_in, std::vector<int32_t> uses_in,
@@ -26,8 +42,10 @@ Program::Program(std::vector<uint32_t> tokens_in, std::vector<PlanStorage> stora
                                   " ops and " + std::to_string(storages.size()) + " storages");
     }
   }
-  std::stable_sort(actions.begin(), actions.end(),
-                   [](const Action& a, const Action& b) { return a.op != b.op ? a.op < b.op : a.kind < b.kind; });
+  std::stable_sort(actions.begin(), actions.end(), [](const Action& a, const Action& b) {
+    return a.op != b.op ? a.op < b.op : firing_order(a.kind) < firing_order(b.kind);
+  });
+  drops_ = std::any_of(actions.begin(), actions.end(), [](const Action& a) { return a.kind == ActionKind::Drop; });
   offsets_.assign(ops() + 1, 0);
   for (const Action& action : actions) ++offsets_[action.op + 1];
   for (int32_t op = 0; op < ops(); ++op) offsets_[op + 1] += offsets_[op];

@@ -15,6 +15,8 @@ enum class ActionKind : uint8_t {
   Free,     // before the op starts: wait for the copy out, then give the block back
   SwapIn,   // before the op starts: take a block and begin the copy in
   SwapOut,  // after the op ends: begin the copy out
+  Drop,     // after the op ends: give the block back; the bytes can be made again
+  Replay,   // before the op starts, after Free and SwapIn: make them again
 };
 
 struct Action {
@@ -42,6 +44,7 @@ class Program {
           std::vector<Action> actions);
 
   int32_t ops() const { return sequence.size(); }
+  bool drops() const { return drops_; }  // is a drop among its actions?
 
   int32_t born_at(int32_t op, int32_t ordinal) const;  // row of storages, or -1
   int32_t with_uid(int64_t uid) const;                 // row of storages, or -1
@@ -55,12 +58,13 @@ class Program {
   Sequence sequence;
   std::vector<PlanStorage> storages;
   std::vector<int32_t> uses;    // ops, ascending within a storage
-  std::vector<Action> actions;  // ascending by (op, kind)
+  std::vector<Action> actions;  // ascending by op, then in the order in which they fire
 
  private:
   std::vector<uint32_t> offsets_;
   std::unordered_map<uint64_t, int32_t> by_birth_;
   std::unordered_map<int64_t, int32_t> by_uid_;
+  bool drops_ = false;
 };
 
 }  // namespace chameleon

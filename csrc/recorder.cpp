@@ -177,6 +177,24 @@ void Recorder::transfer(Storage& storage, Direction direction, Cause cause, Tick
   log_->transfer_events.push_back(std::move(event));
 }
 
+void Recorder::dropped(Storage& storage) {
+  ++log_->drops;
+  log_->dropped_bytes += static_cast<int64_t>(storage.bytes);
+}
+
+void Recorder::declined(Storage& storage, Refusal refusal) {
+  if (full()) return;
+  log_->declined.push_back({std::max(op_, 0), row_of(storage), storage.maker, static_cast<uint8_t>(refusal)});
+}
+
+void Recorder::replayed(Storage* storage, size_t bytes, int32_t name, Cause cause, Ticks start, Ticks end) {
+  ++log_->replay_count;
+  log_->replay_ticks += end - start;
+  if (full()) return;
+  log_->replays.push_back({start, end, static_cast<int64_t>(bytes), std::max(op_, 0), storage ? row_of(*storage) : -1,
+                           name, static_cast<uint8_t>(cause)});
+}
+
 void Recorder::stalled(Storage& storage, Direction direction, Cause cause, EventPtr wait) {
   if (!wait) return;
   const int32_t row = full() ? -1 : row_of(storage);

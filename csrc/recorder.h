@@ -78,6 +78,25 @@ struct StallRow {
   uint8_t cause;
 };
 
+// An op that ran again to give a storage its bytes back.
+struct ReplayRow {
+  Ticks start_ticks;
+  Ticks end_ticks;
+  int64_t bytes;    // of what it made
+  int32_t op;       // of the step: the one that it was replayed for
+  int32_t storage;  // whose bytes are restored; in a chain, several ops are replayed for one storage
+  int32_t name;     // of the op that was replayed
+  uint8_t cause;
+};
+
+// A drop that the program asked for and that was declined.
+struct DeclinedRow {
+  int32_t op;
+  int32_t storage;
+  int32_t name;  // of the op that made the storage, or -1
+  uint8_t refusal;
+};
+
 // A stretch of time in which a storage's block was on the device.
 struct ResidencyRow {
   Ticks from_ticks;
@@ -113,6 +132,8 @@ struct StepLog {
   std::vector<StallRow> stalls;
   std::vector<Wait> waits;  // of compute that has not got there yet: settle() makes stalls of them
   std::vector<ResidencyRow> residencies;
+  std::vector<ReplayRow> replays;
+  std::vector<DeclinedRow> declined;
   static constexpr size_t kMostDepartures = 64;
   std::vector<DepartureRow> departures;
   std::vector<std::shared_ptr<torch::CapturedTraceback>> stacks;
@@ -128,6 +149,10 @@ struct StepLog {
   int64_t demand_swap_ins = 0;
   int64_t late_prefetches = 0;
   int64_t dropped_triggers = 0;
+  int64_t drops = 0;
+  int64_t dropped_bytes = 0;
+  int64_t replay_count = 0;  // ops
+  Ticks replay_ticks = 0;
   int64_t matched_ops = 0;
   int64_t departure_count = 0;
   int64_t program = -1;      // the one that was followed when the step ended
@@ -173,6 +198,9 @@ class Recorder {
   void arrived(Storage& storage);                         // its block was taken
   void left(Storage& storage, int32_t first_op_without);  // its block was given back
   void transfer(Storage& storage, Direction direction, Cause cause, Ticks issue, EventPtr event);
+  void dropped(Storage& storage);
+  void declined(Storage& storage, Refusal refusal);
+  void replayed(Storage* storage, size_t bytes, int32_t name, Cause cause, Ticks start, Ticks end);
   void stalled(Storage& storage, Direction direction, Cause cause, EventPtr wait);  // null: it did not
 
   // Close the step: every storage alive gets a row. Movable: may it leave the device?
@@ -180,6 +208,7 @@ class Recorder {
   std::shared_ptr<StepLog> end_step(const StorageTable& table, Movable movable) {
     const int32_t ops = this->ops();
     for (const auto& storage : table.all()) {
+      if (storage->scratch) continue;
       StorageRow& row = log_->storages[row_of(*storage)];
       row.death_op = ops;
       row.movable = movable(*storage);

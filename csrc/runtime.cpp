@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "devices.h"
+#include "marks.h"
 #include "runtime_internal.h"
 
 namespace chameleon {
@@ -25,6 +26,11 @@ std::string human(size_t bytes) {
     text << bytes << " B";
   }
   return text.str();
+}
+
+std::string message_of(const std::exception& error) {
+  const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
+  return from_torch ? from_torch->what_without_backtrace() : error.what();
 }
 
 Runtime::ThreadState& Runtime::thread_state() {
@@ -57,6 +63,7 @@ Runtime& Runtime::of(c10::Device device) {
   if (registry().empty()) {
     access::set_hook(&Runtime::on_access);
     access::set_away_deleter(&Runtime::on_away_deleted);
+    marks::set_provider(&Runtime::on_mark_read);
     pthread_atfork(
         [] {
           registry_mutex.lock();
@@ -91,7 +98,11 @@ Runtime::Runtime(std::unique_ptr<Device> device)
       table_(this, block_deleter_),
       host_(*device_),
       swapper_(*device_, host_, table_, recorder_),
-      executor_(swapper_, table_, recorder_) {
+      executor_(swapper_, table_, recorder_),
+      replays_([this](c10::StorageImpl* impl) { return find(impl); },
+               [this](const Storage& storage) { return swapper_.movable(storage); },
+               [this](Storage& ghost) { free_ghost(ghost); }, [this](size_t bytes) { return allocate_kept(bytes); }) {
+  executor_.drop_bytes = [this](Storage& storage) { return drop_bytes(storage) == Refusal::None; };
   swapper_.next_use = [this](const Storage& storage) { return executor_.next_use(storage, clock_ops_); };
   swapper_.wait_for_pins = [this] { return wait_for_pins(); };
 }
@@ -111,8 +122,10 @@ void Runtime::open(const Options& options) {
     at::removeCallback(callback_);
     callback_ = at::INVALID_CALLBACK_HANDLE;
   }
-  if (options.capacity_bytes != SIZE_MAX) access::reserve_marks();
+  if (options.capacity_bytes != SIZE_MAX) marks::reserve();
   options_ = options;
+  unbacked_ = options.unbacked;
+  stacks_ = options.stacks;
   limited_ = options.capacity_bytes != SIZE_MAX;
   device_->set_capacity(options.capacity_bytes);
   device_->set_link(options.link_out_bytes_per_s, options.link_in_bytes_per_s);
@@ -121,13 +134,14 @@ void Runtime::open(const Options& options) {
   host_.set_capacity(options.host_capacity_bytes);
   host_.reset_peak();
   swapper_.min_bytes = options.min_swap_bytes;
+  tracked_bytes_ = replays_.copied_bytes = options.min_tracked_bytes;
   recorder_ = Recorder(options.max_ops);
   for (const auto& storage : table_.all()) {
     storage->log_step = storage->resident_step = -1;
     storage->plan = -1;
     storage->label = storage->module = -1;
     storage->anchor = 0;
-    storage->categorised = false;
+    storage->categorised = storage->evict_last = false;
   }
   executor_.unload();
   forward_modules_ = ForwardModules();
@@ -147,6 +161,8 @@ void Runtime::open(const Options& options) {
   device_->keep_free_blocks(true);
   install_callback(limited_ || options.unbacked);
   open_ = true;
+  always_keep_producers_ = false;
+  keep_producers_if_needed();
 }
 
 // Outputs are needed to know which StorageImpl holds a new block before anything uses it as an input; they cost about
@@ -161,14 +177,18 @@ void Runtime::install_callback(bool needs_outputs) {
 void Runtime::close() {
   Lock lock(mutex_);
   if (callback_ == at::INVALID_CALLBACK_HANDLE) return;  // in a forked child it is there although nothing is open
-  open_ = false;
+  keeps_producers_ = false;
   evicts_always_ = false;
-  tracked_bytes_ = kTrackedBytes;
+  swapper_.transitions.reset();
   executor_.unload();
   device_->set_capacity(device_->total_bytes());
+  restore_dropped(thread_state());
+  open_ = false;
+  tracked_bytes_ = kTrackedBytes;
   // A real device may not hold everything at once. Then what is away comes back when it is used, as it did before.
   if (!swapper_.restore_all()) return;
   device_->set_capacity(SIZE_MAX);
+  forget_values();
   forget_unbacked();
   limited_ = false;
   hand_back();
@@ -220,8 +240,9 @@ void Runtime::set_capacity(size_t capacity_bytes) {
     install_callback(true);
   }
   limited_ = limited;
+  keep_producers_if_needed();
   options_.capacity_bytes = capacity_bytes;
-  if (limited) access::reserve_marks();
+  if (limited) marks::reserve();
   device_->set_capacity(capacity_bytes);
   if (limited) swapper_.make_room(0);
 }
@@ -253,6 +274,7 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   executor_.end_step();
   recorder_.log().settle();
   auto log = recorder_.end_step(table_, [this](const Storage& storage) { return swapper_.movable(storage); });
+  if (Producer::count > 0) replays_.prune(table_);
   begin_step();
   thread_state().modules.clear();  // whatever an interrupt has left there
   return log;
@@ -271,11 +293,13 @@ std::vector<std::shared_ptr<StepLog>> Runtime::logs() {
 void Runtime::add_program(int64_t id, std::shared_ptr<const Program> program) {
   Lock lock(mutex_);
   executor_.add(id, std::move(program));
+  keep_producers_if_needed();
 }
 
 void Runtime::drop_program(int64_t id) {
   Lock lock(mutex_);
   executor_.drop(id);
+  keep_producers_if_needed();
 }
 
 void Runtime::use_program(int64_t id) {
@@ -308,7 +332,12 @@ Counters Runtime::counters() {
   counters.memory = device_->memory_info();
   counters.live_bytes = table_.live_bytes();
   counters.storages = table_.all().size();
-  for (const auto& storage : table_.all()) counters.escaped += storage->escaped;
+  for (const auto& storage : table_.all()) {
+    counters.escaped += storage->escaped;
+    counters.dropped += storage->residency == Residency::Dropped;
+    counters.ghosts += storage->ghost;
+  }
+  counters.producers = Producer::count;
   counters.host_used_bytes = host_.used_bytes();
   counters.host_reserved_bytes = host_.reserved_bytes();
   counters.host_peak_bytes = host_.peak_bytes();
@@ -337,7 +366,12 @@ ModuleStack& Runtime::modules(ThreadState& thread) {
   return thread.modules;
 }
 
+// The child may have fewer threads for ops than the first run had, so nothing is left to it that has to be replayed.
 void Runtime::before_fork() {
+  {
+    Lock lock(mutex_);
+    restore_dropped(thread_state());
+  }
   mutex_.lock();
   device_->drain();
 }
@@ -348,6 +382,7 @@ void Runtime::after_fork_in_parent() { mutex_.unlock(); }
 // brings back what is away when it is used.
 void Runtime::after_fork_in_child() {
   open_ = false;
+  keeps_producers_ = false;
   device_->after_fork_in_child();
   device_->set_capacity(SIZE_MAX);
   executor_.unload();

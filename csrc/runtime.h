@@ -11,6 +11,8 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -21,10 +23,14 @@
 #include "module_stack.h"
 #include "op_info.h"
 #include "recorder.h"
+#include "replay.h"
 #include "storage.h"
 #include "swapper.h"
 
 namespace chameleon {
+
+// Smaller blocks are the allocator's own business, as they are in a GPU's caching allocator: never counted.
+inline constexpr size_t kTrackedBytes = 512;
 
 struct Options {
   size_t capacity_bytes = SIZE_MAX;  // SIZE_MAX: no limit, nothing ever leaves
@@ -32,6 +38,7 @@ struct Options {
   double link_out_bytes_per_s = 0;  // 0: as fast as the machine copies
   double link_in_bytes_per_s = 0;
   size_t min_swap_bytes = 16 << 10;
+  size_t min_tracked_bytes = kTrackedBytes;
   size_t max_ops = size_t{1} << 20;  // of a step that are recorded
   bool stacks = false;               // record the Python stack of every op
   bool unbacked = false;             // follow meta tensors, which have no memory, instead of the device's
@@ -52,6 +59,9 @@ struct Counters {
   size_t live_bytes = 0;
   size_t storages = 0;
   size_t escaped = 0;
+  size_t dropped = 0;     // storages whose bytes are to be made again
+  size_t ghosts = 0;      // that are kept for those
+  int64_t producers = 0;  // calls of ops that are kept
   size_t host_used_bytes = 0;
   size_t host_reserved_bytes = 0;
   size_t host_peak_bytes = 0;
@@ -89,18 +99,30 @@ class Runtime {
   // Owners: how many tensors are known to hold the storage; held by more, it stays where it is, unless the caller is
   // trusted to know better. What numpy or another process shares always stays.
   enum class Adopted { New, Known, TooSmall, Foreign, Shared, NoRoom };
-  Adopted adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted);
+  Adopted adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted, bool evict_last);
+  size_t block_bytes(size_t bytes) const { return device_->block_bytes(bytes); }
+  // Eviction takes these where nothing else is left, and no others.
+  void set_evict_last(const std::unordered_set<int64_t>& uids);
   bool restore(c10::StorageImpl* impl);
   bool evict(c10::StorageImpl* impl);
   std::optional<Residency> residency(c10::StorageImpl* impl);
   // Until the session ends: storages of any size are ours, and all that may leave are away between outermost ops; with
-  // a seed, a random half of them each time. For tests.
+  // a seed, a random eighth of them each time. For tests.
   void evict_always(std::optional<uint64_t> seed);
+  std::vector<Transition> take_transitions();  // since the last call; the first one begins to keep them
+
+  // --- replay: see Note [Values]
+  void allow_replays(std::unordered_map<std::string, uint64_t> dtypes);  // of ops, by name; a bit per ScalarType
+  void keep_producers(bool on);                                          // even where no program drops anything
+  Refusal drop(c10::StorageImpl* impl);                                  // now, if its bytes can be made again
 
   // For torch.save: the storage is resident from hold() to let_go(); while saving, reading a pointer is no escape.
   bool hold(c10::StorageImpl* impl);
   void let_go(c10::StorageImpl* impl);
   void set_saving(bool on);
+
+  // A read has met the mark of a storage that is away: its bytes are put there. False: there are none behind it.
+  bool show(const void* address);
 
   // A raw pointer to the bytes is about to leave the dispatcher: they come in, and stay. False: they are not ours.
   bool accessed(c10::StorageImpl* impl);
@@ -115,18 +137,18 @@ class Runtime {
 
   // --- the allocator's requests (device backends call these)
   bool tracks(size_t bytes) const {
-    return bytes >= tracked_bytes_.load(std::memory_order_relaxed) && is_open() && !options_.unbacked;
+    return bytes >= tracked_bytes_.load(std::memory_order_relaxed) && is_open() &&
+           !unbacked_.load(std::memory_order_relaxed);
   }
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
   bool make_way(size_t bytes);      // memory that is not the runtime's could not be had; false: nothing can leave
 
  private:
-  // Smaller blocks are the allocator's own business, as they are in a GPU's caching allocator: never counted.
-  static constexpr size_t kTrackedBytes = 512;
-
   struct ThreadState;
   static ThreadState& thread_state();
+  class PinsOfReplay;
+  class ReplayInputs;
 
   // Where in the step and in the program what happens now belongs.
   struct OpPlace {
@@ -143,12 +165,13 @@ class Runtime {
   static std::unique_ptr<at::ObserverContext> on_op_start(const at::RecordFunction& function);
   static void on_op_end(const at::RecordFunction& function, at::ObserverContext* context);
   static void on_access(c10::StorageImpl* impl);
+  static bool on_mark_read(const void* address);
   static void on_away_deleted(void* storage);
   static void on_unbacked_deleted(void* address);
 
   void install_callback(bool needs_outputs);
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
-  void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
   void use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread);
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
@@ -157,8 +180,36 @@ class Runtime {
   void attach_output(const c10::IValue& value, bool settled);
   void attach(Storage& storage, c10::StorageImpl* impl);
   void pin(Storage& storage, ThreadState& thread);
+  void unpin(Storage& storage);
   void unpin_all(ThreadState& thread);
   void destroyed(Storage* storage);
+  uint64_t next_serial() { return ++serials_; }
+
+  void keep_producers_if_needed();
+  void begin_maker(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void link_maker(ThreadState& thread);
+  void end_maker(const at::RecordFunction& function, Maker& maker);
+  // These give up the lock while ops run, and so may bring_in().
+  void bring_in(Storage& storage, Cause cause, ThreadState& thread, bool host_reads = false);
+  bool fetch(Storage& storage);
+  bool show_bytes(const void* address, bool* dropped);
+  void make_behind(const void* address);
+  Storage* behind(const void* address) const;  // whose mark it is
+  void rematerialise(std::shared_ptr<Value> value, Cause cause, ThreadState& thread);
+  at::Tensor make_again(const std::shared_ptr<Value>& value, const std::shared_ptr<Value>& wanted, Cause cause,
+                        ThreadState& thread);
+  void restore_dependents(Storage& storage, Cause cause, ThreadState& thread);
+  void end_values(ThreadState& thread);
+  void replay_planned(ThreadState& thread);
+  void restore_dropped(ThreadState& thread);
+  void forget_values();
+  void watch(Storage& storage);
+  void wait_for_replay(ThreadState& thread);
+  void take_over(Storage& storage, const at::Tensor& made, ThreadState& thread);
+  Refusal drop_bytes(Storage& storage);
+  void free_ghost(Storage& ghost);
+  void follow_replays(const Storage& storage, int lane);
+  c10::DataPtr allocate_kept(size_t bytes);
   bool accumulates(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void leaf_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void leaf_end(const at::RecordFunction& function, ThreadState& thread);
@@ -195,6 +246,9 @@ class Runtime {
   Recorder recorder_;
   Swapper swapper_;
   Executor executor_;
+  Replays replays_;
+  bool always_keep_producers_ = false;
+  std::atomic<bool> keeps_producers_{false};
   ForwardModules forward_modules_;
   std::vector<uint32_t> module_hashes_;  // by id
   std::vector<uint32_t> label_hashes_;
@@ -204,17 +258,21 @@ class Runtime {
 
   std::atomic<bool> open_{false};
   std::atomic<bool> optimizer_stage_{false};
-  std::atomic<int64_t> epoch_{0};  // sessions so far
+  std::atomic<bool> unbacked_{false};  // as in the options, for ops that have not taken the lock yet
+  std::atomic<bool> stacks_{false};    // the same
+  std::atomic<int64_t> epoch_{0};      // sessions so far
   std::atomic<size_t> tracked_bytes_{kTrackedBytes};
   bool evicts_always_ = false;
-  std::optional<std::minstd_rand> coin_;  // decides which of them
-  bool limited_ = false;                  // is there a capacity?
+  std::optional<std::mt19937> dice_;  // decide which of them
+  bool limited_ = false;              // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
+  uint64_t serials_ = 0;     // of outermost ops, and of replays between them
   int64_t clock_ops_ = 0;    // outermost ops since the process began
   int64_t step_serial_ = 0;  // steps begun, and programs loaded, since the process began
   OpPlace newest_;           // of the op that started last; what happens between ops belongs there
   int32_t next_thread_ = 0;
   std::vector<Storage*> missing_;  // inputs of the op that are not resident
+  std::vector<Storage*> written_;  // those that it writes, where a value ends by that
 };
 
 }  // namespace chameleon

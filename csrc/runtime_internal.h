@@ -2,6 +2,7 @@
 // access, pressure) and runtime_ops.cpp (the dispatcher's hook).
 #pragma once
 
+#include <exception>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -15,7 +16,8 @@ namespace chameleon {
 // Storages made before a step's first op are told apart from those of that op.
 inline constexpr int32_t kBeforeFirstOp = 1 << 16;
 
-std::string human(size_t bytes);  // "93.4 MiB"
+std::string human(size_t bytes);                      // "93.4 MiB"
+std::string message_of(const std::exception& error);  // without torch's stack of C++ frames
 
 // The core's lock; what was kept while it was held is released after it.
 class Lock {
@@ -44,7 +46,9 @@ struct Runtime::ThreadState {
   int64_t epoch = 0;                                 // the session that they belong to
   std::vector<std::pair<Storage*, int64_t>> pinned;  // with their uids: records are reused
   std::vector<std::pair<uint64_t, int64_t>> nodes;   // autograd nodes being evaluated: forward thread, sequence number
-  size_t leaf_frame = 0;  // of a trace without memory: height of `frames` at the leaf op; 0 outside
+  std::vector<Maker> makers;  // ops on the stack that storages are made by, while producers are kept
+  int replaying = 0;          // ops that run again: they belong to no step
+  size_t leaf_frame = 0;      // of a trace without memory: height of `frames` at the leaf op; 0 outside
   LeafCall leaf_call;
   c10::StorageImpl* accumulated = nullptr;  // what the leaf adds to in place
   const char* op_name = nullptr;

@@ -1,8 +1,13 @@
 // The runtime's memory: adoption, the allocator's requests, raw access, pressure.
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <sched.h>
 
 #include <chrono>
+#include <exception>
+#include <system_error>
+#include <thread>
+#include <utility>
 
 #include "runtime_internal.h"
 
@@ -17,13 +22,14 @@ constexpr std::chrono::seconds kPatience(10);  // for ops of other threads
 //
 // Other threads' ops may be reading the old memory, so it moves when none is running; who else holds the storage may
 // have its pointer (DLPack does), so it moves only if all its owners are known.
-Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted) {
+Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted,
+                                bool evict_last) {
   Lock lock(mutex_);
   if (!find(impl) && !wait_for_other_ops()) return Adopted::Shared;
   Storage* storage = find(impl);
   Adopted result = Adopted::Known;
   if (!storage && options_.unbacked && impl->device_type() == c10::DeviceType::Meta) {
-    if (impl->nbytes() < kTrackedBytes) return Adopted::TooSmall;
+    if (impl->nbytes() < options_.min_tracked_bytes) return Adopted::TooSmall;
     storage = add_unbacked(impl);
     recorder_.arrived(*storage);
     result = Adopted::New;
@@ -43,9 +49,11 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
       note_failure(block_bytes, thread_state());
       return Adopted::NoRoom;
     }
-    if (!as_it_is && find(impl)) {  // another thread adopted it while this one waited for room
+    // Making room may have waited for other threads, and let their ops in.
+    const bool alone = as_it_is || wait_for_other_ops();
+    if (!as_it_is && (find(impl) || !alone || pointer.get_deleter() != deleter || impl->nbytes() != bytes)) {
       device_->free(block, block_bytes);
-      return Adopted::Known;
+      return find(impl) ? Adopted::Known : Adopted::Shared;
     }
     if (!as_it_is) device_->copy_now(block, pointer.get(), bytes);
     storage = table_.add(bytes, block_bytes, block);
@@ -66,6 +74,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   // A gradient of this name may be another storage in the next step.
   const bool lasts = category != Category::Gradient && label >= 0 && label < static_cast<int32_t>(label_hashes_.size());
   storage->anchor = lasts ? label_hashes_[label] : 0;
+  storage->evict_last |= evict_last;
   if (result == Adopted::New && limited_ && !options_.unbacked && !swapper_.make_room(0)) {
     note_failure(storage->block_bytes, thread_state());
     return Adopted::NoRoom;
@@ -74,14 +83,28 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   return result;
 }
 
+void Runtime::set_evict_last(const std::unordered_set<int64_t>& uids) {
+  Lock lock(mutex_);
+  for (const auto& storage : table_.all()) storage->evict_last = uids.contains(storage->uid);
+}
+
 bool Runtime::restore(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->residency == Residency::Resident) return true;
   place(thread_state());
-  if (swapper_.restore(*storage, Cause::Access)) return true;
-  note_failure(storage->block_bytes, thread_state());
-  return false;
+  return fetch(*storage);
+}
+
+// For who asks from outside of an op; false where there is no room.
+bool Runtime::fetch(Storage& storage) {
+  try {
+    bring_in(storage, Cause::Access, thread_state());
+    watch(storage);
+    return true;
+  } catch (const c10::OutOfMemoryError&) {
+    return false;
+  }
 }
 
 bool Runtime::evict(c10::StorageImpl* impl) {
@@ -104,14 +127,20 @@ void Runtime::evict_always(std::optional<uint64_t> seed) {
   Lock lock(mutex_);
   TORCH_CHECK(open_ && limited_, "Chameleon Lab: evicting always needs an open session with a capacity");
   evicts_always_ = true;
-  coin_.reset();
-  if (seed) coin_.emplace(static_cast<std::minstd_rand::result_type>(*seed));
+  dice_.reset();
+  if (seed) dice_.emplace(static_cast<std::mt19937::result_type>(*seed));
   tracked_bytes_ = 1;
+}
+
+std::vector<Transition> Runtime::take_transitions() {
+  Lock lock(mutex_);
+  auto kept = std::exchange(swapper_.transitions, std::vector<Transition>());
+  return kept ? std::move(*kept) : std::vector<Transition>();
 }
 
 void Runtime::send_all_out() {
   for (const auto& storage : table_.all()) {
-    if (storage->residency == Residency::Away || (coin_ && (*coin_)() % 2 == 0)) continue;
+    if (storage->residency == Residency::Away || (dice_ && (*dice_)() % 8 != 0)) continue;
     send_out(*storage);
   }
 }
@@ -122,10 +151,8 @@ bool Runtime::hold(c10::StorageImpl* impl) {
   if (!storage) return true;
   place(thread_state());
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, false);
-  if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access)) {
-    note_failure(storage->block_bytes, thread_state());
-    return false;
-  }
+  if (storage->residency != Residency::Resident && !fetch(*storage)) return false;
+  ++storage->holds;
   if (++storage->pins == 1 && storage->impl) access::disarm(*storage);
   return true;
 }
@@ -133,7 +160,10 @@ bool Runtime::hold(c10::StorageImpl* impl) {
 void Runtime::let_go(c10::StorageImpl* impl) {
   Lock lock(mutex_);
   Storage* storage = find(impl);
-  if (!storage || storage->pins == 0 || --storage->pins > 0) return;  // resized: another block, and nobody holds it
+  if (!storage || storage->holds == 0) return;  // resized: another block, and nobody holds it
+  --storage->holds;
+  if (--storage->pins > 0) return;
+  if (C10_UNLIKELY(evicts_always_) && send_out(*storage)) return;
   if (limited_ && !storage->escaped && access::intact(*storage)) access::arm(*storage);
 }
 
@@ -168,10 +198,14 @@ void* Runtime::allocate(size_t bytes) {
     const std::string message = note_failure(block_bytes, thread);
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
   }
-  Storage* storage = table_.add(bytes, block_bytes, block);
+  Storage* storage = table_.add(bytes, block_bytes, block, thread.replaying > 0);
   storage->lane = static_cast<uint8_t>(lane);
-  const int32_t ordinal = describe_birth(*storage, thread);
-  executor_.born(*storage, here.plan_op, ordinal);
+  if (storage->scratch) {
+    recorder_.levels(table_.live_bytes(), resident_bytes());
+  } else {
+    const int32_t ordinal = describe_birth(*storage, thread);
+    executor_.born(*storage, here.plan_op, ordinal);
+  }
   if (thread.depth > 0) pin(*storage, thread);
   return block;
 }
@@ -200,9 +234,16 @@ bool Runtime::release(const void* block) {
 }
 
 void Runtime::destroyed(Storage* storage) {
-  recorder_.died(*storage);
-  if (storage->block) recorder_.left(*storage, recorder_.op() + 1);
-  executor_.died(*storage);
+  const bool ghost = replays_.died(*storage);
+  if (!storage->scratch) {
+    recorder_.died(*storage);
+    executor_.died(*storage);
+  }
+  if (ghost) {
+    table_.make_ghost(storage);
+    return;
+  }
+  if (storage->block && !storage->scratch) recorder_.left(*storage, recorder_.op() + 1);
   if (!storage->unbacked) swapper_.release(*storage);
   table_.remove(storage);
 }
@@ -250,16 +291,69 @@ bool Runtime::accessed(c10::StorageImpl* impl) {
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, true);
   device_->lane();  // whoever has the pointer comes after what this lane has waited for
   const bool host_reads = true;
-  if (storage->residency != Residency::Resident && !swapper_.restore(*storage, Cause::Access, host_reads)) {
-    const std::string message = note_failure(storage->block_bytes, thread);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, message);
-  }
+  if (storage->residency != Residency::Resident) bring_in(*storage, Cause::Access, thread, host_reads);
   const bool own_op = thread.depth > 0 && storage->pinned_by == thread.serial;
   if (!own_op) {
+    restore_dependents(*storage, Cause::Access, thread);
+    replays_.ended(*storage, Refusal::Foreign);
     storage->escaped = true;
     swapper_.drop_host(*storage);  // whoever has the pointer may write through it
   }
   return true;
+}
+
+bool Runtime::on_mark_read(const void* address) {
+  for (Runtime* runtime : all()) {
+    if (runtime->show(address)) return true;
+  }
+  return false;
+}
+
+// In a signal's handler. The thread holds no lock of ours: our own code never reads what marks point at.
+bool Runtime::show(const void* address) {
+  if (!device_->torch_device().is_cpu()) return false;  // the host cannot read a device's memory
+  bool dropped = false;
+  if (show_bytes(address, &dropped)) return true;
+  if (!dropped) return false;
+  // The handler's stack may be too small for an op, and the op it interrupts is none that we may take part in.
+  try {
+    std::thread([this, address] { make_behind(address); }).join();
+  } catch (const std::system_error&) {  // the system has no thread left
+    return false;
+  }
+  return show_bytes(address, &dropped);
+}
+
+bool Runtime::show_bytes(const void* address, bool* dropped) {
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (!mutex_.try_lock()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    sched_yield();
+  }
+  Storage* storage = behind(address);
+  *dropped = storage && storage->residency == Residency::Dropped;
+  const bool shown = storage && access::show_at_mark(*storage);
+  mutex_.unlock();
+  return shown;
+}
+
+// The bytes of a dropped storage, which come to stay.
+void Runtime::make_behind(const void* address) {
+  Lock lock(mutex_);
+  Storage* storage = behind(address);
+  if (!storage || storage->residency != Residency::Dropped || !access::keep(*storage)) return;
+  try {
+    fetch(*storage);
+  } catch (const std::exception&) {  // the op cannot be replayed: whoever reads is told by the fault
+  }
+}
+
+Storage* Runtime::behind(const void* address) const {
+  for (const auto& storage : table_.all()) {
+    const auto* mark = static_cast<const char*>(storage->mark);
+    if (mark && address >= mark && address < mark + storage->bytes) return storage.get();
+  }
+  return nullptr;
 }
 
 bool Runtime::wait_for_pins() {
@@ -289,7 +383,7 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
   failure.request_bytes = request_bytes;
   failure.capacity_bytes = options_.capacity_bytes;
   for (const auto& storage : table_.all()) {
-    if (storage->residency == Residency::Away) continue;
+    if (!storage->block) continue;
     if (storage->pins > 0) {
       failure.pinned_bytes += storage->block_bytes;
     } else if (!swapper_.movable(*storage)) {

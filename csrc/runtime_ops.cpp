@@ -4,6 +4,7 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "runtime_internal.h"
@@ -18,7 +19,7 @@ uint32_t shapes_token(const at::RecordFunction& function) {
   constexpr size_t kFirst = 3;
   constexpr c10::DispatchKeySet kAsked({c10::DispatchKey::Python, c10::DispatchKey::NestedTensor});
   uint32_t token = 0;
-  const auto inputs = function.inputs();
+  const auto inputs = arguments_of(function);
   for (size_t i = 0; i < inputs.size() && i < kFirst; ++i) {
     if (!inputs[i].isTensor() || !inputs[i].toTensor().defined()) continue;
     const at::Tensor& tensor = inputs[i].toTensor();
@@ -36,16 +37,18 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
   ThreadState& thread = thread_state();
   if (thread.depth == 0) thread.runtime = &instance();
   Runtime& runtime = *thread.runtime;
-  if (thread.leaf_frame > 0) {  // how torch works out the results of a leaf without memory is no part of the program
+  // How torch works out the results of a leaf without memory is no part of the program, and a replay is none either.
+  if (thread.leaf_frame > 0 || thread.replaying > 0) {
     thread.frames.push_back(&OpInfo::ignored());
     return nullptr;
   }
   const OpInfo& called = thread.ops.of(function);
-  const bool unbacked = runtime.options_.unbacked;
+  const bool unbacked = runtime.unbacked_.load(std::memory_order_relaxed);
   const OpInfo& info =
       C10_UNLIKELY(unbacked) && runtime.accumulates(function, called, thread) ? OpInfo::add_in_place() : called;
   thread.frames.push_back(&info);
   if (info.kind == OpKind::Op) {
+    if (runtime.keeps_producers_.load(std::memory_order_relaxed)) runtime.begin_maker(function, info, thread);
     runtime.op_start(function, info, thread);
   } else if (info.kind == OpKind::BackwardNode) {
     thread.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
@@ -59,9 +62,14 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
   if (thread.frames.empty()) return;  // it began on another thread
   const OpInfo& info = *thread.frames.back();
   if (C10_UNLIKELY(thread.frames.size() == thread.leaf_frame)) instance().leaf_end(function, thread);
+  std::optional<Maker> maker;
+  if (!thread.makers.empty() && thread.makers.back().frame == thread.frames.size()) {
+    maker = std::move(thread.makers.back());
+    thread.makers.pop_back();
+  }
   thread.frames.pop_back();
   if (info.kind == OpKind::Op) {
-    thread.runtime->op_end(function, info, thread);
+    thread.runtime->op_end(function, info, thread, maker ? &*maker : nullptr);
   } else if (info.kind == OpKind::BackwardNode && !thread.nodes.empty()) {
     thread.nodes.pop_back();
   }
@@ -72,17 +80,19 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   // Strong references, taken before the lock and released after it.
   std::vector<at::Tensor> inner;
   std::vector<c10::Storage> bare;
-  for (const c10::IValue& input : function.inputs()) {
+  for (const c10::IValue& input : arguments_of(function)) {
     inner_tensors(input, &inner);
     if (C10_UNLIKELY(input.isStorage())) bare.push_back(input.toStorage());
   }
   std::shared_ptr<torch::CapturedTraceback> stack;
-  if (outermost && options_.stacks && open_) stack = torch::CapturedTraceback::gather(true, false, false);
+  if (outermost && stacks_.load(std::memory_order_relaxed) && open_)
+    stack = torch::CapturedTraceback::gather(true, false, false);
   Lock lock(mutex_);
   thread.lane = device_->lane();
   ++thread.depth;
   if (outermost) {
-    thread.serial = static_cast<uint64_t>(++clock_ops_);
+    ++clock_ops_;
+    thread.serial = next_serial();
     thread.op_name = info.name.c_str();
     thread.in_graph = false;
     if (thread.index < 0) thread.index = next_thread_++;
@@ -122,6 +132,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   }
   if (C10_UNLIKELY(evicts_always_) && outermost) send_all_out();
   if (info.reads_inputs) use_inputs(function, info, thread, inner, bare);
+  link_maker(thread);
   if (outermost && open_) {
     // All inputs are pinned by now: nothing that fires here can push them out.
     const int32_t plan_op = executor_.begin_op(thread.token);
@@ -133,14 +144,19 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     }
   }
   if (!missing_.empty()) bring_in_missing(thread);
-  if (outermost && open_) executor_.prefetch();
+  if (!written_.empty()) end_values(thread);
+  if (outermost && open_) {
+    executor_.prefetch();
+    replay_planned(thread);
+  }
   device_->lane();  // behind what other threads have brought in for this op meanwhile
 }
 
 void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                          const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare) {
-  const auto inputs = function.inputs();
+  const auto inputs = arguments_of(function);
   missing_.clear();
+  written_.clear();
   for (size_t i = 0; i < inputs.size(); ++i) use_input(inputs[i], i, info, thread);
   for (const at::Tensor& tensor : inner) {
     if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, true, thread);
@@ -151,15 +167,16 @@ void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info,
 // All inputs are pinned by now, so that making room for one can't push out another. The list is this op's own from
 // here on: waiting for another thread lets that thread's ops in.
 void Runtime::bring_in_missing(ThreadState& thread) {
-  std::vector<Storage*> missing = std::move(missing_);
-  missing_ = {};
+  const std::vector<Storage*> missing = std::exchange(missing_, {});
   for (Storage* storage : missing) {
-    bool here = storage->failed;
+    if (storage->failed) continue;
     try {
-      here = here || swapper_.restore(*storage, Cause::Demand);
+      bring_in(*storage, Cause::Demand, thread);
+    } catch (const c10::Error& error) {
+      access::mark_failed(*storage, message_of(error));
     } catch (const std::exception&) {  // the system has no memory left; torch would swallow it here
+      access::mark_failed(*storage, note_failure(storage->block_bytes, thread));
     }
-    if (!here) access::mark_failed(*storage, note_failure(storage->block_bytes, thread));
   }
 }
 
@@ -196,7 +213,9 @@ void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& 
       storage->host_stale = true;
     }
   }
+  follow_replays(*storage, thread.lane);
   storage->lanes |= lane_bit(thread.lane);
+  if (writes && storage->value) written_.push_back(storage);
   storage->last_use = clock_ops_;
   if (storage->anchor && thread.depth == 1) thread.token = mix_token(thread.token, storage->anchor);
   if (storage->category == Category::Activation || storage->category == Category::Parameter) thread.in_graph = true;
@@ -211,10 +230,11 @@ void Runtime::pin(Storage& storage, ThreadState& thread) {
   if (storage.impl && storage.residency == Residency::Resident) access::disarm(storage);
 }
 
-void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
+void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker) {
   Lock lock(mutex_);
   if (function.needsOutputs()) {
     for (const c10::IValue& output : function.outputs()) attach_output(output, !info.raw_written_output);
+    if (maker) end_maker(function, *maker);
   }
   place(thread);
   if (--thread.depth > 0) return;
@@ -233,18 +253,26 @@ void Runtime::unpin_all(ThreadState& thread) {
   for (auto& [storage, uid] : thread.pinned) {
     if (storage->uid != uid) continue;  // died inside the op
     if (storage->pinned_by == thread.serial) storage->pinned_by = 0;
-    if (--storage->pins > 0) continue;
-    if (storage->failed) access::clear_failed(*storage);
-    const bool stale = std::exchange(storage->host_stale, false);
-    if (storage->residency != Residency::Resident) continue;  // bringing it in failed, and so did the op
-    const bool intact = access::intact(*storage);
-    if (stale || !intact) swapper_.drop_host(*storage);
-    // The op has taken the DataPtr away (copy-on-write): neither writes nor raw accesses are seen until it is back.
-    if (storage->impl && !intact) storage->escaped = true;
-    // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers.
-    if (limited_ && intact && !storage->escaped) access::arm(*storage);
+    unpin(*storage);
   }
   thread.pinned.clear();
+}
+
+void Runtime::unpin(Storage& storage) {
+  if (--storage.pins > 0) return;
+  if (storage.ghost) {
+    if (!replays_.needed(storage)) free_ghost(storage);
+    return;
+  }
+  if (storage.failed) access::clear_failed(storage);
+  const bool stale = std::exchange(storage.host_stale, false);
+  if (storage.residency != Residency::Resident) return;  // bringing it in failed, and so did the op
+  const bool intact = access::intact(storage);
+  if (stale || !intact) swapper_.drop_host(storage);
+  // The op has taken the DataPtr away (copy-on-write): neither writes nor raw accesses are seen until it is back.
+  if (storage.impl && !intact) storage.escaped = true;
+  // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers.
+  if (limited_ && intact && !storage.escaped) access::arm(storage);
 }
 
 void Runtime::attach_output(const c10::IValue& value, bool settled) {

@@ -23,7 +23,7 @@ bool Runtime::accumulates(const at::RecordFunction& function, const OpInfo& info
   if (thread.nodes.size() != 1 || thread.depth > 0 || c10::GradMode::is_enabled() || info.name != "aten::add") {
     return false;
   }
-  const auto inputs = function.inputs();
+  const auto inputs = arguments_of(function);
   if (inputs.size() < 2 || !inputs[0].isTensor() || !inputs[1].isTensor()) return false;
   c10::TensorImpl* sum = inputs[0].toTensor().unsafeGetTensorImpl();
   constexpr size_t kOwners = 3;  // the engine, its buffer, and this argument
@@ -38,7 +38,7 @@ bool Runtime::accumulates(const at::RecordFunction& function, const OpInfo& info
 void Runtime::leaf_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
   thread.leaf_frame = thread.frames.size();
   thread.leaf_call = {-1, info.name, function.overload_name(), {}, {}};
-  for (const c10::IValue& input : function.inputs()) thread.leaf_call.arguments.push_back(leaf_value(input));
+  for (const c10::IValue& input : arguments_of(function)) thread.leaf_call.arguments.push_back(leaf_value(input));
 }
 
 void Runtime::leaf_end(const at::RecordFunction& function, ThreadState& thread) {
@@ -61,7 +61,7 @@ void Runtime::leaf_end(const at::RecordFunction& function, ThreadState& thread) 
 }
 
 Storage* Runtime::see_unbacked(c10::StorageImpl* impl, ThreadState& thread) {
-  if (impl->device_type() != kMeta.type() || impl->nbytes() < kTrackedBytes) return nullptr;
+  if (impl->device_type() != kMeta.type() || impl->nbytes() < options_.min_tracked_bytes) return nullptr;
   Storage* storage = add_unbacked(impl);
   describe_birth(*storage, thread);
   return storage;

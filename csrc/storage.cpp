@@ -1,8 +1,10 @@
 #include "storage.h"
 
+#include <utility>
+
 namespace chameleon {
 
-Storage* StorageTable::add(size_t bytes, size_t block_bytes, void* block) {
+Storage* StorageTable::add(size_t bytes, size_t block_bytes, void* block, bool scratch) {
   std::unique_ptr<Storage> record;
   if (spare_.empty()) {
     record = std::make_unique<Storage>();
@@ -21,17 +23,28 @@ Storage* StorageTable::add(size_t bytes, size_t block_bytes, void* block) {
   storage->slot = all_.size();
   all_.push_back(std::move(record));
   by_block_[block] = storage;
-  live_bytes_ += block_bytes;
+  storage->scratch = scratch;
+  if (!scratch) live_bytes_ += block_bytes;
   return storage;
+}
+
+void StorageTable::make_ghost(Storage* storage) {
+  storage->ghost = true;
+  storage->pins -= std::exchange(storage->holds, 0);  // nobody can let go of it any more
+  storage->plan = -1;
+  storage->impl = nullptr;
+  storage->weak.reset();
+  live_bytes_ -= storage->block_bytes;
 }
 
 void StorageTable::remove(Storage* storage) {
   if (storage->block) by_block_.erase(storage->block);
-  live_bytes_ -= storage->block_bytes;
+  if (!storage->scratch && !storage->ghost) live_bytes_ -= storage->block_bytes;
   storage->uid = -1;  // who still holds the record can tell
   storage->weak.reset();
   storage->host = {};
   storage->arriving.reset();
+  storage->value.reset();
   const size_t slot = storage->slot;
   spare_.push_back(std::move(all_[slot]));
   if (slot + 1 != all_.size()) {

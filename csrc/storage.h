@@ -14,14 +14,32 @@
 namespace chameleon {
 
 class Runtime;
+struct Value;
 
 // resident ──swap-out──> leaving ──free point──> away ──swap-in──> returning ──first use──> resident
 // A leaving storage that is touched becomes resident again; its copy is kept if the touch was a read.
-enum class Residency : uint8_t { Resident, Leaving, Away, Returning };
+// resident ──drop──> dropped ──replay──> resident
+enum class Residency : uint8_t { Resident, Leaving, Away, Returning, Dropped };
 
 enum class Category : uint8_t { Parameter, Gradient, OptimizerState, Activation, Input, Other };
 
 enum class Cause : uint8_t { Planned, Evict, Demand, Access };
+
+// Why a storage cannot be dropped; refusal_text() says it in words.
+enum class Refusal : uint8_t {
+  None,
+  Unknown,    // made before anybody kept producers, or outside of ops
+  Op,         // the op that made it is not replayed
+  Random,     // it drew from a generator that has moved on since
+  Arguments,  // it had arguments that cannot be kept
+  Foreign,    // one of its inputs is memory that the session does not own, or that a raw pointer can write
+  Written,    // it was written after it was made
+  InputLost,  // an input was written or died since, and cannot be made again
+  TooLong,    // more ops than the longest chain has would have to be replayed in a row
+  InUse,      // an op uses it now, or it is not resident
+  Unmovable,  // it may not leave
+};
+inline constexpr int kRefusals = static_cast<int>(Refusal::Unmovable) + 1;
 
 // The bytes on the host. Valid until the storage is written.
 struct HostCopy {
@@ -49,12 +67,24 @@ struct Storage {
   bool unbacked = false;    // of a tensor without memory: `block` is a made-up address
   uint8_t lane = 0;         // that its block belongs to
   Lanes lanes = 0;          // that used it since its block was taken
-  int32_t pins = 0;         // ops on the stack that use it
+  Lanes made_by = 0;        // that replayed its bytes, if they were: no program orders its ops behind that
+  int32_t pins = 0;         // ops on the stack that use it, and holds
+  int32_t holds = 0;        // of torch.save and the like
   uint64_t pinned_by = 0;   // the op that pinned it last
   void* block = nullptr;    // null while away
+  void* mark = nullptr;     // where its pointer points to while it is away; null before the first time
+  bool shown = false;       // can the bytes be read there?
   HostCopy host;
   EventPtr arriving;  // the copy in, while returning
   Cause moved_by = Cause::Planned;
+
+  // For replay: see Note [Values].
+  std::shared_ptr<Value> value;        // what it holds; null where nobody asked yet
+  Refusal refusal = Refusal::Unknown;  // why nothing can make its value again
+  int32_t maker = -1;                  // the op that made it: index into op_names()
+  bool ghost = false;                  // its tensors are gone, but dropped values are made from its bytes
+  bool scratch = false;                // memory of a replay: not in the trace
+  bool replaying = false;              // a thread is making its bytes
 
   // For the recorder and the executor.
   Category category = Category::Other;
@@ -71,7 +101,16 @@ struct Storage {
   int64_t resident_step = -1;  // since when the block is on the device
   int32_t resident_from_op = 0;
   Ticks resident_from_ticks = 0;
-  int32_t plan = -1;  // row in the executor's program
+  int32_t plan = -1;        // row in the executor's program
+  bool evict_last = false;  // the user wants it left alone, whichever program is followed, or none
+};
+
+// Storages' moves from state to state, in the order in which they happened. Kept while somebody asks for it; guarded by
+// the core's lock.
+struct Transition {
+  int64_t uid;
+  Residency from;
+  Residency to;
 };
 
 // Every storage whose block the device holds or whose bytes are away. Owns the records.
@@ -79,7 +118,8 @@ class StorageTable {
  public:
   StorageTable(Runtime* owner, c10::DeleterFnPtr block_deleter) : owner_(owner), block_deleter_(block_deleter) {}
 
-  Storage* add(size_t bytes, size_t block_bytes, void* block);
+  Storage* add(size_t bytes, size_t block_bytes, void* block, bool scratch = false);
+  void make_ghost(Storage* storage);
   void remove(Storage* storage);
 
   // The storage behind a block's address; null if the block is not ours.
@@ -91,7 +131,9 @@ class StorageTable {
 
   const std::vector<std::unique_ptr<Storage>>& all() const { return all_; }
 
-  size_t live_bytes() const { return live_bytes_; }  // blocks of all storages, resident or away
+  // Blocks of all storages, resident or away; but of tensors alone, as they would be without replays.
+  size_t live_bytes() const { return live_bytes_; }
+  int64_t next_uid() const { return next_uid_; }
 
  private:
   Runtime* const owner_;

@@ -1,10 +1,10 @@
 #include "storage_access.h"
 
-#include <sys/mman.h>
-
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "marks.h"
 
 #if __has_include(<c10/core/StorageMaterializer.h>)
 #define CHAMELEON_HAS_MATERIALIZER 1
@@ -32,11 +32,6 @@ namespace {
 [[maybe_unused]] Hook hook = nullptr;
 Deleter away_deleter = nullptr;
 
-constexpr size_t kMarks = size_t{1} << 24;
-constexpr size_t kMarkBytes = 4096;
-
-char* inaccessible = nullptr;
-
 void delete_away(void* context) { away_deleter(context); }
 
 void raise_on_access(Storage& storage, const std::string& message) {
@@ -60,23 +55,12 @@ void set_pointer(Storage& storage, void* data, void* context, c10::DeleterFnPtr 
 
 }  // namespace
 
-// Larger than any tensor beyond the last mark, so that an access at any offset faults instead of reading someone
-// else's memory. It takes address space, and no memory; `ulimit -v` may leave less of that.
-void reserve_marks() {
-  for (size_t bytes = size_t{1} << 42; !inaccessible && bytes > kMarks * kMarkBytes; bytes /= 2) {
-    void* address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (address != MAP_FAILED) inaccessible = static_cast<char*>(address);
-  }
-  TORCH_CHECK(inaccessible,
-              "Chameleon Lab: no address space left to mark storages that are away: raise the limit on this process's "
-              "address space (`ulimit -v unlimited`)");
-}
-
 void set_hook(Hook h) { hook = h; }
 void set_away_deleter(Deleter deleter) { away_deleter = deleter; }
 bool has_hook() { return CHAMELEON_HAS_MATERIALIZER; }
 
 bool intact(const Storage& storage) {
+  if (storage.ghost) return true;  // nothing but us knows its block
   if (!storage.impl || storage.weak->use_count() == 0) return false;
   if (storage.unbacked) return true;  // there is no pointer that anything could take
   const c10::DataPtr& pointer = storage.impl->_mutable_data_ptr_no_checks();
@@ -95,6 +79,7 @@ std::vector<c10::intrusive_ptr<c10::StorageImpl>>& kept() {
 // A storage that Python knows by an object of its own would take the GIL here, under the core's lock: for those (few)
 // the check alone must do.
 bool keep(Storage& storage) {
+  if (storage.ghost) return true;
   if (!intact(storage)) return false;
   if (storage.impl->pyobj_slot()->load_pyobj() != nullptr) return true;
   auto reference = storage.weak->lock();
@@ -110,7 +95,9 @@ void release_kept() {
 }
 
 // Without the hook, all there is to see is that numpy and shared memory make a storage unresizable.
-bool movable(const Storage& storage) { return intact(storage) && (has_hook() || storage.impl->resizable()); }
+bool movable(const Storage& storage) {
+  return intact(storage) && (storage.ghost || has_hook() || storage.impl->resizable());
+}
 
 Storage* away_storage(c10::StorageImpl* impl) {
   const c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
@@ -118,8 +105,11 @@ Storage* away_storage(c10::StorageImpl* impl) {
 }
 
 void mark_away(Storage& storage) {
-  // One address each: torch.save tells storages apart by it.
-  set_pointer(storage, inaccessible + static_cast<size_t>(storage.uid) % kMarks * kMarkBytes, &storage, &delete_away);
+  if (storage.ghost) return;
+  // One address each, for as long as it lives: torch.save tells storages apart by it.
+  if (!storage.mark) storage.mark = marks::take(storage.bytes);
+  if (std::exchange(storage.shown, false)) marks::hide(storage.mark, storage.bytes);
+  set_pointer(storage, storage.mark, &storage, &delete_away);
 #if CHAMELEON_HAS_MATERIALIZER
   arm(storage);
 #else
@@ -131,6 +121,7 @@ void mark_away(Storage& storage) {
 }
 
 void mark_resident(Storage& storage) {
+  if (storage.ghost) return;
 #if CHAMELEON_HAS_MATERIALIZER
   disarm(storage);
 #else
@@ -151,15 +142,28 @@ void clear_failed(Storage& storage) {
   if (storage.residency != Residency::Resident) mark_away(storage);
 }
 
+bool show_at_mark(Storage& storage) {
+  const bool at_host = storage.residency == Residency::Away || storage.residency == Residency::Returning;
+  const void* bytes = at_host ? storage.host.data : storage.block;
+  storage.shown = storage.shown || (bytes && marks::show(storage.mark, bytes, storage.bytes));
+  return storage.shown;
+}
+
+void give_mark_back(Storage& storage) {
+  if (!storage.mark) return;
+  if (storage.shown) marks::hide(storage.mark, storage.bytes);
+  marks::give_back(storage.mark);
+}
+
 void arm([[maybe_unused]] Storage& storage) {
 #if CHAMELEON_HAS_MATERIALIZER
-  if (!storage.impl->has_materializer()) storage.impl->set_materializer(hook);
+  if (!storage.ghost && !storage.impl->has_materializer()) storage.impl->set_materializer(hook);
 #endif
 }
 
 void disarm([[maybe_unused]] Storage& storage) {
 #if CHAMELEON_HAS_MATERIALIZER
-  if (storage.impl->has_materializer()) storage.impl->clear_materializer();
+  if (!storage.ghost && storage.impl->has_materializer()) storage.impl->clear_materializer();
 #endif
 }
 

@@ -1,7 +1,7 @@
 // How a StorageImpl is told that its bytes are away, and how we learn that a raw pointer has left the dispatcher.
 //
 // Note [The mark for "away"]
-// An away storage points at an inaccessible page, never at null: several ops and DLPack crash on null. With torch 2.13
+// An away storage points at inaccessible pages, never at null: several ops and DLPack crash on null. With torch 2.13
 // and newer a materializer sits on it: every mutable access (data_ptr(), DLPack, numpy, save, ...) calls it, and it
 // brings the bytes back. Kept armed while the storage is resident too, the same hook is the escape detector: it fires
 // outside of any op exactly when somebody takes a raw pointer, and such a storage never moves again. Older torch has no
@@ -32,11 +32,12 @@ bool movable(const Storage& storage);
 // The away storage behind an impl, or null.
 Storage* away_storage(c10::StorageImpl* impl);
 
-void reserve_marks();  // before the first; throws where there is no address space left for them
 void mark_away(Storage& storage);
 void mark_resident(Storage& storage);
 void mark_failed(Storage& storage, const std::string& message);  // every access raises RuntimeError(message)
 void clear_failed(Storage& storage);
+bool show_at_mark(Storage& storage);    // for reading; see Note [Reads through a const pointer]
+void give_mark_back(Storage& storage);  // when it dies
 
 void arm(Storage& storage);
 void disarm(Storage& storage);

@@ -86,6 +86,11 @@ bool Swapper::evict(size_t block_bytes) {
   return !chosen.empty();
 }
 
+void Swapper::become(Storage& storage, Residency to) {
+  if (transitions) transitions->push_back({storage.uid, storage.residency, to});
+  storage.residency = to;
+}
+
 void Swapper::swap_out(Storage& storage, Cause cause) {
   if (!storage.host.data) {
     storage.host.data = host_.allocate(storage.bytes);
@@ -96,7 +101,7 @@ void Swapper::swap_out(Storage& storage, Cause cause) {
                                             device_.record(storage.lanes | lane_bit(storage.lane)));
     recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
   }
-  storage.residency = Residency::Leaving;
+  become(storage, Residency::Leaving);
   storage.moved_by = cause;
   leaving_.push_back(&storage);
 }
@@ -112,17 +117,41 @@ void Swapper::finish_swap_out(Storage& storage) {
   }
   forget_leaving(storage);
   if (!access::keep(storage)) {  // it dies on another thread, or its DataPtr was moved elsewhere, while the copy ran
-    storage.residency = Residency::Resident;
+    become(storage, Residency::Resident);
     drop_host(storage);
     return;
   }
   recorder_.left(storage, std::max(recorder_.op(), 0));
+  become(storage, Residency::Away);
+  give_block_back(storage);
+}
+
+void Swapper::give_block_back(Storage& storage) {
   void* block = storage.block;
-  storage.residency = Residency::Away;
   access::mark_away(storage);
   table_.set_block(&storage, nullptr);
   device_.join(storage.lane, storage.lanes);  // those that only read it are not behind any copy
   device_.free(block, storage.block_bytes);
+}
+
+void Swapper::drop(Storage& storage) {
+  drop_host(storage);
+  recorder_.left(storage, recorder_.op() + 1);
+  become(storage, Residency::Dropped);
+  give_block_back(storage);
+}
+
+void Swapper::remade(Storage& storage, void* block) {
+  table_.set_block(&storage, block);
+  become(storage, Residency::Resident);
+  access::mark_resident(storage);
+}
+
+bool Swapper::has_room(size_t block_bytes) {
+  while (!device_.has_room(block_bytes)) {
+    if (!finish_any_leaving()) return false;
+  }
+  return true;
 }
 
 // Compute that is given to the lane from here on comes after the copy.
@@ -140,9 +169,9 @@ bool Swapper::swap_in(Storage& storage, Cause cause) {
 
 void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   table_.set_block(&storage, block);
-  storage.residency = Residency::Returning;
+  become(storage, Residency::Returning);
   storage.moved_by = cause;
-  storage.lanes = 0;
+  storage.lanes = storage.made_by = 0;
   const Ticks issue = now_ticks();
   storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)));
   recorder_.arrived(storage);
@@ -155,7 +184,7 @@ void Swapper::undo_swap_in(Storage& storage) {
   cancel(storage, storage.arriving, Direction::In);
   recorder_.left(storage, std::max(recorder_.op(), 0));
   void* block = storage.block;
-  storage.residency = Residency::Away;
+  become(storage, Residency::Away);
   table_.set_block(&storage, nullptr);
   device_.free(block, storage.block_bytes);
 }
@@ -164,7 +193,7 @@ void Swapper::arrive(Storage& storage, bool host_reads) {
   wait(storage, storage.arriving, Direction::In, device_.lane());
   if (host_reads) device_.host_wait(storage.arriving);
   storage.arriving.reset();
-  storage.residency = Residency::Resident;
+  become(storage, Residency::Resident);
   access::mark_resident(storage);
 }
 
@@ -189,7 +218,7 @@ bool Swapper::restore(Storage& storage, Cause cause, bool host_reads) {
 void Swapper::touch(Storage& storage, bool writes) {
   if (storage.residency == Residency::Leaving) {  // not expected this soon; the copy is good for the next time
     forget_leaving(storage);
-    storage.residency = Residency::Resident;
+    become(storage, Residency::Resident);
   }
   if (writes && storage.host.data) drop_host(storage);
 }
@@ -216,6 +245,7 @@ void Swapper::release(Storage& storage) {
   if (storage.residency == Residency::Leaving) forget_leaving(storage);
   if (storage.arriving) cancel(storage, storage.arriving, Direction::In);
   drop_host(storage);
+  access::give_mark_back(storage);
   if (storage.block) device_.free(storage.block, storage.block_bytes);
 }
 
@@ -229,6 +259,8 @@ bool Swapper::restore_all() {
       continue;
     }
     if (storage->residency == Residency::Returning) arrive(*storage, false);
+    // Where all fit, what is still dropped cannot be made again.
+    if (storage->residency == Residency::Dropped && device_.total_bytes() != SIZE_MAX) all_here = false;
   }
   device_.drain();
   for (const auto& storage : table_.all()) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "device/device.h"
@@ -20,7 +21,8 @@ class Swapper {
   std::function<int64_t(const Storage&)> next_use;
   // Called when nothing more can leave: waits for another thread's op to end. False: there is none to wait for.
   std::function<bool()> wait_for_pins;
-  size_t min_bytes = 16 << 10;  // smaller storages stay
+  size_t min_bytes = 16 << 10;                         // smaller storages stay
+  std::optional<std::vector<Transition>> transitions;  // kept for tests
 
   // A block of the lane; storages leave to make room for it. nullptr where even that does not suffice.
   void* take(size_t block_bytes, int lane);
@@ -37,15 +39,20 @@ class Swapper {
   bool swap_in(Storage& storage, Cause cause);   // begin, without evicting anything; false where there is no room
   // Be resident for what compute does from here on, or the host; false where there is no room.
   bool restore(Storage& storage, Cause cause, bool host_reads = false);
-  void touch(Storage& storage, bool writes);  // a resident or leaving storage is about to be used
-  void release(Storage& storage);             // the storage dies: its memory goes back
-  bool restore_all();                         // at the end of a session; false: they do not all fit
-  void drop_host(Storage& storage);           // the host copy is stale, or no longer wanted
+  void drop(Storage& storage);                 // a resident storage gives its block back, and has no copy
+  void remade(Storage& storage, void* block);  // a dropped storage has its bytes again, in this block
+  bool has_room(size_t block_bytes);           // with what is leaving anyway, if need be
+  void touch(Storage& storage, bool writes);   // a resident or leaving storage is about to be used
+  void release(Storage& storage);              // the storage dies: its memory goes back
+  bool restore_all();                          // at the end of a session; false: they do not all fit
+  void drop_host(Storage& storage);            // the host copy is stale, or no longer wanted
 
  private:
+  void become(Storage& storage, Residency to);
   bool finish_any_leaving();
   bool evict(size_t block_bytes);
   void forget_leaving(Storage& storage);
+  void give_block_back(Storage& storage);
   void begin_swap_in(Storage& storage, void* block, Cause cause);
   void undo_swap_in(Storage& storage);
   void arrive(Storage& storage, bool host_reads);

@@ -7,10 +7,19 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/quantized/QTensorImpl.h>
 #include <ATen/quantized/Quantizer.h>
+#include <ATen/record_function.h>
 
 #include <vector>
 
 namespace chameleon {
+
+// An op's own arguments. What a boxed call shows as its inputs is all of the stack, on which torch.func leaves those of
+// the calls around it.
+inline c10::ArrayRef<const c10::IValue> arguments_of(const at::RecordFunction& function) {
+  const auto stack = function.inputs();
+  const size_t count = function.num_inputs();
+  return stack.size() > count ? stack.slice(stack.size() - count) : stack;
+}
 
 template <class F>
 void each_tensor(const c10::IValue& value, F&& f) {

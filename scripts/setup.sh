@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the Makefile needs before it can build or test: setup.sh tools | python | chromium
+# What the Makefile needs before it can build or test: setup.sh tools | python | torture | chromium
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -84,6 +84,19 @@ python() {
     touch .venv/.installed
 }
 
+# Optional, and apart from .venv: what cannot be had is skipped, and the counts say so. No dependencies but those
+# named, or a package would bring a PyTorch of its own.
+torture() {
+    local names folder
+    for names in "timm torchvision" "diffusers importlib_metadata zipp lazy-importer" "atheris"; do
+        folder=build/torture_packages/${names%% *}
+        [ -d "$folder" ] && continue
+        # shellcheck disable=SC2086 # several words
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
+            --target "$folder" $names 2>/dev/null || echo "    ${names%% *} cannot be had here: what needs it is skipped"
+    done
+}
+
 chromium() {
     [ -x /usr/bin/chromium ] && return
     if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
@@ -95,9 +108,9 @@ chromium() {
 }
 
 case ${1-} in
-    tools | python | chromium) "$1" ;;
+    tools | python | torture | chromium) "$1" ;;
     *)
-        echo "usage: $0 tools | python | chromium" >&2
+        echo "usage: $0 tools | python | torture | chromium" >&2
         exit 2
         ;;
 esac

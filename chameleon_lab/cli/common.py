@@ -120,7 +120,19 @@ link_option = click.option(
 step_option = click.option(
     "--step", "index", type=int, metavar="N", help="The session's step number N of the trace, not the newest."
 )
+rematerialise_option = click.option(
+    "--rematerialise",
+    type=click.Choice(["no", "cheap", "all"]),
+    help="Replay ops instead of copying what they made, where that is cheaper: none, those of class 1 (element-wise, "
+    "norms, casts, copies), or matrix products, convolutions and attention too. Left out: what the trace says its "
+    "session could.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def replay_class(choice: str | None) -> int | None:
+    """What --rematerialise means to the planner."""
+    return None if choice is None else ("no", "cheap", "all").index(choice)
 
 
 def capacity_bytes(capacity: float | int, step: StepTrace) -> int:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
-from ..policy import Link, floor, lower_bound, simulate
+from ..policy import Link, Policy, floor, lower_bound, simulate
 from ..policy import plan as plan_policy
 from ..policy.memory import MIN_SWAP_BYTES
+from ..policy.model import Action
+from ..trace import Trace
 from ..trace_report import place
 from ..units import format_bytes
 from .common import (
@@ -21,6 +24,8 @@ from .common import (
     link_option,
     load_trace,
     print_json,
+    rematerialise_option,
+    replay_class,
     step_of,
     step_option,
     with_examples,
@@ -35,7 +40,7 @@ from .simulate import prediction_values
     epilog=with_examples(
         """
         chameleon plan t.parquet --capacity 256MiB -o policy.json
-        chameleon plan t.parquet --capacity 60% --link 16GiB/s
+        chameleon plan t.parquet --capacity 60% --link 16GiB/s --rematerialise all
         chameleon plan t.parquet --capacity 256MiB --json | jq .predicted.stall_s
         """
     ),
@@ -62,6 +67,7 @@ from .simulate import prediction_values
     "--min-swap", type=BYTES, default=MIN_SWAP_BYTES, metavar="SIZE", help="Smaller storages never leave."
 )
 @click.option("--bound", "with_bound", is_flag=True, help="Say what no policy can beat, too (takes seconds).")
+@rematerialise_option
 @step_option
 @json_option
 def plan(
@@ -72,6 +78,7 @@ def plan(
     margin: float,
     min_swap: int,
     with_bound: bool,
+    rematerialise: str | None,
     index: int | None,
     as_json: bool,
 ) -> None:
@@ -82,16 +89,25 @@ def plan(
     trace = load_trace(trace_file)
     step = step_of(trace, index)
     link = link or link_of(trace)
+    seen = Trace([step], trace.meta)
+    allowed = replay_class(rematerialise)
     with failing_well(trace_file), working(f"Planning {len(step.ops)} ops"):
         lowest = floor(step)
         policy = plan_policy(
-            step, capacity_bytes(capacity, step), link, min_swap_bytes=min_swap, margin=margin
+            seen,
+            capacity_bytes(capacity, step),
+            link,
+            min_swap_bytes=min_swap,
+            margin=margin,
+            rematerialise=allowed,
         )
         prediction = simulate(step, policy)
     bound = None
     if with_bound:
         with failing_well(trace_file), working("Looking for the bound"):
-            bound = lower_bound(step, policy.capacity_bytes, link, min_swap_bytes=min_swap)
+            bound = lower_bound(
+                seen, policy.capacity_bytes, link, min_swap_bytes=min_swap, rematerialise=allowed
+            )
     if output is not None:
         with failing_well(output):
             policy.save(output)
@@ -103,10 +119,9 @@ def plan(
                 "live_peak_bytes": step.live_peak_bytes,
                 "floor": asdict(lowest),
                 "swaps": len(policy.swaps),
-                "categories": [
-                    {"category": category, "gaps": gaps, "bytes": size}
-                    for category, gaps, size in policy.summary()
-                ],
+                "categories": _categories(policy, Action.SWAP),
+                "replays": len(policy.drops),
+                "rematerialised": _categories(policy, Action.REMATERIALISE),
                 "predicted": prediction_values(prediction),
                 "lower_bound_stall_s": None if bound is None else bound.stall_s,
                 "output": output,
@@ -120,3 +135,8 @@ def plan(
     print(f"Floor: {format_bytes(lowest.bytes)}, set by {place(lowest.op_name, lowest.module)}")
     if output is not None:
         print(f"Saved in {output}")
+
+
+def _categories(policy: Policy, action: Action) -> list[dict[str, Any]]:
+    rows = policy.summary(action)
+    return [{"category": category, "gaps": gaps, "bytes": size} for category, gaps, size in rows]

@@ -10,6 +10,7 @@ import click
 
 from ..policy import Link, Sweep, SweepPoint
 from ..policy import sweep as sweep_capacities
+from ..trace import Trace
 from .common import (
     CAPACITY_OF_TRACE,
     capacity_bytes,
@@ -19,6 +20,8 @@ from .common import (
     link_option,
     load_trace,
     print_json,
+    rematerialise_option,
+    replay_class,
     step_of,
     step_option,
     with_examples,
@@ -47,10 +50,16 @@ from .common import (
     "from the floor to the peak.",
 )
 @link_option
+@rematerialise_option
 @step_option
 @json_option
 def sweep(
-    trace_file: str, capacities: tuple[float | int, ...], link: Link | None, index: int | None, as_json: bool
+    trace_file: str,
+    capacities: tuple[float | int, ...],
+    link: Link | None,
+    rematerialise: str | None,
+    index: int | None,
+    as_json: bool,
 ) -> None:
     """Plan and predict the newest step of TRACE at several capacities: what one needs to choose a capacity."""
     trace = load_trace(trace_file)
@@ -58,7 +67,9 @@ def sweep(
     link = link or link_of(trace)
     chosen = [capacity_bytes(capacity, step) for capacity in capacities] or None
     with failing_well(trace_file):
-        found = sweep_capacities(step, chosen, link)
+        found = sweep_capacities(
+            Trace([step], trace.meta), chosen, link, rematerialise=replay_class(rematerialise)
+        )
     if as_json:
         print_json(_values(found))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ table {{ border-collapse: collapse }} td, th {{ padding: 2px 14px 2px 0; text-al
 </style>"""
 
 
-class BokehView:
+class BokehView(ABC):
     """Something that Bokeh draws. In a notebook it shows itself, where jupyter_bokeh is installed.
 
     The widget works in JupyterLab, in VS Code and in Colab. Where none is shown (a notebook that is only read), the
@@ -36,9 +37,9 @@ class BokehView:
         """What a notebook shows. Raises MissingPackageError without ipywidgets and jupyter_bokeh."""
         return bokeh_widget(self.layout)
 
+    @abstractmethod
     def summary_html(self) -> str:
         """The figures in words, as HTML."""
-        raise NotImplementedError
 
     def to_html(self) -> str:
         """A page with the summary and the drawing as they are now; Bokeh's code is in it."""
@@ -59,6 +60,7 @@ class BokehView:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         shown = self.widget._repr_mimebundle_(include=include, exclude=exclude)
+        _send_bokeh_js()
         # Front ends without widgets show this; those with them prefer the widget.
         return {**shown, "text/plain": repr(self), "text/html": self.summary_html()}
 
@@ -70,6 +72,17 @@ def bokeh_widget(layout: LayoutDOM) -> DOMWidget:
     """
     load_widgets("jupyter_bokeh")
     return load("jupyter_bokeh", "jupyter_bokeh", "widgets").BokehModel(layout)
+
+
+def _send_bokeh_js() -> None:
+    """Put Bokeh's code into the output, since jupyter_bokeh brings none; every time, so that each cell stands alone."""
+    ipython = load("IPython", "ipython", "widgets").get_ipython()
+    if getattr(ipython, "kernel", None) is None:
+        return
+    from bokeh.io import output_notebook
+    from bokeh.resources import Resources
+
+    output_notebook(Resources(mode="inline", components=["bokeh"]), hide_banner=True)
 
 
 def new_plot(**options: Any) -> figure:

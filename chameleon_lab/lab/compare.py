@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..policy import Decision, Policy, Prediction, StallCause, diff, simulate
+from ..policy import Decision, Link, Policy, Prediction, StallCause, diff, simulate
 from ..policy.memory import step_op_times
 from ..policy.model import NEVER, fingerprint
 from ..policy.program import bind
@@ -26,6 +26,9 @@ _MOST_BARS = 1500
 _MOST_PIXELS = 2048
 """Five curves of three points a pixel are half of what an answer may have."""
 _KEPT = 4
+
+_CONDITIONS = ("capacity_bytes", "link", *(f"assumed.{name}" for name in ("ops", "live_peak_bytes", "torch")))
+"""What two policies were made for that a person can use: of the predictions, the figures tell."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +140,13 @@ def measured_side(scene: Scene) -> Side:
 def predicted_side(policy: Policy, step: StepTrace) -> Side:
     """A step as it should run under a policy, in the steady state; see :func:`~chameleon_lab.policy.simulate`."""
     scene = Scene([step], {})
-    memory, swaps, _ = bind(policy, step)
+    memory, swaps, replays, _ = bind(policy, step)
+    swaps, _ = replays.served(memory, swaps)
     found: Prediction = simulate(step, policy)
     count, n = len(step.storages), memory.ops
     starts = np.concatenate([[0.0], np.cumsum(step_op_times(step))])
-    starts[:n] += np.cumsum(found.stall_op_s)
-    starts[n] += found.stall_s
+    starts[:n] += np.cumsum(found.stall_op_s + replays.seconds)
+    starts[n] += found.stall_s + found.replay_s
     waits = np.flatnonzero(found.stall_op_s)
     peak = int(found.resident_bytes.argmax())
     birth, death = scene.storage_life
@@ -152,6 +156,7 @@ def predicted_side(policy: Policy, step: StepTrace) -> Side:
     for op in (peak, peak + n):  # a gap may reach over the step's end
         away |= (swaps.free_op <= op) & (op < swaps.in_op)
     on_device[row[away]] = False
+    on_device[memory.row[replays.storage[(replays.out_op < peak) & (peak < replays.in_op)]]] = False
     moved = size * (swaps.needs_copy(memory).astype(np.int64) + swaps.returns)
     causes = found.stall_by_cause
     return Side(
@@ -337,7 +342,7 @@ def _decisions(a: Policy, b: Policy) -> dict[str, Any]:
         "conditions": [
             {"name": name, "a": _plain(before), "b": _plain(after)}
             for name, (before, after) in found.conditions.items()
-            if not name.startswith("predicted.")  # the figures say so
+            if name in _CONDITIONS
         ],
     }
 
@@ -353,7 +358,9 @@ def _decision_row(a: Decision | None, b: Decision | None) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """What the panel shows as it stands: a number, a text or nothing."""
-    return value if value is None or isinstance(value, int | float | str) else str(value)
+    if isinstance(value, dict):
+        value = str(Link(**value))  # the one condition that has parts
+    return value
 
 
 def _sum_by_storage(storage: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:

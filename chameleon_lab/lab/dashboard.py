@@ -133,7 +133,8 @@ class Dashboard(BokehView):
             peaks = self.session.resident_peaks(step.index, _PARTS).tolist()
         except SessionError:
             peaks = []
-        peaks = peaks or [step.peak_bytes]
+        if not peaks:
+            return [step.index, step.index + 1], [step.peak_bytes] * 2
         return [step.index + (part + 1) / len(peaks) for part in range(len(peaks))], peaks
 
     # ------------------------------------------------------------------------------------------------ showing
@@ -188,7 +189,8 @@ class Dashboard(BokehView):
         x_range = models.DataRange1d(
             follow="end", follow_interval=_SHOWN_STEPS, range_padding=0, min_interval=4
         )
-        options = {"x_range": x_range, "tools": "xpan,xwheel_zoom,reset"}
+        # One width for the labels of all three, so that their axes are one.
+        options = {"x_range": x_range, "tools": "xpan,xwheel_zoom,reset", "min_border_left": 70}
         limited = self.session.capacity_bytes is not None
         y_range = models.Range1d(0, 1) if limited else models.DataRange1d(start=0)
         device = self._device = new_plot(height=210, title="On the device", y_range=y_range, **options)

@@ -21,7 +21,8 @@ from .query import fits_text, parse_query
 ACTIONS = tuple(
     action.value
     for action in EditAction
-    if action not in (EditAction.PREFETCH, EditAction.CAPACITY, EditAction.LINK)
+    if action
+    not in (EditAction.NEVER_REMATERIALISE, EditAction.PREFETCH, EditAction.CAPACITY, EditAction.LINK)
 )
 """What an edit can say of a storage, as the planner knows it."""
 
@@ -96,13 +97,14 @@ class Candidates:
 
     def judged(self, policy: Policy) -> tuple[Prediction, Held]:
         """What a step takes under a policy, and what the policy does with each row."""
-        memory, swaps, unmatched = bind(policy, self.step)
+        memory, swaps, replays, unmatched = bind(policy, self.step, self.op_times)
         prediction = simulate_swaps(
             memory,
             swaps,
             policy.capacity_bytes,
             policy.link,
             self.op_times,
+            replays,
             unmatched=tuple(unmatched),
             step=self.step,
         )

@@ -383,7 +383,10 @@ def _status(session: Session) -> str:
 
 
 def _headline(policy: Policy) -> str:
-    return f"a policy of {_count(len(policy.swaps), 'swap')} for {format_bytes(policy.capacity_bytes)}"
+    replays = f" and {_count(len(policy.drops), 'replay')}" if policy.drops else ""
+    return (
+        f"a policy of {_count(len(policy.swaps), 'swap')}{replays} for {format_bytes(policy.capacity_bytes)}"
+    )
 
 
 def _count(number: int, what: str) -> str:

@@ -8,6 +8,7 @@ from .generate import plan
 from .memory import Floor, floor
 from .model import Decision, Link, Policy
 from .simulate import OpStall, Prediction, StallCause, simulate
+from .suggest import Suggestion, suggest
 from .sweep import Sweep, SweepPoint, sweep
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "PolicyDiff",
     "Prediction",
     "StallCause",
+    "Suggestion",
     "Sweep",
     "SweepPoint",
     "diff",
@@ -32,5 +34,6 @@ __all__ = [
     "lower_bound",
     "plan",
     "simulate",
+    "suggest",
     "sweep",
 ]

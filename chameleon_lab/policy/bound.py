@@ -7,17 +7,20 @@ start of the next, over the step's end too. The program keeps of a policy only w
 - What is away at a checkpoint was copied out before, in segments after the use that its gap begins with, and is
   copied back afterwards, in segments before the use that ends the gap.
 - A version of a storage (what lies between two writes) is copied out once at most, however often it leaves.
-- In a segment each direction of the link carries no more bytes than its time allows: compute plus stall.
+- In a segment each direction of the link carries no more bytes than its time allows: compute, replays and stall.
+- Where replays are allowed, what is away may also have been dropped right after the use that its gap begins with; then
+  it is replayed afterwards, in segments before the use that ends the gap, for the time that its ops take.
 
-Any policy, averaged over its steps, is a point of this program, so the smallest stall in the program is a bound for
-all of them. Everything that it leaves out makes it lower: blocks may move in parts, copies wait for nothing but their
-link, and bytes matter at checkpoints alone. More checkpoints make it tighter.
+Any policy, averaged over its steps, is a point of this program, so the smallest stall (and replay time) in the program
+is a bound for all of them. Everything that it leaves out makes it lower: blocks may move and be replayed in parts,
+copies wait for nothing but their link, a replay needs neither its inputs nor memory and is as good as at its use for
+bytes, and these matter at checkpoints alone. More checkpoints make it tighter.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +28,7 @@ import numpy as np
 from ..errors import BelowFloorError
 from ..trace import StepTrace, Trace
 from ..units import format_seconds
+from .generate import replay_class_of
 from .memory import (
     MIN_SWAP_BYTES,
     StepMemory,
@@ -35,6 +39,7 @@ from .memory import (
     step_op_times,
 )
 from .model import Link
+from .replay import Replayable
 
 CHECKPOINTS = 48
 """Ops at which the program looks at the bytes, unless told otherwise. With more it takes seconds to solve."""
@@ -47,12 +52,15 @@ class Bound:
     capacity_bytes: int
     compute_s: float
     stall_s: float
+    """Of stalls; of stalls and replays together where those are allowed."""
     checkpoints: int
     """Ops at which the bytes were looked at; more of them may raise the bound."""
+    rematerialise: int = 0
+    """Highest class of ops that policies may replay; 0: they may only swap."""
 
     @property
     def step_s(self) -> float:
-        """Compute and stall."""
+        """Compute, stall and replays."""
         return self.compute_s + self.stall_s
 
     @property
@@ -62,8 +70,9 @@ class Bound:
 
     def __str__(self) -> str:
         share = f" ({100 * self.stall_share:.1f} % of compute)" if self.compute_s > 0 else ""
+        what = "stall and replays" if self.rematerialise else "stall"
         return (
-            f"Lower bound: stall {format_seconds(self.stall_s)}{share}, step {format_seconds(self.step_s)}, "
+            f"Lower bound: {what} {format_seconds(self.stall_s)}{share}, step {format_seconds(self.step_s)}, "
             f"from {self.checkpoints} checkpoints"
         )
 
@@ -76,16 +85,20 @@ def lower_bound(
     *,
     checkpoints: int = CHECKPOINTS,
     min_swap_bytes: int = MIN_SWAP_BYTES,
+    rematerialise: bool | int | None = None,
+    refused: Collection[str] = (),
 ) -> Bound:
     """The least stall of any policy that swaps storages of at least ``min_swap_bytes``, in the steady state.
 
-    ``op_times`` as for :func:`~chameleon_lab.policy.simulate`. With as many ``checkpoints`` as ops the bound is as
-    tight as it gets. It has the tolerance of its solver: about 1e-7 of the step. Needs scipy, and seconds for a
-    step of many storages.
+    With ``rematerialise`` (it and ``refused`` as for :func:`~chameleon_lab.policy.plan`), the least of stall and
+    replays of any policy that swaps or drops them. ``op_times`` as for :func:`~chameleon_lab.policy.simulate`. With as
+    many ``checkpoints`` as ops the bound is as tight as it gets. It has the tolerance of its solver: about 1e-7 of the
+    step. Needs scipy, and seconds for a step of many storages.
 
     Raises BelowFloorError if no policy fits the capacity at all, TraceError if the trace holds no op, ValueError if
-    ``op_times`` or ``checkpoints`` does not fit.
+    ``op_times``, ``checkpoints`` or ``rematerialise`` does not fit.
     """
+    replay_class = replay_class_of(rematerialise, trace)
     if checkpoints < 1:
         raise ValueError(f"checkpoints is {checkpoints}: give a number from 1 up")
     step = newest_step(trace)
@@ -96,8 +109,14 @@ def lower_bound(
     if capacity < lowest.bytes:
         raise BelowFloorError(below_floor(capacity, lowest))
     at = _checkpoints(step, times, checkpoints)
-    stall_s = _Program(memory, at, capacity, link, times).least_stall_s()
-    return Bound(capacity, float(times.sum()), stall_s, len(at))
+    replayable = Replayable(step, memory, times, replay_class, refused) if replay_class else None
+    stall_s = _Program(memory, at, capacity, link, times, replayable).least_stall_s()
+    return Bound(capacity, float(times.sum()), stall_s, len(at), replay_class)
+
+
+_Gap = tuple[int, int, bool, float]
+"""A gap as the checkpoints see it: the first of them in it, the one after the last, does the storage return?, and
+seconds a byte of its replay (infinite: it cannot be)."""
 
 
 def _checkpoints(step: StepTrace, times: np.ndarray, count: int) -> np.ndarray:
@@ -128,9 +147,16 @@ class _Program:
     """
 
     def __init__(
-        self, memory: StepMemory, at: np.ndarray, capacity: int, link: Link, times: np.ndarray
+        self,
+        memory: StepMemory,
+        at: np.ndarray,
+        capacity: int,
+        link: Link,
+        times: np.ndarray,
+        replayable: Replayable | None,
     ) -> None:
         self.memory, self.at, self.link = memory, at, link
+        self.rate = _replay_rates(memory, replayable)
         self.unit_bytes = max(int(memory.live_bytes.max()), 1)
         clock = np.concatenate([[0.0], np.cumsum(times)])
         compute_s = float(clock[-1])
@@ -148,6 +174,10 @@ class _Program:
         self.out_flows: list[list[int]] = [[] for _ in at]
         self.in_flows: list[list[int]] = [[] for _ in at]
         self.away: list[list[int]] = [[] for _ in at]
+        # How much is dropped in gaps, as (first checkpoint, the one after the last, variable, seconds of a unit's
+        # replay); and how long replays run in each segment.
+        self.drops: list[tuple[int, int, int, float]] = []
+        self.replays: list[list[int]] = [[] for _ in at]
 
     def least_stall_s(self) -> float:
         """Solve it."""
@@ -157,10 +187,13 @@ class _Program:
             return 0.0
         for (copied, gaps), size in self._versions().items():
             self._add_version(copied, gaps, size / self.unit_bytes)
-        for flows, seconds in ((self.out_flows, self.link.out_s), (self.in_flows, self.link.in_s)):
-            factor = seconds(self.unit_bytes) / self.unit_s
+        if self.drops:
+            self._add_replays()
+        for flows, copy_s in ((self.out_flows, self.link.out_s), (self.in_flows, self.link.in_s)):
+            factor = copy_s(self.unit_bytes) / self.unit_s
             for k, flow in enumerate(flows if factor else ()):
                 row = [(variable, factor) for variable in flow] + [(k, -1.0)]
+                row += [(variable, -1.0) for variable in self.replays[k]]
                 self.at_most.append((row, self.segment_s[k] / self.unit_s))
         for k, variables in enumerate(self.away):
             self.at_most.append(
@@ -170,27 +203,28 @@ class _Program:
 
         cost = np.zeros(len(self.upper))
         cost[: len(self.at)] = 1.0
+        for *_, drop, seconds in self.drops:
+            cost[drop] = seconds
         result = linprog(
             cost,
             *self._matrix(self.at_most),
             *self._matrix(self.equal),
             bounds=np.column_stack([np.zeros(len(self.upper)), self.upper]),
-            method="highs",
+            method="highs-ipm" if self.drops else "highs",
         )
         if result.status != 0:
             raise RuntimeError(f"the solver found no lower bound ({result.message}); try other checkpoints")
         return max(float(result.fun), 0.0) * self.unit_s
 
-    def _versions(self) -> dict[tuple[bool, tuple[tuple[int, int, bool], ...]], int]:
+    def _versions(self) -> dict[tuple[bool, tuple[_Gap, ...]], int]:
         """Bytes of the versions that look alike from the checkpoints.
 
-        The key: must it be copied out?, and of each gap in which checkpoints lie: the first of them, the one after
-        the last, and whether the storage returns.
+        The key: must it be copied out?, and the gaps in which checkpoints lie.
         """
         memory, n = self.memory, self.memory.ops
         # A gap begins in the first two steps of those that a version may span, and ends a step later at most.
         cyclic = np.concatenate([self.at + n * k for k in range(4)])
-        spans: dict[tuple[int, int], list[tuple[int, int, bool]]] = defaultdict(list)
+        spans: dict[tuple[int, int], list[_Gap]] = defaultdict(list)
         for gap, storage in enumerate(memory.gap_storage.tolist()):
             begin, end = memory.uses_offset[storage : storage + 2].tolist()
             writes = np.flatnonzero(memory.uses_write[begin:end])
@@ -201,13 +235,14 @@ class _Program:
             first = int(np.searchsorted(cyclic, memory.gap_out[gap] + shift, "right"))
             after = int(np.searchsorted(cyclic, memory.gap_use[gap] + shift, "left"))
             if first < after:
-                spans[storage, version].append((first, after, bool(memory.gap_returns[gap])))
-        alike: dict[tuple[bool, tuple[tuple[int, int, bool], ...]], int] = defaultdict(int)
+                span = (first, after, bool(memory.gap_returns[gap]), float(self.rate[gap]))
+                spans[storage, version].append(span)
+        alike: dict[tuple[bool, tuple[_Gap, ...]], int] = defaultdict(int)
         for (storage, version), gaps in spans.items():
             alike[version > 0, tuple(sorted(gaps))] += int(memory.block_bytes[storage])
         return alike
 
-    def _add_version(self, copied: bool, gaps: tuple[tuple[int, int, bool], ...], size: float) -> None:
+    def _add_version(self, copied: bool, gaps: tuple[_Gap, ...], size: float) -> None:
         """Variables and rows of a version of ``size``: how much of it is copied out, dropped, away and copied in."""
         copies: dict[int, int] = {}
         if copied:
@@ -217,11 +252,18 @@ class _Program:
                 self.out_flows[(k - 1) % len(self.at)].append(flow)
                 self._balance(copies[k], before, flow)
                 before = copies[k]
-        for first, after, returns in gaps:
+        for first, after, returns, rate in gaps:
+            dropped = None
+            if np.isfinite(rate):
+                dropped = self._variable(size)
+                self.drops.append((first, after, dropped, rate * self.unit_bytes / self.unit_s))
             before = back = None
             for k in range(first, after):
                 away, drop = self._variable(size), self._variable(size)
                 self.away[k % len(self.at)].append(away)
+                if dropped is not None:
+                    self.away[k % len(self.at)].append(dropped)
+                    self.at_most.append(([(away, 1.0), (dropped, 1.0)], size))
                 self._balance(away, before, drop, back)
                 if copied:
                     # What was away before and what is dropped since: all of it has been copied out by now.
@@ -234,6 +276,18 @@ class _Program:
                 before = away
             if back is not None and before is not None:
                 self._balance(None, before, back=back)
+
+    def _add_replays(self) -> None:
+        """How long replays run in each segment: for all drops together, and each of them within its gap."""
+        run = [self._variable(np.inf) for _ in self.at]
+        for k, seconds in enumerate(run):
+            self.replays[k].append(seconds)
+        for k in range(len(self.at)):
+            # What runs up to here was dropped before; what runs from here on is used later.
+            before = [(drop, -seconds) for first, _, drop, seconds in self.drops if first <= k]
+            self.at_most.append(([*((variable, 1.0) for variable in run[: k + 1]), *before], 0.0))
+            after = [(drop, -seconds) for _, after, drop, seconds in self.drops if after > k]
+            self.at_most.append(([*((variable, 1.0) for variable in run[k:]), *after], 0.0))
 
     def _balance(
         self, now: int | None, before: int | None, more: int | None = None, back: int | None = None
@@ -261,3 +315,14 @@ class _Program:
             shape=(len(rows), len(self.upper)),
         )
         return matrix, np.array([right for _, right in rows], dtype=np.float64)
+
+
+def _replay_rates(memory: StepMemory, replayable: Replayable | None) -> np.ndarray:
+    """Seconds a byte that a replay at each gap's end takes at least, float64 (G,); infinite where there is none."""
+    rate = np.full(len(memory.gap_storage), np.inf)
+    for gap in () if replayable is None else replayable.gaps():
+        # Right after the drop least of what it needs has died.
+        chain = replayable.chain(int(memory.row[memory.gap_storage[gap]]), int(memory.gap_out[gap]) + 1)
+        assert chain is not None
+        rate[gap] = chain.seconds / int(memory.gap_bytes[gap])
+    return rate

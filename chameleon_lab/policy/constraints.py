@@ -1,4 +1,4 @@
-"""What edits demand of one step: which gaps stay, which must be swapped, and which prefetches move.
+"""What edits demand of one step: which gaps stay, which must be swapped or dropped, and which prefetches move.
 
 The planner sees a step whose kept gaps do not exist and whose forced swaps have been made, and plans the rest
 around them; then the prefetches move. An edit that cannot be obeyed, or not wholly, leaves a Finding.
@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..trace import StepTrace
+from ..trace import Category, StepTrace
 from ..units import format_bytes
-from .edits import Edit, EditAction, Fault, Finding, StorageIndex
+from .edits import Edit, EditAction, Fault, Finding, StorageIndex, means_named
 from .link import Link
 from .memory import StepMemory, Swaps
 from .model import NEVER
+from .replay import Replayable, Replays, gaps_of
 
 
 def conditions(edits: Sequence[Edit], capacity_bytes: int, link: Link) -> tuple[int, Link, list[Finding]]:
@@ -39,11 +40,39 @@ def untouched(step: StepTrace, edits: Sequence[Edit]) -> np.ndarray:
     """Storages that eviction should take last, bool (storages,)."""
     index = StorageIndex(step) if edits else None
     spared = np.zeros(len(step.storages), dtype=bool)
-    whole = [edit for edit in edits if edit.is_residence and edit.gap is None]
-    for edit in sorted(whole, key=lambda edit: edit.specificity):  # stable: the later one still decides
+    for edit in _about_eviction(edits):
         assert index is not None
         spared[index.rows(edit)] = edit.action is EditAction.NEVER_TOUCH
     return spared
+
+
+class Spared:
+    """The same of storages with a name, which are known by it before any step has been recorded."""
+
+    def __init__(self) -> None:
+        self._edits: tuple[Edit, ...] = ()
+        self._known: dict[tuple[Category, str, int], bool] = {}
+
+    def __call__(self, edits: tuple[Edit, ...], category: Category, label: str, block_bytes: int) -> bool:
+        """Should eviction take the storage last? ``label`` is a name such as ``exp_avg of h.0.weight``."""
+        if not edits:
+            return False
+        if edits is not self._edits:
+            self._edits, self._known = edits, {}
+        asked = (category, label, block_bytes)
+        if asked not in self._known:
+            fitting = [edit for edit in _about_eviction(edits) if means_named(edit, *asked)]
+            self._known[asked] = bool(fitting) and fitting[-1].action is EditAction.NEVER_TOUCH
+        return self._known[asked]
+
+
+def _about_eviction(edits: Sequence[Edit]) -> list[Edit]:
+    """The edits that say what eviction takes last, those that decide after those that they override.
+
+    Eviction knows no gaps: a storage that must not be touched in one of them is taken last at any time.
+    """
+    whole = [e for e in edits if e.is_residence and (e.gap is None or e.action is EditAction.NEVER_TOUCH)]
+    return sorted(whole, key=lambda edit: edit.specificity)  # stable: the later one still decides
 
 
 class Constraints:
@@ -52,25 +81,36 @@ class Constraints:
     A *place* is a gap, or a dormant storage (one that no op uses): shape (G + D,).
     """
 
-    def __init__(self, step: StepTrace, memory: StepMemory, edits: Sequence[Edit]) -> None:
+    def __init__(
+        self,
+        step: StepTrace,
+        memory: StepMemory,
+        edits: Sequence[Edit],
+        replayable: Replayable | None = None,
+    ) -> None:
         self.step, self.memory, self.edits = step, memory, tuple(edits)
+        self.replayable = replayable
         self.findings: list[Finding] = []
         gaps, dormant = len(memory.gap_storage), len(memory.dormant)
         self._places = gaps + dormant
         self._owner = np.concatenate([memory.gap_storage, memory.dormant])
         self._ordinal = np.concatenate([memory.gap_ordinal, np.full(dormant, NEVER)])
-        # The edit that decides at each place, or -1: about being away, and about the prefetch.
+        # The edit that decides at each place, or -1: about being away, about being replayed, and about the prefetch.
         self._residence = np.full(self._places, -1)
+        self._replay = np.full(self._places, -1)
         self._prefetch = np.full(self._places, -1)
-        if any(edit.is_residence or edit.action is EditAction.PREFETCH for edit in self.edits):
+        if any(edit.action not in (EditAction.CAPACITY, EditAction.LINK) for edit in self.edits):
             self._decide()
-        decides = np.array(
-            [edit.action is EditAction.SWAP for edit in self.edits] + [False]
-        )  # -1 is the last
-        self.forced = decides[self._residence]
+        self.forced = self._decided(self._residence, EditAction.SWAP)
         """bool (G + D,): must be swapped."""
-        self.stay = (self._residence >= 0) & ~self.forced
-        """bool (G + D,): must not."""
+        self.dropped = self._decided(self._residence, EditAction.REMATERIALISE)
+        """bool (G + D,): must be dropped and replayed, as far as they can be."""
+        self.stay = (self._residence >= 0) & ~self.forced & ~self.dropped
+        """bool (G + D,): must not leave."""
+
+    def _decided(self, by: np.ndarray, action: EditAction) -> np.ndarray:
+        """The places at which an edit of ``action`` decides, bool (G + D,)."""
+        return np.array([edit.action is action for edit in self.edits] + [False])[by]  # -1 is the last
 
     # ------------------------------------------------------------------------------------------------ deciding
 
@@ -83,29 +123,44 @@ class Constraints:
         order = sorted(range(len(self.edits)), key=lambda k: (self.edits[k].specificity, k))
         for k in order:
             edit = self.edits[k]
-            if not edit.is_residence and edit.action is not EditAction.PREFETCH:
+            if edit.action in (EditAction.CAPACITY, EditAction.LINK):
                 continue
             rows = index.rows(edit)
             if not len(rows):
                 self.findings.append(index.unmatched(k, edit))
                 continue
             candidates = candidate_of[rows]
-            meant[k] = self._meant(k, edit, candidates[candidates >= 0])
-            decided = self._residence if edit.is_residence else self._prefetch
-            for place in meant[k].tolist():
-                before = int(decided[place])
-                if before >= 0 and _opposed(self.edits[before], edit):
-                    lost.setdefault((before, k), []).append(place)
-            decided[meant[k]] = k
+            meant[k] = self._meant(k, edit, rows, candidates[candidates >= 0])
+            for decided in self._questions(edit):
+                for place in meant[k].tolist():
+                    before = int(decided[place])
+                    if before >= 0 and _opposed(self.edits[before], edit):
+                        lost.setdefault((before, k), []).append(place)
+                decided[meant[k]] = k
+        never = self._decided(self._replay, EditAction.NEVER_REMATERIALISE)
+        self._residence[never & self._decided(self._residence, EditAction.REMATERIALISE)] = -1
         self._report_losers(meant, lost)
 
-    def _meant(self, k: int, edit: Edit, candidates: np.ndarray) -> np.ndarray:
-        """The places that an edit means."""
-        keeps = edit.is_residence and edit.action is not EditAction.SWAP
+    def _questions(self, edit: Edit) -> list[np.ndarray]:
+        """What an edit has a say in: the edits that decide at each place, the first question being its own."""
+        own = {EditAction.PREFETCH: self._prefetch, EditAction.NEVER_REMATERIALISE: self._replay}
+        questions = [own.get(edit.action, self._residence)]
+        return [*questions, self._replay] if edit.action is EditAction.REMATERIALISE else questions
+
+    def _uses(self, rows: np.ndarray) -> int:
+        """How often the step uses storages, their births among it."""
+        births = int((self.step.storages.birth_op[rows] >= 0).sum())
+        return births + int(np.isin(self.step.uses.storage, rows).sum())
+
+    def _meant(self, k: int, edit: Edit, rows: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+        """The places that an edit means: it names ``rows``, and of them ``candidates`` can leave."""
+        keeps = not edit.leaves and edit.action is not EditAction.PREFETCH
         if not len(candidates):
             if not keeps:  # what cannot leave is kept anyway
                 why = "what it names must stay on the device, or is too small to move"
                 self._impossible(k, why)
+            elif edit.gap is not None and edit.gap >= (uses := self._uses(rows)):
+                self._impossible(k, f"the step uses it {uses} times: there is no gap {edit.gap}")
             return np.empty(0, dtype=np.int64)
         places = np.flatnonzero(np.isin(self._owner, candidates))
         if edit.gap is not None:
@@ -115,16 +170,23 @@ class Constraints:
                 self._impossible(
                     k, f"it has no gap {edit.gap} in which it could be away; it has {gaps or 'none'}"
                 )
-            return own
-        if edit.action is EditAction.SWAP:
+            return self._returning(k, own) if edit.action is EditAction.PREFETCH else own
+        if edit.leaves:
             own = self._longest(places)
             if not len(own):
                 self._impossible(k, "what it names is in use all the time")
             return own
         if edit.action is EditAction.PREFETCH:
-            gaps = places[places < len(self.memory.gap_storage)]
-            return gaps[self.memory.gap_returns[gaps]]
+            return self._returning(k, places)
         return places
+
+    def _returning(self, k: int, places: np.ndarray) -> np.ndarray:
+        """Those of the places of a prefetch from which a storage would come back."""
+        gaps = places[places < len(self.memory.gap_storage)]
+        returning = gaps[self.memory.gap_returns[gaps]]
+        if not len(returning):
+            self._impossible(k, "it leaves in no gap that it returns from, so there is no prefetch to move")
+        return returning
 
     def _longest(self, places: np.ndarray) -> np.ndarray:
         """Of each storage the longest gap; dead time only where there is nothing else."""
@@ -143,9 +205,10 @@ class Constraints:
                 where = f"{len(places)} gaps, the first of {self._key(places[0])}"
                 self.findings.append(_contradicted(loser, self.edits[loser], self.edits[winner], where))
         for k, places in meant.items():
-            decided = self._residence if self.edits[k].is_residence else self._prefetch
+            decided = self._questions(self.edits[k])[0]
             if len(places) and k not in contradicted and not (decided[places] == k).any():
-                winner = int(decided[places[0]])
+                place = places[0]
+                winner = int(decided[place] if decided[place] >= 0 else self._replay[place])
                 why = f"{self.edits[winner]} and the like decide everywhere it speaks of"
                 self.findings.append(
                     Finding(
@@ -155,9 +218,10 @@ class Constraints:
 
     # ------------------------------------------------------------------------------------------------ planning
 
-    def narrowed(self, forced: Swaps) -> StepMemory:
-        """The step as the planner shall see it: the forced swaps made, and only the free gaps left."""
-        memory, gaps = self.memory, len(self.memory.gap_storage)
+    def narrowed(self, forced: Swaps, memory: StepMemory | None = None) -> StepMemory:
+        """The step (or ``memory``) as the planner shall see it: the forced swaps made, and only the free gaps left."""
+        memory = self.memory if memory is None else memory
+        gaps = len(memory.gap_storage)
         free = ~(self.stay | self.forced)
         columns = ("gap_storage", "gap_ordinal", "gap_out", "gap_use", "gap_returns")
         return dataclasses.replace(
@@ -195,8 +259,71 @@ class Constraints:
             returns=np.concatenate([never >= 0, returns]),
         )
 
-    def shifted(self, swaps: Swaps, capacity_bytes: int) -> tuple[Swaps, set[tuple[int, int]]]:
-        """Move the prefetches that edits speak of, as far as the capacity allows.
+    def drops(self, capacity_bytes: int, forced: Swaps) -> tuple[list[int], list[int]]:
+        """The gaps that edits demand to be dropped, as far as they can be, and those that the planner may drop."""
+        asked = np.flatnonzero(self.dropped[: len(self.memory.gap_storage)]).tolist()
+        why: dict[int, str] = {}
+        if self.replayable is None:
+            why = dict.fromkeys(asked, "replaying is switched off")
+        else:
+            why = {gap: reason for gap in asked if (reason := self.replayable.why_not(gap)) is not None}
+            why |= self._without_room([gap for gap in asked if gap not in why], capacity_bytes, forced)
+        self._report_drops(why)
+        must = [gap for gap in asked if gap not in why]
+        if self.replayable is None:
+            return must, []
+        barred = self.stay | self.forced | self._decided(self._replay, EditAction.NEVER_REMATERIALISE)
+        barred[must] = True
+        return must, [gap for gap in self.replayable.gaps() if not barred[gap]]
+
+    def _without_room(self, gaps: list[int], capacity_bytes: int, forced: Swaps) -> dict[int, str]:
+        """Of gaps that could be dropped one by one: those that cannot be together, and why."""
+        assert self.replayable is not None
+        fixed = gaps_of(self.memory, forced).tolist()
+        why: dict[int, str] = {}
+        while True:
+            replays = self.replayable.resolve([gap for gap in gaps if gap not in why], fixed)
+            for gap in replays.declined:
+                why[gap] = (
+                    "with the other edits, its inputs are away or too many ops would be replayed in a row"
+                )
+            over = np.flatnonzero(
+                self.narrowed(forced, replays.applied(self.memory)).least_bytes() > capacity_bytes
+            )
+            if not len(over) or not len(replays):
+                return why
+            before = replays.in_op[replays.in_op <= over[0]]
+            op = int(before.max()) if len(before) else int(replays.in_op.max())
+            for gap in replays.gap[replays.in_op == op].tolist():
+                why[gap] = f"its replay before op {op} finds no room for what it reads and makes on the way"
+
+    def _report_drops(self, why: dict[int, str]) -> None:
+        """Of each edit that demands drops: what of it is not obeyed."""
+        gaps = len(self.memory.gap_storage)
+        for k in sorted({int(edit) for edit in self._residence[self.dropped].tolist()}):
+            places = np.flatnonzero(self.dropped & (self._residence == k)).tolist()
+            failed = [place for place in places if place in why or place >= gaps]
+            if not failed:
+                continue
+            reason = why.get(failed[0], "no op of the step uses it")
+            if len(failed) == len(places):
+                self._impossible(k, f"{self._key(failed[0])} cannot be replayed: {reason}")
+            else:
+                count, first = f"{len(failed)} of {len(places)}", self._key(failed[0])
+                reason = f"{count} gaps cannot be dropped, that of {first}: {reason}"
+                self.findings.append(
+                    Finding(Fault.CLIPPED, k, self.edits[k], reason, "name only what can be replayed")
+                )
+
+    def named(self, gaps: Sequence[int]) -> list[tuple[int, int]]:
+        """The (candidate, ordinal) of gaps."""
+        memory = self.memory
+        return [(int(memory.gap_storage[gap]), int(memory.gap_ordinal[gap])) for gap in gaps]
+
+    def shifted(
+        self, swaps: Swaps, capacity_bytes: int, replays: Replays
+    ) -> tuple[Swaps, set[tuple[int, int]]]:
+        """Move the prefetches that edits speak of, as far as the capacity and the replays allow.
 
         Returns the swaps, and the (storage, ordinal) of those that moved.
         """
@@ -208,7 +335,9 @@ class Constraints:
         if not wanted:
             return swaps, set()
         in_op = swaps.in_op.copy()
-        resident = memory.live_bytes - memory.away_bytes(swaps.storage, swaps.free_op, swaps.in_op)
+        resident = replays.applied(memory).live_bytes - memory.away_bytes(
+            swaps.storage, swaps.free_op, swaps.in_op
+        )
         found: dict[int, int] = dict.fromkeys(wanted.values(), 0)
         short: dict[int, list[tuple[str, int]]] = {}
         moved = set()
@@ -293,9 +422,12 @@ def joined(*parts: Swaps) -> Swaps:
 
 
 def _opposed(one: Edit, other: Edit) -> bool:
+    """Is ``one`` not obeyed where ``other`` decides?"""
     if one.action is EditAction.PREFETCH:
         return one.ops_earlier != other.ops_earlier
-    return (one.action is EditAction.SWAP) != (other.action is EditAction.SWAP)
+    if one.action is EditAction.NEVER_TOUCH and other.action is EditAction.KEEP:
+        return True  # both keep it in the plan, and eviction may take it all the same
+    return (one.action if one.leaves else None) is not (other.action if other.leaves else None)
 
 
 def _asked(edit: Edit) -> tuple[int | None, Link | None]:

@@ -113,6 +113,14 @@ class Draft:
         """Keep a storage, or those of a rule, and evict it last of all."""
         return self.add(Edit(EditAction.NEVER_TOUCH, storage, **target))
 
+    def rematerialise(self, storage: str | None = None, **target: Any) -> Draft:
+        """Drop a storage, or those of a rule, in the gap named or the longest one, and replay what made it."""
+        return self.add(Edit(EditAction.REMATERIALISE, storage, **target))
+
+    def never_rematerialise(self, storage: str | None = None, **target: Any) -> Draft:
+        """Never drop a storage, or those of a rule: it stays or is swapped."""
+        return self.add(Edit(EditAction.NEVER_REMATERIALISE, storage, **target))
+
     def prefetch(self, storage: str | None = None, *, ops_earlier: int, **target: Any) -> Draft:
         """Bring back earlier by so many ops, or later where it is negative."""
         return self.add(Edit(EditAction.PREFETCH, storage, ops_earlier=ops_earlier, **target))
@@ -191,7 +199,8 @@ class Draft:
 
         Raises BelowFloorError if no policy fits the capacity; EditsUnreachableError if it is the edits' fault.
         """
-        if self._edits == self.base.edits and self.step is self.base.source and self.base.is_current:
+        unchanged = self._edits == self.base.edits and self.step is self.base.source
+        if unchanged and self.base.is_current and not self.base.disobeyed:
             return self.base
         return self._planned()
 
@@ -206,6 +215,8 @@ class Draft:
                 min_swap_bytes=int(assumed.get("min_swap_bytes", MIN_SWAP_BYTES)),
                 margin=float(assumed.get("margin", 0.0)),
                 edits=self._edits,
+                rematerialise=int(assumed.get("rematerialise", 0)),
+                refused=tuple(assumed.get("refused", ())),
             )
             self._made = (self._edits, made)
         return self._made[1]

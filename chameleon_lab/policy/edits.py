@@ -5,8 +5,10 @@ process and the sequence length. It is either for one storage (its key, and perh
 (module path, category, stage, size); a rule's conditions must all hold.
 
 Where several edits speak of the same gap, one decides: an edit of one gap before one of a storage, that before
-a rule, and among equals the one that comes later. Whether a storage may be away (keep, swap, never touch) and
-when its block comes back (prefetch) are separate questions. Capacity and link: the last edit of each kind holds.
+a rule, and among equals the one that comes later. Whether a storage may be away and how (keep, swap, rematerialise,
+never touch), whether the planner may rematerialise it (never rematerialise) and when its block comes back (prefetch)
+are separate questions; of rematerialise and never rematerialise one decides. Capacity and link: the last edit of each
+kind holds.
 """
 
 from __future__ import annotations
@@ -39,7 +41,12 @@ class EditAction(StrEnum):
     SWAP = "swap"
     """It leaves in the gap named, or in its longest one."""
     NEVER_TOUCH = "never_touch"
-    """The plan never sends it away, and eviction takes it last: only where the step would fail otherwise."""
+    """The plan never sends it away, and eviction takes it last: only where the step would fail otherwise. Of one
+    gap, the plan keeps that gap, and eviction, which knows no gaps, spares the storage at any time."""
+    REMATERIALISE = "rematerialise"
+    """It is dropped in the gap named, or in its longest one, and the op that made it is replayed."""
+    NEVER_REMATERIALISE = "never_rematerialise"
+    """The plan never drops it: it stays or is swapped."""
     PREFETCH = "prefetch"
     """If it is swapped, its block comes back so many ops earlier, or later, than planned."""
     CAPACITY = "capacity"
@@ -48,7 +55,7 @@ class EditAction(StrEnum):
     """Plan for this link."""
 
 
-_RESIDENCE = (EditAction.KEEP, EditAction.SWAP, EditAction.NEVER_TOUCH)
+_RESIDENCE = (EditAction.KEEP, EditAction.SWAP, EditAction.NEVER_TOUCH, EditAction.REMATERIALISE)
 _SELECTORS = ("storage", "gap", "module", "category", "stage", "min_bytes", "max_bytes")
 _VALUES = {
     EditAction.PREFETCH: "ops_earlier",
@@ -153,8 +160,13 @@ class Edit:
 
     @property
     def is_residence(self) -> bool:
-        """Is it about being away at all: keep, swap or never touch?"""
+        """Is it about being away at all: keep, swap, rematerialise or never touch?"""
         return self.action in _RESIDENCE
+
+    @property
+    def leaves(self) -> bool:
+        """Does it demand that a storage leaves the device?"""
+        return self.action in (EditAction.SWAP, EditAction.REMATERIALISE)
 
     def to_dict(self) -> dict[str, Any]:
         """The edit as plain JSON, without what does not apply."""
@@ -285,6 +297,20 @@ class StorageIndex:
             why = "the step has no storage like this"
         way_out = f"did you mean {close[0]!r}? Mend it" if close else "mend it"
         return Finding(Fault.UNMATCHED, index, edit, why, f"{way_out}, or take it back")
+
+
+def means_named(edit: Edit, category: Category, label: str, block_bytes: int) -> bool:
+    """Does an edit mean a storage with a name? One of no stage: it is there before a step begins."""
+    own = category.name.lower()
+    if edit.storage is not None:
+        return edit.storage == f"{own}:{label}"
+    return (
+        edit.stage is None
+        and edit.category in (None, own)
+        and (edit.min_bytes is None or block_bytes >= edit.min_bytes)
+        and (edit.max_bytes is None or block_bytes <= edit.max_bytes)
+        and (edit.module is None or in_module(_holder(label), edit.module))
+    )
 
 
 def in_module(path: str, pattern: str) -> bool:

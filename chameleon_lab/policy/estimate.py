@@ -50,7 +50,7 @@ class Deciders:
             range(len(edits)), key=lambda k: edits[k].specificity
         ):  # stable: the later one decides
             edit = edits[k]
-            if edit.action in (EditAction.CAPACITY, EditAction.LINK):
+            if not edit.is_residence and edit.action is not EditAction.PREFETCH:
                 continue
             if edit.gap is not None:
                 if edit.is_residence:
@@ -100,7 +100,7 @@ def estimate(
         k = deciders.gaps.get(
             (decision.storage, decision.gap), -1 if row is None else deciders.residence[row]
         )
-        if k < 0 or edits[k].action is EditAction.SWAP or decision.action is not Action.SWAP:
+        if k < 0 or edits[k].action.value == decision.action.value:
             decisions.append(decision)
     decisions = [_moved(decision, made.edits, edits, index, deciders) for decision in decisions]
     forced = _forced(step, edits, link, index, memory, deciders, decisions, op_times)

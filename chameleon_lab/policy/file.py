@@ -1,20 +1,23 @@
 """The policy file: JSON with one edit and one decision a line, in order, so that a diff shows which ones changed.
 
-``policy.schema.json`` beside this module is its JSON Schema. Version 1 had neither edits nor the step.
+``policy.schema.json`` beside this module is its JSON Schema. Version 1 had neither edits nor the step, version 2 no
+rematerialise.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 from ..errors import PolicyError
 from . import step_text
-from .edits import digest, edit_from_dict
+from .edits import CATEGORIES, digest, edit_from_dict
 from .link import Link
-from .model import NEVER, PLANNER, VERSION, Action, Decision, Policy
+from .model import NEVER, PLANNER, USER, VERSION, Action, Decision, Policy
 
 _WRITE_AGAIN = "write the file again with Policy.save, or take an older version of it"
 
@@ -30,6 +33,73 @@ _TOP = {
 }
 _LINK = {"out_bytes_per_s": "number or null", "in_bytes_per_s": "number or null"}
 _DECISION = {f.name: "int" if f.type == "int" else "string" for f in fields(Decision)}
+
+
+_MOST = 2**63 - 1
+_Rule = tuple[Callable[[Any], bool], str]
+
+
+def _whole(low: int) -> _Rule:
+    def fits(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= _MOST
+
+    return fits, f"a whole number from {low} to {_MOST}"
+
+
+def _number(low: float, high: float = math.inf) -> _Rule:
+    def fits(value: Any) -> bool:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return number and math.isfinite(value) and low <= value <= high
+
+    return fits, f"a finite number from {low:g}" + (f" to {high:g}" if high < math.inf else "")
+
+
+def _one_of(known: Sequence[str]) -> _Rule:
+    return lambda value: value in known, f"one of {', '.join(known)}"
+
+
+_HASH: _Rule = (
+    lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{16}", value) is not None,
+    "16 hex digits",
+)
+_TEXT: _Rule = lambda value: isinstance(value, str) and value != "", "text that is not empty"
+_TEXTS: _Rule = (
+    lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value),
+    "an array of strings",
+)
+_POSITIONS: _Rule = (
+    lambda value: isinstance(value, list) and all(_whole(0)[0](position) for position in value),
+    "an array of whole numbers from 0 up",
+)
+_OBJECT: _Rule = lambda value: isinstance(value, dict), "an object"
+
+# What the JSON Schema says of values beyond their type. Of these sections no field is required.
+_ASSUMED: dict[str, _Rule] = {
+    "fingerprint": _HASH,
+    "ops": _whole(1),
+    "torch": _TEXT,
+    "live_peak_bytes": _whole(0),
+    "min_swap_bytes": _whole(0),
+    "margin": _number(0, 1),
+    "rematerialise": _whole(1),
+    "refused": _TEXTS,
+    "edits": _HASH,
+    "disobeyed": _POSITIONS,
+    "without_edits": _OBJECT,
+}
+_PREDICTED: dict[str, _Rule] = {
+    **dict.fromkeys(("peak_bytes", "swapped_out_bytes", "swapped_in_bytes", "replayed_bytes"), _whole(0)),
+    **dict.fromkeys(("step_s", "stall_s", "replay_s"), _number(0)),
+    "overlap": _number(0, 1),
+}
+_DECIDED: dict[str, _Rule] = {
+    "storage": _TEXT,
+    "category": _one_of(CATEGORIES),
+    **dict.fromkeys(("bytes", "out_op", "free_op"), _whole(0)),
+    **dict.fromkeys(("gap", "in_op", "use_op"), _whole(NEVER)),
+    "decided_by": _one_of((PLANNER, USER)),
+}
+_WITHOUT_EDITS: dict[str, _Rule] = {"capacity_bytes": _whole(1), "link": _OBJECT}
 
 
 def to_json(policy: Policy) -> str:
@@ -63,11 +133,18 @@ def from_json(text: str, source: str = "policy") -> Policy:
         data = _MIGRATIONS[older](data)
     top = _checked(data, _TOP, source, "")
     link = _checked(top["link"], _LINK, source, "link.")
+    _ruled(top, {"capacity_bytes": _whole(1)}, source, "")
+    _ruled(top["assumed"], _ASSUMED, source, "assumed.")
+    _ruled(top["predicted"], _PREDICTED, source, "predicted.")
+    _check_without_edits(top["assumed"].get("without_edits", {}), source)
 
     edits, decisions = [], []
     for index, entry in enumerate(top["edits"]):
         place, where = _place(text, source, "edits", index)
         values = _typed(entry, "object", where, place)
+        for name in ("gap", "min_bytes", "max_bytes", "ops_earlier", "capacity_bytes"):
+            if isinstance(values.get(name), int):
+                _ruled(values, {name: _whole(-_MOST)}, where, f"{place}.")
         try:
             edits.append(edit_from_dict(values))
         except PolicyError as error:
@@ -97,7 +174,11 @@ def from_json(text: str, source: str = "policy") -> Policy:
 
 def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
-        data = json.loads(text, parse_constant=_refuse_constant)
+        data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
+    except _GivenTwiceError as error:
+        raise PolicyError(
+            f"{source}: {error.args[0]}, and only the last would count: delete one of them"
+        ) from error
     except (ValueError, RecursionError) as error:
         place = (
             f", line {error.lineno} column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
@@ -125,7 +206,12 @@ def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "chameleon_lab_policy": 2, "assumed": assumed, "edits": edits, "step": ""}
 
 
-_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_version_1}
+def _from_version_2(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 knew two choices, keep and swap: whatever it says still holds."""
+    return {**data, "chameleon_lab_policy": 3}
+
+
+_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_version_1, 2: _from_version_2}
 """From the version that is the key to the next one. They see data that nobody has checked yet."""
 
 
@@ -138,9 +224,31 @@ def _decision(entry: Any, source: str, place: str) -> Decision:
         )
     values["action"] = Action(values["action"])
     try:
-        return Decision(**values)
+        decision = Decision(**values)
     except PolicyError as error:
         raise PolicyError(f"{source}: {place}: {error}") from error
+    _ruled(values, _DECIDED, source, f"{place}.")
+    return decision
+
+
+def _ruled(values: Mapping[str, Any], rules: Mapping[str, _Rule], source: str, prefix: str) -> None:
+    """Check the values that are there. Raises PolicyError, naming file, place, value and what may stand there."""
+    for name, (fits, what) in rules.items():
+        if name in values and not fits(values[name]):
+            raise PolicyError(
+                f"{source}: {prefix}{name} is {_short(values[name])}, but it must be {what}; mend it, or {_WRITE_AGAIN}"
+            )
+
+
+def _check_without_edits(given: dict[str, Any], source: str) -> None:
+    prefix = "assumed.without_edits."
+    _ruled(given, _WITHOUT_EDITS, source, prefix)
+    if "link" in given:
+        link = _checked(given["link"], _LINK, source, f"{prefix}link.")
+        try:
+            Link(**link)
+        except PolicyError as error:
+            raise PolicyError(f"{source}: {prefix}link.{error}") from error
 
 
 def _place(text: str, source: str, section: str, index: int) -> tuple[str, str]:
@@ -168,6 +276,26 @@ def _line(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
+class _GivenTwiceError(Exception):
+    """A JSON object has a key twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise _GivenTwiceError(
+                f"one object has {key!r} twice, as {_short(made[key])} and as {_short(value)}"
+            )
+        made[key] = value
+    return made
+
+
+def _short(value: Any) -> str:
+    shown = json.dumps(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
@@ -183,10 +311,8 @@ def _typed(value: Any, kind: str, source: str, place: str) -> Any:
         "array": isinstance(value, list),
     }[kind]
     if not fits:
-        shown = json.dumps(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
         raise PolicyError(
-            f"{source}: {place} is {shown}, but it must be of type {kind}; mend it, or {_WRITE_AGAIN}"
+            f"{source}: {place} is {_short(value)}, but it must be of type {kind}; mend it, or {_WRITE_AGAIN}"
         )
     return value
 

@@ -17,23 +17,24 @@ One plan takes four passes, each O((ops + gaps) log gaps):
 4. *Prefetch*: in the order of their next uses, allocate blocks at the earliest op from which they fit for
    good.
 
-Where the plan stalls in the simulator, a few others are made, and the one that stalls least is taken.
+Where the plan stalls in the simulator, a few others are made, and the one that stalls least is taken. Where
+replays are allowed and swapping alone stalls, :mod:`~chameleon_lab.policy.mix` looks for gaps to rematerialise.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
 
 from ..errors import BelowFloorError, EditsUnreachableError, TraceError
 from ..progress import bar, tick
-from ..trace import Category, StepTrace, Trace
+from ..trace import StepTrace, Trace
 from .constraints import Constraints, conditions, joined
-from .edits import Edit, EditAction, Fault, Finding, digest
+from .edits import CATEGORIES, Edit, EditAction, Fault, Finding, digest
 from .link import Link
 from .memory import (
     MIN_SWAP_BYTES,
@@ -46,8 +47,10 @@ from .memory import (
     step_memory,
     step_op_times,
 )
+from .mix import Mixed, Mixer
 from .model import NEVER, PLANNER, USER, Action, Decision, Policy, fingerprint
 from .range_max import RangeMax
+from .replay import HIGHEST_CLASS, Replayable, Replays, gaps_of
 from .simulate import Prediction, simulate_swaps
 
 _PERIODS = 3
@@ -67,6 +70,8 @@ def plan(
     min_swap_bytes: int = MIN_SWAP_BYTES,
     margin: float = 0.0,
     edits: Sequence[Edit] = (),
+    rematerialise: bool | int | None = None,
+    refused: Collection[str] = (),
 ) -> Policy:
     """Generate a policy for a step (the newest of a trace) that never holds more than ``capacity_bytes``.
 
@@ -76,12 +81,19 @@ def plan(
     is planned around them; what is wrong with them stands in ``Policy.findings``. An edit of the capacity or the
     link takes the place of the argument.
 
+    ``rematerialise`` is the highest class of ops that the runtime can replay (see
+    :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS`), False for none, True for all, None for what the trace's
+    ``meta["replay_class"]`` says, which is none where it is missing; ``refused`` holds names of ops and keys of
+    storages that the runtime has declined. Choosing between copies and replays needs op times: ``op_times`` are then
+    the recorded ones by default.
+
     The same arguments give the same policy. Raises BelowFloorError if no policy fits the capacity,
     EditsUnreachableError if one would without the edits, TraceError if the step has no ops or has lost some,
-    ValueError if ``op_times`` or ``margin`` does not fit.
+    ValueError if ``op_times``, ``margin`` or ``rematerialise`` does not fit.
     """
     if not 0.0 <= margin < 1.0:
         raise ValueError(f"margin is {margin}: give a share of the capacity, from 0 to below 1")
+    replay_class = replay_class_of(rematerialise, trace)
     step = newest_step(trace)
     if step.truncated_ops:
         raise TraceError(
@@ -94,25 +106,42 @@ def plan(
     lowest = floor_of(step, memory)
     if capacity_bytes < lowest.bytes:
         raise _no_room(capacity_bytes, lowest, edits)
-    if op_times is None:
+    if op_times is None and not replay_class:
         compute_s = max(float(step.duration_s) - float(step.ops.stall_s.sum()), 0.0)
         times = np.full(memory.ops, compute_s / memory.ops)
     else:
         times = step_op_times(step, op_times)
     target = int(capacity_bytes * (1.0 - margin))
-    told = op_times is not None
+    told = op_times is not None or bool(replay_class)
     by_user: set[tuple[int, int]] = set()
+    replayable = Replayable(step, memory, times, replay_class, refused) if replay_class else None
     with bar(f"Planning {memory.ops} ops", unit="pass"):
         if edits:
-            constraints = Constraints(step, memory, edits)
-            swaps, prediction, by_user = _around(constraints, capacity_bytes, target, link, times, told)
+            constraints = Constraints(step, memory, edits, replayable)
+            swaps, replays, prediction, by_user = _around(
+                constraints, capacity_bytes, target, link, times, told
+            )
             findings += constraints.findings
         else:
-            swaps, prediction = _best(memory, max(target, lowest.bytes), link, times, told)
+            target = max(target, lowest.bytes)
+            swaps, prediction = _best(memory, target, link, times, told)
+            replays = Replays.none(memory.ops)
+            if replayable is not None and _stalls(prediction, times):
+                mixer = Mixer(
+                    memory,
+                    replayable,
+                    target,
+                    link,
+                    times,
+                    _passes(target, link),
+                    may_drop=replayable.gaps(),
+                )
+                mixed = _mixed(mixer, Mixed(swaps, replays, prediction))
+                swaps, replays, prediction = mixed.swaps, mixed.replays, mixed.prediction
     return Policy(
         capacity_bytes=capacity_bytes,
         link=link,
-        decisions=_decisions(step, memory, swaps, by_user),
+        decisions=_decisions(step, memory, swaps, replays, by_user),
         assumed={
             "fingerprint": fingerprint(step),
             "ops": memory.ops,
@@ -121,6 +150,7 @@ def plan(
             "min_swap_bytes": int(min_swap_bytes),
             "margin": float(margin),
         }
+        | ({"rematerialise": replay_class, "refused": sorted(refused)} if replay_class else {})
         | ({"edits": digest(edits), "without_edits": given} if edits else {}),
         predicted={
             "peak_bytes": prediction.peak_bytes,
@@ -129,16 +159,35 @@ def plan(
             "overlap": prediction.overlap,
             "swapped_out_bytes": prediction.swapped_out_bytes,
             "swapped_in_bytes": prediction.swapped_in_bytes,
-        },
+        }
+        | (
+            {"replay_s": prediction.replay_s, "replayed_bytes": prediction.replayed_bytes}
+            if replay_class
+            else {}
+        ),
         edits=tuple(edits),
         findings=tuple(sorted(findings, key=lambda finding: finding.index)),
         source=step,
     )
 
 
+def replay_class_of(rematerialise: bool | int | None, trace: Trace | StepTrace) -> int:
+    """The highest class of ops to replay: 0 for none. Raises ValueError if there is no such class."""
+    if rematerialise is None:
+        rematerialise = trace.meta.get("replay_class", 0) if isinstance(trace, Trace) else 0
+    if rematerialise is True:
+        return HIGHEST_CLASS
+    if not isinstance(rematerialise, int) or not 0 <= rematerialise <= HIGHEST_CLASS:
+        raise ValueError(
+            f"rematerialise is {rematerialise!r}: give False, True, or the highest class of ops to replay, "
+            f"1 to {HIGHEST_CLASS}"
+        )
+    return int(rematerialise)
+
+
 def _around(
     constraints: Constraints, capacity: int, target: int, link: Link, times: np.ndarray, told: bool
-) -> tuple[Swaps, Prediction, set[tuple[int, int]]]:
+) -> tuple[Swaps, Replays, Prediction, set[tuple[int, int]]]:
     """The best plan that obeys edits, and the (candidate, gap ordinal) pairs that follow from them."""
     memory = constraints.memory
     forced = constraints.forced_swaps(link, times)
@@ -152,10 +201,63 @@ def _around(
         blamed = constraints.blame(lowest.op, lowest.bytes, capacity)
         raise EditsUnreachableError("\n".join(str(finding) for finding in blamed), tuple(blamed))
     target = max(target, lowest.bytes)
-    swaps = joined(forced, _best(narrowed, target, link, times, told)[0])
-    swaps, moved = constraints.shifted(swaps, target)
+    swaps, prediction = _best(narrowed, target, link, times, told)
+    swaps, replays = joined(forced, swaps), Replays.none(memory.ops)
+    must_drop, may_drop = constraints.drops(target, forced)
+    if must_drop or (may_drop and _stalls(prediction, times)):
+        assert constraints.replayable is not None
+        mixer = Mixer(
+            memory,
+            constraints.replayable,
+            target,
+            link,
+            times,
+            _passes(target, link),
+            may_drop=may_drop,
+            must_drop=must_drop,
+            forced=forced,
+            fixed=gaps_of(memory, forced).tolist(),
+            narrowed=lambda seen: constraints.narrowed(forced, seen),
+        )
+        alone = simulate_swaps(memory, swaps, target, link, times)
+        mixed = _mixed(mixer, Mixed(swaps, replays, alone))
+        swaps, replays = mixed.swaps, mixed.replays
+    swaps, moved = constraints.shifted(swaps, target, replays)
     by_user = moved | set(zip(forced.storage.tolist(), forced.ordinal.tolist(), strict=True))
-    return swaps, simulate_swaps(memory, swaps, target, link, times), by_user
+    by_user |= set(constraints.named(must_drop))
+    return swaps, replays, simulate_swaps(memory, swaps, target, link, times, replays), by_user
+
+
+def _stalls(prediction: Prediction, times: np.ndarray) -> bool:
+    """Is there a stall that is worth planning for?"""
+    return prediction.stall_s > _NEEDLESS_STALL * float(times.sum())
+
+
+def _passes(capacity: int, link: Link) -> Callable[[StepMemory, np.ndarray], Swaps]:
+    """One plan for a memory, on a clock."""
+
+    def planned(memory: StepMemory, clock: np.ndarray) -> Swaps:
+        tick()
+        return _Planner(memory, capacity, link, clock).plan()
+
+    return planned
+
+
+def _mixed(mixer: Mixer, alone: Mixed) -> Mixed:
+    """The better of swapping ``alone`` and of swapping and rematerialising; what edits demand is dropped anyhow."""
+    best = mixer.best(alone)
+    if not len(best.replays):
+        return best
+    seen, clock = mixer.view(best.replays), mixer.times + best.replays.seconds
+    for later in (clock + best.prediction.stall_op_s, np.full(len(clock), float(clock.mean()))):
+        best = min(
+            best, mixer.judged(mixer.planned(seen, later), best.replays), key=lambda plan: plan.overhead_s
+        )
+    own = best.swaps.taken(np.arange(len(mixer.forced), len(best.swaps)))
+    early = _with_early_copies(seen, own, mixer.link, clock + best.prediction.stall_op_s)
+    if len(early) > len(own):
+        best = min(best, mixer.judged(early, best.replays), key=lambda plan: plan.overhead_s)
+    return best
 
 
 def _best(
@@ -179,7 +281,7 @@ def _best(
         return plan[1].stall_s
 
     best = planned(times)
-    if stall_s(best) > _NEEDLESS_STALL * float(times.sum()):
+    if _stalls(best[1], times):
         if told:
             even = np.full(memory.ops, float(times.mean()))
             best = min(best, planned(even), key=stall_s)
@@ -245,14 +347,9 @@ class _Planner:
         start = np.concatenate([[0.0], np.cumsum(times)])
         # Start of each op over all swept steps and the one after, in which their last gaps end.
         self.start = np.concatenate([start[:-1] + k * start[-1] for k in range(_PERIODS + 1)])
-        in_s = np.array(
-            [
-                link.in_s(size) if back else 0.0
-                for size, back in zip(self.size, memory.gap_returns, strict=True)
-            ]
-        )
+        in_s = np.where(memory.gap_returns, link.in_s(memory.gap_bytes), 0.0)
+        out_s = link.out_s(memory.gap_bytes)
         self.returns: list[bool] = memory.gap_returns.tolist()
-        out_s = np.array([link.out_s(size) for size in self.size])
         # With less time than this left until its use, a swap saves too little to be worth its transfers.
         self.hurried: list[float] = (in_s + 0.5 * np.maximum(in_s, out_s)).tolist()
         # The last op at which a copy back can be issued and end before its use, were the link its own.
@@ -302,6 +399,9 @@ class _Planner:
         count = min(int(np.searchsorted(away, over)), len(order)) if over > 0 else 0
         self.stays_away = dormant[order[:count]]
         self.bytes = memory.live_bytes - int(away[count])
+        # Is each gap idle at any op over the capacity?
+        before = np.concatenate([[0], np.cumsum(np.tile(self.bytes > self.capacity, 2))])
+        self.spans_excess: list[bool] = (before[memory.gap_use] > before[memory.gap_out + 1]).tolist()
 
     def _sweep(
         self, gaps: list[int], rank: list[int], rank_per_step: int, hurried: list[float] | None = None
@@ -313,54 +413,67 @@ class _Planner:
         where that leaves no room. A gap is spared as long as others will do if less than ``hurried`` seconds
         of it are left.
         """
-        n, size, use_op, latest_in, capacity = self.n, self.size, self.use_op, self.latest_in, self.capacity
-        bytes_at, start = self.bytes.tolist(), self.start.tolist()
-        begins: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        for gap, value in zip(gaps, rank, strict=True):
-            begins[(self.out_op[gap] + 1) % n].append((value, gap))
-        returns: dict[int, list[tuple[int, int]]] = {}
+        n, size, use_op, latest_in, out_op = self.n, self.size, self.use_op, self.latest_in, self.out_op
+        start = self.start.tolist()
+        over_ops = np.flatnonzero(self.bytes > self.capacity)
+        excess = list(zip(over_ops.tolist(), (self.bytes[over_ops] - self.capacity).tolist(), strict=True))
+        # The gaps by the op that they begin with, and how many have begun by each op over the capacity. Freeing one
+        # that is idle at none of those helps nobody.
+        matter = [(gap, value) for gap, value in zip(gaps, rank, strict=True) if self.spans_excess[gap]]
+        begin = (self.memory.gap_out[[gap for gap, _ in matter]] + 1) % n
+        order = np.argsort(begin, kind="stable")
+        begins = [matter[k] for k in order.tolist()]
+        begun = np.searchsorted(begin[order], over_ops, "right").tolist()
         # A gap of the step that begins at op ``shift`` of the sweep has its use at ``use_op[gap] + shift``.
         idle: list[tuple[int, int, int, int]] = []  # rank, use, gap, shift
+        returns: list[tuple[int, int, int]] = []  # op from which the block is back, gap, shift
         # -use, gap, shift of gaps whose block was freed and is back early, and of hurried ones: the last resorts.
         back_early: list[tuple[int, int, int]] = []
         spared: list[tuple[int, int, int]] = []
         free, back = [-1] * len(size), [-1] * len(size)
-        away = 0
-        for i in range(_PERIODS * n):
-            op = i % n
-            if i in returns:
-                for gap, shift in returns.pop(i):
+        away = seen = 0
+        for period in range(_PERIODS):
+            first_op, first_gap = period * n, period * len(begins)
+            for (op, over), count in zip(excess, begun, strict=True):
+                i = first_op + op
+                while returns and returns[0][0] <= i:
+                    _, gap, shift = heapq.heappop(returns)
                     away -= size[gap]
                     if use_op[gap] + shift > i:
                         heapq.heappush(back_early, (-use_op[gap] - shift, gap, shift))
-            for value, gap in begins[op]:
-                shift = i - 1 - self.out_op[gap]
-                heapq.heappush(idle, (value + shift // n * rank_per_step, use_op[gap] + shift, gap, shift))
-            over = bytes_at[op] - away - capacity
-            while over > 0:
-                at_use = False
-                if idle:
-                    _, use, gap, shift = heapq.heappop(idle)
-                    if use <= i:
-                        continue
-                    if hurried is not None and start[use] - start[i] < hurried[gap]:
-                        heapq.heappush(spared, (-use, gap, shift))
-                        continue
-                elif back_early and -back_early[0][0] > i:
-                    negative, gap, shift = heapq.heappop(back_early)
-                    use, at_use = -negative, True
-                elif spared and -spared[0][0] > i:
-                    negative, gap, shift = heapq.heappop(spared)
-                    use = -negative
-                else:
-                    break
-                until = use if at_use else max(latest_in[gap] + shift, i + 1)
-                away += size[gap]
-                over -= size[gap]
-                returns.setdefault(until, []).append((gap, shift))
-                if shift == n:
-                    free[gap] = free[gap] if at_use else i - shift
-                    back[gap] = until - shift
+                while seen < first_gap + count:
+                    steps, k = divmod(seen, len(begins))
+                    gap, value = begins[k]
+                    steps -= out_op[gap] == n - 1  # the gap after a step's last op begins with the next step
+                    use = use_op[gap] + steps * n
+                    if use > i:
+                        heapq.heappush(idle, (value + steps * rank_per_step, use, gap, steps * n))
+                    seen += 1
+                over -= away
+                while over > 0:
+                    at_use = False
+                    if idle:
+                        _, use, gap, shift = heapq.heappop(idle)
+                        if use <= i:
+                            continue
+                        if hurried is not None and start[use] - start[i] < hurried[gap]:
+                            heapq.heappush(spared, (-use, gap, shift))
+                            continue
+                    elif back_early and -back_early[0][0] > i:
+                        negative, gap, shift = heapq.heappop(back_early)
+                        use, at_use = -negative, True
+                    elif spared and -spared[0][0] > i:
+                        negative, gap, shift = heapq.heappop(spared)
+                        use = -negative
+                    else:
+                        break
+                    until = use if at_use else max(latest_in[gap] + shift, i + 1)
+                    away += size[gap]
+                    over -= size[gap]
+                    heapq.heappush(returns, (until, gap, shift))
+                    if shift == n:
+                        free[gap] = free[gap] if at_use else i - shift
+                        back[gap] = until - shift
         self.free, self.back = free, back
 
     def _away(self) -> np.ndarray:
@@ -425,26 +538,37 @@ class _Planner:
 
 
 def _decisions(
-    step: StepTrace, memory: StepMemory, swaps: Swaps, by_user: set[tuple[int, int]]
+    step: StepTrace, memory: StepMemory, swaps: Swaps, replays: Replays, by_user: set[tuple[int, int]]
 ) -> tuple[Decision, ...]:
-    """The swaps as decisions, in program order."""
-    order = np.lexsort((swaps.ordinal, swaps.storage, swaps.free_op, swaps.out_op))
+    """The swaps and drops as decisions, in program order."""
+    names = ("storage", "ordinal", "out_op", "in_op")
+    storage, ordinal, out, back = (
+        np.concatenate([getattr(swaps, name), getattr(replays, name)]) for name in names
+    )
+    free = np.concatenate([swaps.free_op, replays.out_op + 1])
+    # A swap may be back early, for a replay; its use is that which ends the gap.
+    gap, swap_use = gaps_of(memory, swaps), swaps.use_op.copy()
+    swap_use[gap >= 0] = memory.gap_use[gap[gap >= 0]]
+    use = np.concatenate([swap_use, replays.use_op])
+    returns = np.concatenate([swaps.returns, np.ones(len(replays), dtype=bool)])
+    order = np.lexsort((ordinal, storage, free, out))
+    categories = [CATEGORIES[category] for category in step.storages.category.tolist()]
     decisions = []
     for k in order.tolist():
-        row = int(memory.row[swaps.storage[k]])
+        row = int(memory.row[storage[k]])
         decisions.append(
             Decision(
                 storage=step.storage_keys[row],
-                category=Category(int(step.storages.category[row])).name.lower(),
+                category=categories[row],
                 module=step.module_path(int(step.storages.module[row])),
-                bytes=int(memory.block_bytes[swaps.storage[k]]),
-                action=Action.SWAP,
-                gap=int(swaps.ordinal[k]),
-                out_op=int(swaps.out_op[k]),
-                free_op=int(swaps.free_op[k]),
-                in_op=int(swaps.in_op[k]) if swaps.returns[k] else NEVER,
-                use_op=int(swaps.use_op[k]) if swaps.returns[k] else NEVER,
-                decided_by=USER if (int(swaps.storage[k]), int(swaps.ordinal[k])) in by_user else PLANNER,
+                bytes=int(memory.block_bytes[storage[k]]),
+                action=Action.SWAP if k < len(swaps) else Action.REMATERIALISE,
+                gap=int(ordinal[k]),
+                out_op=int(out[k]),
+                free_op=int(free[k]),
+                in_op=int(back[k]) if returns[k] else NEVER,
+                use_op=int(use[k]) if returns[k] else NEVER,
+                decided_by=USER if (int(storage[k]), int(ordinal[k])) in by_user else PLANNER,
             )
         )
     return tuple(decisions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any, overload
 
 import numpy as np
 
@@ -32,13 +33,21 @@ class Link:
                     f"{name} is {value!r}: give a finite bandwidth above 0, or None for no limit"
                 )
 
-    def out_s(self, size: int) -> float:
-        """Seconds that a copy of ``size`` bytes to the host takes."""
-        return 0.0 if self.out_bytes_per_s is None else size / self.out_bytes_per_s
+    @overload
+    def out_s(self, size: int) -> float: ...
+    @overload
+    def out_s(self, size: np.ndarray) -> np.ndarray: ...
+    def out_s(self, size: Any) -> Any:
+        """Seconds that a copy of ``size`` bytes to the host takes; of an array of sizes, those of each."""
+        return 0.0 * size if self.out_bytes_per_s is None else size / self.out_bytes_per_s
 
-    def in_s(self, size: int) -> float:
-        """Seconds that a copy of ``size`` bytes to the device takes."""
-        return 0.0 if self.in_bytes_per_s is None else size / self.in_bytes_per_s
+    @overload
+    def in_s(self, size: int) -> float: ...
+    @overload
+    def in_s(self, size: np.ndarray) -> np.ndarray: ...
+    def in_s(self, size: Any) -> Any:
+        """Seconds that a copy of ``size`` bytes to the device takes; of an array of sizes, those of each."""
+        return 0.0 * size if self.in_bytes_per_s is None else size / self.in_bytes_per_s
 
     def under_load(self, step: StepTrace) -> Link:
         """The link as the copies of a step found it, beside compute and beside each other.

@@ -9,7 +9,7 @@ less the blocks that are away: op indices alone decide them, and no time does. E
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -127,6 +127,10 @@ class Swaps:
     def __len__(self) -> int:
         return len(self.storage)
 
+    def taken(self, which: np.ndarray) -> Swaps:
+        """Some of the swaps: ``which`` is an index or a mask."""
+        return Swaps(*(getattr(self, f.name)[which] for f in fields(self)))
+
     def needs_copy(self, memory: StepMemory) -> np.ndarray:
         """Which swap-outs have to copy in the steady state, bool (swaps,).
 
@@ -154,6 +158,11 @@ class Swaps:
         clean = (written == 0) & (same | memory.persistent[storage])
         needed[order[clean]] = False
         return needed
+
+
+def no_swaps() -> Swaps:
+    """None at all."""
+    return Swaps(*[np.empty(0, dtype=np.int64)] * 6, np.empty(0, dtype=bool))
 
 
 def newest_step(trace: Trace | StepTrace) -> StepTrace:
@@ -279,8 +288,8 @@ def below_floor(capacity_bytes: int, lowest: Floor) -> str:
 def step_op_times(step: StepTrace, op_times: Sequence[float] | np.ndarray | None = None) -> np.ndarray:
     """Compute seconds of each op, float64 (ops,).
 
-    Unless given: the recorded durations less the stalls in them, scaled so that their sum is the step's
-    duration less all stalls (Python between the ops takes time too). Uniform if no op has a duration. Raises
+    Unless given: the recorded durations less the stalls and the replays in them, scaled so that their sum is the
+    step's duration less all of those (Python between the ops takes time too). Uniform if no op has a duration. Raises
     ValueError if the times given are not one finite, non-negative number an op.
     """
     n = len(step.ops)
@@ -291,8 +300,10 @@ def step_op_times(step: StepTrace, op_times: Sequence[float] | np.ndarray | None
                 f"op_times needs {n} finite seconds >= 0, one for each op, got shape {times.shape}"
             )
         return times
-    compute_s = max(float(step.duration_s) - float(step.ops.stall_s.sum()), 0.0)
-    times = np.maximum(step.ops.duration_s.astype(np.float64) - step.ops.stall_s, 0.0)
+    replayed_s = np.bincount(step.replays.op, step.replays.duration_s, minlength=n)[:n]
+    other_s = step.ops.stall_s + replayed_s
+    compute_s = max(float(step.duration_s) - float(other_s.sum()), 0.0)
+    times = np.maximum(step.ops.duration_s.astype(np.float64) - other_s, 0.0)
     total = float(times.sum())
     if total == 0.0:
         return np.full(n, compute_s / n)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import PolicyError
+from ..files import oddity
 from ..trace import StepTrace, Trace
 from ..trace.store import write_then_rename
 from ..units import format_bytes
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NEVER", "PLANNER", "USER", "VERSION", "Action", "Decision", "Link", "Policy", "fingerprint"]
 
-VERSION = 2
+_MOST_BYTES = 1 << 30  # of a file
+
+VERSION = 3
 """Version of the policy file that this package writes, and the newest that it reads."""
 
 NEVER = -1
@@ -48,6 +51,7 @@ class Action(StrEnum):
 
     KEEP = "keep"
     SWAP = "swap"
+    REMATERIALISE = "rematerialise"
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,13 @@ class Decision:
     away during the ops ``free_op <= i < in_op``. Indices at or above the number of ops lie in the next step.
     In dead time, after the last use of a storage that dies in this step or early in the next, ``in_op`` and ``use_op``
     are NEVER (-1). A persistent storage that no op uses has ``gap`` NEVER as well: it leaves after op ``out_op`` of the
-    first step and stays away, so at later steps the decision finds nothing to do. Of a kept gap the op indices only say
-    where it lies.
+    first step and stays away, so at later steps the decision finds nothing to do.
+
+    Of a rematerialise: right after op ``out_op`` the block is given back (``free_op = out_op + 1``) and nothing is
+    copied; before op ``in_op`` a block is allocated and the op that made the storage is replayed. That is the next use,
+    or an earlier op before which another storage is replayed from this one.
+
+    Of a kept gap the op indices only say where it lies.
 
     Raises PolicyError if the fields contradict each other.
     """
@@ -85,11 +94,24 @@ class Decision:
     """``"planner"``, or ``"user"`` where an edit demanded it or moved its prefetch."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "action", Action(self.action))
+        if not isinstance(self.action, Action):
+            object.__setattr__(self, "action", Action(self.action))
         where = f"the decision on {self.storage!r}, gap {self.gap}"
         if self.bytes < 0 or self.gap < NEVER:
             raise PolicyError(f"{where}: bytes is {self.bytes} and gap {self.gap}; neither may be so low")
-        if self.action is not Action.SWAP:
+        if self.action is Action.KEEP:
+            return
+        if self.action is Action.REMATERIALISE:
+            if not 0 <= self.out_op < self.free_op <= self.in_op <= self.use_op or self.gap == NEVER:
+                raise PolicyError(
+                    f"{where}: a rematerialise needs 0 <= out_op < free_op <= in_op <= use_op, not {self.out_op}, "
+                    f"{self.free_op}, {self.in_op}, {self.use_op}; mend the order or delete the decision"
+                )
+            if self.free_op != self.out_op + 1:
+                raise PolicyError(
+                    f"{where}: free_op of a rematerialise is out_op + 1, {self.out_op + 1}, since nothing is copied, "
+                    f"and not {self.free_op}; mend it or delete the decision"
+                )
             return
         if (self.in_op == NEVER) != (self.use_op == NEVER) or (self.gap == NEVER and self.in_op != NEVER):
             raise PolicyError(
@@ -117,10 +139,12 @@ class Policy:
     decisions: tuple[Decision, ...]
     assumed: dict[str, Any] = field(default_factory=dict)
     """The step it was made for: ``fingerprint`` (see :func:`fingerprint`), ``ops``, ``torch``,
-    ``live_peak_bytes``, ``min_swap_bytes``. Values are plain JSON."""
+    ``live_peak_bytes``, ``min_swap_bytes``; where replays were allowed, ``rematerialise`` (the highest class of ops)
+    and ``refused`` (names of ops and keys of storages). Values are plain JSON."""
     predicted: dict[str, Any] = field(default_factory=dict)
     """What :func:`~chameleon_lab.policy.simulate` says of it: ``peak_bytes``, ``step_s``, ``stall_s``,
-    ``overlap``, ``swapped_out_bytes``, ``swapped_in_bytes``. Values are plain JSON."""
+    ``overlap``, ``swapped_out_bytes``, ``swapped_in_bytes``; where replays were allowed, ``replay_s`` and
+    ``replayed_bytes``. Values are plain JSON."""
     edits: tuple[Edit, ...] = ()
     """The user's layer, in order. The decisions are what the planner made of it, see :attr:`is_current`."""
     findings: tuple[Finding, ...] = field(default=(), compare=False)
@@ -146,6 +170,11 @@ class Policy:
         """The decisions that swap."""
         return tuple(decision for decision in self.decisions if decision.action is Action.SWAP)
 
+    @property
+    def drops(self) -> tuple[Decision, ...]:
+        """The decisions that rematerialise."""
+        return tuple(decision for decision in self.decisions if decision.action is Action.REMATERIALISE)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy to ``path``: to a file beside it first, which then takes its place.
 
@@ -163,6 +192,8 @@ class Policy:
         Raises PolicyError, naming file, place, value and way out, if the file is truncated, of a newer
         version, or has a field missing, unknown or of the wrong type; OSError if it cannot be read.
         """
+        if (odd := oddity(path, _MOST_BYTES)) is not None:
+            raise PolicyError(f"{path}: {odd}; give a file that Policy.save wrote")
         with open(path, "rb") as file:
             data = file.read()
         try:
@@ -190,6 +221,11 @@ class Policy:
     def is_current(self) -> bool:
         """Were the decisions made under these very edits? Not if somebody changed the edits in the file."""
         return self.assumed.get("edits", digest(())) == digest(self.edits)
+
+    @property
+    def disobeyed(self) -> tuple[int, ...]:
+        """Positions in ``edits`` of those that no plan could obey; the decisions were made without them."""
+        return tuple(self.assumed.get("disobeyed", ()))
 
     def draft(
         self, trace: Trace | StepTrace | None = None, op_times: Sequence[float] | np.ndarray | None = None
@@ -231,20 +267,24 @@ class Policy:
             )
         return newest_step(trace if trace is not None else self.source)  # type: ignore[arg-type]
 
-    def summary(self) -> list[tuple[str, int, int]]:
-        """Per category: its name, how many gaps are swapped, and the bytes of their blocks. Largest first."""
+    def summary(self, action: Action = Action.SWAP) -> list[tuple[str, int, int]]:
+        """Per category: its name, how many gaps are swapped (or what ``action`` says), and the bytes of their blocks.
+
+        Largest first.
+        """
         totals: dict[str, tuple[int, int]] = {}
-        for decision in self.swaps:
-            count, size = totals.get(decision.category, (0, 0))
-            totals[decision.category] = (count + 1, size + decision.bytes)
+        for decision in self.decisions:
+            if decision.action is action:
+                count, size = totals.get(decision.category, (0, 0))
+                totals[decision.category] = (count + 1, size + decision.bytes)
         rows = [(category, count, size) for category, (count, size) in totals.items()]
         return sorted(rows, key=lambda row: (-row[2], row[0]))
 
     def __str__(self) -> str:
         lines = [self._headline()]
         lines += [
-            f"  {category:<16} {count:>6} gaps {format_bytes(size):>12}"
-            for category, count, size in self.summary()
+            f"  {category:<16} {count:>6} gaps {format_bytes(size):>12}{how}"
+            for category, count, size, how in self._rows()
         ]
         lines += [f"  edit {number}: {edit}" for number, edit in enumerate(self.edits, 1)]
         lines += [f"  {finding}" for finding in self.findings]
@@ -252,11 +292,12 @@ class Policy:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{html.escape(category)}</td><td>{count}</td><td>{format_bytes(size)}</td></tr>"
-            for category, count, size in self.summary()
+            f"<tr><td>{html.escape(category)}</td><td>{count}</td><td>{format_bytes(size)}{how}</td></tr>"
+            for category, count, size, how in self._rows()
         )
         table = (
-            f"<table><tr><th>category</th><th>gaps swapped</th><th>bytes</th></tr>{rows}</table>"
+            f"<table><tr><th>category</th><th>gaps {'away' if self.drops else 'swapped'}</th><th>bytes</th></tr>"
+            f"{rows}</table>"
             if rows
             else ""
         )
@@ -265,14 +306,26 @@ class Policy:
         edits = f"<ol>{edits}</ol>" if edits else ""
         return f"<div><p>{html.escape(self._headline())}</p>{table}{edits}{findings}</div>"
 
+    def _rows(self) -> list[tuple[str, int, int, str]]:
+        """Category, gaps, bytes of what is swapped, then of what is rematerialised; and which of the two, if both."""
+        swapped, dropped = self.summary(), self.summary(Action.REMATERIALISE)
+        return [(*row, " swapped" if dropped else "") for row in swapped] + [
+            (*row, " rematerialised") for row in dropped
+        ]
+
     def _headline(self) -> str:
-        text = f"Policy: {len(self.swaps)} swaps, capacity {format_bytes(self.capacity_bytes)}"
+        what = f"{len(self.swaps)} swaps" + (f", {len(self.drops)} replays" if self.drops else "")
+        text = f"Policy: {what}, capacity {format_bytes(self.capacity_bytes)}"
         peak = self.assumed.get("live_peak_bytes")
         if isinstance(peak, int):
             text += f" of {format_bytes(peak)} live"
         stall, step = self.predicted.get("stall_s"), self.predicted.get("step_s")
-        if isinstance(stall, (int, float)) and isinstance(step, (int, float)) and step > stall:
-            text += f", predicted stall {100 * stall / (step - stall):.1f} % of compute"
+        replay = self.predicted.get("replay_s", 0.0)
+        if all(isinstance(value, (int, float)) for value in (stall, step, replay)) and step > stall + replay:
+            compute = step - stall - replay
+            text += f", predicted stall {100 * stall / compute:.1f} % of compute"
+            if replay:
+                text += f" and replays {100 * replay / compute:.1f} %"
         return text
 
 

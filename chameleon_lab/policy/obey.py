@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import EditsUnreachableError
 from ..trace import StepTrace
 from ..units import format_bytes
-from .edits import Edit, EditAction
+from .edits import Edit, EditAction, digest
 from .generate import plan
 from .link import Link
 from .model import Policy
@@ -21,8 +21,8 @@ def plan_obeying(
     """The plan under the edits, less those that no plan can obey; and a line for everything wrong with them.
 
     An edit that asks for more than ``capacity_bytes`` is left out; then, until a plan fits, the edit that keeps most.
-    All edits stay in the policy, which is then not ``is_current``: what was left out is tried again where somebody
-    plans next. ``options`` go to :func:`~chameleon_lab.policy.plan`.
+    All edits stay in the policy, which names those that were left out in ``disobeyed``: they are tried again where
+    somebody plans next. ``options`` go to :func:`~chameleon_lab.policy.plan`.
 
     Raises BelowFloorError if no policy fits even without edits.
     """
@@ -42,4 +42,8 @@ def plan_obeying(
             continue
         findings = [dataclasses.replace(f, index=obeyed[f.index][0] - 1) for f in made.findings]
         remarks += [str(finding) for finding in findings]
-        return dataclasses.replace(made, edits=tuple(edits), findings=tuple(findings)), remarks
+        assumed = dict(made.assumed)
+        if left_out := sorted(set(range(len(edits))) - {number - 1 for number, _ in obeyed}):
+            assumed |= {"edits": digest(edits), "disobeyed": left_out}
+        made = dataclasses.replace(made, edits=tuple(edits), assumed=assumed, findings=tuple(findings))
+        return made, remarks

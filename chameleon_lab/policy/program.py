@@ -12,11 +12,15 @@ import numpy as np
 
 from ..trace import StepTrace
 from .constraints import untouched
-from .memory import MIN_SWAP_BYTES, StepMemory, Swaps, step_memory
-from .model import NEVER, Decision, Policy, fingerprint
+from .memory import MIN_SWAP_BYTES, StepMemory, Swaps, step_memory, step_op_times
+from .model import NEVER, Action, Decision, Policy, fingerprint
+from .replay import Replayable, Replays
 
-FREE, SWAP_IN, SWAP_OUT = 0, 1, 2
-"""Kinds of action, in the order in which they fire. FREE and SWAP_IN fire before their op, SWAP_OUT after it."""
+FREE, SWAP_IN, SWAP_OUT, DROP, REPLAY = 0, 1, 2, 3, 4
+"""Kinds of action. FREE, SWAP_IN and REPLAY fire before their op, in this order, SWAP_OUT and DROP after it.
+
+DROP gives a block back without a copy; REPLAY takes a block and runs the op that made the storage again.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Program:
     action_op: np.ndarray
     """int32 (A,): in [0, ops); actions past the step's end are wrapped into the next step"""
     action_kind: np.ndarray
-    """uint8 (A,): FREE, SWAP_IN or SWAP_OUT"""
+    """uint8 (A,): FREE, SWAP_IN, SWAP_OUT, DROP or REPLAY"""
     action_storage: np.ndarray
     """int32 (A,): plan storage"""
     unmatched: tuple[str, ...]
@@ -59,24 +63,33 @@ class Program:
 def compile_program(policy: Policy, step: StepTrace) -> Program:
     """Bind a policy to a step, the one it was made for or another.
 
-    Actions are sorted by op, then kind; copies issued at one op go in the order in which they will be needed.
-    Where a decision's uses are at other ops than it says, its free and its swap-in keep their relative place
-    in the gap.
+    Actions are sorted by op, then kind; copies issued at one op go in the order in which they will be needed, and
+    replays before one op so that a storage comes before what is made of it. Where a decision's uses are at other ops
+    than it says, its free and its swap-in keep their relative place in the gap.
     """
-    memory, swaps, unmatched = bind(policy, step)
+    memory, swaps, replays, unmatched = bind(policy, step)
+    swaps, _ = replays.served(memory, swaps)
     returns = swaps.returns
     # At one op and kind, the more urgent copy first: the nearest use of a swap-in, the nearest free of a
     # swap-out.
-    op = np.concatenate([swaps.free_op, swaps.in_op[returns], swaps.out_op]) % memory.ops
-    kind = np.repeat([FREE, SWAP_IN, SWAP_OUT], [len(swaps), int(returns.sum()), len(swaps)])
-    storage = np.concatenate([swaps.storage, swaps.storage[returns], swaps.storage])
+    op = np.concatenate([swaps.free_op, swaps.in_op[returns], swaps.out_op, replays.out_op, replays.in_op])
+    kind = np.repeat(
+        [FREE, SWAP_IN, SWAP_OUT, DROP, REPLAY],
+        [len(swaps), int(returns.sum()), len(swaps), len(replays), len(replays)],
+    )
+    storage = np.concatenate(
+        [swaps.storage, swaps.storage[returns], swaps.storage, replays.storage, replays.storage]
+    )
     urgency = np.concatenate(
         [
             np.zeros(len(swaps), dtype=np.int64),
             (swaps.use_op - swaps.in_op)[returns],
             swaps.free_op - swaps.out_op,
+            np.zeros(len(replays), dtype=np.int64),
+            np.arange(len(replays)),
         ]
     )
+    op %= memory.ops
     order = np.lexsort((storage, urgency, kind, op))
     columns = step.storages
     return Program(
@@ -97,41 +110,67 @@ def compile_program(policy: Policy, step: StepTrace) -> Program:
     )
 
 
-def bind(policy: Policy, step: StepTrace) -> tuple[StepMemory, Swaps, list[str]]:
-    """The memory of a step, a policy's swaps bound to it, and a line for each decision that does not fit."""
+def bind(
+    policy: Policy, step: StepTrace, op_times: np.ndarray | None = None
+) -> tuple[StepMemory, Swaps, Replays, list[str]]:
+    """The memory of a step, a policy's swaps and drops bound to it, and a line for each decision that does not fit.
+
+    Replays take the ``op_times`` of their ops: by default those that were recorded.
+    """
     minimum = policy.assumed.get("min_swap_bytes", MIN_SWAP_BYTES)
     memory = step_memory(step, minimum if isinstance(minimum, int) else MIN_SWAP_BYTES)
     row_of = {key: row for row, key in enumerate(step.storage_keys)}
     candidate_of = {row: candidate for candidate, row in enumerate(memory.row.tolist())}
     pairs = zip(memory.gap_storage.tolist(), memory.gap_ordinal.tolist(), strict=True)
-    spans = zip(memory.gap_out.tolist(), memory.gap_use.tolist(), memory.gap_returns.tolist(), strict=True)
-    span_of = dict(zip(pairs, spans, strict=True))
+    gap_of = {pair: gap for gap, pair in enumerate(pairs)}
     dormant = set(memory.dormant.tolist())
+    replayable = Replayable(step, memory, step_op_times(step, op_times)) if policy.drops else None
 
     bound: list[tuple[int, ...]] = []
+    dropped: dict[int, Decision] = {}
     unmatched = []
-    for decision in policy.swaps:
+
+    def misfit(decision: Decision, reason: str) -> None:
+        unmatched.append(f"{decision.storage}, gap {decision.gap} ({decision.bytes} bytes): {reason}")
+
+    for decision in policy.decisions:
+        if decision.action is Action.KEEP:
+            continue
         row = row_of.get(decision.storage)
         candidate = None if row is None else candidate_of.get(row)
+        gap = None if candidate is None else gap_of.get((candidate, decision.gap))
         if row is None:
-            reason = "the step has no such storage"
+            misfit(decision, "the step has no such storage")
         elif candidate is None:
-            reason = "the storage must stay on the device, or is too small to move"
+            misfit(decision, "the storage must stay on the device, or is too small to move")
         elif decision.gap == NEVER:
             if candidate in dormant:
                 bound.append((candidate, NEVER, 0, 1, NEVER, NEVER, False))
-                continue
-            reason = "an op of the step uses the storage"
-        elif (span := span_of.get((candidate, decision.gap))) is None:
-            reason = "the storage has no such gap, or none in which it can be away"
-        elif span[2] != (decision.use_op != NEVER):
-            reason = "the storage is used again" if span[2] else "the storage is not used again"
+            else:
+                misfit(decision, "an op of the step uses the storage")
+        elif gap is None:
+            misfit(decision, "the storage has no such gap, or none in which it can be away")
+        elif decision.action is Action.REMATERIALISE:
+            assert replayable is not None
+            if (reason := replayable.why_not(gap)) is None:
+                dropped[gap] = decision
+            else:
+                misfit(decision, reason)
+        elif bool(memory.gap_returns[gap]) != (decision.use_op != NEVER):
+            misfit(
+                decision, "the storage is " + ("used again" if memory.gap_returns[gap] else "not used again")
+            )
         else:
+            span = (int(memory.gap_out[gap]), int(memory.gap_use[gap]), bool(memory.gap_returns[gap]))
             bound.append((candidate, decision.gap, *_placed(decision, *span)))
-            continue
-        unmatched.append(f"{decision.storage}, gap {decision.gap} ({decision.bytes} bytes): {reason}")
+    replays = Replays.none(memory.ops) if replayable is None else replayable.resolve(dropped)
+    for gap in replays.declined:
+        misfit(
+            dropped[gap], "with what else is dropped, too many ops would have to be replayed in a row for it"
+        )
     table = np.array(bound, dtype=np.int64).reshape(-1, 7)
-    return memory, Swaps(*table.T[:6], table.T[6].astype(bool)), unmatched
+    swaps = Swaps(*table.T[:6], table.T[6].astype(bool))
+    return memory, swaps, replays, unmatched
 
 
 def _placed(decision: Decision, u: int, v: int, returns: bool) -> tuple[int, int, int, int, bool]:

@@ -1,10 +1,11 @@
 """What a policy does to a step: the resident bytes at each op, exactly, and the stalls, from op times and a link.
 
 The simulator follows the executor op by op. Before an op the compute stream waits for the copies of the
-blocks that are freed there, then blocks are allocated and copies back issued, then the op waits for the copies
-of what it uses; after the op copies to the host are issued. Each direction of the link takes one copy at a
-time, in order of issue. A copy back never starts before its copy out has ended: the free in between has waited
-for that.
+blocks that are freed there, then blocks are allocated and copies back issued, then replays run once what they read
+is there, then the op waits for the copies of what it uses; after the op copies to the host are issued and blocks are
+dropped. Replays are compute, beside that of the ops: time that was not needed without a policy. Each direction of the
+link takes one copy at a time, in order of issue. A copy back never starts before its copy out has ended: the free in
+between has waited for that.
 
 Steps are simulated in a row until they repeat: what counts is a long run, not its first steps, in which a
 backlog of copies may still grow.
@@ -26,6 +27,7 @@ from .memory import StepMemory, Swaps, newest_step, step_op_times
 from .model import Link, Policy
 from .pressure import with_evictions
 from .program import bind
+from .replay import Replays
 
 _MOST_STEPS = 64
 """Steps simulated at most. Two to four are the rule."""
@@ -33,7 +35,7 @@ _MOST_STEPS = 64
 _LONGEST_CYCLE = 4
 """Steps may alternate: this many are compared with each new one."""
 
-_FREE, _SWAP_IN, _USE, _SWAP_OUT = range(4)
+_FREE, _SWAP_IN, _REPLAY, _USE, _SWAP_OUT = range(5)
 
 
 class StallCause(StrEnum):
@@ -85,7 +87,7 @@ class Prediction:
     peak_bytes: int
     """Most bytes on the device at once."""
     step_s: float
-    """Compute and stalls."""
+    """Compute, replays and stalls."""
     stall_s: float
     transfer_s: float
     """Time that the link is busy, both directions added up."""
@@ -98,6 +100,10 @@ class Prediction:
     """float64 (ops,): stall right before each op."""
     waits: Waits
     """Every wait that ``stall_s`` is made of."""
+    replay_s: float = 0.0
+    """Time of the replays of what was dropped."""
+    replayed_bytes: int = 0
+    """Blocks that are dropped and replayed in a step."""
     unmatched: tuple[str, ...] = ()
     """Decisions that found no gap in the step, and why."""
     step: StepTrace | None = field(default=None, repr=False)
@@ -110,10 +116,24 @@ class Prediction:
         return dict(zip(_CAUSES, total_s.tolist(), strict=True))
 
     @property
+    def compute_s(self) -> float:
+        """The step without stalls and replays: what it takes without any policy."""
+        return self.step_s - self.stall_s - self.replay_s
+
+    @property
     def stall_share(self) -> float:
         """Stall as a share of the compute time; 0 without any."""
-        compute_s = self.step_s - self.stall_s
-        return self.stall_s / compute_s if compute_s > 0 else 0.0
+        return self.stall_s / self.compute_s if self.compute_s > 0 else 0.0
+
+    @property
+    def replay_share(self) -> float:
+        """Replays as a share of the compute time; 0 without any."""
+        return self.replay_s / self.compute_s if self.compute_s > 0 else 0.0
+
+    @property
+    def overhead_share(self) -> float:
+        """What the policy costs, stalls and replays, as a share of the compute time."""
+        return self.stall_share + self.replay_share
 
     @property
     def overlap(self) -> float:
@@ -185,12 +205,18 @@ class Prediction:
         return [(cause, stall_s) for cause, stall_s in self.stall_by_cause.items() if stall_s > 0.0]
 
     def _headline(self) -> str:
-        share = f" ({format_percent(self.stall_share)} of compute)" if self.step_s > self.stall_s else ""
+        share = f" ({format_percent(self.stall_share)} of compute)" if self.compute_s > 0 else ""
+        replays = ""
+        if self.replayed_bytes:
+            replays = (
+                f"replays {format_seconds(self.replay_s)} ({format_percent(self.replay_share)}) of "
+                f"{format_bytes(self.replayed_bytes)}, "
+            )
         over = "" if self.fits else ", which is too little"
         unmatched = f", {len(self.unmatched)} decisions unmatched" if self.unmatched else ""
         return (
             f"Prediction: peak {format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}{over}, "
-            f"step {format_seconds(self.step_s)}, stall {format_seconds(self.stall_s)}{share}, "
+            f"step {format_seconds(self.step_s)}, stall {format_seconds(self.stall_s)}{share}, {replays}"
             f"overlap {format_percent(self.overlap)}, out {format_bytes(self.swapped_out_bytes)}, "
             f"in {format_bytes(self.swapped_in_bytes)}{unmatched}"
         )
@@ -216,17 +242,20 @@ def simulate(
     Raises TraceError if the trace holds no op, ValueError if ``op_times`` does not fit.
     """
     step = newest_step(trace)
-    memory, swaps, unmatched = bind(policy, step)
+    times = step_op_times(step, op_times)
+    memory, swaps, replays, unmatched = bind(policy, step, times)
     if capacity_bytes is None:
         capacity_bytes = policy.capacity_bytes
     if evict:
-        swaps = with_evictions(memory, swaps, capacity_bytes)
+        served, _ = replays.served(memory, swaps)
+        swaps = with_evictions(replays.applied(memory), served, capacity_bytes)
     return simulate_swaps(
         memory,
         swaps,
         capacity_bytes,
         policy.link if link is None else link,
-        step_op_times(step, op_times),
+        times,
+        replays,
         unmatched=tuple(unmatched),
         step=step,
     )
@@ -238,23 +267,29 @@ def simulate_swaps(
     capacity_bytes: int,
     link: Link,
     op_times: np.ndarray,
+    replays: Replays | None = None,
     *,
     unmatched: tuple[str, ...] = (),
     step: StepTrace | None = None,
 ) -> Prediction:
-    """:func:`simulate`, for swaps that are bound to a step's memory."""
+    """:func:`simulate`, for swaps that are bound to a step's memory, and replays of that memory."""
+    early = np.zeros(len(swaps), dtype=bool)
+    replay_s, replayed_bytes = np.zeros(len(op_times)), 0
+    if replays is not None:
+        swaps, early = replays.served(memory, swaps)
+        replay_s, replayed_bytes = replays.seconds, int(memory.block_bytes[replays.storage].sum())
+        memory = replays.applied(memory)
     size = memory.block_bytes[swaps.storage]
     needs_copy = swaps.needs_copy(memory)
-    out_s = np.array([link.out_s(b) for b in size.tolist()]) * needs_copy
-    in_s = np.array([link.in_s(b) for b in size.tolist()]) * swaps.returns
-    op, swap, cause, duration_s = _Clock(swaps, needs_copy, out_s, in_s, op_times).run()
+    out_s, in_s = link.out_s(size) * needs_copy, link.in_s(size) * swaps.returns
+    op, swap, cause, duration_s = _Clock(swaps, early, needs_copy, out_s, in_s, op_times, replay_s).run()
     stall_op_s = np.bincount(op, weights=duration_s, minlength=memory.ops)
     resident = memory.live_bytes - memory.away_bytes(swaps.storage, swaps.free_op, swaps.in_op)
     stall_s = float(duration_s.sum())
     return Prediction(
         capacity_bytes=int(capacity_bytes),
         peak_bytes=int(resident.max()),
-        step_s=float(op_times.sum()) + stall_s,
+        step_s=float(op_times.sum() + replay_s.sum()) + stall_s,
         stall_s=stall_s,
         transfer_s=float(out_s.sum() + in_s.sum()),
         swapped_out_bytes=int(size[needs_copy].sum()),
@@ -262,6 +297,8 @@ def simulate_swaps(
         resident_bytes=resident,
         stall_op_s=stall_op_s,
         waits=Waits(op, memory.row[swaps.storage[swap]], cause.astype(np.uint8), duration_s),
+        replay_s=float(replay_s.sum()),
+        replayed_bytes=replayed_bytes,
         unmatched=unmatched,
         step=step,
     )
@@ -277,13 +314,18 @@ class _Clock:
     def __init__(
         self,
         swaps: Swaps,
+        early: np.ndarray,
         needs_copy: np.ndarray,
         out_s: np.ndarray,
         in_s: np.ndarray,
         op_times: np.ndarray,
+        replay_s: np.ndarray,
     ) -> None:
-        self.events = _events(swaps, len(op_times))
-        self.starts: list[float] = np.concatenate([[0.0], np.cumsum(op_times)]).tolist()
+        self.events = _events(swaps, early, len(op_times))
+        # When the replays before each op start, and when the op itself does.
+        starts = np.concatenate([[0.0], np.cumsum(op_times + replay_s)])
+        self.starts: list[float] = starts.tolist()
+        self.op_starts: list[float] = (starts[:-1] + replay_s).tolist()
         self.copies: list[bool] = needs_copy.tolist()
         self.out_s: list[float] = out_s.tolist()
         self.in_s: list[float] = in_s.tolist()
@@ -323,7 +365,13 @@ class _Clock:
         return op, swap, cause, table[:, 3] / cycle
 
     def _step(self) -> list[tuple[int, int, int, float]]:
-        starts, copies, out_s, in_s = self.starts, self.copies, self.out_s, self.in_s
+        starts, op_starts, copies, out_s, in_s = (
+            self.starts,
+            self.op_starts,
+            self.copies,
+            self.out_s,
+            self.in_s,
+        )
         out_end, in_end, out_slack, in_slack = self.out_end, self.in_end, self.out_slack, self.in_slack
         out_free, in_free = self.out_free, self.in_free
         waits = []
@@ -343,7 +391,7 @@ class _Clock:
                     waits.append((op, k, _SWAP_OUT_WAIT, wait))
                     stall += wait
             else:
-                wait = in_end[k] - starts[op] - stall
+                wait = in_end[k] - (starts[op] if kind == _REPLAY else op_starts[op]) - stall
                 in_slack[k] = -wait
                 if wait > 0.0:
                     waits.append((op, k, self.in_wait[k], wait))
@@ -378,10 +426,11 @@ class _Clock:
             self.out_end, self.in_end = ends[: len(self.out_end)], ends[len(self.out_end) :]
 
 
-def _events(swaps: Swaps, ops: int) -> list[tuple[int, int, int]]:
+def _events(swaps: Swaps, early: np.ndarray, ops: int) -> list[tuple[int, int, int]]:
     """(op, kind, swap) of one step, in the order in which the executor fires them.
 
-    Dormant storages have no event in the steady state: they left in the first step.
+    ``early`` swaps are waited for by a replay before their ``use_op``, the others by that op. Dormant storages have no
+    event in the steady state: they left in the first step.
     """
     leaves, returns = np.flatnonzero(swaps.in_op >= 0), np.flatnonzero(swaps.returns)
     columns = (swaps.free_op[leaves], swaps.in_op[returns], swaps.use_op[returns], swaps.out_op[leaves])
@@ -393,7 +442,14 @@ def _events(swaps: Swaps, ops: int) -> list[tuple[int, int, int]]:
         (swaps.free_op - swaps.out_op)[leaves],
     )
     op = np.concatenate(columns) % ops
-    kind = np.repeat(np.arange(4), [len(leaves), len(returns), len(returns), len(leaves)])
+    kind = np.concatenate(
+        [
+            np.full(len(leaves), _FREE),
+            np.full(len(returns), _SWAP_IN),
+            np.where(early[returns], _REPLAY, _USE),
+            np.full(len(leaves), _SWAP_OUT),
+        ]
+    )
     index = np.concatenate([leaves, returns, returns, leaves])
     storage = swaps.storage[index]
     order = np.lexsort((storage, np.concatenate(urgency), kind, op))

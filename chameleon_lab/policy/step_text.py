@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import PolicyError
 from ..trace import Ops, Residencies, Stalls, StepTrace, Storages, Transfers, Uses
+from ..trace.check import check_step
 
 _OPS = ("name", "module", "stage", "live_peak_bytes", "token")
 _STORAGES = (
@@ -31,6 +32,10 @@ _STORAGES = (
 )
 _USES = ("op", "storage", "reads", "writes")
 _MOST_BYTES = 1 << 30  # of a file that someone made to fill the memory
+_DAMAGES = (
+    *(binascii.Error, zlib.error, ValueError, KeyError, TypeError, IndexError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 
 
 def encode(step: StepTrace) -> str:
@@ -71,9 +76,9 @@ def decode(text: str) -> StepTrace:
             columns[name] = _column(data[begin : begin + 8 * length], length)
             begin += 8 * length
         step = _step(header, columns)
-        _check(step)
+        check_step(step)
         return step
-    except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, IndexError) as error:
+    except _DAMAGES as error:
         raise PolicyError(
             f'step is damaged ({error}): make it "", and the step is recorded anew, or take an older file'
         ) from error
@@ -126,25 +131,6 @@ def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
         stalls=Stalls(empty, empty, empty, empty, zeros[:0], zeros[:0]),
         residencies=Residencies(empty, empty, empty, zeros[:0], zeros[:0]),
     )
-
-
-def _check(step: StepTrace) -> None:
-    """ValueError where a column points outside of what it points into."""
-    n, storages = len(step.ops), len(step.storages)
-    for what, column, low, high in (
-        ("ops.name", step.ops.name, 0, len(step.names)),
-        ("ops.module", step.ops.module, -1, len(step.modules)),
-        ("ops.stage", step.ops.stage, 0, 4),
-        ("storages.category", step.storages.category, 0, 6),
-        ("storages.module", step.storages.module, -1, len(step.modules)),
-        ("storages.name", step.storages.name, -1, len(step.labels)),
-        ("storages.birth_op", step.storages.birth_op, -1, n),
-        ("storages.death_op", step.storages.death_op, -1, n + 1),
-        ("uses.op", step.uses.op, 0, n),
-        ("uses.storage", step.uses.storage, 0, storages),
-    ):
-        if len(column) and not (low <= int(column.min()) and int(column.max()) < high):
-            raise ValueError(f"{what} is outside {low} to {high - 1}")
 
 
 def _planes(column: np.ndarray) -> bytes:

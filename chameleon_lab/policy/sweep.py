@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from ..progress import bar, tick
 from ..trace import StepTrace, Trace
 from ..units import format_bytes, format_percent, format_seconds
-from .generate import plan
+from .generate import plan, replay_class_of
 from .memory import MIN_SWAP_BYTES, Floor, floor, newest_step, step_op_times
 from .model import Link
 from .simulate import simulate
@@ -23,7 +23,7 @@ POINTS = 13
 KNEE = 0.05
 """A step is as good as uncapped if it takes at most this share longer."""
 
-_HEADS = ("capacity", "of peak", "step", "stall", "overlap", "out", "in", "")
+_HEADS = ("capacity", "of peak", "step", "stall", "replays", "overlap", "out", "in", "")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class SweepPoint:
     overlap: float
     swapped_out_bytes: int
     swapped_in_bytes: int
+    replay_s: float = 0.0
 
     @property
     def feasible(self) -> bool:
@@ -52,7 +53,7 @@ class Sweep:
     live_peak_bytes: int
     """What the step takes without any policy."""
     compute_s: float
-    """The step without stalls, as at a capacity of ``live_peak_bytes``."""
+    """The step without stalls and replays, as at a capacity of ``live_peak_bytes``."""
     link: Link
     within: float
     """Share of ``compute_s`` that a step may take longer at the knee."""
@@ -108,18 +109,18 @@ class Sweep:
             )
             head = (format_bytes(point.capacity_bytes), share)
             if not point.feasible:
-                rows.append((*head, "-", "-", "-", "-", "-", "below the floor"))
+                rows.append((*head, "-", "-", "-", "-", "-", "-", "below the floor"))
                 continue
-            stall = (
-                format_percent(point.stall_s / self.compute_s)
-                if self.compute_s
-                else format_seconds(point.stall_s)
+            stall, replays = (
+                format_percent(seconds / self.compute_s) if self.compute_s else format_seconds(seconds)
+                for seconds in (point.stall_s, point.replay_s)
             )
             rows.append(
                 (
                     *head,
                     format_seconds(point.step_s),
                     stall,
+                    replays,
                     format_percent(point.overlap, 0),
                     format_bytes(point.swapped_out_bytes),
                     format_bytes(point.swapped_in_bytes),
@@ -137,18 +138,21 @@ def sweep(
     op_times: Sequence[float] | np.ndarray | None = None,
     within: float = KNEE,
     min_swap_bytes: int = MIN_SWAP_BYTES,
+    rematerialise: bool | int | None = None,
+    refused: Collection[str] = (),
 ) -> Sweep:
     """Plan and simulate the newest step of ``trace`` at each of ``capacities``, in bytes.
 
     Without any, at evenly spaced ones from the floor to the step's peak. ``op_times`` as for
-    :func:`~chameleon_lab.policy.simulate`; ``within`` is what the knee allows, see :attr:`Sweep.knee`.
+    :func:`~chameleon_lab.policy.simulate`; ``within`` is what the knee allows, see :attr:`Sweep.knee`;
+    ``rematerialise`` and ``refused`` as for :func:`~chameleon_lab.policy.plan`.
 
     Raises TraceError if the trace holds no op, or its step has lost some, ValueError if ``capacities`` is empty or
-    ``op_times`` or ``within`` does not fit.
+    ``op_times``, ``within`` or ``rematerialise`` does not fit.
     """
     if not within >= 0.0:
         raise ValueError(f"within is {within}: give a share from 0 up")
-    step = newest_step(trace)
+    step, replay_class = newest_step(trace), replay_class_of(rematerialise, trace)
     times = step_op_times(step, op_times)
     lowest = floor(step, min_swap_bytes=min_swap_bytes)
     if capacities is None:
@@ -158,25 +162,33 @@ def sweep(
         raise ValueError(
             "capacities is empty: give at least one, or None for a range from the floor to the peak"
         )
+
+    def point(capacity: int) -> SweepPoint:
+        if capacity < lowest.bytes:
+            return SweepPoint(capacity, math.inf, math.inf, 0.0, 0, 0)
+        policy = plan(
+            step,
+            capacity,
+            link,
+            op_times=times,
+            min_swap_bytes=min_swap_bytes,
+            rematerialise=replay_class,
+            refused=refused,
+        )
+        predicted = simulate(step, policy, op_times=times)
+        return SweepPoint(
+            capacity,
+            predicted.step_s,
+            predicted.stall_s,
+            predicted.overlap,
+            predicted.swapped_out_bytes,
+            predicted.swapped_in_bytes,
+            predicted.replay_s,
+        )
+
+    points = []
     with bar("Planning at several capacities", len(chosen), "capacity"):
-        points = [_point(step, capacity, link, lowest, times, min_swap_bytes) for capacity in chosen]
+        for capacity in chosen:
+            points.append(point(capacity))
+            tick()
     return Sweep(tuple(points), lowest, step.live_peak_bytes, float(times.sum()), link, within)
-
-
-def _point(
-    step: StepTrace, capacity: int, link: Link, lowest: Floor, times: np.ndarray, min_swap_bytes: int
-) -> SweepPoint:
-    if capacity < lowest.bytes:
-        tick()
-        return SweepPoint(capacity, math.inf, math.inf, 0.0, 0, 0)
-    policy = plan(step, capacity, link, op_times=times, min_swap_bytes=min_swap_bytes)
-    predicted = simulate(step, policy, op_times=times)
-    tick()
-    return SweepPoint(
-        capacity,
-        predicted.step_s,
-        predicted.stall_s,
-        predicted.overlap,
-        predicted.swapped_out_bytes,
-        predicted.swapped_in_bytes,
-    )

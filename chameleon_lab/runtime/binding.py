@@ -43,7 +43,8 @@ def misfit_at_start(policy: Policy, first: StepTrace, capacity_bytes: int) -> st
     """Why a policy does not fit a run whose first step has ended; None if it does.
 
     The optimizer's part of a first step differs from the later ones (it makes its states), and what comes before the
-    loop is no part of the step: the ops of forward and backward have to be the last ones of their kind.
+    loop is no part of the step: the ops of forward and backward, from the first in a module on, have to be the last
+    ones of their kind.
     """
     if (reason := _misfit_of_conditions(policy, capacity_bytes)) is not None:
         return reason
@@ -51,20 +52,17 @@ def misfit_at_start(policy: Policy, first: StepTrace, capacity_bytes: int) -> st
         return "its file does not hold the step that it was made for"
     if not policy.source.ops.token.any():
         return "an older version recorded the step in its file, which cannot be recognised"
-    want, have = _model_ops(policy.source), _model_ops(first)
-    if have[len(have) - len(want) :] != want:
-        if len(have) != len(want):
-            return (
-                f"it was made for {len(want)} ops of forward and backward, and the first step has {len(have)}"
-            )
-        differ = next(k for k, (a, b) in enumerate(zip(want, have, strict=True)) if a != b)
-        return f"op {differ + 1} of forward and backward is {have[differ][0]}, and it was made for {want[differ][0]}"
+    want, have = _model_op_indices(policy.source), _model_op_indices(first)
+    if _told(policy.source, want) != _told(first, have[max(0, len(have) - len(want)) :]):
+        return _difference(policy.source, want, first, have)
     here = {key: int(first.storages.block_bytes[row]) for row, key in enumerate(first.storage_keys)}
     for row, key in enumerate(policy.source.storage_keys):
         size = int(policy.source.storages.block_bytes[row])
         if key.startswith("parameter:") and here.get(key, size) != size:
             return f"{key} has {format_bytes(here[key])}, and it was made for {format_bytes(size)}"
-    ours, its = (_model_peak(step) for step in (first, policy.source))
+    # A model that was built inside the session was built by ops of the first step, too.
+    begin, its_begin = (int(ops[-len(want)]) if len(want) else 0 for ops in (have, want))
+    ours, its = _model_peak(first, begin), _model_peak(policy.source, its_begin)
     if abs(ours - its) > _LIVE_PEAK_TOLERANCE * its:
         return (
             f"it was made for activations of {format_bytes(its)}, and the first step has {format_bytes(ours)}"
@@ -97,21 +95,49 @@ def _texts(ids: np.ndarray, texts: Sequence[str]) -> list[str]:
 def _misfit_of_conditions(policy: Policy, capacity_bytes: int) -> str | None:
     if not policy.is_current:
         return "its edits were changed after its decisions were made"
+    if policy.disobeyed and policy.capacity_bytes < capacity_bytes:
+        numbers = ", ".join(str(index + 1) for index in policy.disobeyed)
+        return f"it could not obey edit {numbers} in {format_bytes(policy.capacity_bytes)}, and there is more now"
     if "fingerprint" in policy.assumed and policy.capacity_bytes > capacity_bytes:
         return f"it was made for {format_bytes(policy.capacity_bytes)}, and there are {format_bytes(capacity_bytes)}"
     return None
 
 
-def _model_ops(step: StepTrace) -> list[tuple[str, int]]:
+def _model_op_indices(step: StepTrace) -> np.ndarray:
+    """The ops of forward and backward, from the first in a module on.
+
+    What stands before it differs between the first step and the others: a model is built there, and in a later step
+    what came after the optimizer of the one before (the loss is logged, say). Without modules it is all of them.
+    """
     chosen = np.flatnonzero(step.ops.stage <= Stage.BACKWARD)
+    within = np.flatnonzero(step.ops.module[chosen] >= 0)
+    return chosen[int(within[0]) :] if len(within) else chosen
+
+
+def _told(step: StepTrace, chosen: np.ndarray) -> list[tuple[str, int]]:
+    """Name and stage of ops."""
     names, stages = step.ops.name[chosen].tolist(), step.ops.stage[chosen].tolist()
     return [(step.names[name], stage) for name, stage in zip(names, stages, strict=True)]
 
 
-def _model_peak(step: StepTrace) -> int:
-    """Most bytes alive in forward and backward of storages made there."""
+def _difference(made_for: StepTrace, want: np.ndarray, first: StepTrace, have: np.ndarray) -> str:
+    """The first op that differs, both steps being compared from their first op in a module on."""
+    pairs = zip(_told(made_for, want), _told(first, have), strict=False)
+    differ = next((k for k, (ours, its) in enumerate(pairs) if ours != its), min(len(want), len(have)))
+    its = _placed(made_for, int(want[differ])) if differ < len(want) else "none"
+    ours = _placed(first, int(have[differ])) if differ < len(have) else "none"
+    return f"op {differ + 1} of forward and backward is {ours}, and it was made for {its}"
+
+
+def _placed(step: StepTrace, op: int) -> str:
+    module = step.module_path(int(step.ops.module[op]))
+    return f"{step.op_name(op)} in {module}" if module else step.op_name(op)
+
+
+def _model_peak(step: StepTrace, begin_op: int = 0) -> int:
+    """Most bytes alive in forward and backward of storages made there, from ``begin_op`` on."""
     n = len(step.ops)
-    made = step.storages.birth_op >= 0
+    made = step.storages.birth_op >= begin_op
     made[made] = step.ops.stage[step.storages.birth_op[made]] <= Stage.BACKWARD
     change = np.zeros(n + 2, dtype=np.int64)
     size = step.storages.block_bytes[made].astype(np.int64)

@@ -27,6 +27,12 @@ if _C.built_for_torch != _installed:
 SEES_RAW_ACCESS: bool = _C.sees_raw_access
 """Does this torch say when a storage's bytes are accessed outside of ops? Since 2.13."""
 
+REFUSALS: tuple[str, ...] = _C.refusals
+"""Why a storage could not be dropped, in words, by the number of the reason. 0: it could."""
+
+LONGEST_CHAIN: int = _C.longest_chain
+"""The most ops in a row that are replayed to restore one storage."""
+
 UNLIMITED: int = 2**64 - 1
 """The capacity that limits nothing."""
 
@@ -63,8 +69,13 @@ set_module_resolver = _C.set_module_resolver
 forget_module = _C.forget_module
 hold = _C.hold
 let_go = _C.let_go
+set_evict_last = _C.set_evict_last
 set_saving = _C.set_saving
+keep_producers = _C.keep_producers
 evict_always = _C.evict_always
+set_faults = _C.set_faults
+torch_is_watched = _C.torch_is_watched
+take_transitions = _C.take_transitions
 seconds = _C.seconds
 seconds_per_tick = _C.seconds_per_tick
 
@@ -82,6 +93,9 @@ class Counters(TypedDict):
     live_bytes: int
     storages: int
     escaped: int
+    dropped: int
+    ghosts: int
+    producers: int
     host_used_bytes: int
     host_reserved_bytes: int
     host_peak_bytes: int
@@ -114,7 +128,14 @@ def take_failure() -> Failure | None:
     return _C.take_failure()
 
 
-def adopt(tensor: torch.Tensor, category: int, label: int, owners: int = 1, trusted: bool = False) -> str:
+def adopt(
+    tensor: torch.Tensor,
+    category: int,
+    label: int,
+    owners: int = 1,
+    trusted: bool = False,
+    evict_last: bool = False,
+) -> str:
     """Let the device own a tensor's storage.
 
     Args:
@@ -124,15 +145,21 @@ def adopt(tensor: torch.Tensor, category: int, label: int, owners: int = 1, trus
         owners: how many tensors are known to hold the storage. If more do, somebody may have its address, and it
             stays where it is.
         trusted: it moves all the same: the caller says that nobody has.
+        evict_last: eviction takes it only where nothing else is left, until :func:`set_evict_last` says otherwise.
 
     Returns ``"new"``, ``"known"``, ``"too small"``, ``"foreign"``, ``"shared"`` or ``"no room"``.
     """
-    return _C.adopt(tensor._cdata, category, label, owners, trusted)
+    return _C.adopt(tensor._cdata, category, label, owners, trusted, evict_last)
 
 
 def storage_address(tensor: torch.Tensor) -> int:
     """Identity of a tensor's storage; 0 if it has none. No address of its bytes."""
     return _C.storage_address(tensor._cdata)
+
+
+def block_bytes(tensor: torch.Tensor) -> int:
+    """What a block for a tensor's storage takes on the device; 0 if it has none. Makes no owner of the storage."""
+    return _C.block_bytes(tensor._cdata)
 
 
 def restore(tensor: torch.Tensor) -> bool:
@@ -145,8 +172,22 @@ def evict(tensor: torch.Tensor) -> bool:
     return _C.evict(tensor._cdata)
 
 
+def allow_replays(dtypes: dict[str, tuple[str, ...]]) -> None:
+    """Which ops may be replayed from now on, by name, and with which dtypes (``"float32"``): any, if none is named."""
+    _C.allow_replays({name: list(names) for name, names in dtypes.items()})
+
+
+def drop(tensor: torch.Tensor) -> str:
+    """Give the block of a tensor's storage back now, if its bytes can be made again; else why not, in words.
+
+    What is used later is made again by itself. Only what was made while producers were kept can be: see
+    ``keep_producers``.
+    """
+    return REFUSALS[_C.drop(tensor._cdata)]
+
+
 def residency(tensor: torch.Tensor) -> str | None:
-    """``"resident"``, ``"leaving"``, ``"away"``, ``"returning"``, or None for a storage that is not the device's."""
+    """``"resident"``, ``"leaving"``, ``"away"``, ``"returning"``, ``"dropped"``; None if it is not the device's."""
     return _C.residency(_C.storage_address(tensor._cdata))
 
 

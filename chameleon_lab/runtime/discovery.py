@@ -49,13 +49,19 @@ class Names:
 class Discovery:
     """Global hooks on modules and optimizers, for as long as a session is open."""
 
-    def __init__(self, on_step_end: Callable[[], None], device: torch.device) -> None:
+    def __init__(
+        self,
+        on_step_end: Callable[[], None],
+        device: torch.device,
+        spares: Callable[[Category, str, int], bool] = lambda category, label, block_bytes: False,
+    ) -> None:
         self._device = device
         self.modules = Names(core.name_module)
         self.labels = Names(core.name_label)
         self.refused: dict[str, str] = {}
         """Tensors that stay where they are and do not count, and why."""
         self._on_step_end = on_step_end
+        self._spares = spares  # shall eviction take the storage of this category, name and size last?
         self._handles: list[Any] = []
         self._lock = threading.RLock()
         self._module_ids: dict[int, int] = {}  # by id(): entries go when the module dies
@@ -145,9 +151,10 @@ class Discovery:
     def _enter_optimizer(self, optimizer: Optimizer) -> None:
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
-                label = self.labels.id(f"grad of {self._name_of(parameter)}")
+                name = f"grad of {self._name_of(parameter)}"
                 for part in self._strided(parameter.grad):
-                    core.adopt(part, Category.GRADIENT, label)
+                    spared = self._spared(part, Category.GRADIENT, name)
+                    core.adopt(part, Category.GRADIENT, self.labels.id(name), evict_last=spared)
         core.set_optimizer_stage(True)
 
     def _with_closure(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -200,7 +207,8 @@ class Discovery:
         owners = Counter(core.storage_address(part) for part, _, _ in parts)
         for part, category, name in parts:
             known = owners[core.storage_address(part)]
-            outcome = core.adopt(part, category, self.labels.id(name), known, trusted)
+            spared = self._spared(part, category, name)
+            outcome = core.adopt(part, category, self.labels.id(name), known, trusted, spared)
             self.refused.pop(name, None)
             if outcome == "no room":
                 failure = core.take_failure()
@@ -211,6 +219,9 @@ class Discovery:
                 )
             if outcome in _REFUSED:
                 self.refused[name] = f"{_REFUSED[outcome]}: it stays where it is and does not count"
+
+    def _spared(self, part: torch.Tensor, category: Category, name: str) -> bool:
+        return self._spares(category, name, core.block_bytes(part))
 
     def _strided(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         """The tensors that hold a tensor's bytes: itself, or the parts of a sparse one."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..trace.columns import Ops, Residencies, Stalls, StepTrace, Storages, Transfers, Uses
+from ..trace.columns import Declined, Ops, Replays, Residencies, Stalls, StepTrace, Storages, Transfers, Uses
 from . import core
 
 
@@ -16,6 +16,7 @@ def step_trace(
     """The columns of one finished step. Copies that have not ended yet get NaN times."""
     ops, storages, uses = log.ops(), log.storages(), log.uses()
     transfers, stalls, residencies = log.transfers(), log.stalls(), log.residencies()
+    replays, declined = log.replays(), log.declined()
     tick_s = core.seconds_per_tick()
 
     def since_start(ticks: np.ndarray) -> np.ndarray:
@@ -90,6 +91,21 @@ def step_trace(
             to_op=residencies["to_op"].copy(),
             from_s=since_start(residencies["from_ticks"]),
             to_s=since_start(residencies["to_ticks"]),
+        ),
+        replays=Replays(
+            op=replays["op"].copy(),
+            storage=replays["storage"].copy(),
+            name=replays["name"].copy(),
+            cause=replays["cause"].copy(),
+            bytes=replays["bytes"].copy(),
+            start_s=since_start(replays["start_ticks"]),
+            duration_s=(replays["end_ticks"] - replays["start_ticks"]) * tick_s,
+        ),
+        declined=Declined(
+            op=declined["op"].copy(),
+            storage=declined["storage"].copy(),
+            name=declined["name"].copy(),
+            refusal=declined["refusal"].copy(),
         ),
         truncated_ops=log.truncated_ops,
     )

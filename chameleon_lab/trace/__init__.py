@@ -3,8 +3,10 @@
 from .columns import (
     Category,
     Cause,
+    Declined,
     Direction,
     Ops,
+    Replays,
     Residencies,
     Stage,
     Stalls,
@@ -18,8 +20,10 @@ from .columns import (
 __all__ = [
     "Category",
     "Cause",
+    "Declined",
     "Direction",
     "Ops",
+    "Replays",
     "Residencies",
     "Stage",
     "Stalls",

@@ -1,6 +1,6 @@
 """The trace model: what happened in a training step, as columns.
 
-A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds six tables of equally long numpy
+A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds eight tables of equally long numpy
 columns. Rows refer to each other by row number within the same step: ``uses.storage`` is a row of ``storages``,
 ``uses.op`` a row of ``ops``. Bytes are ``*_bytes``, seconds ``*_s`` (from the step's start), op indices ``*_op``.
 """
@@ -165,6 +165,45 @@ class Residencies(Table):
     to_s: np.ndarray  # float64
 
 
+@dataclass(frozen=True)
+class Replays(Table):
+    """One row per op that ran again to give a dropped storage its bytes back, in order of their ends.
+
+    Replays are no ops of the step: they have no rows in ``ops``, ``uses`` or ``storages``. The time that one takes is
+    part of the duration of the op that it was replayed for, where it was replayed for one.
+    """
+
+    op: np.ndarray  # int32: op that it was replayed for
+    storage: (
+        np.ndarray
+    )  # int32: row of Storages: whose bytes; a chain has several rows for one storage. -1: it died
+    name: np.ndarray  # int32: the op that was replayed: index into StepTrace.names
+    cause: np.ndarray  # uint8: Cause
+    bytes: np.ndarray  # int64: of what it made
+    start_s: np.ndarray  # float64
+    duration_s: np.ndarray  # float64
+
+
+@dataclass(frozen=True)
+class Declined(Table):
+    """One row per planned drop that the runtime declined: the storage stayed, or was swapped out instead."""
+
+    op: np.ndarray  # int32: op after which it was due
+    storage: np.ndarray  # int32: row of Storages
+    name: np.ndarray  # int32: the op that made the storage: index into StepTrace.names; -1 unknown
+    refusal: np.ndarray  # uint8: why: index into chameleon_lab.runtime.core.REFUSALS
+
+
+def _no_replays() -> Replays:
+    whole, real = np.zeros(0, dtype=np.int32), np.zeros(0)
+    return Replays(whole, whole, whole, whole.astype(np.uint8), whole.astype(np.int64), real, real)
+
+
+def _none_declined() -> Declined:
+    whole = np.zeros(0, dtype=np.int32)
+    return Declined(whole, whole, whole, whole.astype(np.uint8))
+
+
 @dataclass(frozen=True, repr=False)
 class StepTrace:
     """One recorded training step."""
@@ -186,6 +225,8 @@ class StepTrace:
     residencies: Residencies
     truncated_ops: int = 0  # ops that the ring buffer had no room for
     stacks: tuple[str, ...] = ()  # Python stacks, innermost frame first, one "file:line function" a line
+    replays: Replays = field(default_factory=_no_replays)
+    declined: Declined = field(default_factory=_none_declined)
 
     def __repr__(self) -> str:
         return (

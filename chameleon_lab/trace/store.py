@@ -18,16 +18,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import TraceError
+from ..files import oddity
 from ..progress import bar, tick
-from .columns import Ops, Residencies, Stalls, StepTrace, Storages, Table, Trace, Transfers, Uses
+from .check import check_step
+from .columns import (
+    Declined,
+    Ops,
+    Replays,
+    Residencies,
+    Stalls,
+    StepTrace,
+    Storages,
+    Table,
+    Trace,
+    Transfers,
+    Uses,
+)
 
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 2
+VERSION = 3
 """Version of the trace file that this package writes, and the newest that it reads."""
 
 _KEY = b"chameleon_lab.trace"
+
+_MOST_VALUES = 1 << 28
+_MOST_BYTES = 1 << 31
 
 _SCALARS = {
     "index": "int64",
@@ -106,7 +123,23 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
             "to_s": "float64",
         },
     ),
+    "replays": (
+        Replays,
+        {
+            "op": "int32",
+            "storage": "int32",
+            "name": "int32",
+            "cause": "uint8",
+            "bytes": "int64",
+            "start_s": "float64",
+            "duration_s": "float64",
+        },
+    ),
+    "declined": (Declined, {"op": "int32", "storage": "int32", "name": "int32", "refusal": "uint8"}),
 }
+
+_TABLE_SINCE = {"replays": 3, "declined": 3}
+"""The version that brought a table; an older file has no rows for it."""
 
 _SINCE = {("ops", "token"): (2, 0), ("ops", "plan_op"): (2, -1)}
 """The version that brought a column, and what it reads as from an older file."""
@@ -144,10 +177,13 @@ def load(path: str | os.PathLike[str]) -> Trace:
     pa = _import_pyarrow()
     import pyarrow.parquet as parquet
 
+    if (odd := oddity(path, _MOST_BYTES)) is not None:
+        raise TraceError(f"{path}: {odd}; give a file that Trace.save wrote")
     with open(path, "rb") as file:
         with _whole(pa, path):
             source = parquet.ParquetFile(file)
             schema = source.schema_arrow
+            _check_size(source.metadata, path)
         version, meta = _header(schema, path)
         expected = _schema(pa, version)
         for column in expected:
@@ -163,14 +199,42 @@ def load(path: str | os.PathLike[str]) -> Trace:
                 columns.append(source.read([name]).column(name))
                 tick()
     table = pa.Table.from_arrays(columns, schema=expected).combine_chunks()
-    tables = {name: _tables(table.column(name), name) for name in _TABLES}
+    try:
+        return Trace(_steps(table), meta)
+    except (pa.ArrowException, ValueError, TypeError, IndexError, OverflowError) as error:
+        raise TraceError(f"{path}: damaged ({error}); save the trace again, or record it anew") from error
+
+
+def _check_size(metadata: Any, path: str | os.PathLike[str]) -> None:
+    """A few bytes of Parquet can stand for any number of values: refuse those that nobody would have recorded."""
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    values = sum(group.column(k).num_values for group in groups for k in range(group.num_columns))
+    size = sum(group.column(k).total_uncompressed_size for group in groups for k in range(group.num_columns))
+    if values > _MOST_VALUES or size > _MOST_BYTES:
+        raise TraceError(
+            f"{path}: it says that it holds {values} values in {size} bytes, and at most {_MOST_VALUES} in "
+            f"{_MOST_BYTES} are read; save fewer steps"
+        )
+
+
+def _steps(table: Any) -> list[StepTrace]:
+    tables = {name: _tables(table.column(name), name) for name in _TABLES if name in table.schema.names}
     plain = table.select([*_SCALARS, *_DICTIONARIES]).to_pylist()
     steps = []
     for position, values in enumerate(plain):
         values |= {name: tuple(values[name]) for name in _DICTIONARIES}
+        if any(text is None for name in _DICTIONARIES for text in values[name]):
+            raise ValueError("a name is missing")
+        if any(values[name] is None for name in _SCALARS):
+            raise ValueError("a step without its index, stage or times")
         values |= {name: rows[position] for name, rows in tables.items()}
-        steps.append(StepTrace(**values))
-    return Trace(steps, meta)
+        step = StepTrace(**values)
+        try:
+            check_step(step)
+        except ValueError as error:
+            raise ValueError(f"step {step.index}: {error}") from None
+        steps.append(step)
+    return steps
 
 
 @contextmanager
@@ -214,6 +278,8 @@ def _schema(pa: Any, version: int = VERSION) -> pyarrow.Schema:
     columns = [(name, arrow(kind)) for name, kind in _SCALARS.items()]
     columns += [(name, pa.list_(pa.string())) for name in _DICTIONARIES]
     for name, (_, kinds) in _TABLES.items():
+        if _TABLE_SINCE.get(name, 1) > version:
+            continue
         fields = [
             (column, arrow(kind))
             for column, kind in kinds.items()
@@ -249,9 +315,12 @@ def _tables(column: Any, name: str) -> list[Table]:
     rows: list[Table] = []
     for chunk in column.chunks:
         values = chunk.values
+        present = [key for key in kinds if values.type.get_field_index(key) >= 0]
+        if chunk.null_count or values.null_count or any(values.field(key).null_count for key in present):
+            raise ValueError(f"{name} has rows without values")
         arrays = {
             key: values.field(key).to_numpy(zero_copy_only=False).astype(kind)
-            if values.type.get_field_index(key) >= 0
+            if key in present
             else np.full(len(values), _SINCE[name, key][1], dtype=kind)
             for key, kind in kinds.items()
         }
@@ -270,7 +339,7 @@ def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> tuple[int, 
     try:
         values = json.loads(header)
         version, meta = int(values["version"]), dict(values["meta"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise TraceError(f"{path}: the trace's header is broken ({error}); save the trace again") from error
     if version > VERSION:
         raise TraceError(

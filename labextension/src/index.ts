@@ -52,6 +52,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const tracker = new WidgetTracker<MainAreaWidget<ChameleonPanel>>({
       namespace: 'chameleon-lab'
     });
+    // The tracker's current widget is known only once the layout has been saved; kernels call sooner.
+    const opened = () => tracker.find(() => true);
     let preferences: IPreferences = { axis: 'time', rows: 'storage', follow: true };
     const read = settings?.load(PLUGIN).then(
       registry => {
@@ -70,7 +72,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       icon: args => (args.isPalette ? undefined : icon),
       execute: async () => {
         await read;
-        let widget = tracker.currentWidget;
+        let widget = opened();
         if (!widget) {
           const content = new ChameleonPanel(
             new KernelFollower(notebooks),
@@ -104,7 +106,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
           if (action === 'show') {
             void app.commands.execute(OPEN);
           } else if (action === 'loaded') {
-            tracker.currentWidget?.content.loaded(kernel);
+            opened()?.content.loaded(kernel);
           }
         });
         panel.disposed.connect(stop);

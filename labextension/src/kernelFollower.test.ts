@@ -97,6 +97,21 @@ test('only cells make a kernel busy, not what a subshell answers', () => {
   expect(follower.current?.status).toBe('idle');
 });
 
+test('a kernel that dies in the midst of a cell is not busy for ever', () => {
+  const a = fakeNotebook('a.ipynb', 'python3');
+  const follower = new KernelFollower(fakeTracker(a));
+  (a.sessionContext.iopubMessage as unknown as Signal<object, unknown>).emit({
+    header: { msg_type: 'status' },
+    parent_header: { msg_type: 'execute_request' },
+    content: { execution_state: 'busy' }
+  });
+  for (const status of ['autorestarting', 'starting', 'idle'] as const) {
+    a.sessionContext.kernelDisplayStatus = status;
+    a.sessionContext.statusChanged.emit();
+    expect(follower.current?.status).toBe(status);
+  }
+});
+
 test('hears nothing after it is disposed', () => {
   const a = fakeNotebook('a.ipynb', 'python3');
   const tracker = fakeTracker(a);

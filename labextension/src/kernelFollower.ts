@@ -61,6 +61,15 @@ export class KernelFollower implements IDisposable {
     this._emit();
   }
 
+  /** A kernel that dies in the midst of a cell never says that the cell has ended. */
+  private _changedStatus(): void {
+    const status = this._panel?.sessionContext.kernelDisplayStatus;
+    if (status !== 'busy' && status !== 'idle') {
+      this._cellRuns = null;
+    }
+    this._emit();
+  }
+
   /** The line to the kernel in front, or null where there is none. */
   get kernel(): Kernel.IKernelConnection | null {
     return this._panel?.sessionContext.session?.kernel ?? null;
@@ -98,7 +107,7 @@ export class KernelFollower implements IDisposable {
       panel?.title.changed.connect(this._emit, this);
       panel?.sessionContext.kernelChanged.connect(this._changedKernel, this);
       panel?.sessionContext.iopubMessage.connect(this._heard, this);
-      panel?.sessionContext.statusChanged.connect(this._emit, this);
+      panel?.sessionContext.statusChanged.connect(this._changedStatus, this);
       panel?.sessionContext.connectionStatusChanged.connect(this._emit, this);
       panel?.sessionContext.specsManager.specsChanged.connect(this._emit, this);
     }
@@ -111,7 +120,7 @@ export class KernelFollower implements IDisposable {
     panel?.title.changed.disconnect(this._emit, this);
     panel?.sessionContext.kernelChanged.disconnect(this._changedKernel, this);
     panel?.sessionContext.iopubMessage.disconnect(this._heard, this);
-    panel?.sessionContext.statusChanged.disconnect(this._emit, this);
+    panel?.sessionContext.statusChanged.disconnect(this._changedStatus, this);
     panel?.sessionContext.connectionStatusChanged.disconnect(this._emit, this);
     panel?.sessionContext.specsManager.specsChanged.disconnect(this._emit, this);
   }

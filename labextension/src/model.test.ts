@@ -12,6 +12,8 @@ const FILE = 'file:run.parquet';
 /** A kernel whose session has made this many steps, with one whole trace file at hand. */
 class FakeKernel {
   stepCount = 1;
+  /** What happens while the kernel looks a storage up. */
+  beforeStorage: (() => Promise<void>) | undefined;
   private _opened = false;
   onEvent: (name: string, body: unknown) => void = () => undefined;
   onError: (error: LabError) => void = () => undefined;
@@ -35,6 +37,14 @@ class FakeKernel {
     }
     if (method === 'status') {
       return { result: this.status };
+    }
+    if (method === 'locate') {
+      return { result: { uid: 100 + (params as ISteps).last } };
+    }
+    if (method === 'storage') {
+      const { uid } = params as { uid: number };
+      await this.beforeStorage?.();
+      return { result: { uid, key: 'h.0/aten::gelu.0#0' } };
     }
     const scene = { length: { time: 1, op: 1 }, peak: { time: 0, op: 0 } };
     return { result: { ...scene, rows: [] }, buffers: [] };
@@ -95,4 +105,20 @@ test('a step that was about to be drawn does not take the place of an opened fil
   kernel.step();
   await vi.advanceTimersByTimeAsync(5000);
   expect(drawn().source).toBe(FILE);
+});
+
+test('what is selected while other steps come to be drawn is selected there', async () => {
+  kernel.beforeStorage = async () => {
+    kernel.beforeStorage = undefined;
+    await model.show({ source: SESSION, first: 7, last: 7 });
+  };
+  await model.selectKey('h.0/aten::gelu.0#0');
+  expect(drawn().last).toBe(7);
+  expect(model.selected?.uid).toBe(107);
+  kernel.beforeStorage = async () => {
+    kernel.beforeStorage = undefined;
+    await model.show({ source: SESSION, first: 8, last: 8 });
+  };
+  await model.select(107);
+  expect(model.selected?.uid).toBe(108);
 });

@@ -242,6 +242,7 @@ export class LabModel {
         rows: this.rows
       });
       const sameSource = this.steps?.source === steps.source;
+      const chosen = this.selected;
       const selected = this.selected && sameSource ? await this._again(client, steps) : null;
       if (turn !== this._showing) {
         return;
@@ -268,9 +269,13 @@ export class LabModel {
           ? { start: 0, end: length }
           : this._clamped({ start: this.shown.start * share, end: this.shown.end * share });
       const hadAlive = this.alive !== null;
+      const newer = this.selected !== chosen ? this.selected?.key : undefined; // selected while the kernel answered
       this.selected = selected;
       this.alive = null;
       this._emit('scene');
+      if (newer !== undefined && sameSource) {
+        await this.selectKey(newer);
+      }
       await this.search(this.query);
       if (hadAlive) {
         await this.ask(undefined, true);
@@ -435,9 +440,11 @@ export class LabModel {
     }
     try {
       const { result } = await client.request('storage', { ...steps, axis: this.axis, uid });
-      if (steps === this.steps) {
-        this.selected = result;
+      if (steps !== this.steps) {
+        await this.selectKey(result.key); // others are drawn by now, in which it may have another uid
+        return;
       }
+      this.selected = result;
     } catch (error) {
       if (!quiet) {
         this._fail(error);
@@ -446,6 +453,18 @@ export class LabModel {
     }
     this._emit('overlay');
     this._emit('side');
+  }
+
+  /** Select a storage by its key, in whatever steps are drawn when the kernel has answered. */
+  async selectKey(storage: string): Promise<void> {
+    let asked: ISteps | null;
+    do {
+      asked = this.steps;
+      const uid = await this.locate(storage);
+      if (asked === this.steps) {
+        await this.select(uid, true);
+      }
+    } while (asked !== this.steps);
   }
 
   /** The uid that a storage has in the drawn steps, by its key; null where they do not have it. */

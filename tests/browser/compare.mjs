@@ -8,6 +8,7 @@ await inLab(async (page, picture) => {
   await kernelIdle(page);
   await execute(page, 'chameleon-lab:open');
   await widen(page);
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   found.ran = [await run(0), await run(1), await run(2)];
   await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
   await page.waitForFunction(() =>
@@ -52,7 +53,7 @@ await inLab(async (page, picture) => {
   }, found.boxed[1]);
   found.keyed = await inspector.locator('.cl-facts dd').first().textContent();
   await inspector.locator('.cl-list .cl-link').first().click();
-  await inspector.getByText('Python stack of its making').waitFor();
+  await inspector.locator('.cl-title').waitFor();
   await picture('box');
   await overlay.focus();
   await page.keyboard.press('Escape');
@@ -65,11 +66,15 @@ await inLab(async (page, picture) => {
   found.op = await inspector.locator('h2').first().textContent();
   await page.keyboard.press('Escape');
   const layers = await track('Layer');
-  await page.mouse.move(canvas.x + canvas.width * 0.3, layers.y + 6);
-  await page.mouse.move(canvas.x + canvas.width * 0.3 + 1, layers.y + 6);
-  await panel.locator('.cl-main .cl-tip').getByText('sums it up').waitFor();
+  const tip = panel.locator('.cl-main .cl-tip').getByText('sums it up');
+  let at = canvas.x; // where a layer lies depends on how long its ops took
+  while (!(await tip.isVisible()) && at < canvas.x + canvas.width) {
+    at += 12;
+    await page.mouse.move(at, layers.y + 6);
+    await page.waitForTimeout(150);
+  }
   found.layer = await panel.locator('.cl-main .cl-tip b').textContent();
-  await page.mouse.click(canvas.x + canvas.width * 0.3 + 1, layers.y + 6);
+  await page.mouse.click(at, layers.y + 6);
   await inspector.getByText('Modules by op time').waitFor();
   await page.keyboard.press('Escape');
   await page.keyboard.press('j');

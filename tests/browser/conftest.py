@@ -61,7 +61,7 @@ while time.time() < until and not globals().get("enough"):
     "%chameleon panel",
 ]
 
-# What the policy editor's check runs: the same training, and a loop that goes on until there is a file.
+# What the policy editor's check runs: the same training, a loop that goes on until there is a file, and an end.
 EDIT_CELLS = [
     TRAIN_CELLS[0],
     TRAIN_CELLS[1].replace("range(6)", "range(4)"),
@@ -73,6 +73,27 @@ until = time.time() + 60
 while time.time() < until and not os.path.exists("enough.txt"):
     train()
     time.sleep(0.1)""",
+    "import os\n\nos._exit(1)",
+]
+
+# What the dashboard's check runs.
+DASHBOARD_CELLS = [
+    f"{TRAIN_CELLS[0]}\n{TRAIN_CELLS[1]}\nsession = cl.current_session()\nprint(session.stage)",
+    "session.dashboard()",
+    """\
+import os
+import threading
+import time
+
+until = time.time() + 120
+while time.time() < until and not os.path.exists("drawn.txt"):
+    train()
+    time.sleep(0.05)
+policy, trace = session.policy, session.trace()
+session.stop()
+print("ended")
+print([thread for thread in threading.enumerate() if "dashboard" in thread.name])""",
+    "policy.draft(trace).gantt()",
 ]
 
 # What the check of comparing runs: the same training, then its trace and its policy in files.
@@ -80,7 +101,7 @@ COMPARE_CELLS = [
     *TRAIN_CELLS[:2],
     "cl.current_session().trace().save('before.parquet')\n"
     "draft = cl.current_session().policy.draft()\n"
-    "draft.keep(module='h.*').policy().save('kept.json')",
+    "draft.keep(module='h.0.*').policy().save('kept.json')",
 ]
 
 
@@ -122,6 +143,7 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "train": TRAIN_CELLS,
         "edit": EDIT_CELLS,
         "compare": COMPARE_CELLS,
+        "dashboard": DASHBOARD_CELLS,
         "first": _small_cells(256, 4),
         "second": _small_cells(128, 6),
     }

@@ -1,28 +1,10 @@
 // Edits a policy beside a notebook that trains: table, block map, draft, dry run, enable, files, and a kernel that dies.
-import { inLab } from './lab.mjs';
+import { cellRunner, execute, inLab, kernelIdle, widen } from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
-  const execute = (id, args) =>
-    page.evaluate(([id, args]) => window.jupyterapp.commands.execute(id, args), [id, args ?? {}]);
-  await page.waitForSelector(
-    '.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status="idle"]',
-    { timeout: 90000 }
-  );
-  /** Run a cell, or other code, in the notebook's kernel; the answer comes when it has ended. */
-  const run = (cell, code) =>
-    page.evaluate(
-      async ([cell, code]) => {
-        const panel = [...window.jupyterapp.shell.widgets('main')].find(
-          w => w.title.label === 'edit.ipynb'
-        );
-        const kernel = panel.sessionContext.session.kernel;
-        const source = code ?? panel.content.widgets[cell].model.sharedModel.source;
-        const reply = await kernel.requestExecute({ code: source }).done;
-        return reply.content.status;
-      },
-      [cell, code ?? null]
-    );
+  const run = cellRunner(page, 'edit');
+  await kernelIdle(page);
   /** Look into the panel's own state. */
   const look = (what, argument) =>
     page.evaluate(
@@ -56,13 +38,8 @@ await inLab(async (page, picture) => {
     await element.waitForElementState('hidden');
   };
 
-  await execute('chameleon-lab:open');
-  await execute('application:toggle-left-area');
-  const handle = await page.locator('.lm-DockPanel-handle:visible').boundingBox();
-  await page.mouse.move(handle.x + handle.width / 2, 500);
-  await page.mouse.down();
-  await page.mouse.move(300, 500, { steps: 5 });
-  await page.mouse.up();
+  await execute(page, 'chameleon-lab:open');
+  await widen(page);
   await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   found.trained = [await run(0), await run(1)];
   await panel.getByText(/Live · 4 steps/).waitFor({ timeout: 30000 });
@@ -134,7 +111,7 @@ await inLab(async (page, picture) => {
   await bar.getByText(/1 change by you/).waitFor();
   await planned();
   found.answeredMs = await look(content => content._editor.editor.answeredMs);
-  found.kept = [await figures('cl-current'), await figures('cl-draft-row')];
+  found.kept = await look(({ _editor: { editor } }) => [editor.open.current, editor.open.draft]);
   await filter.fill('by:you');
   await page.waitForFunction(() => document.querySelectorAll('.cl-rows .cl-staged').length === 1);
   found.row = await rows.first().innerText();
@@ -242,7 +219,7 @@ await inLab(async (page, picture) => {
   await bar.getByText('In force from the next step border on.').waitFor();
 
   // The dark theme.
-  await execute('apputils:change-theme', { theme: 'JupyterLab Dark' });
+  await execute(page, 'apputils:change-theme', { theme: 'JupyterLab Dark' });
   await page.waitForFunction(() => document.body.dataset.jpThemeLight === 'false');
   await page.waitForTimeout(1200);
   await picture('dark');
@@ -269,11 +246,11 @@ await inLab(async (page, picture) => {
   found.loaded = await look(content => content._editor.editor.open.edits.map(entry => entry.edit));
 
   // The kernel dies in the midst of it: nothing is lost.
-  void run(null, 'import os; os._exit(1)').catch(() => undefined);
+  void run(3).catch(() => undefined);
   await page.locator('.jp-Dialog').waitFor({ timeout: 30000 });
   await dialog(null, '.jp-mod-accept');
   await offer.getByText(/Your draft is safe/).waitFor({ timeout: 30000 });
-  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 60000 });
+  await kernelIdle(page);
   await run(0);
   await run(1);
   await panel.getByText(/Live · 4 steps/).waitFor({ timeout: 30000 });

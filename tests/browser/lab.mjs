@@ -16,12 +16,14 @@ const FLAGS = [
   '--disable-sync'
 ];
 
-/** Resolves when the notebook in front has an idle kernel. */
+/** Resolves when the notebook in front has an idle kernel. Its toolbar, where narrow, does not show that. */
 export function kernelIdle(page) {
-  return page.waitForSelector(
-    '.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status="idle"]',
-    { timeout: 90000 }
-  );
+  const idle = () =>
+    [...window.jupyterapp.shell.widgets('main')].some(widget => {
+      const kernel = widget.isVisible && widget.content?.widgets && widget.sessionContext;
+      return kernel?.session?.kernel?.status === 'idle';
+    });
+  return page.waitForFunction(idle, undefined, { timeout: 90000 });
 }
 
 /** A function that runs a cell of a notebook in its kernel; its answer, `ok` or `error`, comes when it has ended. */
@@ -33,6 +35,7 @@ export function cellRunner(page, notebook) {
           w => w.title.label === `${notebook}.ipynb`
         );
         const code = panel.content.widgets[cell].model.sharedModel.source;
+        await panel.sessionContext.ready;
         const kernel = panel.sessionContext.session.kernel;
         const reply = await kernel.requestExecute({ code }).done;
         return reply.content.status;

@@ -7,12 +7,19 @@ await inLab(async (page, picture) => {
   const front = panel.locator('.cl-front');
   const [first, second] = ['first', 'second'].map(name => cellRunner(page, name));
   const show = async name => {
-    await execute(page, 'docmanager:open', { path: `${name}.ipynb` });
+    // Beside the first notebook, and not over the panel.
+    const ref = await page.evaluate(
+      () =>
+        [...window.jupyterapp.shell.widgets('main')].find(w => w.title.label === 'first.ipynb').id
+    );
+    const options = { ref, mode: 'tab-after' };
+    await execute(page, 'docmanager:open', { path: `${name}.ipynb`, options });
     await kernelIdle(page);
   };
   await kernelIdle(page);
   await execute(page, 'chameleon-lab:open');
   await widen(page);
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   await first(0);
   await first(1);
   await panel.getByText('Live · 4 steps').waitFor({ timeout: 30000 });
@@ -29,7 +36,7 @@ await inLab(async (page, picture) => {
   );
   found.second = await describe(page);
   await picture('second');
-  await show('first');
+  await page.locator('.lm-TabBar-tab', { hasText: 'first.ipynb' }).click();
   await front.getByText('first.ipynb').waitFor();
   await panel.getByText('Live · 4 steps').waitFor();
   await page.waitForFunction(() =>
@@ -76,6 +83,7 @@ await inLab(async (page, picture) => {
   await page.goto(address.href);
   await page.waitForFunction(() => window.jupyterapp?.restored);
   await panel.waitFor({ timeout: 60000 });
+  await page.locator('.lm-TabBar-tab', { hasText: 'first.ipynb' }).click();
   await front.getByText('first.ipynb').waitFor({ timeout: 60000 });
   await panel.getByText('Live · 4 steps').waitFor({ timeout: 60000 });
   await page.waitForFunction(() =>
@@ -98,7 +106,8 @@ await inLab(async (page, picture) => {
 });
 
 /** What the panel draws: its notebook, the ops and whether the timeline has more than one colour. */
-function describe(page) {
+async function describe(page) {
+  await page.waitForTimeout(700); // drawing follows the answer
   return page.evaluate(() => {
     const widget = [...window.jupyterapp.shell.widgets('main')].find(
       w => w.id === 'chameleon-lab-panel'
@@ -137,7 +146,8 @@ function answersTo(page, messages) {
         comm.send(message);
       }
     });
+    comm.onClose = () => undefined;
     comm.close();
-    return answers;
+    return answers.slice(0, messages.length);
   }, messages);
 }

@@ -4,7 +4,8 @@ def test_steps_and_policies_are_compared_and_boxes_listed(in_browser):
     assert found["ran"] == ["ok", "ok", "ok"]
 
     listed, boxed = found["boxed"]
-    assert boxed.startswith(f"{listed} storages, ")
+    # All but those that live for less than a pixel at the very edges.
+    assert 0.8 * int(listed) < int(boxed.split()[0]) <= int(listed)
     assert found["pressed"] == "true"
     assert 0 < int(found["keyed"].split()[0]) < int(listed.replace(",", ""))
     assert found["op"].startswith("aten::")

@@ -16,9 +16,9 @@ def test_a_policy_is_edited_tried_enabled_and_kept_beside_what_trains(in_browser
         assert action in found["cards"]
     assert "in the draft" in found["cards"]
 
-    # One storage kept: its row says so, and the plan moves something else.
+    # One storage kept: its row says so, and the plan moves something else, which may well cost the same.
     current, draft = found["kept"]
-    assert current != draft
+    assert current["swaps"] > 0 and draft["peak_bytes"] <= draft["capacity_bytes"]
     assert "Keep" in found["row"] and "you" in found["row"]
 
     # Less capacity: the prediction goes down, and so does what is measured once it is in force.

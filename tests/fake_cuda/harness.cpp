@@ -16,6 +16,7 @@
 #include "device/cuda/torch_side.h"
 #include "fake.h"
 #include "host_pool.h"
+#include "marks.h"
 #include "recorder.h"
 #include "runtime.h"
 #include "storage.h"
@@ -41,7 +42,7 @@ class Harness {
   Harness(uint64_t seed, int lanes, size_t capacity_bytes)
       : random_(seed), table_(nullptr, &keep_block), host_(device_), swapper_(device_, host_, table_, recorder_) {
     Runtime::of(c10::DeviceType::CPU);  // it sets what the access hooks need
-    access::reserve_marks();
+    marks::reserve();
     device_.install_allocator();
     device_.set_capacity(capacity_bytes);
     for (int i = 0; i < lanes; ++i) lanes_.push_back(fake::make_lane(/*eager=*/false));

@@ -96,6 +96,9 @@ def test_a_script_trains_the_same_in_less_memory(folder):
     assert (again.returncode, again.stdout, again.stderr) == (0, bare.stdout, "")
     report = json.loads((folder / "r.json").read_text())
     assert report["capacity_bytes"] == 4 << 20 and report["decisions"] == len(policy)
+    # The script builds its model in the first step, and logs the loss between the optimizer and the next forward.
+    assert report["notes"] == ["the given policy fits: in force from the second step on"]
+    assert [step["stage"] for step in report["history"]] == ["WarmUp"] + ["Stable"] * 6
     assert not list(folder.glob(".*"))  # nothing half-written
 
 

@@ -58,6 +58,46 @@ def test_two_threads_share_a_capacity() -> None:
     )
 
 
+def test_a_plan_is_dropped_while_another_threads_op_follows_it() -> None:
+    """The thread whose step ends drops the plan; an op of another thread is in its midst, and goes on without."""
+    child(
+        """
+        dropped = []
+        @torch.library.custom_op("chameleon_test::slow", mutates_args=())
+        def slow(x: torch.Tensor) -> torch.Tensor:
+            plans = session.report().plans if session else ()
+            if plans and plans[-1].followed_steps >= 1 and not plans[-1].dropped and not dropped:
+                other = threading.Thread(target=core.drop_program, args=(plans[-1].plan,))
+                other.start()
+                other.join()
+                dropped.append(plans[-1].plan)
+            return x + 0
+        slow.register_autograd(lambda ctx, grad: grad)
+
+        def loop():
+            torch.manual_seed(0)
+            model, generator = Gpt(), torch.Generator().manual_seed(0)
+            optimizer = adamw(model.parameters())
+            losses = []
+            for _ in range(6):
+                loss = slow(model(model.batch(generator)))
+                loss.backward()
+                losses.append(raw(loss))
+                optimizer.step()
+                optimizer.zero_grad()
+            return losses, state_bytes(model, optimizer)
+
+        session = None
+        want = loop()
+        _, live_peak = reference(Gpt)
+        with cl.Session(live_peak // 2) as session:
+            got = loop()
+        assert dropped
+        assert got == want
+        """
+    )
+
+
 def test_a_storage_that_dies_while_another_thread_evicts_it() -> None:
     """Three threads make, check and drop storages at several times the capacity for a while."""
     child(

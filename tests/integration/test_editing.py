@@ -128,8 +128,11 @@ def test_a_file_fits_in_another_process(made: Policy, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change, said",
     [
-        ("layers", "ops of forward and backward"),
-        ("other ops", "of forward and backward is aten::relu, and it was made for aten::gelu"),
+        ("layers", "attention in blocks.6, and it was made for aten::flatten"),
+        (
+            "other ops",
+            "of forward and backward is aten::relu in blocks.0, and it was made for aten::gelu in blocks.0",
+        ),
         ("width", "tokens.weight has 36.0 KiB, and it was made for 24.0 KiB"),
         ("length", "positions.weight has 24.0 KiB, and it was made for 16.0 KiB"),
         ("batch", "it was made for activations of"),
@@ -242,7 +245,8 @@ def test_faulty_edits_in_a_file_are_noted_one_by_one_and_stay_in_the_policy(
         "edit 5 (capacity 10.0 MiB) is not obeyed: there are 5.02 MiB",
     ):
         assert part in text, text
-    assert policy.edits == tuple(edits) and GELU in swapped(policy) and not policy.is_current
+    assert policy.edits == tuple(edits) and GELU in swapped(policy)
+    assert policy.is_current and policy.disobeyed == (3, 4)
     assert max(step.peak_bytes for step in run.report.history) <= made.capacity_bytes
 
 
@@ -340,6 +344,24 @@ def test_a_capacity_edit_moves_the_device_and_rollback_moves_it_back() -> None:
         while len(loop.losses) < STEPS:
             loop.step()
         assert session.report().history[-1].peak_bytes <= own and loop.same(bare)
+        report = session.report()
+        assert report.capacity_peak_bytes is not None
+        assert report.capacity_peak_bytes <= own < report.peak_bytes
+        assert "since the capacity changed" in str(report)
+
+
+def test_a_loop_that_ends_its_steps_itself_has_no_empty_one() -> None:
+    """The first optimizer ends the first step, and session.step() finds it ended."""
+    with trainer(steps=4) as loop:
+        history = loop.session.report().history
+    assert [step.stage for step in history] == ["WarmUp", "Profile", "Stable", "Stable"]
+    assert all(step.ops > 0 for step in history)
+    with cl.Session() as session:
+        for _ in range(3):
+            torch.ones(1000).sum()
+            session.step()
+        session.step()
+        assert session.step_count == 4, "whoever says that a step ends is taken at the word"
 
 
 def test_never_touch_is_evicted_last() -> None:
@@ -360,6 +382,27 @@ def test_never_touch_is_evicted_last() -> None:
     assert Category.PARAMETER in evicted()
     spared = evicted(Edit(EditAction.NEVER_TOUCH, category="parameter"))
     assert spared and Category.PARAMETER not in spared
+
+
+@pytest.mark.parametrize("planning", [True, False])
+def test_never_touch_of_a_given_policy_holds_from_the_first_step_on(
+    made: Policy, tmp_path: Path, planning: bool
+) -> None:
+    """Without a plan too, and where the first one knows nothing of storages that later steps make."""
+    made.draft().never_touch(category="parameter").save(str(tmp_path / "policy.json"))
+    evicted: list[set[str]] = []
+    given = {"policy": tmp_path / "policy.json", "planning": planning}
+    with cl.Session(made.capacity_bytes, **given) as session:
+        loop = Trainer(session)
+        for _ in range(5):
+            loop.step()
+            step = session.recorded_step(session.recorded_steps()[-1])
+            rows = step.transfers.storage[
+                (step.transfers.cause == Cause.EVICT) & (step.transfers.storage >= 0)
+            ]
+            evicted.append({step.storage_keys[row].split(":")[0] for row in rows.tolist()})
+    assert any(evicted[:2]), "there was pressure"
+    assert not any("parameter" in kinds for kinds in evicted), evicted
 
 
 # --------------------------------------------------------------------------------------------------- dry runs

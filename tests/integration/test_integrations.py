@@ -159,6 +159,10 @@ def test_hugging_face_resumes_with_a_policy_from_a_file(hf_bare, tmp_path):
     assert state_bytes(trainer.model) == state_bytes(bare.model)
     assert callback.report().steps == 4 and callback.report().peak_bytes <= 2000 * KiB
     assert callback.session.policy == first.session.policy
+    # With logging_steps=1 the Trainer reads the loss between the optimizer and the next forward.
+    report = callback.report()
+    assert report.notes[0] == "the given policy fits: in force from the second step on"
+    assert [step.stage for step in report.history[:2]] == ["WarmUp", "Stable"]  # then an evaluation comes
 
 
 class StopError(Exception):

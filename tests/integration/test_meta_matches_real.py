@@ -114,7 +114,7 @@ def test_a_policy_made_without_memory_binds_to_the_run() -> None:
     real, traced = real_and_traced(MODELS["llama"])
     policy = plan(traced, int(0.6 * traced.live_peak_bytes), Link(1e9, 1e9))
     assert len(policy.swaps) > 10
-    _, swaps, unmatched = bind(policy, real)
+    _, swaps, _, unmatched = bind(policy, real)
     assert unmatched == [] and len(swaps) == len(policy.swaps)
 
 

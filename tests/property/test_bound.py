@@ -7,45 +7,15 @@ import itertools
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from placements import every_choice, swaps_of
 from synthetic import random_step
 
 from chameleon_lab.policy import Link, lower_bound, plan, simulate
-from chameleon_lab.policy.memory import StepMemory, Swaps, step_memory
+from chameleon_lab.policy.memory import step_memory
 from chameleon_lab.policy.simulate import simulate_swaps
 from chameleon_lab.trace import StepTrace
 
 MOST_POLICIES = 1500
-
-
-def every_choice(memory: StepMemory) -> list[list[tuple[int, int] | None]]:
-    """Of each gap: keep it, or free its block and have it back at any ops."""
-    choices = []
-    gaps = zip(memory.gap_out.tolist(), memory.gap_use.tolist(), memory.gap_returns.tolist(), strict=True)
-    for out, use, returns in gaps:
-        places = [
-            (free, back)
-            for free in range(out + 1, use + 1)
-            for back in (range(free, use + 1) if returns else (use,))
-        ]
-        choices.append([None, *places])
-    return choices
-
-
-def swaps_of(memory: StepMemory, places: tuple[tuple[int, int] | None, ...]) -> Swaps:
-    gaps = np.array([gap for gap, place in enumerate(places) if place], dtype=np.int64)
-    free, back = np.array([place for place in places if place], dtype=np.int64).reshape(-1, 2).T
-    d = memory.dormant
-    never = np.full(len(d), -1, dtype=np.int64)
-    columns = (
-        (memory.gap_storage[gaps], d),
-        (memory.gap_ordinal[gaps], never),
-        (memory.gap_out[gaps], never + 1),
-        (free, never + 2),
-        (back, never),
-        (memory.gap_use[gaps], never),
-        (memory.gap_returns[gaps], never >= 0),
-    )
-    return Swaps(*(np.concatenate(column) for column in columns))
 
 
 def best_by_capacity(step: StepTrace, link: Link) -> dict[int, float]:

@@ -25,6 +25,7 @@ steps = st.builds(
     random_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40), storages=st.integers(1, 14)
 )
 residence = st.sampled_from([EditAction.KEEP, EditAction.SWAP, EditAction.NEVER_TOUCH])
+"""Where replays are off; tests/property/test_mix.py has the others."""
 
 
 @st.composite
@@ -48,7 +49,7 @@ def edits_of(draw: st.DrawFn, step: StepTrace) -> tuple[Edit, ...]:
 
 def capacity_of(step: StepTrace, share: float) -> int:
     lowest = floor(step).bytes
-    return lowest + int(share * (step.live_peak_bytes - lowest))
+    return max(1, lowest + int(share * (step.live_peak_bytes - lowest)))
 
 
 @settings(max_examples=400, deadline=None)

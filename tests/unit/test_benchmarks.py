@@ -6,7 +6,7 @@ import pytest
 import torch
 from synthetic import gpt_step
 
-from benchmarks import main_job, measure, overhead, planner
+from benchmarks import editor, main_job, measure, overhead, planner
 from benchmarks.measure import Comparison, Run
 from benchmarks.models import CASES
 from chameleon_lab.policy import Link as PolicyLink
@@ -187,23 +187,32 @@ def test_planner_writes_what_it_prints(tmp_path, capsys):
     assert [row["feasible"] for row in rows] == [True, True, False]
     assert set(rows[1]["rules"]) == {"ours", "greedy", "mindspeed", "naive"}
     assert rows[1]["bound"]["stall_s"] <= rows[1]["rules"]["ours"]["stall_s"]
+    assert rows[1]["mixed_bound"]["stall_s"] <= rows[1]["bound"]["stall_s"]
+    assert rows[1]["mixed"]["overhead_share"] <= rows[1]["rules"]["ours"]["stall_share"]
     assert [timing["ops"] for timing in document["timings"]][1] >= 200
     text = capsys.readouterr().out
     assert "below the floor" in text and "nothing was measured" in text
 
 
 def test_planner_sees_what_must_not_be():
-    def row(bound, **stalls):
+    def row(bound, mixed=0.1, **stalls):
         rules = {
             name: {"fits": stall is not None, "stall_share": stall, "peak_bytes": 2}
             for name, stall in stalls.items()
         }
         values = {"model": "m", "percent": 50, "capacity_bytes": 1, "feasible": True, "rules": rules}
-        return values | {"bound": {"stall_share": bound}}
+        mixed = {"fits": mixed is not None, "overhead_share": mixed or 0.0, "peak_bytes": 3}
+        bounds = {"bound": {"stall_share": bound}, "mixed_bound": {"stall_share": 0.05}}
+        return values | bounds | {"mixed": mixed, "wanted": 0.05}
 
     assert planner.faults([row(0.1, ours=0.1, greedy=0.2, naive=None)]) == []
     assert "stalls less" in planner.faults([row(0.1, ours=0.2, greedy=0.1)])[0]
     assert "beats the bound" in planner.faults([row(0.2, ours=0.1)])[0]
+    assert "costs more" in planner.faults([row(0.1, mixed=0.2, ours=0.1)])[0]
+    assert "mixed plan beats its bound" in planner.faults([row(0.1, mixed=0.01, ours=0.1)])[0]
+    assert "mixed plan takes 3 of 1 bytes" in planner.faults([row(0.1, mixed=None, ours=0.1)])[0]
+    assert planner.missed([row(0.1, mixed=0.04, ours=0.1)]) == []
+    assert len(planner.missed([row(0.1, mixed=0.06, ours=0.1)])) == 1
     over = row(0.0, ours=0.1)
     over["rules"]["ours"]["fits"] = False
     assert "takes 2 of 1 bytes" in planner.faults([over])[0]
@@ -219,3 +228,20 @@ def test_steps_in_a_row_are_one_step():
     policy = plan(row, int(0.6 * step.live_peak_bytes), PolicyLink(1e9, 1e9))
     assert policy.predicted["peak_bytes"] <= int(0.6 * step.live_peak_bytes)
     assert max(decision.out_op for decision in policy.decisions) >= 2 * n
+
+
+def test_editor_writes_what_it_prints(tmp_path, capsys, monkeypatch):
+    meta = {"link_out_bytes_per_s": 4e9, "link_in_bytes_per_s": 4e9}
+    monkeypatch.setattr(editor.cl, "trace_meta", lambda build, device: Trace([gpt_step(layers=16)], meta))
+    file = tmp_path / "editor.json"
+    code = editor.main(["--ops", "10", "--rounds", "1", "--json", str(file)])
+    document = json.loads(file.read_text())
+    assert document["benchmark"] == "editor" and document["correct"] == (code == 0)
+    printed = capsys.readouterr().out
+    for row in document["rows"]:
+        assert 0 < row["first_s"] <= row["table_s"] <= row["planned_s"] and row["rounds"] == 1
+        assert row["edit"] in printed
+        (once,) = row["each"]
+        assert once["last"]["peak_bytes"] <= once["last"]["capacity_bytes"]
+        assert row["edit"] == "capacity" or once["last"] != once["first"] or not once["estimated"]
+    assert len(document["rows"]) == 6 and (code == 0 or "TOO SLOW" in printed)

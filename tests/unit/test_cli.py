@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from synthetic import gpt_step
@@ -71,6 +72,29 @@ def test_plan_writes_what_the_planner_plans(trace, chameleon):
     assert values["swaps"] == len(planned.swaps) and values["output"] is None
 
 
+def test_plan_and_sweep_replay_where_they_are_told_to(trace, chameleon):
+    slow = ("--link", "64MiB/s", "--json")
+    command = ("plan", "t.parquet", "--capacity", "60%", *slow, "--bound", "-o", "p.json")
+    alone = json.loads(chameleon(*command)[1])
+    mixed = json.loads(chameleon(*command, "--rematerialise", "all")[1])
+    assert alone["replays"] == 0 and alone["rematerialised"] == [] and alone["predicted"]["replay_s"] == 0.0
+    policy = cl.Policy.load("p.json")
+    assert mixed["replays"] == len(policy.drops) > 0 and mixed["swaps"] == len(policy.swaps)
+    cost, before = (
+        mixed["predicted"]["stall_s"] + mixed["predicted"]["replay_s"],
+        alone["predicted"]["stall_s"],
+    )
+    assert mixed["lower_bound_stall_s"] <= cost < before
+    assert sum(row["gaps"] for row in mixed["rematerialised"]) == mixed["replays"]
+    swept = ("sweep", "t.parquet", "--capacity", "60%", *slow)
+    (point,) = json.loads(chameleon(*swept, "--rematerialise", "all")[1])["points"]
+    assert (
+        point["replay_s"] > 0.0 and point["step_s"] < json.loads(chameleon(*swept)[1])["points"][0]["step_s"]
+    )
+    code, _, err = chameleon("plan", "t.parquet", "--capacity", "60%", "--rematerialise", "some")
+    assert code == 2 and "'some' is not one of" in err
+
+
 def test_simulate_says_whether_a_policy_fits(trace, chameleon):
     chameleon("plan", "t.parquet", "--capacity", "60%", "-o", "p.json")
     policy = cl.Policy.load("p.json")
@@ -96,6 +120,11 @@ def test_diff_exits_like_diff(trace, chameleon):
     chameleon("plan", "t.parquet", "--capacity", "60%", "-o", "a.json")
     chameleon("plan", "t.parquet", "--capacity", "50%", "-o", "b.json")
     assert chameleon("diff", "a.json", "a.json") == (0, "The policies are the same\n", "")
+    data = json.loads(Path("a.json").read_text())
+    data["edits"] = [{"action": "keep", "category": "parameter"}]
+    Path("edited.json").write_text(json.dumps(data))
+    code, out, _ = chameleon("diff", "a.json", "edited.json")
+    assert code == 1 and "+ edit: keep all of category parameter" in out
     code, out, _ = chameleon("diff", "a.json", "b.json")
     assert code == 1 and "capacity_bytes" in out
     code, out, _ = chameleon("diff", "a.json", "b.json", "--json")

@@ -101,6 +101,7 @@ def test_decisions_that_differ_are_listed(policies):
         "a": policies[0].capacity_bytes,
         "b": policies[1].capacity_bytes,
     }
+    assert {row["name"] for row in found["conditions"]} == {"capacity_bytes"}
     assert compare(a, a)["decisions"]["rows"] == []
 
 

@@ -7,7 +7,7 @@ import json
 
 from synthetic import gpt_step
 
-from chameleon_lab.policy import Decision, Link, Policy, diff, plan
+from chameleon_lab.policy import Decision, Edit, EditAction, Link, Policy, diff, plan
 from chameleon_lab.policy.model import Action
 
 A = Decision("h.0/aten::gelu.0#0", "activation", "h.0", 4096, Action.SWAP, 1, 3, 5, 9, 12)
@@ -33,8 +33,33 @@ def test_added_removed_and_changed_decisions_are_told_apart() -> None:
     assert "parameter:&lt;w&gt;" in found._repr_html_() and "<w>" not in found._repr_html_()
 
 
+def test_a_swap_that_becomes_a_replay_is_a_change() -> None:
+    dropped = Decision("parameter:<w>", "parameter", "", 1 << 20, Action.REMATERIALISE, 0, 7, 8, 31, 31)
+    found = diff(BASE, dataclasses.replace(BASE, decisions=(A, dropped)))
+    assert found.changed == ((B, dropped),)
+    assert "(-1.00 MiB swapped, +1.00 MiB rematerialised)" in str(found)
+    assert "action swap -> rematerialise" in str(found)
+
+
 def test_the_order_of_decisions_is_no_difference() -> None:
     assert not diff(BASE, dataclasses.replace(BASE, decisions=(B, A)))
+
+
+def test_edits_alone_make_a_difference() -> None:
+    keep, never = (
+        Edit(EditAction.KEEP, module="h.<0>"),
+        Edit(EditAction.NEVER_TOUCH, "parameter:b", note="used twice"),
+    )
+    edited, other = (dataclasses.replace(BASE, edits=edits) for edits in ((keep, never), (never,)))
+    found = diff(edited, other)
+    assert found and (found.edits_added, found.edits_removed) == ((), (keep,))
+    assert "0 edits added, 1 removed" in str(found) and "- edit: keep all of module h.<0>" in str(found)
+    assert "h.&lt;0&gt;" in found._repr_html_()
+    back = diff(BASE, edited).to_dict()
+    assert back["edits_added"] == [keep.to_dict(), never.to_dict()] and back["edits_removed"] == []
+    assert "+ edit: never touch parameter:b (used twice)" in str(diff(BASE, edited))
+    assert diff(edited, dataclasses.replace(BASE, edits=(never, keep))), "order decides"
+    assert not diff(edited, dataclasses.replace(edited))
 
 
 def test_conditions_are_named_with_both_values() -> None:

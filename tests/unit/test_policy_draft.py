@@ -114,3 +114,24 @@ def test_op_times_are_those_of_the_plan_and_of_the_prediction() -> None:
     assert BASE.draft(op_times=times).predict().step_s == pytest.approx(
         simulate(STEP, BASE, op_times=times).step_s
     )
+
+
+def test_a_draft_plans_with_the_replays_of_its_base() -> None:
+    step = gpt_step(layers=8)
+    capacity, link = int(0.5 * step.live_peak_bytes), Link(5e8, 5e8)
+    base = plan(step, capacity, link, rematerialise=True, refused=("h.5/aten::mm.0#0",))
+    dropped = {decision.storage for decision in base.drops}
+    assert "h.3/aten::gelu.0#0" in dropped
+    draft = base.draft().never_rematerialise("h.3/aten::gelu.0#0")
+    made = draft.policy()
+    assert "h.3/aten::gelu.0#0" not in {decision.storage for decision in made.drops} and made.drops
+    assert draft.validate() == () and made.assumed["refused"] == ["h.5/aten::mm.0#0"]
+    assert made.assumed["rematerialise"] == base.assumed["rematerialise"] == 2
+    draft.rematerialise("h.3/aten::gelu.0#0")
+    (drop,) = [d for d in draft.policy().drops if d.storage == "h.3/aten::gelu.0#0"]
+    assert drop.decided_by == "user" and draft.validate()[0].fault is Fault.CONTRADICTED
+
+
+def test_without_replays_a_draft_says_that_it_cannot_rematerialise() -> None:
+    (finding,) = BASE.draft().rematerialise("h.1/aten::gelu.0#0").validate()
+    assert finding.fault is Fault.IMPOSSIBLE and "switched off" in finding.why

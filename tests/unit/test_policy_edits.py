@@ -7,9 +7,11 @@ from synthetic import gpt_step
 
 from chameleon_lab.errors import BelowFloorError, EditsUnreachableError, PolicyError
 from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan, simulate
-from chameleon_lab.policy.constraints import untouched
+from chameleon_lab.policy.constraints import Spared, untouched
 from chameleon_lab.policy.edits import StorageIndex, edit_from_dict, in_module
+from chameleon_lab.policy.memory import step_memory
 from chameleon_lab.policy.program import compile_program
+from chameleon_lab.trace import Category
 
 STEP = gpt_step(layers=6)
 LINK = Link(4e9, 4e9)
@@ -140,6 +142,34 @@ def test_never_touch_alone_is_evicted_last() -> None:
     assert {key for key, last in zip(keys, program.evict_last, strict=True) if last} == spared
 
 
+@pytest.mark.parametrize(
+    "edits",
+    [
+        (Edit(EditAction.NEVER_TOUCH, category="parameter"), Edit(EditAction.KEEP, "parameter:h.0.weight")),
+        (Edit(EditAction.NEVER_TOUCH, module="h.1"), Edit(EditAction.KEEP, category="optimizer_state")),
+        (Edit(EditAction.NEVER_TOUCH, min_bytes=1), Edit(EditAction.SWAP, module="h.2")),
+        (Edit(EditAction.NEVER_TOUCH, max_bytes=1),),
+    ],
+)
+def test_names_alone_tell_what_is_evicted_last(edits: tuple[Edit, ...]) -> None:
+    rows, spared, by_name = STEP.storages, untouched(STEP, edits), Spared()
+    named = [row for row in range(len(rows)) if rows.name[row] >= 0]
+    assert named
+    for row in named:
+        asked = (
+            Category(int(rows.category[row])),
+            STEP.labels[rows.name[row]],
+            int(rows.block_bytes[row]),
+        )
+        assert by_name(edits, *asked) == spared[row], STEP.storage_keys[row]
+
+
+def test_never_touch_of_a_gap_spares_the_storage_at_any_time() -> None:
+    key = "parameter:h.2.weight"
+    edits = (Edit(EditAction.NEVER_TOUCH, key, gap=1), Edit(EditAction.KEEP, key, gap=0))
+    assert [STEP.storage_keys[row] for row in untouched(STEP, edits).nonzero()[0]] == [key]
+
+
 def test_a_forced_swap_takes_the_longest_gap_and_others_may_stay() -> None:
     roomy = int(0.9 * STEP.live_peak_bytes)
     before, other = plan(STEP, roomy, LINK), "h.2/aten::gelu.0#0"
@@ -259,6 +289,29 @@ def test_each_faulty_edit_is_reported_by_itself_and_the_others_are_obeyed() -> N
         {"fault", "index", "edit", "why", "way_out"} == finding.to_dict().keys()
         for finding in policy.findings
     )
+
+
+def test_a_prefetch_of_what_never_returns_is_reported() -> None:
+    memory = step_memory(STEP)
+    returning = set(memory.gap_storage[memory.gap_returns].tolist())
+    row = next(row for number, row in enumerate(memory.row.tolist()) if number not in returning)
+    policy = edited(Edit(EditAction.PREFETCH, STEP.storage_keys[row], ops_earlier=5))
+    assert faults(policy) == [(Fault.IMPOSSIBLE, 0)] and "no prefetch to move" in policy.findings[0].why
+
+
+def test_a_kept_gap_that_is_not_there_is_reported_of_small_storages_too() -> None:
+    size = int(STEP.storages.block_bytes.min())
+    small = STEP.storage_keys[int(STEP.storages.block_bytes.argmin())]
+    edits = Edit(EditAction.KEEP, small, gap=0), Edit(EditAction.KEEP, small, gap=99)
+    policy = plan(STEP, STEP.live_peak_bytes, LINK, edits=edits, min_swap_bytes=size + 1)
+    assert faults(policy) == [(Fault.IMPOSSIBLE, 1)] and "no gap 99" in policy.findings[0].why
+
+
+def test_a_keep_that_takes_part_of_a_never_touch_back_is_reported() -> None:
+    never, keep = Edit(EditAction.NEVER_TOUCH, category="parameter"), Edit(EditAction.KEEP, module="h.0")
+    roomy = int(0.9 * STEP.live_peak_bytes)
+    assert faults(edited(never, keep, capacity=roomy)) == [(Fault.CONTRADICTED, 0)]
+    assert faults(edited(keep, never, capacity=roomy)) == []
 
 
 def test_what_can_never_leave_cannot_be_swapped() -> None:

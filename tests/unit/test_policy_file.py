@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import chameleon_lab
 from chameleon_lab.errors import PolicyError
 from chameleon_lab.policy import Decision, Edit, EditAction, Link, Policy, plan, simulate
 from chameleon_lab.policy.file import _DECISION
+from chameleon_lab.policy.model import Action
 from chameleon_lab.policy.program import compile_program
 
 PACKAGE = Path(chameleon_lab.__file__).parent
@@ -31,7 +33,19 @@ EDITS = (
     Edit(EditAction.LINK, link=Link(2e9, None)),
 )
 POLICY = plan(STEP, int(0.7 * STEP.live_peak_bytes), Link(1e9, 1e9), edits=EDITS)
+DROPS = plan(
+    gpt_step(layers=8),
+    int(0.5 * gpt_step(layers=8).live_peak_bytes),
+    Link(5e8, 5e8),
+    edits=(
+        Edit(EditAction.REMATERIALISE, "h.1/aten::gelu.0#0"),
+        Edit(EditAction.NEVER_REMATERIALISE, module="h.2"),
+    ),
+    rematerialise=True,
+    refused=("aten::embedding",),
+)
 V1 = Path(__file__).parent / "data" / "policy_v1.json"
+V2 = Path(__file__).parent / "data" / "policy_v2.json"
 
 
 def with_edit(**edit: Any) -> str:
@@ -40,7 +54,7 @@ def with_edit(**edit: Any) -> str:
     return json.dumps(data, indent=1)
 
 
-@pytest.mark.parametrize("policy", [POLICY, Policy(1, Link(None, None), ()), Policy.load(V1)])
+@pytest.mark.parametrize("policy", [POLICY, DROPS, Policy(1, Link(None, None), ()), Policy.load(V1)])
 def test_saved_files_obey_the_published_schema(policy: Policy, tmp_path: Path) -> None:
     VALIDATOR.check_schema(SCHEMA)
     policy.save(tmp_path / "policy.json")
@@ -57,7 +71,11 @@ def test_the_schema_names_every_field() -> None:
     assert list(definitions["decision"]["properties"]) == list(_DECISION)
     assert list(definitions["edit"]["properties"]) == [f.name for f in dataclasses.fields(Edit)]
     assert list(SCHEMA["properties"]) == SCHEMA["required"] == list(json.loads(POLICY.to_json()))
-    assert set(POLICY.assumed) <= set(SCHEMA["properties"]["assumed"]["properties"])
+    for policy in (POLICY, DROPS):
+        assert set(policy.assumed) <= set(SCHEMA["properties"]["assumed"]["properties"])
+        assert set(policy.predicted) <= set(SCHEMA["properties"]["predicted"]["properties"])
+    assert definitions["decision"]["properties"]["action"]["enum"] == [action.value for action in Action]
+    assert definitions["edit"]["properties"]["action"]["enum"] == [action.value for action in EditAction]
     assert set(POLICY.predicted) <= set(SCHEMA["properties"]["predicted"]["properties"])
 
 
@@ -98,6 +116,64 @@ def test_a_bad_decision_is_named_with_its_own_line() -> None:
         Policy.from_json("\n".join(lines), "p.json")
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("capacity_bytes", 0),
+        ("capacity_bytes", 10**30),
+        ("assumed.fingerprint", 3),
+        ("assumed.ops", 0),
+        ("assumed.min_swap_bytes", "x"),
+        ("assumed.live_peak_bytes", -1),
+        ("assumed.margin", None),
+        ("assumed.refused", [1]),
+        ("assumed.edits", "abc"),
+        ("assumed.without_edits", "abc"),
+        ("assumed.without_edits.capacity_bytes", "x"),
+        ("assumed.without_edits.link", {"a": 1}),
+        ("assumed.without_edits.link", {"out_bytes_per_s": -1, "in_bytes_per_s": None}),
+        ("predicted.stall_s", True),
+        ("predicted.overlap", 2),
+        ("predicted.peak_bytes", 1.5),
+        ("edits.1.gap", 10**30),
+        ("edits.2.min_bytes", 10**30),
+        ("edits.3.ops_earlier", -(10**30)),
+        ("decisions.0.storage", ""),
+        ("decisions.0.category", "weights"),
+        ("decisions.0.decided_by", "me"),
+        ("decisions.0.gap", 10**30),
+        ("decisions.0.bytes", -1),
+        ("decisions.0.use_op", 10**25),
+        ("decisions.0.out_op", -1),
+    ],
+)
+def test_schema_and_loader_refuse_the_same_values_and_the_loader_says_where(place: str, value: Any) -> None:
+    data = json.loads(POLICY.to_json())
+    *path, name = [int(part) if part.isdigit() else part for part in place.split(".")]
+    inner = data
+    for part in path:
+        inner = inner[part]
+    inner[name] = value
+    assert not VALIDATOR.is_valid(data)
+    where = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in place.split("."))[1:]
+    said = where.replace(".bytes", "").replace(".out_op", "")  # Decision checks these itself
+    with pytest.raises(PolicyError, match=rf"^p\.json.*{re.escape(said)}"):
+        Policy.from_json(json.dumps(data), "p.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "again"),
+    [('"edits": [', '"edits": [], "edits": ['), ('{"action": "keep"', '{"action": "swap", "action": "keep"')],
+)
+def test_a_key_that_is_given_twice_is_refused(key: str, again: str) -> None:
+    text = POLICY.to_json()
+    assert key in text
+    with pytest.raises(
+        PolicyError, match=r"p\.json: one object has '(edits|action)' twice, as .* delete one"
+    ):
+        Policy.from_json(text.replace(key, again, 1), "p.json")
+
+
 def test_an_edit_is_a_line() -> None:
     text = POLICY.to_json()
     shorter = dataclasses.replace(POLICY, edits=EDITS[:2] + EDITS[3:]).to_json()
@@ -124,7 +200,7 @@ def test_version_1_is_migrated_and_its_hand_made_decisions_become_edits() -> Non
     assert policy.capacity_bytes == old["capacity_bytes"] and policy.predicted == old["predicted"]
     assert policy.edits == (Edit(EditAction.SWAP, "wte/aten::embedding.0#0", gap=1),)
     assert policy.is_current and policy.source is None
-    assert json.loads(policy.to_json())["chameleon_lab_policy"] == 2
+    assert json.loads(policy.to_json())["chameleon_lab_policy"] == 3
     assert Policy.from_json(policy.to_json()) == policy
 
 
@@ -138,6 +214,42 @@ def test_a_bad_version_1_is_refused_with_its_place() -> None:
     text = V1.read_text().replace('"out_op": 1,', '"out_op": "1",', 1)
     with pytest.raises(PolicyError, match=r'old\.json, line 8: decisions\[0\]\.out_op is "1"'):
         Policy.from_json(text, "old.json")
+
+
+# ------------------------------------------------------------------------------------------------ version 2
+
+
+def test_version_2_means_what_it_did() -> None:
+    old = json.loads(V2.read_text())
+    assert old["chameleon_lab_policy"] == 2
+    policy = Policy.load(V2)
+    assert [dataclasses.asdict(d) for d in policy.decisions] == old["decisions"] and policy.drops == ()
+    assert [edit.to_dict() for edit in policy.edits] == old["edits"] and policy.is_current
+    assert (policy.assumed, policy.predicted) == (old["assumed"], old["predicted"])
+    assert json.loads(policy.to_json()) == old | {"chameleon_lab_policy": 3}
+
+
+def test_drops_survive_the_file(tmp_path: Path) -> None:
+    assert DROPS.drops and DROPS.swaps
+    DROPS.save(tmp_path / "policy.json")
+    loaded = Policy.load(tmp_path / "policy.json")
+    assert loaded == DROPS
+    assert simulate(loaded.source, loaded).replayed_bytes == sum(drop.bytes for drop in DROPS.drops)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("free_op", 9, "free_op of a rematerialise is out_op"),
+        ("in_op", -1, "a rematerialise needs 0 <= out_op"),
+    ],
+)
+def test_a_drop_that_contradicts_itself_is_refused(field: str, value: int, said: str) -> None:
+    data = json.loads(DROPS.to_json())
+    index = next(k for k, decision in enumerate(data["decisions"]) if decision["action"] == "rematerialise")
+    data["decisions"][index][field] = value
+    with pytest.raises(PolicyError, match=said):
+        Policy.from_json(json.dumps(data))
 
 
 # ------------------------------------------------------------------------------------------------ the step

@@ -20,7 +20,7 @@ POLICY = Policy(
     capacity_bytes=1 << 30,
     link=Link(12e9, None),
     decisions=(GELU, WEIGHT),
-    assumed={"fingerprint": "00ff", "ops": 30, "torch": "2.13.0", "live_peak_bytes": 3 << 30},
+    assumed={"fingerprint": "00ff00ff00ff00ff", "ops": 30, "torch": "2.13.0", "live_peak_bytes": 3 << 30},
     predicted={"step_s": 0.125, "stall_s": 0.025},
 )
 
@@ -116,8 +116,8 @@ def test_deeply_nested_file_is_refused(saved: Path) -> None:
 
 
 def test_newer_version_asks_for_an_upgrade(saved: Path) -> None:
-    with pytest.raises(PolicyError, match="policy version 3, and this Chameleon Lab reads up to 2: upgrade"):
-        Policy.load(broken(saved, "chameleon_lab_policy", value=3))
+    with pytest.raises(PolicyError, match="policy version 4, and this Chameleon Lab reads up to 3: upgrade"):
+        Policy.load(broken(saved, "chameleon_lab_policy", value=4))
 
 
 @pytest.mark.parametrize(

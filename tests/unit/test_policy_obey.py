@@ -6,8 +6,9 @@ import pytest
 from synthetic import gpt_step
 
 from chameleon_lab.errors import BelowFloorError
-from chameleon_lab.policy import Edit, EditAction, Fault, Link, floor, plan
+from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan
 from chameleon_lab.policy.obey import plan_obeying
+from chameleon_lab.runtime.binding import misfit
 
 STEP = gpt_step(layers=4)
 LINK = Link(4e9, 4e9)
@@ -23,7 +24,9 @@ EDITS = (
 
 def test_the_edits_that_keep_most_are_left_out_until_a_plan_fits() -> None:
     policy, remarks = plan_obeying(STEP, LOWEST, LINK, EDITS)
-    assert policy.edits == EDITS and not policy.is_current and policy.capacity_bytes == LOWEST
+    assert policy.edits == EDITS and policy.is_current and policy.capacity_bytes == LOWEST
+    assert policy.disobeyed == (0, 2, 3)
+    assert Policy.from_json(policy.to_json()) == policy
     assert policy.predicted["peak_bytes"] <= LOWEST
     assert remarks[0].startswith("edit 1 (capacity")
     assert remarks[1].startswith("not obeyed: edit 3 (never touch all of category activation) is unreachable")
@@ -35,9 +38,16 @@ def test_the_edits_that_keep_most_are_left_out_until_a_plan_fits() -> None:
 def test_with_room_enough_it_is_the_plan_under_all_edits() -> None:
     policy, remarks = plan_obeying(STEP, STEP.live_peak_bytes, LINK, EDITS[2:], margin=0.02)
     assert policy == plan(STEP, STEP.live_peak_bytes, LINK, edits=EDITS[2:], margin=0.02)
-    assert remarks == [] and policy.is_current
+    assert remarks == [] and policy.is_current and policy.disobeyed == ()
 
 
 def test_below_the_floor_it_is_not_the_edits_fault() -> None:
     with pytest.raises(BelowFloorError, match="below the floor"):
         plan_obeying(STEP, LOWEST - 1, LINK, EDITS)
+
+
+def test_with_the_same_capacity_it_starts_again_and_with_more_the_edits_are_tried_again() -> None:
+    policy, _ = plan_obeying(STEP, LOWEST, LINK, EDITS)
+    assert misfit(policy, STEP, LOWEST) is None
+    reason = misfit(policy, STEP, STEP.live_peak_bytes)
+    assert reason is not None and reason.startswith("it could not obey edit 1, 3, 4 in")

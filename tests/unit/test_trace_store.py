@@ -14,7 +14,7 @@ import pytest
 from synthetic import gpt_step, random_step
 
 from chameleon_lab.errors import TraceError
-from chameleon_lab.trace import Stalls, StepTrace, Trace, Transfers, store
+from chameleon_lab.trace import Declined, Replays, Stalls, StepTrace, Trace, Transfers, store
 
 META = {"torch": "2.13.0", "device": "cpu", "capacity_bytes": None, "link_out_bytes_per_s": 1e9}
 
@@ -49,6 +49,21 @@ def rich_step() -> StepTrace:
         stacks=("train.py:12 step\nmodel.py:7 forward",),
         transfers=transfers,
         stalls=stalls,
+        replays=Replays(
+            op=np.array([9], dtype=np.int32),
+            storage=np.array([4], dtype=np.int32),
+            name=np.array([1], dtype=np.int32),
+            cause=np.array([2], dtype=np.uint8),
+            bytes=np.array([1 << 33], dtype=np.int64),
+            start_s=np.array([0.21]),
+            duration_s=np.array([0.02]),
+        ),
+        declined=Declined(
+            op=np.array([5], dtype=np.int32),
+            storage=np.array([2], dtype=np.int32),
+            name=np.array([-1], dtype=np.int32),
+            refusal=np.array([3], dtype=np.uint8),
+        ),
         truncated_ops=3,
     )
 
@@ -88,7 +103,8 @@ def test_file_has_a_row_a_step_and_a_column_for_every_field(tmp_path: Path) -> N
     assert table.num_rows == 2
     assert set(table.column_names) == {field.name for field in dataclasses.fields(StepTrace)}
     step = rich_step()
-    for name in ("ops", "storages", "uses", "transfers", "stalls", "residencies"):
+    tables = ("ops", "storages", "uses", "transfers", "stalls", "residencies", "replays", "declined")
+    for name in tables:
         struct = table.schema.field(name).type.value_type
         assert [struct.field(k).name for k in range(struct.num_fields)] == list(getattr(step, name).columns())
 
@@ -146,11 +162,21 @@ def test_a_file_of_version_1_reads_without_what_it_lacks(tmp_path: Path) -> None
     assert (read.ops.token == 0).all() and (read.ops.plan_op == -1).all()
 
 
+def test_a_file_of_version_2_has_no_replays(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    store.save(Trace([rich_step()]), path)
+    table = parquet.read_table(path).drop_columns(["replays", "declined"])
+    rewrite(path, table, {"version": 2, "meta": {}})
+    read = store.load(path).last
+    assert len(read.replays) == len(read.declined) == 0
+    assert len(read.stalls) == 1
+
+
 def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
-    rewrite(path, parquet.read_table(path), {"version": 3, "meta": {}})
-    with pytest.raises(TraceError, match="trace version 3.*reads up to 2: upgrade"):
+    rewrite(path, parquet.read_table(path), {"version": 4, "meta": {}})
+    with pytest.raises(TraceError, match="trace version 4.*reads up to 3: upgrade"):
         store.load(path)
 
 
@@ -169,11 +195,11 @@ def test_missing_and_changed_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
     table = parquet.read_table(path)
-    rewrite(path, table.drop_columns(["uses"]), {"version": 2, "meta": {}})
+    rewrite(path, table.drop_columns(["uses"]), {"version": 3, "meta": {}})
     with pytest.raises(TraceError, match="column 'uses' is missing"):
         store.load(path)
     changed = table.set_column(0, "index", pa.array(["zero"]))
-    rewrite(path, changed, {"version": 2, "meta": {}})
+    rewrite(path, changed, {"version": 3, "meta": {}})
     with pytest.raises(TraceError, match="column 'index' is of type string, not int64"):
         store.load(path)
 

@@ -6,7 +6,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <new>
+#include <stdexcept>
+#include <system_error>
+
+#include "faults.h"
 
 namespace chameleon::cpu {
 
@@ -70,17 +75,25 @@ std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t
           std::static_pointer_cast<CopyEvent>(std::move(after)),
           std::make_shared<CopyEvent>()};
   std::shared_ptr<CopyEvent> event = job.event;
-  if (!has_thread_) {
-    copy(job);
-    return event;
-  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    if (has_thread_ && !thread_.joinable()) start();
+    if (!has_thread_) {
+      copy(job);
+      return event;
+    }
     queue_.push_back(std::move(job));
   }
   wake_.notify_one();
   return event;
+}
+
+void CopyEngine::start() {
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error&) {  // the system has no thread left
+    has_thread_ = false;
+  }
 }
 
 void CopyEngine::run() {
@@ -96,7 +109,13 @@ void CopyEngine::run() {
       queue_.pop_front();
       copying_ = true;
     }
-    copy(job);
+    try {
+      if (faults().copy_fails()) throw std::runtime_error("a fault on purpose");
+      copy(job);
+    } catch (const std::exception&) {
+      retire(job);
+      return;
+    }
     std::lock_guard<std::mutex> lock(mutex_);
     copying_ = false;
     if (queue_.empty()) idle_.notify_all();
@@ -125,6 +144,17 @@ void CopyEngine::copy(const Job& job) {
     sched_yield();  // compute may want the core
   }
   event.finish();
+}
+
+// The thread ends here. It makes the copies that wait, this one first; those to come are made by whoever asks for them.
+void CopyEngine::retire(const Job& failed) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  has_thread_ = false;
+  copy(failed);
+  for (const Job& job : queue_) copy(job);
+  queue_.clear();
+  copying_ = false;
+  idle_.notify_all();
 }
 
 void CopyEngine::drain() {

@@ -54,7 +54,9 @@ class CopyEngine {
     std::shared_ptr<CopyEvent> event;
   };
 
+  void start();
   void run();
+  void retire(const Job& failed);
   void copy(const Job& job);
 
   std::atomic<double> bytes_per_s_{0};

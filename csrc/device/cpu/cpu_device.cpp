@@ -76,6 +76,7 @@ void CpuDevice::drain() {
 
 // Private, not shared: a forked child must keep reading its own copy whatever the parent writes later.
 void* CpuDevice::allocate_host(size_t bytes) {
+  if (Faults::hits(faults().refused_buffers)) return nullptr;
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return data == MAP_FAILED ? nullptr : data;
 }

@@ -7,6 +7,7 @@
 #include "device/cpu/block_pool.h"
 #include "device/cpu/copy_engine.h"
 #include "device/device.h"
+#include "faults.h"
 
 namespace chameleon::cpu {
 
@@ -14,7 +15,9 @@ namespace chameleon::cpu {
 class CpuDevice final : public Device {
  public:
   size_t block_bytes(size_t bytes) const override { return BlockPool::block_bytes(bytes); }
-  void* allocate(size_t block_bytes, int) override { return pool_.allocate(block_bytes); }
+  void* allocate(size_t block_bytes, int) override {
+    return Faults::hits(faults().refused_blocks) ? nullptr : pool_.allocate(block_bytes);
+  }
   void free(void* block, size_t block_bytes) override { pool_.free(block, block_bytes); }
   void set_capacity(size_t capacity_bytes) override { pool_.set_capacity(capacity_bytes); }
   bool has_room(size_t block_bytes) const override { return pool_.has_room(block_bytes); }

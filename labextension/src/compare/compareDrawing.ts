@@ -142,11 +142,11 @@ function drawDifference(
 ): void {
   const { top, height } = layout.difference;
   const middle = top + height / 2;
-  let most = 1;
+  let most = 0;
   for (let i = 0; i < line.bytes.length; i++) {
     most = Math.max(most, Math.abs(line.bytes[i]));
   }
-  const y = (bytes: number) => middle - (bytes / most) * (height / 2 - 1);
+  const y = (bytes: number) => middle - (bytes / Math.max(most, 1)) * (height / 2 - 1);
   c.fillStyle = colours.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
   for (const [colour, from, to] of [
@@ -165,6 +165,10 @@ function drawDifference(
   c.fillRect(0, Math.round(middle), scale.width, 1);
   c.fillStyle = colours.of['ink-2'];
   c.font = `${FONT_PX}px ${colours.font}`;
+  if (most === 0) {
+    c.fillText('no difference', 5, top + 7);
+    return;
+  }
   c.fillText(`+${formatBytes(most)}`, 5, top + 7);
   c.fillText(`−${formatBytes(most)}`, 5, top + height - 6);
 }

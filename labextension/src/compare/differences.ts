@@ -10,7 +10,7 @@ type Better = 'less' | 'more' | 'neither';
 
 const FIGURES: [name: string, key: keyof ISideFigures, kind: Kind, better: Better][] = [
   ['Peak', 'peak_bytes', 'bytes', 'less'],
-  ['Without swapping', 'live_peak_bytes', 'bytes', 'neither'],
+  ['Unswapped', 'live_peak_bytes', 'bytes', 'neither'],
   ['Capacity', 'capacity_bytes', 'bytes', 'neither'],
   ['Step time', 'step_s', 'seconds', 'less'],
   ['Stall', 'stall_s', 'seconds', 'less'],

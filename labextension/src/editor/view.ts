@@ -129,9 +129,8 @@ export class EditorView {
     this._locating = true;
     try {
       await this.editor.choose(storage);
-      const uid = await this._model.locate(storage);
       if (this.editor.selected === storage) {
-        await this._model.select(uid, true);
+        await this._model.selectKey(storage);
       }
     } finally {
       this._locating = false;

@@ -16,7 +16,7 @@ import { BANDS, bandOf, categoryName, ownFrames, placedName, shortOp, storageNam
 
 const SHOWN_EVENTS = 60;
 const SHOWN_FRAMES = 12;
-const SHOWN_BOXED = 40;
+const SHOWN_BOXED = 15;
 const SHOWN_TOTALS = 6;
 
 export class Inspector {

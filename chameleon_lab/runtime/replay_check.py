@@ -1,0 +1,157 @@
+"""Do matrix products, convolutions and attention repeat themselves to the bit, on this machine?
+
+Nothing promises that they do: a library may choose its kernel by what it finds in its caches, or add in the order in
+which threads finish. So they are replayed only where a run of each, with autograd around it, and two more without, with
+other work in between, gave the same bits: per op and dtype, once a process for each number of threads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..trace.replay_ops import REPLAY_CLASS
+from . import core
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_REPEATS = 2
+
+Case = Callable[[torch.device, torch.dtype], tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]
+
+
+@dataclass(frozen=True)
+class Replayable:
+    """What a session may replay."""
+
+    dtypes: dict[str, tuple[str, ...]]
+    """The dtypes with which an op may be replayed, by its name; none named: all."""
+    refused: dict[str, str]
+    """Why an op of the list is not replayed, or not with every dtype."""
+
+
+NOTHING = Replayable({}, {})
+
+
+@functools.cache
+def replayable(device: str, threads: int) -> Replayable:
+    """The ops of :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS` that may be replayed.
+
+    Args:
+        device: what the session runs on.
+        threads: that ops use now: another number may choose other kernels, and is checked anew.
+    """
+    if not core.SEES_RAW_ACCESS:
+        reason = "torch before 2.13 does not say when raw pointers write to the inputs of a replay"
+        return Replayable({}, dict.fromkeys(REPLAY_CLASS, reason))
+    dtypes: dict[str, tuple[str, ...]] = {name: () for name, kind in REPLAY_CLASS.items() if kind == 1}
+    refused = {}
+    where = torch.device(device)
+    for names, cases in _CASES:
+        good, bad = [], []
+        for dtype in _DTYPES:
+            why = next((why for case in cases if (why := _differs(case, where, dtype))), None)
+            (bad if why else good).append((str(dtype).removeprefix("torch."), why))
+        for name in names:
+            if good:
+                dtypes[name] = tuple(text for text, _ in good)
+            if bad:
+                refused[name] = "; ".join(f"{text}: {why}" for text, why in bad)
+    for name, kind in REPLAY_CLASS.items():
+        if kind == 2 and name not in dtypes and name not in refused and name not in _MADE_OF_OTHERS:
+            refused[name] = f"no check on {device} covers it"
+    return Replayable(dtypes, refused)
+
+
+def _differs(case: Case, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a case's op is not replayed with a dtype; None if every run gave the same bits."""
+    try:
+        op, inputs = case(device, dtype)
+        graph_inputs = [tensor.detach().requires_grad_() for tensor in inputs]
+        with torch.enable_grad():
+            first = _bits(op(*graph_inputs))
+        for _ in range(_REPEATS):
+            torch.full((257,), 1.0, device=device).cumsum(0)  # moves the next allocations
+            with torch.no_grad():
+                if not torch.equal(_bits(op(*inputs)), first):
+                    return "it did not repeat itself to the bit"
+    except RuntimeError as error:
+        return f"it did not run ({str(error).splitlines()[0]})"
+    return None
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().flatten().view(torch.uint8).clone()
+
+
+def _random(*shapes: Iterable[int]) -> Callable[[torch.device, torch.dtype], tuple[torch.Tensor, ...]]:
+    def make(device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(1)  # leaves the user's generators alone
+        return tuple(torch.randn(tuple(s), generator=generator).to(device, dtype) for s in shapes)
+
+    return make
+
+
+def _case(op: Callable[..., torch.Tensor], *shapes: Iterable[int]) -> Case:
+    make = _random(*shapes)
+    return lambda device, dtype: (op, make(device, dtype))
+
+
+def _attention(*, causal: bool) -> Callable[..., torch.Tensor]:
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+
+def _aten(*names: str) -> tuple[str, ...]:
+    return tuple(f"aten::{name}" for name in names)
+
+
+_CASES: tuple[tuple[tuple[str, ...], tuple[Case, ...]], ...] = (
+    (_aten("mm"), (_case(torch.mm, (96, 160), (160, 72)), _case(lambda a, b: a @ b.t(), (65, 33), (17, 33)))),
+    (_aten("addmm", "_addmm_activation"), (_case(torch.addmm, (72,), (96, 160), (160, 72)),)),
+    (_aten("bmm"), (_case(torch.bmm, (6, 48, 33), (6, 33, 40)),)),
+    (_aten("baddbmm"), (_case(torch.baddbmm, (6, 48, 40), (6, 48, 33), (6, 33, 40)),)),
+    (_aten("addbmm"), (_case(torch.addbmm, (48, 40), (6, 48, 33), (6, 33, 40)),)),
+    (_aten("mv"), (_case(torch.mv, (96, 160), (160,)),)),
+    (_aten("addmv"), (_case(torch.addmv, (96,), (96, 160), (160,)),)),
+    (_aten("addr"), (_case(torch.addr, (96, 72), (96,), (72,)),)),
+    (_aten("dot", "vdot"), (_case(torch.dot, (5000,), (5000,)),)),
+    (
+        _aten("convolution"),
+        (
+            _case(lambda x, w, b: F.conv2d(x, w, b, padding=1), (4, 8, 14, 14), (12, 8, 3, 3), (12,)),
+            _case(lambda x, w: F.conv2d(x, w, stride=2, groups=8), (2, 8, 13, 13), (8, 1, 3, 3)),
+            _case(lambda x, w: F.conv1d(x, w, dilation=2), (4, 8, 40), (12, 8, 3)),
+            _case(lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2), (2, 8, 9, 9), (8, 6, 3, 3), (6,)),
+        ),
+    ),
+    (
+        _aten(
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_cudnn_attention",
+        ),
+        (
+            _case(_attention(causal=True), *[(2, 3, 40, 32)] * 3),
+            _case(_attention(causal=False), *[(2, 3, 40, 32)] * 3),
+        ),
+    ),
+)
+"""Ops and calls that run them."""
+
+_MADE_OF_OTHERS = frozenset(
+    _aten(
+        *(
+            "conv1d",
+            "conv2d",
+            "conv3d",
+            "conv_transpose1d",
+            "conv_transpose2d",
+            "conv_transpose3d",
+        ),
+        *("einsum", "inner", "linear", "matmul", "scaled_dot_product_attention", "tensordot"),
+    )
+)

@@ -1,0 +1,459 @@
+#include "replay.h"
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/jit_type.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "tensor_storages.h"
+
+namespace chameleon {
+
+namespace {
+
+constexpr int32_t kNever = 1 << 20;
+constexpr uint64_t kEveryDtype = ~uint64_t{0};
+
+constexpr c10::DispatchKeySet kPlainKeys({c10::DispatchKey::Dense, c10::DispatchKey::AutogradFunctionality,
+                                          c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutocastCPU,
+                                          c10::DispatchKey::AutocastCUDA, c10::DispatchKey::Conjugate,
+                                          c10::DispatchKey::Negative});
+
+// No subclass, no wrapper, and bytes of its own.
+bool plain(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (!impl->has_storage()) return false;
+  return (impl->key_set() - kPlainKeys).highestFunctionalityKey() == c10::DispatchKey::Undefined;
+}
+
+bool is_number(const c10::IValue& value) {
+  return value.isNone() || value.isBool() || value.isInt() || value.isDouble() || value.isComplexDouble() ||
+         value.isIntList() || value.isDoubleList() || value.isBoolList() || value.isString() || value.isDevice();
+}
+
+c10::Storage storage_over(void* data, size_t bytes, c10::Device device) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                            c10::DataPtr(data, device), nullptr, false));
+}
+
+at::Tensor shell_of(const at::Tensor& tensor, c10::Storage storage) {
+  auto impl = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true);
+  impl->set_storage_keep_dtype(std::move(storage));
+  return at::Tensor(std::move(impl));
+}
+
+bool is_tensor_list(const c10::IValue& value) {
+  if (value.isTensorList()) return true;
+  if (!value.isList()) return false;
+  const auto elements = value.toListRef();
+  return std::any_of(elements.begin(), elements.end(), [](const c10::IValue& one) { return one.isTensor(); });
+}
+
+c10::impl::GenericList with_holes(const c10::IValue& list) {
+  const c10::TypePtr type = list.toList().elementType();
+  c10::impl::GenericList holes(type);
+  const c10::IValue hole = type->kind() == c10::TypeKind::OptionalType ? c10::IValue() : c10::IValue(at::Tensor());
+  for (size_t i = 0; i < list.toListRef().size(); ++i) holes.push_back(hole);
+  return holes;
+}
+
+c10::impl::GenericList copy_of(const c10::IValue& list) {
+  c10::impl::GenericList copy(list.toList().elementType());
+  for (const c10::IValue& element : list.toListRef()) copy.push_back(element);
+  return copy;
+}
+
+ResultForm form_of(const at::Tensor& tensor) {
+  return {tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(), tensor.storage().nbytes(),
+          tensor.scalar_type()};
+}
+
+bool same_form(const at::Tensor& tensor, const ResultForm& form) {
+  return tensor.sizes() == form.sizes && tensor.strides() == form.strides && tensor.storage_offset() == form.offset &&
+         tensor.storage().nbytes() == form.bytes && tensor.scalar_type() == form.dtype;
+}
+
+}  // namespace
+
+const char* refusal_text(Refusal refusal) {
+  switch (refusal) {
+    case Refusal::None:
+      return "";
+    case Refusal::Unknown:
+      return "nobody saw the op that made it";
+    case Refusal::Op:
+      return "the op that made it is not replayed";
+    case Refusal::Random:
+      return "it was made with random numbers of a generator that has moved on";
+    case Refusal::Arguments:
+      return "the op that made it had arguments that cannot be kept";
+    case Refusal::Foreign:
+      return "an input is memory that the session does not own, or that a raw pointer can write";
+    case Refusal::Written:
+      return "it was written after it was made";
+    case Refusal::InputLost:
+      return "an input was written or is gone, and cannot be made again";
+    case Refusal::TooLong:
+      return "too many ops would have to be replayed in a row";
+    case Refusal::InUse:
+      return "an op uses it, or it is not resident";
+    case Refusal::Unmovable:
+      return "it must stay where it is";
+  }
+  return "";
+}
+
+// --- producers
+
+Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) const {
+  Maker maker;
+  maker.info = &info;
+  maker.autocast = Surroundings::active_autocast();
+  const uint64_t dtypes = info.replay_dtypes.load(std::memory_order_relaxed);
+  if (dtypes == 0) return maker;
+  // What runs inside a dispatch mode is up to Python.
+  if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return maker;
+  maker.refusal = Refusal::Arguments;
+  const auto arguments = arguments_of(function);
+  auto producer = std::make_shared<Producer>();
+  producer->info = &info;
+  producer->arguments.reserve(arguments.size());
+  c10::DeviceType device = c10::DeviceType::CPU;
+  std::optional<c10::ScalarType> dtype;
+
+  const auto keep = [&](const at::Tensor& tensor, size_t argument, int32_t element) {
+    if (!plain(tensor)) return false;
+    if (!dtype && (tensor.is_floating_point() || tensor.is_complex())) dtype = tensor.scalar_type();
+    if (tensor.device().type() != c10::DeviceType::CPU) device = tensor.device().type();
+    c10::StorageImpl* impl = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    KeptInput input;
+    input.argument = static_cast<int32_t>(argument);
+    input.element = element;
+    input.bytes = impl->nbytes();
+    input.impl = impl;
+    if (input.bytes < copied_bytes && impl->device_type() == c10::DeviceType::CPU) {
+      c10::DataPtr copy = allocate_plain_(input.bytes);
+      if (input.bytes > 0) std::memcpy(copy.get(), impl->data(), input.bytes);
+      input.copy = c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), input.bytes,
+                                                                      std::move(copy), nullptr, false));
+    }
+    input.form = shell_of(tensor, storage_over(nullptr, 0, tensor.device()));
+    producer->inputs.push_back(std::move(input));
+    return true;
+  };
+
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& argument = arguments[i];
+    if (argument.isTensor()) {
+      producer->arguments.emplace_back(at::Tensor());
+      if (argument.toTensor().defined() && !keep(argument.toTensor(), i, -1)) return maker;
+    } else if (is_tensor_list(argument)) {
+      producer->arguments.emplace_back(with_holes(argument));
+      const auto elements = argument.toListRef();
+      for (size_t k = 0; k < elements.size(); ++k) {
+        if (!elements[k].isTensor() || !elements[k].toTensor().defined()) continue;
+        if (!keep(elements[k].toTensor(), i, static_cast<int32_t>(k))) return maker;
+      }
+    } else if (argument.isGenerator()) {
+      at::Generator generator = argument.toGenerator();
+      std::lock_guard<std::mutex> lock(generator.mutex());
+      producer->arguments.emplace_back(generator.clone());
+    } else if (is_number(argument)) {
+      producer->arguments.push_back(argument);
+    } else {
+      return maker;
+    }
+  }
+  if (dtypes != kEveryDtype && !(dtype && (dtypes >> static_cast<int>(*dtype) & 1))) {
+    maker.refusal = Refusal::Op;
+    return maker;
+  }
+  if (info.seeded) {
+    const auto& own = info.generator_argument >= 0 ? producer->arguments[info.generator_argument] : c10::IValue();
+    const auto& dropout = info.dropout_argument >= 0 ? producer->arguments[info.dropout_argument] : c10::IValue();
+    if (!own.isGenerator() && !(dropout.isDouble() && dropout.toDouble() == 0.0)) {
+      maker.refusal = Refusal::Random;
+      return maker;
+    }
+  }
+  producer->surroundings = Surroundings::now(device);
+  maker.producer = std::move(producer);
+  maker.refusal = Refusal::None;
+  return maker;
+}
+
+void Replays::link(Maker* maker) {
+  if (!maker->producer) return;
+  for (KeptInput& input : maker->producer->inputs) {
+    c10::StorageImpl* impl = std::exchange(input.impl, nullptr);
+    if (input.copy || !maker->info->reads_inputs) continue;  // zeros_like and the like want a shape
+    Storage* storage = find_(impl);
+    if (!storage || storage->escaped) {
+      maker->refusal = Refusal::Foreign;
+      maker->producer.reset();
+      return;
+    }
+    if (!storage->value) {
+      storage->value = std::make_shared<Value>();
+      storage->value->storage = storage;
+    }
+    input.value = storage->value;
+  }
+}
+
+void Replays::attach(Maker* maker, int32_t result, const at::Tensor& tensor, Storage* storage) {
+  // An op inside may have made it; and where it returns an input, or was given the storage, it has not made it at all.
+  if (storage->uid < maker->first_uid || storage->value || storage->escaped) return;
+  storage->maker = maker->info->id;
+  storage->refusal = maker->refusal;
+  if (!maker->producer) return;
+  if (!plain(tensor)) {
+    storage->refusal = Refusal::Arguments;
+    return;
+  }
+  auto& results = maker->producer->results;
+  if (results.size() <= static_cast<size_t>(result)) results.resize(result + 1);
+  results[result] = form_of(tensor);
+  storage->value = std::make_shared<Value>();
+  storage->value->storage = storage;
+  storage->value->producer = maker->producer;
+  storage->value->result = result;
+}
+
+std::atomic<int64_t> Producer::count{0};
+
+Producer::Producer() { ++count; }
+
+// A line of values that only hold each other goes one by one: recursion could be as deep as the step is long.
+Producer::~Producer() {
+  static thread_local std::vector<std::shared_ptr<Value>> going;
+  static thread_local bool draining = false;
+  --count;
+  for (KeptInput& input : inputs) {
+    if (input.value) going.push_back(std::move(input.value));
+  }
+  if (draining) return;
+  draining = true;
+  while (!going.empty()) {
+    const std::shared_ptr<Value> value = std::move(going.back());
+    going.pop_back();
+  }
+  draining = false;
+}
+
+at::Tensor Producer::run(int32_t result, const std::vector<void*>& data) const {
+  const c10::DispatchKeySet excluded =
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::python_ks |
+      (c10::autocast_dispatch_keyset - c10::DispatchKeySet(c10::DispatchKeySet::RAW, surroundings->autocast));
+  c10::impl::ForceDispatchKeyGuard keys(c10::DispatchKeySet(c10::DispatchKey::BackendSelect), excluded);
+  c10::AutoGradMode no_grad(false);
+  torch::jit::Stack stack;
+  stack.reserve(arguments.size());
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isGenerator()) {
+      stack.emplace_back(argument.toGenerator().clone());
+    } else if (is_tensor_list(argument) || (argument.isList() && !is_number(argument))) {
+      stack.emplace_back(copy_of(argument));
+    } else {
+      stack.push_back(argument);
+    }
+  }
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const KeptInput& input = inputs[i];
+    at::Tensor tensor =
+        shell_of(input.form, input.copy ? input.copy : storage_over(data[i], input.bytes, input.form.device()));
+    if (input.element < 0) {
+      stack[input.argument] = std::move(tensor);
+    } else {
+      stack[input.argument].toList().set(input.element, c10::IValue(std::move(tensor)));
+    }
+  }
+  {
+    Reenacted then(*surroundings);
+    info->handle->callBoxed(&stack);
+  }
+  at::Tensor made;
+  if (static_cast<size_t>(result) < stack.size() && stack[result].isTensor()) made = stack[result].toTensor();
+  TORCH_CHECK(made.defined() && same_form(made, results[result]), "Chameleon Lab: replaying ", info->name,
+              " gave a tensor of another form than the first run. Please report this; "
+              "`Session(rematerialise=False)` goes without replays.");
+  return made;
+}
+
+// --- values
+
+// Ops to replay in a row until it has its bytes: 0 if it has them, more than `most` where that is not enough.
+int32_t Replays::chain_below(const Value& value, int32_t most) const {
+  if (value.has_bytes()) return 0;
+  if (!value.producer) return kNever;
+  if (most == 0) return 1;
+  int32_t longest = 0;
+  for (const KeptInput& input : value.producer->inputs) {
+    if (input.value) longest = std::max(longest, chain_below(*input.value, most - 1));
+  }
+  return longest + 1;
+}
+
+int32_t Replays::chain_above(const Value& value) const {
+  int32_t longest = 0;
+  for (const Value* dependent : value.dependents) longest = std::max(longest, 1 + chain_above(*dependent));
+  return longest;
+}
+
+// Could it be made again, were its bytes gone?
+Refusal Replays::why_not(const Value& value) const {
+  int32_t below = 0;
+  for (const KeptInput& input : value.producer->inputs) {
+    if (input.value) below = std::max(below, chain_below(*input.value, kLongestChain - 1));
+  }
+  if (below >= kNever) return Refusal::InputLost;
+  return below + 1 + chain_above(value) > kLongestChain ? Refusal::TooLong : Refusal::None;
+}
+
+Refusal Replays::drop(Storage& storage) {
+  if (storage.residency != Residency::Resident || storage.pins > 0) return Refusal::InUse;
+  if (!movable_(storage)) return Refusal::Unmovable;
+  if (!storage.value || !storage.value->producer) {
+    return storage.refusal == Refusal::None ? Refusal::Written : storage.refusal;
+  }
+  const Refusal refusal = why_not(*storage.value);
+  if (refusal != Refusal::None) return refusal;
+  hold(*storage.value);
+  return Refusal::None;
+}
+
+void Replays::hold(Value& value) {
+  value.held = true;
+  for (const KeptInput& input : value.producer->inputs) {
+    if (!input.value) continue;
+    input.value->dependents.push_back(&value);
+    if (!input.value->has_bytes() && !input.value->held) hold(*input.value);
+  }
+}
+
+void Replays::release(Value& value) {
+  value.held = false;
+  for (const KeptInput& input : value.producer->inputs) {
+    if (!input.value) continue;
+    Value& made_from = *input.value;
+    auto& dependents = made_from.dependents;
+    dependents.erase(std::find(dependents.begin(), dependents.end(), &value));
+    if (!dependents.empty()) continue;
+    if (!made_from.storage) {
+      if (made_from.held) release(made_from);
+      gone(made_from);
+    } else if (made_from.storage->ghost && made_from.storage->pins == 0) {
+      Storage& ghost = *made_from.storage;
+      made_from.storage = nullptr;
+      gone(made_from);
+      ghost.value.reset();
+      free_ghost_(ghost);
+    }
+  }
+}
+
+// Values that are gone are remembered only for as long as a chain may be.
+void Replays::gone(Value& value) {
+  value.gone_in_a_row = 1;
+  if (!value.producer) return;
+  for (const KeptInput& input : value.producer->inputs) {
+    if (!input.value || input.value->storage) continue;
+    value.gone_in_a_row = std::max(value.gone_in_a_row, input.value->gone_in_a_row + 1);
+  }
+  if (value.gone_in_a_row >= kLongestChain && !value.held) value.producer.reset();
+}
+
+void Replays::restored(Storage& storage) {
+  if (storage.value->held) release(*storage.value);
+}
+
+std::vector<std::shared_ptr<Value>> Replays::dropped_dependents(const Storage& storage) const {
+  std::vector<std::shared_ptr<Value>> found;
+  std::vector<const Value*> open;
+  if (storage.value) open.push_back(storage.value.get());
+  while (!open.empty()) {
+    const Value* value = open.back();
+    open.pop_back();
+    for (const Value* dependent : value->dependents) {
+      if (dependent->storage) {
+        found.push_back(dependent->storage->value);
+      } else {
+        open.push_back(dependent);
+      }
+    }
+  }
+  return found;
+}
+
+void Replays::ended(Storage& storage, Refusal why) {
+  storage.refusal = why;
+  if (!storage.value) return;
+  const std::shared_ptr<Value> value = std::move(storage.value);
+  storage.value.reset();
+  value->storage = nullptr;
+  gone(*value);
+}
+
+bool Replays::died(Storage& storage) {
+  if (!storage.value) return false;
+  const std::shared_ptr<Value> value = storage.value;
+  if (!value->dependents.empty()) {
+    const bool dropped = storage.residency == Residency::Dropped;
+    if (!dropped && (storage.pins > 0 || !value->producer || why_not(*value) != Refusal::None)) return true;
+    if (!dropped) hold(*value);
+  } else if (value->held && !storage.replaying) {
+    release(*value);
+  }
+  storage.value.reset();
+  value->storage = nullptr;
+  gone(*value);
+  return false;
+}
+
+void Replays::gave_up(const std::shared_ptr<Value>& value) {
+  if (value->held && value->dependents.empty()) release(*value);
+  gone(*value);
+}
+
+// A value that goes after what was made from it does not count towards gone_in_a_row, so lines of gone values can grow:
+// those that no storage reaches within the longest chain are cut off here, once a step.
+void Replays::prune(const StorageTable& table) {
+  ++mark_;
+  std::vector<Value*> level;
+  for (const auto& storage : table.all()) {
+    if (storage->value && storage->value->producer) level.push_back(storage->value.get());
+  }
+  for (int32_t depth = 1; depth <= kLongestChain && !level.empty(); ++depth) {
+    std::vector<Value*> next;
+    for (const Value* value : level) {
+      for (const KeptInput& input : value->producer->inputs) {
+        Value* made_from = input.value.get();
+        if (!made_from || made_from->storage || !made_from->producer || made_from->mark == mark_) continue;
+        made_from->mark = mark_;
+        next.push_back(made_from);
+      }
+    }
+    level = std::move(next);
+  }
+  for (Value* value : level) {
+    if (!value->held) value->producer.reset();
+  }
+}
+
+void Replays::forget(Storage& storage) {
+  if (!storage.value) return;
+  storage.value->storage = nullptr;
+  storage.value->producer.reset();
+  storage.value.reset();
+  storage.refusal = Refusal::Unknown;
+}
+
+}  // namespace chameleon

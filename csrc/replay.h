@@ -1,0 +1,145 @@
+// What is kept of an op's call so that it can run again: how a storage whose bytes were dropped gets them back.
+//
+// Note [Values]
+// A storage holds a value from one write to the next: the value is the storage's write epoch. Ops whose schema says
+// that they write an argument end the value of its storage, and so does a raw pointer that leaves the dispatcher. A
+// value that an op made, from values that are still there (or can be made again), can be made again.
+//
+// A value whose bytes are gone, and that somebody may still ask for, is held: each input of its producer knows it as a
+// dependent. What has dependents is not lost: before a write its dependents are restored, and when its storage dies the
+// bytes stay behind as a ghost, unless the value can be made again itself.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <ATen/record_function.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "op_info.h"
+#include "storage.h"
+#include "surroundings.h"
+
+namespace chameleon {
+
+const char* refusal_text(Refusal refusal);
+
+struct Producer;
+
+struct Value {
+  Storage* storage = nullptr;                // that holds it; null once it is gone
+  std::shared_ptr<const Producer> producer;  // null: nothing can make it again
+  int32_t result = -1;                       // of the producer
+  std::vector<Value*> dependents;            // held values that are made from it; once for each use
+  bool held = false;
+  int32_t gone_in_a_row = 0;  // of a value that is gone: it, and the longest line of gone ones that it was made from
+  int64_t mark = 0;           // of the last prune() that saw it
+
+  bool has_bytes() const { return storage && storage->residency != Residency::Dropped; }
+};
+
+// An argument, or one element of a list.
+struct KeptInput {
+  int32_t argument = 0;
+  int32_t element = -1;
+  at::Tensor form;               // shape, strides, dtype: no bytes, no graph
+  size_t bytes = 0;              // of its storage
+  std::shared_ptr<Value> value;  // whose bytes it reads; null: it has a copy of them, or reads none
+  c10::Storage copy;
+  c10::StorageImpl* impl = nullptr;  // until link()
+};
+
+struct ResultForm {
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;
+  size_t bytes = 0;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+};
+
+// One call of an op.
+struct Producer {
+  const OpInfo* info = nullptr;
+  torch::jit::Stack arguments;  // with holes for tensors
+  std::vector<KeptInput> inputs;
+  std::vector<ResultForm> results;
+  std::shared_ptr<const Surroundings> surroundings;
+
+  Producer();
+  ~Producer();
+  Producer(const Producer&) = delete;
+  Producer& operator=(const Producer&) = delete;
+
+  static std::atomic<int64_t> count;  // of all that are kept
+
+  // Run the op again: `data` has the address of each input's storage. Call it without the core's lock. Raises what the
+  // op raises, and where the result is not of the form of the first one.
+  at::Tensor run(int32_t result, const std::vector<void*>& data) const;
+};
+
+// An op that is running and may turn out to be what made a storage.
+struct Maker {
+  size_t frame = 0;  // of the thread's frames
+  int64_t first_uid = 0;
+  c10::DispatchKeySet autocast;
+  const OpInfo* info = nullptr;
+  std::shared_ptr<Producer> producer;  // null: not to be replayed, because of `refusal`
+  Refusal refusal = Refusal::Op;
+};
+
+class Replays {
+ public:
+  // The most ops that restoring one storage may have to replay in a row.
+  static constexpr int32_t kLongestChain = 4;
+
+  size_t copied_bytes = 512;  // smaller inputs are copied: they are nobody's, and mostly Python's numbers
+
+  using Find = std::function<Storage*(c10::StorageImpl*)>;
+  using Movable = std::function<bool(const Storage&)>;
+  using FreeGhost = std::function<void(Storage&)>;
+  Replays(Find find, Movable movable, FreeGhost free_ghost, std::function<c10::DataPtr(size_t)> plain)
+      : find_(std::move(find)),
+        movable_(std::move(movable)),
+        free_ghost_(std::move(free_ghost)),
+        allocate_plain_(std::move(plain)) {}
+
+  // --- producers
+  // Keep what the op needs to run again, but for values. Call it without the core's lock: it takes strong references.
+  Maker describe(const at::RecordFunction& function, const OpInfo& info) const;
+  // Its inputs' values, as they are now. Sets the refusal where one has none.
+  void link(Maker* maker);
+  // The op has ended and has made this storage.
+  void attach(Maker* maker, int32_t result, const at::Tensor& tensor, Storage* storage);
+
+  // --- values
+  Refusal drop(Storage& storage);   // the bytes may go: None, and the value is held; or why not
+  void restored(Storage& storage);  // they are back
+  bool needed(const Storage& storage) const { return storage.value && !storage.value->dependents.empty(); }
+  std::vector<std::shared_ptr<Value>> dropped_dependents(const Storage& storage) const;  // of other storages
+  void ended(Storage& storage, Refusal why);          // it is written, and nothing depends on what it held
+  bool died(Storage& storage);                        // true: others need its bytes, which stay as a ghost
+  void gave_up(const std::shared_ptr<Value>& value);  // its storage died while the value was being made again
+  void prune(const StorageTable& table);              // at the end of a step
+  void forget(Storage& storage);                      // at the end of a session
+
+ private:
+  int32_t chain_below(const Value& value, int32_t most) const;
+  int32_t chain_above(const Value& value) const;
+  Refusal why_not(const Value& value) const;
+  void hold(Value& value);
+  void release(Value& value);
+  void gone(Value& value);
+
+  Find find_;
+  Movable movable_;
+  FreeGhost free_ghost_;
+  std::function<c10::DataPtr(size_t)> allocate_plain_;
+  int64_t mark_ = 0;
+};
+
+}  // namespace chameleon

@@ -1,0 +1,397 @@
+// Dropped storages: giving blocks back whose bytes can be made again, and making them again.
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <unordered_set>
+#include <utility>
+
+#include "runtime_internal.h"
+#include "tensor_storages.h"
+
+namespace chameleon {
+
+namespace {
+
+// Ops are replayed without the core's lock: their kernels allocate, and so may their worker threads.
+class Unlocked {
+ public:
+  explicit Unlocked(std::mutex& mutex) : mutex_(mutex) { mutex_.unlock(); }
+  ~Unlocked() { mutex_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  std::mutex& mutex_;
+};
+
+// An autocast kernel casts its inputs and calls the op again with its key off. What runs there was not made by it.
+bool inside_autocast(c10::DispatchKeySet now, c10::DispatchKeySet outside) {
+  return now != outside && (now & outside) == now;
+}
+
+}  // namespace
+
+// What a thread replays outside of any op is an op of its own as far as pins are concerned, and is not counted.
+class Runtime::PinsOfReplay {
+ public:
+  PinsOfReplay(Runtime& runtime, ThreadState& thread)
+      : runtime_(runtime), thread_(thread), outermost_(thread.depth == 0) {
+    if (!outermost_) return;
+    thread_.depth = 1;
+    thread_.runtime = &runtime_;
+    thread_.serial = runtime_.next_serial();
+    thread_.place = runtime_.newest_;
+    thread_.op_name = "a replay between ops";
+    ++runtime_.threads_in_ops_;
+  }
+  ~PinsOfReplay() {
+    if (!outermost_) return;
+    thread_.depth = 0;
+    runtime_.unpin_all(thread_);
+    thread_.serial = 0;
+    --runtime_.threads_in_ops_;
+    runtime_.pins_released_.notify_all();
+  }
+  PinsOfReplay(const PinsOfReplay&) = delete;
+  PinsOfReplay& operator=(const PinsOfReplay&) = delete;
+
+ private:
+  Runtime& runtime_;
+  ThreadState& thread_;
+  const bool outermost_;
+};
+
+// The bytes that a replay reads: resident and pinned, or made for it alone.
+class Runtime::ReplayInputs {
+ public:
+  ReplayInputs(Runtime& runtime, int lane) : runtime_(runtime), lane_(lane) {}
+  ~ReplayInputs() {
+    for (const auto& value : pinned_) {
+      if (value->storage) runtime_.unpin(*value->storage);
+    }
+    if (!made.empty()) release_made();
+  }
+  ReplayInputs(const ReplayInputs&) = delete;
+  ReplayInputs& operator=(const ReplayInputs&) = delete;
+
+  void pin(const std::shared_ptr<Value>& value) {
+    Storage& storage = *value->storage;
+    ++storage.pins;
+    runtime_.follow_replays(storage, lane_);
+    storage.lanes |= lane_bit(lane_);
+    if (storage.impl) access::disarm(storage);
+    pinned_.push_back(value);
+    data.push_back(storage.block);
+  }
+  void release_made() {
+    Unlocked unlocked(runtime_.mutex_);  // the allocator takes the lock
+    made.clear();
+  }
+
+  std::vector<void*> data;
+  std::vector<at::Tensor> made;
+
+ private:
+  Runtime& runtime_;
+  const int lane_;  // that the replay goes along
+  std::vector<std::shared_ptr<Value>> pinned_;
+};
+
+void Runtime::allow_replays(std::unordered_map<std::string, uint64_t> dtypes) {
+  chameleon::allow_replays(std::move(dtypes));
+}
+
+void Runtime::keep_producers(bool on) {
+  Lock lock(mutex_);
+  always_keep_producers_ = on;
+  keep_producers_if_needed();
+}
+
+void Runtime::keep_producers_if_needed() {
+  keeps_producers_ = open_ && limited_ && !options_.unbacked && (always_keep_producers_ || executor_.drops());
+}
+
+// Storages are made by the outermost op with a kernel of its own: an op called by its kernel may not be the last to
+// write them. What composite ops call stands for itself.
+void Runtime::begin_maker(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
+  if (!info.opaque) return;
+  if (!thread.makers.empty() && !inside_autocast(Surroundings::active_autocast(), thread.makers.back().autocast))
+    return;
+  if (optimizer_stage_.load(std::memory_order_relaxed) && thread.makers.empty()) return;  // all in place, and many
+  thread.makers.push_back(replays_.describe(function, info));
+  thread.makers.back().frame = thread.frames.size();
+}
+
+void Runtime::link_maker(ThreadState& thread) {
+  if (thread.makers.empty() || thread.makers.back().frame != thread.frames.size()) return;
+  Maker& maker = thread.makers.back();
+  maker.first_uid = table_.next_uid();
+  replays_.link(&maker);
+}
+
+void Runtime::end_maker(const at::RecordFunction& function, Maker& maker) {
+  const auto outputs = function.outputs();
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].isTensor() || !outputs[i].toTensor().defined() || !outputs[i].toTensor().has_storage()) continue;
+    const at::Tensor& tensor = outputs[i].toTensor();
+    Storage* storage = find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    if (storage && storage->impl) replays_.attach(&maker, static_cast<int32_t>(i), tensor, storage);
+  }
+}
+
+Refusal Runtime::drop(c10::StorageImpl* impl) {
+  Lock lock(mutex_);
+  Storage* storage = find(impl);
+  if (!storage) return Refusal::Unmovable;
+  place(thread_state());
+  if (storage->residency == Residency::Leaving) swapper_.touch(*storage, false);
+  return drop_bytes(*storage);
+}
+
+Refusal Runtime::drop_bytes(Storage& storage) {
+  Refusal refusal = replays_.drop(storage);
+  if (refusal == Refusal::None && !access::keep(storage)) {
+    replays_.restored(storage);
+    refusal = Refusal::Unmovable;
+  }
+  if (refusal == Refusal::None) {
+    recorder_.dropped(storage);
+    swapper_.drop(storage);
+  } else if (storage.residency == Residency::Resident) {
+    recorder_.declined(storage, refusal);
+  }
+  return refusal;
+}
+
+// Be resident when this returns. Raises OutOfMemoryError, and what a replayed op raises.
+void Runtime::bring_in(Storage& storage, Cause cause, ThreadState& thread, bool host_reads) {
+  if (storage.residency == Residency::Dropped) {
+    rematerialise(storage.value, cause, thread);
+    const EventPtr made = host_reads ? device_->record(lane_bit(device_->lane())) : nullptr;
+    if (made) device_->host_wait(made);
+  } else if (!swapper_.restore(storage, cause, host_reads)) {
+    const std::string message = note_failure(storage.block_bytes, thread);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, message);
+  }
+}
+
+void Runtime::rematerialise(const std::shared_ptr<Value> value, Cause cause, ThreadState& thread) {
+  Storage* const storage = value->storage;
+  while (value->storage == storage && storage->replaying) wait_for_replay(thread);
+  if (value->storage != storage || storage->residency != Residency::Dropped) return;
+  PinsOfReplay pins(*this, thread);
+  storage->replaying = true;
+  at::Tensor made;
+  std::exception_ptr error;
+  try {
+    made = make_again(value, value, cause, thread);
+    if (value->storage) take_over(*storage, made, thread);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (value->storage) {
+    storage->replaying = false;
+  } else {
+    replays_.gave_up(value);  // it died meanwhile, on another thread
+  }
+  pins_released_.notify_all();
+  {
+    Unlocked unlocked(mutex_);
+    made.reset();
+  }
+  place(thread);
+  if (error) std::rethrow_exception(error);
+}
+
+// Run the op that made a value, and the ops that made its inputs where they are gone too.
+at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, const std::shared_ptr<Value>& wanted, Cause cause,
+                               ThreadState& thread) {
+  const std::shared_ptr<const Producer> producer = value->producer;
+  ReplayInputs inputs(*this, device_->lane());
+  for (const KeptInput& input : producer->inputs) {
+    if (!input.value) {
+      inputs.data.push_back(nullptr);
+      continue;
+    }
+    while (input.value->storage && input.value->storage->residency != Residency::Resident) {
+      bring_in(*input.value->storage, input.value->has_bytes() ? Cause::Demand : cause, thread);
+    }
+    if (input.value->storage) {
+      inputs.pin(input.value);
+    } else {
+      inputs.made.push_back(make_again(input.value, wanted, cause, thread));
+      inputs.data.push_back(inputs.made.back().storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+    }
+  }
+  at::Tensor made;
+  std::exception_ptr error;
+  const Ticks start = now_ticks();
+  {
+    Unlocked unlocked(mutex_);
+    ++thread.replaying;
+    try {
+      made = producer->run(value->result, inputs.data);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    --thread.replaying;
+    inputs.made.clear();
+  }
+  place(thread);
+  if (error) std::rethrow_exception(error);
+  recorder_.replayed(wanted->storage, producer->results[value->result].bytes, producer->info->id, cause, start,
+                     now_ticks());
+  return made;
+}
+
+// The block of what was made becomes the storage's own.
+void Runtime::take_over(Storage& storage, const at::Tensor& made, ThreadState& thread) {
+  c10::StorageImpl* impl = made.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  Storage* temporary = find(impl);
+  void* block;
+  if (temporary && temporary->block_bytes == storage.block_bytes && temporary->residency == Residency::Resident &&
+      c10::raw::intrusive_ptr::use_count(impl) == 1) {
+    block = temporary->block;
+    storage.lane = temporary->lane;
+    impl->_mutable_data_ptr_no_checks().release_context();
+    impl->set_data_ptr_noswap(c10::DataPtr(nullptr, impl->device()));
+    table_.set_block(temporary, nullptr);
+    table_.remove(temporary);
+  } else {  // its memory is not the session's (which is closing), or something else holds it
+    block = swapper_.take(storage.block_bytes, device_->lane());
+    storage.lane = static_cast<uint8_t>(device_->lane());
+    if (!block) {
+      const std::string message = note_failure(storage.block_bytes, thread);
+      TORCH_CHECK_WITH(OutOfMemoryError, false, message);
+    }
+    device_->copy_now(block, impl->_mutable_data_ptr_no_checks().get(), storage.bytes);
+  }
+  storage.lanes = storage.made_by = lane_bit(device_->lane());
+  swapper_.remade(storage, block);
+  replays_.restored(storage);
+  recorder_.arrived(storage);
+  recorder_.levels(table_.live_bytes(), resident_bytes());
+}
+
+// The program orders an op behind the one that made its input, and knows nothing of the replay.
+void Runtime::follow_replays(const Storage& storage, int lane) {
+  const Lanes others = storage.made_by & ~lane_bit(lane);
+  if (others) device_->join(lane, others);
+}
+
+// What a producer keeps is the host's.
+c10::DataPtr Runtime::allocate_kept(size_t bytes) {
+  return device_->torch_device().is_cpu() ? device_->allocate_plain(bytes)
+                                          : c10::GetAllocator(c10::DeviceType::CPU)->allocate(bytes);
+}
+
+// Before a storage's value ends: everything that is made from it comes back while it can.
+void Runtime::restore_dependents(Storage& storage, Cause cause, ThreadState& thread) {
+  while (replays_.needed(storage)) {
+    const auto dependents = replays_.dropped_dependents(storage);
+    TORCH_CHECK(!dependents.empty(), "Chameleon Lab: a value is held for nothing; please report this");
+    ++storage.pins;
+    std::exception_ptr error;
+    try {
+      for (const auto& value : dependents) {
+        if (!value->storage || value->storage->residency != Residency::Dropped) continue;
+        rematerialise(value, cause, thread);
+        if (value->storage) watch(*value->storage);
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+    --storage.pins;
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+// Of storages that the op is about to write. A value that cannot be saved stops the write.
+void Runtime::end_values(ThreadState& thread) {
+  const std::vector<Storage*> written = std::exchange(written_, {});
+  for (Storage* storage : written) {
+    if (storage->failed || !storage->value) continue;  // the op raises; or an op inside was there first
+    try {
+      restore_dependents(*storage, Cause::Demand, thread);
+      replays_.ended(*storage, Refusal::Written);
+    } catch (const std::exception& error) {
+      access::mark_failed(*storage, message_of(error));
+    }
+  }
+}
+
+void Runtime::replay_planned(ThreadState& thread) {
+  for (Storage* storage : executor_.take_replays()) {
+    const std::shared_ptr<Value> value = storage->value;
+    if (!value || value->storage != storage || !swapper_.has_room(storage->block_bytes)) continue;
+    try {
+      rematerialise(value, Cause::Planned, thread);
+      if (value->storage) watch(*value->storage);
+    } catch (const std::exception&) {
+      // The op that needs it tries again, and says what is wrong.
+    }
+  }
+}
+
+// Whatever is dropped comes back, as far as there is room.
+void Runtime::restore_dropped(ThreadState& thread) {
+  std::unordered_set<int64_t> tried;
+  for (;;) {
+    Storage* next = nullptr;
+    for (const auto& storage : table_.all()) {
+      if (storage->residency == Residency::Dropped && !tried.count(storage->uid)) next = storage.get();
+    }
+    if (!next) return;
+    tried.insert(next->uid);
+    const std::shared_ptr<Value> value = next->value;
+    access::keep(*next);
+    try {
+      rematerialise(value, Cause::Access, thread);
+      if (value->storage) watch(*value->storage);
+    } catch (const std::exception&) {
+      // It stays dropped, and who uses it is told why.
+    }
+  }
+}
+
+// At the end of a session nothing can be made again any more: what could not be restored raises when it is used.
+void Runtime::forget_values() {
+  std::vector<Storage*> ghosts;
+  for (const auto& storage : table_.all()) {
+    if (storage->residency == Residency::Dropped && access::keep(*storage)) {
+      access::mark_failed(*storage,
+                          "Chameleon Lab: the bytes of this tensor were dropped to be made again, and there "
+                          "was no memory left for that when the session ended");
+    }
+    replays_.forget(*storage);
+    if (storage->ghost) ghosts.push_back(storage.get());
+  }
+  for (Storage* ghost : ghosts) free_ghost(*ghost);
+}
+
+// See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers.
+void Runtime::watch(Storage& storage) {
+  if (limited_ && storage.pins == 0 && storage.residency == Residency::Resident && !storage.escaped &&
+      access::intact(storage)) {
+    access::arm(storage);
+  }
+}
+
+void Runtime::free_ghost(Storage& ghost) {
+  if (ghost.block) recorder_.left(ghost, recorder_.op() + 1);
+  replays_.ended(ghost, Refusal::Unknown);
+  swapper_.release(ghost);
+  table_.remove(&ghost);
+}
+
+void Runtime::wait_for_replay(ThreadState& thread) {
+  const int mine = thread.depth > 0 ? 1 : 0;
+  threads_waiting_in_ops_ += mine;
+  ++threads_waiting_;
+  pins_released_.wait(mutex_);
+  --threads_waiting_;
+  threads_waiting_in_ops_ -= mine;
+  place(thread);
+}
+
+}  // namespace chameleon

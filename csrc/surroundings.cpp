@@ -1,0 +1,126 @@
+#include "surroundings.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+#include <exception>
+
+namespace chameleon {
+
+namespace {
+
+constexpr at::Float32Backend kBackends[] = {at::Float32Backend::CUDA, at::Float32Backend::MKLDNN};
+constexpr at::Float32Op kOps[] = {at::Float32Op::MATMUL, at::Float32Op::CONV};
+
+#if defined(__SSE2__)
+constexpr uint32_t kFlushDenormals = 0x8040;
+uint32_t float_control() { return _mm_getcsr() & kFlushDenormals; }
+void set_float_control(uint32_t bits) { _mm_setcsr((_mm_getcsr() & ~kFlushDenormals) | bits); }
+#else
+uint32_t float_control() { return 0; }
+void set_float_control(uint32_t) {}
+#endif
+
+Surroundings read(c10::DeviceType device) {
+  const at::Context& context = at::globalContext();
+  Surroundings s;
+  s.threads = at::get_num_threads();
+  s.default_dtype = c10::get_default_dtype_as_scalartype();
+  s.float_control = float_control();
+  s.autocast = Surroundings::active_autocast().raw_repr();
+  s.autocast_device = device;
+  if (s.autocast != 0) s.autocast_dtype = at::autocast::get_autocast_dtype(device);
+  s.deterministic = context.deterministicAlgorithms();
+  s.deterministic_warn_only = context.deterministicAlgorithmsWarnOnly();
+  s.mkldnn = context.userEnabledMkldnn();
+  s.mkldnn_deterministic = context.deterministicMkldnn();
+  s.cudnn = context.userEnabledCuDNN();
+  s.cudnn_benchmark = context.benchmarkCuDNN();
+  s.cudnn_deterministic = context.deterministicCuDNN();
+  for (int i = 0; i < 4; ++i) s.precision[i] = context.float32Precision(kBackends[i / 2], kOps[i % 2]);
+  s.reduction[0] = context.allowFP16ReductionCuBLAS();
+  s.reduction[1] = context.allowBF16ReductionCuBLAS();
+  s.half_accumulation = context.allowFP16AccumulationCuBLAS();
+  return s;
+}
+
+void set_reduction(at::CuBLASReductionOption option, void (at::Context::*set)(bool, bool)) {
+  (at::globalContext().*set)(option == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK,
+                             option != at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK);
+}
+
+// The autocast keys themselves are set by whoever forces the thread's key set.
+void change(const Surroundings& from, const Surroundings& to) {
+  at::Context& context = at::globalContext();
+  if (from.threads != to.threads) at::set_num_threads(to.threads);
+  if (from.default_dtype != to.default_dtype) {
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(to.default_dtype));
+  }
+  if (from.float_control != to.float_control) set_float_control(to.float_control);
+  if (from.autocast_dtype != to.autocast_dtype && to.autocast_dtype != c10::ScalarType::Undefined) {
+    at::autocast::set_autocast_dtype(to.autocast_device, to.autocast_dtype);
+  }
+  if (from.deterministic != to.deterministic || from.deterministic_warn_only != to.deterministic_warn_only) {
+    context.setDeterministicAlgorithms(to.deterministic, to.deterministic_warn_only);
+  }
+  if (from.mkldnn != to.mkldnn) context.setUserEnabledMkldnn(to.mkldnn);
+  if (from.mkldnn_deterministic != to.mkldnn_deterministic) context.setDeterministicMkldnn(to.mkldnn_deterministic);
+  if (from.cudnn != to.cudnn) context.setUserEnabledCuDNN(to.cudnn);
+  if (from.cudnn_benchmark != to.cudnn_benchmark) context.setBenchmarkCuDNN(to.cudnn_benchmark);
+  if (from.cudnn_deterministic != to.cudnn_deterministic) context.setDeterministicCuDNN(to.cudnn_deterministic);
+  for (int i = 0; i < 4; ++i) {
+    if (from.precision[i] != to.precision[i]) {
+      context.setFloat32Precision(kBackends[i / 2], kOps[i % 2], to.precision[i]);
+    }
+  }
+  if (from.reduction[0] != to.reduction[0]) {
+    set_reduction(to.reduction[0], &at::Context::setAllowFP16ReductionCuBLAS);
+  }
+  if (from.reduction[1] != to.reduction[1]) {
+    set_reduction(to.reduction[1], &at::Context::setAllowBF16ReductionCuBLAS);
+  }
+  if (from.half_accumulation != to.half_accumulation) {
+    context.setAllowFP16AccumulationCuBLAS(to.half_accumulation);
+  }
+}
+
+}  // namespace
+
+c10::DispatchKeySet Surroundings::active_autocast() {
+  return c10::autocast_dispatch_keyset - c10::impl::tls_local_dispatch_key_set().excluded_;
+}
+
+std::shared_ptr<const Surroundings> Surroundings::now(c10::DeviceType device) {
+  static thread_local std::shared_ptr<const Surroundings> last;
+  const Surroundings current = read(device);
+  if (!last || !(*last == current)) last = std::make_shared<const Surroundings>(current);
+  return last;
+}
+
+// The dtype of autocast is put back even where autocast was off before: it is what the next `with` starts from.
+Reenacted::Reenacted(const Surroundings& then) : before_(Surroundings::now(then.autocast_device)), then_(then) {
+  Surroundings before = *before_;
+  before.autocast_dtype = at::autocast::get_autocast_dtype(then_.autocast_device);
+  before_ = std::make_shared<const Surroundings>(before);
+  change(*before_, then_);
+}
+
+Reenacted::~Reenacted() {
+  Surroundings changed = then_;
+  if (changed.autocast_dtype == c10::ScalarType::Undefined) changed.autocast_dtype = before_->autocast_dtype;
+  try {
+    change(changed, *before_);
+  } catch (const std::exception& error) {
+    TORCH_WARN("Chameleon Lab: a setting could not be put back after replaying an op: ", error.what());
+  }
+}
+
+}  // namespace chameleon

@@ -1,0 +1,55 @@
+// The settings beside its inputs that an op's numbers may depend on: taken when it runs, and put back while it runs
+// again.
+#pragma once
+
+#include <ATen/Context.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <memory>
+
+namespace chameleon {
+
+struct Surroundings {
+  int32_t threads = 1;
+  c10::ScalarType default_dtype = c10::ScalarType::Float;
+  uint32_t float_control = 0;  // of the processor: are denormals flushed to zero?
+  uint64_t autocast = 0;       // autocast keys that are active, as the raw bits of a key set
+  c10::ScalarType autocast_dtype = c10::ScalarType::Undefined;  // of the op's device, where autocast is active there
+  c10::DeviceType autocast_device = c10::DeviceType::CPU;
+  bool deterministic = false;
+  bool deterministic_warn_only = false;
+  bool mkldnn = true;
+  bool mkldnn_deterministic = false;
+  bool cudnn = true;
+  bool cudnn_benchmark = false;
+  bool cudnn_deterministic = false;
+  at::Float32Precision precision[4] = {};       // matrix products and convolutions, of CUDA and oneDNN
+  at::CuBLASReductionOption reduction[2] = {};  // of half precision sums in cuBLAS: fp16, bf16
+  bool half_accumulation = false;
+
+  bool operator==(const Surroundings&) const = default;
+
+  // Those of this thread, now; the same object as the last time where nothing has changed.
+  static std::shared_ptr<const Surroundings> now(c10::DeviceType device);
+
+  // Autocast keys that are active on this thread.
+  static c10::DispatchKeySet active_autocast();
+};
+
+// While this lives, the thread runs ops as one did before: below autograd and modes, under these settings. Only what
+// differs is set. Most of it belongs to the process: ops of other threads see it for that while.
+class Reenacted {
+ public:
+  explicit Reenacted(const Surroundings& then);
+  ~Reenacted();
+  Reenacted(const Reenacted&) = delete;
+  Reenacted& operator=(const Reenacted&) = delete;
+
+ private:
+  std::shared_ptr<const Surroundings> before_;
+  Surroundings then_;
+};
+
+}  // namespace chameleon

@@ -1,0 +1,89 @@
+"""Sessions that plan swaps and replays together: the numbers of the run without them, and what reports say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from training import ConvNet, Gpt, Loop, Moe, adamw, reference, sgd, train
+
+import chameleon_lab as cl
+from chameleon_lab.runtime import core
+
+pytestmark = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
+
+SLOW = {"link": "64MiB/s", "min_swap": "4KiB"}
+"""Copies take so long that replays are worth their while, however busy the machine is."""
+
+MODELS: dict[str, tuple[Any, Any, Loop]] = {
+    "gpt": (Gpt, adamw, Loop()),
+    "gpt with dropout": (lambda: Gpt(dropout=0.1), adamw, Loop(clip=True)),
+    "gpt autocast": (Gpt, adamw, Loop(autocast=True)),
+    "conv": (lambda: ConvNet(blocks=12), sgd, Loop()),
+    "moe": (Moe, adamw, Loop()),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mixed_policy_is_bit_identical(name: str) -> None:
+    model, optimizer, loop = MODELS[name]
+    bare, live_peak = reference(model, optimizer, 7, loop)
+    capacity = int(0.6 * live_peak)
+    mixed = train(model, optimizer, 7, {"capacity": capacity, **SLOW}, loop=loop)
+    assert mixed.same(bare)
+    report = mixed.report
+    assert report is not None and report.peak_bytes <= capacity
+    assert sum(step.drops for step in report.history) > 0, report
+    assert sum(step.replays for step in report.history) > 0, report
+
+
+def test_a_mixed_policy_moves_fewer_bytes_than_swaps_alone() -> None:
+    _, live_peak = reference(Gpt)
+    settings = {"capacity": int(0.6 * live_peak), **SLOW}
+    mixed = train(Gpt, adamw, 6, settings).report
+    swapping = train(Gpt, adamw, 6, settings | {"rematerialise": False}).report
+    assert mixed is not None and swapping is not None
+    assert swapping.drops == swapping.replays == 0
+    assert not any(step.drops or step.replays for step in swapping.history)
+    assert mixed.history[-1].swapped_out_bytes < swapping.history[-1].swapped_out_bytes
+
+
+def test_the_policy_says_what_is_dropped_and_the_trace_what_was_replayed() -> None:
+    _, live_peak = reference(Gpt)
+    seen = {}
+
+    def look(number: int, model: Any, session: cl.Session) -> None:
+        if session is not None and number == 5:
+            seen.update(policy=session.policy, trace=session.trace())
+
+    train(Gpt, adamw, 7, {"capacity": int(0.6 * live_peak), **SLOW}, each_step=look)
+    policy, trace = seen["policy"], seen["trace"]
+    assert policy.drops and policy.assumed["rematerialise"] == trace.meta["replay_class"] == 2
+    dropped = {decision.storage for decision in policy.drops}
+    step = trace.last
+    replayed = {step.storage_keys[row] for row in step.replays.storage.tolist() if row >= 0}
+    assert replayed & dropped
+
+
+def test_drops_that_the_runtime_declines_are_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner trusts the trace; where the core knows better, the next plan goes without those drops."""
+    _, live_peak = reference(Gpt)
+    settings = {"capacity": int(0.6 * live_peak), **SLOW}
+    allow = core.allow_replays
+    without = lambda dtypes: allow({name: d for name, d in dtypes.items() if name != "aten::gelu"})  # noqa: E731
+    monkeypatch.setattr(core, "allow_replays", without)
+
+    def wait(number: int, model: Any, session: cl.Session) -> None:
+        if session is not None:
+            session._plans.wait()
+
+    bare, _ = reference(Gpt, adamw, 10)
+    run = train(Gpt, adamw, 10, settings, each_step=wait)
+    assert run.same(bare)
+    report = run.report
+    assert report is not None
+    declined = [step.declined_drops for step in report.history]
+    assert max(declined) > 0, declined
+    assert declined[-1] == 0, declined
+    assert report.history[-1].drops > 0
+    assert any("declined" in plan.why for plan in report.plans), report.plans

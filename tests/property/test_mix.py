@@ -1,0 +1,338 @@
+"""Promises of plans that swap and rematerialise, on arbitrary small steps, against executors that know values."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from placements import every_choice, swaps_of
+from synthetic import StepBuilder, random_step
+
+from chameleon_lab.errors import EditsUnreachableError
+from chameleon_lab.policy import Edit, EditAction, Link, Policy, floor, lower_bound, plan, simulate
+from chameleon_lab.policy.memory import StepMemory, step_memory, step_op_times
+from chameleon_lab.policy.model import Action
+from chameleon_lab.policy.program import DROP, FREE, REPLAY, SWAP_IN, SWAP_OUT, Program, compile_program
+from chameleon_lab.policy.replay import CHAIN, Replayable
+from chameleon_lab.policy.simulate import simulate_swaps
+from chameleon_lab.trace import Category, StepTrace
+from chameleon_lab.trace.replay_ops import REPLAY_CLASS
+
+LINKS = [Link(None, None), Link(1e9, 1e9), Link(1e6, 3e6)]
+SLOW = [Link(1e6, 3e6), Link(2e7, 2e7), Link(1e7, None), Link(None, 1e7)]
+
+steps = st.builds(
+    random_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40), storages=st.integers(1, 14)
+)
+
+
+def capacity_of(step: StepTrace, share: float) -> int:
+    """A capacity between the floor (share 0) and the live peak (share 1)."""
+    lowest = floor(step).bytes
+    return max(1, lowest + int(share * (step.live_peak_bytes - lowest)))
+
+
+class Machine:
+    """Runs a program on one step, with a number for what each storage holds.
+
+    A replay computes that number again from what the storages of the step hold now, and from those that it makes on the
+    way. It knows ops, uses, births and deaths, and neither gaps nor chains.
+    """
+
+    def __init__(self, step: StepTrace, program: Program) -> None:
+        self.step, self.n = step, len(step.ops)
+        storages, uses = step.storages, step.uses
+        self.birth, self.death = storages.birth_op.tolist(), storages.death_op.tolist()
+        self.block = storages.block_bytes.tolist()
+        self.row = program.storage_row.tolist()
+        self.reads: list[list[int]] = [[] for _ in range(self.n)]
+        self.writes: list[list[int]] = [[] for _ in range(self.n)]
+        for op, row, reads, writes in zip(
+            uses.op.tolist(), uses.storage.tolist(), uses.reads, uses.writes, strict=True
+        ):
+            if self.birth[row] != op:
+                self.reads[op] += [row] * bool(reads)
+                self.writes[op] += [row] * bool(writes)
+        self.actions: list[list[tuple[int, int]]] = [[] for _ in range(self.n)]
+        for op, kind, s in zip(program.action_op, program.action_kind, program.action_storage, strict=True):
+            self.actions[op].append((int(kind), self.row[s]))
+        self.persistent = [b < 0 and d >= self.n for b, d in zip(self.birth, self.death, strict=True)]
+        self.value = {row: hash(("at first", row)) for row in range(len(self.birth)) if self.birth[row] < 0}
+        self.away: set[int] = set()
+        self.copied: set[int] = set()
+        self.dropped: set[int] = set()
+        self.bytes = np.zeros(self.n, dtype=np.int64)
+        self.replayed = 0
+
+    def run(self, periods: int = 3) -> None:
+        for _ in range(periods):
+            self.replayed = 0
+            self.bytes[:] = 0
+            for op in range(self.n):
+                self.fire(op, before=True)
+                self.execute(op)
+                self.fire(op, before=False)
+            kept = {row for row in range(len(self.birth)) if self.persistent[row]}
+            self.away &= kept
+            self.copied &= kept
+            assert not self.dropped, "a drop does not outlive the step"
+
+    def there(self, op: int) -> int:
+        """Bytes of what lives right before ``op`` and has a block."""
+        gone = self.away | self.dropped
+        return sum(
+            self.block[row]
+            for row in range(len(self.birth))
+            if self.birth[row] < op <= self.death[row] and row not in gone
+        )
+
+    def fire(self, op: int, before: bool) -> None:
+        for kind, row in self.actions[op]:
+            if kind == FREE and before and row in self.copied:
+                self.copied.discard(row)
+                self.away.add(row)
+            elif kind == SWAP_IN and before:
+                self.away.discard(row)
+            elif kind == SWAP_OUT and not before and row not in self.away:
+                self.copied.add(row)
+            elif kind == DROP and not before:
+                assert row not in self.away and self.birth[row] <= op < self.death[row]
+                self.dropped.add(row)
+        # All that the replays of the op make is there by then: what is made on the way comes on top.
+        self.base = self.there(op) if before else 0
+        replays = [row for kind, row in self.actions[op] if kind == REPLAY and before]
+        self.base += sum(self.block[row] for row in replays)
+        for row in replays:
+            self.made: dict[int, int] = {}
+            self.work = 0
+            value, level = self.compute(row, op)
+            assert value == self.value[row], f"replaying {row} before op {op} gives something else"
+            assert level <= CHAIN
+            on_the_way = sum(self.block[made] for made in self.made if made != row)
+            self.bytes[op] = max(self.bytes[op], self.base + on_the_way + self.work)
+            self.dropped.discard(row)
+            self.replayed += self.block[row]
+
+    def compute(self, row: int, op: int) -> tuple[int, int]:
+        birth, level, read = self.birth[row], 1, []
+        name = self.step.op_name(birth)
+        assert REPLAY_CLASS.get(name, 0) > 0 and not self.writes[birth], f"{name} was replayed"
+        for other in self.reads[birth]:
+            if self.birth[other] < op <= self.death[other]:
+                assert other not in self.away and other not in self.dropped, f"{other} is away at a replay"
+                read.append(self.value[other])
+            else:
+                if other not in self.made:
+                    self.made[other] = 0
+                    self.made[other] = self.compute(other, op)[0]
+                read.append(self.made[other])
+                level = max(level, self.depth(other, op) + 1)
+        siblings = [r for r in range(len(self.birth)) if self.birth[r] == birth and r != row]
+        self.work = max(self.work, sum(self.block[r] for r in siblings))
+        return hash((birth, row, tuple(read))), level
+
+    def depth(self, row: int, op: int) -> int:
+        dead = [r for r in self.reads[self.birth[row]] if not self.birth[r] < op <= self.death[r]]
+        return 1 + max((self.depth(r, op) for r in dead), default=0)
+
+    def execute(self, op: int) -> None:
+        gone = {row for row in self.away | self.dropped if self.persistent[row] or op < self.death[row]}
+        self.away = {row for row in self.away if row in gone}
+        assert not {row for row in self.dropped if op >= self.death[row]}, (
+            "what is dropped is replayed before it dies"
+        )
+        touched = {*self.reads[op], *self.writes[op]}
+        assert not touched & gone, f"op {op} uses {touched & gone}, which is away"
+        lost = sum(self.block[row] for row in gone if self.birth[row] <= op)
+        self.bytes[op] = max(self.bytes[op], int(self.step.ops.live_peak_bytes[op]) - lost)
+        read = tuple(self.value[row] for row in self.reads[op])
+        for row in self.writes[op]:
+            self.value[row] = hash((op, row, "written", read, self.value[row]))
+        for row in range(len(self.birth)):
+            if self.birth[row] == op:
+                self.value[row] = hash((op, row, read))
+
+
+@settings(max_examples=600, deadline=None)
+@given(step=steps, share=st.floats(0, 1), link=st.sampled_from([*LINKS, *SLOW]), told=st.booleans())
+def test_mixed_plan_fits_and_gives_the_same_values(
+    step: StepTrace, share: float, link: Link, told: bool
+) -> None:
+    capacity, times = capacity_of(step, share), step_op_times(step)
+    policy = plan(step, capacity, link, op_times=times if told else None, rematerialise=True)
+    program = compile_program(policy, step)
+    assert program.unmatched == ()
+    machine = Machine(step, program)
+    machine.run()
+    prediction = simulate(step, policy, op_times=times)
+    assert machine.bytes.max() <= capacity and prediction.fits
+    assert (machine.bytes <= prediction.resident_bytes).all()
+    assert machine.replayed == prediction.replayed_bytes == sum(drop.bytes for drop in policy.drops)
+    alone = simulate(step, plan(step, capacity, link, op_times=times), op_times=times)
+    assert prediction.stall_s + prediction.replay_s <= alone.stall_s * (1 + 1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(step=steps, share=st.floats(0, 1), link=st.sampled_from(SLOW), checkpoints=st.integers(1, 40))
+def test_no_mixed_plan_beats_the_bound(step: StepTrace, share: float, link: Link, checkpoints: int) -> None:
+    capacity, times = capacity_of(step, share), step.ops.duration_s
+    policy = plan(step, capacity, link, op_times=times, rematerialise=True)
+    prediction = simulate(step, policy, op_times=times)
+    bound = lower_bound(step, capacity, link, times, checkpoints=checkpoints, rematerialise=True)
+    # The solver is exact to about 1e-7 of a step's compute and copies.
+    copies_s = link.out_s(step.live_peak_bytes) + link.in_s(step.live_peak_bytes)
+    overhead_s = prediction.stall_s + prediction.replay_s
+    assert overhead_s >= bound.stall_s - 1e-6 * (step.duration_s + copies_s)
+    alone = lower_bound(step, capacity, link, times, checkpoints=checkpoints)
+    assert bound.stall_s <= alone.stall_s + 1e-6 * (step.duration_s + copies_s)
+
+
+def tiny_step(seed: int) -> StepTrace:
+    """Two storages, the second made of the first or of what was there before, then a peak, then their uses."""
+    random, unit = np.random.default_rng(seed), 1 << 14
+    step = StepBuilder(op_s=1e-3)
+    x = step.carried(Category.INPUT, unit, "x", movable=bool(random.random() < 0.5))
+
+    def made(*reads: int) -> int:
+        size = int(random.integers(1, 6)) * unit
+        seconds = float(random.random()) * 3e-3
+        name = str(random.choice(["aten::gelu", "aten::mm"]))
+        return step.op(name, reads=reads, makes=((Category.ACTIVATION, size),), seconds=seconds)[0]
+
+    a = made(x)
+    b = made(a if random.random() < 0.7 else x)
+    lasts = bool(random.random() < 0.6)
+    if not lasts:
+        step.free(a)
+    step.op("aten::peak", scratch=int(random.integers(1, 12)) * unit)
+    step.op("aten::use", reads=(b,))
+    if lasts:
+        step.op("aten::use", reads=(a,) if random.random() < 0.7 else (a, x))
+    return step.build()
+
+
+def best_mixed(step: StepTrace, link: Link) -> dict[int, float]:
+    """The least stall and replay time of all policies of keeps, swaps and drops, at each capacity that matters."""
+    memory, times = step_memory(step), step.ops.duration_s
+    replayable = Replayable(step, memory, times)
+    droppable = set(replayable.gaps())
+    assume(droppable)
+    choices = [
+        [*places, "drop"] if gap in droppable else places for gap, places in enumerate(every_choice(memory))
+    ]
+    assume(np.prod([len(choice) for choice in choices], dtype=float) <= 1500)
+    by_peak: dict[int, float] = {}
+    for places in itertools.product(*choices):
+        dropped = [gap for gap, place in enumerate(places) if place == "drop"]
+        replays = replayable.resolve(dropped)
+        swaps = swaps_of(memory, tuple(None if place == "drop" else place for place in places))
+        predicted = simulate_swaps(memory, swaps, 0, link, times, replays)
+        overhead_s = predicted.stall_s + predicted.replay_s
+        by_peak[predicted.peak_bytes] = min(by_peak.get(predicted.peak_bytes, np.inf), overhead_s)
+    best: dict[int, float] = {}
+    least = np.inf
+    for peak in sorted(by_peak):
+        least = best[peak] = min(least, by_peak[peak])
+    return best
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    step=st.builds(tiny_step, seed=st.integers(0, 10**6)),
+    link=st.sampled_from([Link(2e7, 3e7), Link(1e7, None), Link(None, 1e7)]),
+)
+def test_no_policy_at_all_beats_the_bound_nor_the_plan_the_best(step: StepTrace, link: Link) -> None:
+    times, tolerance = step.ops.duration_s, 1e-6 * (1.0 + step.duration_s)
+    for capacity, best_s in best_mixed(step, link).items():
+        bound = lower_bound(step, capacity, link, times, checkpoints=len(step.ops), rematerialise=True)
+        assert bound.stall_s <= best_s + tolerance
+        policy = plan(step, capacity, link, op_times=times, rematerialise=True)
+        planned = simulate(step, policy, op_times=times)
+        assert planned.fits and planned.stall_s + planned.replay_s >= best_s - tolerance
+
+
+@settings(max_examples=100, deadline=None)
+@given(step=steps, share=st.floats(0, 1), link=st.sampled_from(SLOW))
+def test_mixed_plan_is_deterministic_and_survives_its_file(step: StepTrace, share: float, link: Link) -> None:
+    capacity = capacity_of(step, share)
+    policy = plan(step, capacity, link, rematerialise=True)
+    assert plan(step, capacity, link, rematerialise=True) == policy
+    again = Policy.from_json(policy.to_json())
+    assert again == policy
+    assert str(simulate(step, again)) == str(simulate(step, policy))
+
+
+@settings(max_examples=100, deadline=None)
+@given(step=steps, share=st.floats(0, 1), link=st.sampled_from(SLOW))
+def test_where_all_is_refused_the_plan_is_that_of_swapping_alone(
+    step: StepTrace, share: float, link: Link
+) -> None:
+    capacity, times = capacity_of(step, share), step.ops.duration_s
+    refused = plan(step, capacity, link, op_times=times, rematerialise=True, refused=step.names)
+    assert refused.decisions == plan(step, capacity, link, op_times=times).decisions
+
+
+@settings(max_examples=100, deadline=None)
+@given(made_for=steps, run=steps, share=st.floats(0, 1), link=st.sampled_from(SLOW))
+def test_mixed_policy_of_another_step_is_safe(
+    made_for: StepTrace, run: StepTrace, share: float, link: Link
+) -> None:
+    policy = plan(made_for, capacity_of(made_for, share), link, rematerialise=True)
+    program = compile_program(policy, run)
+    Machine(run, program).run()
+    compiled = int(np.isin(program.action_kind, (FREE, DROP)).sum())
+    kept_back = len(policy.decisions) - compiled - len(program.unmatched)
+    assert kept_back >= 0  # those in dead time that a replay still reads
+
+
+def target_of(memory: StepMemory, step: StepTrace, random: np.random.Generator) -> dict[str, object]:
+    gap = int(random.integers(len(memory.gap_out)))
+    key = step.storage_keys[int(memory.row[memory.gap_storage[gap]])]
+    return {"storage": key, "gap": int(memory.gap_ordinal[gap])}
+
+
+@settings(max_examples=200, deadline=None)
+@given(step=steps, share=st.floats(0, 1), link=st.sampled_from([*LINKS, *SLOW]), seed=st.integers(0, 10**6))
+def test_edits_are_obeyed(step: StepTrace, share: float, link: Link, seed: int) -> None:
+    memory, random = step_memory(step), np.random.default_rng(seed)
+    assume(len(memory.gap_out))
+    actions = [EditAction.REMATERIALISE, EditAction.NEVER_REMATERIALISE, EditAction.SWAP, EditAction.KEEP]
+    edits: dict[tuple[object, object], Edit] = {}
+    for _ in range(int(random.integers(1, 5))):
+        target = target_of(memory, step, random)
+        action = actions[int(random.integers(len(actions)))]
+        edits[target["storage"], target["gap"]] = Edit(action, **target)  # type: ignore[arg-type]
+    capacity = capacity_of(step, share)
+    try:
+        policy = plan(step, capacity, link, edits=tuple(edits.values()), rematerialise=True)
+    except EditsUnreachableError:
+        return
+    Machine(step, compile_program(policy, step)).run()
+    assert simulate(step, policy).fits
+    excused = {finding.index for finding in policy.findings}
+    by_gap = {(decision.storage, decision.gap): decision for decision in policy.decisions}
+    for index, (gap, edit) in enumerate(edits.items()):
+        if index in excused:
+            continue
+        action = by_gap[gap].action if gap in by_gap else Action.KEEP
+        if edit.action is EditAction.REMATERIALISE:
+            assert action is Action.REMATERIALISE and by_gap[gap].decided_by == "user"
+        elif edit.action is EditAction.NEVER_REMATERIALISE:
+            assert action is not Action.REMATERIALISE
+        else:
+            assert action.value == edit.action.value
+
+
+@settings(max_examples=50, deadline=None)
+@given(step=steps, share=st.floats(0, 1))
+def test_rematerialise_edits_do_nothing_where_replaying_is_off(step: StepTrace, share: float) -> None:
+    edits = (Edit(EditAction.REMATERIALISE, min_bytes=1),)
+    capacity = capacity_of(step, share)
+    policy = plan(step, capacity, SLOW[0], edits=edits)
+    assert policy.decisions == plan(step, capacity, SLOW[0]).decisions
+    memory = step_memory(step)
+    assert bool(policy.findings) or not len(memory.row)
+    assert dataclasses.replace(policy, edits=()).drops == ()

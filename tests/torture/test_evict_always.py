@@ -1,0 +1,169 @@
+"""The lever: inside it every op finds its inputs away, gets the right bytes, and code that goes behind torch breaks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from training import Gpt, child, reference, train
+
+import chameleon_lab as cl
+from chameleon_lab.runtime import core
+from chameleon_lab.testing import evict_always
+
+
+def test_all_that_may_leave_is_away_between_ops() -> None:
+    with evict_always() as session:
+        x = torch.arange(10.0)
+        y = x + 1
+        z = y.view(2, 5)[1]
+        assert [session.where(t) for t in (x, y, z)] == ["away"] * 3
+        session.restore(y)
+        assert session.where(y) == "resident"
+        (x * 2).sum()
+        assert session.where(y) == "away"
+        assert y.tolist() == list(range(1, 11)) and z.sum().item() == 40
+        assert session.report().escaped_storages == 0
+    assert session.where(y) is None and y[3].item() == 4
+
+
+def test_each_op_brings_its_inputs_in() -> None:
+    """What makes every other test here worth something: the inputs really travel, at each op."""
+    with evict_always():
+        x, y = torch.ones(600), torch.ones(600)
+        core.take_transitions()
+        torch.add(x, y)
+        moves = core.take_transitions()
+    came = [uid for uid, start, end in moves if end == "resident" and start == "returning"]
+    assert len(came) == 2, moves
+
+
+def test_with_a_seed_a_random_part_is_away() -> None:
+    def places(seed: int) -> list[str | None]:
+        with evict_always(seed=seed) as session:
+            held = [torch.full((200,), float(k)) for k in range(60)]
+            (held[0] * 1).sum()
+            found = [session.where(t) for t in held]
+            assert all(t[7].item() == k for k, t in enumerate(held))
+        return found
+
+    one, same, other = places(5), places(5), places(6)
+    assert one == same != other
+    assert {"away", "resident"} <= set(one) and len(set(one)) == 2
+
+
+def test_storages_of_any_size_leave_and_sessions_after_it_leave_small_ones_alone() -> None:
+    with evict_always() as session:
+        one = torch.ones(1) * 3
+        assert session.where(one) == "away"
+    with cl.Session("8MiB") as session:
+        one = torch.ones(1) * 3
+        assert session.where(one) is None
+
+
+def test_what_numpy_views_stays() -> None:
+    with evict_always() as session:
+        x = torch.zeros(50)
+        view = x.numpy()
+        for k in range(9):
+            view[k] = k
+            assert x[k].item() == k
+            x[k] += 1
+            assert view[k] == k + 1
+        assert session.where(x) == "resident"
+
+
+def test_tensors_made_before_leave_once_they_are_adopted() -> None:
+    x, model = torch.arange(40.0), nn.Linear(40, 3)
+    with torch.no_grad():
+        want = model(x)
+    with evict_always() as session, torch.no_grad():
+        assert session.where(x) is None
+        session.adopt(x)
+        assert torch.equal(model(x), want)
+        assert session.where(x) == session.where(model.weight) == "away"
+
+
+def test_a_capacity_holds_too() -> None:
+    with evict_always(seed=1, capacity="64KiB"):
+        held = [torch.full((2000,), float(k)) for k in range(40)]
+        assert core.counters()["peak_resident_bytes"] <= 64 << 10
+        with pytest.raises(torch.OutOfMemoryError, match="capacity of 64 KiB"):
+            torch.ones(20_000)
+        assert all(t[-1].item() == k for k, t in enumerate(held))
+
+
+def test_training_gives_the_same_bits() -> None:
+    bare, _ = reference(Gpt)
+    for seed in (None, 3):
+        with evict_always(seed=seed):
+            assert train(Gpt).same(bare)
+
+
+@pytest.mark.parametrize(
+    "arguments, error", [({"seed": -1}, ValueError), ({"device": "tpu"}, cl.SessionError)]
+)
+def test_wrong_arguments_are_named(arguments, error) -> None:
+    with pytest.raises(error, match="-1|tpu"), evict_always(**arguments):
+        pass
+    assert cl.current_session() is None
+
+
+def test_it_does_not_nest_and_leaves_nothing_on() -> None:
+    with evict_always(), pytest.raises(cl.SessionError), evict_always():
+        pass
+    with cl.Session("8MiB") as session:
+        x = torch.ones(50_000)
+        x.add_(1)
+        assert session.where(x) == "resident"
+    with pytest.raises(RuntimeError, match="open session"):
+        core.evict_always(None)
+
+
+def test_a_const_pointer_that_meets_an_away_storage_reads_the_right_bytes() -> None:
+    """The C++ behind tolist() reads after its ops have ended; here everything is away again by then."""
+    child("""
+        from chameleon_lab.testing import evict_always
+
+        read = torch._C.TensorBase.tolist  # not the one that a session puts in its place
+        with evict_always() as session:
+            x = torch.arange(3000.0)
+            for step in range(3):
+                assert read(x) == [float(k + step) for k in range(3000)]
+                assert read(x[5:9]) == [float(k + step) for k in range(5, 9)]
+                assert session.where(x) == "away"
+                x.add_(1)
+            assert session.report().escaped_storages == 0
+            held = [torch.full((500,), float(k)) for k in range(50)]
+            assert [read(t) for t in held] == [[float(k)] * 500 for k in range(50)]
+        assert read(x) == [float(k + 3) for k in range(3000)]
+    """)
+
+
+def test_a_fault_handler_that_was_dropped_is_back_in_the_next_session() -> None:
+    child("""
+        import faulthandler
+
+        from chameleon_lab.testing import evict_always
+
+        with cl.Session("8MiB"):
+            torch.ones(3).add_(1)
+        faulthandler.disable()  # it was on: this puts back the handler from before the session's
+        with evict_always():
+            assert torch._C.TensorBase.tolist(torch.arange(3000.0)) == list(range(3000))
+    """)
+
+
+def test_other_faults_are_left_to_whoever_handles_them() -> None:
+    """A wrong address outside of our marks still ends the process, with Python's own report."""
+    import subprocess
+    import sys
+
+    code = """
+import ctypes, torch
+import chameleon_lab as cl
+with cl.Session("8MiB"):
+    ctypes.string_at(16)
+"""
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], capture_output=True, text=True)
+    assert done.returncode == -11 and "Segmentation fault" in done.stderr

@@ -1,0 +1,80 @@
+"""What the tries have found, each on its own."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import chameleon_lab as cl
+from chameleon_lab.testing import evict_always
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_in_place_writes_under_torch_func_reach_the_host_copy(seed: int | None) -> None:
+    """A boxed call inside of a transform shows the arguments of the calls around it too, in front of its own."""
+
+    def written(t: torch.Tensor) -> torch.Tensor:
+        base = torch.zeros(5)
+        base.fill_(2)
+        base[1].add_(t[0].detach())
+        return (base * t).sum()
+
+    with evict_always(seed=seed):
+        x = torch.arange(5.0)
+        assert torch.func.grad(written)(x).tolist() == [2.0] * 5
+        want = torch.diag(6 * x)
+        assert torch.equal(torch.func.hessian(lambda t: t.pow(3).sum())(x), want)
+
+
+def test_fake_modules_in_a_session() -> None:
+    """torch.export calls modules whose parameters have no memory: there is nothing to adopt."""
+    model, x = nn.Linear(9, 3), torch.ones(2, 9)
+    want = model(x)
+    with cl.Session("8MiB"):
+        program = torch.export.export(nn.Sequential(model), (x,))
+        assert torch.equal(program.module()(x), want)
+
+
+def test_tolist_while_another_thread_evicts() -> None:
+    """It reads through a const pointer after its last op has ended."""
+    with cl.Session("1MiB", min_swap="2KiB"):
+        x = torch.arange(20_000.0)
+        stop = threading.Event()
+
+        def press() -> None:
+            while not stop.is_set():
+                held = [torch.full((20_000,), float(k)) for k in range(16)]
+                del held
+
+        thread = threading.Thread(target=press)
+        thread.start()
+        try:
+            assert all(x.tolist()[::777] == list(range(0, 20_000, 777)) for _ in range(25))
+        finally:
+            stop.set()
+            thread.join()
+    assert torch.Tensor.tolist is torch._C.TensorBase.tolist
+
+
+@pytest.mark.parametrize("at", [0, 1, 7, 30])
+def test_copies_go_on_when_an_engines_thread_has_died(at: int) -> None:
+    """In a child: the engines of this process must live."""
+    from training import child
+
+    child(
+        f"""
+        with cl.Session("1MiB", min_swap="2KiB"):
+            core.set_faults(copies={at})
+            held = [torch.full((20_000,), float(k)) for k in range(60)]
+            for _ in range(3):
+                assert all(t[7].item() == t[-1].item() == k for k, t in enumerate(held))
+        assert all(t[7].item() == k for k, t in enumerate(held))
+        with cl.Session("1MiB", min_swap="2KiB") as session:
+            held = [torch.full((20_000,), float(k)) for k in range(60)]
+            assert all(t[7].item() == k for k, t in enumerate(held))
+            assert core.counters()["peak_reserved_bytes"] <= MiB
+        """
+    )

@@ -1,0 +1,32 @@
+"""A share of `make torture`: whatever is tried gives the right bits or a named error, and nothing crashes."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.torture import pool
+from benchmarks.torture.outcome import total
+
+# What must at least be tried, so that a part that skips everything fails.
+LEAST = {
+    "operators": 700,
+    "modules": 400,
+    "optimizers": 80,
+    "bypass": 100,
+    "faults": 40,
+    "models": 4,
+    "files": 150,
+    "off": 4,
+    "soak": 4,
+}
+
+
+@pytest.mark.parametrize("part", LEAST)
+def test_nothing_goes_wrong(part: str) -> None:
+    options = pool.Options(share=True)
+    cases = pool.part(part).cases(options)
+    outcomes = pool.run(part, cases, options, jobs=2, timeout_s=240)
+    whole = total(outcomes)
+    assert not whole.wrong, "\n".join(whole.wrong[:30])
+    assert len(outcomes) == len(cases)
+    assert whole.tried >= LEAST[part], (whole.tried, whole.skipped)

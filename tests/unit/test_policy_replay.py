@@ -1,0 +1,283 @@
+"""What can be replayed in a step, what a replay takes and asks for, and plans that choose it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from synthetic import StepBuilder, gpt_step
+
+from chameleon_lab.policy import Link, plan, simulate
+from chameleon_lab.policy.memory import step_memory
+from chameleon_lab.policy.model import Action
+from chameleon_lab.policy.program import DROP, REPLAY, compile_program
+from chameleon_lab.policy.replay import CHAIN, Replayable
+from chameleon_lab.trace import Category, Stage, StepTrace, Trace
+
+BIG = 1 << 20
+ACT = (Category.ACTIVATION, BIG)
+SLOW = Link(1e9, 1e9)
+PAUSE = 6
+
+
+def replayable_of(step: StepTrace, replay_class: int = 2, refused: tuple[str, ...] = ()) -> Replayable:
+    return Replayable(step, step_memory(step), step.ops.duration_s, replay_class, refused)
+
+
+def gap_of(replayable: Replayable, row: int, ordinal: int = 1) -> int:
+    """The gap of a storage after its birth (ordinal 0) or the use of that ordinal."""
+    memory = replayable.memory
+    candidate = memory.row.tolist().index(row)
+    pairs = list(zip(memory.gap_storage.tolist(), memory.gap_ordinal.tolist(), strict=True))
+    return pairs.index((candidate, ordinal))
+
+
+def wait(step: StepBuilder, ops: int = PAUSE) -> None:
+    """Ops that touch nothing."""
+    for _ in range(ops):
+        step.op("aten::unrelated")
+
+
+def line(names: list[str], keep: bool) -> tuple[StepBuilder, list[int]]:
+    """Ops in a row, each of the result of the one before; results die at once, or live to the end if ``keep``."""
+    step = StepBuilder()
+    rows = [step.carried(Category.INPUT, BIG, "x")]
+    for name in names:
+        rows += step.op(name, reads=(rows[-1],), makes=(ACT,))
+        if not keep and len(rows) > 2:
+            step.free(rows[-2])
+    step.op("aten::sum", reads=(rows[-1],))
+    wait(step)
+    step.op("aten::backward", reads=tuple(rows[1:]) if keep else (rows[-1],), stage=Stage.BACKWARD)
+    return step, rows
+
+
+def test_an_op_is_replayed_from_its_living_input() -> None:
+    step, rows = line(["aten::gelu"], keep=True)
+    replayable = replayable_of(step.build())
+    gap = gap_of(replayable, rows[-1])
+    assert replayable.why_not(gap) is None and replayable.gaps() == [gap]
+    chain = replayable.chain(rows[-1], 8)
+    assert chain is not None
+    assert (chain.made, chain.inputs, chain.transient_bytes) == ((rows[1],), (rows[0],), 0)
+    assert chain.seconds == pytest.approx(1e-3)
+
+
+def test_dead_inputs_are_made_again_on_the_way() -> None:
+    step, rows = line(["aten::layer_norm", "aten::mm", "aten::gelu"], keep=False)
+    replayable = replayable_of(step.build())
+    chain = replayable.chain(rows[-1], 9)
+    assert chain is not None
+    assert chain.made == tuple(rows[1:]) and chain.inputs == (rows[0],)
+    assert chain.seconds == pytest.approx(3e-3) and chain.transient_bytes == 2 * BIG
+
+
+@pytest.mark.parametrize(("length", "fits"), [(CHAIN, True), (CHAIN + 1, False)])
+def test_a_chain_has_so_many_ops_at_most(length: int, fits: bool) -> None:
+    step, rows = line(["aten::gelu"] * length, keep=False)
+    assert (replayable_of(step.build()).chain(rows[-1], length + 2) is not None) == fits
+
+
+@pytest.mark.parametrize(("length", "dropped"), [(CHAIN, CHAIN), (CHAIN + 1, CHAIN)])
+def test_dropped_inputs_count_into_the_chain(length: int, dropped: int) -> None:
+    step, rows = line(["aten::gelu"] * length, keep=True)
+    replayable = replayable_of(step.build())
+    asked = [gap_of(replayable, row) for row in rows[1:]]
+    replays = replayable.resolve(asked)
+    assert len(replays) == dropped and replays.declined == tuple(asked[dropped:])
+
+
+def test_shared_inputs_are_replayed_once_and_stay_until_their_use() -> None:
+    step, rows = line(["aten::gelu", "aten::silu"], keep=True)
+    step.op("aten::more", reads=(rows[1],), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    gelu, silu = (gap_of(replayable, row) for row in rows[1:])
+    both = replayable.resolve([silu, gelu])
+    assert both.gap.tolist() == [gelu, silu], "what is read comes first"
+    assert both.in_op.tolist() == [9, 9] and both.seconds[9] == pytest.approx(2e-3)
+    alone = replayable.resolve([silu])
+    assert alone.in_op.tolist() == [9] and alone.seconds.sum() == pytest.approx(1e-3)
+
+
+def test_a_dead_input_is_made_for_each_replay() -> None:
+    step = StepBuilder()
+    x = step.carried(Category.INPUT, BIG, "x")
+    (dead,) = step.op("aten::gelu", reads=(x,), makes=(ACT,))
+    (one,) = step.op("aten::sin", reads=(dead,), makes=(ACT,))
+    (two,) = step.op("aten::cos", reads=(dead,), makes=(ACT,))
+    step.free(dead)
+    wait(step)
+    step.op("aten::use", reads=(two,), stage=Stage.BACKWARD)
+    step.op("aten::use", reads=(one,), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    replays = replayable.resolve([gap_of(replayable, one, 0), gap_of(replayable, two, 0)])
+    assert replays.seconds.sum() == pytest.approx(4e-3) and set(replays.transient_bytes.tolist()) == {0, BIG}
+
+
+@pytest.mark.parametrize("target", ["result", "input", "input that dies"])
+def test_what_was_written_is_not_replayed(target: str) -> None:
+    step = StepBuilder()
+    x = step.carried(Category.INPUT, BIG, "x")
+    (y,) = step.op("aten::gelu", reads=(x,), makes=(ACT,))
+    (z,) = step.op("aten::sin", reads=(y,), makes=(ACT,))
+    step.op("aten::mul_", writes=(z if target == "result" else y,))
+    if target == "input that dies":
+        step.free(y)
+    wait(step)
+    step.op("aten::use", reads=(y, z) if target != "input that dies" else (z,), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    reason = replayable.why_not(gap_of(replayable, z, 1 if target == "result" else 0))
+    assert reason is not None and "written" in reason
+
+
+def test_writes_before_the_op_and_after_the_replay_do_not_matter() -> None:
+    step = StepBuilder()
+    x = step.carried(Category.PARAMETER, BIG, "x")
+    step.op("aten::mul_", writes=(x,))
+    (y,) = step.op("aten::gelu", reads=(x,), makes=(ACT,))
+    wait(step)
+    step.op("aten::use", reads=(y,), writes=(x,), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    assert replayable.gaps() == [gap_of(replayable, y, 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "replay_class", "refused", "fits"),
+    [
+        ("aten::gelu", 1, (), True),
+        ("aten::mm", 1, (), False),
+        ("aten::mm", 2, (), True),
+        ("aten::mm", 2, ("aten::mm",), False),
+        ("aten::mm", 2, ("/aten::mm.0#0",), False),
+        ("aten::native_dropout", 2, (), False),
+    ],
+)
+def test_ops_have_classes_and_the_runtime_refuses(
+    name: str, replay_class: int, refused: tuple[str, ...], fits: bool
+) -> None:
+    step, _ = line([name], keep=True)
+    assert bool(replayable_of(step.build(), replay_class, refused).gaps()) == fits
+
+
+def test_an_op_that_writes_what_was_there_is_not_replayed() -> None:
+    step = StepBuilder()
+    x = step.carried(Category.INPUT, BIG, "x")
+    (y,) = step.op("aten::add", reads=(x,), writes=(x,), makes=(ACT,))
+    wait(step)
+    step.op("aten::use", reads=(y,))
+    assert replayable_of(step.build()).gaps() == []
+
+
+def test_a_replay_takes_room_for_all_that_its_op_makes() -> None:
+    step = StepBuilder()
+    x = step.carried(Category.INPUT, BIG, "x")
+    y, mean = step.op("aten::native_layer_norm", reads=(x,), makes=(ACT, ACT), scratch=3 * BIG)
+    wait(step)
+    step.op("aten::use", reads=(y, mean), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    replays = replayable.resolve([gap_of(replayable, y, 0)])
+    assert replays.transient_bytes.tolist() == [0] * 7 + [4 * BIG]
+    # x and mean are there, y has its block, and the op works beside them.
+    assert replays.applied(replayable.memory).live_bytes[7] == 7 * BIG
+
+
+def swapped_input() -> tuple[StepTrace, int, int]:
+    """A storage that is best swapped and is used last of all, and another that is made of it."""
+    step = StepBuilder()
+    x = step.carried(Category.INPUT, BIG, "x")
+    (y,) = step.op("aten::unknown", reads=(x,), makes=(ACT,))
+    (z,) = step.op("aten::gelu", reads=(y,), makes=((Category.ACTIVATION, 4 * BIG),))
+    wait(step, 20)
+    (high,) = step.op("aten::unknown", makes=((Category.ACTIVATION, 5 * BIG),))
+    step.op("aten::unrelated")
+    step.free(high)
+    wait(step, 5)
+    step.op("aten::use", reads=(z,), stage=Stage.BACKWARD)
+    step.free(z)
+    wait(step, 5)
+    step.op("aten::use", reads=(y,), stage=Stage.BACKWARD)
+    return step.build(), y, z
+
+
+def test_an_input_is_prefetched_for_the_replay_and_not_for_its_own_use() -> None:
+    step, y, z = swapped_input()
+    # The link is so slow that only the small one can be swapped in time.
+    policy = plan(step, 5 * BIG, Link(2e8, 2e8), op_times=step.ops.duration_s, rematerialise=True)
+    by_storage = {decision.storage: decision for decision in policy.decisions}
+    swap, drop = by_storage[step.storage_keys[y]], by_storage[step.storage_keys[z]]
+    assert (swap.action, drop.action) == (Action.SWAP, Action.REMATERIALISE)
+    assert swap.in_op <= drop.in_op == drop.use_op < swap.use_op
+    predicted = simulate(step, policy, op_times=step.ops.duration_s)
+    assert (
+        predicted.fits and predicted.replay_s == pytest.approx(1e-3) and predicted.replayed_bytes == 4 * BIG
+    )
+    assert predicted.step_s == pytest.approx(predicted.compute_s + predicted.stall_s + 1e-3)
+
+
+def test_the_program_drops_after_the_use_and_replays_in_order() -> None:
+    step, rows = line(["aten::gelu", "aten::silu"], keep=True)
+    built = step.build()
+    policy = plan(built, built.live_peak_bytes, SLOW)
+    replayable = replayable_of(built)
+    memory = replayable.memory
+    replays = replayable.resolve(replayable.gaps())
+    from chameleon_lab.policy.generate import _decisions
+    from chameleon_lab.policy.memory import Swaps
+
+    none = Swaps(*[np.empty(0, dtype=np.int64)] * 6, np.empty(0, dtype=bool))
+    policy = dataclasses.replace(policy, decisions=_decisions(built, memory, none, replays, set()))
+    program = compile_program(policy, built)
+    assert program.unmatched == ()
+    order = [program.storage_row[s] for s in program.action_storage[program.action_kind == REPLAY]]
+    assert order == rows[1:]
+    assert program.action_op[program.action_kind == REPLAY].tolist() == [9, 9]
+    assert sorted(program.action_op[program.action_kind == DROP].tolist()) == [1, 2]
+
+
+def test_decisions_that_cannot_be_replayed_in_a_step_are_unmatched() -> None:
+    step, _, z = swapped_input()
+    policy = plan(step, 5 * BIG, Link(2e8, 2e8), op_times=step.ops.duration_s, rematerialise=True)
+    names = tuple("aten::native_dropout" if name == "aten::gelu" else name for name in step.names)
+    other = dataclasses.replace(step, names=names)
+    (drop,) = policy.drops
+    renamed = dataclasses.replace(drop, storage=other.storage_keys[z])
+    program = compile_program(dataclasses.replace(policy, decisions=(renamed,)), other)
+    assert len(program.unmatched) == 1 and "cannot be replayed" in program.unmatched[0]
+    assert not len(program.action_op)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6, 0.75])
+def test_replays_beat_a_slow_link(share: float) -> None:
+    step = gpt_step(layers=8)
+    capacity, link = int(share * step.live_peak_bytes), Link(5e8, 5e8)
+    alone = simulate(
+        step, plan(step, capacity, link, op_times=step.ops.duration_s), op_times=step.ops.duration_s
+    )
+    mixed = plan(step, capacity, link, op_times=step.ops.duration_s, rematerialise=True)
+    predicted = simulate(step, mixed, op_times=step.ops.duration_s)
+    assert predicted.fits and predicted.overhead_share < 0.5 * alone.stall_share
+    assert mixed.predicted["replay_s"] == predicted.replay_s and mixed.assumed["rematerialise"] == 2
+    assert f"{len(mixed.drops)} replays" in str(mixed) and "rematerialised" in str(mixed)
+
+
+def test_swapping_is_left_alone_while_it_is_free() -> None:
+    step = gpt_step(layers=8)
+    capacity = int(0.8 * step.live_peak_bytes)
+    mixed = plan(step, capacity, Link(None, None), op_times=step.ops.duration_s, rematerialise=True)
+    assert mixed.drops == () and mixed.swaps
+    assert mixed.decisions == plan(step, capacity, Link(None, None), op_times=step.ops.duration_s).decisions
+
+
+def test_the_trace_says_what_its_session_can_replay() -> None:
+    step = gpt_step(layers=8)
+    capacity, link = int(0.5 * step.live_peak_bytes), Link(5e8, 5e8)
+    assert plan(Trace([step]), capacity, link).drops == ()
+    assert plan(Trace([step], {"replay_class": 1}), capacity, link).drops
+    assert plan(Trace([step], {"replay_class": 1}), capacity, link, rematerialise=False).drops == ()
+
+
+@pytest.mark.parametrize("value", [3, -1, "all", 1.5])
+def test_there_is_no_other_class(value: object) -> None:
+    with pytest.raises(ValueError, match="rematerialise is"):
+        plan(gpt_step(), 1 << 30, SLOW, rematerialise=value)  # type: ignore[arg-type]
