@@ -28,7 +28,7 @@ test: lint build check-cuda chromium ## set up, lint, build and run every test
 	$(say) "Testing the panel's TypeScript"
 	@npm run --silent test -- --reporter=dot
 	$(say) "Testing: unit, property, integration, torture, tutorials, on two cores"
-	@python -m pytest -q -n 2 --dist loadfile --ignore=tests/browser tests
+	@OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist loadfile --ignore=tests/browser tests
 	$(say) "Testing the lab in a browser"
 	@python -m pytest -q tests/browser
 

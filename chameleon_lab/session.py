@@ -496,9 +496,12 @@ class Session:
         return made
 
     def _not_replayed(self, step: StepTrace) -> set[str]:
-        """What the planner must not drop: ops of no dtype, and storages whose drops the runtime has declined."""
-        keys = step.storage_keys
-        self._declined.update(keys[row] for row in step.declined.storage.tolist())
+        """What the planner must not drop: ops that are replayed with no dtype, and what the runtime has declined."""
+        rows, storages = step.declined.storage, step.storages
+        self._declined.update(step.storage_keys[row] for row in rows.tolist())
+        # Where the op was the reason, all that it makes.
+        made = storages.birth_op[rows[step.declined.refusal == core.OP_IS_NOT_REPLAYED]]
+        self._declined.update(step.names[name] for name in step.ops.name[made[made >= 0]].tolist())
         return {
             name for name in self._replayable.refused if name not in self._replayable.dtypes
         } | self._declined

@@ -30,6 +30,9 @@ SEES_RAW_ACCESS: bool = _C.sees_raw_access
 REFUSALS: tuple[str, ...] = _C.refusals
 """Why a storage could not be dropped, in words, by the number of the reason. 0: it could."""
 
+OP_IS_NOT_REPLAYED: int = REFUSALS.index("the op that made it is not replayed")
+"""Of those, the reason that holds for all that the op makes."""
+
 LONGEST_CHAIN: int = _C.longest_chain
 """The most ops in a row that are replayed to restore one storage."""
 
