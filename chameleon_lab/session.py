@@ -208,7 +208,7 @@ class Session:
 
     def _open(self) -> None:
         if self.rematerialise and self.capacity_bytes is not None:
-            self._replayable = replayable(self.device, torch.get_num_threads())
+            self._replayable = replayable(core.tensor_device(self.device), torch.get_num_threads())
         options = core.Options()
         if self.capacity_bytes is not None:
             options.capacity_bytes = self.capacity_bytes

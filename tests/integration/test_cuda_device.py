@@ -141,6 +141,29 @@ def test_sessions_on_the_fake_gpu_give_the_same_bits() -> None:
         assert result["planned"] >= 1
 
 
+def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
+    found = on_fake_gpu("""
+        results = {}
+        fake.start(random_seed := int.from_bytes(os.urandom(4), "little"))
+        core.measure_link = lambda: (32 * MiB, 32 * MiB)  # so slow that replays are worth their while
+        cl.Link.under_load = lambda link, step: link
+        for name, model in {"gpt": Gpt, "moe": Moe}.items():
+            bare, live_peak = reference(model, adamw, 6)
+            capacity = int(0.6 * live_peak)
+            kwargs = {"capacity": capacity, "min_swap": "2KiB", "device": "cuda"}
+            run = train(model, adamw, 6, kwargs)
+            results[name] = {
+                "same": run.same(bare),
+                "within": run.report.peak_bytes <= capacity,
+                "replays": sum(step.replays for step in run.report.history),
+                "seed": random_seed,
+            }
+        print(json.dumps(results))
+    """)
+    for case, result in found.items():
+        assert result["same"] and result["within"] and result["replays"] > 0, f"{case}: {result}"
+
+
 @pytest.mark.parametrize("what", ["a block goes back behind the copy out", "compute waits for the copy in"])
 def test_a_session_without_a_wait_is_caught(what: str) -> None:
     waiter, source = WAITS[what]
