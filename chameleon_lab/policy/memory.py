@@ -257,15 +257,17 @@ def floor(trace: Trace | StepTrace, *, min_swap_bytes: int = MIN_SWAP_BYTES) -> 
 def floor_of(step: StepTrace, memory: StepMemory) -> Floor:
     """:func:`floor`, for a step whose memory has been collected."""
     least = memory.least_bytes()
-    op = int(least.argmax())
-    used = step.uses.storage[step.uses.op == op]
+    used = np.bincount(step.uses.op, step.storages.block_bytes[step.uses.storage], minlength=memory.ops)
+    # Many ops need the same where most of it cannot move: the one to name is that which uses most.
+    highest = np.flatnonzero(least == least.max())
+    op = int(highest[used[highest].argmax()])
     return Floor(
         bytes=int(least[op]),
         op=op,
         op_name=step.op_name(op),
         module=step.module_path(int(step.ops.module[op])),
         stage=Stage(int(step.ops.stage[op])).name.lower(),
-        working_set_bytes=int(step.storages.block_bytes[used].sum()),
+        working_set_bytes=int(used[op]),
     )
 
 
@@ -277,10 +279,12 @@ def below_floor(capacity_bytes: int, lowest: Floor) -> str:
     change = "make the op's tensors smaller (batch, sequence, vocabulary)"
     if "_foreach_" in lowest.op_name or "_fused_" in lowest.op_name:
         change = "build the optimizer with foreach=False and fused=False"
+    beside = max(lowest.bytes - lowest.working_set_bytes, 0)
     return (
         f"capacity {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) is below the floor "
         f"{format_bytes(lowest.bytes)} ({lowest.bytes} bytes), set by {where}, which uses "
-        f"{format_bytes(lowest.working_set_bytes)} of storages at once: "
+        f"{format_bytes(lowest.working_set_bytes)} of storages at once, beside {format_bytes(beside)} that cannot "
+        f"leave or is its own: "
         f"give the session at least that capacity, or {change}"
     )
 

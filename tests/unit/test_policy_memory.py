@@ -164,6 +164,16 @@ def test_floor_counts_scratch_and_what_cannot_move() -> None:
     assert (lowest.bytes, lowest.working_set_bytes, lowest.module) == (2 * BIG, 0, "h.0")
 
 
+def test_of_ops_that_need_the_same_the_floor_names_the_one_that_uses_most() -> None:
+    """What cannot move is there at each of them; an op that uses nothing is no reason."""
+    step = StepBuilder()
+    held = step.carried(Category.OTHER, BIG, movable=False)
+    step.op("aten::zeros")
+    step.op("aten::mm", reads=(held,))
+    lowest = floor(step.build())
+    assert (lowest.op, lowest.op_name, lowest.bytes, lowest.working_set_bytes) == (1, "aten::mm", BIG, BIG)
+
+
 def test_a_trace_stands_for_its_newest_step() -> None:
     old, new = gpt_step(layers=2), gpt_step(layers=3)
     assert newest_step(Trace([old, new])) is new
