@@ -29,6 +29,7 @@ from .policy.obey import plan_obeying
 from .policy.program import compile_program
 from .report import Departure, Report, StepSummary
 from .runtime import binding, core
+from .runtime.device_times import DeviceTimes
 from .runtime.discovery import Discovery
 from .runtime.graphs import no_graphs
 from .runtime.optimizer_groups import small_groups
@@ -184,6 +185,7 @@ class Session:
         self._planned = False  # has the first plan been made, or the given policy bound?
         self._tick_s = 0.0
         self._told_of_pageable = False
+        self._device_times = DeviceTimes()
         self._unsettled: list[tuple[int, core.StepLog]] = []  # with their places in the history, from its end
 
     # ------------------------------------------------------------------------------------------------ life
@@ -224,6 +226,7 @@ class Session:
         except RuntimeError as error:
             raise SessionError(str(error).splitlines()[0]) from None
         core.allow_replays(self._replayable.dtypes)
+        self._time_next_step()
         for part in self._parts:
             part.install()
         if self.capacity_bytes is not None and self._measures_link:
@@ -334,6 +337,13 @@ class Session:
     def _end_step(self) -> None:
         with self._staging.lock:
             self._end_this_step()
+            self._time_next_step()
+
+    def _time_next_step(self) -> None:
+        if self.device != "cpu":
+            ops = self._history[-1].ops if self._history else 0
+            everything = self._stage is not SessionStage.STABLE
+            self._device_times.time_next_step(self._steps, ops, all_ops=everything)
 
     def _end_this_step(self) -> None:
         log = core.end_step()
@@ -404,7 +414,9 @@ class Session:
                     stall_s=log.stall_ticks * tick_s,
                     late_prefetches=log.late_prefetches,
                 )
-            if not log.settled:
+            if log.settled:
+                self._device_times.learn(log, tick_s)
+            else:
                 self._unsettled.append((place - 1, log))
 
     def _warn_of_pageable_memory(self) -> None:
@@ -453,7 +465,8 @@ class Session:
     def _plan_for(self, log: core.StepLog) -> Made:
         """The policy for a recorded step, bound to it. Runs in the background too."""
         assert self.capacity_bytes is not None
-        step = self._trace_of(log)
+        log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them
+        step = self._device_times.completed(self._trace_of(log))
         if not self.planning:
             return Made(None, compile_program(self._no_decisions(), step), step)
         try:

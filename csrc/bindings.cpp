@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -80,6 +81,14 @@ py::array_t<chameleon::TransferRow> transfers(const chameleon::StepLog& log) {
     rows[i].bytes = log.copied_bytes(i);
   }
   return as_array(rows);
+}
+
+// Only one thread at a time may settle a log: the one that has the GIL.
+void wait_until_settled(chameleon::StepLog& log) {
+  for (log.settle(); !log.settled(); log.settle()) {
+    py::gil_scoped_release released;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 template <class T>
@@ -194,8 +203,8 @@ PYBIND11_MODULE(_C, m) {
   m.attr("built_for_torch") = TORCH_VERSION;
   m.attr("sees_raw_access") = chameleon::access::has_hook();
 
-  PYBIND11_NUMPY_DTYPE(chameleon::OpRow, start_ticks, end_ticks, stall_ticks, sequence_nr, live_peak_bytes,
-                       resident_peak_bytes, name, module, thread, stack, plan_op, stage, token);
+  PYBIND11_NUMPY_DTYPE(chameleon::OpRow, start_ticks, end_ticks, stall_ticks, device_ticks, sequence_nr,
+                       live_peak_bytes, resident_peak_bytes, name, module, thread, stack, plan_op, stage, token);
   PYBIND11_NUMPY_DTYPE(chameleon::StorageRow, uid, bytes, block_bytes, module, label, birth_op, birth_ordinal, death_op,
                        category, movable);
   PYBIND11_NUMPY_DTYPE(chameleon::UseRow, op, storage, reads, writes);
@@ -249,7 +258,8 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("fired_bytes", &chameleon::StepLog::fired_bytes)
       .def("departures", [](const chameleon::StepLog& log) { return as_array(log.departures); })
       .def_property_readonly("stall_ticks", [](chameleon::StepLog& log) { return log.settle(), log.stall_ticks; })
-      .def_property_readonly("settled", [](chameleon::StepLog& log) { return log.settle(), log.waits.empty(); })
+      .def_property_readonly("settled", [](chameleon::StepLog& log) { return log.settle(), log.settled(); })
+      .def("wait", &wait_until_settled)
       .def_property_readonly("op_count", [](const chameleon::StepLog& log) { return log.ops.size(); })
       .def("ops", [](chameleon::StepLog& log) { return log.settle(), as_array(log.ops); })
       .def("storages", [](const chameleon::StepLog& log) { return as_array(log.storages); })
@@ -300,6 +310,7 @@ PYBIND11_MODULE(_C, m) {
       "Bytes per second (out, in) that copies reach now.");
   m.def("end_step", [] { return Runtime::instance().end_step(); }, nogil());
   m.def("logs", [] { return Runtime::instance().logs(); }, nogil());
+  m.def("time_ops", [](int32_t every, int32_t first) { Runtime::instance().time_ops(every, first); });
   m.def("set_optimizer_stage", [](bool on) { Runtime::instance().set_optimizer_stage(on); });
   m.def("op_names", &chameleon::op_names);
 

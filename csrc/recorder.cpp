@@ -1,6 +1,7 @@
 #include "recorder.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace chameleon {
 
@@ -35,6 +36,11 @@ void StepLog::settle() {
     return true;
   };
   std::erase_if(waits, settled);
+  for (; !spans.empty() && spans.front().end->done() && spans.front().begin->done(); spans.pop_front()) {
+    const Span& span = spans.front();
+    const Ticks lasted = span.end->start_ticks() - span.begin->start_ticks();
+    if (span.op < static_cast<int32_t>(ops.size())) ops[span.op].device_ticks = std::max<Ticks>(lasted, 0);
+  }
 }
 
 void Recorder::begin_step() {
@@ -81,12 +87,17 @@ OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t seq
   row.stage = static_cast<uint8_t>(stage);
   row.start_ticks = row.end_ticks = now_ticks();
   row.stall_ticks = 0;
+  row.device_ticks = -1;
   return &row;
 }
 
 void Recorder::end_op(int32_t op) {
   op_running_ = false;
   if (OpRow* ended = row(op)) ended->end_ticks = now_ticks();
+}
+
+void Recorder::timed(int32_t op, EventPtr begin, EventPtr end) {
+  if (row(op)) log_->spans.push_back({op, std::move(begin), std::move(end)});
 }
 
 void Recorder::arrived(Storage& storage) {

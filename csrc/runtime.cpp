@@ -150,6 +150,7 @@ void Runtime::open(const Options& options) {
   ++epoch_;
   failure_.reset();
   optimizer_stage_ = false;
+  timed_every_ = timed_first_ = 0;
   begin_step();
   const size_t resident_bytes = device_->resident_bytes();
   if (resident_bytes > options.capacity_bytes && !swapper_.make_room(0)) {
@@ -306,6 +307,12 @@ void Runtime::use_program(int64_t id) {
   Lock lock(mutex_);
   executor_.use(id);
   begin_step();
+}
+
+void Runtime::time_ops(int32_t every, int32_t first) {
+  Lock lock(mutex_);
+  timed_every_ = every;
+  timed_first_ = first;
 }
 
 namespace {

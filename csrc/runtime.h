@@ -94,6 +94,8 @@ class Runtime {
   // The texts behind ids of modules and labels: what tokens are made of, since ids mean nothing to another process.
   void name_module(int32_t id, std::string_view path);
   void name_label(int32_t id, std::string_view name);
+  // Of every how many ops the time on the device is taken, and which is the first of a step; 0: of none.
+  void time_ops(int32_t every, int32_t first);
   void set_optimizer_stage(bool on) { optimizer_stage_.store(on, std::memory_order_relaxed); }
 
   // Owners: how many tensors are known to hold the storage; held by more, it stays where it is, unless the caller is
@@ -266,7 +268,9 @@ class Runtime {
   std::optional<std::mt19937> dice_;  // decide which of them
   bool limited_ = false;              // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
-  uint64_t serials_ = 0;     // of outermost ops, and of replays between them
+  uint64_t serials_ = 0;  // of outermost ops, and of replays between them
+  int32_t timed_every_ = 0;
+  int32_t timed_first_ = 0;
   int64_t clock_ops_ = 0;    // outermost ops since the process began
   int64_t step_serial_ = 0;  // steps begun, and programs loaded, since the process began
   OpPlace newest_;           // of the op that started last; what happens between ops belongs there

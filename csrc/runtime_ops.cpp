@@ -150,6 +150,11 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     replay_planned(thread);
   }
   device_->lane();  // behind what other threads have brought in for this op meanwhile
+  // Behind all that it waits for: those times are stalls, and not its own.
+  if (outermost && open_ && timed_every_ > 0 && thread.place.op % timed_every_ == timed_first_ % timed_every_) {
+    thread.began = device_->moment(thread.lane);
+    thread.began_lane = thread.lane;
+  }
 }
 
 void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
@@ -239,6 +244,11 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   place(thread);
   if (--thread.depth > 0) return;
   --threads_in_ops_;
+  if (const EventPtr began = std::exchange(thread.began, nullptr)) {
+    if (open_ && thread.place.step == newest_.step) {
+      recorder_.timed(thread.place.op, began, device_->moment(thread.began_lane));
+    }
+  }
   unpin_all(thread);
   if (C10_UNLIKELY(evicts_always_)) send_all_out();
   thread.serial = 0;

@@ -59,6 +59,7 @@ measure_link = _C.measure_link
 end_step = _C.end_step
 logs = _C.logs
 set_optimizer_stage = _C.set_optimizer_stage
+time_ops = _C.time_ops
 op_names = _C.op_names
 make_program = _C.make_program
 add_program = _C.add_program

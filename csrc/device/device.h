@@ -76,6 +76,9 @@ class Device {
   virtual EventPtr compute_wait(const EventPtr& copy, int lane) = 0;
   virtual void join(int lane, Lanes lanes) = 0;  // what the lane is given from here on comes after what they were given
   virtual void host_wait(const EventPtr& event) = 0;
+  // A moment of the lane's compute, with its time. Null where ops are over when their calls return: the host's time is
+  // the op's.
+  virtual EventPtr moment(int) { return nullptr; }
   virtual void drain() = 0;  // the host waits for every copy
 
   // --- host memory that copies can reach

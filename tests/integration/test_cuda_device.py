@@ -141,6 +141,37 @@ def test_sessions_on_the_fake_gpu_give_the_same_bits() -> None:
         assert result["planned"] >= 1
 
 
+def test_ops_are_timed_on_the_device_all_at_first_and_then_a_few() -> None:
+    found = on_fake_gpu("""
+        fake.start(int.from_bytes(os.urandom(4), "little"))
+        _, live_peak = reference(Gpt, adamw, 6)
+        timed, stages = [], []
+
+        def look(number, model, session):
+            if session is None or number == 0:
+                return
+            core.logs()[-1].wait()
+            step = session.trace().last
+            known = np.isfinite(step.ops.device_s)
+            assert (step.ops.device_s[known] >= 0).all()
+            timed.append((int(known.sum()), np.flatnonzero(known)[:1].tolist(), len(step.ops)))
+            stages.append(step.session_stage)
+
+        run = train(Gpt, adamw, 8, {"capacity": live_peak // 2, "device": "cuda"}, each_step=look)
+        print(json.dumps({"timed": timed, "stages": stages}))
+    """)
+    profiled = [
+        timed for timed, stage in zip(found["timed"], found["stages"], strict=True) if stage != "Stable"
+    ]
+    stable = [
+        timed for timed, stage in zip(found["timed"], found["stages"], strict=True) if stage == "Stable"
+    ]
+    assert profiled and stable
+    assert all(count == ops for count, _, ops in profiled)
+    assert all(0 < count < ops / 2 for count, _, ops in stable)
+    assert len({tuple(first) for _, first, _ in stable}) > 1, "others each time"
+
+
 def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
     found = on_fake_gpu("""
         results = {}

@@ -197,3 +197,22 @@ def test_op_times_are_scaled_to_the_step_without_stalls() -> None:
 def test_op_times_that_do_not_fit_are_refused(times: list[float]) -> None:
     with pytest.raises(ValueError, match="3 finite seconds"):
         step_op_times(step_with(0, ops=3), times)
+
+
+def test_times_of_the_device_count_where_most_ops_have_one() -> None:
+    """A host that runs ahead clocks what handing an op over takes."""
+    step = gpt_step(layers=2)
+    n = len(step.ops)
+    truth = np.linspace(1.0, 2.0, n)
+    truth *= step.duration_s / truth.sum()
+
+    def times(device_s: np.ndarray) -> np.ndarray:
+        return step_op_times(dataclasses.replace(step, ops=dataclasses.replace(step.ops, device_s=device_s)))
+
+    np.testing.assert_allclose(times(truth), truth)
+    few = np.where(np.arange(n) < n // 3, truth, np.nan)
+    np.testing.assert_allclose(times(few), step_op_times(step))
+    most = np.where(np.arange(n) % 4 > 0, truth, np.nan)
+    known = np.isfinite(most)
+    assert np.corrcoef(times(most)[known], truth[known])[0, 1] > 0.999
+    assert times(most)[~known].max() <= np.median(times(most)[known]) * 1.001

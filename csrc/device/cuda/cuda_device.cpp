@@ -227,7 +227,17 @@ void CudaDevice::join(int lane, Lanes lanes) {
 
 void CudaDevice::host_wait(const EventPtr& event) {
   const torch_side::Guard guard(index_);
-  static_cast<const Copy&>(*event).end_mark().wait();
+  if (const auto* copy = dynamic_cast<const Copy*>(event.get())) {
+    copy->end_mark().wait();
+  } else {
+    static_cast<const Moment&>(*event).wait();
+  }
+}
+
+EventPtr CudaDevice::moment(int lane) {
+  if (events_.forked()) return nullptr;
+  const torch_side::Guard guard(index_);
+  return std::make_shared<Instant>(events_, link(Direction::Out).timeline, lanes_[lane].streams.front());
 }
 
 void CudaDevice::drain() {

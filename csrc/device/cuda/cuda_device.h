@@ -52,6 +52,7 @@ class CudaDevice final : public Device {
 
   int lane() override;
   EventPtr record(Lanes lanes) override;
+  EventPtr moment(int lane) override;
   EventPtr compute_wait(const EventPtr& copy, int lane) override;
   void join(int lane, Lanes lanes) override;
   void host_wait(const EventPtr& event) override;

@@ -127,6 +127,10 @@ void Moment::block(cudaStream_t stream) const {
   for (const auto& mark : marks_) mark->block(stream);
 }
 
+void Moment::wait() const {
+  for (const auto& mark : marks_) mark->wait();
+}
+
 bool Moment::done() const {
   return std::all_of(marks_.begin(), marks_.end(), [](const auto& mark) { return mark->done(); });
 }

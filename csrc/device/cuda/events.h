@@ -116,11 +116,30 @@ class Wait final : public Event {
   const std::shared_ptr<const Copy> copy_;
 };
 
+// A moment of a stream with its time.
+class Instant final : public Event {
+ public:
+  Instant(EventPool& pool, Timeline& timeline, cudaStream_t stream)
+      : timeline_(timeline), anchor_(timeline.anchor()), mark_(pool, stream, /*timed=*/true) {}
+
+  bool done() const override { return mark_.done(); }
+  void cancel() override {}
+  size_t copied_bytes() const override { return 0; }
+  Ticks start_ticks() const override { return timeline_.ticks(anchor_, mark_); }
+  Ticks end_ticks() const override { return start_ticks(); }
+
+ private:
+  Timeline& timeline_;
+  const std::shared_ptr<Timeline::Anchor> anchor_;
+  const Mark mark_;
+};
+
 // A moment of one or several streams.
 class Moment final : public Event {
  public:
   void add(std::unique_ptr<const Mark> mark) { marks_.push_back(std::move(mark)); }
   void block(cudaStream_t stream) const;
+  void wait() const;  // the host does
 
   bool done() const override;
   void cancel() override {}
