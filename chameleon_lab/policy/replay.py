@@ -47,8 +47,9 @@ class Chain:
 class Replayable:
     """What can be replayed in a step, by ops up to a class.
 
-    ``seconds`` are those of each op, shape (ops,). ``refused`` holds names of ops and keys of storages that the runtime
-    has declined to replay.
+    ``seconds`` are those of each op, shape (ops,). Where the step has replays already, they say what a replay of each
+    kind of op takes: mostly less than the op, whose time holds its autograd and its casts too. ``refused`` holds names
+    of ops and keys of storages that the runtime has declined to replay.
     """
 
     def __init__(
@@ -105,6 +106,30 @@ class Replayable:
         self._gap_use: list[int] = memory.gap_use.tolist()
         self._chains: dict[tuple[int, int], Chain | None] = {}
         self._needs: dict[int, tuple[int, dict[int, int]]] = {}
+        if len(step.replays):
+            self.seconds = seconds * self._measured(step)[step.ops.name]
+            self._chains.clear()
+
+    def _measured(self, step: StepTrace) -> np.ndarray:
+        """What replays took in the step, by the name of the op that made the storage, to the time of their ops.
+
+        float64 (names,); of names that were not replayed it is that of all together.
+        """
+        rows = step.replays.storage
+        took_s = np.bincount(rows[rows >= 0], step.replays.duration_s[rows >= 0], len(self._birth))
+        measured, told = np.zeros((2, len(step.names)))
+        for row, op in dict(zip(rows.tolist(), step.replays.op.tolist(), strict=True)).items():
+            chain = self.chain(row, op) if row >= 0 and self._birth[row] >= 0 else None
+            if chain is not None:
+                name = step.ops.name[self._birth[row]]
+                measured[name] += took_s[row]
+                told[name] += chain.seconds
+        if not told.sum() or not measured.sum():
+            return np.ones(len(step.names))
+        known = (told > 0.0) & (measured > 0.0)
+        shares = np.full(len(step.names), measured.sum() / told.sum())
+        shares[known] = measured[known] / told[known]
+        return shares
 
     def gaps(self) -> list[int]:
         """The gaps whose storage can be dropped and replayed before their use, ascending."""

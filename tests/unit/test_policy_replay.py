@@ -14,6 +14,7 @@ from chameleon_lab.policy.model import Action
 from chameleon_lab.policy.program import DROP, REPLAY, compile_program
 from chameleon_lab.policy.replay import CHAIN, Replayable
 from chameleon_lab.trace import Category, Stage, StepTrace, Trace
+from chameleon_lab.trace.columns import Replays
 
 BIG = 1 << 20
 ACT = (Category.ACTIVATION, BIG)
@@ -62,6 +63,26 @@ def test_an_op_is_replayed_from_its_living_input() -> None:
     assert chain is not None
     assert (chain.made, chain.inputs, chain.transient_bytes) == ((rows[1],), (rows[0],), 0)
     assert chain.seconds == pytest.approx(1e-3)
+
+
+def test_a_replay_takes_as_long_as_those_that_were_recorded() -> None:
+    builder, rows = line(["aten::gelu", "aten::mm", "aten::tanh"], keep=True)
+    step = builder.build()
+    use = len(step.ops) - 1
+    index = np.array([rows[1], rows[2], rows[2]], dtype=np.int32)
+    took_s = np.array([0.25e-3, 0.25e-3, 0.5e-3])
+    zeros = np.zeros(3, dtype=np.int32)
+    replays = Replays(
+        zeros + use, index, zeros, zeros.astype(np.uint8), zeros.astype(np.int64), took_s * 0.0, took_s
+    )
+    replayable = replayable_of(dataclasses.replace(step, replays=replays))
+    # Of the first kind a quarter of the op's time, of the second three quarters; of the third what they took together.
+    for row, share in zip(rows[1:], (0.25, 0.75, 0.5), strict=True):
+        chain = replayable.chain(row, use)
+        assert chain is not None and chain.seconds == pytest.approx(share * 1e-3)
+    lost = dataclasses.replace(replays, storage=zeros - 1)
+    chain = replayable_of(dataclasses.replace(step, replays=lost)).chain(rows[1], use)
+    assert chain is not None and chain.seconds == pytest.approx(1e-3)
 
 
 def test_dead_inputs_are_made_again_on_the_way() -> None:
