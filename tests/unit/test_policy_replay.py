@@ -302,3 +302,40 @@ def test_the_trace_says_what_its_session_can_replay() -> None:
 def test_there_is_no_other_class(value: object) -> None:
     with pytest.raises(ValueError, match="rematerialise is"):
         plan(gpt_step(), 1 << 30, SLOW, rematerialise=value)  # type: ignore[arg-type]
+
+
+def test_a_chain_is_as_long_as_it_is_when_it_is_replayed() -> None:
+    """By its own use the third storage reads one that is back; for the fifth, all are replayed before that."""
+    step = StepBuilder()
+    rows = [step.carried(Category.INPUT, BIG, "x")]
+    for name in ("aten::gelu", "aten::tanh", "aten::mm", "aten::silu", "aten::mul"):
+        rows += step.op(name, reads=(rows[-1],), makes=(ACT,))
+    step.op("aten::sum", reads=(rows[5],))
+    wait(step)
+    for used in ((5,), (4,), (2,), (3,), (2, 1)):
+        step.op("aten::backward", reads=tuple(rows[k] for k in used), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    first = [gap_of(replayable, rows[k], 1) for k in range(1, 6)]
+    assert [replayable.needs(gap)[0] for gap in first] == [1] * 5
+    replays = replayable.resolve(first)
+    assert replays.declined == (first[4],) and len(replays) == 4
+    assert replayable.resolve(first[:4]).declined == ()
+
+
+def test_what_is_made_of_a_storage_counts_when_that_is_dropped_later() -> None:
+    """The runtime looks at what is away when a storage is dropped, and declines the last drop of too long a line."""
+    step = StepBuilder()
+    rows = [step.carried(Category.INPUT, BIG, "x")]
+    for name in ("aten::gelu", "aten::tanh", "aten::mm", "aten::silu", "aten::mul"):
+        rows += step.op(name, reads=(rows[-1],), makes=(ACT,))
+    step.op("aten::sum", reads=(rows[5],))
+    wait(step)
+    step.op("aten::cat", reads=(rows[1],))  # only now is the first idle for long
+    wait(step)
+    step.op("aten::backward", reads=(rows[1],), stage=Stage.BACKWARD)
+    step.op("aten::backward", reads=tuple(rows[2:]), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    late = gap_of(replayable, rows[1], 2)
+    others = [gap_of(replayable, rows[k], 1) for k in range(2, 6)]
+    assert replayable.resolve(others).declined == ()
+    assert replayable.resolve([late, *others]).declined == (late,)
