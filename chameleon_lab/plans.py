@@ -36,8 +36,8 @@ _STEADY_STEPS = 4
 _LONGEST_PAUSE = 64
 _MOST_ANSWERS = 4
 """Times that a sequence is planned for anew because the runtime declined drops."""
-_MOST_REFINEMENTS = 2
-"""Times that it is because its ops take less time than planned for."""
+_TRIAL_STEPS = 3
+"""Steps that a plan is followed in which its ops may turn out to take less time than it was made for."""
 _SAME_TIME = 0.1
 """Compute times that differ by less than this share are no reason to."""
 _CHEAP = 0.02
@@ -57,8 +57,8 @@ class Plan:
     summary: PlanSummary
     answers: int = 0
     """How many plans for the same ops came before, each of whose drops were declined."""
-    refinements: int = 0
-    """How many came before that were made for ops of more time."""
+    refined: bool = False
+    """Was it made again because its ops take less time than the one before was made for?"""
 
     @property
     def fingerprint(self) -> int:
@@ -171,7 +171,7 @@ class Plans:
             elif self._job is None:
                 if summary.declined_drops and own.answers < _MOST_ANSWERS:
                     self._answer(own, log, summary)
-                elif own.refinements < _MOST_REFINEMENTS:
+                elif not own.refined and own.summary.followed_steps <= _TRIAL_STEPS:
                     self._refine(own, log, summary)
             return
         followed = self._plans.get(log.program)
@@ -202,9 +202,7 @@ class Plans:
         why, step = f"{summary.declined_drops} of its drops were declined", log.index
         answers, own.answers = own.answers + 1, _MOST_ANSWERS  # it is asked for once
         self._job = _Job(
-            lambda: replace(
-                self._finish(self._make(log), step, why), answers=answers, refinements=own.refinements
-            ),
+            lambda: replace(self._finish(self._make(log), step, why), answers=answers, refined=own.refined),
             (log.fingerprint, log.live_peak_bytes),
         )
 
@@ -223,13 +221,13 @@ class Plans:
         if compute_s > (1.0 - _SAME_TIME) * planned_s or cost_s < _CHEAP * compute_s:
             return
         why = f"its ops take {format_seconds(compute_s)}, it was made for {format_seconds(planned_s)}"
-        refinements, own.refinements, step = own.refinements + 1, _MOST_REFINEMENTS, log.index
+        own.refined, step = True, log.index
 
         def make() -> Plan:
             made = self._make(log)
-            if made.policy is own.policy:  # given by the user, whatever it costs
+            if made.policy is None or made.policy is own.policy:  # the user's own, whatever it costs
                 return own
-            return replace(self._finish(made, step, why), answers=own.answers, refinements=refinements)
+            return replace(self._finish(made, step, why), answers=own.answers, refined=True)
 
         self._job = _Job(make, (log.fingerprint, log.live_peak_bytes))
 
