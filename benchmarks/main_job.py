@@ -89,7 +89,7 @@ def row_of(cell: Cell, peak_bytes: int, uncapped_memory_bytes: float) -> dict[st
     step_s = median(steps)
     stall_s = median(cell.pooled("stall_s"))
     traffic = cell.pooled("traffic")
-    busy_s = sum(t.busy_s for t in traffic)
+    copies_s = sum(t.busy_s for t in traffic)
     memory_bytes = median([run.memory_bytes for run in cell.runs])
     row: dict[str, Any] = {
         "model": cell.case.name,
@@ -111,7 +111,7 @@ def row_of(cell: Cell, peak_bytes: int, uncapped_memory_bytes: float) -> dict[st
         "ratio_of_minima": ratio(steps, base_steps, min),
         "cpu_s": median(cell.pooled("cpu_s")),
         "ratio_of_cpu": ratio(busy_s(cell.runs), busy_s(cell.base)),
-        "overlap": max(0.0, 1.0 - sum(t.stall_s for t in traffic) / busy_s) if busy_s > 0 else None,
+        "overlap": max(0.0, 1.0 - sum(t.stall_s for t in traffic) / copies_s) if copies_s > 0 else None,
         "stall_s": stall_s,
         "stall_share": stall_s / step_s if step_s else 0.0,
         "out_bytes": median(cell.pooled("out_bytes")),

@@ -59,6 +59,8 @@ class Plan:
     """How many plans for the same ops came before, each of whose drops were declined."""
     refined: bool = False
     """Was it made again because its ops take less time than the one before was made for?"""
+    replaces: int = -1
+    """The plan for the same ops that it took the place of."""
 
     @property
     def fingerprint(self) -> int:
@@ -175,6 +177,9 @@ class Plans:
                     self._refine(own, log, summary)
             return
         followed = self._plans.get(log.program)
+        if arrived is not None and arrived.replaces == log.program >= 0:
+            followed = arrived
+            core.use_program(arrived.summary.plan)
         if followed is not None:
             steps = followed.summary.followed_steps + 1
             followed.summary = replace(followed.summary, followed_steps=steps, last_step=log.index)
@@ -270,6 +275,7 @@ class Plans:
         if replaced is job.result:
             return None
         if replaced is not None:
+            job.result.replaces = replaced.summary.plan
             self._drop(replaced.summary.plan, f"replaced: {job.result.summary.why}")
         self._add(job.result)
         return job.result
