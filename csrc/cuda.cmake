@@ -68,7 +68,7 @@ target_compile_definitions(fake_cuda PRIVATE CHAMELEON_CUDA)
 target_compile_options(fake_cuda PRIVATE -Werror)
 target_include_directories(fake_cuda PRIVATE ${fake_cuda_dir})
 target_include_directories(fake_cuda SYSTEM PRIVATE ${cuda_include_dir})
-target_link_libraries(fake_cuda PRIVATE core core_options)
+target_link_libraries(fake_cuda PRIVATE core face core_options)
 # Two Python modules in one library: chameleon_lab._C, and _fake_cuda to drive the fake.
 set_target_properties(fake_cuda PROPERTIES
   OUTPUT_NAME _C SKIP_BUILD_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fake_cuda)

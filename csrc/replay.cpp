@@ -450,10 +450,12 @@ void Replays::prune(const StorageTable& table) {
 
 void Replays::forget(Storage& storage) {
   if (!storage.value) return;
-  storage.value->storage = nullptr;
-  storage.value->producer.reset();
+  const std::shared_ptr<Value> value = std::move(storage.value);
   storage.value.reset();
   storage.refusal = Refusal::Unknown;
+  value->storage = nullptr;
+  if (value->held) release(*value);  // those that it was made from must not know it any more
+  value->producer.reset();
 }
 
 }  // namespace chameleon

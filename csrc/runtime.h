@@ -194,6 +194,7 @@ class Runtime {
   // These give up the lock while ops run, and so may bring_in().
   void bring_in(Storage& storage, Cause cause, ThreadState& thread, bool host_reads = false);
   bool fetch(Storage& storage);
+  bool keep_or_let_die(Storage& storage);
   bool show_bytes(const void* address, bool* dropped);
   void make_behind(const void* address);
   Storage* behind(const void* address) const;  // whose mark it is

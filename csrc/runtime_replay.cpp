@@ -1,9 +1,12 @@
 // Dropped storages: giving blocks back whose bytes can be made again, and making them again.
 #include <c10/util/Exception.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <exception>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "runtime_internal.h"
 #include "tensor_storages.h"
@@ -11,6 +14,10 @@
 namespace chameleon {
 
 namespace {
+
+constexpr const char* kLost =
+    "Chameleon Lab: the bytes of this tensor were dropped to be made again, and there was no memory left for that when "
+    "the session ended";
 
 // Ops are replayed without the core's lock: their kernels allocate, and so may their worker threads.
 class Unlocked {
@@ -149,7 +156,8 @@ Refusal Runtime::drop(c10::StorageImpl* impl) {
 }
 
 Refusal Runtime::drop_bytes(Storage& storage) {
-  Refusal refusal = replays_.drop(storage);
+  // At the end of a session everything comes back, and stays.
+  Refusal refusal = keeps_producers_ ? replays_.drop(storage) : Refusal::Unmovable;
   if (refusal == Refusal::None && !access::keep(storage)) {
     replays_.restored(storage);
     refusal = Refusal::Unmovable;
@@ -163,16 +171,30 @@ Refusal Runtime::drop_bytes(Storage& storage) {
   return refusal;
 }
 
-// Be resident when this returns. Raises OutOfMemoryError, and what a replayed op raises.
+// Be resident when this returns. Raises OutOfMemoryError, and what a replayed op raises. Whoever waits here gives up
+// the lock, and other threads may send the storage away again.
 void Runtime::bring_in(Storage& storage, Cause cause, ThreadState& thread, bool host_reads) {
-  if (storage.residency == Residency::Dropped) {
-    rematerialise(storage.value, cause, thread);
-    const EventPtr made = host_reads ? device_->record(lane_bit(device_->lane())) : nullptr;
-    if (made) device_->host_wait(made);
-  } else if (!swapper_.restore(storage, cause, host_reads)) {
-    const std::string message = note_failure(storage.block_bytes, thread);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, message);
+  for (const int64_t uid = storage.uid; storage.uid == uid && storage.residency != Residency::Resident;) {
+    if (storage.residency == Residency::Dropped) {
+      TORCH_CHECK_WITH(OutOfMemoryError, storage.value, kLost);
+      rematerialise(storage.value, cause, thread);
+      const EventPtr made = host_reads ? device_->record(lane_bit(device_->lane())) : nullptr;
+      if (made) device_->host_wait(made);
+    } else if (!swapper_.restore(storage, cause, host_reads)) {
+      const std::string message = note_failure(storage.block_bytes, thread);
+      TORCH_CHECK_WITH(OutOfMemoryError, false, message);
+    }
   }
+}
+
+// Before the DataPtr of a storage that nobody here holds is replaced. False: look again; its last tensor was going, on
+// a thread that has had the lock since.
+bool Runtime::keep_or_let_die(Storage& storage) {
+  if (access::keep(storage)) return true;
+  TORCH_CHECK(access::dying(storage), "Chameleon Lab: the memory of a tensor was moved while its bytes were away");
+  Unlocked unlocked(mutex_);
+  sched_yield();
+  return false;
 }
 
 void Runtime::rematerialise(const std::shared_ptr<Value> value, Cause cause, ThreadState& thread) {
@@ -185,6 +207,8 @@ void Runtime::rematerialise(const std::shared_ptr<Value> value, Cause cause, Thr
   std::exception_ptr error;
   try {
     made = make_again(value, value, cause, thread);
+    while (value->storage && !keep_or_let_die(*storage)) {
+    }
     if (value->storage) take_over(*storage, made, thread);
   } catch (...) {
     error = std::current_exception();
@@ -207,6 +231,7 @@ void Runtime::rematerialise(const std::shared_ptr<Value> value, Cause cause, Thr
 at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, const std::shared_ptr<Value>& wanted, Cause cause,
                                ThreadState& thread) {
   const std::shared_ptr<const Producer> producer = value->producer;
+  TORCH_CHECK_WITH(OutOfMemoryError, producer, kLost);
   ReplayInputs inputs(*this, device_->lane());
   for (const KeptInput& input : producer->inputs) {
     if (!input.value) {
@@ -214,7 +239,8 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, const std::s
       continue;
     }
     while (input.value->storage && input.value->storage->residency != Residency::Resident) {
-      bring_in(*input.value->storage, input.value->has_bytes() ? Cause::Demand : cause, thread);
+      Storage& needed = *input.value->storage;
+      if (keep_or_let_die(needed)) bring_in(needed, input.value->has_bytes() ? Cause::Demand : cause, thread);
     }
     if (input.value->storage) {
       inputs.pin(input.value);
@@ -339,12 +365,13 @@ void Runtime::restore_dropped(ThreadState& thread) {
   for (;;) {
     Storage* next = nullptr;
     for (const auto& storage : table_.all()) {
-      if (storage->residency == Residency::Dropped && !tried.count(storage->uid)) next = storage.get();
+      if (storage->residency == Residency::Dropped && storage->value && !tried.count(storage->uid))
+        next = storage.get();
     }
-    if (!next) return;
+    if (!next) break;
     tried.insert(next->uid);
     const std::shared_ptr<Value> value = next->value;
-    access::keep(*next);
+    if (!access::keep(*next)) continue;  // it dies on another thread
     try {
       rematerialise(value, Cause::Access, thread);
       if (value->storage) watch(*value->storage);
@@ -352,21 +379,26 @@ void Runtime::restore_dropped(ThreadState& thread) {
       // It stays dropped, and who uses it is told why.
     }
   }
+  const auto replaying = [](const auto& storage) { return storage->replaying; };
+  while (std::any_of(table_.all().begin(), table_.all().end(), replaying)) wait_for_replay(thread);
 }
 
 // At the end of a session nothing can be made again any more: what could not be restored raises when it is used.
 void Runtime::forget_values() {
-  std::vector<Storage*> ghosts;
-  for (const auto& storage : table_.all()) {
-    if (storage->residency == Residency::Dropped && access::keep(*storage)) {
-      access::mark_failed(*storage,
-                          "Chameleon Lab: the bytes of this tensor were dropped to be made again, and there "
-                          "was no memory left for that when the session ended");
+  const auto each = [this](auto&& f) {  // of those that are there now: forgetting one may free others
+    std::vector<std::pair<Storage*, int64_t>> storages;
+    for (const auto& storage : table_.all()) storages.emplace_back(storage.get(), storage->uid);
+    for (const auto& [storage, uid] : storages) {
+      if (storage->uid == uid) f(*storage);
     }
-    replays_.forget(*storage);
-    if (storage->ghost) ghosts.push_back(storage.get());
-  }
-  for (Storage* ghost : ghosts) free_ghost(*ghost);
+  };
+  each([this](Storage& storage) {
+    if (storage.residency == Residency::Dropped && access::keep(storage)) access::mark_failed(storage, kLost);
+    replays_.forget(storage);
+  });
+  each([this](Storage& storage) {
+    if (storage.ghost) free_ghost(storage);
+  });
 }
 
 // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers.

@@ -59,6 +59,8 @@ void set_hook(Hook h) { hook = h; }
 void set_away_deleter(Deleter deleter) { away_deleter = deleter; }
 bool has_hook() { return CHAMELEON_HAS_MATERIALIZER; }
 
+bool dying(const Storage& storage) { return storage.weak && storage.weak->use_count() == 0; }
+
 bool intact(const Storage& storage) {
   if (storage.ghost) return true;  // nothing but us knows its block
   if (!storage.impl || storage.weak->use_count() == 0) return false;

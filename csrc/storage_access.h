@@ -20,6 +20,9 @@ bool has_hook();  // does this torch have materializers?
 // Whether the StorageImpl still holds our block or our mark: a DataPtr can be moved elsewhere behind our back.
 bool intact(const Storage& storage);
 
+// Is its last tensor going, on a thread that waits for the core's lock to say so?
+bool dying(const Storage& storage);
+
 // Before the DataPtr of a storage that no op has pinned is replaced: keeps another thread from destroying it meanwhile,
 // until release_kept(). False: it is being destroyed, or its DataPtr is elsewhere; leave it alone.
 bool keep(Storage& storage);

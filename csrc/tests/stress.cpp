@@ -69,7 +69,7 @@ void one_thing(std::minstd_rand& random, std::vector<Known>& mine) {
     mine.push_back({at::full({n}, value, at::kFloat), value});
     return;
   }
-  switch (random() % 12) {
+  switch (random() % 15) {
     case 0:
       mine.erase(mine.begin() + static_cast<int64_t>(random() % mine.size()));
       break;
@@ -123,6 +123,15 @@ void one_thing(std::minstd_rand& random, std::vector<Known>& mine) {
       runtime.counters();
       runtime.residency(storage_of(pick().tensor));
       break;
+    case 10: {
+      const Known& known = pick();
+      mine.push_back({known.tensor.add(1), known.value + 1});
+      break;
+    }
+    case 11:
+    case 12:
+      runtime.drop(storage_of(pick().tensor));  // made again by whoever reads it next
+      break;
     default:
       check(pick());
   }
@@ -157,6 +166,12 @@ Options options() {
   return options;
 }
 
+void open(const Options& options) {
+  Runtime& runtime = Runtime::instance();
+  runtime.open(options);
+  runtime.keep_producers(true);
+}
+
 // What the session's own thread does meanwhile.
 void manage(std::minstd_rand& random) {
   Runtime& runtime = Runtime::instance();
@@ -164,7 +179,7 @@ void manage(std::minstd_rand& random) {
   switch (random() % 8) {
     case 0:
       runtime.close();
-      runtime.open(options());
+      open(options());
       break;
     case 1:
       runtime.set_capacity(kCapacityBytes + random() % (2 * kMiB));
@@ -193,7 +208,9 @@ int main(int count, char** arguments) {
   const int threads = count > 2 ? std::atoi(arguments[2]) : 4;
   at::set_num_threads(1);
   Runtime& runtime = Runtime::instance();
-  runtime.open(options());
+  constexpr uint64_t kEveryDtype = ~uint64_t{0};
+  runtime.allow_replays({{"aten::add", kEveryDtype}, {"aten::clone", kEveryDtype}, {"aten::full", kEveryDtype}});
+  open(options());
   std::vector<std::thread> workers;
   for (int k = 0; k < threads; ++k) workers.emplace_back(work, 100 + k);
   std::minstd_rand random(7);
@@ -209,7 +226,7 @@ int main(int count, char** arguments) {
         shared_mutex.unlock();
         Options large = options();
         large.capacity_bytes *= 40;
-        runtime.open(large);
+        open(large);
       }
     }
   }

@@ -665,3 +665,27 @@ def test_a_const_pointer_that_meets_a_dropped_storage_reads_the_right_bytes() ->
             [thread.start() for thread in threads]
             [thread.join() for thread in threads]
     """)
+
+
+def test_a_value_that_no_memory_was_left_for_says_so_each_time() -> None:
+    """At the end of the session its op could not run again: reading it raises, in later sessions too."""
+    child("""
+        import pytest
+        lost = pytest.raises(torch.OutOfMemoryError, match="no memory left for that when the session ended")
+        with cl.Session("16MiB") as session:
+            core.keep_producers(True)
+            x = torch.arange(MiB // 4, dtype=torch.float32)
+            y = x * 2
+            y.sum()
+            assert core.drop(y) == ""
+            core.set_faults(refused_blocks=1 << 30)
+        core.set_faults()
+        with cl.Session("16MiB") as session:
+            for _ in range(3):
+                with pytest.raises((torch.OutOfMemoryError, RuntimeError), match="no memory left for that when the session"):
+                    y.sum()
+                with pytest.raises((torch.OutOfMemoryError, RuntimeError, cl.SessionError)):
+                    session.restore(y)
+            assert x.sum().item() > 0
+        del y
+    """)

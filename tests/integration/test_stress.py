@@ -1,0 +1,24 @@
+"""The C++ core without Python, under many threads: csrc/tests/stress.cpp, which `make sanitize` runs under sanitizers."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from training import ROOT
+
+BUILD = ROOT / "build"
+
+
+def test_the_core_alone_under_many_threads() -> None:
+    """Storages are made, written, sent away, dropped, held and let die by four threads, while sessions come and go."""
+    if not (BUILD / "build.ninja").exists():
+        pytest.skip("the core has not been built here with CMake: run `make build`")
+    built = subprocess.run(
+        ["cmake", "--build", str(BUILD), "--target", "stress"], capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
+    done = subprocess.run([str(BUILD / "csrc" / "stress"), "3"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
+    checks, wrong = (int(part.split()[0]) for part in (done.stdout, done.stdout.split(", ")[2]))
+    assert checks > 100 and wrong == 0, done.stdout
