@@ -288,7 +288,7 @@ METHODS: dict[str, type] = {
 _CHOICES = {
     "axis": ("time", "op"),
     "rows": ("storage", "packed"),
-    "track": ("ops", "out", "in", "stalls", "blocks"),
+    "track": ("ops", "out", "in", "stalls", "replays", "blocks"),
     "direction": (-1, 1),
     "change": ("add", "set", "replace", "remove", "undo", "redo", "discard"),
     "sort": ("name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "by"),

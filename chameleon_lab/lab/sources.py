@@ -297,6 +297,11 @@ def _session_status(name: str, session: Session) -> dict[str, Any]:
         "match_rate": report.match_rate,
         "decisions": report.decisions,
         "swaps": 0 if policy is None else len(policy.swaps),
+        "drops": 0 if policy is None else len(policy.drops),
+        "replays": report.replays,
+        "replay_s": report.replay_s,
+        "dropped_bytes": report.dropped_bytes,
+        "declined_drops": report.declined_drops,
         "notes": list(report.notes[-_SHOWN_NOTES:]),
         "steps": [
             {

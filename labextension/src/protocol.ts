@@ -8,7 +8,7 @@ export const PANEL_TARGET = 'chameleon_lab:panel';
 
 export type Axis = 'time' | 'op';
 export type Rows = 'storage' | 'packed';
-export type Track = 'ops' | 'out' | 'in' | 'stalls' | 'blocks';
+export type Track = 'ops' | 'out' | 'in' | 'stalls' | 'replays' | 'blocks';
 type PerAxis = Record<Axis, number>;
 
 /** Categories as the kernel numbers them. */
@@ -63,7 +63,15 @@ export interface ISessionStatus {
   swapped_in_bytes: number;
   evictions: number;
   match_rate: number;
+  /** Decisions of the policy in force. */
   swaps: number;
+  drops: number;
+  /** Ops that ran again in the newest step, and what that took. */
+  replays: number;
+  replay_s: number;
+  dropped_bytes: number;
+  /** Planned drops of the newest step that were declined, by reason. */
+  declined_drops: Record<string, number>;
   notes: string[];
   steps: IStepEntry[];
 }
@@ -95,6 +103,11 @@ export interface IScene {
   hidden: [out: number | null, in_: number | null];
   stalls: number;
   stall_s: number;
+  replays: number;
+  replay_s: number;
+  dropped_bytes: number;
+  /** Planned drops that the runtime declined. */
+  declined: number;
   overlap: number;
   capacity_bytes: number | null;
   peak_bytes: number;
@@ -123,6 +136,8 @@ export interface IOp {
   op: number;
   duration_s: number;
   stall_s: number;
+  /** What the replays for it took; part of its time. */
+  replay_s: number;
   stack: string[];
   x0: number;
   x1: number;
@@ -161,6 +176,30 @@ export interface IStall {
   x1: number;
 }
 
+/** An op that ran again, to give a dropped storage its bytes back. */
+export interface IReplay {
+  row: number;
+  name: string;
+  cause: string;
+  bytes: number;
+  duration_s: number;
+  /** The op that it was replayed for. */
+  op: IOp | null;
+  storage: IStorage | null;
+  x0: number;
+  x1: number;
+}
+
+/** A planned drop that did not take place: the storage stayed, or was swapped out instead. */
+export interface IDeclined {
+  /** The op that made the storage, or empty. */
+  name: string;
+  why: string;
+  op: IOp;
+  storage: IStorage | null;
+  x0: number;
+}
+
 export interface IStorageDetail extends IStorage {
   born: IOp | null;
   x0: number;
@@ -169,8 +208,13 @@ export interface IStorageDetail extends IStorage {
   use_count: number;
   transfers: ITransfer[];
   stalls: IStall[];
+  replays: IReplay[];
+  declined: IDeclined[];
   resident: [number, number][];
+  /** On the host. */
   away: [number, number][];
+  /** Nowhere, until a replay makes the bytes again. */
+  dropped: [number, number][];
 }
 
 export interface ITouchingOp extends IOp {
@@ -181,6 +225,7 @@ export interface IPoint {
   op?: ITouchingOp;
   transfer?: ITransfer;
   stall?: IStall;
+  replay?: IReplay;
   storage?: IStorage;
 }
 
@@ -192,6 +237,7 @@ export interface ITotal {
 
 export interface IAliveStorage extends IStorage {
   resident: boolean;
+  dropped: boolean;
   can_leave: boolean;
   in_use: boolean;
   idle_ops: number;
@@ -204,6 +250,7 @@ export interface IAlive {
   count: number;
   resident_bytes: number;
   away_bytes: number;
+  dropped_bytes: number;
   can_leave_bytes: number;
   categories: ITotal[];
   modules: ITotal[];
@@ -223,6 +270,9 @@ export interface ISummary {
   stalls: number;
   stall_s: number;
   stall_causes: Record<string, number>;
+  replays: number;
+  replay_s: number;
+  replayed_bytes: number;
   peak_bytes: number;
   storages: (IStorage & { moved_bytes: number; stall_s: number })[];
   modules: { module: string; busy_s: number }[];
@@ -232,6 +282,8 @@ export interface IFoundStorage extends IStorage {
   x0: number;
   x1: number;
   away_s: number;
+  dropped_s: number;
+  replays: number;
   transfers: number;
   stall_s: number;
 }
@@ -243,6 +295,11 @@ export interface ISearch {
   storages: IFoundStorage[];
   op_count: number;
   ops: IOp[];
+  /** Of the storages found. */
+  replay_count: number;
+  replays: IReplay[];
+  declined_count: number;
+  declined: IDeclined[];
   marks: number[];
 }
 

@@ -6,7 +6,7 @@ import { BANDS, bandOf, shortOp } from '../words';
 import type { IColours } from './colours';
 import { type ITrackBox, type Layout, residentY } from './layout';
 import { Scale, tickLabel, ticks } from './scale';
-import { type IBars, type ILine, type ISpans, type IView, lastAtMost } from './tables';
+import { type IBars, type ILine, type ISpans, type IView, lastAtMost, PLACE } from './tables';
 
 export interface IPicture {
   context: CanvasRenderingContext2D;
@@ -39,6 +39,7 @@ export function drawTracks(picture: IPicture): void {
   drawTransfers(picture, 'out');
   drawTransfers(picture, 'in');
   drawStalls(picture);
+  drawReplays(picture);
   drawResident(picture);
   drawAway(picture);
   drawBlocks(picture);
@@ -266,6 +267,29 @@ function drawStalls({ context: c, colours, layout, scale, view }: IPicture): voi
   c.globalAlpha = 1;
 }
 
+/** In the colour of what is made again; the mark stands in those that are long enough. */
+function drawReplays({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+  const { top, height } = layout.replays;
+  if (!height) {
+    return;
+  }
+  const { replays } = view;
+  c.fillStyle = colours.of['bg-sunk'];
+  c.fillRect(0, top, scale.width, height);
+  c.font = `${FONT_PX}px ${colours.font}`;
+  eachBar(replays, scale, (x, width, i) => {
+    c.globalAlpha = replays.count[i] > 1 ? 0.45 + 0.55 * replays.fill[i] : 1;
+    c.fillStyle = colours.of[BANDS[bandOf(replays.category[i])].id];
+    c.fillRect(x, top, Math.max(width - (width > 3 ? 0.7 : 0), 1.5), height);
+    c.globalAlpha = 1;
+    if (width > 14 && replays.count[i] === 1) {
+      c.fillStyle = colours.of.bg;
+      const name = shortOp(scene.names[replays.name[i]] ?? '');
+      fitText(c, `↻ ${name}`, x + 3, top + height / 2 + 0.5, width - 5);
+    }
+  });
+}
+
 function drawResident(picture: IPicture): void {
   const { context: c, colours, layout, scale, view, scene } = picture;
   const box = layout.resident;
@@ -372,7 +396,7 @@ function drawAway({ context: c, colours, layout, scale, view, scene }: IPicture)
 
 function drawBlocks({ context: c, colours, layout, scale, view, scene }: IPicture): void {
   const { top, height } = layout.blocks;
-  const { x0, x1, y0, y1, category, away, uid, fill } = view.blocks;
+  const { x0, x1, y0, y1, category, place, uid, fill } = view.blocks;
   const perByte = height / view.map_bytes;
   const bottom = top + height;
   c.save();
@@ -381,13 +405,14 @@ function drawBlocks({ context: c, colours, layout, scale, view, scene }: IPictur
   c.clip();
   c.fillStyle = colours.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
-  // One pass a kind: changing the fill between hatch and colour for each block is what costs.
-  for (let kind = 0; kind < BANDS.length * 2; kind++) {
-    const [band, isAway] = [kind >> 1, kind & 1];
-    const { id } = BANDS[band];
-    c.fillStyle = isAway ? colours.hatch[id] : colours.of[id];
+  // One pass a kind: changing the fill between texture and colour for each block is what costs.
+  const fills = [colours.of, colours.hatch, colours.dots];
+  for (let kind = 0; kind < BANDS.length * fills.length; kind++) {
+    const [band, here] = [Math.floor(kind / fills.length), kind % fills.length];
+    const isAway = here !== PLACE.device;
+    c.fillStyle = fills[here][BANDS[band].id];
     for (let i = 0; i < x0.length; i++) {
-      if (away[i] !== isAway || bandOf(category[i]) !== band) {
+      if (place[i] !== here || bandOf(category[i]) !== band) {
         continue;
       }
       const left = scale.x(x0[i] + view.start);
@@ -397,7 +422,9 @@ function drawBlocks({ context: c, colours, layout, scale, view, scene }: IPictur
       }
       const tall = (y1[i] - y0[i]) * perByte;
       const gap = uid[i] >= 0 && tall > 2.4 ? 0.7 : 0;
-      c.globalAlpha = (isAway ? 0.5 : 1) * (uid[i] < 0 ? Math.max(0.25, fill[i]) : 1);
+      c.globalAlpha =
+        (isAway ? (here === PLACE.host ? 0.5 : 0.8) : 1) *
+        (uid[i] < 0 ? Math.max(0.25, fill[i]) : 1);
       c.fillRect(
         Math.max(left, -2),
         bottom - y1[i] * perByte + gap,
