@@ -34,6 +34,8 @@ class Measured:
     evictions: int
     demand_swap_ins: int
     match_rate: float
+    replay_s: float = 0.0
+    replayed_bytes: int = 0
 
 
 @dataclass(repr=False)
@@ -110,6 +112,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Peak", "peak_bytes", format_bytes),
     ("Step", "step_s", format_seconds),
     ("Stall", "stall_s", format_seconds),
+    ("Replays", "replay_s", format_seconds),
     ("Overlap", "overlap", format_percent),
     ("Out", "swapped_out_bytes", format_bytes),
     ("In", "swapped_in_bytes", format_bytes),
@@ -305,6 +308,8 @@ def _measured(summary: StepSummary, overlap: float) -> Measured:
         swapped_out_bytes=summary.swapped_out_bytes,
         swapped_in_bytes=summary.swapped_in_bytes,
         evictions=summary.evictions,
+        replay_s=summary.replay_s,
+        replayed_bytes=summary.dropped_bytes,
         demand_swap_ins=summary.demand_swap_ins,
         match_rate=summary.match_rate,
     )

@@ -100,6 +100,8 @@ class Prediction:
     """float64 (ops,): stall right before each op."""
     waits: Waits
     """Every wait that ``stall_s`` is made of."""
+    replay_op_s: np.ndarray
+    """float64 (ops,): time of the replays right before each op."""
     replay_s: float = 0.0
     """Time of the replays of what was dropped."""
     replayed_bytes: int = 0
@@ -297,6 +299,7 @@ def simulate_swaps(
         resident_bytes=resident,
         stall_op_s=stall_op_s,
         waits=Waits(op, memory.row[swaps.storage[swap]], cause.astype(np.uint8), duration_s),
+        replay_op_s=replay_s,
         replay_s=float(replay_s.sum()),
         replayed_bytes=replayed_bytes,
         unmatched=unmatched,

@@ -565,6 +565,8 @@ export interface ISideFigures {
   overlap: number | null;
   out_bytes: number;
   in_bytes: number;
+  replay_s: number;
+  replayed_bytes: number;
   ops: number;
   storages: number;
 }
