@@ -350,6 +350,15 @@ export interface IFigures {
   overlap: number;
   swapped_out_bytes: number;
   swapped_in_bytes: number;
+  replay_s: number;
+  replayed_bytes: number;
+}
+
+/** What a policy is predicted to take, and its decisions. */
+export interface IPlanFigures extends IFigures {
+  capacity_bytes: number;
+  swaps: number;
+  drops: number;
 }
 
 export interface IDryRun {
@@ -397,8 +406,8 @@ export interface IOpenDraft {
   error: string;
   findings: IFinding[];
   plan_s: number;
-  current: IFigures & { capacity_bytes: number; swaps: number };
-  draft: (IFigures & { capacity_bytes: number; swaps: number }) | null;
+  current: IPlanFigures;
+  draft: IPlanFigures | null;
   capacity_bytes: number;
   own_capacity_bytes: number | null;
   live_peak_bytes: number;
@@ -430,6 +439,7 @@ export type DecisionSort =
   | 'decision'
   | 'hidden'
   | 'stall_s'
+  | 'replay_s'
   | 'by';
 
 /** One row of the policy editor: a storage that can be decided about. */
@@ -444,10 +454,19 @@ export interface IDecision {
   /** What is in force does this, and the draft does that. */
   before: string;
   after: string;
+  /** Gaps in which the draft swaps it, and in which it drops it. */
   swaps: number;
+  drops: number;
   moved_bytes: number;
   hidden: number | null;
   stall_s: number;
+  /** What its replays take, and what one for its longest gap would; null where it cannot be made again. */
+  replay_s: number;
+  replay_cost_s: number | null;
+  /** Whether an edit forbids to rematerialise it. */
+  never_rematerialise: boolean;
+  /** Why the runtime has declined to drop it, or empty. */
+  declined: string;
   by: 'you' | 'rule' | 'follows' | 'planner';
   /** Position of the edit that decides, -1 for none. */
   edit: number;
@@ -489,7 +508,22 @@ export interface IOption {
   ready: boolean;
   possible: boolean;
   why: string;
-  effect: { step_s: number; stall_s: number; peak_bytes: number; others: number } | null;
+  effect: {
+    step_s: number;
+    stall_s: number;
+    replay_s: number;
+    peak_bytes: number;
+    others: number;
+  } | null;
+}
+
+/** What moving a storage out and in takes of the link, beside what making it again takes of the device. */
+export interface ICost {
+  copy_s: number;
+  replay_s: number | null;
+  /** Ops that run again, in order. */
+  replay_ops: string[];
+  why_not_replay: string;
 }
 
 export interface IChoices {
@@ -498,6 +532,7 @@ export interface IChoices {
   why: string;
   gaps: IGap[];
   options: IOption[];
+  cost: ICost | null;
 }
 
 export interface IChangeRow {

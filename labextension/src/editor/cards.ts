@@ -6,7 +6,7 @@ import type { IChoices, IGap, IOption } from '../protocol';
 import { BANDS, bandOf, shortOp } from '../words';
 import { LEAD, nameOf } from './decisions';
 import { keepingFocus } from './focus';
-import type { Editor } from './state';
+import { type Editor, NEVER_REPLAY } from './state';
 import { actionMark, actionName, who } from './words';
 
 const SHOWN_GAPS = 4;
@@ -72,7 +72,7 @@ export class Cards {
           button(
             'Leave to the planner',
             'Take back the edits of this storage (Delete)',
-            () => void this._editor.decide(choices.storage, null)
+            () => void this._editor.decide([choices.storage], null)
           ),
           'release'
         ),
@@ -102,7 +102,7 @@ export class Cards {
       name: 'cl-choice',
       'data-focus': `choice-${option.action}`,
       disabled: !option.possible && !option.chosen,
-      change: () => void this._editor.decide(choices.storage, option.action)
+      change: () => void this._editor.decide([choices.storage], option.action)
     });
     radio.checked = option.chosen;
     const swapped = choices.gaps.find(gap => gap.action === 'swap' && gap.lead_ops !== null);
@@ -117,7 +117,9 @@ export class Cards {
         h('span', { class: 'cl-grow' }),
         effect(option)
       ),
-      !option.possible && h('p', { class: 'cl-hint' }, option.why),
+      option.possible || option.chosen
+        ? this._cost(choices, option)
+        : h('p', { class: 'cl-hint' }, option.why),
       option.effect &&
         option.effect.others > 0 &&
         h(
@@ -125,7 +127,50 @@ export class Cards {
           { class: 'cl-hint' },
           `${plural(option.effect.others, 'other storage')} would be treated otherwise.`
         ),
-      option.action === 'swap' && option.chosen && swapped && this._lead(choices.storage, swapped)
+      option.action === 'swap' && option.chosen && swapped && this._lead(choices.storage, swapped),
+      option.action === 'rematerialise' && this._never(choices)
+    );
+  }
+
+  /** What doing so takes, copies beside replays; and why the runtime would not do it. */
+  private _cost({ cost, row }: IChoices, option: IOption): HTMLElement | null {
+    if (!cost || !row) {
+      return null;
+    }
+    if (option.action === 'swap') {
+      return h('p', { class: 'cl-hint' }, `Copies out and in take ${formatSeconds(cost.copy_s)}.`);
+    }
+    if (option.action !== 'rematerialise') {
+      return null;
+    }
+    const ops = cost.replay_ops.map(shortOp).join(' → ');
+    const text =
+      cost.replay_s === null
+        ? `Not in its longest gap: ${cost.why_not_replay}.`
+        : `A replay takes ${formatSeconds(cost.replay_s)}: ${ops}.`;
+    const declined = row.declined && h('b', {}, ` Declined by the runtime: ${row.declined}.`);
+    return h('p', { class: 'cl-hint', 'data-cost': 'replay' }, text, declined || null);
+  }
+
+  private _never(choices: IChoices): HTMLElement {
+    const box = h('input', {
+      type: 'checkbox',
+      'data-focus': 'never-replay',
+      change: () => void this._editor.forbidReplay([choices.storage], box.checked)
+    });
+    box.checked = Boolean(choices.row?.never_rematerialise);
+    const { open } = this._editor;
+    const byRule =
+      box.checked &&
+      !open?.edits.some(
+        ({ edit }) => edit.action === NEVER_REPLAY && edit.storage === choices.storage
+      );
+    box.disabled = byRule;
+    return h(
+      'label',
+      { class: 'cl-row cl-never' },
+      box,
+      h('span', {}, `Never rematerialise${byRule ? ' (a rule says so)' : ''}`)
     );
   }
 
@@ -143,7 +188,7 @@ export class Cards {
         button(
           'Earlier',
           `Bring it back ${LEAD} ops earlier (e)`,
-          () => void this._editor.earlier(storage, LEAD)
+          () => void this._editor.earlier([storage], LEAD)
         ),
         'earlier'
       ),
@@ -151,7 +196,7 @@ export class Cards {
         button(
           'Later',
           `Bring it back ${LEAD} ops later (l)`,
-          () => void this._editor.earlier(storage, -LEAD)
+          () => void this._editor.earlier([storage], -LEAD)
         ),
         'later'
       )

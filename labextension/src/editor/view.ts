@@ -14,7 +14,7 @@ import { DecisionTable, keyAction, LEAD, nameOf } from './decisions';
 import { type IStore, Keeper } from './keeper';
 import { type IMenuItem, openMenu } from './menu';
 import { Rules } from './rules';
-import { Editor } from './state';
+import { Editor, NEVER_REPLAY } from './state';
 import { actionName } from './words';
 
 export class EditorView {
@@ -144,6 +144,8 @@ export class EditorView {
       return;
     }
     const row = choices?.storage === storage ? choices.row : null;
+    const several = this.editor.picked.size > 1 && this.editor.picked.has(storage);
+    const those = several ? this.editor.chosen : [storage];
     const keys: Record<string, string> = {
       keep: 'K',
       swap: 'X',
@@ -153,28 +155,36 @@ export class EditorView {
     const items: (IMenuItem | null)[] = open.actions.map(action => ({
       text: actionName(action),
       key: keys[action],
-      checked: row?.after === action,
-      run: () => void this.editor.decide(storage, action)
+      checked: !several && row?.after === action,
+      run: () => void this.editor.decide(those, action)
     }));
-    const own = open.edits.some(({ edit }) => edit.storage === storage);
+    if (open.actions.includes('rematerialise')) {
+      const forbidden = Boolean(row?.never_rematerialise);
+      items.push(null, {
+        text: actionName(NEVER_REPLAY),
+        checked: forbidden,
+        run: () => void this.editor.forbidReplay(those, !forbidden)
+      });
+    }
+    const own = open.edits.some(({ edit }) => those.includes(edit.storage ?? ''));
     items.push(
       null,
       {
         text: `Prefetch ${LEAD} ops earlier`,
         key: 'E',
-        run: () => void this.editor.earlier(storage, LEAD)
+        run: () => void this.editor.earlier(those, LEAD)
       },
       {
         text: `Prefetch ${LEAD} ops later`,
         key: 'L',
-        run: () => void this.editor.earlier(storage, -LEAD)
+        run: () => void this.editor.earlier(those, -LEAD)
       },
       null,
       {
         text: 'Leave to the planner',
         key: 'Del',
         enabled: own,
-        run: () => void this.editor.decide(storage, null)
+        run: () => void this.editor.decide(those, null)
       },
       {
         text: 'Rule for its module…',
@@ -182,7 +192,7 @@ export class EditorView {
         run: () => this._ruleFor(row?.module ?? '')
       }
     );
-    const name = row ? nameOf(row) : storage;
+    const name = several ? `${those.length} storages` : row ? nameOf(row) : storage;
     openMenu(this._host, name, items, x, y);
   }
 
@@ -314,7 +324,7 @@ export class EditorView {
       void editor.edit(event.shiftKey ? 'redo' : 'undo');
     } else if ((event.ctrlKey || event.metaKey) && event.key === 'y') {
       void editor.edit('redo');
-    } else if (event.ctrlKey || event.metaKey || editor.selected === null) {
+    } else if (event.ctrlKey || event.metaKey || !editor.chosen.length) {
       return;
     } else {
       const action = keyAction(event.key, open.actions);
@@ -323,7 +333,7 @@ export class EditorView {
       if (!action && !(event.shiftKey && upper)) {
         return;
       }
-      void editor.decide(editor.selected, action ?? upper);
+      void editor.decide(editor.chosen, action ?? upper);
     }
     event.preventDefault();
     event.stopPropagation();
