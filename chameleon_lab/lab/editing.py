@@ -350,6 +350,27 @@ class Desk:
             raise ProtocolError("below_floor", made.error, "Take back an edit, or raise the capacity.")
         return made
 
+    def planned(self) -> Policy | None:
+        """The policy that the draft stands for, if it is planned already and fits."""
+        with self._lock:
+            if self._opening is None or self._bench is None:
+                return None
+            made = self._bench.get(self._opening.edits)
+            return None if made is None else made.policy
+
+    def predicted(self) -> tuple[Policy, StepTrace, np.ndarray]:
+        """What can be drawn of the draft: its policy, its step and the op times that it assumes.
+
+        Before the plan is there the policy is an estimate, and where none fits it is the newest that did.
+        """
+        self._opened.wait(_OPENING_S)
+        with self._lock:
+            draft, bench = self._drafted()
+            policy = bench.look(draft).policy or bench.newest.policy
+        bench.wake()
+        assert policy is not None
+        return policy, draft.step, draft.op_times
+
     # ------------------------------------------------------------------------------------------------ news
 
     def _say(self) -> None:

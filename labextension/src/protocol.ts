@@ -79,7 +79,8 @@ export interface ISessionStatus {
 export interface IStatus {
   session: ISessionStatus | null;
   files: { source: string; path: string; steps: IStepEntry[] }[];
-  policies: { source: string; name: string; swaps: number }[];
+  /** What can be a side of a comparison: the one in force, drafts, files. */
+  policies: { source: string; name: string; swaps: number; drops: number }[];
 }
 
 export interface IScene {

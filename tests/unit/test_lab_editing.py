@@ -494,6 +494,40 @@ def test_the_panel_edits_over_the_protocol(sources):
     assert lab.draft_news()[source] == ask(lab, "draft", source=source)["result"]["news"]
 
 
+def test_a_draft_is_drawn_as_a_step_and_is_a_side_of_a_comparison(sources):
+    lab, source = sources
+    planned(lab.desk(source))
+    steps = {"source": f"draft:{source}", "first": STEP.index, "last": STEP.index}
+    measured, before = (
+        ask(lab, "scene", **{**steps, "source": name})["result"] for name in (source, steps["source"])
+    )
+    assert measured["steps"][0]["stage"] == "Profile" and before["steps"][0]["stage"] == "Draft"
+    assert before["peak_bytes"] <= CAPACITY < measured["peak_bytes"]
+    assert before["capacity_bytes"] == CAPACITY and sum(before["transfers"]) > 0
+
+    (policy,) = lab.status()["policies"]
+    assert policy["name"] == f"draft of {source.removeprefix('file:')}" and policy["swaps"] > 0
+    mark = lab.mark()
+    sides = {"a": {"source": source, "step": STEP.index}, "b": {"source": policy["source"]}}
+    compared = ask(lab, "compare", **sides)["result"]
+    assert compared["b"]["kind"] == "predicted"
+    assert compared["b"]["figures"]["peak_bytes"] == before["peak_bytes"]
+
+    less = int(0.9 * CAPACITY)
+    ask(lab, "edit", source=source, change="add", edits=[{"action": "capacity", "capacity_bytes": less}])
+    planned(lab.desk(source))
+    assert lab.mark() != mark, "the panel hears of it"
+    after = ask(lab, "scene", **steps)["result"]
+    assert after["capacity_bytes"] == less and after["peak_bytes"] <= less < before["peak_bytes"]
+    assert ask(lab, "compare", **sides)["result"]["b"]["figures"]["peak_bytes"] == after["peak_bytes"]
+    tiny = {"action": "capacity", "capacity_bytes": 1}
+    ask(lab, "edit", source=source, change="add", edits=[tiny])
+    planned(lab.desk(source))
+    assert lab.status()["policies"] == []
+    assert ask(lab, "compare", **sides)["error"]["code"] == "gone"
+    assert ask(lab, "scene", **steps)["result"]["peak_bytes"] == after["peak_bytes"], "the newest that fits"
+
+
 @pytest.mark.parametrize(
     ("method", "params", "code"),
     [

@@ -136,7 +136,9 @@ export class Bar {
           'tr',
           {},
           h('th', { scope: 'col' }, open.exact ? 'Predicted' : 'Estimate'),
-          ...columns.map(column => h('th', { scope: 'col' }, column.name))
+          ...columns.map(column =>
+            h('th', { scope: 'col', 'data-figure': column.name }, column.name)
+          )
         )
       ),
       h(

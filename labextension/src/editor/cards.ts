@@ -10,6 +10,8 @@ import { type Editor, NEVER_REPLAY } from './state';
 import { actionMark, actionName, who } from './words';
 
 const SHOWN_GAPS = 4;
+/** Of the capacity: a peak that changes by less is not worth a word. */
+const LEAST_SHARE = 0.005;
 
 export class Cards {
   readonly node = h('section', {
@@ -115,41 +117,39 @@ export class Cards {
         radio,
         h('b', {}, `${actionMark(option.action)} ${actionName(option.action)}`),
         h('span', { class: 'cl-grow' }),
-        effect(option)
+        effect(option, this._editor.open?.capacity_bytes ?? 0)
       ),
-      option.possible || option.chosen
-        ? this._cost(choices, option)
-        : h('p', { class: 'cl-hint' }, option.why),
-      option.effect &&
-        option.effect.others > 0 &&
-        h(
-          'p',
-          { class: 'cl-hint' },
-          `${plural(option.effect.others, 'other storage')} would be treated otherwise.`
-        ),
+      this._hint(choices, option),
       option.action === 'swap' && option.chosen && swapped && this._lead(choices.storage, swapped),
       option.action === 'rematerialise' && this._never(choices)
     );
   }
 
-  /** What doing so takes, copies beside replays; and why the runtime would not do it. */
-  private _cost({ cost, row }: IChoices, option: IOption): HTMLElement | null {
-    if (!cost || !row) {
-      return null;
+  /** What doing so takes, copies beside replays; what else it changes; and why the runtime would not do it. */
+  private _hint({ cost, row }: IChoices, option: IOption): HTMLElement | null {
+    if (!option.possible && !option.chosen) {
+      return h('p', { class: 'cl-hint' }, option.why);
     }
-    if (option.action === 'swap') {
-      return h('p', { class: 'cl-hint' }, `Copies out and in take ${formatSeconds(cost.copy_s)}.`);
+    const said = [];
+    if (cost && option.action === 'swap') {
+      said.push(`Copies take ${formatSeconds(cost.copy_s)}`);
+    } else if (cost && option.action === 'rematerialise') {
+      said.push(
+        cost.replay_s === null
+          ? `Not in its longest gap: ${cost.why_not_replay}`
+          : `A replay takes ${formatSeconds(cost.replay_s)}: ${cost.replay_ops.map(shortOp).join(' → ')}`
+      );
     }
-    if (option.action !== 'rematerialise') {
-      return null;
+    if (option.effect?.others) {
+      said.push(`${plural(option.effect.others, 'other storage')} treated otherwise`);
     }
-    const ops = cost.replay_ops.map(shortOp).join(' → ');
-    const text =
-      cost.replay_s === null
-        ? `Not in its longest gap: ${cost.why_not_replay}.`
-        : `A replay takes ${formatSeconds(cost.replay_s)}: ${ops}.`;
-    const declined = row.declined && h('b', {}, ` Declined by the runtime: ${row.declined}.`);
-    return h('p', { class: 'cl-hint', 'data-cost': 'replay' }, text, declined || null);
+    const declined =
+      option.action === 'rematerialise' && row?.declined
+        ? h('b', {}, `${said.length ? '; ' : ''}declined by the runtime: ${row.declined}`)
+        : null;
+    return said.length || declined
+      ? h('p', { class: 'cl-hint', 'data-cost': option.action }, said.join('; '), declined)
+      : null;
   }
 
   private _never(choices: IChoices): HTMLElement {
@@ -238,7 +238,7 @@ function focusable<E extends HTMLElement>(element: E, name: string): E {
 }
 
 /** What choosing this would change of the draft's step and peak. */
-function effect(option: IOption): HTMLElement {
+function effect(option: IOption, capacity: number): HTMLElement {
   if (option.chosen) {
     return h('span', { class: 'cl-dim' }, 'in the draft');
   }
@@ -252,13 +252,14 @@ function effect(option: IOption): HTMLElement {
     return h('span', {});
   }
   const { step_s, peak_bytes } = option.effect;
+  const tells = Math.abs(peak_bytes) >= LEAST_SHARE * capacity;
   const least = 1e-7;
   const step =
     Math.abs(step_s) < least
       ? 'step ±0'
       : `${step_s > 0 ? '▲' : '▼'} step ${formatSeconds(Math.abs(step_s))}`;
   const kind = Math.abs(step_s) < least ? 'cl-dim' : step_s > 0 ? 'cl-lost' : 'cl-good';
-  const peak = peak_bytes
+  const peak = tells
     ? `, peak ${peak_bytes > 0 ? '+' : '−'}${formatBytes(Math.abs(peak_bytes))}`
     : '';
   return h('span', { class: kind }, step, h('span', { class: 'cl-dim' }, peak));

@@ -6,6 +6,7 @@ import { button, h } from '../dom';
 import { plural } from '../format';
 import type { LabModel } from '../model';
 import type { Tables } from '../panel/tables';
+import type { IOpenDraft } from '../protocol';
 import { Bar } from './bar';
 import { Cards } from './cards';
 import { Changes } from './changes';
@@ -42,6 +43,9 @@ export class EditorView {
     this._rules = new Rules(editor);
     this._changes = new Changes(editor, storage => void this.show(storage));
     editor.changed.connect((_, change) => {
+      if (change === 'draft') {
+        this._drawDraft();
+      }
       if (change === 'draft' || change === 'rows' || change === 'changes') {
         this._update();
       }
@@ -123,6 +127,26 @@ export class EditorView {
       this._update();
     }
   }
+
+  /** Have the draft drawn anew where it is what is drawn. */
+  private _drawDraft(): void {
+    const { open } = this.editor;
+    const draftable = open !== null;
+    if (draftable !== this._model.draftable) {
+      this._model.draftable = draftable;
+      this.onDraftable();
+    }
+    if (open && open !== this._drawnDraft && !this.editor.busy) {
+      this._drawnDraft = open;
+      this._model.redraft();
+      this.onRedraft();
+    }
+  }
+
+  /** Called when the draft has something new to show. */
+  onRedraft: () => void = () => undefined;
+  /** Called when there begins, or ceases, to be a draft. */
+  onDraftable: () => void = () => undefined;
 
   /** Select a storage of the table in the drawing too. */
   async show(storage: string): Promise<void> {
@@ -344,6 +368,7 @@ export class EditorView {
   private _tables: Tables | null = null;
   private _path = 'policy.json';
   private _stepCount = -1;
+  private _drawnDraft: IOpenDraft | null = null;
   private _selectedKey: string | null = null;
   private _locating = false;
 }

@@ -105,7 +105,7 @@ export class Header {
         const [number, unit = ''] = value.split(' ');
         return h(
           'div',
-          {},
+          { 'data-figure': name },
           h('dt', {}, name),
           h('dd', {}, h('b', {}, number), ` ${unit} `, h('span', { class: 'cl-dim cl-more' }, more))
         );

@@ -29,7 +29,9 @@ export class Inspector {
 
   update(): void {
     const { summary, selected, brush, box, boxed, op } = this._model;
+    const predicted = h('p', { class: 'cl-draft' }, 'Of the draft, predicted');
     this.node.replaceChildren(
+      ...(this._model.drawn === 'draft' ? [predicted] : []),
       ...(brush ? [this._range(summary)] : []),
       ...(box ? [this._box(boxed)] : []),
       ...(op ? [this._op(op)] : []),

@@ -223,16 +223,21 @@ export class Tables {
   /** Bring a table to the front; the list of what is alive begins at the peak. */
   show(tab: string): void {
     this._tab = tab;
+    this.onShow();
     if (tab === 'alive' && !this._model.alive) {
       void this._model.ask();
     }
     this.update();
   }
 
+  /** Called when a table comes to the front. */
+  onShow: () => void = () => undefined;
+
   update(): void {
     const { found, alive, query, scene } = this._model;
     if (this._model.asked !== this._lastAsked) {
       this._tab = 'alive';
+      this.onShow();
     }
     this._lastAsked = this._model.asked;
     if (found?.query && found.query !== this._lastQuery && this._tab === 'alive') {

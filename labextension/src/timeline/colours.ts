@@ -4,7 +4,7 @@ import { BANDS, type BandId } from '../words';
 
 const NAMES = ['bg', 'bg-sunk', 'line', 'line-2', 'ink', 'ink-2', 'ink-3', 'lost', 'xfer'] as const;
 const OPS = ['op1', 'op2', 'op3'] as const;
-const MORE = ['accent', 'sel'] as const;
+const MORE = ['accent', 'sel', 'draft'] as const;
 
 type Name = (typeof NAMES)[number] | (typeof OPS)[number] | (typeof MORE)[number] | BandId;
 

@@ -18,6 +18,8 @@ export interface IPicture {
   view: IView;
   /** The whole axis, for the minimap. */
   overview: IView;
+  /** Whether it is a draft, which has not run. */
+  predicted: boolean;
 }
 
 const OP_HEIGHTS = [18, 13, 7];
@@ -50,6 +52,29 @@ export function drawTracks(picture: IPicture): void {
     const x = Math.round(scale.x(step.begin[axis]));
     c.fillRect(x, layout.ruler.top, 1, layout.bottom - layout.ruler.top);
   }
+  if (picture.predicted) {
+    drawPredicted(picture);
+  }
+}
+
+/** Say that nothing of this has run: a violet dash under the ruler, and a word on it. */
+function drawPredicted({ context: c, colours, layout, scale }: IPicture): void {
+  const { top, height } = layout.ruler;
+  c.strokeStyle = colours.of.draft;
+  c.lineWidth = 2;
+  c.setLineDash([7, 4]);
+  c.beginPath();
+  c.moveTo(0, top + height);
+  c.lineTo(scale.width, top + height);
+  c.stroke();
+  c.setLineDash([]);
+  c.font = `600 ${FONT_PX}px ${colours.font}`;
+  const text = 'Draft, predicted';
+  const width = c.measureText(text).width + 12;
+  c.fillStyle = colours.of.draft;
+  c.fillRect(scale.width - width, top, width, height - 2);
+  c.fillStyle = colours.of.bg;
+  c.fillText(text, scale.width - width + 6, top + height / 2 - 0.5);
 }
 
 /** Call with each bar that is in sight: its ends in pixels, and its position in the table. */
@@ -116,7 +141,7 @@ function label(
 
 function drawMinimap({ context: c, colours, layout, scene, overview, scale }: IPicture): void {
   const { top, height } = layout.minimap;
-  const whole = new Scale(0, scene.length[overview.axis], scale.width);
+  const whole = new Scale(0, overview.end, scale.width);
   const most = Math.max(scene.live_peak_bytes, scene.capacity_bytes ?? 0, 1);
   const y = (bytes: number) => top + height - (bytes / most) * (height - 6);
   c.fillStyle = colours.of['bg-sunk'];

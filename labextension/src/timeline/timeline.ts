@@ -97,7 +97,8 @@ export class Timeline {
         scale,
         scene,
         view,
-        overview
+        overview,
+        predicted: this._model.drawn === 'draft'
       };
       drawTracks(picture);
     }
@@ -134,7 +135,8 @@ export class Timeline {
     if (box.width < 10 || box.height < 10) {
       return;
     }
-    const gutter = this.node.clientWidth < 700 ? 150 : 190;
+    const wide = this.node.clientWidth;
+    const gutter = wide < 480 ? 104 : wide < 700 ? 150 : 190;
     const ratio = window.devicePixelRatio || 1;
     this._width = Math.max(50, this.node.clientWidth - gutter);
     this._layout = layTracks(this.node.clientHeight, Boolean(this._model.scene?.replays));
@@ -163,6 +165,9 @@ export class Timeline {
     }
     this._nameTracks();
     const { scene, steps } = this._model;
+    const { drawn } = this._model;
+    this.node.classList.toggle('cl-predicted', drawn === 'draft');
+    const shown = drawn === 'draft' ? 'the draft, predicted, for ' : '';
     const which = steps
       ? steps.first === steps.last
         ? `step ${steps.last}`
@@ -170,7 +175,7 @@ export class Timeline {
       : '';
     this._overlay.setAttribute(
       'aria-label',
-      `Timeline of ${which}. Arrow keys move, plus and minus zoom, f fits, n and p step through ${scene?.stalls ?? 0} stalls, j goes to the next peak, b draws a box that arrows move, Shift and arrows resize and Enter lists. The tables below list the same storages.`
+      `Timeline of ${shown}${which}. Arrow keys move, plus and minus zoom, f fits, m switches between what ran and the draft, n and p step through ${scene?.stalls ?? 0} stalls, j goes to the next peak, b draws a box that arrows move, Shift and arrows resize and Enter lists. The tables below list the same storages.`
     );
   }
 
@@ -551,6 +556,12 @@ export class Timeline {
     Home: () => this._panBy(-1e9),
     End: () => this._panBy(1e9),
     f: () => this._model.fit(),
+    m: () => {
+      const { drawn, draftable } = this._model;
+      if (draftable) {
+        void this._model.setDrawn(drawn === 'draft' ? 'measured' : 'draft');
+      }
+    },
     z: () => this.showSelected(),
     k: () => void this._model.goToPeak(),
     j: () => void this._model.seekPeak(1),
