@@ -2,7 +2,7 @@ import { beforeEach, expect, test, vi } from 'vitest';
 
 import type { KernelClient } from '../client';
 import { type IDecision, type IEdit, type IOpenDraft, LabError } from '../protocol';
-import { type IStore, Keeper } from './keeper';
+import { type IStore, Keeper, PREFIX } from './keeper';
 import { chunks, Editor, joined, PAGE } from './state';
 
 const FILE = 'session:1';
@@ -284,7 +284,7 @@ test('a store that holds nonsense is not believed', async () => {
     { edits: [null], staged: 1 },
     { staged: 1 }
   ]) {
-    await store.save('chameleon-lab:draft:x', nonsense);
+    await store.save(`${PREFIX}x`, nonsense);
     expect(await new Keeper(store).find('x')).toBeNull();
   }
 });
@@ -375,4 +375,27 @@ test('never to rematerialise is another question than whether to leave, but not 
   expect(kernel.edits.filter(edit => edit.storage === 'a')).toEqual([
     { action: 'swap', storage: 'a' }
   ]);
+});
+
+test('what is kept is offered although the kernel has more to say before the store answers', async () => {
+  const kept = { edits: [keep('a')], staged: 1 };
+  await store.save(`${PREFIX}${NAME}`, kept);
+  let answer: () => void = () => undefined;
+  const slow: IStore = {
+    fetch: id =>
+      new Promise(resolve => {
+        answer = () => resolve(store.fetch(id));
+      }),
+    save: (id, value) => store.save(id, value),
+    remove: id => store.remove(id)
+  };
+  editor = new Editor(new Keeper(slow)); // as after a reload of the page
+  editor.attach(client(), FILE, NAME);
+  await vi.waitFor(() => expect(editor.draft).not.toBeNull());
+  const edited = editor.edit('discard');
+  await vi.waitFor(() => expect(kernel.count('edit')).toBe(1));
+  answer();
+  await edited;
+  await vi.waitFor(() => expect(editor.offered).toEqual(kept));
+  expect(store.values.size).toBe(1);
 });

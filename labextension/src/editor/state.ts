@@ -105,7 +105,7 @@ export class Editor {
       this._name = name;
     }
     this._generation++;
-    this._met = false;
+    this._meeting = null;
     this.draft = null;
     this.offered = null;
     this.choices = null;
@@ -179,19 +179,12 @@ export class Editor {
   // ------------------------------------------------------------------------------------------------ kept edits
 
   private async _remember(open: IOpenDraft): Promise<void> {
-    const name = this._name;
-    if (!this._met) {
-      this._met = true;
-      const kept = await this._keeper.find(name);
-      const edits = open.edits.map(entry => entry.edit);
-      // A kernel that still holds the draft needs no help.
-      if (kept && open.same && JSON.stringify(kept.edits) !== JSON.stringify(edits)) {
-        this.offered = kept;
-        return;
-      }
-    }
-    if (this.offered) {
-      return; // until the person says what shall become of it
+    const [name, generation] = [this._name, this._generation];
+    // JupyterLab's state may be slow to answer, and the kernel may have more to say meanwhile: nothing is written before.
+    this._meeting ??= this._meet(open, name);
+    await this._meeting;
+    if (this.offered || generation !== this._generation) {
+      return; // offered: until the person says what shall become of it
     }
     if (open.same) {
       this._keeper.forget(name);
@@ -200,6 +193,18 @@ export class Editor {
         edits: open.edits.map(entry => entry.edit),
         staged: open.staged
       });
+    }
+  }
+
+  /** Compare a draft that is seen for the first time with what is kept under its name. */
+  private async _meet(open: IOpenDraft, name: string): Promise<void> {
+    const generation = this._generation;
+    const kept = await this._keeper.find(name);
+    const edits = open.edits.map(entry => entry.edit);
+    // A kernel that still holds the draft needs no help.
+    const isNews = kept && open.same && JSON.stringify(kept.edits) !== JSON.stringify(edits);
+    if (isNews && generation === this._generation) {
+      this.offered = kept;
     }
   }
 
@@ -613,8 +618,8 @@ export class Editor {
   private _source: string | null = null;
   private _name = '';
   private _generation = 0;
-  /** Whether this draft has been seen, and compared with what is kept. */
-  private _met = false;
+  /** The comparison of this draft with what is kept. */
+  private _meeting: Promise<void> | null = null;
   private _asking = false;
   private _again = false;
   private _busy = 0;

@@ -57,6 +57,19 @@ export function drawTracks(picture: IPicture): void {
   }
 }
 
+/** A draft may end before what ran, whose axis it is drawn on: what held at its end does not go on. */
+function coverBeyond(
+  { context: c, colours, scene, view }: IPicture,
+  box: ITrackBox,
+  scale: Scale
+): void {
+  const end = scale.x(scene.length[view.axis]);
+  if (end < scale.width) {
+    c.fillStyle = colours.of['bg-sunk'];
+    c.fillRect(end, box.top, scale.width - end, box.height);
+  }
+}
+
 /** Say that nothing of this has run: a violet dash under the ruler, and a word on it. */
 function drawPredicted({ context: c, colours, layout, scale }: IPicture): void {
   const { top, height } = layout.ruler;
@@ -139,7 +152,8 @@ function label(
   c.fillText(text, left, y);
 }
 
-function drawMinimap({ context: c, colours, layout, scene, overview, scale }: IPicture): void {
+function drawMinimap(picture: IPicture): void {
+  const { context: c, colours, layout, scene, overview, scale } = picture;
   const { top, height } = layout.minimap;
   const whole = new Scale(0, overview.end, scale.width);
   const most = Math.max(scene.live_peak_bytes, scene.capacity_bytes ?? 0, 1);
@@ -157,6 +171,7 @@ function drawMinimap({ context: c, colours, layout, scene, overview, scale }: IP
     }
   }
   fillUnder(c, { x, bytes: total }, whole, y, top + height);
+  coverBeyond(picture, layout.minimap, whole);
   c.fillStyle = colours.of.lost;
   eachBar(overview.stalls, whole, (left, width) => c.fillRect(left, top, Math.max(width, 1), 4));
 }
@@ -345,6 +360,7 @@ function drawResident(picture: IPicture): void {
     c.fillStyle = colours.of[BANDS[band].id];
     fillUnder(c, { x, bytes: sums[band] }, scale, y, bottom);
   }
+  coverBeyond(picture, box, scale);
   c.setLineDash([3, 3]);
   c.strokeStyle = colours.of['ink-2'];
   c.lineWidth = 1.2;
@@ -402,7 +418,8 @@ function drawResidentLabels(
   );
 }
 
-function drawAway({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+function drawAway(picture: IPicture): void {
+  const { context: c, colours, layout, scale, view, scene } = picture;
   const { top, height } = layout.away;
   c.fillStyle = colours.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
@@ -417,6 +434,7 @@ function drawAway({ context: c, colours, layout, scale, view, scene }: IPicture)
     top + height
   );
   c.globalAlpha = 1;
+  coverBeyond(picture, layout.away, scale);
 }
 
 function drawBlocks({ context: c, colours, layout, scale, view, scene }: IPicture): void {
