@@ -12,23 +12,23 @@ export NO_COLOR := 1
 endif
 
 say = @echo "==>"
-cpp_files = find csrc -name '*.cpp' -o -name '*.h'
+cpp_files = find csrc tests -name '*.cpp' -o -name '*.h'
 
-.PHONY: help demo test torture sanitize lab bench dev lint format clean build tools chromium
+.PHONY: help demo test torture sanitize lab bench dev lint check-cuda format clean build tools chromium
 
 help: ## show this list
 	@echo "Chameleon Lab: train PyTorch models in less device memory."
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
 
 demo: build ## set up, build and run the main job: the first thing to try
 	$(say) "Running the main job"
 	@python -m benchmarks.demo
 
-test: lint build chromium ## set up, lint, build and run every test
+test: lint build check-cuda chromium ## set up, lint, build and run every test
 	$(say) "Testing the panel's TypeScript"
 	@npm run --silent test -- --reporter=dot
 	$(say) "Testing: unit, property, integration, torture, tutorials, on two cores"
-	@python -m pytest -q -n 2 --dist loadfile --ignore=tests/browser tests
+	@OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist loadfile --ignore=tests/browser tests
 	$(say) "Testing the lab in a browser"
 	@python -m pytest -q tests/browser
 
@@ -65,6 +65,10 @@ lint: node_modules/.package-lock.json ## check style: ruff, clang-format, biome
 	@ruff format --check --quiet || { ruff format --diff; echo 'Run `make format`.'; exit 1; }
 	@$(cpp_files) | xargs -r clang-format --dry-run -Werror
 	@npm run --silent lint
+
+check-cuda: build ## compile the CUDA device against CUDA's headers, every warning an error (no GPU is needed)
+	$(say) "Compiling the CUDA device, and the fake GPU that it is tested on"
+	@cmake --build build --target check_cuda fake_cuda
 
 format: node_modules/.package-lock.json ## mend style
 	@ruff check --quiet --fix

@@ -6,8 +6,10 @@ import os
 import statistics
 import threading
 import time
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,13 +22,16 @@ from .plans import Made, Plan, Plans
 from .policy import Draft, Link, Policy, Suggestion, floor, suggest
 from .policy.constraints import Spared, untouched
 from .policy.edits import Edit, EditAction
+from .policy.host import host_bytes
 from .policy.memory import step_op_times
 from .policy.model import fingerprint
 from .policy.obey import plan_obeying
 from .policy.program import compile_program
 from .report import Departure, Report, StepSummary
 from .runtime import binding, core
+from .runtime.device_times import DeviceTimes
 from .runtime.discovery import Discovery
+from .runtime.graphs import no_graphs
 from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
@@ -53,6 +58,7 @@ _current: Session | None = None
 _lock = threading.Lock()
 
 _KEPT_SUMMARIES = 10_000
+_HOST_HEADROOM = 1.125  # for what eviction takes beside the plan, and for gaps between the buffers
 
 
 def current_session() -> Session | None:
@@ -66,8 +72,8 @@ class Session:
     Args:
         capacity: device bytes the run may use: a number, text such as ``"512MiB"``, or a fraction between 0 and 1 of
             the device's memory. None records only: nothing ever leaves.
-        device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget, and the only one so far;
-            None takes it.
+        device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget; None takes it. ``"cuda"``
+            is the current GPU, ``"cuda:1"`` another one. Tensors elsewhere are left alone.
         link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
             machine copies, which is measured at the start, and again under load: in the step that a policy is made
             from. Only the embedded device's link can be set.
@@ -112,10 +118,14 @@ class Session:
         stacks: bool = False,
     ) -> None:
         self.device = _parse_device(device)
-        self.capacity_bytes = _parse_capacity(capacity)
+        self.capacity_bytes = _parse_capacity(capacity, self.device)
         self.link = _parse_link(link)
         """What policies are made for. Where none was given, it is what was measured last."""
         self._measures_link = self.link == Link(None, None)
+        if self.device != "cpu" and not self._measures_link:
+            raise ValueError(
+                f"the link of {self.device!r} is what it is, and is measured: leave out link={link!r}"
+            )
         self.host_capacity_bytes = (
             None if host_capacity is None else parse_bytes(host_capacity, "host_capacity")
         )
@@ -156,8 +166,12 @@ class Session:
         self._counters: core.Counters | None = None
         self._created_s = time.time()
         self._spared = Spared()
-        self._discovery = Discovery(self._optimizer_stepped, spares=self._spares)
+        self._discovery = Discovery(
+            self._optimizer_stepped, core.tensor_device(self.device), spares=self._spares
+        )
         self._parts: list[Discovery | Patches] = [self._discovery, *guards()]
+        if self.device != "cpu":
+            self._parts.append(no_graphs())
         if self.capacity_bytes is not None and split_optimizer:
             self._parts.append(small_groups(self._group_bytes))
         self.own_capacity_bytes = self.capacity_bytes
@@ -170,6 +184,9 @@ class Session:
         self._told_of_change = False
         self._planned = False  # has the first plan been made, or the given policy bound?
         self._tick_s = 0.0
+        self._told_of_pageable = False
+        self._device_times = DeviceTimes()
+        self._unsettled: list[tuple[int, core.StepLog]] = []  # with their places in the history, from its end
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -193,7 +210,7 @@ class Session:
 
     def _open(self) -> None:
         if self.rematerialise and self.capacity_bytes is not None:
-            self._replayable = replayable(self.device, torch.get_num_threads())
+            self._replayable = replayable(core.tensor_device(self.device), torch.get_num_threads())
         options = core.Options()
         if self.capacity_bytes is not None:
             options.capacity_bytes = self.capacity_bytes
@@ -205,10 +222,11 @@ class Session:
         options.max_ops = self.max_ops
         options.stacks = self.stacks
         try:
-            core.open(options)
+            core.open(options, self.device)
         except RuntimeError as error:
             raise SessionError(str(error).splitlines()[0]) from None
         core.allow_replays(self._replayable.dtypes)
+        self._time_next_step()
         for part in self._parts:
             part.install()
         if self.capacity_bytes is not None and self._measures_link:
@@ -319,6 +337,13 @@ class Session:
     def _end_step(self) -> None:
         with self._staging.lock:
             self._end_this_step()
+            self._time_next_step()
+
+    def _time_next_step(self) -> None:
+        if self.device != "cpu":
+            ops = self._history[-1].ops if self._history else 0
+            everything = self._stage is not SessionStage.STABLE
+            self._device_times.time_next_step(self._steps, ops, all_ops=everything)
 
     def _end_this_step(self) -> None:
         log = core.end_step()
@@ -327,6 +352,9 @@ class Session:
         self._log_stages.pop(log.index - 64, None)
         tick_s = core.seconds_per_tick() if not self._history else self._tick_s
         self._tick_s = tick_s
+        if self.device != "cpu":
+            self._settle_history(tick_s)
+            self._warn_of_pageable_memory()
         summary = StepSummary(
             index=log.index,
             stage=stage.value,
@@ -353,6 +381,8 @@ class Session:
             declined_drops=len(log.declined()),
         )
         self._history.append(summary)
+        if not log.settled:
+            self._unsettled.append((-1, log))
         self._steps += 1
         if log.op_count == 0:
             return  # nothing to learn from
@@ -372,6 +402,33 @@ class Session:
                 self._told_of_change = True
             self._stage = SessionStage.PROFILE if self._plans.lacking else SessionStage.STABLE
         self._staging.step_ended(summary, _overlap(log, tick_s))
+
+    def _settle_history(self, tick_s: float) -> None:
+        """A GPU runs behind: what compute waited for in a step is known a little after the step has ended."""
+        unsettled = self._unsettled
+        self._unsettled = []
+        for place, log in unsettled:
+            if place >= -len(self._history):
+                self._history[place] = replace(
+                    self._history[place],
+                    stall_s=log.stall_ticks * tick_s,
+                    late_prefetches=log.late_prefetches,
+                )
+            if log.settled:
+                self._device_times.learn(log, tick_s)
+            else:
+                self._unsettled.append((place - 1, log))
+
+    def _warn_of_pageable_memory(self) -> None:
+        if self._told_of_pageable or not (pageable := core.pageable_host_bytes()):
+            return
+        self._told_of_pageable = True
+        text = (
+            f"the system gives no more pinned host memory: {format_bytes(pageable)} of what is away lie in pageable "
+            "memory, whose copies stop the training loop. Raise `ulimit -l`, or what a container or WSL may lock"
+        )
+        warnings.warn(f"Chameleon Lab: {text}", stacklevel=2)
+        self._note(text)
 
     def _follow(self, plan: Plan | None) -> None:
         if plan is not None and plan.policy is not None:
@@ -400,13 +457,16 @@ class Session:
             return
         if self.capacity_bytes is not None:
             self._follow(self._plans.force(self._plan_for(log), log.index, "the profiled step"))
+            if self.device != "cpu" and self._policy is not None:
+                core.reserve_host(int(_HOST_HEADROOM * host_bytes(self._policy, self._trace_of(log))))
         self._planned = True
         self._stage = SessionStage.STABLE
 
     def _plan_for(self, log: core.StepLog) -> Made:
         """The policy for a recorded step, bound to it. Runs in the background too."""
         assert self.capacity_bytes is not None
-        step = self._trace_of(log)
+        log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them
+        step = self._device_times.completed(self._trace_of(log))
         if not self.planning:
             return Made(None, compile_program(self._no_decisions(), step), step)
         try:
@@ -449,9 +509,12 @@ class Session:
         return made
 
     def _not_replayed(self, step: StepTrace) -> set[str]:
-        """What the planner must not drop: ops of no dtype, and storages whose drops the runtime has declined."""
-        keys = step.storage_keys
-        self._declined.update(keys[row] for row in step.declined.storage.tolist())
+        """What the planner must not drop: ops that are replayed with no dtype, and what the runtime has declined."""
+        rows, storages = step.declined.storage, step.storages
+        self._declined.update(step.storage_keys[row] for row in rows.tolist())
+        # Where the op was the reason, all that it makes.
+        made = storages.birth_op[rows[step.declined.refusal == core.OP_IS_NOT_REPLAYED]]
+        self._declined.update(step.names[name] for name in step.ops.name[made[made >= 0]].tolist())
         return {
             name for name in self._replayable.refused if name not in self._replayable.dtypes
         } | self._declined
@@ -784,14 +847,23 @@ def _parse_device(device: Any) -> str:
     name = "cpu" if device is None else str(device)
     if name == "cpu":
         return name
-    if name.split(":")[0] == "cuda":
+    if name == "cuda":
+        name = f"cuda:{torch.cuda.current_device() if torch.cuda.is_available() else 0}"
+    try:
+        if torch.device(name).type == "cpu":
+            return "cpu"
+    except RuntimeError:
         raise SessionError(
-            "this build of Chameleon Lab has no CUDA device yet: use device='cpu', the embedded device"
-        )
-    raise SessionError(f"there is no device {name!r}: use device='cpu', the embedded device")
+            f"there is no device {name!r}: use 'cuda', or 'cpu', the embedded device"
+        ) from None
+    if missing := core.missing_device(name):
+        raise SessionError(missing)
+    if core.tensor_device(name).type == "cuda":
+        torch.cuda.init()
+    return name
 
 
-def _parse_capacity(capacity: int | float | str | None) -> int | None:
+def _parse_capacity(capacity: int | float | str | None, device: str) -> int | None:
     if capacity is None:
         return None
     if isinstance(capacity, float):
@@ -800,7 +872,9 @@ def _parse_capacity(capacity: int | float | str | None) -> int | None:
                 f"capacity {capacity!r} is no fraction of the device between 0 and 1: for bytes give a whole number "
                 'or text such as "512MiB"'
             )
-        return int(capacity * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        if device == "cpu":
+            return int(capacity * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return int(capacity * core.total_bytes(device))
     return parse_bytes(capacity, "capacity")
 
 

@@ -10,10 +10,12 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "devices.h"
 #include "faults.h"
 #include "module_hooks.h"
 #include "op_info.h"
@@ -79,6 +81,14 @@ py::array_t<chameleon::TransferRow> transfers(const chameleon::StepLog& log) {
     rows[i].bytes = log.copied_bytes(i);
   }
   return as_array(rows);
+}
+
+// Only one thread at a time may settle a log: the one that has the GIL.
+void wait_until_settled(chameleon::StepLog& log) {
+  for (log.settle(); !log.settled(); log.settle()) {
+    py::gil_scoped_release released;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 template <class T>
@@ -193,8 +203,8 @@ PYBIND11_MODULE(_C, m) {
   m.attr("built_for_torch") = TORCH_VERSION;
   m.attr("sees_raw_access") = chameleon::access::has_hook();
 
-  PYBIND11_NUMPY_DTYPE(chameleon::OpRow, start_ticks, end_ticks, stall_ticks, sequence_nr, live_peak_bytes,
-                       resident_peak_bytes, name, module, thread, stack, plan_op, stage, token);
+  PYBIND11_NUMPY_DTYPE(chameleon::OpRow, start_ticks, end_ticks, stall_ticks, device_ticks, sequence_nr,
+                       live_peak_bytes, resident_peak_bytes, name, module, thread, stack, plan_op, stage, token);
   PYBIND11_NUMPY_DTYPE(chameleon::StorageRow, uid, bytes, block_bytes, module, label, birth_op, birth_ordinal, death_op,
                        category, movable);
   PYBIND11_NUMPY_DTYPE(chameleon::UseRow, op, storage, reads, writes);
@@ -233,7 +243,8 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("evictions", &chameleon::StepLog::evictions)
       .def_readonly("evicted_bytes", &chameleon::StepLog::evicted_bytes)
       .def_readonly("demand_swap_ins", &chameleon::StepLog::demand_swap_ins)
-      .def_readonly("late_prefetches", &chameleon::StepLog::late_prefetches)
+      .def_property_readonly("late_prefetches",
+                             [](chameleon::StepLog& log) { return log.settle(), log.late_prefetches; })
       .def_readonly("dropped_triggers", &chameleon::StepLog::dropped_triggers)
       .def_readonly("drops", &chameleon::StepLog::drops)
       .def_readonly("dropped_bytes", &chameleon::StepLog::dropped_bytes)
@@ -246,13 +257,15 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("due_bytes", &chameleon::StepLog::due_bytes)
       .def_readonly("fired_bytes", &chameleon::StepLog::fired_bytes)
       .def("departures", [](const chameleon::StepLog& log) { return as_array(log.departures); })
-      .def_readonly("stall_ticks", &chameleon::StepLog::stall_ticks)
+      .def_property_readonly("stall_ticks", [](chameleon::StepLog& log) { return log.settle(), log.stall_ticks; })
+      .def_property_readonly("settled", [](chameleon::StepLog& log) { return log.settle(), log.settled(); })
+      .def("wait", &wait_until_settled)
       .def_property_readonly("op_count", [](const chameleon::StepLog& log) { return log.ops.size(); })
-      .def("ops", [](const chameleon::StepLog& log) { return as_array(log.ops); })
+      .def("ops", [](chameleon::StepLog& log) { return log.settle(), as_array(log.ops); })
       .def("storages", [](const chameleon::StepLog& log) { return as_array(log.storages); })
       .def("uses", [](const chameleon::StepLog& log) { return as_array(log.uses); })
       .def("transfers", &transfers)
-      .def("stalls", [](const chameleon::StepLog& log) { return as_array(log.stalls); })
+      .def("stalls", [](chameleon::StepLog& log) { return log.settle(), as_array(log.stalls); })
       .def("residencies", [](const chameleon::StepLog& log) { return as_array(log.residencies); })
       .def("replays", [](const chameleon::StepLog& log) { return as_array(log.replays); })
       .def("declined", [](const chameleon::StepLog& log) { return as_array(log.declined); })
@@ -272,7 +285,22 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("arguments", &chameleon::LeafCall::arguments)
       .def_readonly("results", &chameleon::LeafCall::results);
 
-  m.def("open", [](const chameleon::Options& options) { Runtime::instance().open(options); }, nogil());
+  m.def(
+      "open",
+      [](const chameleon::Options& options, const std::string& device) {
+        Runtime::of(c10::Device(device)).open(options);
+      },
+      py::arg("options"), py::arg("device") = "cpu", nogil());
+  m.def(
+      "missing_device", [](const std::string& device) { return chameleon::missing_device(c10::Device(device)); },
+      nogil(), "Why there is no such device here; empty if there is one.");
+  m.def(
+      "tensor_device", [](const std::string& device) { return Runtime::of(c10::Device(device)).torch_device().str(); },
+      nogil(), "The torch device of the tensors that a session on the device owns.");
+  m.def(
+      "total_bytes", [](const std::string& device) { return Runtime::of(c10::Device(device)).total_bytes(); }, nogil());
+  m.def("pageable_host_bytes", [] { return Runtime::instance().pageable_host_bytes(); }, nogil());
+  m.def("reserve_host", [](size_t bytes) { Runtime::instance().reserve_host(bytes); }, nogil());
   m.def("close", [] { Runtime::instance().close(); }, nogil());
   m.def("is_open", [] { return Runtime::instance().is_open(); });
   m.def("set_capacity", [](size_t bytes) { Runtime::instance().set_capacity(bytes); }, nogil());
@@ -282,6 +310,7 @@ PYBIND11_MODULE(_C, m) {
       "Bytes per second (out, in) that copies reach now.");
   m.def("end_step", [] { return Runtime::instance().end_step(); }, nogil());
   m.def("logs", [] { return Runtime::instance().logs(); }, nogil());
+  m.def("time_ops", [](int32_t every, int32_t first) { Runtime::instance().time_ops(every, first); });
   m.def("set_optimizer_stage", [](bool on) { Runtime::instance().set_optimizer_stage(on); });
   m.def("op_names", &chameleon::op_names);
 
@@ -400,6 +429,8 @@ PYBIND11_MODULE(_C, m) {
     d["cached_bytes"] = c.memory.cached_bytes;
     d["peak_resident_bytes"] = c.memory.peak_resident_bytes;
     d["peak_reserved_bytes"] = c.memory.peak_reserved_bytes;
+    d["other_bytes"] = c.memory.other_bytes;
+    d["split_bytes"] = c.memory.split_bytes;
     d["live_bytes"] = c.live_bytes;
     d["storages"] = c.storages;
     d["escaped"] = c.escaped;

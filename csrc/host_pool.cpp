@@ -8,6 +8,7 @@ size_t HostPool::rounded(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 void* HostPool::allocate(size_t bytes) {
   bytes = rounded(bytes);
+  if (used_bytes_ + bytes > capacity_bytes_) return nullptr;
   void* data;
   auto cached = cache_.find(bytes);
   if (cached != cache_.end() && !cached->second.empty()) {
@@ -16,7 +17,6 @@ void* HostPool::allocate(size_t bytes) {
     cached_bytes_ -= bytes;
   } else {
     if (used_bytes_ + cached_bytes_ + bytes > capacity_bytes_) release_cached();
-    if (used_bytes_ + bytes > capacity_bytes_) return nullptr;
     data = device_.allocate_host(bytes);
     if (!data) return nullptr;
   }
@@ -28,6 +28,10 @@ void* HostPool::allocate(size_t bytes) {
 void HostPool::free(void* data, size_t bytes) {
   bytes = rounded(bytes);
   used_bytes_ -= bytes;
+  if (device_.pools_host_memory()) {
+    device_.free_host(data, bytes);
+    return;
+  }
   // Sizes that never come again must not pile up: hold no more than was ever in use at once.
   if (used_bytes_ + cached_bytes_ + bytes > peak_bytes_) release_cached();
   cached_bytes_ += bytes;
@@ -40,6 +44,7 @@ void HostPool::release_cached() {
   }
   cache_.clear();
   cached_bytes_ = 0;
+  device_.release_host();
 }
 
 }  // namespace chameleon

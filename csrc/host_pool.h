@@ -19,7 +19,9 @@ class HostPool {
   void set_capacity(size_t bytes) { capacity_bytes_ = bytes; }
 
   size_t used_bytes() const { return used_bytes_; }
-  size_t reserved_bytes() const { return used_bytes_ + cached_bytes_; }
+  size_t reserved_bytes() const {
+    return device_.pools_host_memory() ? device_.pooled_host_bytes() : used_bytes_ + cached_bytes_;
+  }
   size_t peak_bytes() const { return peak_bytes_; }
   void reset_peak() { peak_bytes_ = used_bytes_; }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <mutex>
 
 namespace chameleon::marks {
 
@@ -27,6 +28,12 @@ struct sigaction previous;
 std::map<char*, char*>& taken() {
   static auto* stretches = new std::map<char*, char*>();
   return *stretches;
+}
+
+// Every device has a core of its own, and each core a lock.
+std::mutex& taken_mutex() {
+  static auto* mutex = new std::mutex();
+  return *mutex;
 }
 
 // A page more, so that two storages never touch; an empty one has an address too.
@@ -86,6 +93,7 @@ void reserve() {
 }
 
 void* take(size_t bytes) {
+  const std::lock_guard<std::mutex> lock(taken_mutex());
   bytes = stretch_bytes(bytes);
   for (bool again = false;;) {
     if (bytes > static_cast<size_t>(last - next)) {
@@ -110,7 +118,10 @@ void* take(size_t bytes) {
   return mark;
 }
 
-void give_back(void* mark) { taken().erase(static_cast<char*>(mark)); }
+void give_back(void* mark) {
+  const std::lock_guard<std::mutex> lock(taken_mutex());
+  taken().erase(static_cast<char*>(mark));
+}
 
 void hide(void* mark, size_t bytes) { inaccessible(mark, stretch_bytes(bytes)); }
 

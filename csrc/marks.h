@@ -13,7 +13,7 @@ namespace chameleon::marks {
 
 void reserve();  // before the first; throws where there is no address space left
 
-// A stretch of its own for `bytes` bytes, until it is given back. Callers hold the core's lock.
+// A stretch of its own for `bytes` bytes, until it is given back.
 void* take(size_t bytes);
 void give_back(void* mark);
 void hide(void* mark, size_t bytes);  // inaccessible again

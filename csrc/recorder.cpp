@@ -1,6 +1,7 @@
 #include "recorder.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace chameleon {
 
@@ -15,6 +16,31 @@ int64_t StepLog::moved_bytes(Direction direction) const {
     if (transfers[i].direction == static_cast<uint8_t>(direction)) bytes += copied_bytes(i);
   }
   return bytes;
+}
+
+void StepLog::settle() {
+  const auto settled = [this](Wait& wait) {
+    if (!wait.event->done()) return false;
+    wait.stall.start_ticks = wait.event->start_ticks();
+    wait.stall.end_ticks = wait.event->end_ticks();
+    const Ticks lasted = wait.stall.end_ticks - wait.stall.start_ticks;
+    if (lasted <= 0) return true;  // compute got there when the copy had ended
+    stall_ticks += lasted;
+    const bool planned = wait.stall.cause == static_cast<uint8_t>(Cause::Planned);
+    if (planned && wait.stall.direction == static_cast<uint8_t>(Direction::In)) ++late_prefetches;
+    if (wait.stall.storage < 0) return true;
+    stalls.push_back(wait.stall);
+    if (wait.running_op >= 0 && wait.running_op < static_cast<int32_t>(ops.size())) {
+      ops[wait.running_op].stall_ticks += lasted;
+    }
+    return true;
+  };
+  std::erase_if(waits, settled);
+  for (; !spans.empty() && spans.front().end->done() && spans.front().begin->done(); spans.pop_front()) {
+    const Span& span = spans.front();
+    const Ticks lasted = span.end->start_ticks() - span.begin->start_ticks();
+    if (span.op < static_cast<int32_t>(ops.size())) ops[span.op].device_ticks = std::max<Ticks>(lasted, 0);
+  }
 }
 
 void Recorder::begin_step() {
@@ -61,12 +87,17 @@ OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t seq
   row.stage = static_cast<uint8_t>(stage);
   row.start_ticks = row.end_ticks = now_ticks();
   row.stall_ticks = 0;
+  row.device_ticks = -1;
   return &row;
 }
 
 void Recorder::end_op(int32_t op) {
   op_running_ = false;
   if (OpRow* ended = row(op)) ended->end_ticks = now_ticks();
+}
+
+void Recorder::timed(int32_t op, EventPtr begin, EventPtr end) {
+  if (row(op)) log_->spans.push_back({op, std::move(begin), std::move(end)});
 }
 
 void Recorder::arrived(Storage& storage) {
@@ -175,12 +206,13 @@ void Recorder::replayed(Storage* storage, size_t bytes, int32_t name, Cause caus
                            name, static_cast<uint8_t>(cause)});
 }
 
-void Recorder::stalled(Storage& storage, Direction direction, Cause cause, Ticks start, Ticks end) {
-  log_->stall_ticks += end - start;
-  if (full()) return;
-  log_->stalls.push_back(
-      {start, end, std::max(op_, 0), row_of(storage), static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)});
-  if (OpRow* op = op_running_ ? row(op_) : nullptr) op->stall_ticks += end - start;
+void Recorder::stalled(Storage& storage, Direction direction, Cause cause, EventPtr wait) {
+  if (!wait) return;
+  const int32_t row = full() ? -1 : row_of(storage);
+  log_->waits.push_back({{0, 0, std::max(op_, 0), row, static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)},
+                         op_running_ ? op_ : -1,
+                         std::move(wait)});
+  if (log_->waits.back().event->done()) log_->settle();
 }
 
 }  // namespace chameleon

@@ -26,6 +26,7 @@ struct OpRow {
   Ticks start_ticks;
   Ticks end_ticks;
   Ticks stall_ticks;
+  Ticks device_ticks;  // that it took there; -1 where nobody measured
   int64_t sequence_nr;
   int64_t live_peak_bytes;
   int64_t resident_peak_bytes;
@@ -124,7 +125,18 @@ struct StepLog {
   std::vector<UseRow> uses;
   std::vector<TransferRow> transfers;
   std::vector<EventPtr> transfer_events;  // beside transfers: their times are known once they are done
+  struct Wait {
+    StallRow stall;  // without its times
+    int32_t running_op;
+    EventPtr event;
+  };
   std::vector<StallRow> stalls;
+  std::vector<Wait> waits;  // of compute that has not got there yet: settle() makes stalls of them
+  struct Span {
+    int32_t op;
+    EventPtr begin, end;
+  };
+  std::deque<Span> spans;  // of compute likewise: settle() makes the ops' device_ticks of them
   std::vector<ResidencyRow> residencies;
   std::vector<ReplayRow> replays;
   std::vector<DeclinedRow> declined;
@@ -155,6 +167,9 @@ struct StepLog {
   int64_t fired_bytes = 0;   // of those that took place
   Ticks stall_ticks = 0;
 
+  void settle();  // call before reading ops, stalls, their sum, or late prefetches
+  bool settled() const { return waits.empty() && spans.empty(); }
+
   // What a copy has moved or will have moved: less than asked for if it was cancelled.
   int64_t copied_bytes(size_t transfer) const;
   int64_t moved_bytes(Direction direction) const;
@@ -176,6 +191,7 @@ class Recorder {
   // Returns the row of the op, or null past the end of the ring.
   OpRow* begin_op(int32_t name, Stage stage, int32_t module, int64_t sequence_nr, int32_t thread);
   void end_op(int32_t op);
+  void timed(int32_t op, EventPtr begin, EventPtr end);
   void resume(int32_t op, bool running) {  // where several threads run ops, each comes back to its own
     op_ = op;
     op_running_ = running;
@@ -193,7 +209,7 @@ class Recorder {
   void dropped(Storage& storage);
   void declined(Storage& storage, Refusal refusal);
   void replayed(Storage* storage, size_t bytes, int32_t name, Cause cause, Ticks start, Ticks end);
-  void stalled(Storage& storage, Direction direction, Cause cause, Ticks start, Ticks end);
+  void stalled(Storage& storage, Direction direction, Cause cause, EventPtr wait);  // null: it did not
 
   // Close the step: every storage alive gets a row. Movable: may it leave the device?
   template <class Movable>

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
+#include "devices.h"
 #include "marks.h"
 #include "runtime_internal.h"
 
@@ -36,36 +38,90 @@ Runtime::ThreadState& Runtime::thread_state() {
   return state;
 }
 
+namespace {
+
+std::atomic<Runtime*> newest{nullptr};
+std::mutex registry_mutex;
+std::vector<std::pair<c10::Device, Runtime*>>& registry() {
+  static auto* runtimes = new std::vector<std::pair<c10::Device, Runtime*>>();
+  return *runtimes;
+}
+
+}  // namespace
+
 Runtime& Runtime::instance() {
-  static auto* runtime = new Runtime();
+  Runtime* runtime = newest.load(std::memory_order_acquire);
+  return runtime ? *runtime : of(c10::DeviceType::CPU);
+}
+
+Runtime& Runtime::of(c10::Device device) {
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  for (const auto& [known, runtime] : registry()) {
+    if (known == device) return *runtime;
+  }
+  auto* runtime = new Runtime(make_device(device));
+  if (registry().empty()) {
+    access::set_hook(&Runtime::on_access);
+    access::set_away_deleter(&Runtime::on_away_deleted);
+    marks::set_provider(&Runtime::on_mark_read);
+    pthread_atfork(
+        [] {
+          registry_mutex.lock();
+          for (const auto& one : registry()) one.second->before_fork();
+          lock_op_registry();
+        },
+        [] {
+          unlock_op_registry();
+          for (const auto& one : registry()) one.second->after_fork_in_parent();
+          registry_mutex.unlock();
+        },
+        [] {
+          unlock_op_registry();
+          for (const auto& one : registry()) one.second->after_fork_in_child();
+          registry_mutex.unlock();
+        });
+  }
+  registry().emplace_back(device, runtime);
   return *runtime;
 }
 
-Runtime::Runtime()
-    : device_(make_cpu_device()),
+std::vector<Runtime*> Runtime::all() {
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  std::vector<Runtime*> runtimes;
+  for (const auto& one : registry()) runtimes.push_back(one.second);
+  return runtimes;
+}
+
+Runtime::Runtime(std::unique_ptr<Device> device)
+    : device_(std::move(device)),
       block_deleter_(device_->block_deleter()),
+      table_(this, block_deleter_),
       host_(*device_),
       swapper_(*device_, host_, table_, recorder_),
       executor_(swapper_, table_, recorder_),
       replays_([this](c10::StorageImpl* impl) { return find(impl); },
                [this](const Storage& storage) { return swapper_.movable(storage); },
-               [this](Storage& ghost) { free_ghost(ghost); },
-               [this](size_t bytes) { return device_->allocate_plain(bytes); }) {
+               [this](Storage& ghost) { free_ghost(ghost); }, [this](size_t bytes) { return allocate_kept(bytes); }) {
   executor_.drop_bytes = [this](Storage& storage) { return drop_bytes(storage) == Refusal::None; };
   swapper_.next_use = [this](const Storage& storage) { return executor_.next_use(storage, clock_ops_); };
   swapper_.wait_for_pins = [this] { return wait_for_pins(); };
-  access::set_hook(&Runtime::on_access);
-  marks::set_provider([](const void* address) { return instance().show(address); });
-  access::set_away_deleter(&Runtime::on_away_deleted);
-  access::set_block_deleter(block_deleter_);
-  pthread_atfork([] { instance().before_fork(); }, [] { instance().after_fork_in_parent(); },
-                 [] { instance().after_fork_in_child(); });
 }
 
 void Runtime::open(const Options& options) {
   if (!options.unbacked) device_->install_allocator();
+  for (Runtime* other : all()) {
+    TORCH_CHECK(other == this || other->callback_ == at::INVALID_CALLBACK_HANDLE,
+                "Chameleon Lab: tensors of a session on ", other->torch_device(),
+                " did not fit back when it ended and are still on the host: delete them first, or ",
+                "open this session on that device");
+  }
+  newest.store(this, std::memory_order_release);
   Lock lock(mutex_);
   TORCH_CHECK(!open_, "Chameleon Lab: the runtime is open already");
+  if (callback_ != at::INVALID_CALLBACK_HANDLE) {  // see close()
+    at::removeCallback(callback_);
+    callback_ = at::INVALID_CALLBACK_HANDLE;
+  }
   if (options.capacity_bytes != SIZE_MAX) marks::reserve();
   options_ = options;
   unbacked_ = options.unbacked;
@@ -74,6 +130,7 @@ void Runtime::open(const Options& options) {
   device_->set_capacity(options.capacity_bytes);
   device_->set_link(options.link_out_bytes_per_s, options.link_in_bytes_per_s);
   device_->reset_peaks();
+  device_->set_host_capacity(options.host_capacity_bytes);
   host_.set_capacity(options.host_capacity_bytes);
   host_.reset_peak();
   swapper_.min_bytes = options.min_swap_bytes;
@@ -93,9 +150,10 @@ void Runtime::open(const Options& options) {
   ++epoch_;
   failure_.reset();
   optimizer_stage_ = false;
+  timed_every_ = timed_first_ = 0;
   begin_step();
-  const size_t resident_bytes = device_->memory_info().resident_bytes;
-  if (resident_bytes > options.capacity_bytes) {
+  const size_t resident_bytes = device_->resident_bytes();
+  if (resident_bytes > options.capacity_bytes && !swapper_.make_room(0)) {
     device_->set_capacity(SIZE_MAX);
     TORCH_CHECK(false, "Chameleon Lab: tensors of an earlier session hold ", human(resident_bytes),
                 " that cannot move, more than the capacity of ", human(options.capacity_bytes),
@@ -124,12 +182,14 @@ void Runtime::close() {
   evicts_always_ = false;
   swapper_.transitions.reset();
   executor_.unload();
-  device_->set_capacity(SIZE_MAX);
+  device_->set_capacity(device_->total_bytes());
   restore_dropped(thread_state());
   open_ = false;
   tracked_bytes_ = kTrackedBytes;
+  // A real device may not hold everything at once. Then what is away comes back when it is used, as it did before.
+  if (!swapper_.restore_all()) return;
+  device_->set_capacity(SIZE_MAX);
   forget_values();
-  swapper_.restore_all();
   forget_unbacked();
   limited_ = false;
   hand_back();
@@ -150,6 +210,15 @@ void Runtime::hand_back() {
                       !storage->escaped && access::movable(*storage) && access::keep(*storage);
     storage->escaped = true;  // what stays is out of sight from here on: no later session may move it
     if (!goes) continue;
+    if (device_->hand_over(storage->block, storage->block_bytes)) {
+      void* block = storage->block;
+      storage->impl->_mutable_data_ptr_no_checks().release_context();
+      storage->impl->set_data_ptr_noswap({block, block, device_->plain_deleter(), device_->torch_device()});
+      recorder_.left(*storage, recorder_.op() + 1);
+      table_.set_block(storage, nullptr);
+      destroyed(storage);
+      continue;
+    }
     c10::DataPtr plain;
     try {
       plain = device_->allocate_plain(storage->bytes);
@@ -176,10 +245,7 @@ void Runtime::set_capacity(size_t capacity_bytes) {
   options_.capacity_bytes = capacity_bytes;
   if (limited) marks::reserve();
   device_->set_capacity(capacity_bytes);
-  // Taking nothing at all makes the room that the new capacity asks for.
-  if (limited) {
-    if (void* block = swapper_.take(0)) device_->free(block, 0);
-  }
+  if (limited) swapper_.make_room(0);
 }
 
 void Runtime::set_link(double out_bytes_per_s, double in_bytes_per_s) {
@@ -190,31 +256,24 @@ void Runtime::set_link(double out_bytes_per_s, double in_bytes_per_s) {
 }
 
 std::pair<double, double> Runtime::measure_link() {
-  constexpr size_t kBytes = 4 << 20;
-  constexpr int kCopies = 4;
   Lock lock(mutex_);
-  void* here = device_->allocate_host(kBytes);
-  void* there = device_->allocate_host(kBytes);
-  TORCH_CHECK(here && there, "Chameleon Lab: no host memory left to measure the link");
-  const auto best = [&](auto copy) {
-    double best_s = 1e9;
-    for (int i = 0; i < kCopies; ++i) {  // the first one touches the pages
-      const EventPtr event = copy();
-      device_->host_wait(event);
-      best_s = std::min(best_s, clock_.duration(event->end_ticks() - event->start_ticks()));
-    }
-    return kBytes / best_s;
-  };
-  const double out = best([&] { return device_->copy_out(there, here, kBytes, nullptr); });
-  const double in = best([&] { return device_->copy_in(here, there, kBytes, nullptr); });
-  device_->free_host(here, kBytes);
-  device_->free_host(there, kBytes);
-  return {out, in};
+  return device_->measure_link();
+}
+
+size_t Runtime::pageable_host_bytes() {
+  Lock lock(mutex_);
+  return device_->pageable_host_bytes();
+}
+
+void Runtime::reserve_host(size_t bytes) {
+  Lock lock(mutex_);
+  device_->reserve_host(std::min(bytes, options_.host_capacity_bytes));
 }
 
 std::shared_ptr<StepLog> Runtime::end_step() {
   Lock lock(mutex_);
   executor_.end_step();
+  recorder_.log().settle();
   auto log = recorder_.end_step(table_, [this](const Storage& storage) { return swapper_.movable(storage); });
   if (Producer::count > 0) replays_.prune(table_);
   begin_step();
@@ -248,6 +307,12 @@ void Runtime::use_program(int64_t id) {
   Lock lock(mutex_);
   executor_.use(id);
   begin_step();
+}
+
+void Runtime::time_ops(int32_t every, int32_t first) {
+  Lock lock(mutex_);
+  timed_every_ = every;
+  timed_first_ = first;
 }
 
 namespace {
@@ -315,14 +380,10 @@ void Runtime::before_fork() {
     restore_dropped(thread_state());
   }
   mutex_.lock();
-  lock_op_registry();
   device_->drain();
 }
 
-void Runtime::after_fork_in_parent() {
-  unlock_op_registry();
-  mutex_.unlock();
-}
+void Runtime::after_fork_in_parent() { mutex_.unlock(); }
 
 // The child has no copy engines, and none of the parent's budget is its own: it records and plans nothing, and still
 // brings back what is away when it is used.
@@ -334,7 +395,6 @@ void Runtime::after_fork_in_child() {
   executor_.unload();
   threads_in_ops_ = thread_state().depth > 0 ? 1 : 0;
   threads_waiting_ = threads_waiting_in_ops_ = 0;
-  unlock_op_registry();
   mutex_.unlock();
 }
 

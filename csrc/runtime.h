@@ -71,8 +71,9 @@ struct Counters {
 
 class Runtime {
  public:
-  // One per process; never destroyed, since tensors may outlive everything else.
-  static Runtime& instance();
+  // One a device; never destroyed, since tensors may outlive everything else.
+  static Runtime& of(c10::Device device);
+  static Runtime& instance();  // the one that was opened last
 
   // --- the session's calls
   void open(const Options& options);
@@ -81,6 +82,10 @@ class Runtime {
   void set_capacity(size_t capacity_bytes);
   void set_link(double out_bytes_per_s, double in_bytes_per_s);
   std::pair<double, double> measure_link();  // bytes per second out and in
+  size_t pageable_host_bytes();              // host memory whose copies stop the host
+  void reserve_host(size_t bytes);           // host memory for storages that are away, ahead of its use
+  c10::Device torch_device() const { return device_->torch_device(); }
+  size_t total_bytes() const { return device_->total_bytes(); }
   std::shared_ptr<StepLog> end_step();
   std::vector<std::shared_ptr<StepLog>> logs();
   void add_program(int64_t id, std::shared_ptr<const Program> program);
@@ -89,6 +94,8 @@ class Runtime {
   // The texts behind ids of modules and labels: what tokens are made of, since ids mean nothing to another process.
   void name_module(int32_t id, std::string_view path);
   void name_label(int32_t id, std::string_view name);
+  // Of every how many ops the time on the device is taken, and which is the first of a step; 0: of none.
+  void time_ops(int32_t every, int32_t first);
   void set_optimizer_stage(bool on) { optimizer_stage_.store(on, std::memory_order_relaxed); }
 
   // Owners: how many tensors are known to hold the storage; held by more, it stays where it is, unless the caller is
@@ -119,8 +126,8 @@ class Runtime {
   // A read has met the mark of a storage that is away: its bytes are put there. False: there are none behind it.
   bool show(const void* address);
 
-  // A raw pointer to the bytes is about to leave the dispatcher: they come in, and stay.
-  void accessed(c10::StorageImpl* impl);
+  // A raw pointer to the bytes is about to leave the dispatcher: they come in, and stay. False: they are not ours.
+  bool accessed(c10::StorageImpl* impl);
 
   Counters counters();
   std::optional<Failure> take_failure();
@@ -137,6 +144,7 @@ class Runtime {
   }
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
+  bool make_way(size_t bytes);      // memory that is not the runtime's could not be had; false: nothing can leave
 
  private:
   struct ThreadState;
@@ -154,10 +162,12 @@ class Runtime {
   OpPlace& place(ThreadState& thread);  // and the recorder goes there
   void begin_step();
 
-  Runtime();
+  explicit Runtime(std::unique_ptr<Device> device);
+  static std::vector<Runtime*> all();
   static std::unique_ptr<at::ObserverContext> on_op_start(const at::RecordFunction& function);
   static void on_op_end(const at::RecordFunction& function, at::ObserverContext* context);
   static void on_access(c10::StorageImpl* impl);
+  static bool on_mark_read(const void* address);
   static void on_away_deleted(void* storage);
   static void on_unbacked_deleted(void* address);
 
@@ -182,7 +192,7 @@ class Runtime {
   void link_maker(ThreadState& thread);
   void end_maker(const at::RecordFunction& function, Maker& maker);
   // These give up the lock while ops run, and so may bring_in().
-  void bring_in(Storage& storage, Cause cause, ThreadState& thread);
+  void bring_in(Storage& storage, Cause cause, ThreadState& thread, bool host_reads = false);
   bool fetch(Storage& storage);
   bool show_bytes(const void* address, bool* dropped);
   void make_behind(const void* address);
@@ -200,6 +210,8 @@ class Runtime {
   void take_over(Storage& storage, const at::Tensor& made, ThreadState& thread);
   Refusal drop_bytes(Storage& storage);
   void free_ghost(Storage& ghost);
+  void follow_replays(const Storage& storage, int lane);
+  c10::DataPtr allocate_kept(size_t bytes);
   bool accumulates(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void leaf_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void leaf_end(const at::RecordFunction& function, ThreadState& thread);
@@ -256,7 +268,9 @@ class Runtime {
   std::optional<std::mt19937> dice_;  // decide which of them
   bool limited_ = false;              // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
-  uint64_t serials_ = 0;     // of outermost ops, and of replays between them
+  uint64_t serials_ = 0;  // of outermost ops, and of replays between them
+  int32_t timed_every_ = 0;
+  int32_t timed_first_ = 0;
   int64_t clock_ops_ = 0;    // outermost ops since the process began
   int64_t step_serial_ = 0;  // steps begun, and programs loaded, since the process began
   OpPlace newest_;           // of the op that started last; what happens between ops belongs there
@@ -264,8 +278,5 @@ class Runtime {
   std::vector<Storage*> missing_;  // inputs of the op that are not resident
   std::vector<Storage*> written_;  // those that it writes, where a value ends by that
 };
-
-// Defined by the device backend.
-std::unique_ptr<Device> make_cpu_device();
 
 }  // namespace chameleon

@@ -35,9 +35,11 @@ class Lock {
 };
 
 struct Runtime::ThreadState {
-  int depth = 0;        // ops on this thread's stack
-  uint64_t serial = 0;  // of its outermost op; 0 outside
-  int32_t index = -1;   // in order of appearance
+  Runtime* runtime = nullptr;  // that its outermost op belongs to
+  int depth = 0;               // ops on this thread's stack
+  int lane = 0;                // that its compute goes along
+  uint64_t serial = 0;         // of its outermost op; 0 outside
+  int32_t index = -1;          // in order of appearance
   OpTable ops;
   std::vector<const OpInfo*> frames;  // every RecordFunction on this thread's stack
   ModuleStack modules;
@@ -50,7 +52,9 @@ struct Runtime::ThreadState {
   LeafCall leaf_call;
   c10::StorageImpl* accumulated = nullptr;  // what the leaf adds to in place
   const char* op_name = nullptr;
-  OpPlace place;          // of the outermost op
+  OpPlace place;   // of the outermost op
+  EventPtr began;  // the same on the device, where its time is taken
+  int began_lane = 0;
   uint32_t token = 0;     // of the outermost op, as far as its inputs have been looked at
   bool in_graph = false;  // does the op read a parameter or an activation?
   bool saving = false;    // torch.save reads storages one at a time, each under hold()

@@ -32,10 +32,9 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     if (impl->nbytes() < options_.min_tracked_bytes) return Adopted::TooSmall;
     storage = add_unbacked(impl);
     recorder_.arrived(*storage);
-    recorder_.levels(table_.live_bytes(), resident_bytes());
     result = Adopted::New;
   } else if (!storage) {
-    if (impl->device_type() != device_->torch_device().type() || !impl->resizable()) return Adopted::Foreign;
+    if (impl->device() != device_->torch_device() || !impl->resizable()) return Adopted::Foreign;
     c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
     const c10::DeleterFnPtr deleter = pointer.get_deleter();
     if (deleter != device_->plain_deleter() || pointer.get() != pointer.get_context()) return Adopted::Foreign;
@@ -43,25 +42,27 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     if (bytes < tracked_bytes_) return Adopted::TooSmall;
     if (!trusted && c10::raw::intrusive_ptr::use_count(impl) > owners) return Adopted::Shared;
     const size_t block_bytes = device_->block_bytes(bytes);
-    void* block = swapper_.take(block_bytes);
+    const int lane = device_->lane();
+    const bool as_it_is = device_->take_over(pointer.get(), block_bytes);
+    void* block = as_it_is ? pointer.get() : swapper_.take(block_bytes, lane);
     if (!block) {
       note_failure(block_bytes, thread_state());
       return Adopted::NoRoom;
     }
     // Making room may have waited for other threads, and let their ops in.
-    const bool alone = wait_for_other_ops();
-    if (find(impl) || !alone || pointer.get_deleter() != deleter || impl->nbytes() != bytes) {
+    const bool alone = as_it_is || wait_for_other_ops();
+    if (!as_it_is && (find(impl) || !alone || pointer.get_deleter() != deleter || impl->nbytes() != bytes)) {
       device_->free(block, block_bytes);
       return find(impl) ? Adopted::Known : Adopted::Shared;
     }
-    device_->copy_now(block, pointer.get(), bytes);
+    if (!as_it_is) device_->copy_now(block, pointer.get(), bytes);
     storage = table_.add(bytes, block_bytes, block);
+    storage->lane = static_cast<uint8_t>(lane);
     void* old = pointer.release_context();
     impl->set_data_ptr_noswap({block, block, block_deleter_, device_->torch_device()});
-    deleter(old);
+    if (!as_it_is) deleter(old);
     storage->last_use = clock_ops_;
     recorder_.arrived(*storage);
-    recorder_.levels(table_.live_bytes(), resident_bytes());
     result = Adopted::New;
   }
   if (!storage->impl) attach(*storage, impl);
@@ -74,6 +75,11 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   const bool lasts = category != Category::Gradient && label >= 0 && label < static_cast<int32_t>(label_hashes_.size());
   storage->anchor = lasts ? label_hashes_[label] : 0;
   storage->evict_last |= evict_last;
+  if (result == Adopted::New && limited_ && !options_.unbacked && !swapper_.make_room(0)) {
+    note_failure(storage->block_bytes, thread_state());
+    return Adopted::NoRoom;
+  }
+  if (result == Adopted::New) recorder_.levels(table_.live_bytes(), resident_bytes());
   return result;
 }
 
@@ -185,13 +191,15 @@ void* Runtime::allocate(size_t bytes) {
   Lock lock(mutex_);
   place(thread);
   const size_t block_bytes = device_->block_bytes(bytes);
-  void* block = swapper_.take(block_bytes);
+  const int lane = device_->lane();
+  void* block = swapper_.take(block_bytes, lane);
   const OpPlace& here = place(thread);  // other threads may have had the lock meanwhile
   if (!block) {
     const std::string message = note_failure(block_bytes, thread);
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
   }
   Storage* storage = table_.add(bytes, block_bytes, block, thread.replaying > 0);
+  storage->lane = static_cast<uint8_t>(lane);
   if (storage->scratch) {
     recorder_.levels(table_.live_bytes(), resident_bytes());
   } else {
@@ -214,9 +222,7 @@ int32_t Runtime::describe_birth(Storage& storage, ThreadState& thread) {
   return ordinal;
 }
 
-size_t Runtime::resident_bytes() const {
-  return options_.unbacked ? table_.live_bytes() : device_->memory_info().resident_bytes;
-}
+size_t Runtime::resident_bytes() const { return options_.unbacked ? table_.live_bytes() : device_->resident_bytes(); }
 
 bool Runtime::release(const void* block) {
   Lock lock(mutex_);
@@ -242,11 +248,19 @@ void Runtime::destroyed(Storage* storage) {
   table_.remove(storage);
 }
 
-void Runtime::on_away_deleted(void* storage) {
-  Runtime& runtime = instance();
+bool Runtime::make_way(size_t bytes) {
+  Lock lock(mutex_);
+  if (!limited_) return false;
+  place(thread_state());
+  return swapper_.evict_any(bytes);
+}
+
+void Runtime::on_away_deleted(void* address) {
+  auto* storage = static_cast<Storage*>(address);
+  Runtime& runtime = *storage->owner;
   Lock lock(runtime.mutex_);
   runtime.place(thread_state());
-  runtime.destroyed(static_cast<Storage*>(storage));
+  runtime.destroyed(storage);
 }
 
 Category Runtime::guess_category(ThreadState& thread) {
@@ -256,21 +270,28 @@ Category Runtime::guess_category(ThreadState& thread) {
   return modules(thread).current() >= 0 || thread.in_graph ? Category::Activation : Category::Input;
 }
 
-void Runtime::on_access(c10::StorageImpl* impl) { instance().accessed(impl); }
+void Runtime::on_access(c10::StorageImpl* impl) {
+  if (instance().accessed(impl)) return;
+  for (Runtime* runtime : all()) {
+    if (runtime->accessed(impl)) return;
+  }
+}
 
-void Runtime::accessed(c10::StorageImpl* impl) {
+bool Runtime::accessed(c10::StorageImpl* impl) {
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
   Storage* storage = find(impl);
-  if (!storage) return;
+  if (!storage) return false;
   if (thread.saving) {
     // torch has cleared the hook, or will: it is armed again when saving ends.
     thread.seen_saving.emplace_back(storage, storage->uid);
-    return;
+    return true;
   }
   place(thread);
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, true);
-  if (storage->residency != Residency::Resident) bring_in(*storage, Cause::Access, thread);
+  device_->lane();  // whoever has the pointer comes after what this lane has waited for
+  const bool host_reads = true;
+  if (storage->residency != Residency::Resident) bring_in(*storage, Cause::Access, thread, host_reads);
   const bool own_op = thread.depth > 0 && storage->pinned_by == thread.serial;
   if (!own_op) {
     restore_dependents(*storage, Cause::Access, thread);
@@ -278,10 +299,19 @@ void Runtime::accessed(c10::StorageImpl* impl) {
     storage->escaped = true;
     swapper_.drop_host(*storage);  // whoever has the pointer may write through it
   }
+  return true;
+}
+
+bool Runtime::on_mark_read(const void* address) {
+  for (Runtime* runtime : all()) {
+    if (runtime->show(address)) return true;
+  }
+  return false;
 }
 
 // In a signal's handler. The thread holds no lock of ours: our own code never reads what marks point at.
 bool Runtime::show(const void* address) {
+  if (!device_->torch_device().is_cpu()) return false;  // the host cannot read a device's memory
   bool dropped = false;
   if (show_bytes(address, &dropped)) return true;
   if (!dropped) return false;

@@ -34,8 +34,9 @@ uint32_t shapes_token(const at::RecordFunction& function) {
 }  // namespace
 
 std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
-  Runtime& runtime = instance();
   ThreadState& thread = thread_state();
+  if (thread.depth == 0) thread.runtime = &instance();
+  Runtime& runtime = *thread.runtime;
   // How torch works out the results of a leaf without memory is no part of the program, and a replay is none either.
   if (thread.leaf_frame > 0 || thread.replaying > 0) {
     thread.frames.push_back(&OpInfo::ignored());
@@ -68,7 +69,7 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
   }
   thread.frames.pop_back();
   if (info.kind == OpKind::Op) {
-    instance().op_end(function, info, thread, maker ? &*maker : nullptr);
+    thread.runtime->op_end(function, info, thread, maker ? &*maker : nullptr);
   } else if (info.kind == OpKind::BackwardNode && !thread.nodes.empty()) {
     thread.nodes.pop_back();
   }
@@ -87,6 +88,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   if (outermost && stacks_.load(std::memory_order_relaxed) && open_)
     stack = torch::CapturedTraceback::gather(true, false, false);
   Lock lock(mutex_);
+  thread.lane = device_->lane();
   ++thread.depth;
   if (outermost) {
     ++clock_ops_;
@@ -146,6 +148,12 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   if (outermost && open_) {
     executor_.prefetch();
     replay_planned(thread);
+  }
+  device_->lane();  // behind what other threads have brought in for this op meanwhile
+  // Behind all that it waits for: those times are stalls, and not its own.
+  if (outermost && open_ && timed_every_ > 0 && thread.place.op % timed_every_ == timed_first_ % timed_every_) {
+    thread.began = device_->moment(thread.lane);
+    thread.began_lane = thread.lane;
   }
 }
 
@@ -210,6 +218,8 @@ void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& 
       storage->host_stale = true;
     }
   }
+  follow_replays(*storage, thread.lane);
+  storage->lanes |= lane_bit(thread.lane);
   if (writes && storage->value) written_.push_back(storage);
   storage->last_use = clock_ops_;
   if (storage->anchor && thread.depth == 1) thread.token = mix_token(thread.token, storage->anchor);
@@ -234,6 +244,11 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   place(thread);
   if (--thread.depth > 0) return;
   --threads_in_ops_;
+  if (const EventPtr began = std::exchange(thread.began, nullptr)) {
+    if (open_ && thread.place.step == newest_.step) {
+      recorder_.timed(thread.place.op, began, device_->moment(thread.began_lane));
+    }
+  }
   unpin_all(thread);
   if (C10_UNLIKELY(evicts_always_)) send_all_out();
   thread.serial = 0;
@@ -296,7 +311,8 @@ Storage* Runtime::find(c10::StorageImpl* impl) const {
     return storage;
   }
   if (pointer.get_deleter() == &on_unbacked_deleted) return table_.at(pointer.get_context());
-  return access::away_storage(impl);
+  Storage* storage = access::away_storage(impl);
+  return storage && storage->owner == this ? storage : nullptr;
 }
 
 }  // namespace chameleon

@@ -38,6 +38,7 @@ class Runtime::PinsOfReplay {
       : runtime_(runtime), thread_(thread), outermost_(thread.depth == 0) {
     if (!outermost_) return;
     thread_.depth = 1;
+    thread_.runtime = &runtime_;
     thread_.serial = runtime_.next_serial();
     thread_.place = runtime_.newest_;
     thread_.op_name = "a replay between ops";
@@ -63,7 +64,7 @@ class Runtime::PinsOfReplay {
 // The bytes that a replay reads: resident and pinned, or made for it alone.
 class Runtime::ReplayInputs {
  public:
-  explicit ReplayInputs(Runtime& runtime) : runtime_(runtime) {}
+  ReplayInputs(Runtime& runtime, int lane) : runtime_(runtime), lane_(lane) {}
   ~ReplayInputs() {
     for (const auto& value : pinned_) {
       if (value->storage) runtime_.unpin(*value->storage);
@@ -76,6 +77,8 @@ class Runtime::ReplayInputs {
   void pin(const std::shared_ptr<Value>& value) {
     Storage& storage = *value->storage;
     ++storage.pins;
+    runtime_.follow_replays(storage, lane_);
+    storage.lanes |= lane_bit(lane_);
     if (storage.impl) access::disarm(storage);
     pinned_.push_back(value);
     data.push_back(storage.block);
@@ -90,6 +93,7 @@ class Runtime::ReplayInputs {
 
  private:
   Runtime& runtime_;
+  const int lane_;  // that the replay goes along
   std::vector<std::shared_ptr<Value>> pinned_;
 };
 
@@ -160,10 +164,12 @@ Refusal Runtime::drop_bytes(Storage& storage) {
 }
 
 // Be resident when this returns. Raises OutOfMemoryError, and what a replayed op raises.
-void Runtime::bring_in(Storage& storage, Cause cause, ThreadState& thread) {
+void Runtime::bring_in(Storage& storage, Cause cause, ThreadState& thread, bool host_reads) {
   if (storage.residency == Residency::Dropped) {
     rematerialise(storage.value, cause, thread);
-  } else if (!swapper_.restore(storage, cause)) {
+    const EventPtr made = host_reads ? device_->record(lane_bit(device_->lane())) : nullptr;
+    if (made) device_->host_wait(made);
+  } else if (!swapper_.restore(storage, cause, host_reads)) {
     const std::string message = note_failure(storage.block_bytes, thread);
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
   }
@@ -201,7 +207,7 @@ void Runtime::rematerialise(const std::shared_ptr<Value> value, Cause cause, Thr
 at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, const std::shared_ptr<Value>& wanted, Cause cause,
                                ThreadState& thread) {
   const std::shared_ptr<const Producer> producer = value->producer;
-  ReplayInputs inputs(*this);
+  ReplayInputs inputs(*this, device_->lane());
   for (const KeptInput& input : producer->inputs) {
     if (!input.value) {
       inputs.data.push_back(nullptr);
@@ -246,22 +252,37 @@ void Runtime::take_over(Storage& storage, const at::Tensor& made, ThreadState& t
   if (temporary && temporary->block_bytes == storage.block_bytes && temporary->residency == Residency::Resident &&
       c10::raw::intrusive_ptr::use_count(impl) == 1) {
     block = temporary->block;
+    storage.lane = temporary->lane;
     impl->_mutable_data_ptr_no_checks().release_context();
     impl->set_data_ptr_noswap(c10::DataPtr(nullptr, impl->device()));
     table_.set_block(temporary, nullptr);
     table_.remove(temporary);
   } else {  // its memory is not the session's (which is closing), or something else holds it
-    block = swapper_.take(storage.block_bytes);
+    block = swapper_.take(storage.block_bytes, device_->lane());
+    storage.lane = static_cast<uint8_t>(device_->lane());
     if (!block) {
       const std::string message = note_failure(storage.block_bytes, thread);
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);
     }
     device_->copy_now(block, impl->_mutable_data_ptr_no_checks().get(), storage.bytes);
   }
+  storage.lanes = storage.made_by = lane_bit(device_->lane());
   swapper_.remade(storage, block);
   replays_.restored(storage);
   recorder_.arrived(storage);
   recorder_.levels(table_.live_bytes(), resident_bytes());
+}
+
+// The program orders an op behind the one that made its input, and knows nothing of the replay.
+void Runtime::follow_replays(const Storage& storage, int lane) {
+  const Lanes others = storage.made_by & ~lane_bit(lane);
+  if (others) device_->join(lane, others);
+}
+
+// What a producer keeps is the host's.
+c10::DataPtr Runtime::allocate_kept(size_t bytes) {
+  return device_->torch_device().is_cpu() ? device_->allocate_plain(bytes)
+                                          : c10::GetAllocator(c10::DeviceType::CPU)->allocate(bytes);
 }
 
 // Before a storage's value ends: everything that is made from it comes back while it can.
@@ -302,7 +323,7 @@ void Runtime::end_values(ThreadState& thread) {
 void Runtime::replay_planned(ThreadState& thread) {
   for (Storage* storage : executor_.take_replays()) {
     const std::shared_ptr<Value> value = storage->value;
-    if (!value || value->storage != storage || !swapper_.make_room(storage->block_bytes)) continue;
+    if (!value || value->storage != storage || !swapper_.has_room(storage->block_bytes)) continue;
     try {
       rematerialise(value, Cause::Planned, thread);
       if (value->storage) watch(*value->storage);

@@ -14,6 +14,8 @@ Storage* StorageTable::add(size_t bytes, size_t block_bytes, void* block, bool s
     *record = Storage();
   }
   Storage* storage = record.get();
+  storage->owner = owner_;
+  storage->block_deleter = block_deleter_;
   storage->uid = next_uid_++;
   storage->bytes = bytes;
   storage->block_bytes = block_bytes;

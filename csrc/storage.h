@@ -13,6 +13,7 @@
 
 namespace chameleon {
 
+class Runtime;
 struct Value;
 
 // resident ──swap-out──> leaving ──free point──> away ──swap-in──> returning ──first use──> resident
@@ -21,8 +22,6 @@ struct Value;
 enum class Residency : uint8_t { Resident, Leaving, Away, Returning, Dropped };
 
 enum class Category : uint8_t { Parameter, Gradient, OptimizerState, Activation, Input, Other };
-
-enum class Direction : uint8_t { Out, In };
 
 enum class Cause : uint8_t { Planned, Evict, Demand, Access };
 
@@ -49,6 +48,8 @@ struct HostCopy {
 };
 
 struct Storage {
+  Runtime* owner = nullptr;
+  c10::DeleterFnPtr block_deleter = nullptr;  // what its DataPtr is destroyed with while it is resident
   int64_t uid = 0;
   size_t bytes = 0;
   size_t block_bytes = 0;
@@ -64,6 +65,9 @@ struct Storage {
   bool failed = false;      // bringing it in failed: accesses raise until the op ends
   bool host_stale = false;  // an op writes it while it returns: the host copy goes when the op ends
   bool unbacked = false;    // of a tensor without memory: `block` is a made-up address
+  uint8_t lane = 0;         // that its block belongs to
+  Lanes lanes = 0;          // that used it since its block was taken
+  Lanes made_by = 0;        // that replayed its bytes, if they were: no program orders its ops behind that
   int32_t pins = 0;         // ops on the stack that use it, and holds
   int32_t holds = 0;        // of torch.save and the like
   uint64_t pinned_by = 0;   // the op that pinned it last
@@ -112,6 +116,8 @@ struct Transition {
 // Every storage whose block the device holds or whose bytes are away. Owns the records.
 class StorageTable {
  public:
+  StorageTable(Runtime* owner, c10::DeleterFnPtr block_deleter) : owner_(owner), block_deleter_(block_deleter) {}
+
   Storage* add(size_t bytes, size_t block_bytes, void* block, bool scratch = false);
   void make_ghost(Storage* storage);
   void remove(Storage* storage);
@@ -130,6 +136,8 @@ class StorageTable {
   int64_t next_uid() const { return next_uid_; }
 
  private:
+  Runtime* const owner_;
+  const c10::DeleterFnPtr block_deleter_;
   std::vector<std::unique_ptr<Storage>> all_;
   std::vector<std::unique_ptr<Storage>> spare_;
   ska::flat_hash_map<const void*, Storage*> by_block_;

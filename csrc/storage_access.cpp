@@ -31,7 +31,6 @@ namespace {
 
 [[maybe_unused]] Hook hook = nullptr;
 Deleter away_deleter = nullptr;
-c10::DeleterFnPtr block_deleter = nullptr;
 
 void delete_away(void* context) { away_deleter(context); }
 
@@ -58,7 +57,6 @@ void set_pointer(Storage& storage, void* data, void* context, c10::DeleterFnPtr 
 
 void set_hook(Hook h) { hook = h; }
 void set_away_deleter(Deleter deleter) { away_deleter = deleter; }
-void set_block_deleter(c10::DeleterFnPtr deleter) { block_deleter = deleter; }
 bool has_hook() { return CHAMELEON_HAS_MATERIALIZER; }
 
 bool intact(const Storage& storage) {
@@ -67,7 +65,7 @@ bool intact(const Storage& storage) {
   if (storage.unbacked) return true;  // there is no pointer that anything could take
   const c10::DataPtr& pointer = storage.impl->_mutable_data_ptr_no_checks();
   return storage.block && storage.residency != Residency::Returning
-             ? pointer.get() == storage.block && pointer.get_deleter() == block_deleter
+             ? pointer.get() == storage.block && pointer.get_deleter() == storage.block_deleter
              : pointer.get_context() == &storage && pointer.get_deleter() == &delete_away;
 }
 
@@ -129,7 +127,7 @@ void mark_resident(Storage& storage) {
 #else
   stop_raising(storage);
 #endif
-  set_pointer(storage, storage.block, storage.block, block_deleter);
+  set_pointer(storage, storage.block, storage.block, storage.block_deleter);
 }
 
 void mark_failed(Storage& storage, const std::string& message) {

@@ -45,7 +45,5 @@ void disarm(Storage& storage);
 // What is called when an away storage dies.
 using Deleter = void (*)(void* storage);
 void set_away_deleter(Deleter deleter);
-// What a resident block's DataPtr is destroyed with.
-void set_block_deleter(c10::DeleterFnPtr deleter);
 
 }  // namespace chameleon::access

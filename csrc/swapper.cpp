@@ -6,15 +6,25 @@
 
 namespace chameleon {
 
-void* Swapper::take(size_t block_bytes) {
+void* Swapper::take(size_t block_bytes, int lane) {
   for (;;) {
-    if (void* block = device_.allocate(block_bytes)) return block;
-    if (finish_any_leaving()) continue;
-    if (evict(block_bytes)) continue;
-    if (wait_for_pins && wait_for_pins()) continue;
-    return nullptr;
+    if (void* block = device_.allocate(block_bytes, lane)) return block;
+    if (!free_something(block_bytes)) return nullptr;
   }
 }
+
+bool Swapper::make_room(size_t block_bytes) {
+  while (!device_.has_room(block_bytes)) {
+    if (!free_something(block_bytes)) return false;
+  }
+  return true;
+}
+
+bool Swapper::free_something(size_t block_bytes) {
+  return evict_any(block_bytes) || (wait_for_pins && wait_for_pins());
+}
+
+bool Swapper::evict_any(size_t bytes) { return finish_any_leaving() || evict(bytes); }
 
 // Storages on their way out free their blocks first: copies that are done, else the one issued first.
 bool Swapper::finish_any_leaving() {
@@ -49,9 +59,10 @@ bool Swapper::evict(size_t block_bytes) {
   };
   std::make_heap(candidates_.begin(), candidates_.end(), sooner);  // a few of many are taken
   const MemoryInfo memory = device_.memory_info();
-  const size_t free_bytes =
-      memory.capacity_bytes > memory.resident_bytes ? memory.capacity_bytes - memory.resident_bytes : 0;
-  size_t short_bytes = block_bytes > free_bytes ? block_bytes - free_bytes : 1;
+  const size_t used_bytes = memory.resident_bytes + memory.other_bytes;
+  const size_t free_bytes = memory.capacity_bytes > used_bytes ? memory.capacity_bytes - used_bytes : 0;
+  // With room enough and refused all the same, memory is in pieces: as much again has to leave.
+  size_t short_bytes = block_bytes > free_bytes ? block_bytes - free_bytes : std::max<size_t>(block_bytes, 1);
   std::vector<Storage*> chosen;
   while (!candidates_.empty()) {
     std::pop_heap(candidates_.begin(), candidates_.end(), sooner);
@@ -86,7 +97,8 @@ void Swapper::swap_out(Storage& storage, Cause cause) {
     host_full_ = !storage.host.data;
     if (host_full_) return;
     const Ticks issue = now_ticks();
-    storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes, device_.record());
+    storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes,
+                                            device_.record(storage.lanes | lane_bit(storage.lane)));
     recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
   }
   become(storage, Residency::Leaving);
@@ -100,11 +112,7 @@ void Swapper::forget_leaving(Storage& storage) {
 
 void Swapper::finish_swap_out(Storage& storage) {
   if (storage.host.written) {
-    if (!storage.host.written->done()) {
-      const Ticks start = now_ticks();
-      device_.compute_wait(storage.host.written);
-      recorder_.stalled(storage, Direction::Out, storage.moved_by, start, now_ticks());
-    }
+    wait(storage, storage.host.written, Direction::Out, storage.lane);
     storage.host.written.reset();
   }
   forget_leaving(storage);
@@ -114,21 +122,23 @@ void Swapper::finish_swap_out(Storage& storage) {
     return;
   }
   recorder_.left(storage, std::max(recorder_.op(), 0));
-  void* block = storage.block;
   become(storage, Residency::Away);
+  give_block_back(storage);
+}
+
+void Swapper::give_block_back(Storage& storage) {
+  void* block = storage.block;
   access::mark_away(storage);
   table_.set_block(&storage, nullptr);
+  device_.join(storage.lane, storage.lanes);  // those that only read it are not behind any copy
   device_.free(block, storage.block_bytes);
 }
 
 void Swapper::drop(Storage& storage) {
   drop_host(storage);
   recorder_.left(storage, recorder_.op() + 1);
-  void* block = storage.block;
   become(storage, Residency::Dropped);
-  access::mark_away(storage);
-  table_.set_block(&storage, nullptr);
-  device_.free(block, storage.block_bytes);
+  give_block_back(storage);
 }
 
 void Swapper::remade(Storage& storage, void* block) {
@@ -137,20 +147,21 @@ void Swapper::remade(Storage& storage, void* block) {
   access::mark_resident(storage);
 }
 
-bool Swapper::make_room(size_t block_bytes) {
-  for (;;) {
-    const MemoryInfo memory = device_.memory_info();
-    if (memory.resident_bytes <= memory.capacity_bytes &&
-        block_bytes <= memory.capacity_bytes - memory.resident_bytes) {
-      return true;
-    }
+bool Swapper::has_room(size_t block_bytes) {
+  while (!device_.has_room(block_bytes)) {
     if (!finish_any_leaving()) return false;
   }
+  return true;
+}
+
+// Compute that is given to the lane from here on comes after the copy.
+void Swapper::wait(Storage& storage, const EventPtr& copy, Direction direction, int lane) {
+  if (!copy->done()) recorder_.stalled(storage, direction, storage.moved_by, device_.compute_wait(copy, lane));
 }
 
 bool Swapper::swap_in(Storage& storage, Cause cause) {
-  void* block = device_.allocate(storage.block_bytes);
-  if (!block && finish_any_leaving()) block = device_.allocate(storage.block_bytes);
+  void* block = device_.allocate(storage.block_bytes, storage.lane);
+  if (!block && finish_any_leaving()) block = device_.allocate(storage.block_bytes, storage.lane);
   if (!block) return false;
   begin_swap_in(storage, block, cause);
   return true;
@@ -160,11 +171,12 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   table_.set_block(&storage, block);
   become(storage, Residency::Returning);
   storage.moved_by = cause;
+  storage.lanes = storage.made_by = 0;
   const Ticks issue = now_ticks();
-  storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, device_.record());
+  storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)));
   recorder_.arrived(storage);
   recorder_.transfer(storage, Direction::In, cause, issue, storage.arriving);
-  recorder_.levels(table_.live_bytes(), device_.memory_info().resident_bytes);
+  recorder_.levels(table_.live_bytes(), device_.resident_bytes());
 }
 
 // Fetched too soon: the host still has the bytes.
@@ -177,22 +189,18 @@ void Swapper::undo_swap_in(Storage& storage) {
   device_.free(block, storage.block_bytes);
 }
 
-void Swapper::arrive(Storage& storage) {
-  if (!storage.arriving->done()) {
-    const Ticks start = now_ticks();
-    device_.compute_wait(storage.arriving);
-    recorder_.stalled(storage, Direction::In, storage.moved_by, start, now_ticks());
-    if (storage.moved_by == Cause::Planned) ++recorder_.log().late_prefetches;
-  }
+void Swapper::arrive(Storage& storage, bool host_reads) {
+  wait(storage, storage.arriving, Direction::In, device_.lane());
+  if (host_reads) device_.host_wait(storage.arriving);
   storage.arriving.reset();
   become(storage, Residency::Resident);
   access::mark_resident(storage);
 }
 
-bool Swapper::restore(Storage& storage, Cause cause) {
+bool Swapper::restore(Storage& storage, Cause cause, bool host_reads) {
   if (storage.residency == Residency::Away) {
     ++storage.pins;  // making room must not look at this one
-    void* block = take(storage.block_bytes);
+    void* block = take(storage.block_bytes, storage.lane);
     --storage.pins;
     if (!block) return false;
     if (storage.residency != Residency::Away) {  // another thread brought it in while this one waited
@@ -202,7 +210,7 @@ bool Swapper::restore(Storage& storage, Cause cause) {
       if (cause == Cause::Demand) ++recorder_.log().demand_swap_ins;
     }
   }
-  if (storage.residency == Residency::Returning) arrive(storage);
+  if (storage.residency == Residency::Returning) arrive(storage, host_reads);
   if (storage.residency == Residency::Leaving) touch(storage, false);
   return true;
 }
@@ -219,9 +227,9 @@ void Swapper::touch(Storage& storage, bool writes) {
 void Swapper::cancel(Storage& storage, EventPtr& copy, Direction direction) {
   if (!copy->done()) {
     copy->cancel();
-    const Ticks start = now_ticks();
-    device_.host_wait(copy);
-    recorder_.stalled(storage, direction, storage.moved_by, start, now_ticks());
+    const int lane = device_.lane();  // is about to write the block, or to let go of it
+    if (lane != storage.lane) wait(storage, copy, direction, lane);
+    wait(storage, copy, direction, storage.lane);
   }
   copy.reset();
 }
@@ -241,14 +249,26 @@ void Swapper::release(Storage& storage) {
   if (storage.block) device_.free(storage.block, storage.block_bytes);
 }
 
-void Swapper::restore_all() {
+bool Swapper::restore_all() {
+  bool all_here = true;
   for (const auto& storage : table_.all()) {
     if (storage->residency == Residency::Leaving) touch(*storage, false);
-    const bool kept = access::keep(*storage);
-    if (storage->residency != Residency::Resident && kept) restore(*storage, Cause::Access);
-    if (storage->residency == Residency::Resident) drop_host(*storage);
-    if (kept) access::disarm(*storage);
+    if (!access::keep(*storage)) continue;
+    if (storage->residency == Residency::Away && !swap_in(*storage, Cause::Access)) {
+      all_here = false;
+      continue;
+    }
+    if (storage->residency == Residency::Returning) arrive(*storage, false);
+    // Where all fit, what is still dropped cannot be made again.
+    if (storage->residency == Residency::Dropped && device_.total_bytes() != SIZE_MAX) all_here = false;
   }
+  device_.drain();
+  for (const auto& storage : table_.all()) {
+    if (storage->residency != Residency::Resident) continue;
+    drop_host(*storage);
+    if (all_here && access::intact(*storage)) access::disarm(*storage);
+  }
+  return all_here;
 }
 
 }  // namespace chameleon

@@ -24,8 +24,10 @@ class Swapper {
   size_t min_bytes = 16 << 10;                         // smaller storages stay
   std::optional<std::vector<Transition>> transitions;  // kept for tests
 
-  // A block; storages leave to make room for it. nullptr where even that does not suffice.
-  void* take(size_t block_bytes);
+  // A block of the lane; storages leave to make room for it. nullptr where even that does not suffice.
+  void* take(size_t block_bytes, int lane);
+  bool make_room(size_t block_bytes);  // the same without taking it
+  bool evict_any(size_t bytes);        // for those who take memory from elsewhere; false: nothing can leave
 
   bool host_full() const { return host_full_; }  // was the last swap-out refused by the host pool?
 
@@ -35,24 +37,28 @@ class Swapper {
   void swap_out(Storage& storage, Cause cause);  // begin; a clean storage needs no copy
   void finish_swap_out(Storage& storage);        // the free point: wait for the copy, give the block back
   bool swap_in(Storage& storage, Cause cause);   // begin, without evicting anything; false where there is no room
-  bool restore(Storage& storage, Cause cause);   // be resident when this returns; false where there is no room
-  void touch(Storage& storage, bool writes);     // a resident or leaving storage is about to be used
-  void drop(Storage& storage);                   // a resident storage gives its block back, and has no copy
-  void remade(Storage& storage, void* block);    // a dropped storage has its bytes again, in this block
-  bool make_room(size_t block_bytes);            // by what is leaving anyway; false where that does not suffice
-  void release(Storage& storage);                // the storage dies: its memory goes back
-  void restore_all();                            // at the end of a session
-  void drop_host(Storage& storage);              // the host copy is stale, or no longer wanted
+  // Be resident for what compute does from here on, or the host; false where there is no room.
+  bool restore(Storage& storage, Cause cause, bool host_reads = false);
+  void drop(Storage& storage);                 // a resident storage gives its block back, and has no copy
+  void remade(Storage& storage, void* block);  // a dropped storage has its bytes again, in this block
+  bool has_room(size_t block_bytes);           // with what is leaving anyway, if need be
+  void touch(Storage& storage, bool writes);   // a resident or leaving storage is about to be used
+  void release(Storage& storage);              // the storage dies: its memory goes back
+  bool restore_all();                          // at the end of a session; false: they do not all fit
+  void drop_host(Storage& storage);            // the host copy is stale, or no longer wanted
 
  private:
   void become(Storage& storage, Residency to);
   bool finish_any_leaving();
   bool evict(size_t block_bytes);
   void forget_leaving(Storage& storage);
+  void give_block_back(Storage& storage);
   void begin_swap_in(Storage& storage, void* block, Cause cause);
   void undo_swap_in(Storage& storage);
-  void arrive(Storage& storage);
+  void arrive(Storage& storage, bool host_reads);
+  void wait(Storage& storage, const EventPtr& copy, Direction direction, int lane);
   void cancel(Storage& storage, EventPtr& copy, Direction direction);
+  bool free_something(size_t block_bytes);
 
   Device& device_;
   HostPool& host_;

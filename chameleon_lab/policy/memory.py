@@ -257,15 +257,17 @@ def floor(trace: Trace | StepTrace, *, min_swap_bytes: int = MIN_SWAP_BYTES) -> 
 def floor_of(step: StepTrace, memory: StepMemory) -> Floor:
     """:func:`floor`, for a step whose memory has been collected."""
     least = memory.least_bytes()
-    op = int(least.argmax())
-    used = step.uses.storage[step.uses.op == op]
+    used = np.bincount(step.uses.op, step.storages.block_bytes[step.uses.storage], minlength=memory.ops)
+    # Many ops need the same where most of it cannot move: the one to name is that which uses most.
+    highest = np.flatnonzero(least == least.max())
+    op = int(highest[used[highest].argmax()])
     return Floor(
         bytes=int(least[op]),
         op=op,
         op_name=step.op_name(op),
         module=step.module_path(int(step.ops.module[op])),
         stage=Stage(int(step.ops.stage[op])).name.lower(),
-        working_set_bytes=int(step.storages.block_bytes[used].sum()),
+        working_set_bytes=int(used[op]),
     )
 
 
@@ -277,10 +279,12 @@ def below_floor(capacity_bytes: int, lowest: Floor) -> str:
     change = "make the op's tensors smaller (batch, sequence, vocabulary)"
     if "_foreach_" in lowest.op_name or "_fused_" in lowest.op_name:
         change = "build the optimizer with foreach=False and fused=False"
+    beside = max(lowest.bytes - lowest.working_set_bytes, 0)
     return (
         f"capacity {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) is below the floor "
         f"{format_bytes(lowest.bytes)} ({lowest.bytes} bytes), set by {where}, which uses "
-        f"{format_bytes(lowest.working_set_bytes)} of storages at once: "
+        f"{format_bytes(lowest.working_set_bytes)} of storages at once, beside {format_bytes(beside)} that cannot "
+        f"leave or is its own: "
         f"give the session at least that capacity, or {change}"
     )
 
@@ -288,9 +292,10 @@ def below_floor(capacity_bytes: int, lowest: Floor) -> str:
 def step_op_times(step: StepTrace, op_times: Sequence[float] | np.ndarray | None = None) -> np.ndarray:
     """Compute seconds of each op, float64 (ops,).
 
-    Unless given: the recorded durations less the stalls and the replays in them, scaled so that their sum is the
-    step's duration less all of those (Python between the ops takes time too). Uniform if no op has a duration. Raises
-    ValueError if the times given are not one finite, non-negative number an op.
+    Unless given: what the ops took on the device, where that is known of most; else the recorded durations less the
+    stalls and the replays in them. Scaled so that their sum is the step's duration less all stalls and replays (Python
+    between the ops takes time too). Uniform if no op has a duration. Raises ValueError if the times given are not one
+    finite, non-negative number an op.
     """
     n = len(step.ops)
     if op_times is not None:
@@ -304,6 +309,13 @@ def step_op_times(step: StepTrace, op_times: Sequence[float] | np.ndarray | None
     other_s = step.ops.stall_s + replayed_s
     compute_s = max(float(step.duration_s) - float(other_s.sum()), 0.0)
     times = np.maximum(step.ops.duration_s.astype(np.float64) - other_s, 0.0)
+    measured = np.isfinite(step.ops.device_s)
+    if (
+        2 * measured.sum() > n
+    ):  # a host that runs ahead has clocked something else; of the rest it is all there is
+        times = np.where(
+            measured, step.ops.device_s, np.minimum(times, np.median(step.ops.device_s[measured]))
+        )
     total = float(times.sum())
     if total == 0.0:
         return np.full(n, compute_s / n)

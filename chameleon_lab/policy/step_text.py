@@ -105,6 +105,7 @@ def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
             start_s=zeros,
             duration_s=zeros,
             stall_s=zeros,
+            device_s=np.full(n, np.nan),
             live_peak_bytes=columns["ops.live_peak_bytes"],
             token=columns["ops.token"].astype(np.uint32),
             plan_op=np.full(n, -1, dtype=np.int32),

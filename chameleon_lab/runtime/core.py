@@ -30,6 +30,9 @@ SEES_RAW_ACCESS: bool = _C.sees_raw_access
 REFUSALS: tuple[str, ...] = _C.refusals
 """Why a storage could not be dropped, in words, by the number of the reason. 0: it could."""
 
+OP_IS_NOT_REPLAYED: int = REFUSALS.index("the op that made it is not replayed")
+"""Of those, the reason that holds for all that the op makes."""
+
 LONGEST_CHAIN: int = _C.longest_chain
 """The most ops in a row that are replayed to restore one storage."""
 
@@ -44,6 +47,10 @@ LeafCall = _C.LeafCall
 TensorShape = _C.TensorShape
 
 open = _C.open
+missing_device = _C.missing_device
+total_bytes = _C.total_bytes
+reserve_host = _C.reserve_host
+pageable_host_bytes = _C.pageable_host_bytes
 close = _C.close
 is_open = _C.is_open
 set_capacity = _C.set_capacity
@@ -52,6 +59,7 @@ measure_link = _C.measure_link
 end_step = _C.end_step
 logs = _C.logs
 set_optimizer_stage = _C.set_optimizer_stage
+time_ops = _C.time_ops
 op_names = _C.op_names
 make_program = _C.make_program
 add_program = _C.add_program
@@ -84,6 +92,8 @@ class Counters(TypedDict):
     cached_bytes: int
     peak_resident_bytes: int
     peak_reserved_bytes: int
+    other_bytes: int
+    split_bytes: int
     live_bytes: int
     storages: int
     escaped: int
@@ -105,6 +115,11 @@ class Failure(TypedDict):
     pinned_bytes: int
     unmovable_bytes: int
     capacity_bytes: int
+
+
+def tensor_device(device: str) -> torch.device:
+    """Where the tensors are that a session on the device owns."""
+    return torch.device(_C.tensor_device(device))
 
 
 def counters() -> Counters:

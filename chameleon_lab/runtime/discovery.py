@@ -52,10 +52,10 @@ class Discovery:
     def __init__(
         self,
         on_step_end: Callable[[], None],
-        device_type: str = "cpu",
+        device: torch.device,
         spares: Callable[[Category, str, int], bool] = lambda category, label, block_bytes: False,
     ) -> None:
-        self._device_type = device_type
+        self._device = device
         self.modules = Names(core.name_module)
         self.labels = Names(core.name_label)
         self.refused: dict[str, str] = {}
@@ -226,7 +226,7 @@ class Discovery:
     def _strided(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         """The tensors that hold a tensor's bytes: itself, or the parts of a sparse one."""
         if tensor.layout == torch.strided:
-            if tensor.device.type == self._device_type:
+            if tensor.device == self._device:
                 yield tensor
         elif tensor.layout == torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())

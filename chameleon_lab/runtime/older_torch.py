@@ -43,7 +43,7 @@ def _exposed_unless_told_apart(data_ptr: Callable[..., int]) -> Callable[..., in
         caller = sys._getframe(1)
         if caller.f_globals.get("__name__") == "torch.storage" and caller.f_back:
             caller = caller.f_back
-        if caller.f_globals.get("__name__") == "torch.serialization" and storage.device.type == "cpu":
+        if caller.f_globals.get("__name__") == "torch.serialization":
             return storage._cdata  # saving and loading only tell storages apart by it
         core.expose_storage(storage)
         return data_ptr(storage)

@@ -43,7 +43,7 @@ class _HoldingWriter:
         return getattr(self._writer, name)
 
     def write_record(self, name: str, data: Any, *size: int) -> None:
-        if not torch.is_storage(data) or data.device.type != "cpu":
+        if not torch.is_storage(data) or core.storage_residency(data) is None:
             self._writer.write_record(name, data, *size)
             return
         _hold(data._cdata, data.nbytes(), f"saving {name}")
@@ -55,7 +55,7 @@ class _HoldingWriter:
 
 def _resident_resize(resize: Callable[..., Any]) -> Callable[..., Any]:
     def resident_resize(storage: torch.UntypedStorage, size: int) -> Any:
-        if storage.device.type != "cpu":
+        if core.storage_residency(storage) is None:
             return resize(storage, size)
         _hold(storage._cdata, storage.nbytes(), "resizing a storage")
         try:
@@ -98,7 +98,7 @@ def _holding_save(save: Callable[..., Any]) -> Callable[..., Any]:
 def _identity_while_saving(data_ptr: Callable[..., int]) -> Callable[..., int]:
     # Only this call looks away: what an object's own __getstate__ takes while it is saved is kept by somebody.
     def identity_while_saving(storage: torch.UntypedStorage) -> int:
-        if not getattr(_thread, "saving", False) or storage.device.type != "cpu":
+        if not getattr(_thread, "saving", False):
             return data_ptr(storage)
         core.set_saving(True)
         try:

@@ -44,6 +44,7 @@ def step_trace(
             start_s=since_start(ops["start_ticks"]),
             duration_s=(ops["end_ticks"] - ops["start_ticks"]) * tick_s,
             stall_s=ops["stall_ticks"] * tick_s,
+            device_s=np.where(ops["device_ticks"] < 0, np.nan, ops["device_ticks"] * tick_s),
             live_peak_bytes=ops["live_peak_bytes"].copy(),
             resident_peak_bytes=ops["resident_peak_bytes"].copy(),
             token=ops["token"].copy(),

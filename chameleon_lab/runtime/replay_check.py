@@ -37,11 +37,11 @@ NOTHING = Replayable({}, {})
 
 
 @functools.cache
-def replayable(device: str, threads: int) -> Replayable:
+def replayable(device: torch.device, threads: int) -> Replayable:
     """The ops of :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS` that may be replayed.
 
     Args:
-        device: what the session runs on.
+        device: of the session's tensors.
         threads: that ops use now: another number may choose other kernels, and is checked anew.
     """
     if not core.SEES_RAW_ACCESS:
@@ -49,11 +49,10 @@ def replayable(device: str, threads: int) -> Replayable:
         return Replayable({}, dict.fromkeys(REPLAY_CLASS, reason))
     dtypes: dict[str, tuple[str, ...]] = {name: () for name, kind in REPLAY_CLASS.items() if kind == 1}
     refused = {}
-    where = torch.device(device)
     for names, cases in _CASES:
         good, bad = [], []
         for dtype in _DTYPES:
-            why = next((why for case in cases if (why := _differs(case, where, dtype))), None)
+            why = next((why for case in cases if (why := _differs(case, device, dtype))), None)
             (bad if why else good).append((str(dtype).removeprefix("torch."), why))
         for name in names:
             if good:

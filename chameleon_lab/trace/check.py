@@ -70,6 +70,8 @@ def check_step(step: StepTrace) -> None:
         ("residencies.to_s", step.residencies.to_s),
         ("transfers.issue_s", step.transfers.issue_s),
     )
+    if np.isinf(step.ops.device_s).any() or (step.ops.device_s < 0).any():
+        raise ValueError("ops.device_s holds what is no duration")
     for what, values in finite:
         if not np.isfinite(values).all():
             raise ValueError(f"{what} holds what is no finite number")

@@ -88,6 +88,9 @@ class Ops(Table):
     start_s: np.ndarray  # float64: host time
     duration_s: np.ndarray  # float64: host time, stalls included
     stall_s: np.ndarray  # float64: the part of duration_s spent waiting for transfers
+    device_s: (
+        np.ndarray
+    )  # float64: what it took on the device, where that was measured; NaN elsewhere, and on the cpu device
     live_peak_bytes: np.ndarray  # int64: most bytes alive, resident or away, until the next op starts
     resident_peak_bytes: np.ndarray  # int64: most bytes on the device until the next op starts
     token: np.ndarray  # uint32: hash of name, ranks, dtypes, stage, module, named storages; what is matched

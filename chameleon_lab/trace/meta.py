@@ -114,7 +114,7 @@ class _Tracer:
     ) -> None:
         self.roofline = roofline
         self.logs: list[core.StepLog] = []
-        self.discovery = Discovery(self.end_step, device_type="meta")
+        self.discovery = Discovery(self.end_step, torch.device("meta"))
         self.parts: list[Any] = [
             self.discovery,
             DeviceKernels(roofline.is_gpu, stand_ins),

@@ -67,6 +67,7 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
             "start_s": "float64",
             "duration_s": "float64",
             "stall_s": "float64",
+            "device_s": "float64",
             "live_peak_bytes": "int64",
             "resident_peak_bytes": "int64",
             "token": "uint32",
@@ -141,7 +142,7 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
 _TABLE_SINCE = {"replays": 3, "declined": 3}
 """The version that brought a table; an older file has no rows for it."""
 
-_SINCE = {("ops", "token"): (2, 0), ("ops", "plan_op"): (2, -1)}
+_SINCE = {("ops", "token"): (2, 0), ("ops", "plan_op"): (2, -1), ("ops", "device_s"): (3, np.nan)}
 """The version that brought a column, and what it reads as from an older file."""
 
 

@@ -7,12 +7,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "clock.h"
 
 namespace chameleon {
 
-// The completion of a copy. Recorded by the copy engine, waited for by compute or by the host.
+enum class Direction : uint8_t { Out, In };
+
+// A stretch of work: a copy, or a wait of the compute for one. Its times are on the host's clock.
 class Event {
  public:
   virtual ~Event() = default;
@@ -24,23 +27,33 @@ class Event {
 };
 using EventPtr = std::shared_ptr<Event>;
 
+// Compute goes along lanes (a GPU's streams), numbered as they appear; each is in order, and nothing orders two of them
+// but what waits. Where there is one, it is lane 0. A set of them has a bit each.
+using Lanes = uint32_t;
+inline Lanes lane_bit(int lane) { return Lanes{1} << lane; }
+
 struct MemoryInfo {
   size_t capacity_bytes;
   size_t resident_bytes;  // blocks that tensors hold
   size_t cached_bytes;    // blocks kept for reuse; they count against the capacity
   size_t peak_resident_bytes;
   size_t peak_reserved_bytes;  // most of resident + cached
+  size_t other_bytes = 0;      // taken from the same device by what the runtime does not know
+  size_t split_bytes = 0;      // of the cached: free parts of segments whose rest is in use
 };
 
 class Device {
  public:
   virtual ~Device() = default;
 
-  // --- memory, in the program order of the compute stream
-  virtual size_t block_bytes(size_t bytes) const = 0;      // what an allocation of `bytes` takes
-  virtual void* allocate(size_t block_bytes) = 0;          // nullptr where the capacity does not allow it
-  virtual void free(void* block, size_t block_bytes) = 0;  // compute issued later may reuse it at once
-  virtual void set_capacity(size_t capacity_bytes) = 0;    // SIZE_MAX: no limit
+  // --- memory, in the program order of the lane it belongs to
+  virtual size_t block_bytes(size_t bytes) const = 0;        // what an allocation of `bytes` takes
+  virtual void* allocate(size_t block_bytes, int lane) = 0;  // nullptr where the capacity does not allow it
+  virtual void free(void* block, size_t block_bytes) = 0;    // what its lane is given later may reuse it at once
+  virtual bool has_room(size_t block_bytes) const = 0;       // under the capacity
+  virtual void set_capacity(size_t capacity_bytes) = 0;      // SIZE_MAX: no limit
+  virtual size_t total_bytes() const = 0;                    // of the device itself; SIZE_MAX: there is no such limit
+  virtual size_t resident_bytes() const = 0;                 // asked at every op
   virtual MemoryInfo memory_info() const = 0;
   virtual void reset_peaks() = 0;
   virtual void keep_free_blocks(bool keep) = 0;  // for reuse, or give them back to the system at once
@@ -51,15 +64,34 @@ class Device {
   virtual EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after) = 0;
   virtual void set_link(double out_bytes_per_s, double in_bytes_per_s) = 0;  // 0: as fast as it goes
 
+  // How fast the link carries bytes out and in, in bytes per second. Where it was set, that is found.
+  virtual std::pair<double, double> measure_link() = 0;
+
   // --- order
-  virtual EventPtr record() = 0;                         // done when the compute issued so far is; null if that is now
-  virtual void compute_wait(const EventPtr& event) = 0;  // compute issued from here on comes after the event
+  // The lane that the calling thread's compute goes along. What it is given from here on comes after every copy that
+  // any lane was told to wait for.
+  virtual int lane() = 0;
+  virtual EventPtr record(Lanes lanes) = 0;  // done when the compute they were given so far is; null if that is now
+  // What the lane is given from here on comes after the copy. Returns how long it stood still; null: not at all.
+  virtual EventPtr compute_wait(const EventPtr& copy, int lane) = 0;
+  virtual void join(int lane, Lanes lanes) = 0;  // what the lane is given from here on comes after what they were given
   virtual void host_wait(const EventPtr& event) = 0;
+  // A moment of the lane's compute, with its time. Null where ops are over when their calls return: the host's time is
+  // the op's.
+  virtual EventPtr moment(int) { return nullptr; }
   virtual void drain() = 0;  // the host waits for every copy
 
   // --- host memory that copies can reach
   virtual void* allocate_host(size_t bytes) = 0;  // nullptr where the system has none left
   virtual void free_host(void* data, size_t bytes) = 0;
+  // Does the device keep host memory for reuse itself? Such memory is reserved ahead, up to a limit, and given up at
+  // the end of a session.
+  virtual bool pools_host_memory() const { return false; }
+  virtual size_t pooled_host_bytes() const { return 0; }
+  virtual size_t pageable_host_bytes() const { return 0; }  // of those: where copies are slow, for want of better
+  virtual void set_host_capacity(size_t) {}
+  virtual void reserve_host(size_t) {}  // so many bytes in all
+  virtual void release_host() {}        // what is not in use
 
   // --- torch's side: while a session is open, torch's allocator for this device takes its blocks from the runtime
   virtual c10::Device torch_device() const = 0;
@@ -67,6 +99,9 @@ class Device {
   virtual c10::DeleterFnPtr block_deleter() const = 0;    // what DataPtrs of the device's blocks are destroyed with
   virtual c10::DeleterFnPtr plain_deleter() const = 0;    // the same of torch's own allocator: those may be adopted
   virtual c10::DataPtr allocate_plain(size_t bytes) = 0;  // from torch's own allocator
+  // Where torch's own allocator makes the device's blocks too, they change hands as they are. False: they are copied.
+  virtual bool take_over(void*, size_t) { return false; }
+  virtual bool hand_over(void*, size_t) { return false; }
 
   // --- plain access, for adoption
   virtual void copy_now(void* block, const void* source, size_t bytes) = 0;

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from training import ConvNet, Gpt, Loop, Moe, adamw, reference, sgd, train
 
 import chameleon_lab as cl
+import chameleon_lab.session
 from chameleon_lab.runtime import core
 
 pytestmark = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
 
 SLOW = {"link": "64MiB/s", "min_swap": "4KiB"}
-"""Copies take so long that replays are worth their while, however busy the machine is."""
+"""Copies take so long that replays are worth their while."""
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ops that take the same time whatever else the machine does: plans depend on it."""
+    monkeypatch.setattr(chameleon_lab.session, "step_op_times", lambda step: np.full(len(step.ops), 2e-5))
+
 
 MODELS: dict[str, tuple[Any, Any, Loop]] = {
     "gpt": (Gpt, adamw, Loop()),

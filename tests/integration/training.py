@@ -262,9 +262,12 @@ def reference(
 
 
 def child(
-    code: str, *, timeout_s: float = 60.0, folder: Path | None = None
+    code: str, *, timeout_s: float = 60.0, folder: Path | None = None, first: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, which may crash or hang without harm. Returns it when it has exited with 0."""
+    """Run code in a process of its own, which may crash or hang without harm. Returns it when it has exited with 0.
+
+    ``first`` runs before anything of the package is imported.
+    """
     prelude = f"""
         import sys
         sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
@@ -276,7 +279,7 @@ def child(
         from training import *
         torch.set_num_threads(1)
     """
-    source = textwrap.dedent(prelude) + textwrap.dedent(code)
+    source = textwrap.dedent(first) + textwrap.dedent(prelude) + textwrap.dedent(code)
     if folder is not None:
         (folder / "child_main.py").write_text(source)
         command = [sys.executable, "-X", "faulthandler", "-W", "ignore", str(folder / "child_main.py")]

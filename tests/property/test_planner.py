@@ -29,7 +29,7 @@ steps = st.builds(
 def capacity_of(step: StepTrace, share: float) -> int:
     """A capacity between the floor (share 0) and the live peak (share 1)."""
     lowest = floor(step).bytes
-    return lowest + int(share * (step.live_peak_bytes - lowest))
+    return max(1, lowest + int(share * (step.live_peak_bytes - lowest)))
 
 
 def replay(program: Program, step: StepTrace, periods: int = 4) -> np.ndarray:

@@ -14,8 +14,9 @@ from training import Gpt, KiB, adamw, child, reference
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
 
-# docs/architecture.md: resident -> leaving -> away -> returning -> resident, and two ways back.
-ALLOWED = {
+# docs/architecture.md: resident -> leaving -> away -> returning -> resident, two ways back, and a way without copies.
+REPLAYED = {("resident", "dropped"), ("dropped", "resident")}
+ALLOWED = REPLAYED | {
     ("resident", "leaving"),
     ("leaving", "resident"),
     ("leaving", "away"),
@@ -44,6 +45,7 @@ class Storages(RuleBasedStateMachine):
         self.places: dict[int, str] = {}
         self.views: list[tuple[np.ndarray, list]] = []
         self.session = cl.Session(CAPACITY, min_swap="1KiB").start()
+        core.keep_producers(True)
         core.take_transitions()
 
     @rule(target=tensors, size=st.sampled_from([200, 700, 3000, 5000]), value=st.integers(-9, 9))
@@ -82,6 +84,20 @@ class Storages(RuleBasedStateMachine):
         if self.session is not None and self.session.evict(known[0]):
             assert self.session.where(known[0]) == "away"
 
+    @rule(target=tensors, known=tensors, more=st.integers(1, 5))
+    def make_from(self, known, more):
+        try:
+            return [known[0] + more, known[1] + more]
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            assert "Chameleon Lab" in str(error), error
+            core.take_failure()
+            return [torch.full((1,), known[1]), known[1]]
+
+    @rule(known=tensors)
+    def drop_the_bytes(self, known):
+        if self.session is not None and core.drop(known[0]) == "":
+            assert self.session.where(known[0]) == "dropped"
+
     @rule(known=tensors)
     def restore(self, known):
         if self.session is not None:
@@ -100,7 +116,7 @@ class Storages(RuleBasedStateMachine):
         self._denied(take)
 
     @rule(known=consumes(tensors))
-    def drop(self, known):
+    def let_go(self, known):
         del known
         gc.collect()
 
@@ -136,6 +152,7 @@ class Storages(RuleBasedStateMachine):
             except cl.SessionError as error:
                 assert "cannot move" in str(error)
                 return
+            core.keep_producers(True)
             core.take_transitions()
             self.places.clear()
 
@@ -203,7 +220,7 @@ def test_all_edges_are_taken_in_training_and_no_other() -> None:
             check_transitions(moves, places)
             seen |= {(start, end) for _, start, end in moves}
         assert session.policy is not None
-    assert seen >= ALLOWED - {("returning", "away"), ("leaving", "resident")}
+    assert seen >= ALLOWED - REPLAYED - {("returning", "away"), ("leaving", "resident")}
 
 
 def test_the_log_of_two_threads_is_linear() -> None:

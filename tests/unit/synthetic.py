@@ -108,6 +108,7 @@ class StepBuilder:
                 start_s=clock[:n],
                 duration_s=durations,
                 stall_s=np.zeros(n),
+                device_s=np.full(n, np.nan),
                 live_peak_bytes=live,
                 resident_peak_bytes=live.copy(),
                 token=(ops[:, 0] * 1000 + ops[:, 1] * 8 + ops[:, 2]).astype(np.uint32),

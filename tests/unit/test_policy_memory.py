@@ -164,6 +164,16 @@ def test_floor_counts_scratch_and_what_cannot_move() -> None:
     assert (lowest.bytes, lowest.working_set_bytes, lowest.module) == (2 * BIG, 0, "h.0")
 
 
+def test_of_ops_that_need_the_same_the_floor_names_the_one_that_uses_most() -> None:
+    """What cannot move is there at each of them; an op that uses nothing is no reason."""
+    step = StepBuilder()
+    held = step.carried(Category.OTHER, BIG, movable=False)
+    step.op("aten::zeros")
+    step.op("aten::mm", reads=(held,))
+    lowest = floor(step.build())
+    assert (lowest.op, lowest.op_name, lowest.bytes, lowest.working_set_bytes) == (1, "aten::mm", BIG, BIG)
+
+
 def test_a_trace_stands_for_its_newest_step() -> None:
     old, new = gpt_step(layers=2), gpt_step(layers=3)
     assert newest_step(Trace([old, new])) is new
@@ -187,3 +197,22 @@ def test_op_times_are_scaled_to_the_step_without_stalls() -> None:
 def test_op_times_that_do_not_fit_are_refused(times: list[float]) -> None:
     with pytest.raises(ValueError, match="3 finite seconds"):
         step_op_times(step_with(0, ops=3), times)
+
+
+def test_times_of_the_device_count_where_most_ops_have_one() -> None:
+    """A host that runs ahead clocks what handing an op over takes."""
+    step = gpt_step(layers=2)
+    n = len(step.ops)
+    truth = np.linspace(1.0, 2.0, n)
+    truth *= step.duration_s / truth.sum()
+
+    def times(device_s: np.ndarray) -> np.ndarray:
+        return step_op_times(dataclasses.replace(step, ops=dataclasses.replace(step.ops, device_s=device_s)))
+
+    np.testing.assert_allclose(times(truth), truth)
+    few = np.where(np.arange(n) < n // 3, truth, np.nan)
+    np.testing.assert_allclose(times(few), step_op_times(step))
+    most = np.where(np.arange(n) % 4 > 0, truth, np.nan)
+    known = np.isfinite(most)
+    assert np.corrcoef(times(most)[known], truth[known])[0, 1] > 0.999
+    assert times(most)[~known].max() <= np.median(times(most)[known]) * 1.001

@@ -145,30 +145,35 @@ def rewrite(path: Path, table: pa.Table, header: object) -> None:
     parquet.write_table(table.replace_schema_metadata({b"chameleon_lab.trace": text.encode()}), path)
 
 
+def without(table: pa.Table, *lacking: str) -> pa.Table:
+    """The table with fewer columns of its ops."""
+    ops = table.column("ops").chunk(0)
+    names = [field.name for field in ops.type.value_type if field.name not in lacking]
+    rows = pa.StructArray.from_arrays([ops.values.field(name) for name in names], names=names)
+    old = pa.ListArray.from_arrays(ops.offsets, rows)
+    fields = pa.list_(pa.struct([(f.name, f.type) for f in rows.type]))
+    return table.set_column(table.schema.get_field_index("ops"), pa.field("ops", fields), old.cast(fields))
+
+
 def test_a_file_of_version_1_reads_without_what_it_lacks(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     step = rich_step()
     store.save(Trace([step]), path)
     table = parquet.read_table(path).combine_chunks()
-    ops = table.column("ops").chunk(0)
-    names = [field.name for field in ops.type.value_type if field.name not in ("token", "plan_op")]
-    rows = pa.StructArray.from_arrays([ops.values.field(name) for name in names], names=names)
-    old = pa.ListArray.from_arrays(ops.offsets, rows)
-    at = table.schema.get_field_index("ops")
-    fields = pa.list_(pa.struct([(f.name, f.type) for f in rows.type]))
-    rewrite(path, table.set_column(at, pa.field("ops", fields), old.cast(fields)), {"version": 1, "meta": {}})
+    rewrite(path, without(table, "token", "plan_op", "device_s"), {"version": 1, "meta": {}})
     read = store.load(path).last
     assert (read.ops.name == step.ops.name).all()
     assert (read.ops.token == 0).all() and (read.ops.plan_op == -1).all()
 
 
-def test_a_file_of_version_2_has_no_replays(tmp_path: Path) -> None:
+def test_a_file_of_version_2_has_no_replays_and_no_times_of_a_device(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
-    table = parquet.read_table(path).drop_columns(["replays", "declined"])
-    rewrite(path, table, {"version": 2, "meta": {}})
+    table = parquet.read_table(path).combine_chunks().drop_columns(["replays", "declined"])
+    rewrite(path, without(table, "device_s"), {"version": 2, "meta": {}})
     read = store.load(path).last
     assert len(read.replays) == len(read.declined) == 0
+    assert np.isnan(read.ops.device_s).all()
     assert len(read.stalls) == 1
 
 

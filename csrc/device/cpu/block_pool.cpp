@@ -30,7 +30,7 @@ char* map(size_t bytes, int protection = PROT_READ | PROT_WRITE, void* at = null
 size_t BlockPool::block_bytes(size_t bytes) { return round_up(bytes, bytes >= kMapBytes ? kPageBytes : kSmallBytes); }
 
 void* BlockPool::allocate(size_t block_bytes) {
-  if (resident_bytes_ > capacity_bytes_ || block_bytes > capacity_bytes_ - resident_bytes_) return nullptr;
+  if (!has_room(block_bytes)) return nullptr;
   void* block;
   if (block_bytes < kMapBytes) {
     trim(budget(block_bytes) - resident_bytes_ - block_bytes);

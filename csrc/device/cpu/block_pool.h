@@ -26,6 +26,10 @@ class BlockPool {
   void* allocate(size_t block_bytes);  // nullptr where the capacity does not allow it
   void free(void* block, size_t block_bytes);
   void set_capacity(size_t capacity_bytes);
+  bool has_room(size_t block_bytes) const {
+    return resident_bytes_ <= capacity_bytes_ && block_bytes <= capacity_bytes_ - resident_bytes_;
+  }
+  size_t resident_bytes() const { return resident_bytes_; }
   MemoryInfo info() const;
   void reset_peaks();
   void keep_free_blocks(bool keep);

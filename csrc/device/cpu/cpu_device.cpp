@@ -1,7 +1,9 @@
 #include "device/cpu/cpu_device.h"
 
+#include <c10/util/Exception.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -18,6 +20,51 @@ EventPtr CpuDevice::copy_in(void* block, const void* host, size_t bytes, EventPt
 void CpuDevice::set_link(double out_bytes_per_s, double in_bytes_per_s) {
   out_.set_bandwidth(out_bytes_per_s);
   in_.set_bandwidth(in_bytes_per_s);
+}
+
+namespace {
+// A wait that is over.
+class Span final : public Event {
+ public:
+  Span(Ticks start, Ticks end) : start_ticks_(start), end_ticks_(end) {}
+  bool done() const override { return true; }
+  void cancel() override {}
+  size_t copied_bytes() const override { return 0; }
+  Ticks start_ticks() const override { return start_ticks_; }
+  Ticks end_ticks() const override { return end_ticks_; }
+
+ private:
+  const Ticks start_ticks_, end_ticks_;
+};
+}  // namespace
+
+EventPtr CpuDevice::compute_wait(const EventPtr& copy, int) {
+  const Ticks start = now_ticks();
+  host_wait(copy);
+  return std::make_shared<Span>(start, now_ticks());
+}
+
+std::pair<double, double> CpuDevice::measure_link() {
+  constexpr size_t kBytes = 4 << 20;
+  constexpr int kCopies = 4;
+  void* here = allocate_host(kBytes);
+  void* there = allocate_host(kBytes);
+  TORCH_CHECK(here && there, "Chameleon Lab: no host memory left to measure the link");
+  const Clock clock;
+  const auto best = [&](auto copy) {
+    Ticks best_ticks = INT64_MAX;
+    for (int i = 0; i < kCopies; ++i) {  // the first one touches the pages
+      const EventPtr event = copy();
+      host_wait(event);
+      best_ticks = std::min(best_ticks, event->end_ticks() - event->start_ticks());
+    }
+    return kBytes / clock.duration(std::max<Ticks>(best_ticks, 1));
+  };
+  const double out = best([&] { return copy_out(there, here, kBytes, nullptr); });
+  const double in = best([&] { return copy_in(here, there, kBytes, nullptr); });
+  free_host(here, kBytes);
+  free_host(there, kBytes);
+  return {out, in};
 }
 
 void CpuDevice::host_wait(const EventPtr& event) { static_cast<const CopyEvent&>(*event).wait(); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "device/cpu/block_pool.h"
 #include "device/cpu/copy_engine.h"
@@ -14,11 +15,14 @@ namespace chameleon::cpu {
 class CpuDevice final : public Device {
  public:
   size_t block_bytes(size_t bytes) const override { return BlockPool::block_bytes(bytes); }
-  void* allocate(size_t block_bytes) override {
+  void* allocate(size_t block_bytes, int) override {
     return Faults::hits(faults().refused_blocks) ? nullptr : pool_.allocate(block_bytes);
   }
   void free(void* block, size_t block_bytes) override { pool_.free(block, block_bytes); }
   void set_capacity(size_t capacity_bytes) override { pool_.set_capacity(capacity_bytes); }
+  bool has_room(size_t block_bytes) const override { return pool_.has_room(block_bytes); }
+  size_t total_bytes() const override { return SIZE_MAX; }
+  size_t resident_bytes() const override { return pool_.resident_bytes(); }
   MemoryInfo memory_info() const override { return pool_.info(); }
   void reset_peaks() override { pool_.reset_peaks(); }
   void keep_free_blocks(bool keep) override { pool_.keep_free_blocks(keep); }
@@ -27,8 +31,12 @@ class CpuDevice final : public Device {
   EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after) override;
   void set_link(double out_bytes_per_s, double in_bytes_per_s) override;
 
-  EventPtr record() override { return nullptr; }
-  void compute_wait(const EventPtr& event) override { host_wait(event); }
+  std::pair<double, double> measure_link() override;
+
+  int lane() override { return 0; }
+  EventPtr record(Lanes) override { return nullptr; }
+  EventPtr compute_wait(const EventPtr& copy, int) override;
+  void join(int, Lanes) override {}
   void host_wait(const EventPtr& event) override;
   void drain() override;
 

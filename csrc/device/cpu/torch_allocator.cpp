@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "device/cpu/cpu_device.h"
+#include "devices.h"
 #include "runtime.h"
 
 namespace chameleon {
@@ -13,14 +14,19 @@ namespace {
 
 c10::Allocator* original = nullptr;
 
+Runtime& cpu_runtime() {
+  static Runtime& runtime = Runtime::of(c10::DeviceType::CPU);
+  return runtime;
+}
+
 void delete_block(void* block) {
-  if (block && !Runtime::instance().release(block)) original->raw_deleter()(block);
+  if (block && !cpu_runtime().release(block)) original->raw_deleter()(block);
 }
 
 class TorchAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    Runtime& runtime = Runtime::instance();
+    Runtime& runtime = cpu_runtime();
     if (!runtime.tracks(bytes)) return original->allocate(bytes);
     void* block = runtime.allocate(bytes);
     // Context and pointer are the same: raw_allocate, which oneDNN's kernels use, demands it.

@@ -1,0 +1,110 @@
+"""First facts of a GPU machine: the link, what pinning costs, and what copies cost compute.
+
+python -m benchmarks.gpu_facts [--json FILE] [--device cpu --tiny]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from . import measure
+from .gpu import GIB, Gpu, gpu_of, link_rates, parser
+
+MIB = 1 << 20
+
+
+def link(gpu: Gpu, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Rates by size of a copy."""
+    return [{"bytes": size, **link_rates(gpu, size)} for size in sizes if gpu.left_s() > 5]
+
+
+def pinning(gpu: Gpu, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Seconds that pinning host memory takes, by size. torch's own pinned cache is emptied in between."""
+    rows = []
+    for size in sizes:
+        if gpu.left_s() < 10:
+            break
+        start = time.perf_counter()
+        block = torch.empty(size, dtype=torch.uint8, pin_memory=gpu.real)
+        taken_s = time.perf_counter() - start
+        del block
+        if gpu.real:
+            torch._C._host_emptyCache()
+        rows.append({"bytes": size, "s": taken_s, "s_per_gib": taken_s / size * GIB})
+    return rows
+
+
+def disturbance(gpu: Gpu, width: int, copy_bytes: int) -> dict[str, float]:
+    """How much longer matrix products and adds take while copies run both ways."""
+    x = torch.randn(width, width, device=gpu.device, dtype=torch.bfloat16 if gpu.real else torch.float32)
+    long = torch.randn(width * width * 4, device=gpu.device)
+    runs = {"matmul": lambda: x @ x, "add": lambda: long.add_(1.0)}
+    found = {}
+    for name, run in runs.items():
+        times = max(1, int(0.5 / max(gpu.seconds(run, 3), 1e-6))) if gpu.real else 3
+        alone = gpu.seconds(run, times)
+        if not gpu.real:
+            found[f"{name}_slower"] = 0.0
+            continue
+        host = [torch.empty(copy_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        here = [torch.empty(copy_bytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        copies = 2 + int(alone * times * 100e9 / copy_bytes)  # longer than the products, on any link
+        gpu.sync()
+        for _ in range(copies):
+            with torch.cuda.stream(streams[0]):
+                host[0].copy_(here[0], non_blocking=True)
+            with torch.cuda.stream(streams[1]):
+                here[1].copy_(host[1], non_blocking=True)
+        first.record()
+        for _ in range(times):
+            run()
+        last.record()
+        gpu.sync()
+        found[f"{name}_slower"] = first.elapsed_time(last) * 1e-3 / times / alone - 1.0
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and write; returns the exit code."""
+    options = parser("gpu_facts", __doc__.splitlines()[0]).parse_args(arguments)
+    gpu = gpu_of(options)
+    sizes = (
+        [64 << 10, MIB]
+        if options.tiny
+        else [64 << 10, 256 << 10, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 512 * MIB]
+    )
+    result = {
+        "environment": gpu.environment(vars(options)),
+        "link": link(gpu, sizes),
+        "pinning": pinning(gpu, [MIB] if options.tiny else [64 * MIB, 256 * MIB, GIB, 4 * GIB]),
+        "disturbance": disturbance(gpu, 64 if options.tiny else 8192, MIB if options.tiny else 64 * MIB),
+    }
+    if options.json:
+        measure.write_json(options.json, result)
+    print(f"{result['environment']['device']}: the link, GB/s")
+    rates = ("out", "in", "out_together", "in_together")
+    print(
+        measure.table(
+            ["copy of MiB", *(name.replace("_", " ") for name in rates)],
+            [
+                [measure.mib(row["bytes"]), *(f"{row[name] / 1e9:.1f}" for name in rates)]
+                for row in result["link"]
+            ],
+        )
+    )
+    for row in result["pinning"]:
+        print(f"pinning {measure.mib(row['bytes'])} MiB takes {row['s_per_gib']:.2f} s a GiB")
+    for name, share in result["disturbance"].items():
+        print(f"{name.removesuffix('_slower')} beside copies both ways: {share:+.1%}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

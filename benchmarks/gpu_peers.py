@@ -1,0 +1,370 @@
+"""Ours beside the field on one GPU: one model, one budget, every method in a process of its own.
+
+For each budget (the memory of a smaller card, emulated by limiting torch's allocator): the largest batch, the longest
+sequence and the deepest model that train, tokens per second at one batch for all, memory reserved and pinned, and
+whether the losses are those of plain training.
+
+    python -m benchmarks.gpu_peers [--json FILE] [--budgets 24,16,40] [--methods ours,checkpoint]
+        [--device cpu --tiny]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import chameleon_lab as cl
+from chameleon_lab.runtime import core
+
+from . import measure
+from .gpu import GIB, SHAPES, Decoder, Gpu, Shape, build, gpu_of, parser, tokens_of, train_step
+
+TIMED_STEPS = 4
+SETTLING_STEPS = 4  # ours plans after the second step; the others get as many
+
+
+@dataclasses.dataclass(frozen=True)
+class Most:
+    """Where the search for the largest ends."""
+
+    batch: int = 512
+    length: int = 1 << 17
+    layers: int = 1 << 10
+
+
+# ------------------------------------------------------------------------------------------------------------- methods
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One way to train in less memory. ``prepare`` changes the model; ``around`` is entered for a forward pass."""
+
+    about: str
+    prepare: Callable[[Decoder], None] = lambda model: None
+    around: Callable[[Gpu], contextlib.AbstractContextManager[Any]] = lambda gpu: contextlib.nullcontext()
+    ours: bool = False
+    fsdp: bool = False
+
+
+def _checkpointed(model: Decoder) -> None:
+    model.run_layer = lambda layer, x: checkpoint(layer, x, use_reentrant=False)
+
+
+def _keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    name = str(op)
+    keep = name.startswith(("aten.mm", "aten.addmm", "aten.bmm", "aten._scaled_dot_product"))
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _selective(model: Decoder) -> None:
+    contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)
+    model.run_layer = lambda layer, x: checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
+
+
+def _save_on_cpu(gpu: Gpu) -> contextlib.AbstractContextManager[Any]:
+    return torch.autograd.graph.save_on_cpu(pin_memory=gpu.real)
+
+
+def _offload_activations(gpu: Gpu) -> contextlib.AbstractContextManager[Any]:
+    try:
+        from trl.models.activation_offloading import OffloadActivations
+    except ImportError:
+        from torchtune.training import OffloadActivations
+    return OffloadActivations()
+
+
+METHODS = {
+    "nothing": Method("plain PyTorch"),
+    "checkpoint": Method("torch.utils.checkpoint of every layer", _checkpointed),
+    "selective": Method("the same, but matrix products and attention are kept", _selective),
+    "save_on_cpu": Method("torch.autograd.graph.save_on_cpu, pinned", around=_save_on_cpu),
+    "offloaded checkpoint": Method("checkpoint with its inputs on the host", _checkpointed, _save_on_cpu),
+    "OffloadActivations": Method("TRL's or torchtune's, streamed", around=_offload_activations),
+    "FSDP2 offload": Method("fully_shard with CPUOffloadPolicy on one rank", fsdp=True),
+    "ours": Method("a session with the budget as its capacity", ours=True),
+    "ours + checkpoint": Method("the same, of a checkpointed model", _checkpointed, ours=True),
+}
+
+
+@contextlib.contextmanager
+def _one_rank(gpu: Gpu) -> Iterator[None]:
+    import os
+
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29517")
+    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu.real else "gloo", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _shard(gpu: Gpu, model: Decoder) -> nn.Module:
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    for layer in model.layers:
+        fully_shard(layer, offload_policy=CPUOffloadPolicy(pin_memory=gpu.real))
+    return fully_shard(model, offload_policy=CPUOffloadPolicy(pin_memory=gpu.real))
+
+
+# ------------------------------------------------------------------------------------------------------------ one trial
+
+
+def attempt(
+    gpu: Gpu, method: Method, shape: Shape, budget: int, batch: int, length: int, timed: bool
+) -> dict[str, Any]:
+    """Train a fresh model for a few steps; what it took, or why it did not run."""
+    gpu.clean()
+    before = torch.cuda.memory_reserved() if gpu.real else 0
+    session = cl.Session(budget, device=gpu.device) if method.ours else None
+    result: dict[str, Any] = {"batch": batch, "length": length, "layers": shape.layers}
+    losses, times, pinned = [], [], 0
+    model = optimizer = None
+    try:
+        with session or contextlib.nullcontext():
+            model, optimizer = build(gpu, shape)
+            method.prepare(model)
+            if method.fsdp:
+                _shard(gpu, model)
+                optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+            for step in range(SETTLING_STEPS + (TIMED_STEPS if timed else 0)):
+                tokens = tokens_of(gpu, shape, batch, length, step)
+                with method.around(gpu):
+                    run = functools.partial(train_step, gpu, model, optimizer, tokens, True)
+                    times.append(gpu.seconds(lambda: losses.append(run())))  # noqa: B023
+            pinned = core.counters()["host_reserved_bytes"] if session else _pinned_bytes(gpu)
+            if session:
+                result["stall_s"] = session.report().stall_s
+                result["live_peak_bytes"] = session.report().live_peak_bytes
+        step_s = measure.median(times[SETTLING_STEPS:] or times[-1:])
+        result |= {
+            "ok": True,
+            "step_s": step_s,
+            "tokens_per_s": batch * length / step_s,
+            "reserved_bytes": gpu.reserved_peak_bytes() - before,
+            "pinned_bytes": pinned,
+            "losses": [float(loss).hex() for loss in losses],
+        }
+    except (torch.OutOfMemoryError, cl.BelowFloorError) as error:
+        result |= {"ok": False, "why": f"out of memory: {str(error).splitlines()[0]}"}
+    except Exception as error:  # a peer that does not run here is a row too
+        result |= {"ok": False, "why": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+    del model, optimizer
+    gpu.clean()
+    return result
+
+
+def _pinned_bytes(gpu: Gpu) -> int:
+    if not gpu.real:
+        return 0
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))
+    return 0
+
+
+def largest(runs: Callable[[int], bool], most: int, left_s: Callable[[], float]) -> int:
+    """The largest number up to ``most`` that runs, taken that all smaller ones do; 0 if 1 does not."""
+    good, bad = 0, None
+    size = 1
+    while size <= most and left_s() > 0:
+        if not runs(size):
+            bad = size
+            break
+        good, size = size, size * 2
+    while bad is not None and bad - good > max(1, good // 8) and left_s() > 0:
+        middle = (good + bad) // 2
+        if runs(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def trial(
+    gpu: Gpu, name: str, budget: int, shape: Shape, length: int, common_batch: int, most: Most
+) -> dict[str, Any]:
+    """All figures of one method at one budget, in this process."""
+    method = METHODS[name]
+    if gpu.real:
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / gpu.total_bytes()))
+    begun_s, all_s = time.monotonic(), gpu.left_s()
+
+    def until(share: float) -> Callable[[], float]:
+        """Seconds left of a share of the time."""
+        return lambda: begun_s + share * all_s - time.monotonic()
+
+    found: dict[str, Any] = {"method": name, "budget_bytes": budget}
+    with _one_rank(gpu) if method.fsdp else contextlib.nullcontext():
+        try_at = functools.partial(attempt, gpu, method, shape, budget)
+        found["common"] = try_at(common_batch, length, timed=True)
+        reasons: list[str] = []
+
+        def ok(result: dict[str, Any]) -> bool:
+            if not result["ok"]:
+                reasons.append(result["why"])
+            return result["ok"]
+
+        found["largest_batch"] = largest(
+            lambda b: ok(try_at(b, length, timed=False)), most.batch, until(0.45)
+        )
+        unit = 256 if gpu.real else 16
+        longest = largest(
+            lambda units: ok(try_at(1, units * unit, timed=False)), most.length // unit, until(0.7)
+        )
+        found["longest"] = longest * unit
+        per_layer = max(1, shape.layers // 4)
+
+        def deep(layers: int) -> bool:
+            deeper = dataclasses.replace(shape, layers=layers * per_layer)
+            return ok(attempt(gpu, method, deeper, budget, 1, min(length, 1024), timed=False))
+
+        found["deepest"] = per_layer * largest(deep, most.layers // per_layer, until(0.9))
+        found["stopped_by"] = sorted(set(reasons))
+    if found["largest_batch"]:
+        found["at_largest"] = attempt(gpu, method, shape, budget, found["largest_batch"], length, timed=True)
+    # Weights, gradients and AdamW's two states, 4 bytes each.
+    deepest = dataclasses.replace(shape, layers=found["deepest"])
+    found["deepest_bytes"] = 16 * _parameters(deepest) if found["deepest"] else 0
+    return found
+
+
+def _parameters(shape: Shape) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in Decoder(shape).parameters())
+
+
+# ------------------------------------------------------------------------------------------------------------ all of it
+
+
+def run_trials(options: Any, gpu: Gpu) -> list[dict[str, Any]]:
+    """One process a method and budget: what one leaves behind must not be the next one's."""
+    methods = [name.strip() for name in options.methods.split(",")] if options.methods else list(METHODS)
+    unknown = [name for name in methods if name not in METHODS]
+    if unknown:
+        raise SystemExit(f"there is no method {unknown[0]!r}: there are {', '.join(METHODS)}")
+    jobs = [(name, float(budget)) for budget in options.budgets.split(",") for name in methods]
+    rows = []
+    for number, (name, budget) in enumerate(jobs):
+        seconds = gpu.left_s() / (len(jobs) - number)
+        if seconds < 5:
+            rows.append({"method": name, "budget_bytes": int(budget * GIB), "error": "no time left"})
+            continue
+        measure.progress(f"{name} in {budget:g} GiB ({seconds:.0f} s) ...")
+        command = [sys.executable, "-m", "benchmarks.gpu_peers", "--device", options.device, "--one", name]
+        command += ["--budgets", str(budget), "--batch", str(options.batch), "--length", str(options.length)]
+        command += ["--seconds", str(0.8 * seconds), *(["--tiny"] if options.tiny else [])]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60)
+            rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
+        except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+            tail = getattr(error, "stderr", None) or (done.stderr if "done" in locals() else "")
+            last = (str(tail).strip().splitlines() or [type(error).__name__])[-1]
+            rows.append({"method": name, "budget_bytes": int(budget * GIB), "error": last})
+    return rows
+
+
+def judge(rows: list[dict[str, Any]]) -> None:
+    """Set each method beside plain training and beside full checkpointing at its budget."""
+    losses = next((r["common"]["losses"] for r in rows if r["method"] == "nothing" and _ran(r)), None)
+    for row in rows:
+        if not _ran(row):
+            continue
+        row["losses_identical"] = None if losses is None else row["common"]["losses"] == losses
+        base = next(
+            (
+                r
+                for r in rows
+                if r["method"] == "checkpoint" and r["budget_bytes"] == row["budget_bytes"] and _ran(r)
+            ),
+            None,
+        )
+        if base is not None:
+            row["speed_to_checkpoint"] = row["common"]["tokens_per_s"] / base["common"]["tokens_per_s"]
+
+
+def _ran(row: dict[str, Any]) -> bool:
+    return row.get("common", {}).get("ok", False)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+    head = [row["method"], f"{row['budget_bytes'] / GIB:g}"]
+    if "error" in row:
+        return [*head, row["error"][:60], *[""] * 8]
+    common = row["common"]
+    speed = f"{common['tokens_per_s']:.0f}" if common["ok"] else common["why"][:30]
+    identical = row.get("losses_identical")
+    return [
+        *head,
+        speed,
+        f"{row['speed_to_checkpoint']:.2f}" if "speed_to_checkpoint" in row else "-",
+        f"{common['reserved_bytes'] / GIB:.2f}" if common["ok"] else "-",
+        f"{common['pinned_bytes'] / GIB:.2f}" if common["ok"] else "-",
+        "-" if identical is None else measure.yes(identical),
+        str(row["largest_batch"]),
+        str(row["longest"]),
+        str(row["deepest"]),
+        f"{row['deepest_bytes'] / row['budget_bytes']:.2f}",
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and write; returns the exit code."""
+    options = parser("gpu_peers", __doc__.splitlines()[0])
+    options.add_argument("--budgets", default="24,16,40", help="GiB, in order of interest")
+    options.add_argument("--methods", default="", help="comma-separated; all where left out")
+    options.add_argument("--batch", type=measure.count, default=2, help="of the common comparison")
+    options.add_argument("--length", type=measure.count, default=2048)
+    options.add_argument("--one", help=argparse.SUPPRESS)
+    options = options.parse_args(arguments)
+    gpu = gpu_of(options)
+    shape = SHAPES["tiny" if options.tiny else "llama-1b"]
+    if options.tiny:
+        options.batch, options.length = 2, 32
+    if options.one:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        budget = int(float(options.budgets) * GIB)
+        most = Most(2, 32, 4) if options.tiny else Most()
+        print(json.dumps(trial(gpu, options.one, budget, shape, options.length, options.batch, most)))
+        return 0
+    rows = run_trials(options, gpu)
+    judge(rows)
+    result = {
+        "environment": gpu.environment(vars(options)),
+        "model": dataclasses.asdict(shape) | {"parameters": _parameters(shape)},
+        "methods": {name: method.about for name, method in METHODS.items()},
+        "rows": rows,
+    }
+    if options.json:
+        measure.write_json(options.json, result)
+    print(
+        f"{result['environment']['device']}: {result['model']['parameters'] / 1e9:.2f} billion parameters, bf16"
+    )
+    headers = [
+        "method",
+        "GiB",
+        "tokens/s",
+        "x checkpoint",
+        "reserved GiB",
+        "pinned GiB",
+        "losses =",
+        "largest batch",
+    ]
+    print(measure.table([*headers, "longest", "deepest", "states/budget"], [cells(row) for row in rows]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+# Is the CUDA device built, and is it checked here? Sets with_cuda, cuda_sources and cuda_include_dir, and adds
+#   check_cuda   compiles the CUDA device with every warning an error; nothing is linked (`make check-cuda`)
+#   fake_cuda    the core on a CUDA runtime for tests (tests/fake_cuda), whose streams run in random legal order
+
+set(BUILD_CUDA AUTO CACHE STRING "Build the CUDA device: ON, OFF, or AUTO (where torch has CUDA)")
+set_property(CACHE BUILD_CUDA PROPERTY STRINGS AUTO ON OFF)
+
+file(GLOB cuda_sources CONFIGURE_DEPENDS device/cuda/*.cpp)
+
+# CUDA's headers alone are needed: of a toolkit, or of pip's nvidia-cuda-runtime and nvidia-cuda-crt.
+cmake_path(GET torch_dir PARENT_PATH site_packages)
+file(GLOB cuda_candidates $ENV{CUDA_HOME}/include $ENV{CUDA_PATH}/include /usr/local/cuda/include
+     ${site_packages}/nvidia/cu1*/include /usr/local/cuda-1*/include ${site_packages}/nvidia/cuda_runtime/include
+     ${site_packages}/triton/backends/nvidia/include)
+find_program(nvcc_program nvcc NO_CACHE)
+if(nvcc_program)
+  file(REAL_PATH ${nvcc_program} nvcc_program)
+  cmake_path(GET nvcc_program PARENT_PATH nvcc_dir)
+  list(PREPEND cuda_candidates ${nvcc_dir}/../include)
+endif()
+set(cuda_include_dir)
+foreach(candidate ${cuda_candidates})
+  if(NOT cuda_include_dir AND EXISTS ${candidate}/cuda_runtime_api.h AND EXISTS ${candidate}/crt/host_defines.h)
+    set(cuda_include_dir ${candidate})
+  endif()
+endforeach()
+
+set(with_cuda OFF)
+if(BUILD_CUDA)
+  set(missing)
+  if(NOT EXISTS ${torch_dir}/lib/libc10_cuda.so)
+    set(missing "a torch with CUDA")
+  elseif(NOT cuda_include_dir)
+    set(missing "CUDA's headers (cuda_runtime_api.h), which were not found: set CUDA_HOME, or install nvidia-cuda-runtime and nvidia-cuda-crt")
+  endif()
+  if(NOT missing)
+    set(with_cuda ON)
+    message(STATUS "Building the CUDA device with the headers in ${cuda_include_dir}")
+  elseif(BUILD_CUDA STREQUAL "AUTO")
+    message(STATUS "Building without the CUDA device: it needs ${missing}")
+  else()
+    message(FATAL_ERROR "BUILD_CUDA is ${BUILD_CUDA}, but the CUDA device needs ${missing}")
+  endif()
+endif()
+
+if(NOT cuda_include_dir)
+  foreach(target check_cuda fake_cuda)
+    add_custom_target(${target} COMMAND ${CMAKE_COMMAND} -E echo
+      "Skipped: CUDA's headers were not found (pip install nvidia-cuda-runtime nvidia-cuda-crt brings them)" VERBATIM)
+  endforeach()
+  return()
+endif()
+
+add_library(check_cuda OBJECT EXCLUDE_FROM_ALL ${cuda_sources} devices.cpp)
+set_target_properties(check_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
+# The CPU build of torch has the CUDA headers too, all but one that CMake makes.
+target_compile_definitions(check_cuda PRIVATE CHAMELEON_CUDA C10_CUDA_NO_CMAKE_CONFIGURE_FILE)
+target_compile_options(check_cuda PRIVATE -Werror)
+target_include_directories(check_cuda SYSTEM PRIVATE ${cuda_include_dir})
+target_link_libraries(check_cuda PRIVATE core_options)
+
+set(fake_cuda_dir ${PROJECT_SOURCE_DIR}/tests/fake_cuda)
+file(GLOB fake_cuda_sources CONFIGURE_DEPENDS ${fake_cuda_dir}/*.cpp)
+set(cuda_device_sources ${cuda_sources})
+list(FILTER cuda_device_sources EXCLUDE REGEX "torch_allocator")
+Python_add_library(fake_cuda MODULE WITH_SOABI EXCLUDE_FROM_ALL devices.cpp ${cuda_device_sources} ${fake_cuda_sources})
+target_compile_definitions(fake_cuda PRIVATE CHAMELEON_CUDA)
+target_compile_options(fake_cuda PRIVATE -Werror)
+target_include_directories(fake_cuda PRIVATE ${fake_cuda_dir})
+target_include_directories(fake_cuda SYSTEM PRIVATE ${cuda_include_dir})
+target_link_libraries(fake_cuda PRIVATE core core_options)
+# Two Python modules in one library: chameleon_lab._C, and _fake_cuda to drive the fake.
+set_target_properties(fake_cuda PROPERTIES
+  OUTPUT_NAME _C SKIP_BUILD_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fake_cuda)

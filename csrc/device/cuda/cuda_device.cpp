@@ -1,0 +1,293 @@
+#include "device/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "device/cuda/check.h"
+#include "device/cuda/torch_side.h"
+#include "devices.h"
+
+namespace chameleon::cuda {
+
+namespace {
+
+constexpr size_t kBlockUnitBytes = 512;  // of torch's caching allocator
+constexpr int kMostLanes = 32;           // bits of Lanes
+
+cudaStream_t new_stream() {
+  cudaStream_t stream;
+  // Non-blocking: torch computes on the legacy default stream, which every blocking stream waits for.
+  CHAMELEON_CUDA_CALL(cudaStreamCreateWithPriority, &stream, cudaStreamNonBlocking, 0);
+  return stream;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------------------- memory
+
+size_t CudaDevice::block_bytes(size_t bytes) const {
+  return (bytes + kBlockUnitBytes - 1) / kBlockUnitBytes * kBlockUnitBytes;
+}
+
+bool CudaDevice::has_room(size_t block_bytes) const {
+  const size_t used = resident_bytes_ + other_bytes_;
+  return used <= capacity_bytes_ && block_bytes <= capacity_bytes_ - used;
+}
+
+// What fits by its bytes may not fit into what is left in one piece: then torch's allocator, which may not reserve more
+// than the capacity either, finds nothing.
+void* CudaDevice::allocate(size_t block_bytes, int lane) {
+  if (events_.forked() || !has_room(block_bytes)) return nullptr;
+  const std::vector<cudaStream_t>& streams = lanes_[lane].streams;
+  const cudaStream_t current = torch_side::current_stream(index_);
+  const bool own = std::find(streams.begin(), streams.end(), current) != streams.end();
+  void* block = torch_side::allocate(index_, block_bytes, own ? current : streams.front(),
+                                     /*may_fail=*/capacity_bytes_ != SIZE_MAX);
+  if (!block) return nullptr;
+  resident_bytes_ += block_bytes;
+  peak_resident_bytes_ = std::max(peak_resident_bytes_, resident_bytes_);
+  return block;
+}
+
+void CudaDevice::free(void* block, size_t block_bytes) {
+  resident_bytes_ -= block_bytes;
+  if (!events_.forked()) torch_side::free(block);
+}
+
+void CudaDevice::set_capacity(size_t capacity_bytes) {
+  capacity_bytes_ = capacity_bytes;
+  if (events_.forked()) return;
+  refresh_other_bytes(torch_side::stats(index_).allocated_bytes);
+  limit();
+}
+
+void CudaDevice::limit() const {
+  torch_side::limit(index_, capacity_bytes_ == SIZE_MAX ? SIZE_MAX : capacity_bytes_ + inherited_bytes_);
+}
+
+size_t CudaDevice::total_bytes() const { return torch_side::total_bytes(index_); }
+
+void CudaDevice::refresh_other_bytes(size_t allocated_bytes) const {
+  const size_t others = allocated_bytes - std::min(allocated_bytes, resident_bytes_);
+  inherited_bytes_ = std::min(inherited_bytes_, others);
+  other_bytes_ = others - inherited_bytes_;
+}
+
+MemoryInfo CudaDevice::memory_info() const {
+  if (events_.forked()) return {capacity_bytes_, resident_bytes_, 0, peak_resident_bytes_, 0, 0, 0};
+  const torch_side::Stats stats = torch_side::stats(index_);
+  refresh_other_bytes(stats.allocated_bytes);
+  return {capacity_bytes_,      resident_bytes_,           stats.reserved_bytes - stats.allocated_bytes,
+          peak_resident_bytes_, stats.peak_reserved_bytes, other_bytes_,
+          stats.split_bytes};
+}
+
+void CudaDevice::reset_peaks() { peak_resident_bytes_ = resident_bytes_; }
+
+bool CudaDevice::take_over(void*, size_t block_bytes) {
+  resident_bytes_ += block_bytes;  // no new peak: it was there before, and others may leave for it first
+  const size_t inherited = std::min(inherited_bytes_, block_bytes);
+  inherited_bytes_ -= inherited;
+  other_bytes_ -= std::min(other_bytes_, block_bytes - inherited);
+  limit();
+  return true;
+}
+
+bool CudaDevice::hand_over(void*, size_t block_bytes) {
+  resident_bytes_ -= block_bytes;
+  return true;
+}
+
+void CudaDevice::copy_now(void* block, const void* source, size_t bytes) {
+  const torch_side::Guard guard(index_);
+  CHAMELEON_CUDA_CALL(cudaMemcpyAsync, block, source, bytes, cudaMemcpyDefault, torch_side::current_stream(index_));
+}
+
+// ------------------------------------------------------------------------------------------------------------- copies
+
+EventPtr CudaDevice::copy(Direction direction, void* to, const void* from, size_t bytes, const EventPtr& after) {
+  const torch_side::Guard guard(index_);
+  Link& link = this->link(direction);
+  if (after) static_cast<const Moment&>(*after).block(link.stream);
+  auto copy = std::make_shared<Copy>(events_, link.timeline, link.stream, direction, ++link.copies, bytes);
+  CHAMELEON_CUDA_CALL(cudaMemcpyAsync, to, from, bytes,
+                      direction == Direction::Out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, link.stream);
+  copy->end(link.stream);
+  return copy;
+}
+
+EventPtr CudaDevice::copy_out(void* host, const void* block, size_t bytes, EventPtr after) {
+  return copy(Direction::Out, host, block, bytes, after);
+}
+
+EventPtr CudaDevice::copy_in(void* block, const void* host, size_t bytes, EventPtr after) {
+  return copy(Direction::In, block, host, bytes, after);
+}
+
+std::pair<double, double> CudaDevice::measure_link() {
+  constexpr size_t kMostBytes = 64 << 20, kLeastBytes = 1 << 20;
+  constexpr int kCopies = 4;
+  const int lane = this->lane();
+  const cudaStream_t stream = lanes_[lane].streams.front();
+  // What is there before the session may have to make way first: no reason to refuse the little that this takes.
+  size_t bytes = std::max(std::min(kMostBytes, capacity_bytes_ / 8), kLeastBytes);
+  void* block = torch_side::allocate(index_, bytes, stream, /*may_fail=*/true);
+  if (!block) {
+    torch_side::limit(index_, SIZE_MAX);
+    block = torch_side::allocate(index_, bytes = kLeastBytes, stream, /*may_fail=*/true);
+    limit();
+  }
+  void* host = block ? allocate_host(bytes) : nullptr;
+  if (!host) {
+    if (block) torch_side::free(block);
+    TORCH_CHECK(false, "Chameleon Lab: no ", block ? "host memory (host_capacity)" : "device memory",
+                " left to measure the link: ", bytes, " bytes are asked for");
+  }
+  const Clock clock;
+  const auto best = [&](auto copy) {
+    Ticks best_ticks = INT64_MAX;
+    for (int i = 0; i < kCopies; ++i) {
+      const EventPtr event = copy();
+      host_wait(event);
+      best_ticks = std::min(best_ticks, event->end_ticks() - event->start_ticks());
+    }
+    return static_cast<double>(bytes) / clock.duration(std::max<Ticks>(best_ticks, 1));
+  };
+  const double out = best([&] { return copy_out(host, block, bytes, record(lane_bit(lane))); });
+  const double in = best([&] { return copy_in(block, host, bytes, record(lane_bit(lane))); });
+  free_host(host, bytes);
+  torch_side::free(block);
+  return {out, in};
+}
+
+// -------------------------------------------------------------------------------------------------------------- order
+
+int CudaDevice::lane() {
+  if (events_.forked()) return 0;
+  const cudaStream_t stream = torch_side::current_stream(index_);
+  size_t lane = 0;
+  for (; lane < lanes_.size(); ++lane) {
+    const std::vector<cudaStream_t>& streams = lanes_[lane].streams;
+    if (std::find(streams.begin(), streams.end(), stream) != streams.end()) break;
+  }
+  if (lane == lanes_.size()) {
+    if (lanes_.size() < kMostLanes) {
+      lanes_.push_back({{stream}, {0, 0}});
+    } else {
+      lanes_[--lane].streams.push_back(stream);
+      lanes_[lane].behind[0] = lanes_[lane].behind[1] = 0;  // the new one is behind nothing yet
+    }
+  }
+  catch_up(lanes_[lane]);
+  return static_cast<int>(lane);
+}
+
+void CudaDevice::catch_up(Lane& lane) {
+  for (size_t way = 0; way < 2; ++way) {
+    const std::shared_ptr<const Copy>& copy = links_[way]->waited_for;
+    if (!copy || lane.behind[way] >= copy->number()) continue;
+    for (const cudaStream_t stream : lane.streams) copy->end_mark().block(stream);
+    lane.behind[way] = copy->number();
+  }
+}
+
+EventPtr CudaDevice::record(Lanes lanes) {
+  const torch_side::Guard guard(index_);
+  auto moment = std::make_shared<Moment>();
+  for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+    if (!(lanes & lane_bit(static_cast<int>(lane)))) continue;
+    catch_up(lanes_[lane]);
+    for (const cudaStream_t stream : lanes_[lane].streams) {
+      moment->add(std::make_unique<const Mark>(events_, stream, /*timed=*/false));
+    }
+  }
+  return moment;
+}
+
+EventPtr CudaDevice::compute_wait(const EventPtr& event, int lane) {
+  if (events_.forked()) return nullptr;
+  const auto copy = std::static_pointer_cast<const Copy>(event);
+  const size_t way = static_cast<size_t>(copy->direction());
+  std::shared_ptr<const Copy>& newest = links_[way]->waited_for;
+  if (!newest || newest->number() < copy->number()) newest = copy;
+  if (lanes_[lane].behind[way] >= copy->number()) return nullptr;
+  const torch_side::Guard guard(index_);
+  auto wait = std::make_shared<Wait>(events_, lanes_[lane].streams.front(), copy);
+  catch_up(lanes_[lane]);
+  return wait;
+}
+
+void CudaDevice::join(int lane, Lanes lanes) {
+  lanes &= ~lane_bit(lane);
+  catch_up(lanes_[lane]);
+  if (lanes == 0) return;
+  const EventPtr moment = record(lanes);
+  for (const cudaStream_t stream : lanes_[lane].streams) static_cast<const Moment&>(*moment).block(stream);
+}
+
+void CudaDevice::host_wait(const EventPtr& event) {
+  const torch_side::Guard guard(index_);
+  if (const auto* copy = dynamic_cast<const Copy*>(event.get())) {
+    copy->end_mark().wait();
+  } else {
+    static_cast<const Moment&>(*event).wait();
+  }
+}
+
+EventPtr CudaDevice::moment(int lane) {
+  if (events_.forked()) return nullptr;
+  const torch_side::Guard guard(index_);
+  return std::make_shared<Instant>(events_, link(Direction::Out).timeline, lanes_[lane].streams.front());
+}
+
+void CudaDevice::drain() {
+  if (events_.forked() || !links_[0]) return;
+  const torch_side::Guard guard(index_);
+  for (const auto& link : links_) CHAMELEON_CUDA_CALL(cudaStreamSynchronize, link->stream);
+}
+
+// --------------------------------------------------------------------------------------------------------------- host
+
+void* CudaDevice::allocate_host(size_t bytes) {
+  if (events_.forked()) return nullptr;
+  const torch_side::Guard guard(index_);
+  return pinned_.allocate(bytes);
+}
+
+void CudaDevice::free_host(void* data, size_t bytes) { pinned_.free(data, bytes); }
+
+void CudaDevice::reserve_host(size_t bytes) {
+  const torch_side::Guard guard(index_);
+  pinned_.reserve(bytes);
+}
+
+void CudaDevice::release_host() {
+  if (events_.forked()) return;
+  drain();
+  pinned_.release();
+}
+
+// -------------------------------------------------------------------------------------------------------------- torch
+
+c10::Device CudaDevice::torch_device() const { return torch_side::device(index_); }
+
+void CudaDevice::install_allocator() {
+  torch_side::install(index_);
+  inherited_bytes_ = SIZE_MAX;  // all that is not ours now
+  refresh_other_bytes(torch_side::stats(index_).allocated_bytes);
+  if (links_[0]) return;
+  const torch_side::Guard guard(index_);
+  for (auto& link : links_) link.emplace(events_, new_stream());
+}
+
+c10::DeleterFnPtr CudaDevice::block_deleter() const { return torch_side::block_deleter(); }
+c10::DeleterFnPtr CudaDevice::plain_deleter() const { return torch_side::plain_deleter(); }
+c10::DataPtr CudaDevice::allocate_plain(size_t bytes) { return torch_side::allocate_plain(index_, bytes); }
+
+}  // namespace chameleon::cuda
+
+namespace chameleon {
+
+std::unique_ptr<Device> make_cuda_device(int index) { return std::make_unique<cuda::CudaDevice>(index); }
+
+}  // namespace chameleon

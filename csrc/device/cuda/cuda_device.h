@@ -1,0 +1,112 @@
+// A GPU: torch's own caching allocator under a capacity, and a stream of copies each way.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "device/cuda/events.h"
+#include "device/cuda/pinned_pool.h"
+#include "device/device.h"
+
+namespace chameleon::cuda {
+
+// Note [Order on a GPU]
+// The host runs ahead: what it calls is given to streams, and happens later. A lane is a stream that ops have been
+// given to. Two streams of our own carry the copies, one each way. What keeps them right:
+//
+// - A copy out comes after all lanes that used the storage since it came (record() of those lanes).
+// - The block goes back to torch's allocator in the program order of the lane that it belongs to, once that lane is
+//   behind the copy, and behind the lanes that read the storage (compute_wait(), join()). So it may be reused at once,
+//   and no record_stream is needed.
+// - A block for a swap-in is taken from the lane that had it before, and the copy comes after what that lane has been
+//   given so far: whoever used that memory before.
+// - Compute that uses the storage comes after the copy in. The lane that uses it waits for it, on the GPU. Other lanes
+//   do so as soon as they are given anything (lane()): there is no telling which of them will use it.
+// - A host buffer is freed when the copy out of it is given up, or when a lane waits for the copy in from it. A later
+//   copy out to the same memory comes after that: copies out are in order, and come after a moment of some lane, which
+//   by then waits for all copies in that any lane waited for.
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(int index) : index_(index) {}
+
+  size_t block_bytes(size_t bytes) const override;
+  void* allocate(size_t block_bytes, int lane) override;
+  void free(void* block, size_t block_bytes) override;
+  bool has_room(size_t block_bytes) const override;
+  void set_capacity(size_t capacity_bytes) override;
+  size_t total_bytes() const override;
+  size_t resident_bytes() const override { return resident_bytes_; }
+  MemoryInfo memory_info() const override;
+  void reset_peaks() override;
+  void keep_free_blocks(bool) override {}  // that is for torch's allocator to say
+
+  EventPtr copy_out(void* host, const void* block, size_t bytes, EventPtr after) override;
+  EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after) override;
+  void set_link(double, double) override {}  // it is what it is
+  std::pair<double, double> measure_link() override;
+
+  int lane() override;
+  EventPtr record(Lanes lanes) override;
+  EventPtr moment(int lane) override;
+  EventPtr compute_wait(const EventPtr& copy, int lane) override;
+  void join(int lane, Lanes lanes) override;
+  void host_wait(const EventPtr& event) override;
+  void drain() override;
+
+  void* allocate_host(size_t bytes) override;
+  void free_host(void* data, size_t bytes) override;
+  bool pools_host_memory() const override { return true; }
+  size_t pooled_host_bytes() const override { return pinned_.reserved_bytes(); }
+  size_t pageable_host_bytes() const override { return pinned_.pageable_bytes(); }
+  void set_host_capacity(size_t bytes) override { pinned_.set_limit(bytes); }
+  void reserve_host(size_t bytes) override;
+  void release_host() override;
+
+  c10::Device torch_device() const override;
+  void install_allocator() override;
+  c10::DeleterFnPtr block_deleter() const override;
+  c10::DeleterFnPtr plain_deleter() const override;
+  c10::DataPtr allocate_plain(size_t bytes) override;
+  bool take_over(void* plain_block, size_t block_bytes) override;
+  bool hand_over(void* block, size_t block_bytes) override;
+  void copy_now(void* block, const void* source, size_t bytes) override;
+
+  void after_fork_in_child() override { events_.after_fork_in_child(); }
+
+ private:
+  struct Link {
+    Link(EventPool& pool, cudaStream_t s) : stream(s), timeline(pool, s) {}
+    const cudaStream_t stream;
+    Timeline timeline;
+    uint64_t copies = 0;
+    std::shared_ptr<const Copy> waited_for;  // the newest that a lane is behind, or will be before it goes on
+  };
+  struct Lane {
+    std::vector<cudaStream_t> streams;  // one; the last lane takes in all that come after it
+    uint64_t behind[2] = {0, 0};        // the newest copy each way
+  };
+
+  EventPtr copy(Direction direction, void* to, const void* from, size_t bytes, const EventPtr& after);
+  Link& link(Direction direction) { return *links_[static_cast<size_t>(direction)]; }
+  void catch_up(Lane& lane);
+  void refresh_other_bytes(size_t allocated_bytes) const;
+  void limit() const;
+
+  const int index_;
+  EventPool events_;
+  std::optional<Link> links_[2];
+  std::vector<Lane> lanes_;
+  PinnedPool pinned_;
+  size_t capacity_bytes_ = SIZE_MAX;
+  size_t resident_bytes_ = 0;
+  size_t peak_resident_bytes_ = 0;
+  mutable size_t other_bytes_ = 0;      // of the capacity, taken by what is not ours
+  mutable size_t inherited_bytes_ = 0;  // there before the session and not taken over: does not count
+};
+
+}  // namespace chameleon::cuda

@@ -1,0 +1,316 @@
+// Torch's CUDA allocator while a session is open: a forwarding one in front of the caching allocator. Blocks are the
+// caching allocator's own, so that its statistics, record_stream, snapshots and expandable segments stay what they are.
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/headeronly/version.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "device/cuda/check.h"
+#include "device/cuda/torch_side.h"
+#include "devices.h"
+#include "runtime.h"
+
+#define CHAMELEON_TORCH (TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR)
+
+namespace chameleon {
+
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+
+caching::CUDAAllocator* original = nullptr;
+
+constexpr size_t kMostDevices = 128;  // what a DeviceIndex can tell apart
+std::array<std::atomic<Runtime*>, kMostDevices> runtimes{};
+std::array<double, kMostDevices> fraction_before{};  // 0: it is not limited by us
+
+Runtime* runtime_of(DeviceIndex index) { return runtimes[index].load(std::memory_order_acquire); }
+
+void delete_block(void* block) {
+  if (!block) return;
+  for (size_t index = 0; index < kMostDevices; ++index) {
+    Runtime* runtime = runtimes[index].load(std::memory_order_acquire);
+    if (runtime && runtime->release(block)) return;
+  }
+  original->raw_deleter()(block);
+}
+
+// Memory that is no storage of ours counts against the same limit: storages leave for it.
+template <class F>
+auto making_way(size_t bytes, F allocate) {
+  for (;;) {
+    try {
+      return allocate();
+    } catch (const c10::OutOfMemoryError&) {
+      Runtime* runtime = runtime_of(c10::cuda::current_device());
+      if (!runtime || !runtime->make_way(bytes)) throw;
+    }
+  }
+}
+
+class ForwardingAllocator final : public caching::CUDAAllocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const DeviceIndex index = c10::cuda::current_device();
+    Runtime* runtime = runtime_of(index);
+    if (!runtime || !runtime->tracks(bytes)) {
+      return making_way(bytes, [&] { return original->allocate(bytes); });
+    }
+    void* block = runtime->allocate(bytes);
+    return {block, block, &delete_block, c10::Device(c10::DeviceType::CUDA, index)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &delete_block; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { original->copy_data(to, from, bytes); }
+
+  void* raw_alloc(size_t bytes) override {
+    return making_way(bytes, [&] { return original->raw_alloc(bytes); });
+  }
+  void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
+    return making_way(bytes, [&] { return original->raw_alloc_with_stream(bytes, stream); });
+  }
+  void raw_delete(void* block) override { original->raw_delete(block); }
+
+  // The original passes over blocks whose deleter is not its own.
+  using CUDAAllocator::recordStream;
+  void recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) override {
+    if (pointer.get_deleter() != &delete_block) return original->recordStream(pointer, stream);
+    c10::DataPtr block(pointer.get(), pointer.get_context(), original->raw_deleter(), pointer.device());
+    try {
+      original->recordStream(block, stream);
+    } catch (...) {
+      block.release_context();
+      throw;
+    }
+    block.release_context();
+  }
+
+  // Graphs hold addresses: what they hold must not move.
+  void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
+    Runtime* runtime = runtime_of(device);
+    TORCH_CHECK(!runtime || !runtime->is_open(),
+                "Chameleon Lab: CUDA graphs and memory pools of one's own keep the addresses of their tensors, which a "
+                "session moves: capture before the session starts or after it ends, or run this part without a graph");
+    original->beginAllocateToPool(device, pool, std::move(filter));
+  }
+  void recordHistory(bool enabled, caching::CreateContextFn context, size_t most_entries, caching::RecordContext when,
+                     bool clear, const std::vector<std::string>& skip) override {
+    for (const auto& runtime : runtimes) {
+      const Runtime* open = runtime.load();
+      TORCH_CHECK(
+          !enabled || !context || !open || !open->is_open(),
+          "Chameleon Lab: recording the memory history with stacks asks for Python's lock inside the allocator, "
+          "which can hang a session: pass context=None, or look at the session's own trace");
+    }
+    original->recordHistory(enabled, context, most_entries, when, clear, skip);
+  }
+
+  std::string name() override { return original->name(); }
+  bool initialized() override { return original->initialized(); }
+  void init(int devices) override { original->init(devices); }
+  void enable(bool on) override { original->enable(on); }
+  bool isEnabled() const override { return original->isEnabled(); }
+  void emptyCache(MempoolId_t pool) override { original->emptyCache(pool); }
+  double getMemoryFraction(DeviceIndex device) override { return original->getMemoryFraction(device); }
+  void setMemoryFraction(double fraction, DeviceIndex device) override {
+    original->setMemoryFraction(fraction, device);
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
+    return original->getDeviceStats(device);
+  }
+  void resetAccumulatedStats(DeviceIndex device) override { original->resetAccumulatedStats(device); }
+  void resetPeakStats(DeviceIndex device) override { original->resetPeakStats(device); }
+  std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
+    return original->getExpandableSegmentSizes(device);
+  }
+  void cacheInfo(DeviceIndex device, size_t* largest) override { original->cacheInfo(device, largest); }
+  void* getBaseAllocation(void* block, size_t* bytes) override { return original->getBaseAllocation(block, bytes); }
+  caching::SnapshotInfo snapshot(MempoolId_t pool, bool traces) override { return original->snapshot(pool, traces); }
+  void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override { original->endAllocateToPool(device, pool); }
+  void releasePool(DeviceIndex device, MempoolId_t pool) override { original->releasePool(device, pool); }
+  int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override { return original->getPoolUseCount(device, pool); }
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> allocator) override {
+    original->createOrIncrefPool(device, pool, std::move(allocator));
+  }
+  void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) override {
+    original->setUseOnOOM(device, pool, use);
+  }
+  void setNoSplit(DeviceIndex device, MempoolId_t pool) override { original->setNoSplit(device, pool); }
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool,
+                                const std::unordered_set<void*>& expected) override {
+    return original->checkPoolLiveAllocations(device, pool, expected);
+  }
+  caching::ShareableHandle shareIpcHandle(void* block) override { return original->shareIpcHandle(block); }
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override { return original->getIpcDevPtr(std::move(handle)); }
+  bool isHistoryEnabled() override { return original->isHistoryEnabled(); }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& annotation) override {
+    original->recordAnnotation(annotation);
+  }
+  void pushCompileContext(std::string& context) override { original->pushCompileContext(context); }
+  void popCompileContext() override { original->popCompileContext(); }
+  void setUserMetadata(const std::string& metadata) override { original->setUserMetadata(metadata); }
+  std::string getUserMetadata() override { return original->getUserMetadata(); }
+  void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override {
+    original->attachOutOfMemoryObserver(std::move(observer));
+  }
+  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) override {
+    original->attachAllocatorTraceTracker(std::move(tracker));
+  }
+  void enablePeerAccess(DeviceIndex device, DeviceIndex other) override { original->enablePeerAccess(device, other); }
+  cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream,
+                          bool peer_access) override {
+    return original->memcpyAsync(to, to_device, from, from_device, bytes, stream, peer_access);
+  }
+  std::shared_ptr<caching::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
+    return original->getCheckpointState(device, pool);
+  }
+  caching::CheckpointDelta setCheckpointPoolState(DeviceIndex device,
+                                                  std::shared_ptr<caching::AllocatorState> state) override {
+    return original->setCheckpointPoolState(device, std::move(state));
+  }
+#if CHAMELEON_TORCH >= 213
+  void markCaptureBegin(DeviceIndex device) override { original->markCaptureBegin(device); }
+  void markCaptureEnd(DeviceIndex device) override { original->markCaptureEnd(device); }
+  std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* block) override {
+    return original->getContextForPointer(block);
+  }
+  void attachOomRejectionObserver(caching::OomRejectionObserver observer) override {
+    original->attachOomRejectionObserver(std::move(observer));
+  }
+  c10::DataPtr allocateWithAddress(size_t bytes, void* address) override {
+    return original->allocateWithAddress(bytes, address);
+  }
+#endif
+};
+
+ForwardingAllocator* forwarding() {
+  static auto* allocator = new ForwardingAllocator();
+  return allocator;
+}
+
+}  // namespace
+
+std::string missing_device(c10::Device device) {
+  if (device.is_cpu()) return "";
+  if (!device.is_cuda()) return "there is no device '" + device.str() + "': use 'cuda', or 'cpu', the embedded device";
+  const DeviceIndex count = c10::cuda::device_count();
+  if (count == 0) {
+    return "torch finds no NVIDIA GPU here (torch.cuda.is_available() says why): use device='cpu', the embedded device";
+  }
+  if (device.index() >= count) {
+    return "there is no device '" + device.str() + "': torch finds " + std::to_string(count) + " GPUs here";
+  }
+  return "";
+}
+
+namespace cuda::torch_side {
+
+void install(int index) {
+  caching::CUDAAllocator* current = caching::allocator.load();
+  const std::string name = current ? current->name() : "none";
+  TORCH_CHECK(name == "native", "Chameleon Lab works with torch's own caching allocator, and this process uses '", name,
+              "': unset backend:", name,
+              " in PYTORCH_CUDA_ALLOC_CONF, or leave out torch.cuda.memory.change_current_allocator");
+  TORCH_CHECK(!std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING"),
+              "Chameleon Lab works with torch's caching allocator: unset PYTORCH_NO_CUDA_MEMORY_CACHING");
+  TORCH_CHECK(current->initialized(), "Chameleon Lab: CUDA is not initialized: call torch.cuda.init() first");
+  TORCH_CHECK(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
+              "Chameleon Lab: a CUDA graph is being captured: start the session before or after");
+  TORCH_CHECK(!current->isHistoryEnabled(),
+              "Chameleon Lab: the memory history is being recorded, which can hang a session: stop it first with "
+              "torch.cuda.memory._record_memory_history(enabled=None)");
+  TORCH_CHECK(!c10::impl::GPUTrace::get_trace(),
+              "Chameleon Lab: torch's CUDA sanitizer asks for Python's lock inside the allocator, which can hang a "
+              "session: run without TORCH_CUDA_SANITIZER");
+  if (current != forwarding()) {
+    original = current;
+    caching::allocator.store(forwarding());
+    c10::SetAllocator(c10::DeviceType::CUDA, forwarding(), /*priority=*/255);
+  }
+  runtimes[index].store(&Runtime::of(device(index)), std::memory_order_release);
+}
+
+c10::Device device(int index) { return {c10::DeviceType::CUDA, static_cast<DeviceIndex>(index)}; }
+
+size_t total_bytes(int index) {
+  const Guard guard(index);
+  size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  return total;
+}
+
+Stats stats(int index) {
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = original->getDeviceStats(static_cast<DeviceIndex>(index));
+  return {static_cast<size_t>(stats.allocated_bytes[kAll].current),
+          static_cast<size_t>(stats.reserved_bytes[kAll].current), static_cast<size_t>(stats.reserved_bytes[kAll].peak),
+          static_cast<size_t>(stats.inactive_split_bytes[kAll].current)};
+}
+
+void limit(int index, size_t bytes) {
+  const auto device = static_cast<DeviceIndex>(index);
+  double& before = fraction_before[index];
+  if (bytes == SIZE_MAX) {
+    if (before > 0) original->setMemoryFraction(before, device);
+    before = 0;
+    return;
+  }
+  if (before == 0) before = original->getMemoryFraction(device);
+  const double fraction = static_cast<double>(bytes) / static_cast<double>(total_bytes(index));
+  original->setMemoryFraction(std::min({before, fraction, 1.0}), device);
+}
+
+cudaStream_t current_stream(int index) {
+  return c10::cuda::getCurrentCUDAStream(static_cast<DeviceIndex>(index)).stream();
+}
+
+void* allocate(int index, size_t bytes, cudaStream_t stream, bool may_fail) {
+  const Guard guard(index);
+  try {
+    return original->raw_alloc_with_stream(bytes, stream);
+  } catch (const c10::OutOfMemoryError&) {
+    if (!may_fail) throw;
+    return nullptr;
+  }
+}
+
+void free(void* block) { original->raw_delete(block); }
+
+c10::DeleterFnPtr block_deleter() { return &delete_block; }
+c10::DeleterFnPtr plain_deleter() { return original->raw_deleter(); }
+
+c10::DataPtr allocate_plain(int index, size_t bytes) {
+  const Guard guard(index);
+  return original->allocate(bytes);
+}
+
+Guard::Guard(int index) : index_(index), before_(c10::cuda::current_device()) {
+  if (before_ != index_) c10::cuda::set_device(static_cast<DeviceIndex>(index_));
+}
+
+Guard::~Guard() {
+  if (before_ == index_) return;
+  try {
+    c10::cuda::set_device(static_cast<DeviceIndex>(before_));
+  } catch (const std::exception&) {  // the device was there a moment ago
+  }
+}
+
+}  // namespace cuda::torch_side
+
+}  // namespace chameleon

@@ -1,0 +1,50 @@
+// What the CUDA device needs of torch: its caching allocator and its current stream. Nothing else here names torch's
+// CUDA libraries, so that the device is tested on a machine that has none.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+namespace chameleon::cuda::torch_side {
+
+struct Stats {
+  size_t allocated_bytes;  // blocks that are in use, by anybody
+  size_t reserved_bytes;   // taken from the GPU
+  size_t peak_reserved_bytes;
+  size_t split_bytes;  // free parts of segments whose rest is in use
+};
+
+// Puts a forwarding allocator in front of torch's, once; it asks the runtime of each device that was installed. Raises
+// an error that says why where that cannot work.
+void install(int index);
+
+c10::Device device(int index);  // of the tensors
+size_t total_bytes(int index);
+Stats stats(int index);
+void limit(int index, size_t bytes);  // what may be reserved; SIZE_MAX: what it was before
+cudaStream_t current_stream(int index);
+
+// A block that belongs to the stream; nullptr where there is none, if that may be.
+void* allocate(int index, size_t bytes, cudaStream_t stream, bool may_fail);
+void free(void* block);
+
+c10::DeleterFnPtr block_deleter();  // of blocks that are the runtime's
+c10::DeleterFnPtr plain_deleter();
+c10::DataPtr allocate_plain(int index, size_t bytes);
+
+// Makes the GPU the calling thread's while it lives.
+class Guard {
+ public:
+  explicit Guard(int index);
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+ private:
+  int index_, before_;
+};
+
+}  // namespace chameleon::cuda::torch_side

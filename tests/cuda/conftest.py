@@ -1,0 +1,44 @@
+"""These tests need a GPU, and a core that was built with the CUDA device; elsewhere they are skipped, and say why."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "integration")]
+
+
+def _missing() -> str:
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no GPU here"
+    from chameleon_lab.runtime import core
+
+    return core.missing_device("cuda:0")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mine = [item for item in items if HERE in item.path.parents]
+    if mine and (reason := _missing()):
+        for item in mine:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def clean_gpu():  # noqa: ANN201
+    """A test begins with an empty cache and no session, and runs its kernels in a fixed order of additions."""
+    from chameleon_lab import current_session
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    yield
+    left = current_session()
+    if left is not None:
+        left.stop()
+    torch.use_deterministic_algorithms(False)
+    assert left is None, f"the test left {left!r} open"

@@ -1,0 +1,218 @@
+"""What only a GPU shows: order of streams, memory that goes back, raw access, Triton, graphs, other allocators."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from gpu_training import ROOT, MiB, child
+
+import chameleon_lab as cl
+from chameleon_lab.runtime import core
+
+
+def test_random_kernels_evictions_and_reuse_of_memory() -> None:
+    """Every tensor keeps its pattern while its memory is given to others, which write over it at once."""
+    seed = random.SystemRandom().getrandbits(32)
+    draw = random.Random(seed)
+    base = torch.arange(8 * MiB // 4, dtype=torch.int32, device="cuda")
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    heavy = torch.randn(2048, 2048, device="cuda")
+    sizes = [draw.randrange(16 << 10, 8 * MiB) // 4 for _ in range(24)]
+    with cl.Session(sum(sizes) * 4 // 2 + 64 * MiB, device="cuda") as session:
+        values = list(range(24))
+        tensors = [base[:size] + value for size, value in zip(sizes, values, strict=True)]
+        for _ in range(4000):
+            i = draw.randrange(24)
+            action = draw.random()
+            if action < 0.3:
+                session.evict(tensors[i])
+                torch.empty_like(tensors[(i + 1) % 24]).fill_(-1)
+            elif action < 0.5:
+                values[i] = draw.randrange(1 << 20)
+                torch.add(base[: sizes[i]], values[i], out=tensors[i])
+            elif action < 0.6:
+                heavy @ heavy  # noqa: B018
+            else:
+                wrong += (tensors[i] != base[: sizes[i]] + values[i]).sum()
+        moved = core.counters()["host_peak_bytes"]
+        assert moved > 0
+    assert int(wrong) == 0, f"seed {seed}"
+    for tensor, size, value in zip(tensors, sizes, values, strict=True):
+        assert torch.equal(tensor, base[:size] + value), f"seed {seed}"
+
+
+def test_memory_goes_back_at_the_free_point() -> None:
+    with cl.Session("512MiB", device="cuda") as session:
+        tensor = torch.ones(64 * MiB, device="cuda", dtype=torch.uint8)
+        before = torch.cuda.memory_allocated()
+        assert session.evict(tensor)
+        assert before - torch.cuda.memory_allocated() == 64 * MiB
+        assert int(tensor.sum()) == 64 * MiB
+
+
+def test_out_of_memory_in_the_first_step_is_met_by_eviction() -> None:
+    with cl.Session("256MiB", device="cuda") as session:
+        held = [torch.full((16 * MiB,), number, dtype=torch.uint8, device="cuda") for number in range(48)]
+        assert torch.cuda.memory_reserved() <= 256 * MiB
+        assert [int(t[0]) for t in held] == list(range(48))
+        assert session.report().evictions >= 0
+    assert [int(t[-1]) for t in held] == list(range(48))
+
+
+def test_below_the_floor_it_says_so() -> None:
+    with (
+        pytest.raises((cl.BelowFloorError, torch.OutOfMemoryError), match="floor"),
+        cl.Session("64MiB", device="cuda"),
+    ):
+        torch.empty(128 * MiB, dtype=torch.uint8, device="cuda")
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        "t.data_ptr()",
+        "t.untyped_storage().data_ptr()",
+        "t.__dlpack__()",
+        "t.numpy(force=True)",
+        "t.cpu()",
+        "t.tolist()",
+    ],
+)
+def test_raw_access_to_what_is_away_brings_it_back(access: str) -> None:
+    with cl.Session("256MiB", device="cuda") as session:
+        t = torch.arange(1 << 20, device="cuda")
+        assert session.evict(t) and session.where(t) == "away"
+        eval(access)
+        assert session.where(t) == "resident"
+        assert int(t[12345]) == 12345
+
+
+def test_saving_and_loading(tmp_path: object) -> None:
+    with cl.Session("128MiB", device="cuda") as session:
+        tensors = [torch.full((16 * MiB,), number, dtype=torch.uint8, device="cuda") for number in range(12)]
+        torch.save(tensors, f"{tmp_path}/t.pt")
+        assert session.report().escaped_storages == 0
+    assert [int(t[-1]) for t in torch.load(f"{tmp_path}/t.pt", map_location="cpu")] == list(range(12))
+
+
+def test_a_triton_kernel_reads_what_was_away() -> None:
+    triton = pytest.importorskip("triton")
+    import triton.language as tl
+
+    @triton.jit
+    def double(x, y, n, block: tl.constexpr):  # noqa: ANN001, ANN202
+        i = tl.program_id(0) * block + tl.arange(0, block)
+        tl.store(y + i, 2 * tl.load(x + i, mask=i < n), mask=i < n)
+
+    with cl.Session("256MiB", device="cuda") as session:
+        x = torch.arange(1 << 20, device="cuda", dtype=torch.float32)
+        y = torch.empty_like(x)
+        assert session.evict(x)
+        double[(1 << 20) // 1024,](x, y, 1 << 20, block=1024)
+        assert session.where(x) == "resident"
+        assert torch.equal(y, 2 * torch.arange(1 << 20, device="cuda", dtype=torch.float32))
+
+
+def test_a_compiled_region_reads_what_was_away() -> None:
+    compiled = torch.compile(lambda x, w: torch.nn.functional.gelu(x @ w).sum())
+    x, w = (torch.randn(1024, 1024, device="cuda", requires_grad=True) for _ in range(2))
+    compiled(x, w).backward()
+    expected = w.grad.clone()
+    w.grad = None
+    with cl.Session("256MiB", device="cuda") as session:
+        session.adopt(x, w)
+        assert session.evict(w)
+        compiled(x, w).backward()
+        assert torch.equal(w.grad, expected)
+
+
+def test_graphs_are_refused() -> None:
+    graph = torch.cuda.CUDAGraph()
+    x = torch.ones(1024, device="cuda")
+    with torch.cuda.graph(graph):
+        y = x * 2
+    with cl.Session("256MiB", device="cuda"):
+        with pytest.raises(cl.SessionError, match="keeps the addresses"):
+            graph.replay()
+        with (
+            pytest.raises(cl.SessionError, match="keeps the addresses"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
+            x + 1  # noqa: B018
+        assert int((torch.ones(1024, device="cuda") + 1).sum()) == 2048
+    graph.replay()
+    assert int(y.sum()) == 2048
+
+
+def test_another_allocator_is_refused() -> None:
+    said = child(
+        """
+        try:
+            cl.Session("256MiB", device="cuda").start()
+        except cl.SessionError as error:
+            print(error)
+        """,
+        PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync",
+    )
+    assert "caching allocator" in said and "backend" in said
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_segments_of_both_kinds(expandable: bool) -> None:
+    said = child(
+        """
+        bare = train(lambda: gpt2(4), 4)
+        live = train(lambda: gpt2(4), 4, {"capacity": None}).report.live_peak_bytes
+        run = train(lambda: gpt2(4), 4, {"capacity": live // 3})
+        print(run.same(bare), run.reserved_bytes <= live // 3, core.counters()["split_bytes"])
+        """,
+        PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{expandable}",
+    )
+    assert said.split()[:2] == ["True", "True"], said
+
+
+def test_a_second_gpu_is_left_alone() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("this machine has one GPU")
+    with cl.Session("256MiB", device="cuda:1") as session:
+        held = [torch.full((16 * MiB,), n, dtype=torch.uint8, device="cuda:1") for n in range(24)]
+        other = torch.ones(512 * MiB, dtype=torch.uint8, device="cuda:0")
+        assert session.where(other) is None
+        assert [int(t[0]) for t in held] == list(range(24))
+
+
+def test_times_of_copies_and_stalls_come_from_the_gpu() -> None:
+    with cl.Session("512MiB", device="cuda") as session:
+        tensor = torch.ones(256 * MiB, dtype=torch.uint8, device="cuda")
+        session.evict(tensor)
+        tensor.add_(1)
+        session.step()
+        torch.cuda.synchronize()
+        step = session.trace().steps[-1]
+    seconds = step.transfers.end_s - step.transfers.start_s
+    assert len(seconds) == 2 and (seconds > 0).all()
+    # 256 MiB take over 2 ms on the fastest link there is.
+    assert (seconds > 256 * MiB / 200e9).all()
+    assert float(step.stalls.duration_s.sum()) > 0
+    assert (step.transfers.start_s >= step.transfers.issue_s - 1e-3).all()
+
+
+def test_compute_sanitizer_finds_nothing() -> None:
+    if shutil.which("compute-sanitizer") is None:
+        pytest.skip("compute-sanitizer is not installed")
+    code = (
+        "import sys; sys.path[:0] = ['tests/cuda', 'tests/integration', '.']\n"
+        "from gpu_training import *\n"
+        "train(lambda: gpt2(1), 3, {'capacity': '400MiB'})\n"
+    )
+    done = subprocess.run(
+        ["compute-sanitizer", "--error-exitcode", "9", sys.executable, "-c", code],
+        capture_output=True, text=True, cwd=ROOT, timeout=500,
+    )  # fmt: skip
+    assert done.returncode != 9, done.stdout[-3000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

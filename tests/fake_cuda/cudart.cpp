@@ -1,0 +1,312 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <random>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "fake.h"
+
+namespace fake {
+
+struct Stream;
+
+struct Mark {
+  Stream* stream;
+  bool done = false;
+  double ms = 0;
+};
+
+struct Item {
+  std::function<void()> run;  // or
+  MarkPtr wait;               // or
+  MarkPtr reach;
+};
+
+struct Stream {
+  std::string role;
+  bool eager = false;
+  std::deque<Item> queue;
+};
+
+namespace {
+
+// A kernel may free memory, which gives a stream more to do.
+std::recursive_mutex mutex;
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+std::mt19937_64 random_source;
+std::vector<Stream*> streams;
+int own_streams = 0;
+std::set<std::pair<std::string, std::string>> dropped_pairs;
+long dropped_count = 0;
+size_t pinned_limit = SIZE_MAX, pinned = 0;
+constexpr size_t kPoisonedBytes = 256 << 10;  // of a slab: all that the toy programs use
+size_t gpu_bytes = size_t{1} << 36;
+std::unordered_map<void*, size_t> pinned_blocks;
+thread_local cudaStream_t current_lane = nullptr;
+
+Stream* default_lane() {
+  static Stream* lane = reinterpret_cast<Stream*>(make_lane(/*eager=*/true));
+  return lane;
+}
+
+Stream* stream_of(cudaStream_t stream) { return stream ? reinterpret_cast<Stream*>(stream) : default_lane(); }
+
+size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random_source); }
+
+double now_ms() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+bool can_run(const Stream& stream) {
+  return !stream.queue.empty() && (!stream.queue.front().wait || stream.queue.front().wait->done);
+}
+
+void run_front(Stream& stream) {
+  Item item = std::move(stream.queue.front());
+  stream.queue.pop_front();
+  if (item.run) item.run();
+  if (item.reach) {
+    item.reach->done = true;
+    item.reach->ms = now_ms();
+  }
+}
+
+bool run_any() {
+  std::vector<Stream*> ready;
+  for (Stream* stream : streams) {
+    if (can_run(*stream)) ready.push_back(stream);
+  }
+  if (ready.empty()) return false;
+  run_front(*ready[below(ready.size())]);
+  return true;
+}
+
+// No more than it takes: what can be late, is.
+void run_least(const Mark& mark) {
+  while (!mark.done) {
+    Stream& stream = *mark.stream;
+    if (stream.queue.empty()) {
+      std::fprintf(stderr, "fake CUDA: a mark that is never reached\n");
+      std::abort();
+    }
+    if (!can_run(stream)) run_least(*stream.queue.front().wait);
+    run_front(stream);
+  }
+}
+
+void run_until(const Mark& mark) {
+  while (!mark.done) {
+    if (below(2)) {
+      run_least(mark);
+    } else if (!run_any()) {
+      std::fprintf(stderr, "fake CUDA: deadlock\n");
+      std::abort();
+    }
+  }
+}
+
+// The GPU goes on meanwhile: not at all, a little, or a lot.
+void go_on() {
+  const size_t mood = below(4);
+  for (size_t left = mood < 2 ? 0 : mood == 2 ? 1 : below(8); left > 0 && run_any(); --left) {
+  }
+}
+
+void give(Stream& stream, Item item) {
+  stream.queue.push_back(std::move(item));
+  if (!stream.eager) {
+    go_on();
+    return;
+  }
+  while (!stream.queue.empty()) {
+    if (stream.queue.front().wait) run_until(*stream.queue.front().wait);
+    run_front(stream);
+  }
+}
+
+bool is_dropped(const std::string& waiter, const std::string& source) {
+  if (!dropped_pairs.count({waiter, source})) return false;
+  ++dropped_count;
+  return true;
+}
+
+struct Event {
+  MarkPtr mark;
+};
+Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
+
+}  // namespace
+
+void start(uint64_t seed) {
+  Lock lock(mutex);
+  run_all();
+  random_source.seed(seed);
+  dropped_pairs.clear();
+  dropped_count = 0;
+  pinned_limit = SIZE_MAX;
+}
+
+void drop(const std::string& waiter, const std::string& source) {
+  Lock lock(mutex);
+  dropped_pairs.insert({waiter, source});
+}
+
+long dropped() { return dropped_count; }
+
+cudaStream_t make_lane(bool eager) {
+  Lock lock(mutex);
+  auto* stream = new Stream{"lane", eager, {}};
+  streams.push_back(stream);
+  return reinterpret_cast<cudaStream_t>(stream);
+}
+
+cudaStream_t current() { return current_lane ? current_lane : reinterpret_cast<cudaStream_t>(default_lane()); }
+void set_current(cudaStream_t lane) { current_lane = lane; }
+
+void launch(cudaStream_t stream, std::function<void()> kernel) {
+  Lock lock(mutex);
+  give(*stream_of(stream), {std::move(kernel), nullptr, nullptr});
+}
+
+MarkPtr record(cudaStream_t stream) {
+  Lock lock(mutex);
+  auto mark = std::make_shared<Mark>(Mark{stream_of(stream)});
+  give(*mark->stream, {nullptr, nullptr, mark});
+  return mark;
+}
+
+void wait(cudaStream_t stream, const MarkPtr& mark) {
+  Lock lock(mutex);
+  if (!mark->done) give(*stream_of(stream), {nullptr, mark, nullptr});
+}
+
+void synchronize(const MarkPtr& mark) {
+  Lock lock(mutex);
+  run_until(*mark);
+}
+
+void run_all() {
+  Lock lock(mutex);
+  while (run_any()) {
+  }
+}
+
+void forget_streams() {
+  Lock lock(mutex);
+  run_all();
+  streams.clear();
+}
+
+void limit_pinned(size_t bytes) { pinned_limit = bytes; }
+size_t pinned_bytes() { return pinned; }
+void set_total_bytes(size_t bytes) { gpu_bytes = bytes; }
+size_t total_bytes() { return gpu_bytes; }
+
+void poison(void* data, size_t bytes) {
+  Lock lock(mutex);
+  std::memset(data, static_cast<int>(0x80 | below(0x80)), bytes);
+}
+
+}  // namespace fake
+
+using fake::Lock;
+using fake::stream_of;
+
+extern "C" {
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int) {
+  Lock lock(fake::mutex);
+  auto* made = new fake::Stream{fake::own_streams++ % 2 == 0 ? "out" : "in", false, {}};
+  fake::streams.push_back(made);
+  *stream = reinterpret_cast<cudaStream_t>(made);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  Lock lock(fake::mutex);
+  if (fake::is_dropped("host", stream_of(stream)->role)) return cudaSuccess;
+  fake::synchronize(fake::record(stream));
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
+  Lock lock(fake::mutex);
+  const fake::MarkPtr mark = fake::event_of(event)->mark;
+  if (!mark || fake::is_dropped(stream_of(stream)->role, mark->stream->role)) return cudaSuccess;
+  fake::wait(stream, mark);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
+  *event = reinterpret_cast<cudaEvent_t>(new fake::Event());
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  Lock lock(fake::mutex);
+  fake::event_of(event)->mark = fake::record(stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  Lock lock(fake::mutex);
+  fake::go_on();
+  const fake::MarkPtr& mark = fake::event_of(event)->mark;
+  return !mark || mark->done ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  Lock lock(fake::mutex);
+  const fake::MarkPtr mark = fake::event_of(event)->mark;
+  if (mark && !fake::is_dropped("host", mark->stream->role)) fake::synchronize(mark);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+  Lock lock(fake::mutex);
+  const fake::MarkPtr &from = fake::event_of(start)->mark, &to = fake::event_of(end)->mark;
+  if (!from || !to) return cudaErrorInvalidResourceHandle;
+  if (!from->done || !to->done) return cudaErrorNotReady;
+  *ms = static_cast<float>(to->ms - from->ms);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, enum cudaMemcpyKind, cudaStream_t stream) {
+  fake::launch(stream, [=] { std::memcpy(to, from, bytes); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned int) {
+  Lock lock(fake::mutex);
+  if (fake::pinned + bytes > fake::pinned_limit) return cudaErrorMemoryAllocation;
+  *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  if (!*data) return cudaErrorMemoryAllocation;
+  fake::poison(*data, std::min(bytes, fake::kPoisonedBytes));
+  fake::pinned += bytes;
+  fake::pinned_blocks[*data] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* data) {
+  Lock lock(fake::mutex);
+  const auto found = fake::pinned_blocks.find(data);
+  if (found == fake::pinned_blocks.end()) return cudaErrorInvalidValue;
+  fake::poison(data, std::min(found->second, fake::kPoisonedBytes));
+  fake::pinned -= found->second;
+  fake::pinned_blocks.erase(found);
+  std::free(data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : "an error"; }
+
+}  // extern "C"

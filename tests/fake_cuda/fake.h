@@ -1,0 +1,44 @@
+// A CUDA runtime for tests: streams are queues, and what is in them happens in any order that the waits allow.
+//
+// The order is drawn from a seed. A wait that the device under test forgets, or that a test drops, shows as wrong bytes
+// somewhere: memory that is freed, or handed out, is overwritten in the order of its stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace fake {
+
+struct Mark;  // a moment of a stream
+using MarkPtr = std::shared_ptr<Mark>;
+
+void start(uint64_t seed);  // forgets what was dropped; everything must have happened
+
+// Waits of streams (or "host") of one role for what streams of another role did are left out from here on. Roles: "out"
+// and "in" are the device's own streams, in the order in which it makes them; "lane" are those of compute.
+void drop(const std::string& waiter, const std::string& source);
+long dropped();  // waits that were left out
+
+cudaStream_t make_lane(bool eager);  // eager: what it is given happens at once, as the CPU's own kernels do
+cudaStream_t current();
+void set_current(cudaStream_t lane);
+
+void launch(cudaStream_t stream, std::function<void()> kernel);
+MarkPtr record(cudaStream_t stream);  // the user's own order between streams: never dropped
+void wait(cudaStream_t stream, const MarkPtr& mark);
+void synchronize(const MarkPtr& mark);
+void run_all();
+void forget_streams();  // those that nobody will use again: all
+
+void limit_pinned(size_t bytes);     // cudaHostAlloc fails beyond
+void set_total_bytes(size_t bytes);  // of the GPU
+size_t total_bytes();
+size_t pinned_bytes();
+void poison(void* data, size_t bytes);
+
+}  // namespace fake

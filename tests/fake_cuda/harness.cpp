@@ -1,0 +1,319 @@
+// Random programs of toy kernels on a fake GPU, with the real device, host pool and swapper under them. Every kernel
+// checks the bytes that it reads when it runs, not when it is given to its stream.
+#include <c10/core/Allocator.h>
+#include <c10/core/StorageImpl.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/torch_side.h"
+#include "fake.h"
+#include "host_pool.h"
+#include "marks.h"
+#include "recorder.h"
+#include "runtime.h"
+#include "storage.h"
+#include "storage_access.h"
+#include "swapper.h"
+
+namespace py = pybind11;
+
+namespace chameleon {
+
+namespace {
+
+void keep_block(void*) {}  // the harness frees blocks itself
+
+struct Result {
+  std::vector<std::string> errors;
+  int kernels = 0, copies_out = 0, copies_in = 0, refused = 0;
+  long dropped = 0;
+};
+
+class Harness {
+ public:
+  Harness(uint64_t seed, int lanes, size_t capacity_bytes)
+      : random_(seed), table_(nullptr, &keep_block), host_(device_), swapper_(device_, host_, table_, recorder_) {
+    Runtime::of(c10::DeviceType::CPU);  // it sets what the access hooks need
+    marks::reserve();
+    device_.install_allocator();
+    device_.set_capacity(capacity_bytes);
+    for (int i = 0; i < lanes; ++i) lanes_.push_back(fake::make_lane(/*eager=*/false));
+    swapper_.min_bytes = 0;
+    swapper_.next_use = [this](const Storage&) { return static_cast<int64_t>(below(1000)); };
+  }
+
+  Result run(int steps) {
+    for (int step = 0; step < steps; ++step) {
+      use_lane(below(lanes_.size()));
+      const size_t choice = below(16);
+      if (tensors_.size() < 3 || (choice == 0 && tensors_.size() < 24)) {
+        make();
+      } else if (choice == 1 && tensors_.size() > 6) {
+        destroy(below(tensors_.size()));
+      } else if (choice < 8) {
+        compute();
+      } else if (choice < 11) {
+        swap_out(pick());
+      } else if (choice < 13) {
+        free_point(pick());
+      } else if (choice < 15) {
+        prefetch(pick());
+      } else {
+        read_on_host(pick());
+      }
+    }
+    use_lane(0);
+    device_.set_capacity(SIZE_MAX / 2);
+    if (!swapper_.restore_all()) result_.errors.push_back("not everything came back");
+    for (auto& tensor : tensors_) check_on_host(*tensor, "at the end");  // restore_all() waits for the copies
+    while (!tensors_.empty()) destroy(tensors_.size() - 1);
+    fake::run_all();
+    host_.release_cached();
+    recorder_.log().settle();
+    if (!recorder_.log().waits.empty()) result_.errors.push_back("waits that never ended");
+    for (const TransferRow& row : recorder_.log().transfers) {
+      ++(row.direction == static_cast<uint8_t>(Direction::Out) ? result_.copies_out : result_.copies_in);
+    }
+    for (size_t i = 0; i < recorder_.log().transfers.size(); ++i) {
+      const Event& event = *recorder_.log().transfer_events[i];
+      if (!event.done() || event.end_ticks() < event.start_ticks()) result_.errors.push_back("a copy without a time");
+    }
+    result_.dropped = fake::dropped();
+    return result_;
+  }
+
+ private:
+  struct Tensor {
+    int64_t id;
+    uint64_t version;
+    Storage* storage;
+    c10::intrusive_ptr<c10::StorageImpl> impl;
+    fake::MarkPtr written;
+    std::vector<fake::MarkPtr> read;
+  };
+
+  size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random_); }
+  Tensor& pick() { return *tensors_[below(tensors_.size())]; }
+  cudaStream_t stream() const { return fake::current(); }
+  void use_lane(size_t lane) { fake::set_current(lanes_[lane]); }
+
+  static uint64_t word(int64_t id, uint64_t version) {
+    return (static_cast<uint64_t>(id) << 32 ^ version) * 0x9E3779B97F4A7C15ull | 1;
+  }
+  static void fill(void* data, size_t bytes, uint64_t value) {
+    for (size_t i = 0; i + sizeof(value) <= bytes; i += sizeof(value)) {
+      std::memcpy(static_cast<char*>(data) + i, &value, sizeof(value));
+    }
+  }
+  static bool holds(const void* data, size_t bytes, uint64_t value) {
+    for (size_t i = 0; i + sizeof(value) <= bytes; i += sizeof(value)) {
+      if (std::memcmp(static_cast<const char*>(data) + i, &value, sizeof(value)) != 0) return false;
+    }
+    return true;
+  }
+
+  void make() {
+    const size_t bytes = 512 * (1 + below(8));
+    const int lane = device_.lane();
+    void* block = swapper_.take(device_.block_bytes(bytes), lane);
+    if (!block) {
+      ++result_.refused;
+      return;
+    }
+    Storage* storage = table_.add(bytes, device_.block_bytes(bytes), block);
+    storage->lane = static_cast<uint8_t>(lane);
+    storage->settled = true;
+    auto impl = c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), bytes,
+        c10::DataPtr(block, block, &keep_block, c10::Device(c10::DeviceType::CPU)),
+        c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true);
+    storage->impl = impl.get();
+    storage->weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl.get());
+    tensors_.push_back(std::make_unique<Tensor>(Tensor{next_id_++, 0, storage, std::move(impl), nullptr, {}}));
+    launch({}, tensors_.back().get());
+  }
+
+  void destroy(size_t index) {
+    Tensor& tensor = *tensors_[index];
+    // The user's part: a tensor dies in the order of the stream that its memory belongs to.
+    const cudaStream_t owner = lanes_of_device_[tensor.storage->lane];
+    fake::wait(owner, tensor.written);
+    for (const fake::MarkPtr& mark : tensor.read) fake::wait(owner, mark);
+    tensor.impl->_mutable_data_ptr_no_checks().release_context();
+    access::disarm(*tensor.storage);
+    swapper_.release(*tensor.storage);
+    table_.remove(tensor.storage);
+    tensors_.erase(tensors_.begin() + static_cast<std::ptrdiff_t>(index));
+  }
+
+  // One or two inputs, and one that is written or none: what an op's start and end do around it.
+  void compute() {
+    std::vector<Tensor*> inputs{&pick()};
+    if (below(2)) inputs.push_back(&pick());
+    launch(inputs, below(2) ? &pick() : nullptr);
+  }
+
+  void launch(const std::vector<Tensor*>& inputs, Tensor* output) {
+    const int lane = device_.lane();
+    if (lanes_of_device_.size() <= static_cast<size_t>(lane)) lanes_of_device_.resize(lane + 1);
+    lanes_of_device_[lane] = stream();
+    std::vector<Tensor*> used = inputs;
+    if (output) used.push_back(output);
+    std::sort(used.begin(), used.end());
+    used.erase(std::unique(used.begin(), used.end()), used.end());
+    for (Tensor* tensor : used) ++tensor->storage->pins;
+    bool here = true;
+    for (Tensor* tensor : used) {
+      Storage& storage = *tensor->storage;
+      if (storage.residency == Residency::Leaving) swapper_.touch(storage, false);
+      if (tensor == output && storage.host.data && storage.residency == Residency::Resident) {
+        swapper_.drop_host(storage);
+      } else if (tensor == output && storage.host.data) {
+        storage.host_stale = true;
+      }
+      storage.lanes |= lane_bit(lane);
+      if (storage.residency != Residency::Resident) here = swapper_.restore(storage, Cause::Demand) && here;
+      storage.lanes |= lane_bit(lane);
+    }
+    device_.lane();
+    if (here) {
+      give_kernel(inputs, output);
+    } else {
+      ++result_.refused;
+    }
+    for (Tensor* tensor : used) {
+      Storage& storage = *tensor->storage;
+      --storage.pins;
+      const bool stale = std::exchange(storage.host_stale, false);
+      if (stale && storage.residency == Residency::Resident) swapper_.drop_host(storage);
+    }
+  }
+
+  struct View {
+    int64_t id;
+    const void* data;
+    size_t bytes;
+    uint64_t value;
+  };
+
+  void give_kernel(const std::vector<Tensor*>& inputs, Tensor* output) {
+    std::vector<View> reads;
+    for (Tensor* tensor : inputs) {
+      fake::wait(stream(), tensor->written);  // the user's order between streams
+      reads.push_back({tensor->id, tensor->storage->block, tensor->storage->bytes, word(tensor->id, tensor->version)});
+    }
+    void* out = nullptr;
+    size_t bytes = 0;
+    uint64_t value = 0;
+    if (output) {
+      if (output->written) fake::wait(stream(), output->written);
+      for (const fake::MarkPtr& mark : output->read) fake::wait(stream(), mark);
+      out = output->storage->block;
+      bytes = output->storage->bytes;
+      value = word(output->id, ++output->version);
+    }
+    const int number = result_.kernels++;
+    fake::launch(stream(), [this, reads, out, bytes, value, number] {
+      for (const View& view : reads) {
+        if (!holds(view.data, view.bytes, view.value)) {
+          result_.errors.push_back("kernel " + std::to_string(number) + " read wrong bytes of tensor " +
+                                   std::to_string(view.id));
+        }
+      }
+      if (out) fill(out, bytes, value);
+    });
+    const fake::MarkPtr mark = fake::record(stream());
+    for (Tensor* tensor : inputs) tensor->read.push_back(mark);
+    if (output) {
+      output->written = mark;
+      output->read.clear();
+    }
+  }
+
+  void swap_out(Tensor& tensor) {
+    if (tensor.storage->residency == Residency::Resident) swapper_.swap_out(*tensor.storage, Cause::Planned);
+  }
+  void free_point(Tensor& tensor) {
+    if (tensor.storage->residency == Residency::Leaving) swapper_.finish_swap_out(*tensor.storage);
+    access::release_kept();
+  }
+  void prefetch(Tensor& tensor) {
+    if (tensor.storage->residency == Residency::Away) swapper_.swap_in(*tensor.storage, Cause::Planned);
+  }
+
+  void read_on_host(Tensor& tensor) {
+    if (tensor.storage->residency == Residency::Leaving) swapper_.touch(*tensor.storage, false);
+    const bool away = tensor.storage->residency != Residency::Resident;
+    if (away && !swapper_.restore(*tensor.storage, Cause::Access, /*host_reads=*/true)) {
+      ++result_.refused;
+      return;
+    }
+    if (away) check_on_host(tensor, "on the host");
+  }
+
+  void check_on_host(Tensor& tensor, const std::string& when) {
+    fake::synchronize(tensor.written);
+    if (!holds(tensor.storage->block, tensor.storage->bytes, word(tensor.id, tensor.version))) {
+      result_.errors.push_back("wrong bytes of tensor " + std::to_string(tensor.id) + " " + when);
+    }
+  }
+
+  std::mt19937_64 random_;
+  cuda::CudaDevice device_{0};
+  StorageTable table_;
+  HostPool host_;
+  Recorder recorder_;
+  Swapper swapper_;
+  std::vector<cudaStream_t> lanes_;
+  std::vector<cudaStream_t> lanes_of_device_;  // by lane
+  std::vector<std::unique_ptr<Tensor>> tensors_;
+  int64_t next_id_ = 1;
+  Result result_;
+};
+
+}  // namespace
+
+}  // namespace chameleon
+
+PYBIND11_MODULE(_fake_cuda, m) {
+  m.def(
+      "run",
+      [](uint64_t seed, int lanes, size_t capacity_bytes, int steps,
+         const std::vector<std::pair<std::string, std::string>>& drop) {
+        fake::start(seed);
+        for (const auto& [waiter, source] : drop) fake::drop(waiter, source);
+        // Marks hold on to their event pool: it stays.
+        auto* harness = new chameleon::Harness(seed, lanes, capacity_bytes);
+        const chameleon::Result result = harness->run(steps);
+        fake::forget_streams();
+        fake::set_current(nullptr);
+        py::dict d;
+        d["errors"] = result.errors;
+        d["kernels"] = result.kernels;
+        d["copies_out"] = result.copies_out;
+        d["copies_in"] = result.copies_in;
+        d["refused"] = result.refused;
+        d["dropped"] = result.dropped;
+        return d;
+      },
+      py::arg("seed"), py::arg("lanes"), py::arg("capacity_bytes"), py::arg("steps"),
+      py::arg("drop") = std::vector<std::pair<std::string, std::string>>(),
+      "A random program of toy kernels; what went wrong, and how much of everything there was.");
+  m.def(
+      "install", [] { chameleon::cuda::torch_side::install(0); },
+      "From here on torch's CPU tensors live on the fake GPU, in a session or not.");
+  m.def("start", &fake::start);
+  m.def("drop", &fake::drop);
+  m.def("dropped", &fake::dropped);
+  m.def("limit_pinned", &fake::limit_pinned);
+  m.def("pinned_bytes", &fake::pinned_bytes);
+  m.def("set_total_bytes", &fake::set_total_bytes);
+}

@@ -1,0 +1,147 @@
+// Torch's side of the fake GPU: a caching allocator whose blocks are host memory, and belong to a stream each. Tensors
+// on it are CPU tensors, so that a real training runs on the device under test.
+#include "device/cuda/torch_side.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "devices.h"
+#include "fake.h"
+#include "runtime.h"
+
+namespace chameleon {
+
+namespace {
+
+c10::Allocator* original = nullptr;
+Runtime* fake_runtime = nullptr;
+
+std::recursive_mutex mutex;
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+struct Block {
+  size_t bytes;
+  cudaStream_t stream;
+};
+std::unordered_map<void*, Block> in_use;
+std::map<std::pair<cudaStream_t, size_t>, std::vector<void*>> spare;
+size_t reserved_bytes = 0, allocated_bytes = 0, peak_reserved_bytes = 0, limit_bytes = SIZE_MAX;
+
+void delete_block(void* block) {
+  if (block && !(fake_runtime && fake_runtime->release(block))) cuda::torch_side::free(block);
+}
+
+void delete_plain(void* block) {
+  if (block) cuda::torch_side::free(block);
+}
+
+class TorchAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device cpu(c10::DeviceType::CPU);
+    if (fake_runtime && fake_runtime->tracks(bytes)) {
+      void* block = fake_runtime->allocate(bytes);
+      return {block, block, &delete_block, cpu};
+    }
+    if (bytes < 512) return original->allocate(bytes);
+    void* block = cuda::torch_side::allocate(0, (bytes + 511) / 512 * 512, fake::current(), /*may_fail=*/false);
+    return {block, block, &delete_plain, cpu};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &delete_block; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+};
+
+// As cudaFree does, it waits for everything.
+void release_spare() {
+  fake::run_all();
+  for (auto& [key, blocks] : spare) {
+    for (void* block : blocks) {
+      reserved_bytes -= key.second;
+      original->raw_deleter()(block);
+    }
+  }
+  spare.clear();
+}
+
+}  // namespace
+
+std::string missing_device(c10::Device device) {
+  return device.is_cpu() || (device.is_cuda() && device.index() == 0) ? "" : "the fake has one GPU";
+}
+
+namespace cuda::torch_side {
+
+void install(int index) {
+  Lock lock(mutex);
+  if (original) return;
+  original = c10::GetAllocator(c10::DeviceType::CPU);
+  fake_runtime = &Runtime::of(c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)));
+  static auto* allocator = new TorchAllocator();
+  c10::SetAllocator(c10::DeviceType::CPU, allocator, /*priority=*/255);
+}
+
+c10::Device device(int) { return c10::DeviceType::CPU; }
+size_t total_bytes(int) { return fake::total_bytes(); }
+Stats stats(int) {
+  Lock lock(mutex);
+  return {allocated_bytes, reserved_bytes, peak_reserved_bytes, 0};
+}
+void limit(int, size_t bytes) { limit_bytes = bytes; }
+cudaStream_t current_stream(int) { return fake::current(); }
+
+void* allocate(int, size_t bytes, cudaStream_t stream, bool may_fail) {
+  Lock lock(mutex);
+  void* block = nullptr;
+  auto found = spare.find({stream, bytes});
+  if (found != spare.end() && !found->second.empty()) {
+    block = found->second.back();
+    found->second.pop_back();
+  } else {
+    if (bytes > limit_bytes || reserved_bytes > limit_bytes - bytes) release_spare();
+    if (bytes > limit_bytes || reserved_bytes > limit_bytes - bytes) {
+      TORCH_CHECK_WITH(OutOfMemoryError, may_fail, "fake GPU: out of memory");
+      return nullptr;
+    }
+    block = original->allocate(bytes).release_context();
+    reserved_bytes += bytes;
+    peak_reserved_bytes = std::max(peak_reserved_bytes, reserved_bytes);
+  }
+  allocated_bytes += bytes;
+  in_use[block] = {bytes, stream};
+  fake::launch(stream, [=] { fake::poison(block, bytes); });  // whatever was there before
+  return block;
+}
+
+void free(void* block) {
+  Lock lock(mutex);
+  const auto found = in_use.find(block);
+  if (found == in_use.end()) {  // made before the fake was there, or small
+    original->raw_deleter()(block);
+    return;
+  }
+  const Block freed = found->second;
+  in_use.erase(found);
+  allocated_bytes -= freed.bytes;
+  spare[{freed.stream, freed.bytes}].push_back(block);
+  fake::launch(freed.stream, [=] { fake::poison(block, freed.bytes); });  // whoever gets it next
+}
+
+c10::DeleterFnPtr block_deleter() { return &delete_block; }
+c10::DeleterFnPtr plain_deleter() { return &delete_plain; }
+c10::DataPtr allocate_plain(int, size_t bytes) { return original->allocate(bytes); }
+
+Guard::Guard(int index) : index_(index), before_(index) {}
+Guard::~Guard() = default;
+
+}  // namespace cuda::torch_side
+
+}  // namespace chameleon
