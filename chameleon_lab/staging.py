@@ -64,6 +64,8 @@ class DryRun:
         for what, name, shown in _FIGURES:
             predicted = getattr(self.prediction, name)
             measured = statistics.median(getattr(step, name) for step in self.measured)
+            if name == "replay_s" and not predicted and not measured:
+                continue
             if name == "overlap":
                 apart = f"{100 * (measured - predicted):+.1f} points"
             else:

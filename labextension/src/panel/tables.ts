@@ -309,10 +309,6 @@ export class Tables {
       }
     }
     const extra = this._extra.get(this._tab) ?? null;
-    if (this._tab !== this._revealed) {
-      this._revealed = this._tab;
-      this._tabs.get(this._tab)?.scrollIntoView?.({ block: 'nearest', inline: 'nearest' });
-    }
     if (extra !== this._front) {
       this._front?.shown(false);
       this._front = extra;
@@ -328,7 +324,6 @@ export class Tables {
   }
 
   private _tab = 'storages';
-  private _revealed = '';
   private _front: IExtraTab | null = null;
   private _lastAsked = 0;
   private _lastQuery = '';
