@@ -121,7 +121,9 @@ export class Cards {
       ),
       this._hint(choices, option),
       option.action === 'swap' && option.chosen && swapped && this._lead(choices.storage, swapped),
-      option.action === 'rematerialise' && this._never(choices)
+      option.action === 'rematerialise' &&
+        (option.possible || choices.row?.never_rematerialise) &&
+        this._never(choices)
     );
   }
 
