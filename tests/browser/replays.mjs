@@ -77,9 +77,13 @@ await inLab(async (page, picture) => {
   await picture('together');
   await together.getByRole('button', { name: 'Never rematerialise' }).click();
   await planned('3 changes by you');
+  await filter.fill('by:you');
+  await panel
+    .locator('.cl-tabs [role="status"]')
+    .getByText(/^3 of \d+ storages/)
+    .waitFor();
   found.together = await look(({ _editor: { editor } }) => [
-    editor.open.current.drops,
-    editor.open.draft.drops,
+    [0, 1, 2].map(position => editor.row(position).drops),
     editor.open.edits.map(entry => entry.edit.action)
   ]);
   await panel.locator('.cl-rows').focus();

@@ -69,7 +69,8 @@ export class DecisionTable {
           'Decisions. Arrow keys walk the rows, with Shift they select several, the space bar adds one, Control+A selects all, Enter shows the storage, k keeps it, x swaps it, n never touches it, r rematerialises it, Delete leaves it to the planner, e and l move its prefetch earlier and later.',
         scroll: () => this._scrolled(),
         keydown: (event: KeyboardEvent) => this._key(event),
-        click: (event: MouseEvent) => this._clicked(event),
+        // Not `click`: rows are drawn anew with every answer, and one that goes under a pressed button has no click.
+        mousedown: (event: MouseEvent) => this._pressed(event),
         dblclick: () => this._editor.selected && this._actions.show(this._editor.selected),
         contextmenu: (event: MouseEvent) => this._menu(event)
       },
@@ -297,12 +298,14 @@ export class DecisionTable {
     return row?.dataset.storage ?? null;
   }
 
-  private _clicked(event: MouseEvent): void {
+  private _pressed(event: MouseEvent): void {
     const storage = this._storageAt(event);
     const position = this._positionAt(event);
-    if (!storage || position === null) {
+    if (!storage || position === null || event.button !== 0) {
       return;
     }
+    event.preventDefault(); // Shift would select text
+    this._scroller.focus({ preventScroll: true });
     if (event.shiftKey) {
       void this._editor.pickRange(this._anchor ?? position, position);
       return;
