@@ -34,6 +34,8 @@ class Measured:
     evictions: int
     demand_swap_ins: int
     match_rate: float
+    replay_s: float = 0.0
+    replayed_bytes: int = 0
 
 
 @dataclass(repr=False)
@@ -62,6 +64,8 @@ class DryRun:
         for what, name, shown in _FIGURES:
             predicted = getattr(self.prediction, name)
             measured = statistics.median(getattr(step, name) for step in self.measured)
+            if name == "replay_s" and not predicted and not measured:
+                continue
             if name == "overlap":
                 apart = f"{100 * (measured - predicted):+.1f} points"
             else:
@@ -110,6 +114,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Peak", "peak_bytes", format_bytes),
     ("Step", "step_s", format_seconds),
     ("Stall", "stall_s", format_seconds),
+    ("Replays", "replay_s", format_seconds),
     ("Overlap", "overlap", format_percent),
     ("Out", "swapped_out_bytes", format_bytes),
     ("In", "swapped_in_bytes", format_bytes),
@@ -305,6 +310,8 @@ def _measured(summary: StepSummary, overlap: float) -> Measured:
         swapped_out_bytes=summary.swapped_out_bytes,
         swapped_in_bytes=summary.swapped_in_bytes,
         evictions=summary.evictions,
+        replay_s=summary.replay_s,
+        replayed_bytes=summary.dropped_bytes,
         demand_swap_ins=summary.demand_swap_ins,
         match_rate=summary.match_rate,
     )

@@ -28,6 +28,10 @@ class RecordedStep:
     live_peak_bytes: int
     swapped_out_bytes: int
     swapped_in_bytes: int
+    replays: int = 0
+    """Ops that ran again, to make what had been dropped."""
+    replay_s: float = 0.0
+    declined_drops: int = 0
 
     @classmethod
     def of(cls, step: StepTrace) -> RecordedStep:
@@ -43,6 +47,9 @@ class RecordedStep:
             live_peak_bytes=step.live_peak_bytes,
             swapped_out_bytes=int(moved.bytes[moved.direction == Direction.OUT].sum()),
             swapped_in_bytes=int(moved.bytes[moved.direction == Direction.IN].sum()),
+            replays=len(step.replays),
+            replay_s=float(step.replays.duration_s.sum()),
+            declined_drops=len(step.declined),
         )
 
 
@@ -105,6 +112,10 @@ class TraceReport:
         yield "Stall", format_seconds(step.stall_s), _share(step.stall_s, step.step_s, "of the step")
         for cause, seconds in self.stalls:
             yield f"  {cause}", format_seconds(seconds), _share(seconds, step.stall_s, "of the stall")
+        if step.replays or step.declined_drops:
+            declined = f"; {step.declined_drops} drops were declined" if step.declined_drops else ""
+            share = _share(step.replay_s, step.step_s, "of the step")
+            yield "Replays", format_seconds(step.replay_s), f"{step.replays} ops ran again, {share}{declined}"
         yield (
             "Capacity",
             "none" if capacity is None else format_bytes(capacity),
@@ -133,14 +144,25 @@ class TraceReport:
             yield "Lost", f"{self.truncated_ops} ops", "more than the session recorded; see its max_ops"
 
 
-STEP_COLUMNS = ("Step", "Stage", "Ops", "Time", "Stall", "Peak resident", "Peak alive", "Out", "In")
+STEP_COLUMNS = (
+    "Step",
+    "Stage",
+    "Ops",
+    "Time",
+    "Stall",
+    "Replays",
+    "Peak resident",
+    "Peak alive",
+    "Out",
+    "In",
+)
 """Heads of what :func:`step_cells` gives."""
 
 
 def step_cells(step: RecordedStep) -> tuple[str, ...]:
     """A step as a row of text."""
     sizes = (step.peak_bytes, step.live_peak_bytes, step.swapped_out_bytes, step.swapped_in_bytes)
-    times = (step.step_s, step.stall_s)
+    times = (step.step_s, step.stall_s, step.replay_s)
     return (
         *(str(step.index), step.stage, str(step.ops)),
         *(format_seconds(value) for value in times),

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import BelowFloorError, EditsUnreachableError
 from ..policy import Draft, Edit, Finding, Policy, Prediction, Sweep, floor
-from ..policy.estimate import can_estimate, estimate
+from ..policy.estimate import estimate
 from ..policy.memory import MIN_SWAP_BYTES
 from ..policy.model import fingerprint
 from ..policy.sweep import POINTS, sweep
@@ -71,7 +71,11 @@ class Bench:
         self.step, self.base, self.op_times = draft.step, draft.base, draft.op_times
         self.least_bytes = int(policy.assumed.get("min_swap_bytes", MIN_SWAP_BYTES))
         """Storages with smaller blocks stay."""
-        self.candidates = Candidates(self.step, self.op_times, self.least_bytes)
+        self._replay_class = int(policy.assumed.get("rematerialise", 0))
+        self._refused = tuple(policy.assumed.get("refused", ()))
+        self.candidates = Candidates(
+            self.step, self.op_times, self.least_bytes, self._replay_class, self._refused
+        )
         self.fingerprint = fingerprint(self.step)
         self.floor = floor(self.step, min_swap_bytes=self.least_bytes)
         self.plan_s = self._longest_s = _GUESSED_S_PER_OP * len(self.step.ops)
@@ -123,8 +127,6 @@ class Bench:
     def _estimated(self, draft: Draft) -> Made:
         edits, newest = draft.edits, self.newest
         assert newest.policy is not None
-        if not can_estimate(edits):
-            return Made(edits, False, newest.policy, newest.prediction, newest.held)
         policy = estimate(
             self.step,
             newest.policy,
@@ -134,6 +136,7 @@ class Bench:
             self.op_times,
             index=self.candidates.index,
             memory=self.candidates.memory,
+            replayable=self.candidates.replayable,
         )
         return Made(edits, False, policy, *self.candidates.judged(policy))
 
@@ -205,7 +208,15 @@ class Bench:
 
     def _sweep_at(self, capacity: int) -> None:
         link = self._sweep_link
-        part = sweep(self.step, [capacity], link, op_times=self.op_times, min_swap_bytes=self.least_bytes)
+        part = sweep(
+            self.step,
+            [capacity],
+            link,
+            op_times=self.op_times,
+            min_swap_bytes=self.least_bytes,
+            rematerialise=self._replay_class,
+            refused=self._refused,
+        )
         with self._lock:
             if capacity not in self._sweep_left or link != self._sweep_link:
                 return

@@ -42,6 +42,10 @@ def stack_rows(start: np.ndarray, end: np.ndarray, sizes: np.ndarray) -> tuple[n
     return offsets, top
 
 
+ON_DEVICE, ON_HOST, DROPPED = 0, 1, 2
+"""Where a storage's bytes are: of a dropped one nowhere, until a replay makes them again."""
+
+
 @dataclass(frozen=True)
 class Rectangles:
     """What of the block map is drawn.
@@ -50,7 +54,7 @@ class Rectangles:
         x0, x1: float64 (R,): on the axis.
         y0, y1: float32 (R,): in bytes of the map's rows.
         category: uint8 (R,).
-        away: bool (R,): on the host.
+        place: uint8 (R,): ON_DEVICE, ON_HOST or DROPPED.
         storage: int32 (R,): row of the storage; -1 for a cell of the raster.
         fill: float32 (R,): share of the rectangle that is covered.
     """
@@ -60,7 +64,7 @@ class Rectangles:
     y0: np.ndarray
     y1: np.ndarray
     category: np.ndarray
-    away: np.ndarray
+    place: np.ndarray
     storage: np.ndarray
     fill: np.ndarray
 
@@ -70,7 +74,7 @@ def rasterise(
 ) -> Rectangles:
     """Thin the rectangles of [start, end]: the ``most`` largest stay, the others become cells of a raster.
 
-    A cell has the category, and the side, that covers most of it; cells alike in a line are joined.
+    A cell has the category, and the place, that covers most of it; cells alike in a line are joined.
     """
     if len(rects.x0) <= most:
         return rects
@@ -83,7 +87,7 @@ def rasterise(
     high = np.clip(((right[rest] - start) / cell_x).astype(np.int64), low, columns - 1)
     middle = (rects.y0[rest].astype(np.float64) + rects.y1[rest]) / 2
     line = np.clip((middle / cell_y).astype(np.int64), 0, lines - 1)
-    kind = rects.category[rest].astype(np.int64) * 2 + rects.away[rest]
+    kind = rects.category[rest].astype(np.int64) * 3 + rects.place[rest]
     kinds = int(kind.max(initial=0)) + 1
     # Cover of each column by a difference array: the ends are partial, what is between is whole.
     tall = (rects.y1[rest] - rects.y0[rest]).astype(np.float64) / cell_y
@@ -112,8 +116,8 @@ def rasterise(
         joined(rects.x1, start + ends * cell_x),
         joined(rects.y0, y * cell_y),
         joined(rects.y1, (y + 1) * cell_y),
-        joined(rects.category, codes // 8 // 2),
-        joined(rects.away, codes // 8 % 2),
+        joined(rects.category, codes // 8 // 3),
+        joined(rects.place, codes // 8 % 3),
         joined(rects.storage, np.full(len(x), -1)),
         joined(rects.fill, codes % 8 / 4),
     )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..trace import Category
+from .blocks import ON_DEVICE
 from .scene import Scene
 from .views import storage_facts, totals
 
@@ -19,14 +20,14 @@ def inside(
     """The storages whose rectangles touch this one, largest first, and their bytes by category and module.
 
     The parameters are those of :class:`protocol.Box`. A storage counts once, with its newest row; it is ``away`` where
-    only its time on the host lies inside.
+    only its time off the device lies inside, be it on the host or dropped.
     """
     rectangles, map_bytes = scene.block_map(axis, rows)
     hit = (rectangles.x1 >= start) & (rectangles.x0 <= end) & (rectangles.y1 > low) & (rectangles.y0 < high)
     count = int(scene.storage_rank.max(initial=-1)) + 1
     rank = scene.storage_rank[rectangles.storage[hit]]
     on_device = np.zeros(count, dtype=bool)
-    on_device[rank[~rectangles.away[hit]]] = True
+    on_device[rank[rectangles.place[hit] == ON_DEVICE]] = True
     newest = np.zeros(count, dtype=np.int64)
     newest[scene.storage_rank] = np.arange(len(scene.storage_rank))
     ranks = np.unique(rank)

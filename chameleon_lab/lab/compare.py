@@ -133,6 +133,8 @@ def measured_side(scene: Scene) -> Side:
             overlap=min(max(1.0 - total_s / busy_s, 0.0), 1.0) if busy_s > 0 else None,
             out_bytes=rows.bytes[rows.direction == Direction.OUT].sum(),
             in_bytes=rows.bytes[rows.direction == Direction.IN].sum(),
+            replay_s=step.replays.duration_s.sum(),
+            replayed_bytes=step.replays.bytes.sum(),
         ),
     )
 
@@ -178,6 +180,8 @@ def predicted_side(policy: Policy, step: StepTrace) -> Side:
             overlap=found.overlap if found.transfer_s > 0 else None,
             out_bytes=found.swapped_out_bytes,
             in_bytes=found.swapped_in_bytes,
+            replay_s=found.replay_s,
+            replayed_bytes=found.replayed_bytes,
         ),
         policy=policy,
     )
@@ -307,6 +311,8 @@ def _figures(
     overlap: float | None,
     out_bytes: int,
     in_bytes: int,
+    replay_s: float,
+    replayed_bytes: int,
 ) -> dict[str, float | None]:
     return {
         "capacity_bytes": capacity_bytes,
@@ -320,6 +326,8 @@ def _figures(
         "overlap": overlap,
         "out_bytes": int(out_bytes),
         "in_bytes": int(in_bytes),
+        "replay_s": float(replay_s),
+        "replayed_bytes": int(replayed_bytes),
         "ops": len(step.ops),
         "storages": len(step.storages),
     }

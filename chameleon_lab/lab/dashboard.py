@@ -13,7 +13,7 @@ from ..report import StepSummary
 from ..units import format_bytes, format_percent, format_seconds
 from .bokeh_view import BokehView, bokeh_widget, new_plot, show_bytes
 from .packages import load, load_widgets
-from .palette import INK, INK_2, LOST, SESSION_STAGES, STACK, TRANSFER, TRANSFER_FORCED
+from .palette import INK, INK_2, LOST, REPLAY, SESSION_STAGES, STACK, TRANSFER, TRANSFER_FORCED
 
 if TYPE_CHECKING:
     from ipywidgets import DOMWidget
@@ -32,9 +32,9 @@ _RESIDENT = STACK[3][1]
 class Dashboard(BokehView):
     """What a session does, as it goes. Made by :meth:`~chameleon_lab.Session.dashboard`.
 
-    From the top: the bytes on the device, under the capacity; the bytes moved out and in; the step time and the stall
-    in it. The x axis counts steps. A thread reads the session a few times a second and streams what is new; it ends
-    with the session, or with :meth:`stop`.
+    From the top: the bytes on the device, under the capacity; the bytes moved out and in, and those dropped and made
+    again; the step time, and the stall and the replays in it. The x axis counts steps. A thread reads the session a few
+    times a second and streams what is new; it ends with the session, or with :meth:`stop`.
 
     Args:
         session: what to watch.
@@ -175,6 +175,7 @@ class Dashboard(BokehView):
                     "Moved",
                     f"{format_bytes(newest.swapped_out_bytes)} out, {format_bytes(newest.swapped_in_bytes)} in",
                 ),
+                *self._replays_said(newest),
                 ("Evictions", str(newest.evictions)),
                 ("Match rate", format_percent(newest.match_rate, 0)),
             ]
@@ -184,6 +185,13 @@ class Dashboard(BokehView):
             f"<b style='font-size:14px;font-weight:600'>{html.escape(value)}</b></span>"
             for name, value in cells
         )
+
+    def _replays_said(self, newest: StepSummary) -> list[tuple[str, str]]:
+        if not newest.replays and not newest.declined_drops:
+            return []
+        declined = f"; {newest.declined_drops} drops declined" if newest.declined_drops else ""
+        made = f"{format_bytes(newest.dropped_bytes)} made again by {newest.replays} ops"
+        return [("Replays", f"{format_seconds(newest.replay_s)}, {made}{declined}")]
 
     def _draw(self, models: Any) -> None:
         x_range = models.DataRange1d(
@@ -212,24 +220,30 @@ class Dashboard(BokehView):
         device.add_layout(self._capacity)
 
         moved = new_plot(
-            height=130, title="Moved: out (dark), in (light)", y_range=models.DataRange1d(start=0), **options
+            height=130,
+            title="Moved: out (dark), in (light); dropped and made again (green)",
+            y_range=models.DataRange1d(start=0),
+            **options,
         )
         show_bytes(moved)
         moved.vbar(
             x="left",
             top="out_bytes",
-            width=0.36,
+            width=0.25,
             fill_color=TRANSFER_FORCED,
             line_color=None,
             source=self.steps,
         )
         moved.vbar(
-            x="right", top="in_bytes", width=0.36, fill_color=TRANSFER, line_color=None, source=self.steps
+            x="middle", top="in_bytes", width=0.25, fill_color=TRANSFER, line_color=None, source=self.steps
+        )
+        moved.vbar(
+            x="right", top="dropped_bytes", width=0.25, fill_color=REPLAY, line_color=None, source=self.steps
         )
 
         time = new_plot(
             height=150,
-            title="Step time, of which stall (red)",
+            title="Step time, of which stall (red) and replays (green)",
             y_range=models.DataRange1d(start=0),
             **options,
         )
@@ -237,6 +251,15 @@ class Dashboard(BokehView):
             x="middle", top="step_s", width=0.76, fill_color="colour", line_color=None, source=self.steps
         )
         time.vbar(x="middle", top="stall_s", width=0.76, fill_color=LOST, line_color=None, source=self.steps)
+        time.vbar(
+            x="middle",
+            bottom="stall_s",
+            top="lost_s",
+            width=0.76,
+            fill_color=REPLAY,
+            line_color=None,
+            source=self.steps,
+        )
         time.yaxis.formatter = models.NumeralTickFormatter(format="0.[000]")
         time.yaxis.axis_label = "s"
         time.xaxis.axis_label = "Step"
@@ -257,16 +280,19 @@ def _step_columns(steps: list[StepSummary]) -> dict[str, list[Any]]:
         "index": [step.index for step in steps],
         "stage": [step.stage for step in steps],
         "middle": [step.index + 0.5 for step in steps],
-        "left": [step.index + 0.31 for step in steps],
-        "right": [step.index + 0.69 for step in steps],
+        "left": [step.index + 0.24 for step in steps],
+        "right": [step.index + 0.76 for step in steps],
         "peak_bytes": [step.peak_bytes for step in steps],
         "out_bytes": [step.swapped_out_bytes for step in steps],
         "in_bytes": [step.swapped_in_bytes for step in steps],
         "step_s": [step.step_s for step in steps],
+        "dropped_bytes": [step.dropped_bytes for step in steps],
         "stall_s": [step.stall_s for step in steps],
+        "lost_s": [step.stall_s + step.replay_s for step in steps],
         "colour": [SESSION_STAGES.get(step.stage, INK_2) for step in steps],
         "told": [
             f"{format_seconds(step.step_s)}, stall {format_seconds(step.stall_s)}, "
+            f"{f'replays {format_seconds(step.replay_s)}, ' if step.replays else ''}"
             f"peak {format_bytes(step.peak_bytes)}"
             for step in steps
         ],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ..policy.estimate import Deciders
 from ..policy.memory import step_memory
 from ..policy.model import Action
 from ..policy.program import bind
+from ..policy.replay import Chain, Replayable, Replays
 from ..policy.simulate import simulate_swaps
 from ..trace import StepTrace
 from .query import fits_text, parse_query
@@ -29,7 +31,7 @@ ACTIONS = tuple(
 YOU, RULE, FOLLOWS, PLANNER = "you", "rule", "follows", "planner"
 """Who decided: an edit of the storage, a rule, the planner because of an edit of others, or the planner alone."""
 
-SORTS = ("name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "by")
+SORTS = ("name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "replay_s", "by")
 """What rows can be sorted by."""
 
 _SHOWN_GAPS = 12
@@ -40,15 +42,19 @@ class Held:
     """What a policy does with each row, columns of shape (rows,)."""
 
     action: np.ndarray
-    """object: ``"keep"``, ``"swap"``, ...: the action of its decisions."""
+    """object: ``"keep"``, ``"swap"``, ...: the action of most of its decisions."""
     count: np.ndarray
-    """int64: gaps in which it is away."""
+    """int64: gaps in which it is away or dropped."""
+    drops: np.ndarray
+    """int64: those in which it is dropped."""
     moved_bytes: np.ndarray
     """int64: both ways, in a step."""
     transfer_s: np.ndarray
     """float64: what its copies take of the link."""
     stall_s: np.ndarray
     """float64: what a step waits for it."""
+    replay_s: np.ndarray
+    """float64: what the replays that make it again take."""
 
 
 class Candidates:
@@ -58,10 +64,20 @@ class Candidates:
         step: the step that the policy is for.
         op_times: compute seconds of each op, shape (ops,).
         min_swap_bytes: smaller blocks stay.
+        replay_class: the highest class of ops that can be replayed; 0: none.
+        refused: names of ops and keys of storages that the runtime does not replay.
     """
 
-    def __init__(self, step: StepTrace, op_times: np.ndarray, min_swap_bytes: int) -> None:
+    def __init__(
+        self,
+        step: StepTrace,
+        op_times: np.ndarray,
+        min_swap_bytes: int,
+        replay_class: int = 0,
+        refused: Collection[str] = (),
+    ) -> None:
         self.step, self.op_times = step, op_times
+        self._replay_class, self._refused = replay_class, frozenset(refused)
         self.index = StorageIndex(step)
         self.memory = memory = step_memory(step, min_swap_bytes)
         start = np.concatenate([[0.0], np.cumsum(np.tile(op_times, 2))])
@@ -71,6 +87,7 @@ class Candidates:
         order = np.lexsort((length_s, memory.gap_returns, memory.gap_storage))
         owner = memory.gap_storage[order]
         longest = order[np.append(owner[1:] != owner[:-1], True)[: len(owner)]]
+        self._longest = dict(zip(memory.gap_storage[longest].tolist(), longest.tolist(), strict=True))
         candidate = np.concatenate([memory.gap_storage[longest], memory.dormant])
         idle_s = np.concatenate([length_s[longest], np.full(len(memory.dormant), start[n])])
         idle_ops = np.concatenate(
@@ -95,6 +112,32 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @cached_property
+    def replayable(self) -> Replayable | None:
+        """What can be replayed in the step; None where replays are switched off."""
+        if not self._replay_class:
+            return None
+        return Replayable(self.step, self.memory, self.op_times, self._replay_class, self._refused)
+
+    def replay(self, place: int) -> Chain | str:
+        """How a row's storage would be made again at the end of its longest gap, or why it cannot be."""
+        gap = self._longest.get(int(self.candidate[place]))
+        if self.replayable is None:
+            return "replaying is switched off"
+        if gap is None:
+            return "no op of the step uses it"
+        if (why := self.replayable.why_not(gap)) is not None:
+            return why
+        chain = self.replayable.chain(int(self.row[place]), int(self.memory.gap_use[gap]))
+        assert chain is not None  # why_not has looked
+        return chain
+
+    @cached_property
+    def replay_s(self) -> np.ndarray:
+        """float64 (rows,): what :meth:`replay` would take; NaN where it cannot be."""
+        found = [self.replay(place) for place in range(len(self))]
+        return np.array([chain.seconds if isinstance(chain, Chain) else np.nan for chain in found])
+
     def judged(self, policy: Policy) -> tuple[Prediction, Held]:
         """What a step takes under a policy, and what the policy does with each row."""
         memory, swaps, replays, unmatched = bind(policy, self.step, self.op_times)
@@ -108,13 +151,14 @@ class Candidates:
             unmatched=tuple(unmatched),
             step=self.step,
         )
-        count = np.zeros(len(self), dtype=np.int64)
-        action = np.full(len(self), Action.KEEP.value, dtype=object)
+        count, drops = (np.zeros(len(self), dtype=np.int64) for _ in range(2))
         for decision in policy.decisions:
             place = self.place.get(decision.storage)
             if place is not None and decision.action is not Action.KEEP:
-                action[place] = decision.action.value
                 count[place] += 1
+                drops[place] += decision.action is Action.REMATERIALISE
+        action = np.where(count > 0, Action.SWAP.value, Action.KEEP.value).astype(object)
+        action[drops * 2 > count] = Action.REMATERIALISE.value
         storages = len(self.step.storages)
         copied, link = swaps.needs_copy(memory), policy.link
         size = memory.block_bytes[swaps.storage]
@@ -125,8 +169,25 @@ class Candidates:
         spent = np.bincount(owner, weights=spent, minlength=storages)
         waits = prediction.waits
         stall = np.bincount(waits.storage, weights=waits.duration_s, minlength=storages)
-        held = Held(action, count, moved[self.row].astype(np.int64), spent[self.row], stall[self.row])
-        return prediction, held
+        return prediction, Held(
+            action=action,
+            count=count,
+            drops=drops,
+            moved_bytes=moved[self.row].astype(np.int64),
+            transfer_s=spent[self.row],
+            stall_s=stall[self.row],
+            replay_s=self._replayed_s(replays)[self.row],
+        )
+
+    def _replayed_s(self, replays: Replays) -> np.ndarray:
+        """float64 (storages,): what replaying each takes in a step."""
+        seconds = np.zeros(len(self.step.storages))
+        if len(replays) and self.replayable is not None:
+            rows = self.memory.row[replays.storage].tolist()
+            for row, op in zip(rows, replays.in_op.tolist(), strict=True):
+                chain = self.replayable.chain(row, op)
+                seconds[row] += chain.seconds if chain is not None else 0.0
+        return seconds
 
 
 class Table:
@@ -137,12 +198,20 @@ class Table:
         now, then: what is in force does with them, and what the draft does.
         edits: the draft's.
         in_force: the edits in force.
+        declined: by the key of a storage, why the runtime has declined to drop it.
     """
 
     def __init__(
-        self, candidates: Candidates, now: Held, then: Held, edits: Sequence[Edit], in_force: Sequence[Edit]
+        self,
+        candidates: Candidates,
+        now: Held,
+        then: Held,
+        edits: Sequence[Edit],
+        in_force: Sequence[Edit],
+        declined: Mapping[str, str] | None = None,
     ) -> None:
         self.candidates, self.now, self.then = candidates, now, then
+        self.declined = declined or {}
         self.edits = edits = tuple(edits)
         deciders = Deciders(candidates.index, edits)
         residence = deciders.residence[candidates.row]
@@ -151,19 +220,22 @@ class Table:
             place = candidates.place.get(key)
             if place is not None:
                 residence[place] = k
-        self.deciding = np.where(residence >= 0, residence, self.prefetch)
+        self.never_replayed = deciders.never_replayed[candidates.row]
+        """bool (rows,): does an edit forbid to rematerialise it?"""
+        replay = np.where(self.never_replayed, deciders.replay[candidates.row], -1)
+        self.deciding = np.where(residence >= 0, residence, np.where(replay >= 0, replay, self.prefetch))
         """int64 (rows,): the edit that decides, -1 for none."""
         self.before = self._named(now.action, Deciders(candidates.index, in_force), in_force)
         self.after = self._named(then.action, deciders, edits)
         """object (rows,): what the draft does with each, such as ``"swap"``."""
-        differs = (self.before != self.after) | (now.count != then.count)
+        differs = (self.before != self.after) | (now.count != then.count) | (now.drops != then.drops)
         specific = np.array([edit.specificity > 0 for edit in edits] + [False])
         self.by = np.where(differs, FOLLOWS, PLANNER).astype(object)
         """object (rows,): who decided."""
         decided = self.deciding >= 0
         self.by[decided] = np.where(specific[self.deciding], YOU, RULE)[decided]
         new = np.array([edit not in in_force for edit in edits] + [False])
-        self.staged = new[self.deciding] | new[self.prefetch] | differs
+        self.staged = new[self.deciding] | new[self.prefetch] | new[replay] | differs
         """bool (rows,): other than what is in force."""
         self.follows = int((differs & ~decided).sum())
         """Rows that the planner changes because of edits of others."""
@@ -189,7 +261,8 @@ class Table:
         """Places of the rows that a filter fits, int64, ascending. An empty text fits all.
 
         Beside the terms of :func:`~chameleon_lab.lab.query.parse_query` there are the names of actions (``keep``,
-        ``swap``, ``never``), ``by:you``, ``by:rule``, ``by:planner``, ``by:follows``, ``stall>0`` and ``staged``.
+        ``swap``, ``never``, ``rematerialise``), ``by:you``, ``by:rule``, ``by:planner``, ``by:follows``, ``stall>0``,
+        ``declined`` (the runtime would not drop it) and ``staged``.
 
         Raises:
             ValueError: a term cannot be read.
@@ -211,6 +284,8 @@ class Table:
                 fits &= self.then.stall_s > 0
             elif term == "staged":
                 fits &= self.staged
+            elif term == "declined":
+                fits &= np.array([key in self.declined for key in self.candidates.keys], dtype=bool)
             else:
                 rest.append(term)
         if actions:
@@ -250,6 +325,7 @@ class Table:
             "decision": lambda: self.after.astype(str),
             "hidden": lambda: np.nan_to_num(self.hidden, nan=2.0),
             "stall_s": lambda: self.then.stall_s,
+            "replay_s": lambda: np.nan_to_num(candidates.replay_s, nan=-1.0),
             "by": lambda: self.by.astype(str),
         }
         values = np.unique(columns[sort]()[places], return_inverse=True)[1]
@@ -269,7 +345,7 @@ class Table:
         def share(op: int) -> float:
             return float(c._start[min(op, 2 * n)]) / total
 
-        hidden = float(self.hidden[place])
+        hidden, replay = float(self.hidden[place]), c.replay(place)
         return {
             "storage": c.keys[place],
             "category": int(c.category[place]),
@@ -280,10 +356,15 @@ class Table:
             "gaps": int(c.gap_count[place]),
             "before": str(self.before[place]),
             "after": str(self.after[place]),
-            "swaps": int(self.then.count[place]),
+            "swaps": int(self.then.count[place] - self.then.drops[place]),
+            "drops": int(self.then.drops[place]),
             "moved_bytes": int(self.then.moved_bytes[place]),
             "hidden": None if np.isnan(hidden) else hidden,
             "stall_s": float(self.then.stall_s[place]),
+            "replay_s": float(self.then.replay_s[place]),
+            "replay_cost_s": replay.seconds if isinstance(replay, Chain) else None,
+            "never_rematerialise": bool(self.never_replayed[place]),
+            "declined": self.declined.get(c.keys[place], ""),
             "by": str(self.by[place]),
             "edit": k,
             "ops_earlier": (self.edits[shift].ops_earlier or 0) if shift >= 0 else 0,

@@ -24,6 +24,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Peak", "peak_bytes", format_bytes),
     ("Step", "step_s", format_seconds),
     ("Stall", "stall_s", format_seconds),
+    ("Replays", "replay_s", format_seconds),
     ("Overlap", "overlap", format_percent),
 )
 
@@ -31,7 +32,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 class DraftGantt(Gantt):
     """A draft as a Gantt chart with buttons. Edits are staged on the draft: nothing runs under them.
 
-    Tap bars (Shift adds more) or draw a box around them, then press Keep, Swap, Never touch, Earlier or Later. Each
+    Tap bars (Shift adds more) or draw a box around them, then press Keep, Swap, Rematerialise and so on. Each
     press is one change of the draft, which Undo takes back. The same from code: :meth:`select`, then :meth:`keep`
     and so on; :meth:`refresh` after the draft was changed elsewhere.
 
@@ -110,6 +111,22 @@ class DraftGantt(Gantt):
     def swap(self) -> None:
         """Swap what is selected, in the selected gaps."""
         self._set_residence(EditAction.SWAP)
+
+    def rematerialise(self) -> None:
+        """Drop what is selected in the selected gaps, and have the ops replayed that made it."""
+        self._set_residence(EditAction.REMATERIALISE)
+
+    def never_rematerialise(self) -> None:
+        """Never drop the selected storages, in no gap: they stay or are swapped."""
+        edits = [
+            edit
+            for edit in self.draft.edits
+            if not (edit.action is EditAction.REMATERIALISE and edit.storage in dict(self._selected))
+        ]
+        for storage in dict(self._selected):
+            never = Edit(EditAction.NEVER_REMATERIALISE, storage)
+            edits += [never] if never not in edits else []
+        self._stage(edits)
 
     def never_touch(self) -> None:
         """Keep the selected storages in all their gaps, and evict them last."""
@@ -204,6 +221,8 @@ class DraftGantt(Gantt):
         actions: dict[str, Callable[[], None]] = {
             "Keep": self.keep,
             "Swap": self.swap,
+            "Rematerialise": self.rematerialise,
+            "Never rematerialise": self.never_rematerialise,
             "Never touch": self.never_touch,
             "Earlier": lambda: self.shift(self._ops.value),
             "Later": lambda: self.shift(-self._ops.value),
@@ -244,8 +263,9 @@ class DraftGantt(Gantt):
         self._summary.value = self.summary_html()
         self._buttons["Undo"].disabled = not self.draft.can_undo
         self._buttons["Redo"].disabled = not self.draft.can_redo
-        for name in ("Keep", "Swap", "Never touch", "Earlier", "Later"):
-            self._buttons[name].disabled = not names
+        for name, button in self._buttons.items():
+            if name not in ("Undo", "Redo"):
+                button.disabled = not names
 
 
 def _names(edit: Edit, storage: str, gap: int) -> bool:

@@ -21,6 +21,7 @@ from ..policy.diff import diff
 from ..policy.edits import edit_from_dict
 from ..policy.memory import step_op_times
 from ..policy.model import fingerprint
+from ..policy.replay import Chain
 from ..session import Session
 from ..staging import DryRun
 from ..trace import Category, StepTrace
@@ -28,6 +29,7 @@ from ..units import format_bytes
 from .bench import Bench, Made
 from .decisions import ACTIONS, Table
 from .protocol import ProtocolError
+from .views import refusal
 
 ASSUMED_LINK = Link(8 * 2.0**30, 8 * 2.0**30)
 """For traces that do not say how fast their link was."""
@@ -70,6 +72,7 @@ class Desk:
         self._bench: Bench | None = None
         self._failure: ProtocolError | None = None
         self._table: tuple[Made, Made, Table] | None = None
+        self._declined: dict[str, str] = {}
         self._opened = threading.Event()
         self._told: tuple[Any, ...] = ()
         policy = session.staging.in_force if session is not None and step is None else None
@@ -99,7 +102,13 @@ class Desk:
         out, back = (self._meta.get(f"link_{way}_bytes_per_s") for way in ("out", "in"))
         link = Link(out, back) if out and back else ASSUMED_LINK
         capacity = self._meta.get("capacity_bytes") or step.live_peak_bytes
-        return plan(step, max(int(capacity), floor(step).bytes), link, op_times=times)
+        return plan(
+            step,
+            max(int(capacity), floor(step).bytes),
+            link,
+            op_times=times,
+            rematerialise=int(self._meta.get("replay_class") or 0),
+        )
 
     def _take(self, policy: Policy, draft: Draft | None) -> None:
         """Edit this policy from now on, with the edits of an older draft if there is one."""
@@ -108,10 +117,25 @@ class Desk:
                 "the policy does not hold the step that it was made for: it cannot be planned anew"
             )
         times = self._times_of(policy.source)
+        declined = self._declined_of(policy.source)
         new = policy.draft(op_times=times) if draft is None else draft.rebase(policy, op_times=times)
         bench = Bench(new, policy, self._say, self._is_measuring)
         with self._lock:
-            self._opening, self._bench, self._table = new, bench, None
+            self._opening, self._bench, self._table, self._declined = new, bench, None, declined
+
+    def _declined_of(self, step: StepTrace) -> dict[str, str]:
+        """By the key of a storage, why the runtime has declined to drop it, in the newest steps and in this one."""
+        steps = [step]
+        for index in () if self._session is None else self._session.recorded_steps()[-_TIMED_STEPS:]:
+            try:
+                steps.append(self._session.recorded_step(index))  # type: ignore[union-attr]
+            except SessionError:
+                continue  # steps come and go while a cell trains
+        return {
+            each.storage_keys[row]: refusal(code)
+            for each in steps
+            for row, code in zip(each.declined.storage.tolist(), each.declined.refusal.tolist(), strict=True)
+        }
 
     def _times_of(self, step: StepTrace) -> np.ndarray:
         """Compute seconds of each op: the median of the newest steps with the same ops, else as the step says."""
@@ -251,6 +275,8 @@ class Desk:
         if policy is None or policy is bench.in_force.policy:
             return
         own = policy.assumed.get("fingerprint") == bench.fingerprint
+        if policy.source is not None:
+            self._declined |= self._declined_of(policy.source)
         untouched = draft.edits == bench.in_force.edits and not draft.can_undo
         if own and not untouched:
             bench.take(policy)
@@ -324,6 +350,27 @@ class Desk:
             raise ProtocolError("below_floor", made.error, "Take back an edit, or raise the capacity.")
         return made
 
+    def planned(self) -> Policy | None:
+        """The policy that the draft stands for, if it is planned already and fits."""
+        with self._lock:
+            if self._opening is None or self._bench is None:
+                return None
+            made = self._bench.get(self._opening.edits)
+            return None if made is None else made.policy
+
+    def predicted(self) -> tuple[Policy, StepTrace, np.ndarray]:
+        """What can be drawn of the draft: its policy, its step and the op times that it assumes.
+
+        Before the plan is there the policy is an estimate, and where none fits it is the newest that did.
+        """
+        self._opened.wait(_OPENING_S)
+        with self._lock:
+            draft, bench = self._drafted()
+            policy = bench.look(draft).policy or bench.newest.policy
+        bench.wake()
+        assert policy is not None
+        return policy, draft.step, draft.op_times
+
     # ------------------------------------------------------------------------------------------------ news
 
     def _say(self) -> None:
@@ -355,7 +402,9 @@ class Desk:
         if self._table is None or self._table[:2] != (current, made):
             shown = made if made.policy is not None else bench.newest
             assert current.held is not None and shown.held is not None
-            table = Table(bench.candidates, current.held, shown.held, made.edits, current.edits)
+            table = Table(
+                bench.candidates, current.held, shown.held, made.edits, current.edits, self._declined
+            )
             self._table = (current, made, table)
         return self._table[2]
 
@@ -376,7 +425,7 @@ class Desk:
             place = bench.candidates.place.get(storage)
             if place is None:
                 why = self._why_fixed(storage)
-                return {"storage": storage, "row": None, "why": why, "gaps": [], "options": []}
+                return {"storage": storage, "row": None, "why": why, "gaps": [], "options": [], "cost": None}
             policy = made.policy or bench.newest.policy
             assert policy is not None
             found = {
@@ -385,6 +434,7 @@ class Desk:
                 "why": "",
                 "gaps": table.gaps(place, policy),
                 "options": [self._option(action, storage, made, table) for action in ACTIONS],
+                "cost": _costs(bench, place, draft.link),
             }
         bench.wake()
         return found
@@ -415,11 +465,12 @@ class Desk:
             option["possible"] = False
             option["why"] = fault.why if fault is not None else there.error
         elif made.prediction is not None and there.prediction is not None and there.held is not None:
-            changed = table.then.count != there.held.count
+            changed = (table.then.count != there.held.count) | (table.then.drops != there.held.drops)
             changed[place] = False
             option["effect"] = {
                 "step_s": there.prediction.step_s - made.prediction.step_s,
                 "stall_s": there.prediction.stall_s - made.prediction.stall_s,
+                "replay_s": there.prediction.replay_s - made.prediction.replay_s,
                 "peak_bytes": there.prediction.peak_bytes - made.prediction.peak_bytes,
                 "others": int(changed.sum()),
             }
@@ -587,17 +638,32 @@ def _figures(made: Made) -> dict[str, Any] | None:
         "overlap": found.overlap,
         "swapped_out_bytes": found.swapped_out_bytes,
         "swapped_in_bytes": found.swapped_in_bytes,
-        "swaps": len(made.policy.decisions),
+        "replay_s": found.replay_s,
+        "replayed_bytes": found.replayed_bytes,
+        "swaps": len(made.policy.swaps),
+        "drops": len(made.policy.drops),
+    }
+
+
+def _costs(bench: Bench, place: int, link: Link) -> dict[str, Any]:
+    """What moving a row's storage takes, beside what making it again would: the ops in order, or why it cannot be."""
+    candidates, size = bench.candidates, int(bench.candidates.bytes[place])
+    replay, step = candidates.replay(place), bench.step
+    can = isinstance(replay, Chain)
+    births = step.storages.birth_op
+    return {
+        "copy_s": link.out_s(size) + link.in_s(size),
+        "replay_s": replay.seconds if can else None,
+        "replay_ops": [step.op_name(int(births[row])) for row in replay.made] if can else [],
+        "why_not_replay": "" if can else replay,
     }
 
 
 def _joined(edits: Sequence[Edit], new: Sequence[Edit]) -> tuple[Edit, ...]:
     """New edits behind the others; one that answers the same question about the same storages replaces the other."""
 
-    def question(edit: Edit) -> tuple[Any, ...]:
-        kind = "residence" if edit.is_residence else edit.action.value
+    def target(edit: Edit) -> tuple[Any, ...]:
         return (
-            kind,
             edit.storage,
             edit.gap,
             edit.module,
@@ -607,8 +673,14 @@ def _joined(edits: Sequence[Edit], new: Sequence[Edit]) -> tuple[Edit, ...]:
             edit.max_bytes,
         )
 
-    asked = {question(edit) for edit in new}
-    return (*(edit for edit in edits if question(edit) not in asked), *new)
+    def questions(edit: Edit) -> set[tuple[Any, ...]]:
+        kinds = ["residence" if edit.is_residence else edit.action.value]
+        if edit.action in (EditAction.REMATERIALISE, EditAction.NEVER_REMATERIALISE):
+            kinds.append("replay")  # of the two one decides
+        return {(kind, *target(edit)) for kind in kinds}
+
+    asked = set().union(*(questions(edit) for edit in new))
+    return (*(edit for edit in edits if asked.isdisjoint(questions(edit))), *new)
 
 
 def _change(kind: str, old: Any, new: Any) -> dict[str, Any]:

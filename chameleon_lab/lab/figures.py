@@ -11,7 +11,7 @@ from ..trace import Category, Cause, Direction, Stage, StepTrace, Trace
 from ..trace_report import TraceReport
 from ..units import format_bytes, format_seconds
 from .packages import load
-from .palette import INK, INK_2, LINE, LOST, SESSION_STAGES, STACK, TRANSFER, TRANSFER_FORCED
+from .palette import INK, INK_2, LINE, LOST, REPLAY, SESSION_STAGES, STACK, TRANSFER, TRANSFER_FORCED
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -30,8 +30,8 @@ def step_figure(
     """What one step held on the device, what it moved, and where it waited; over the seconds of the step.
 
     From the top: the resident bytes by category, under the capacity (solid line) and under what would be alive
-    without swapping (dashes); the transfers, out and in; the stalls. Long steps are thinned to what a browser
-    draws at ease; the highest total in each thinned stretch stays.
+    without swapping (dashes); the transfers, out and in; the stalls, and the replays of what was dropped, if there are
+    any. Long steps are thinned to what a browser draws at ease; the highest total in each thinned stretch stays.
 
     Args:
         trace_or_step: a step, or a trace, of which the newest step is drawn.
@@ -60,15 +60,16 @@ def step_figure(
         )
 
     unit, scale = byte_unit(max(step.live_peak_bytes, step.peak_bytes, capacity_bytes or 0))
-    figure = make_subplots(
-        rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.035, row_heights=[0.72, 0.18, 0.10]
-    )
+    heights = [0.66, 0.17, 0.17] if len(step.replays) else [0.72, 0.18, 0.10]
+    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.035, row_heights=heights)
     draw_resident(go, figure, step, unit, scale)
     draw_ghost(go, figure, step, unit, scale)
     if capacity_bytes is not None:
         draw_capacity(go, figure, step, capacity_bytes, scale)
     _draw_transfers(go, figure, step)
     _draw_stalls(go, figure, step)
+    if len(step.replays):
+        _draw_replays(go, figure, step)
     draw_stages(figure, step)
     style(figure, _step_title(step) if title is None else title, height=560, bottom=90)
     figure.update_yaxes(title_text=f"On the device ({unit})", rangemode="tozero", row=1, col=1)
@@ -80,7 +81,7 @@ def step_figure(
 
 
 def session_figure(report: Report | TraceReport) -> go.Figure:
-    """The time of each step of a session or a trace, in the colour of the session's stage, with what was stall in it.
+    """The time of each step of a session or a trace, by the session's stage, with the stall and the replays in it.
 
     Of long sessions each bar stands for several steps, and shows the slowest of them.
 
@@ -102,30 +103,38 @@ def session_figure(report: Report | TraceReport) -> go.Figure:
             figure.add_trace(
                 go.Bar(
                     x=[step.index for step in bars],
-                    y=[step.step_s - step.stall_s for step in bars],
+                    y=[step.step_s - step.stall_s - step.replay_s for step in bars],
                     width=per_bar if per_bar > 1 else 0.8,
                     name=stage,
                     marker={"color": colour, "line": {"width": 0}},
                     hovertext=[
                         f"Step {step.index}, {step.stage}<br>{format_seconds(step.step_s)}, of which stall "
-                        f"{format_seconds(step.stall_s)}<br>peak resident {format_bytes(step.peak_bytes)}<br>moved "
+                        f"{format_seconds(step.stall_s)}, replays {format_seconds(step.replay_s)}<br>peak resident "
+                        f"{format_bytes(step.peak_bytes)}<br>moved "
                         f"{format_bytes(step.swapped_out_bytes)} out, {format_bytes(step.swapped_in_bytes)} in"
                         for step in bars
                     ],
                     hoverinfo="text",
                 )
             )
-    figure.add_trace(
-        go.Bar(
-            x=[step.index for step in shown],
-            y=[step.stall_s for step in shown],
-            width=per_bar if per_bar > 1 else 0.8,
-            name="Stall",
-            marker={"color": LOST, "line": {"width": 0}},
-            hovertext=[f"Step {step.index}<br>stall {format_seconds(step.stall_s)}" for step in shown],
-            hoverinfo="text",
+    parts = [("Stall", LOST, [step.stall_s for step in shown])]
+    if any(step.replay_s for step in shown):
+        parts.insert(0, ("Replays", REPLAY, [step.replay_s for step in shown]))
+    for name, colour, seconds in parts:
+        figure.add_trace(
+            go.Bar(
+                x=[step.index for step in shown],
+                y=seconds,
+                width=per_bar if per_bar > 1 else 0.8,
+                name=name,
+                marker={"color": colour, "line": {"width": 0}},
+                hovertext=[
+                    f"Step {step.index}<br>{name.lower()} {format_seconds(value)}"
+                    for step, value in zip(shown, seconds, strict=True)
+                ],
+                hoverinfo="text",
+            )
         )
-    )
     slowest = "" if per_bar == 1 else f", the slowest of every {per_bar}"
     style(figure, f"Step time over the session{slowest}", height=320, bottom=76)
     figure.update_layout(barmode="stack", hovermode="closest")
@@ -320,6 +329,43 @@ def _draw_stalls(go: Any, figure: go.Figure, step: StepTrace) -> None:
     figure.update_yaxes(categoryorder="array", categoryarray=["Stall"], range=[-0.6, 0.6], row=3, col=1)
 
 
+def _draw_replays(go: Any, figure: go.Figure, step: StepTrace) -> None:
+    """A lane of their own, below the stalls."""
+    rows = step.replays
+    order = np.argsort(rows.start_s, kind="stable")
+    starts, ends = rows.start_s[order], (rows.start_s + rows.duration_s)[order]
+    base, length, text = [], [], []
+    for bar in _bars(starts, ends, step.duration_s):
+        members = order[bar]
+        start, end = float(starts[bar].min()), float(ends[bar].max())
+        base.append(start)
+        length.append(end - start)
+        first = int(members[0])
+        what = (
+            f"{step.names[rows.name[first]]} made {_key(step, int(rows.storage[first]))} again, "
+            f"for {step.op_name(int(rows.op[first]))} ({Cause(int(rows.cause[first])).name.lower()})"
+            if len(members) == 1
+            else f"{len(members)} ops ran again"
+        )
+        took = format_seconds(float(rows.duration_s[members].sum()))
+        text.append(f"Replay: {format_bytes(int(rows.bytes[members].sum()))} in {took}<br>{what}")
+    figure.add_trace(
+        go.Bar(
+            x=length,
+            y=["Replay"] * len(base),
+            base=base,
+            orientation="h",
+            name="Replay",
+            marker={"color": REPLAY, "line": {"width": 0}},
+            hovertext=text,
+            hoverinfo="text",
+        ),
+        row=3,
+        col=1,
+    )
+    figure.update_yaxes(categoryarray=["Stall", "Replay"], range=[1.6, -0.6], row=3, col=1)
+
+
 def _bars(starts: np.ndarray, ends: np.ndarray, duration_s: float) -> list[slice]:
     """Which neighbours share a bar: none while they are few, else those too close together to be told apart."""
     if len(starts) <= _LANE_BARS:
@@ -373,8 +419,16 @@ def _step_title(step: StepTrace) -> str:
     return (
         f"Step {step.index}, {step.session_stage}: {format_seconds(step.duration_s)}, "
         f"peak resident {format_bytes(step.peak_bytes)} of {format_bytes(step.live_peak_bytes)} alive, "
-        f"stall {format_seconds(stall_s)}{share}"
+        f"stall {format_seconds(stall_s)}{share}{replays_told(step)}"
     )
+
+
+def replays_told(step: StepTrace) -> str:
+    """What a title says of the replays of a step; empty without any."""
+    rows = step.replays
+    if not len(rows):
+        return ""
+    return f", {len(rows)} replay{'s' * (len(rows) > 1)} {format_seconds(float(rows.duration_s.sum()))}"
 
 
 def style(figure: go.Figure, title: str, height: int, bottom: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..policy import Policy, Prediction, simulate
 from ..policy.memory import MIN_SWAP_BYTES, step_memory
-from ..policy.model import NEVER, USER
+from ..policy.model import NEVER, USER, Action
 from ..trace import Category, Stage, StepTrace
 from ..units import format_bytes, format_percent, format_seconds
 from .bokeh_view import BokehView, new_plot, show_bytes
@@ -25,7 +25,16 @@ MOST_KEPT = 80
 _MOST_STAGES = 24
 _LINE_POINTS = 1500
 
-_ALPHA = {"leaving": 0.45, "away": 0.95, "returning": 0.45, "kept": 0.16}
+_ALPHA = {"leaving": 0.45, "away": 0.95, "returning": 0.45, "dropped": 0.3, "replayed": 0.95, "kept": 0.16}
+_HATCH = {"dropped": "dot"}
+"""Dots are what is dropped, as in the panel; all else is plain."""
+
+
+_TOLD = {
+    Action.KEEP: "kept",
+    Action.SWAP: "swapped",
+    Action.REMATERIALISE: "dropped, and made again by a replay",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Gap:
     in_op: int
     end_op: int
     """The use that ends the gap; of dead time, and of what never returns, where the step ends or it dies."""
-    swapped: bool
+    action: Action
     by_user: bool
     returns: bool
 
@@ -52,18 +61,18 @@ class Gaps:
 
     rows: list[Gap] = field(default_factory=list)
     left_out: int = 0
-    """Swaps that are too many to be drawn, the least of them."""
+    """Swaps and drops that are too many to be drawn, the least of them."""
 
 
 def gaps_of(
     policy: Policy, step: StepTrace, most_swaps: int = MOST_SWAPS, most_kept: int = MOST_KEPT
 ) -> Gaps:
-    """The swaps of a policy, in the order in which they leave, then the largest gaps that it keeps.
+    """The swaps and drops of a policy, in the order in which they leave, then the largest gaps that it keeps.
 
     Where there are too many, those that are large and away for long stay.
     """
     n = len(step.ops)
-    swaps = [
+    away = [
         Gap(
             storage=decision.storage,
             gap=decision.gap,
@@ -73,19 +82,19 @@ def gaps_of(
             free_op=decision.free_op,
             in_op=decision.in_op if decision.in_op != NEVER else max(n, decision.free_op),
             end_op=decision.use_op if decision.in_op != NEVER else max(n, decision.free_op),
-            swapped=True,
+            action=decision.action,
             by_user=decision.decided_by == USER,
             returns=decision.in_op != NEVER,
         )
-        for decision in policy.swaps
+        for decision in (*policy.swaps, *policy.drops)
     ]
-    drawn = sorted(swaps, key=lambda gap: gap.bytes * (gap.in_op - gap.free_op), reverse=True)[:most_swaps]
-    kept = _kept(policy, step, {(gap.storage, gap.gap) for gap in swaps}, most_kept)
+    drawn = sorted(away, key=lambda gap: gap.bytes * (gap.in_op - gap.free_op), reverse=True)[:most_swaps]
+    kept = _kept(policy, step, {(gap.storage, gap.gap) for gap in away}, most_kept)
     rows = sorted(drawn, key=lambda gap: (gap.out_op, gap.storage)) + kept
-    return Gaps(rows, len(swaps) - len(drawn))
+    return Gaps(rows, len(away) - len(drawn))
 
 
-def _kept(policy: Policy, step: StepTrace, swapped: set[tuple[str, int]], most: int) -> list[Gap]:
+def _kept(policy: Policy, step: StepTrace, away: set[tuple[str, int]], most: int) -> list[Gap]:
     memory = step_memory(step, int(policy.assumed.get("min_swap_bytes", MIN_SWAP_BYTES)))
     weight = memory.gap_bytes * (memory.gap_use - memory.gap_out)
     rows: list[Gap] = []
@@ -94,7 +103,7 @@ def _kept(policy: Policy, step: StepTrace, swapped: set[tuple[str, int]], most: 
         storage, ordinal = step.storage_keys[row], int(memory.gap_ordinal[k])
         if len(rows) == most:
             break
-        if (storage, ordinal) in swapped:
+        if (storage, ordinal) in away:
             continue
         out_op, use_op = int(memory.gap_out[k]), int(memory.gap_use[k])
         rows.append(
@@ -107,7 +116,7 @@ def _kept(policy: Policy, step: StepTrace, swapped: set[tuple[str, int]], most: 
                 free_op=out_op + 1,
                 in_op=use_op,
                 end_op=use_op,
-                swapped=False,
+                action=Action.KEEP,
                 by_user=False,
                 returns=bool(memory.gap_returns[k]),
             )
@@ -120,12 +129,17 @@ def bars_of(rows: list[Gap], ops: int) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {
         name: []
         for name in (
-            *("row", "left", "right", "part", "colour", "alpha", "edge"),
+            *("row", "left", "right", "part", "colour", "alpha", "hatch", "edge"),
             *("storage", "gap", "category", "size", "decision", "ops"),
         )
     }
     for row, gap in enumerate(rows):
-        if gap.swapped:
+        if gap.action is Action.REMATERIALISE:
+            parts = [
+                ("dropped", gap.free_op, gap.in_op),
+                ("replayed", gap.in_op, max(gap.end_op, gap.in_op + 1)),
+            ]
+        elif gap.action is Action.SWAP:
             parts = [
                 ("leaving", gap.out_op + 1, gap.free_op),
                 ("away", gap.free_op, gap.in_op),
@@ -133,7 +147,7 @@ def bars_of(rows: list[Gap], ops: int) -> dict[str, list[Any]]:
             ]
         else:
             parts = [("kept", gap.free_op, gap.end_op)]
-        told = "kept" if not gap.swapped else "swapped, as you said" if gap.by_user else "swapped"
+        told = _TOLD[gap.action] + (", as you said" if gap.by_user else "")
         for part, begin, end in parts:
             for left, right in _within_step(begin, end, ops):
                 values = {
@@ -143,13 +157,14 @@ def bars_of(rows: list[Gap], ops: int) -> dict[str, list[Any]]:
                     "part": part,
                     "colour": CATEGORIES[gap.category],
                     "alpha": _ALPHA[part],
+                    "hatch": _HATCH.get(part, "blank"),
                     "edge": INK if gap.by_user else CATEGORIES[gap.category],
                     "storage": gap.storage,
                     "gap": gap.gap,
                     "category": gap.category.replace("_", " "),
                     "size": format_bytes(gap.bytes),
                     "decision": told,
-                    "ops": f"{gap.free_op} to {gap.in_op}" if gap.swapped else "on the device",
+                    "ops": "on the device" if gap.action is Action.KEEP else f"{gap.free_op} to {gap.in_op}",
                 }
                 for name, value in values.items():
                     columns[name].append(value)
@@ -172,8 +187,9 @@ def line_of(prediction: Prediction) -> dict[str, list[float]]:
 class Gantt(BokehView):
     """The decisions of a policy as bars over the ops of the step, above the bytes that they leave on the device.
 
-    A bar is dark while the storage is away, and lighter while its copy out or back may run. The pale ones below are
-    the largest gaps in which nothing leaves. What runs over the step's end goes on at its beginning. Bars that an edit
+    A bar is dark while the storage is away, and lighter while its copy out or back may run. One with dots is dropped,
+    until the dark end where a replay has made it again. The pale ones below are the largest gaps in which nothing
+    leaves. What runs over the step's end goes on at its beginning. Bars that an edit
     decided have a dark edge.
 
     Args:
@@ -222,11 +238,13 @@ class Gantt(BokehView):
         return f"<{type(self).__name__}: {self._headline()}>"
 
     def _headline(self) -> str:
-        found = self.prediction
+        found, count = self.prediction, len(self.policy.drops)
+        drops = f", {count} drops" if count else ""
+        replays = f", replays {format_seconds(found.replay_s)}" if count else ""
         text = (
-            f"{len(self.policy.swaps)} swaps: peak {format_bytes(found.peak_bytes)} of "
+            f"{len(self.policy.swaps)} swaps{drops}: peak {format_bytes(found.peak_bytes)} of "
             f"{format_bytes(self.policy.capacity_bytes)}, step {format_seconds(found.step_s)}, stall "
-            f"{format_seconds(found.stall_s)} ({format_percent(found.stall_share)} of compute)"
+            f"{format_seconds(found.stall_s)} ({format_percent(found.stall_share)} of compute){replays}"
         )
         return text + (f"; {self.gaps.left_out} small ones are not drawn" if self.gaps.left_out else "")
 
@@ -247,6 +265,10 @@ class Gantt(BokehView):
             source=self.bars,
             fill_color="colour",
             fill_alpha="alpha",
+            hatch_pattern="hatch",
+            hatch_color="colour",
+            hatch_scale=6,
+            hatch_alpha=0.9,
             line_color="edge",
             line_width=1,
             line_alpha="alpha",

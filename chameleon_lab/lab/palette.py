@@ -8,6 +8,8 @@ INK, INK_2, LINE = "#1f1f1f", "#575757", "#e4e6ea"
 LOST = "#c72200"
 """Device time lost; nothing else has this colour."""
 TRANSFER, TRANSFER_FORCED = "#7c879b", "#56627a"
+REPLAY = "#13827f"
+"""Ops that run again; the colour of activations, which are what they make."""
 PREDICTED = "#b0168f"
 SESSION_STAGES = {"WarmUp": "#c9d0db", "Profile": "#97a3b8", "Stable": "#56627a"}
 STACK = (

@@ -288,10 +288,10 @@ METHODS: dict[str, type] = {
 _CHOICES = {
     "axis": ("time", "op"),
     "rows": ("storage", "packed"),
-    "track": ("ops", "out", "in", "stalls", "blocks"),
+    "track": ("ops", "out", "in", "stalls", "replays", "blocks"),
     "direction": (-1, 1),
     "change": ("add", "set", "replace", "remove", "undo", "redo", "discard"),
-    "sort": ("name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "by"),
+    "sort": ("name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "replay_s", "by"),
     "what": ("stall", "peak"),
 }
 _LIMITS = {"width": (1, 16384), "height": (1, 16384), "first_row": (0, 2**31), "count": (1, MAX_ROWS)}

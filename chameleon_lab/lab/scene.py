@@ -11,7 +11,7 @@ import numpy as np
 
 from ..policy import Floor, floor
 from ..trace import Category, Direction, Stage, StepTrace, Transfers
-from .blocks import Rectangles, stack_rows
+from .blocks import DROPPED, ON_DEVICE, ON_HOST, Rectangles, stack_rows
 from .figures import resident_by_category
 from .lod import Intervals
 
@@ -134,6 +134,12 @@ class Scene:
         return self._joined("ops", "stall_s")
 
     @cached_property
+    def op_replay_s(self) -> np.ndarray:
+        """float64 (ops,): what the replays for each op took."""
+        rows = self.replay_column
+        return np.bincount(rows["op"], weights=rows["end_s"] - rows["start_s"], minlength=self.op_count)
+
+    @cached_property
     def op_kind(self) -> np.ndarray:
         """uint8 (ops,): HEAVY, LIGHT or MOVING."""
         names, name = self.op_names
@@ -245,6 +251,30 @@ class Scene:
         }
 
     @cached_property
+    def replay_column(self) -> dict[str, np.ndarray]:
+        """The replays: ``op``, ``storage``, ``name`` (as in ``op_names``), ``cause``, ``bytes``, times."""
+        start = self._joined("replays", "start_s", "time")
+        return {
+            "op": self._joined("replays", "op", "op"),
+            "storage": self._joined("replays", "storage", "storage"),
+            "name": self._worded("replays", "name", "names")[1],
+            "cause": self._joined("replays", "cause"),
+            "bytes": self._joined("replays", "bytes"),
+            "start_s": start,
+            "end_s": start + self._joined("replays", "duration_s"),
+        }
+
+    @cached_property
+    def declined(self) -> dict[str, np.ndarray]:
+        """The planned drops that the runtime declined: ``op``, ``storage``, ``name`` (an op's), ``refusal``."""
+        return {
+            "op": self._joined("declined", "op", "op"),
+            "storage": self._joined("declined", "storage", "storage"),
+            "name": self._worded("declined", "name", "names")[1],
+            "refusal": self._joined("declined", "refusal"),
+        }
+
+    @cached_property
     def transfer_exposed(self) -> np.ndarray:
         """float64 (transfers,): share of each transfer's time in which compute waited for its direction."""
         rows, stalls = self.transfers, self.stall_column
@@ -324,6 +354,15 @@ class Scene:
             for axis in AXES
         }
 
+    @cached_property
+    def replay_intervals(self) -> dict[str, Intervals]:
+        """The replays on each axis."""
+        rows = self.replay_column
+        return {
+            axis: Intervals(self.x_of_time(axis, rows["start_s"]), self.x_of_time(axis, rows["end_s"]))
+            for axis in AXES
+        }
+
     # ------------------------------------------------------------------------------------------------ levels
 
     @cached_property
@@ -363,7 +402,10 @@ class Scene:
 
     @cached_property
     def away(self) -> dict[str, np.ndarray]:
-        """Stretches on the host, by the same columns: the parts of a storage's life that no residency covers."""
+        """Stretches off the device, by the same columns: the parts of a storage's life that no residency covers.
+
+        ``dropped``, bool: the bytes are nowhere, until a replay makes them again; of the others the host has them.
+        """
         rows = self.residencies
         order = np.lexsort((rows["from_s"], rows["storage"]))
         storage = rows["storage"][order]
@@ -385,18 +427,35 @@ class Scene:
         from_s = np.concatenate([rows["to_s"][a], birth_s[before], rows["to_s"][tail], birth_s[whole]])
         to_s = np.concatenate([rows["from_s"][b], rows["from_s"][head], death_s[before], death_s[whole]])
         real = (to_op > from_op) & (to_s > from_s)
-        return {
+        found = {
             "storage": owner[real],
             "from_op": from_op[real],
             "to_op": to_op[real],
             "from_s": from_s[real],
             "to_s": to_s[real],
         }
+        return found | {"dropped": self._dropped(found["storage"], found["to_op"])}
+
+    def _dropped(self, storage: np.ndarray, to_op: np.ndarray) -> np.ndarray:
+        """Of stretches off the device, by where they end: are the bytes nowhere? bool (stretches,).
+
+        They are where a replay ends the stretch; and where nothing brings the storage back, if it was never copied out
+        since it was born in its step.
+        """
+        replays, span = self.replay_column, self.op_count + 1
+        ends = replays["storage"] * span + replays["op"]
+        replayed = np.isin(storage * span + to_op, ends[replays["storage"] >= 0])
+        born = np.concatenate([step.storages.birth_op >= 0 for step in self.steps])
+        copied = np.zeros(len(born), dtype=bool)
+        moved = self.transfers
+        copied[moved.storage[moved.storage >= 0]] = True
+        stays = to_op >= self.storage_life[1][storage]
+        return replayed | (stays & born[storage] & ~copied[storage])
 
     @cached_property
     def away_bytes(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds (T,), and the bytes on the host from then on (T,)."""
-        rows = self.away
+        rows = {name: column[~self.away["dropped"]] for name, column in self.away.items()}
         sizes = self.storage_bytes[rows["storage"]]
         times = np.concatenate([[0.0], rows["from_s"], rows["to_s"]])
         changes = np.concatenate([[0], sizes, -sizes])
@@ -517,7 +576,10 @@ class Scene:
 
     def _make_block_map(self, axis: str, rows: str) -> tuple[Rectangles, int]:
         tables = [self.residencies] if rows == "packed" else [self.residencies, self.away]
-        table = {name: np.concatenate([t[name] for t in tables]) for name in tables[0]}
+        table = {name: np.concatenate([t[name] for t in tables]) for name in self.residencies}
+        place = np.full(len(table["storage"]), ON_DEVICE, dtype=np.uint8)
+        if rows != "packed":
+            place[len(self.residencies["storage"]) :] = np.where(self.away["dropped"], DROPPED, ON_HOST)
         storage = table["storage"]
         size = self.storage_bytes[storage]
         if rows == "packed":
@@ -532,7 +594,7 @@ class Scene:
             y0=y0.astype(np.float32),
             y1=(y0 + size).astype(np.float32),
             category=self.storage_category[storage],
-            away=np.arange(len(storage)) >= len(self.residencies["storage"]),
+            place=place,
             storage=storage.astype(np.int32),
             fill=np.ones(len(storage), dtype=np.float32),
         )

@@ -12,6 +12,7 @@ from ..session import Session, current_session
 from ..trace import StepTrace, Trace
 from .compare import Side, Sides, policy_step
 from .editing import Desk
+from .predicted import predicted_step
 from .protocol import ProtocolError
 from .protocol import Side as SideOf
 from .scene import Scene
@@ -19,6 +20,9 @@ from .scene import Scene
 _KEPT_SCENES = 6
 _SHOWN_NOTES = 20
 _SHOWN_HISTORY = 60
+
+DRAFT = "draft:"
+"""Before the name of a source: the step of its draft, as it is predicted."""
 
 IN_FORCE = "policy:in force"
 """The source that is the policy in force in the session."""
@@ -38,6 +42,7 @@ class Sources:
         self.news = threading.Event()
         """Set when a draft has something new to tell."""
         self.sides = Sides()
+        self._predicted: tuple[Policy, Scene] | None = None
 
     # ------------------------------------------------------------------------------------------------ what there is
 
@@ -59,7 +64,12 @@ class Sources:
                 for name, trace in self._files.items()
             ]
             policies = [
-                {"source": source, "name": source.removeprefix("policy:"), "swaps": len(policy.swaps)}
+                {
+                    "source": source,
+                    "name": source.removeprefix("policy:"),
+                    "swaps": len(policy.swaps),
+                    "drops": len(policy.drops),
+                }
                 for source, policy in self._known_policies().items()
             ]
         session = None if named is None else _session_status(*named)
@@ -70,6 +80,7 @@ class Sources:
         named = self.session()
         with self._lock:
             files = (*self._files, *self._policies)
+        files = (*files, *((source, id(policy)) for source, policy in self._drafts().items()))
         if named is None:
             return files
         name, session = named
@@ -182,6 +193,8 @@ class Sources:
         Raises:
             ProtocolError: the source or a step is gone.
         """
+        if source.startswith(DRAFT):
+            return self._draft_scene(source.removeprefix(DRAFT))
         key = (source, first, last)
         with self._lock:
             scene = self._scenes.get(key)
@@ -205,12 +218,33 @@ class Sources:
                 self._scenes.popitem(last=False)
             return self._scenes[key]
 
+    def _draft_scene(self, source: str) -> Scene:
+        """The step of a draft as it is predicted: of the newest plan, where the draft itself fits no capacity."""
+        policy, step, op_times = self.desk(source).predicted()
+        with self._lock:
+            if self._predicted is None or self._predicted[0] is not policy:
+                meta = {"capacity_bytes": policy.capacity_bytes}
+                self._predicted = (policy, Scene([predicted_step(policy, step, op_times)], meta))
+            return self._predicted[1]
+
     # ------------------------------------------------------------------------------------------------ comparing
 
     def _known_policies(self) -> dict[str, Policy]:
         named = self.session()
         policy = None if named is None else named[1].policy
-        return ({} if policy is None else {IN_FORCE: policy}) | self._policies
+        return ({} if policy is None else {IN_FORCE: policy}) | self._drafts() | self._policies
+
+    def _drafts(self) -> dict[str, Policy]:
+        """The drafts that are planned, under the names that they have as sides of a comparison."""
+        with self._lock:
+            desks = dict(self._desks)
+        found = {}
+        for source, desk in desks.items():
+            policy = desk.planned()
+            if policy is not None:
+                of = f" of {source.removeprefix('file:')}" if source.startswith("file:") else ""
+                found[f"policy:draft{of}"] = policy
+        return found
 
     def side(self, chosen: SideOf) -> Side:
         """One of two that are compared. Raises ProtocolError if it is gone, or there is no step to show it on."""
@@ -297,6 +331,11 @@ def _session_status(name: str, session: Session) -> dict[str, Any]:
         "match_rate": report.match_rate,
         "decisions": report.decisions,
         "swaps": 0 if policy is None else len(policy.swaps),
+        "drops": 0 if policy is None else len(policy.drops),
+        "replays": report.replays,
+        "replay_s": report.replay_s,
+        "dropped_bytes": report.dropped_bytes,
+        "declined_drops": report.declined_drops,
         "notes": list(report.notes[-_SHOWN_NOTES:]),
         "steps": [
             {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..policy import Draft, Policy, Prediction, simulate
-from ..trace import StepTrace, Trace
+from ..trace import Replays, Stalls, StepTrace, Trace
 from ..units import format_bytes, format_seconds
 from .figures import (
     byte_unit,
@@ -17,11 +17,12 @@ from .figures import (
     draw_resident,
     draw_stages,
     load_plotly,
+    replays_told,
     style,
     thin,
 )
 from .packages import load, load_widgets
-from .palette import LOST, PREDICTED
+from .palette import LOST, PREDICTED, REPLAY
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -36,7 +37,7 @@ def trace_figure(
     """The resident bytes by category over a step, under the capacity; with a policy, predicted against measured.
 
     A click at an instant names the largest storages that were on the device then. With a policy there is a second
-    row: the stall so far, predicted and measured.
+    row: the stall so far, predicted and measured, and the time of replays likewise, where something is dropped.
 
     Args:
         trace: a trace, or one step of it.
@@ -75,7 +76,8 @@ def trace_figure(
     if prediction is not None:
         _draw_predicted(go, figure, chosen, prediction, unit, scale)
         _draw_stall(go, figure, chosen, prediction)
-        figure.update_yaxes(title_text="Stall so far", tickformat="~s", ticksuffix="s", row=2, col=1)
+        lost = "Stall, replays" if prediction.replay_s or len(chosen.replays) else "Stall"
+        figure.update_yaxes(title_text=f"{lost} so far", tickformat="~s", ticksuffix="s", row=2, col=1)
         figure.update_yaxes(rangemode="tozero", row=2, col=1)
     if capacity_bytes is not None:
         draw_capacity(go, figure, chosen, capacity_bytes, scale)
@@ -146,16 +148,16 @@ def _draw_predicted(
 
 
 def _draw_stall(go: Any, figure: go.FigureWidget, step: StepTrace, prediction: Prediction) -> None:
-    rows = step.stalls
-    order = np.argsort(rows.start_s, kind="stable")
-    measured = np.cumsum(rows.duration_s[order])
-    predicted = np.cumsum(prediction.stall_op_s)
-    waits = np.flatnonzero(prediction.stall_op_s > 0.0)
-    series = (
-        ("Stall, measured", LOST, (rows.start_s + rows.duration_s)[order], measured),
-        ("Stall, predicted", PREDICTED, step.ops.start_s[waits], predicted[waits]),
-    )
-    for name, colour, times, values in series:
+    series = [
+        ("Stall, measured", LOST, "solid", *_so_far(step.stalls)),
+        ("Stall, predicted", PREDICTED, "solid", *_at_ops(step, prediction.stall_op_s)),
+    ]
+    if prediction.replay_s or len(step.replays):
+        series += [
+            ("Replays, measured", REPLAY, "dot", *_so_far(step.replays)),
+            ("Replays, predicted", PREDICTED, "dot", *_at_ops(step, prediction.replay_op_s)),
+        ]
+    for name, colour, dash, times, values in series:
         kept = thin(times, values, _LINE_POINTS) if len(times) else np.empty(0, dtype=np.int64)
         total = float(values[-1]) if len(values) else 0.0
         figure.add_trace(
@@ -164,7 +166,7 @@ def _draw_stall(go: Any, figure: go.FigureWidget, step: StepTrace, prediction: P
                 y=[0.0, *values[kept].tolist(), total],
                 name=name,
                 mode="lines",
-                line={"shape": "hv", "width": 1.6, "color": colour},
+                line={"shape": "hv", "width": 1.6, "color": colour, "dash": dash},
                 hovertemplate="%{y:.3~s}s",
             ),
             row=2,
@@ -172,18 +174,31 @@ def _draw_stall(go: Any, figure: go.FigureWidget, step: StepTrace, prediction: P
         )
 
 
+def _so_far(rows: Stalls | Replays) -> tuple[np.ndarray, np.ndarray]:
+    """When each of these ended, and the seconds that they had taken together by then."""
+    order = np.argsort(rows.start_s, kind="stable")
+    return (rows.start_s + rows.duration_s)[order], np.cumsum(rows.duration_s[order])
+
+
+def _at_ops(step: StepTrace, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ops that take any of these predicted seconds, by their measured start, and the sum by then."""
+    some = np.flatnonzero(seconds > 0.0)
+    return step.ops.start_s[some], np.cumsum(seconds)[some]
+
+
 def _title(step: StepTrace, prediction: Prediction | None) -> str:
     measured_stall_s = float(step.stalls.duration_s.sum())
     measured = (
         f"Step {step.index}, {step.session_stage}: peak {format_bytes(step.peak_bytes)} of "
         f"{format_bytes(step.live_peak_bytes)} alive, {format_seconds(step.duration_s)}, "
-        f"stall {format_seconds(measured_stall_s)}"
+        f"stall {format_seconds(measured_stall_s)}{replays_told(step)}"
     )
     if prediction is None:
         return measured
     return (
         f"{measured}<br>Predicted: peak {format_bytes(prediction.peak_bytes)}, "
         f"{format_seconds(prediction.step_s)}, stall {format_seconds(prediction.stall_s)}"
+        + (f", replays {format_seconds(prediction.replay_s)}" if prediction.replay_s else "")
     )
 
 

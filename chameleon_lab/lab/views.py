@@ -30,7 +30,7 @@ Buffers = list[bytes]
 
 def describe(scene: Scene) -> dict[str, Any]:
     """What holds for all of a scene: its axes, dictionaries and figures."""
-    rows, stalls = scene.transfers, scene.stall_column
+    rows, stalls, replays = scene.transfers, scene.stall_column, scene.replay_column
     busy_s = float((rows.end_s - rows.start_s).sum())
     stall_s = float((stalls["end_s"] - stalls["start_s"]).sum())
     by_way = [rows.direction == way for way in Direction]
@@ -59,6 +59,10 @@ def describe(scene: Scene) -> dict[str, Any]:
         "hidden": [_hidden(scene, np.flatnonzero(way)) for way in by_way],
         "stalls": len(stalls["op"]),
         "stall_s": stall_s,
+        "replays": len(replays["op"]),
+        "replay_s": float((replays["end_s"] - replays["start_s"]).sum()),
+        "dropped_bytes": int(scene.storage_bytes[scene.away["storage"][scene.away["dropped"]]].sum()),
+        "declined": len(scene.declined["op"]),
         "overlap": max(0.0, 1.0 - stall_s / busy_s) if busy_s > 0 else 1.0,
         "capacity_bytes": scene.meta.get("capacity_bytes"),
         "peak_bytes": max(step.peak_bytes for step in scene.steps),
@@ -124,12 +128,10 @@ def _tables(
         chosen, intervals = scene.transfer_intervals[axis, int(direction)]
         bars = intervals.bars(start, end, pixels, most(_MOST_BARS))
         row = chosen[bars.row]
-        storage = scene.transfers.storage[row]
-        category = np.where(storage >= 0, scene.storage_category[storage], Category.OTHER)
         tables[direction.name.lower()] = {
             **bar_columns(bars),
             "row": row.astype(np.int32),
-            "category": category.astype(np.uint8),
+            "category": _categories(scene, scene.transfers.storage[row]),
             "exposed": scene.transfer_exposed[row].astype(np.float32),
         }
     bars = scene.stall_intervals[axis].bars(start, end, pixels, most(_MOST_BARS))
@@ -137,6 +139,14 @@ def _tables(
         **bar_columns(bars),
         "direction": scene.stall_column["direction"][bars.row],
         "cause": scene.stall_column["cause"][bars.row],
+    }
+    replays = scene.replay_column
+    bars = scene.replay_intervals[axis].bars(start, end, pixels, most(_MOST_BARS))
+    tables["replays"] = {
+        **bar_columns(bars),
+        "category": _categories(scene, replays["storage"][bars.row]),
+        "name": replays["name"][bars.row],
+        "cause": replays["cause"][bars.row],
     }
     times, levels = scene.resident
     x = scene.x_of_time(axis, times)
@@ -154,6 +164,11 @@ def _tables(
     tables["away"] = {"x": x[kept], "bytes": away[kept]}
     tables["blocks"] = _block_columns(scene, axis, start, end, width, height, rows, detail)
     return tables
+
+
+def _categories(scene: Scene, storage: np.ndarray) -> np.ndarray:
+    """uint8: the category of storages, OTHER for -1."""
+    return np.where(storage >= 0, scene.storage_category[storage], Category.OTHER).astype(np.uint8)
 
 
 def bar_columns(bars: Bars) -> dict[str, np.ndarray]:
@@ -178,7 +193,7 @@ def _block_columns(
         "y0": shown.y0,
         "y1": shown.y1,
         "category": shown.category,
-        "away": shown.away.astype(np.uint8),
+        "place": shown.place,
         "uid": uid.astype(np.float64),
         "fill": shown.fill,
     }
@@ -195,6 +210,9 @@ def point(scene: Scene, axis: str, track: str, row: int) -> dict[str, Any]:
     if track in ("out", "in"):
         _require(0 <= row < len(scene.transfers), f"there is no transfer {row} in these steps")
         return {"transfer": transfer_facts(scene, axis, row)}
+    if track == "replays":
+        _require(0 <= row < len(scene.replay_column["op"]), f"there is no replay {row} in these steps")
+        return {"replay": replay_facts(scene, axis, row)}
     if track == "stalls":
         _require(0 <= row < len(scene.stall_column["op"]), f"there is no stall {row} in these steps")
         return {"stall": stall_facts(scene, axis, row)}
@@ -220,6 +238,7 @@ def op_facts(scene: Scene, axis: str, op: int) -> dict[str, Any]:
         "op": int(op - scene.first_op[step_row]),
         "duration_s": float(scene.op_end_s[op] - scene.op_start_s[op]),
         "stall_s": float(scene.op_stall_s[op]),
+        "replay_s": float(scene.op_replay_s[op]),
         "stack": step.stacks[stack].splitlines() if 0 <= stack < len(step.stacks) else [],
         "x0": float(ends[0] if axis == "op" else scene.op_start_s[op]),
         "x1": float(ends[1] if axis == "op" else scene.op_end_s[op]),
@@ -277,6 +296,46 @@ def stall_facts(scene: Scene, axis: str, row: int) -> dict[str, Any]:
     }
 
 
+def replay_facts(scene: Scene, axis: str, row: int) -> dict[str, Any]:
+    """One replay in words and figures: the op that ran again, for whom, and what that took."""
+    rows = scene.replay_column
+    storage, op = int(rows["storage"][row]), int(rows["op"][row])
+    x = scene.x_of_time(axis, np.array([rows["start_s"][row], rows["end_s"][row]]))
+    return {
+        "row": row,
+        "name": scene.op_names[0][rows["name"][row]],
+        "cause": Cause(int(rows["cause"][row])).name.lower(),
+        "bytes": int(rows["bytes"][row]),
+        "duration_s": float(rows["end_s"][row] - rows["start_s"][row]),
+        "op": op_facts(scene, axis, op) if 0 <= op < scene.op_count else None,
+        "storage": storage_facts(scene, storage) if storage >= 0 else None,
+        "x0": float(x[0]),
+        "x1": float(x[1]),
+    }
+
+
+def declined_facts(scene: Scene, axis: str, row: int) -> dict[str, Any]:
+    """One planned drop that the runtime declined, and why."""
+    rows = scene.declined
+    storage, name, op = (int(rows[column][row]) for column in ("storage", "name", "op"))
+    return {
+        "name": scene.op_names[0][name] if name >= 0 else "",
+        "why": refusal(int(rows["refusal"][row])),
+        "op": op_facts(scene, axis, op),
+        "storage": storage_facts(scene, storage) if storage >= 0 else None,
+        "x0": float(scene.x_of_op(axis, op)),
+    }
+
+
+def refusal(code: int) -> str:
+    """Why the runtime declined a drop, in words; of a newer one than this, that it did."""
+    from ..runtime.core import REFUSALS
+
+    return (
+        REFUSALS[code] if code < len(REFUSALS) else f"for a reason that this version does not know ({code})"
+    )
+
+
 def _touched(scene: Scene, op: int) -> dict[str, Any]:
     ops, storages = scene.uses
     rows = storages[np.searchsorted(ops, op) : np.searchsorted(ops, op, side="right")]
@@ -298,11 +357,18 @@ def storage(scene: Scene, axis: str, uid: int) -> dict[str, Any]:
     here = ops[np.isin(used, rows)]
     moved = np.flatnonzero(np.isin(scene.transfers.storage, rows))
     waits = np.flatnonzero(np.isin(scene.stall_column["storage"], rows))
+    replayed = np.flatnonzero(np.isin(scene.replay_column["storage"], rows))
+    declined = np.flatnonzero(np.isin(scene.declined["storage"], rows))
     step_row = int(np.searchsorted(scene.first_storage, int(rows[0]), side="right")) - 1
     born = int(scene.steps[step_row].storages.birth_op[rows[0] - scene.first_storage[step_row]])
     stretches = {}
-    for name, table in (("resident", scene.residencies), ("away", scene.away)):
-        chosen = np.isin(table["storage"], rows)
+    off = scene.away
+    for name, table, kind in (
+        ("resident", scene.residencies, True),
+        ("away", off, ~off["dropped"]),
+        ("dropped", off, off["dropped"]),
+    ):
+        chosen = np.isin(table["storage"], rows) & kind
         ends = ("from_op", "to_op") if axis == "op" else ("from_s", "to_s")
         order = np.argsort(table[ends[0]][chosen], kind="stable")
         stretches[name] = np.column_stack([table[end][chosen][order] for end in ends]).astype(float).tolist()
@@ -314,6 +380,8 @@ def storage(scene: Scene, axis: str, uid: int) -> dict[str, Any]:
         "use_count": len(here),
         "transfers": [transfer_facts(scene, axis, int(row)) for row in moved[:_MOST_USES]],
         "stalls": [stall_facts(scene, axis, int(row)) for row in waits[:_MOST_USES]],
+        "replays": [replay_facts(scene, axis, int(row)) for row in replayed[:_MOST_USES]],
+        "declined": [declined_facts(scene, axis, int(row)) for row in declined[:_MOST_USES]],
         **stretches,
     }
 
@@ -338,6 +406,14 @@ def alive(scene: Scene, axis: str, at: float) -> dict[str, Any]:
         else (table["from_op"] <= op) & (op < table["to_op"])
     )
     resident[table["storage"][inside]] = True
+    off = scene.away
+    gone = (
+        (off["from_s"] <= at) & (at < off["to_s"])
+        if axis == "time"
+        else (off["from_op"] <= op) & (op < off["to_op"])
+    )
+    dropped = np.zeros(len(birth), dtype=bool)
+    dropped[off["storage"][gone & off["dropped"]]] = True
     before, after, in_use = _neighbour_uses(scene, op)
     sizes = scene.storage_bytes
     movable = np.concatenate([step.storages.movable for step in scene.steps])
@@ -354,6 +430,7 @@ def alive(scene: Scene, axis: str, at: float) -> dict[str, Any]:
             storage_facts(scene, row)
             | {
                 "resident": bool(resident[row]),
+                "dropped": bool(dropped[row]),
                 "can_leave": bool(can_leave[row]),
                 "in_use": bool(in_use[row]),
                 "idle_ops": 0 if in_use[row] else gap[1] - gap[0],
@@ -365,7 +442,8 @@ def alive(scene: Scene, axis: str, at: float) -> dict[str, Any]:
         "op": op_facts(scene, axis, op),
         "count": len(here),
         "resident_bytes": int(sizes[here[resident[here]]].sum()),
-        "away_bytes": int(sizes[here[~resident[here]]].sum()),
+        "away_bytes": int(sizes[here[~resident[here] & ~dropped[here]]].sum()),
+        "dropped_bytes": int(sizes[here[dropped[here]]].sum()),
         "can_leave_bytes": int(sizes[here[can_leave[here]]].sum()),
         "categories": totals(category[here], [c.name.lower() for c in Category], sizes[here], resident[here]),
         "modules": totals(module[here], paths, sizes[here], resident[here]),
@@ -433,6 +511,10 @@ def summarise(scene: Scene, axis: str, start: float, end: float) -> dict[str, An
         scene.x_of_time(axis, stalls["start_s"]), scene.x_of_time(axis, stalls["end_s"]), start, end
     )
     stall_s = (stalls["end_s"] - stalls["start_s"]) * stall_part
+    replays = scene.replay_column
+    replay_part = _share_inside(
+        scene.x_of_time(axis, replays["start_s"]), scene.x_of_time(axis, replays["end_s"]), start, end
+    )
     weights = np.zeros(len(scene.storage_uid))
     known = rows.storage >= 0
     np.add.at(weights, rows.storage[known], moved[known])
@@ -468,6 +550,9 @@ def summarise(scene: Scene, axis: str, start: float, end: float) -> dict[str, An
             for cause in Cause
             if stall_s[stalls["cause"] == cause].sum() > 0
         },
+        "replays": int((replay_part > 0).sum()),
+        "replay_s": float(((replays["end_s"] - replays["start_s"]) * replay_part).sum()),
+        "replayed_bytes": int((replays["bytes"] * replay_part).sum()),
         "peak_bytes": int(total[low:high].max()),
         "storages": [
             storage_facts(scene, row) | {"moved_bytes": int(weights[row]), "stall_s": float(waited[row])}
@@ -553,6 +638,23 @@ def search(scene: Scene, axis: str, text: str) -> dict[str, Any]:
         "op_count": len(ops),
         "ops": [op_facts(scene, axis, int(op)) for op in ops[:_MOST_ROWS]],
         "marks": scene.x_of_op(axis, marks).tolist(),
+        **_find_replays(scene, axis, storages),
+    }
+
+
+def _find_replays(scene: Scene, axis: str, storages: np.ndarray) -> dict[str, Any]:
+    """The replays of the storages found, and declined drops of them: longest and largest first."""
+    rows, declined = scene.replay_column, scene.declined
+    every = len(storages) == len(scene.storage_uid)
+    own = np.flatnonzero(np.isin(rows["storage"], storages) | ((rows["storage"] < 0) & every))
+    own = own[np.argsort(-(rows["end_s"] - rows["start_s"])[own], kind="stable")]
+    left = np.flatnonzero(np.isin(declined["storage"], storages))
+    left = left[np.argsort(-scene.storage_bytes[declined["storage"][left]], kind="stable")]
+    return {
+        "replay_count": len(own),
+        "replays": [replay_facts(scene, axis, int(row)) for row in own[:_MOST_ROWS]],
+        "declined_count": len(left),
+        "declined": [declined_facts(scene, axis, int(row)) for row in left[:_MOST_ROWS]],
     }
 
 
@@ -616,14 +718,20 @@ def _life_summary(scene: Scene, axis: str, rows: np.ndarray) -> list[dict[str, A
         weights=(scene.stall_column["end_s"] - scene.stall_column["start_s"])[known],
         minlength=count,
     )
-    away = np.bincount(
-        rank[scene.away["storage"]], weights=scene.away["to_s"] - scene.away["from_s"], minlength=count
+    off = scene.away
+    away, dropped = (
+        np.bincount(rank[off["storage"][kind]], weights=(off["to_s"] - off["from_s"])[kind], minlength=count)
+        for kind in (~off["dropped"], off["dropped"])
     )
+    known = scene.replay_column["storage"] >= 0
+    replays = np.bincount(rank[scene.replay_column["storage"][known]], minlength=count)
     return [
         {
             "x0": float(begins[row]),
             "x1": float(ends[row]),
             "away_s": float(away[rank[row]]),
+            "dropped_s": float(dropped[rank[row]]),
+            "replays": int(replays[rank[row]]),
             "transfers": int(transfers[rank[row]]),
             "stall_s": float(lost[rank[row]]),
         }

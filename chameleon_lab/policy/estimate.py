@@ -1,8 +1,9 @@
 """What edits come to at a glance: the plan as it stands with the edits forced on it, and nothing planned around them.
 
 Planning anew takes the longer the more ops a step has. Until it is done, this says what an edit does by itself: a kept
-storage no longer leaves, a swapped one leaves in its longest gap. What the planner would do about it is not in it, so
-an estimate may exceed the capacity where the plan will not, and wait where the plan will find a way round.
+storage no longer leaves, a swapped one leaves in its longest gap, a rematerialised one is dropped there. What the
+planner would do about it is not in it, so an estimate may exceed the capacity where the plan will not, and wait where
+the plan will find a way round.
 """
 
 from __future__ import annotations
@@ -17,17 +18,7 @@ from .edits import Edit, EditAction, StorageIndex
 from .link import Link
 from .memory import MIN_SWAP_BYTES, StepMemory, step_memory
 from .model import USER, Action, Decision, Policy
-
-_ESTIMATED = frozenset(
-    (
-        EditAction.KEEP,
-        EditAction.SWAP,
-        EditAction.NEVER_TOUCH,
-        EditAction.PREFETCH,
-        EditAction.CAPACITY,
-        EditAction.LINK,
-    )
-)
+from .replay import Replayable
 
 
 class Deciders:
@@ -44,25 +35,31 @@ class Deciders:
         """int64 (storages,): the edit that says whether the storage may be away, -1 for none."""
         self.prefetch = np.full(count, -1)
         """int64 (storages,): the edit that moves its prefetches, -1 for none."""
+        self.replay = np.full(count, -1)
+        """int64 (storages,): the edit that says that it is, or never is, rematerialised, -1 for none."""
         self.gaps: dict[tuple[str, int], int] = {}
         """By storage and gap: the edit that decides about that gap alone."""
         for k in sorted(
             range(len(edits)), key=lambda k: edits[k].specificity
         ):  # stable: the later one decides
             edit = edits[k]
-            if not edit.is_residence and edit.action is not EditAction.PREFETCH:
-                continue
             if edit.gap is not None:
                 if edit.is_residence:
                     self.gaps[edit.storage or "", edit.gap] = k
                 continue
-            decided = self.prefetch if edit.action is EditAction.PREFETCH else self.residence
-            decided[index.rows(edit)] = k
+            for decided, asked in (
+                (self.residence, edit.is_residence),
+                (self.prefetch, edit.action is EditAction.PREFETCH),
+                (self.replay, edit.action in (EditAction.REMATERIALISE, EditAction.NEVER_REMATERIALISE)),
+            ):
+                if asked:
+                    decided[index.rows(edit)] = k
+        self._never = np.array([edit.action is EditAction.NEVER_REMATERIALISE for edit in edits] + [False])
 
-
-def can_estimate(edits: Sequence[Edit]) -> bool:
-    """Does an estimate know what these edits do by themselves?"""
-    return all(edit.action in _ESTIMATED for edit in edits)
+    @property
+    def never_replayed(self) -> np.ndarray:
+        """Is the planner not to rematerialise it? Bool (storages,)."""
+        return self._never[self.replay]
 
 
 def estimate(
@@ -75,6 +72,7 @@ def estimate(
     *,
     index: StorageIndex | None = None,
     memory: StepMemory | None = None,
+    replayable: Replayable | None = None,
 ) -> Policy:
     """The policy ``made`` with the decisions that ``edits`` forbid left out, and those that they demand added.
 
@@ -87,6 +85,7 @@ def estimate(
         op_times: compute seconds of each op, shape (ops,).
         index: of the step, where the caller has it at hand.
         memory: likewise, under the policy's own smallest size.
+        replayable: what can be replayed in the step; None where replays are switched off.
 
     Returns:
         A policy to simulate and to show, and not to run: it need not fit its capacity.
@@ -100,10 +99,11 @@ def estimate(
         k = deciders.gaps.get(
             (decision.storage, decision.gap), -1 if row is None else deciders.residence[row]
         )
-        if k < 0 or edits[k].action.value == decision.action.value:
+        never = row is not None and deciders.never_replayed[row] and decision.action is Action.REMATERIALISE
+        if (k < 0 or edits[k].action.value == decision.action.value) and not never:
             decisions.append(decision)
     decisions = [_moved(decision, made.edits, edits, index, deciders) for decision in decisions]
-    forced = _forced(step, edits, link, index, memory, deciders, decisions, op_times)
+    forced = _forced(step, edits, link, index, memory, deciders, decisions, op_times, replayable)
     return replace(
         made, capacity_bytes=capacity_bytes, link=link, decisions=(*decisions, *forced), edits=tuple(edits)
     )
@@ -131,43 +131,57 @@ def _forced(
     deciders: Deciders,
     decisions: Sequence[Decision],
     times: np.ndarray,
+    replayable: Replayable | None,
 ) -> list[Decision]:
-    """Swaps that edits ask for and the decisions lack, each from right after its use to one copy before the next."""
-    swapped = {decision.storage for decision in decisions}
+    """What edits ask for and the decisions lack: swaps, each from right after its use to one copy before the next, and
+    drops up to the next use."""
+    there = {(decision.storage, decision.action.value) for decision in decisions}
     done = {(decision.storage, decision.gap) for decision in decisions}
     start = np.concatenate([[0.0], np.cumsum(np.tile(times, 3))])
     candidate_of = {int(row): candidate for candidate, row in enumerate(memory.row.tolist())}
-    wanted: list[int] = []
+    wanted: list[tuple[int, Action]] = []
+
+    def can(gap: int, action: Action) -> bool:
+        return action is Action.SWAP or (replayable is not None and replayable.why_not(gap) is None)
+
     for row in np.flatnonzero(deciders.residence >= 0).tolist():
-        if edits[deciders.residence[row]].action is not EditAction.SWAP or index.keys[row] in swapped:
+        edit = edits[deciders.residence[row]]
+        if not edit.leaves or (index.keys[row], edit.action.value) in there or row not in candidate_of:
             continue
-        if row in candidate_of:
-            own = np.flatnonzero((memory.gap_storage == candidate_of[row]) & memory.gap_returns)
-            if len(own):
-                wanted.append(int(own[(memory.gap_use - memory.gap_out)[own].argmax()]))
+        if edit.action is EditAction.REMATERIALISE and deciders.never_replayed[row]:
+            continue
+        action = Action(edit.action.value)
+        own = np.flatnonzero((memory.gap_storage == candidate_of[row]) & memory.gap_returns).tolist()
+        own = [gap for gap in own if can(gap, action)]
+        if own:
+            wanted.append((max(own, key=lambda gap: memory.gap_use[gap] - memory.gap_out[gap]), action))
     for (key, ordinal), k in deciders.gaps.items():
         candidate = candidate_of.get(index.row_of.get(key, -1))
-        if edits[k].action is EditAction.SWAP and candidate is not None and (key, ordinal) not in done:
+        if edits[k].leaves and candidate is not None and (key, ordinal) not in done:
+            action = Action(edits[k].action.value)
             here = (memory.gap_storage == candidate) & (memory.gap_ordinal == ordinal) & memory.gap_returns
-            wanted.extend(np.flatnonzero(here).tolist())
+            wanted += [(gap, action) for gap in np.flatnonzero(here).tolist() if can(gap, action)]
     found = []
-    for gap in wanted:
+    for gap, action in wanted:
         candidate = int(memory.gap_storage[gap])
         row, size = int(memory.row[candidate]), int(memory.block_bytes[candidate])
         out, use = int(memory.gap_out[gap]), int(memory.gap_use[gap])
         back = int(np.searchsorted(start, start[use] - link.in_s(size), "right")) - 1
         back = min(max(back, out + 1), use)
         free = int(np.searchsorted(start, start[out + 1] + link.out_s(size), "left"))
+        free = min(max(free, out + 1), back)
+        if action is Action.REMATERIALISE:
+            free, back = out + 1, use
         found.append(
             Decision(
                 storage=index.keys[row],
                 category=Category(int(step.storages.category[row])).name.lower(),
                 module=step.module_path(int(step.storages.module[row])),
                 bytes=size,
-                action=Action.SWAP,
+                action=action,
                 gap=int(memory.gap_ordinal[gap]),
                 out_op=out,
-                free_op=min(max(free, out + 1), back),
+                free_op=free,
                 in_op=back,
                 use_op=use,
                 decided_by=USER,

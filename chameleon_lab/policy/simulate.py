@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from ..trace import Stage, StepTrace, Trace
+from ..trace import Direction, Stage, StepTrace, Trace
 from ..trace.columns import Table
 from ..units import format_bytes, format_percent, format_seconds
 from .memory import StepMemory, Swaps, newest_step, step_op_times
@@ -64,6 +64,18 @@ class Waits(Table):
 
 
 @dataclass(frozen=True)
+class Copies(Table):
+    """One row per copy of a step, those of each direction in the order of their storages' swaps."""
+
+    storage: np.ndarray  # int64: row of StepTrace.storages
+    direction: np.ndarray  # uint8: Direction
+    bytes: np.ndarray  # int64
+    issue_op: np.ndarray  # int64
+    start_s: np.ndarray  # float64: from the step's start on, stalls and replays counted in
+    end_s: np.ndarray  # float64
+
+
+@dataclass(frozen=True)
 class OpStall:
     """An op that has to wait, and what for."""
 
@@ -100,6 +112,10 @@ class Prediction:
     """float64 (ops,): stall right before each op."""
     waits: Waits
     """Every wait that ``stall_s`` is made of."""
+    copies: Copies
+    """When the link does what. Where steps alternate, in the last of them."""
+    replay_op_s: np.ndarray
+    """float64 (ops,): time of the replays right before each op."""
     replay_s: float = 0.0
     """Time of the replays of what was dropped."""
     replayed_bytes: int = 0
@@ -282,7 +298,8 @@ def simulate_swaps(
     size = memory.block_bytes[swaps.storage]
     needs_copy = swaps.needs_copy(memory)
     out_s, in_s = link.out_s(size) * needs_copy, link.in_s(size) * swaps.returns
-    op, swap, cause, duration_s = _Clock(swaps, early, needs_copy, out_s, in_s, op_times, replay_s).run()
+    clock = _Clock(swaps, early, needs_copy, out_s, in_s, op_times, replay_s)
+    op, swap, cause, duration_s = clock.run()
     stall_op_s = np.bincount(op, weights=duration_s, minlength=memory.ops)
     resident = memory.live_bytes - memory.away_bytes(swaps.storage, swaps.free_op, swaps.in_op)
     stall_s = float(duration_s.sum())
@@ -297,6 +314,8 @@ def simulate_swaps(
         resident_bytes=resident,
         stall_op_s=stall_op_s,
         waits=Waits(op, memory.row[swaps.storage[swap]], cause.astype(np.uint8), duration_s),
+        copies=_copies(memory, swaps, clock, needs_copy, out_s, in_s),
+        replay_op_s=replay_s,
         replay_s=float(replay_s.sum()),
         replayed_bytes=replayed_bytes,
         unmatched=unmatched,
@@ -331,6 +350,8 @@ class _Clock:
         self.in_s: list[float] = in_s.tolist()
         self.in_wait: list[int] = np.where(swaps.in_op == swaps.use_op, _DEMAND_WAIT, _PREFETCH_WAIT).tolist()
         self.out_free = self.in_free = 0.0
+        self.step_s = 0.0
+        """What the last step took; the ends of copies count from the end of it."""
         self.out_end = [-np.inf] * len(swaps)
         self.in_end = [-np.inf] * len(swaps)
         # How long before they were waited for the copies of a swap ended, in the running step.
@@ -406,6 +427,7 @@ class _Clock:
 
     def _rebase(self, out_free: float, in_free: float, now: float) -> None:
         """Count from ``now``, at which the next step starts."""
+        self.step_s = now
         self.out_free, self.in_free = out_free - now, in_free - now
         self.out_end = [end - now for end in self.out_end]
         self.in_end = [end - now for end in self.in_end]
@@ -424,6 +446,35 @@ class _Clock:
             later = states[-1] + np.where(growth > self.least_s, steps * growth, 0.0)
             self.out_free, self.in_free, *ends = later.tolist()
             self.out_end, self.in_end = ends[: len(self.out_end)], ends[len(self.out_end) :]
+
+
+def _copies(
+    memory: StepMemory,
+    swaps: Swaps,
+    clock: _Clock,
+    needs_copy: np.ndarray,
+    out_s: np.ndarray,
+    in_s: np.ndarray,
+) -> Copies:
+    """The copies of the last step that a clock has run: it knows their ends, and each takes the link for itself."""
+    parts = []
+    for way, ends, seconds, op, moves in (
+        (Direction.OUT, clock.out_end, out_s, swaps.out_op, needs_copy),
+        (Direction.IN, clock.in_end, in_s, swaps.in_op, swaps.returns),
+    ):
+        end_s = np.array(ends, dtype=np.float64) + clock.step_s
+        chosen = np.flatnonzero(moves & np.isfinite(end_s))
+        parts.append(
+            (
+                memory.row[swaps.storage[chosen]],
+                np.full(len(chosen), way, dtype=np.uint8),
+                memory.block_bytes[swaps.storage[chosen]],
+                op[chosen] % memory.ops,
+                (end_s - seconds)[chosen],
+                end_s[chosen],
+            )
+        )
+    return Copies(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def _events(swaps: Swaps, early: np.ndarray, ops: int) -> list[tuple[int, int, int]]:

@@ -14,6 +14,9 @@ class FakeKernel {
   stepCount = 1;
   /** What happens while the kernel looks a storage up. */
   beforeStorage: (() => Promise<void>) | undefined;
+  draftLength = 2;
+  noDraft = false;
+  readonly asked: [string, object][] = [];
   private _opened = false;
   onEvent: (name: string, body: unknown) => void = () => undefined;
   onError: (error: LabError) => void = () => undefined;
@@ -46,7 +49,13 @@ class FakeKernel {
       await this.beforeStorage?.();
       return { result: { uid, key: 'h.0/aten::gelu.0#0' } };
     }
-    const scene = { length: { time: 1, op: 1 }, peak: { time: 0, op: 0 } };
+    const ofDraft = String((params as ISteps).source).startsWith('draft:');
+    if (ofDraft && this.noDraft) {
+      throw new LabError('gone', 'the draft is gone.');
+    }
+    this.asked.push([method, params]);
+    const time = ofDraft ? this.draftLength : 1;
+    const scene = { length: { time, op: 1 }, peak: { time: 0, op: 0 } };
     return { result: { ...scene, rows: [] }, buffers: [] };
   }
 
@@ -121,4 +130,40 @@ test('what is selected while other steps come to be drawn is selected there', as
   };
   await model.select(107);
   expect(model.selected?.uid).toBe(108);
+});
+
+test('a draft is drawn on the axis of what ran, and what is zoomed to stays', async () => {
+  model.look({ start: 0.25, end: 0.5 });
+  await model.setDrawn('draft');
+  expect(model.drawn).toBe('draft');
+  expect(kernel.asked.at(-1)?.[1]).toMatchObject({ source: `draft:${SESSION}` });
+  expect(drawn().source).toBe(SESSION);
+  expect([model.shown, model.length]).toEqual([{ start: 0.25, end: 0.5 }, 2]);
+  kernel.draftLength = 0.5; // shorter than what ran
+  model.redraft();
+  await vi.advanceTimersByTimeAsync(100);
+  expect(model.length).toBe(1);
+  kernel.step();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(drawn().last).toBe(1); // nobody is taken away from the draft
+  await model.setDrawn('measured');
+  await vi.advanceTimersByTimeAsync(5000);
+  expect([model.drawn, drawn().last]).toEqual(['measured', 2]);
+});
+
+test('all of a step stays all of it, also where the draft takes longer', async () => {
+  await model.setDrawn('draft');
+  expect(model.shown).toEqual({ start: 0, end: 2 });
+  await model.setDrawn('measured');
+  expect(model.shown).toEqual({ start: 0, end: 1 });
+});
+
+test('a draft that cannot be drawn leaves what ran, and says so', async () => {
+  kernel.noDraft = true;
+  await model.setDrawn('draft');
+  expect(model.drawn).toBe('measured');
+  expect(model.error?.message).toContain('gone');
+  model.redraft();
+  await model.choose(SESSION);
+  expect(model.drawn).toBe('measured');
 });

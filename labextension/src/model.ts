@@ -39,6 +39,8 @@ const CLOSEST = 1e-7;
 /** New steps are shown at most this often. */
 const FOLLOW_MS = 1000;
 
+export type Drawn = 'measured' | 'draft';
+
 /** What changed: `scene` redraws all, `view` the drawing, `overlay` what lies over it, `side` the figures round it. */
 export type Change = 'scene' | 'view' | 'overlay' | 'side';
 
@@ -58,6 +60,10 @@ export class LabModel {
   rows: Rows;
   /** Whether the newest step of the session replaces what is drawn. */
   follow: boolean;
+  /** What is drawn of the steps: what ran, or what is predicted of their source's draft. */
+  drawn: Drawn = 'measured';
+  /** Whether there is a draft to draw. */
+  draftable = false;
   shown: IStretch = { start: 0, end: 1 };
   cursor: number | null = null;
   selected: IStorageDetail | null = null;
@@ -98,8 +104,10 @@ export class LabModel {
     return this._client?.waiting ?? 0;
   }
 
+  /** A draft is drawn on the axis of what ran, which may reach further. */
   get length(): number {
-    return this.scene?.length[this.axis] ?? 1;
+    const own = this.scene?.length[this.axis] ?? 1;
+    return this.drawn === 'draft' ? Math.max(own, this._measured?.[this.axis] ?? 0) : own;
   }
 
   /** The steps of the source that is drawn. */
@@ -144,6 +152,7 @@ export class LabModel {
   }
 
   private _drop(): void {
+    this.drawn = 'measured';
     this.steps = null;
     this.scene = null;
     this.views.clear();
@@ -172,7 +181,9 @@ export class LabModel {
     } else if (
       newest &&
       session &&
-      (drawn === null || lost || (this.follow && drawn.source === session))
+      (drawn === null ||
+        lost ||
+        (this.follow && drawn.source === session && this.drawn === 'measured'))
     ) {
       if (!drawn || lost || drawn.last !== newest.index) {
         this._followLater({ source: session, first: newest.index, last: newest.index });
@@ -201,7 +212,7 @@ export class LabModel {
       const next = this._next;
       this._next = null;
       if (next && this._client) {
-        await this.show(next, true);
+        await this.show(next, true, 'measured');
       }
       this._followedAt = Date.now();
       this._following = false;
@@ -223,17 +234,20 @@ export class LabModel {
    * Draw these steps. What was selected, searched and zoomed to stays, where it is there too. `following`: for the
    * session's newest step and not for the person, whose last error then stays to be read.
    */
-  async show(steps: ISteps, following = false): Promise<void> {
+  async show(steps: ISteps, following = false, as = this.drawn): Promise<void> {
     const client = this._client;
     if (!client) {
       return;
     }
     const turn = ++this._showing;
+    const asked = this._asked(steps, as);
     await this._ask(async () => {
-      const { result: scene } = await client.request('scene', steps);
-      const length = scene.length[this.axis];
+      const { result: scene } = await client.request('scene', asked);
+      const own = scene.length[this.axis];
+      // A draft is drawn on the axis of what ran, which may reach further.
+      const length = as === 'draft' ? Math.max(own, this._measured?.[this.axis] ?? 0) : own;
       const reply = await client.request('view', {
-        ...steps,
+        ...asked,
         axis: this.axis,
         start: 0,
         end: length,
@@ -243,12 +257,17 @@ export class LabModel {
       });
       const sameSource = this.steps?.source === steps.source;
       const chosen = this.selected;
-      const selected = this.selected && sameSource ? await this._again(client, steps) : null;
+      const selected = this.selected && sameSource ? await this._again(client, asked) : null;
       if (turn !== this._showing) {
         return;
       }
+      const switched = as !== this.drawn;
       const before = this.scene ? this.length : null;
       const whole = before === null || this.shown.end - this.shown.start > before * 0.999;
+      this.drawn = as;
+      if (as === 'measured') {
+        this._measured = scene.length;
+      }
       this.steps = steps;
       this.scene = scene;
       this.views.clear();
@@ -263,7 +282,8 @@ export class LabModel {
       this.op = null;
       this.stallNumber = 0;
       this.peakNumber = 0;
-      const share = before && sameSource ? length / before : null;
+      const scaled = switched ? 1 : before ? length / before : null;
+      const share = sameSource ? scaled : null;
       this.shown =
         whole || share === null
           ? { start: 0, end: length }
@@ -297,6 +317,24 @@ export class LabModel {
   async reshow(): Promise<void> {
     if (this.steps) {
       await this.show(this.steps);
+    }
+  }
+
+  /** Draw what ran, or what is predicted of the draft; what is zoomed to and selected stays. */
+  async setDrawn(drawn: Drawn): Promise<void> {
+    if (drawn !== this.drawn && this.steps) {
+      await this.show({ ...this.steps }, false, drawn);
+      if (drawn === 'measured' && this.status) {
+        this._heard(this.status); // steps may have ended meanwhile
+      }
+      this._emit('side');
+    }
+  }
+
+  /** The draft has changed: draw it anew, if it is what is drawn. */
+  redraft(): void {
+    if (this.drawn === 'draft' && this.steps) {
+      void this.show({ ...this.steps }, true);
     }
   }
 
@@ -335,11 +373,11 @@ export class LabModel {
       this._next = null;
       this._choosing += 1;
       try {
-        await this.show({
-          source,
-          first: first ?? newest.index,
-          last: last ?? first ?? newest.index
-        });
+        await this.show(
+          { source, first: first ?? newest.index, last: last ?? first ?? newest.index },
+          false,
+          'measured'
+        );
       } finally {
         this._choosing -= 1;
       }
@@ -396,7 +434,7 @@ export class LabModel {
       const shares = (wanted.end - wanted.start) / (this.shown.end - this.shown.start);
       void this._ask(async () => {
         const reply = await client.request('view', {
-          ...steps,
+          ...this._asked(steps),
           axis: this.axis,
           ...wanted,
           width: Math.min(Math.ceil(this.width * shares), 16384),
@@ -439,7 +477,8 @@ export class LabModel {
       return;
     }
     try {
-      const { result } = await client.request('storage', { ...steps, axis: this.axis, uid });
+      const params = { ...this._asked(steps), axis: this.axis, uid };
+      const { result } = await client.request('storage', params);
       if (steps !== this.steps) {
         await this.selectKey(result.key); // others are drawn by now, in which it may have another uid
         return;
@@ -620,7 +659,12 @@ export class LabModel {
   ): Promise<T | undefined> {
     const client = this._client;
     const steps = this.steps;
-    return client && steps ? this._ask(() => work(client, steps)) : undefined;
+    return client && steps ? this._ask(() => work(client, this._asked(steps))) : undefined;
+  }
+
+  /** The steps as the kernel knows what is drawn of them. */
+  private _asked(steps: ISteps, as = this.drawn): ISteps {
+    return as === 'draft' ? { ...steps, source: `draft:${steps.source}` } : steps;
   }
 
   /** Run a conversation with the kernel; its failure is shown, unless the line has changed meanwhile. */
@@ -653,6 +697,8 @@ export class LabModel {
   private _client: KernelClient | null = null;
   private _generation = 0;
   private _showing = 0;
+  /** How long the axes of what ran are. */
+  private _measured: IScene['length'] | null = null;
   private _detailing = 0;
   private _searching = 0;
   private _choosing = 0;

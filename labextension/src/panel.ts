@@ -6,7 +6,7 @@ import { Widget } from '@lumino/widgets';
 
 import { ComparePage } from './compare/comparePage';
 import { Connection } from './connection';
-import { button, h } from './dom';
+import { button, h, segment } from './dom';
 import type { IStore } from './editor/keeper';
 import { EditorView } from './editor/view';
 import type { KernelFollower } from './kernelFollower';
@@ -18,6 +18,8 @@ import { splitter } from './panel/splitter';
 import { Tables } from './panel/tables';
 import { Toolbar } from './panel/toolbar';
 import { Timeline } from './timeline/timeline';
+
+type Page = 'timeline' | 'tables' | 'selection';
 
 export class ChameleonPanel extends Widget {
   constructor(
@@ -53,7 +55,21 @@ export class ChameleonPanel extends Widget {
       () => this.timeline.focus()
     );
     this._editor.addTabs(this._tables);
+    this._editor.onDraftable = () => this.update();
+    this._editor.onRedraft = () => this._compare.redraft();
     this.timeline.onMenu = (uid, x, y) => void this._editor.menuOf(uid, x, y);
+    this._pages = segment<Page>(
+      'Part of the panel',
+      [
+        ['timeline', 'Timeline', 'The drawing'],
+        ['tables', 'Tables', 'Storages, ops and decisions'],
+        ['selection', 'Selection', 'What is selected, and what can be decided about it']
+      ],
+      page => this._turnTo(page)
+    );
+    this._pages.node.classList.add('cl-pages');
+    this._tables.onShow = () => this._turnTo('tables');
+    this._turnTo('timeline');
     const left = h('div', { class: 'cl-left' });
     const tables = this._tables.node;
     left.append(
@@ -79,6 +95,7 @@ export class ChameleonPanel extends Widget {
       this._banner,
       this._editor.banner,
       this._notice,
+      this._pages.node,
       this._main,
       this._editor.bar.node
     );
@@ -127,6 +144,7 @@ export class ChameleonPanel extends Widget {
     this._notice.replaceChildren(...(page ? [page] : []));
     this._notice.hidden = page === null || comparing;
     this._main.hidden = page !== null || comparing;
+    this._pages.node.hidden = this._main.hidden;
     this._sayError();
     this._compare.update();
     if (page === null) {
@@ -182,6 +200,12 @@ export class ChameleonPanel extends Widget {
     }
   }
 
+  /** Where there is room for one part alone, show this one. */
+  private _turnTo(page: Page): void {
+    this._main.dataset.page = page;
+    this._pages.press(page);
+  }
+
   private _compareSides(source?: string): void {
     this._compare.show(this.node, source);
     this.update();
@@ -201,6 +225,7 @@ export class ChameleonPanel extends Widget {
     });
   }
 
+  private readonly _pages: ReturnType<typeof segment<Page>>;
   private readonly _header: Header;
   private readonly _toolbar: Toolbar;
   private readonly _inspector: Inspector;

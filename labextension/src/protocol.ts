@@ -8,7 +8,7 @@ export const PANEL_TARGET = 'chameleon_lab:panel';
 
 export type Axis = 'time' | 'op';
 export type Rows = 'storage' | 'packed';
-export type Track = 'ops' | 'out' | 'in' | 'stalls' | 'blocks';
+export type Track = 'ops' | 'out' | 'in' | 'stalls' | 'replays' | 'blocks';
 type PerAxis = Record<Axis, number>;
 
 /** Categories as the kernel numbers them. */
@@ -63,7 +63,15 @@ export interface ISessionStatus {
   swapped_in_bytes: number;
   evictions: number;
   match_rate: number;
+  /** Decisions of the policy in force. */
   swaps: number;
+  drops: number;
+  /** Ops that ran again in the newest step, and what that took. */
+  replays: number;
+  replay_s: number;
+  dropped_bytes: number;
+  /** Planned drops of the newest step that were declined, by reason. */
+  declined_drops: Record<string, number>;
   notes: string[];
   steps: IStepEntry[];
 }
@@ -71,7 +79,8 @@ export interface ISessionStatus {
 export interface IStatus {
   session: ISessionStatus | null;
   files: { source: string; path: string; steps: IStepEntry[] }[];
-  policies: { source: string; name: string; swaps: number }[];
+  /** What can be a side of a comparison: the one in force, drafts, files. */
+  policies: { source: string; name: string; swaps: number; drops: number }[];
 }
 
 export interface IScene {
@@ -95,6 +104,11 @@ export interface IScene {
   hidden: [out: number | null, in_: number | null];
   stalls: number;
   stall_s: number;
+  replays: number;
+  replay_s: number;
+  dropped_bytes: number;
+  /** Planned drops that the runtime declined. */
+  declined: number;
   overlap: number;
   capacity_bytes: number | null;
   peak_bytes: number;
@@ -123,6 +137,8 @@ export interface IOp {
   op: number;
   duration_s: number;
   stall_s: number;
+  /** What the replays for it took; part of its time. */
+  replay_s: number;
   stack: string[];
   x0: number;
   x1: number;
@@ -161,6 +177,30 @@ export interface IStall {
   x1: number;
 }
 
+/** An op that ran again, to give a dropped storage its bytes back. */
+export interface IReplay {
+  row: number;
+  name: string;
+  cause: string;
+  bytes: number;
+  duration_s: number;
+  /** The op that it was replayed for. */
+  op: IOp | null;
+  storage: IStorage | null;
+  x0: number;
+  x1: number;
+}
+
+/** A planned drop that did not take place: the storage stayed, or was swapped out instead. */
+export interface IDeclined {
+  /** The op that made the storage, or empty. */
+  name: string;
+  why: string;
+  op: IOp;
+  storage: IStorage | null;
+  x0: number;
+}
+
 export interface IStorageDetail extends IStorage {
   born: IOp | null;
   x0: number;
@@ -169,8 +209,13 @@ export interface IStorageDetail extends IStorage {
   use_count: number;
   transfers: ITransfer[];
   stalls: IStall[];
+  replays: IReplay[];
+  declined: IDeclined[];
   resident: [number, number][];
+  /** On the host. */
   away: [number, number][];
+  /** Nowhere, until a replay makes the bytes again. */
+  dropped: [number, number][];
 }
 
 export interface ITouchingOp extends IOp {
@@ -181,6 +226,7 @@ export interface IPoint {
   op?: ITouchingOp;
   transfer?: ITransfer;
   stall?: IStall;
+  replay?: IReplay;
   storage?: IStorage;
 }
 
@@ -192,6 +238,7 @@ export interface ITotal {
 
 export interface IAliveStorage extends IStorage {
   resident: boolean;
+  dropped: boolean;
   can_leave: boolean;
   in_use: boolean;
   idle_ops: number;
@@ -204,6 +251,7 @@ export interface IAlive {
   count: number;
   resident_bytes: number;
   away_bytes: number;
+  dropped_bytes: number;
   can_leave_bytes: number;
   categories: ITotal[];
   modules: ITotal[];
@@ -223,6 +271,9 @@ export interface ISummary {
   stalls: number;
   stall_s: number;
   stall_causes: Record<string, number>;
+  replays: number;
+  replay_s: number;
+  replayed_bytes: number;
   peak_bytes: number;
   storages: (IStorage & { moved_bytes: number; stall_s: number })[];
   modules: { module: string; busy_s: number }[];
@@ -232,6 +283,8 @@ export interface IFoundStorage extends IStorage {
   x0: number;
   x1: number;
   away_s: number;
+  dropped_s: number;
+  replays: number;
   transfers: number;
   stall_s: number;
 }
@@ -243,6 +296,11 @@ export interface ISearch {
   storages: IFoundStorage[];
   op_count: number;
   ops: IOp[];
+  /** Of the storages found. */
+  replay_count: number;
+  replays: IReplay[];
+  declined_count: number;
+  declined: IDeclined[];
   marks: number[];
 }
 
@@ -293,6 +351,15 @@ export interface IFigures {
   overlap: number;
   swapped_out_bytes: number;
   swapped_in_bytes: number;
+  replay_s: number;
+  replayed_bytes: number;
+}
+
+/** What a policy is predicted to take, and its decisions. */
+export interface IPlanFigures extends IFigures {
+  capacity_bytes: number;
+  swaps: number;
+  drops: number;
 }
 
 export interface IDryRun {
@@ -340,8 +407,8 @@ export interface IOpenDraft {
   error: string;
   findings: IFinding[];
   plan_s: number;
-  current: IFigures & { capacity_bytes: number; swaps: number };
-  draft: (IFigures & { capacity_bytes: number; swaps: number }) | null;
+  current: IPlanFigures;
+  draft: IPlanFigures | null;
   capacity_bytes: number;
   own_capacity_bytes: number | null;
   live_peak_bytes: number;
@@ -373,6 +440,7 @@ export type DecisionSort =
   | 'decision'
   | 'hidden'
   | 'stall_s'
+  | 'replay_s'
   | 'by';
 
 /** One row of the policy editor: a storage that can be decided about. */
@@ -387,10 +455,19 @@ export interface IDecision {
   /** What is in force does this, and the draft does that. */
   before: string;
   after: string;
+  /** Gaps in which the draft swaps it, and in which it drops it. */
   swaps: number;
+  drops: number;
   moved_bytes: number;
   hidden: number | null;
   stall_s: number;
+  /** What its replays take, and what one for its longest gap would; null where it cannot be made again. */
+  replay_s: number;
+  replay_cost_s: number | null;
+  /** Whether an edit forbids to rematerialise it. */
+  never_rematerialise: boolean;
+  /** Why the runtime has declined to drop it, or empty. */
+  declined: string;
   by: 'you' | 'rule' | 'follows' | 'planner';
   /** Position of the edit that decides, -1 for none. */
   edit: number;
@@ -432,7 +509,22 @@ export interface IOption {
   ready: boolean;
   possible: boolean;
   why: string;
-  effect: { step_s: number; stall_s: number; peak_bytes: number; others: number } | null;
+  effect: {
+    step_s: number;
+    stall_s: number;
+    replay_s: number;
+    peak_bytes: number;
+    others: number;
+  } | null;
+}
+
+/** What moving a storage out and in takes of the link, beside what making it again takes of the device. */
+export interface ICost {
+  copy_s: number;
+  replay_s: number | null;
+  /** Ops that run again, in order. */
+  replay_ops: string[];
+  why_not_replay: string;
 }
 
 export interface IChoices {
@@ -441,6 +533,7 @@ export interface IChoices {
   why: string;
   gaps: IGap[];
   options: IOption[];
+  cost: ICost | null;
 }
 
 export interface IChangeRow {
@@ -508,6 +601,8 @@ export interface ISideFigures {
   overlap: number | null;
   out_bytes: number;
   in_bytes: number;
+  replay_s: number;
+  replayed_bytes: number;
   ops: number;
   storages: number;
 }

@@ -76,6 +76,47 @@ while time.time() < until and not os.path.exists("enough.txt"):
     "import os\n\nos._exit(1)",
 ]
 
+# What the check of replays runs: activations, a link that has no room for them, and ops that make them again for less.
+REPLAY_CELLS = [
+    TRAIN_CELLS[0],
+    """\
+import torch
+import chameleon_lab as cl
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up = torch.nn.Linear(width, 4 * width)
+        self.down = torch.nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+model = torch.nn.Sequential()
+model.h = torch.nn.Sequential(*[Block(128) for _ in range(6)])
+batch = torch.randn(1024, 128)
+%chameleon start --capacity 20MiB --link 100MiB/s
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def train():
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+for _ in range(6):
+    train()
+print(len(cl.current_session().policy.drops))""",
+    "for _ in range(5):\n    train()",
+]
+
 # What the dashboard's check runs.
 DASHBOARD_CELLS = [
     f"{TRAIN_CELLS[0]}\n{TRAIN_CELLS[1]}\nsession = cl.current_session()\nprint(session.stage)",
@@ -143,6 +184,7 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "train": TRAIN_CELLS,
         "edit": EDIT_CELLS,
         "compare": COMPARE_CELLS,
+        "replays": REPLAY_CELLS,
         "dashboard": DASHBOARD_CELLS,
         "first": _small_cells(256, 4),
         "second": _small_cells(128, 6),

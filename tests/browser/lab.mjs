@@ -62,6 +62,31 @@ export async function widen(page) {
   await page.mouse.up();
 }
 
+/** How many different colours each track has, and how many pixels are not its ground. */
+export function coloursByTrack(page) {
+  return page.evaluate(() => {
+    const canvas = document.querySelector('.cl-tracks');
+    const context = canvas.getContext('2d');
+    const ratio = canvas.width / canvas.clientWidth;
+    const tracks = {};
+    for (const name of document.querySelectorAll('.cl-track')) {
+      const top = Math.round(name.offsetTop * ratio);
+      const height = Math.round(name.offsetHeight * ratio);
+      const { data } = context.getImageData(0, top, canvas.width, height);
+      const counts = new Map();
+      for (let i = 0; i < data.length; i += 4) {
+        const key =
+          (data[i] << 16) | (data[i + 1] << 8) | data[i + 2] | (data[i + 3] ? 0 : 1 << 24);
+        counts.set(key, (counts.get(key) ?? 0) + 1);
+      }
+      const drawn = data.length / 4 - Math.max(...counts.values());
+      const key = name.querySelector('.cl-name > span').textContent;
+      tracks[key] = { colours: counts.size, drawn, pixels: data.length / 4 };
+    }
+    return tracks;
+  });
+}
+
 /**
  * Open JupyterLab and hand `check` the page, and a function that keeps a named screenshot; print what it returns,
  * with the page's errors.

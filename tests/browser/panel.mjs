@@ -1,5 +1,5 @@
 // Trains in a notebook with the panel beside it: tracks, zoom, search, selection, a running cell, files, a restart.
-import { inLab } from './lab.mjs';
+import { coloursByTrack, inLab } from './lab.mjs';
 
 const OPEN = 'chameleon-lab:open';
 
@@ -202,31 +202,6 @@ await inLab(async (page, picture) => {
   found.called = true;
   return found;
 });
-
-/** How many different colours each track has, and how many pixels are not its ground. */
-function coloursByTrack(page) {
-  return page.evaluate(() => {
-    const canvas = document.querySelector('.cl-tracks');
-    const context = canvas.getContext('2d');
-    const ratio = canvas.width / canvas.clientWidth;
-    const tracks = {};
-    for (const name of document.querySelectorAll('.cl-track')) {
-      const top = Math.round(name.offsetTop * ratio);
-      const height = Math.round(name.offsetHeight * ratio);
-      const { data } = context.getImageData(0, top, canvas.width, height);
-      const counts = new Map();
-      for (let i = 0; i < data.length; i += 4) {
-        const key =
-          (data[i] << 16) | (data[i + 1] << 8) | data[i + 2] | (data[i + 3] ? 0 : 1 << 24);
-        counts.set(key, (counts.get(key) ?? 0) + 1);
-      }
-      const drawn = data.length / 4 - Math.max(...counts.values());
-      const key = name.querySelector('.cl-name > span').textContent;
-      tracks[key] = { colours: counts.size, drawn, pixels: data.length / 4 };
-    }
-    return tracks;
-  });
-}
 
 /** Changes when what is drawn does. */
 function fingerprint(page, selector = '.cl-tracks') {

@@ -127,6 +127,37 @@ def test_a_capacity_edit_moves_the_peak_that_is_measured(loop):
     assert history[2].peak_bytes > less >= history[-1].peak_bytes
 
 
+def test_a_storage_is_rematerialised_tried_and_enabled_and_no_number_changes(loop):
+    bare, _ = reference(Gpt, steps=STEPS)
+    for _ in range(3):
+        loop.step()
+    desk = loop.desk()
+    # What the planner swaps although its op could be replayed: a person may know better.
+    rows = loop.panel(desk.page, "category:act", "bytes", True, 0, MAX_ROWS)["rows"]
+    key = next(row["storage"] for row in rows if row["replay_cost_s"] and row["after"] != "rematerialise")
+    loop.panel(desk.edit, "add", [{"action": "rematerialise", "storage": key}], -1)
+    state = loop.exact(desk)
+    assert state["findings"] == [] and state["draft"]["drops"] > state["current"]["drops"]
+    assert state["draft"]["replay_s"] > 0
+
+    loop.panel(desk.dry_run)
+    for _ in range(3):
+        loop.step()
+    tried = loop.exact(desk)["dry_run"]
+    assert tried["done"] and tried["note"] == "" and tried["measured"]["replay_s"] > 0
+    assert tried["measured"]["replayed_bytes"] > 0 and tried["predicted"]["replay_s"] > 0
+
+    loop.panel(desk.enable)
+    for _ in range(3):
+        loop.step()
+    step = loop.session.recorded_step(loop.session.recorded_steps()[-1])
+    assert key in [step.storage_keys[row] for row in step.replays.storage.tolist()]
+    status = loop.panel(loop.sources.status)["session"]
+    assert status["drops"] == len(loop.session.policy.drops) and status["replays"] >= len(step.replays) > 0
+    loop.step()
+    assert (tuple(loop.losses), state_bytes(loop.model, loop.optimizer)) == (bare.losses, bare.state)
+
+
 def test_a_dry_run_that_waits_for_steps_can_be_stopped(loop):
     for _ in range(3):
         loop.step()

@@ -9,8 +9,10 @@ import numpy as np
 from chameleon_lab.trace import (
     Category,
     Cause,
+    Declined,
     Direction,
     Ops,
+    Replays,
     Residencies,
     Stage,
     Stalls,
@@ -245,6 +247,32 @@ def swapped_step(layers: int = 4) -> tuple[StepTrace, int]:
         a([start[back] - start[back - 1]]),
     )
     return replace(step, residencies=Residencies(**columns), transfers=transfers, stalls=stalls), row
+
+
+def dropped_step(layers: int = 4) -> tuple[StepTrace, int]:
+    """As :func:`swapped_step`, but the activation is dropped and replayed. A drop of the first one is declined."""
+    step, row = swapped_step(layers)
+    none = gpt_step(layers)
+    birth, back = int(step.storages.birth_op[row]), int(step.stalls.op[0])
+    name, size = step.ops.name[birth], step.storages.block_bytes[row]
+    start_s = float(step.ops.start_s[back])
+    a = np.array
+    replays = Replays(
+        a([back], np.int32),
+        a([row], np.int32),
+        a([name], np.int32),
+        a([Cause.DEMAND], np.uint8),
+        a([size]),
+        a([start_s]),
+        a([0.25 * float(step.ops.duration_s[back])]),
+    )
+    first = int(np.flatnonzero(step.storages.category == Category.ACTIVATION)[0])
+    declined = Declined(
+        *(a([value], np.int32) for value in (birth, first, step.ops.name[step.storages.birth_op[first]])),
+        a([1], np.uint8),
+    )
+    step = replace(step, transfers=none.transfers, stalls=none.stalls, replays=replays, declined=declined)
+    return step, row
 
 
 def random_step(seed: int, ops: int = 20, storages: int = 8, unit: int = 1 << 14) -> StepTrace:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from synthetic import StepBuilder, gpt_step
+from synthetic import StepBuilder, dropped_step, gpt_step
 
 import chameleon_lab as cl
 from chameleon_lab.lab.figures import resident_by_category, session_figure, step_figure, thin
@@ -194,6 +194,25 @@ def test_step_figure_takes_the_newest_step_and_titles_it(step):
 def test_step_figure_names_the_stages():
     texts = [note.text for note in step_figure(gpt_step()).layout.annotations]
     assert texts == ["Forward", "Backward", "Optimizer"]
+
+
+def test_step_figure_draws_replays_in_a_lane_below_the_stalls():
+    step, row = dropped_step()
+    figure = step_figure(step)
+    replays = drawn(figure, "Replay")
+    assert list(replays.base) == step.replays.start_s.tolist() and set(replays.y) == {"Replay"}
+    assert step.storage_keys[row] in replays.hovertext[0] and "demand" in replays.hovertext[0]
+    assert figure.layout.yaxis3.categoryarray == ("Stall", "Replay")
+    assert "1 replay " in figure.layout.title.text
+    assert "Replay" not in [trace.name for trace in step_figure(gpt_step()).data]
+
+
+def test_session_figure_tells_replays_from_stall_and_from_the_rest():
+    step = replace(summary(0, stall_s=0.1), replays=3, replay_s=0.15)
+    figure = session_figure(report_of(step))
+    assert drawn(figure, "Replays").y[0] == 0.15 and drawn(figure, "Stall").y[0] == 0.1
+    assert drawn(figure, "Stable").y[0] == pytest.approx(0.25)
+    assert "Replays" not in [trace.name for trace in session_figure(report_of(summary(0))).data]
 
 
 def test_step_figure_of_a_step_that_moved_nothing():

@@ -13,7 +13,7 @@ from chameleon_lab.errors import PolicyError
 from chameleon_lab.lab.gantt import bars_of, gaps_of
 from chameleon_lab.lab.packages import MissingPackageError
 from chameleon_lab.policy import Edit, EditAction, Link, Policy, floor, plan, simulate
-from chameleon_lab.policy.model import NEVER
+from chameleon_lab.policy.model import NEVER, Action
 
 STEP = gpt_step()
 N = len(STEP.ops)
@@ -45,6 +45,43 @@ def test_bars_are_away_when_the_decisions_say_so():
     assert all(0 <= left < right <= N for left, right in zip(bars["left"], bars["right"], strict=True))
 
 
+MIXED = plan(STEP, int(0.6 * STEP.live_peak_bytes), Link(1e8, 1e8), rematerialise=True)
+
+
+def test_drops_have_dots_up_to_their_replay_and_are_told_from_swaps():
+    chart = MIXED.gantt()
+    bars = chart.bars.data
+    assert MIXED.drops and MIXED.swaps
+    for decision in MIXED.drops:
+        own = {
+            part: (left, right, hatch)
+            for key, part, left, right, hatch in zip(
+                *(bars[name] for name in ("storage", "part", "left", "right", "hatch")), strict=True
+            )
+            if key == decision.storage and part in ("dropped", "replayed", "away")
+        }
+        assert own["dropped"] == (decision.free_op, decision.in_op, "dot")
+        assert own["replayed"][0] == decision.in_op and own["replayed"][2] == "blank"
+        assert "away" not in own
+    assert f"{len(MIXED.swaps)} swaps, {len(MIXED.drops)} drops" in chart._plot.title.text
+    assert "made again by a replay" in " ".join(bars["decision"])
+
+
+def test_a_selected_gap_is_rematerialised_and_a_storage_never_is_any_more():
+    dropped = MIXED.drops[0]
+    chart = MIXED.draft().gantt().select((dropped.storage, dropped.gap))
+    chart.keep()
+    assert (dropped.storage, dropped.gap) not in [(d.storage, d.gap) for d in chart.policy.drops]
+    chart.rematerialise()
+    assert [edit.action for edit in chart.draft.edits] == [EditAction.REMATERIALISE]
+    assert (dropped.storage, dropped.gap) in [(d.storage, d.gap) for d in chart.policy.drops]
+    assert "Replays" in chart.summary_html()
+    chart.never_rematerialise()
+    chart.never_rematerialise()
+    assert chart.draft.edits == (Edit(EditAction.NEVER_REMATERIALISE, dropped.storage),)
+    assert dropped.storage not in [decision.storage for decision in chart.policy.drops]
+
+
 def test_bytes_below_the_bars_are_those_of_the_prediction():
     chart = POLICY.gantt(STEP)
     found = simulate(STEP, POLICY)
@@ -57,17 +94,19 @@ def test_too_many_swaps_leave_out_the_least():
     gaps = gaps_of(POLICY, STEP, most_swaps=2, most_kept=0)
     assert len(gaps.rows) == 2 and gaps.left_out == len(POLICY.swaps) - 2
     weights = sorted(
-        gap.bytes * (gap.in_op - gap.free_op) for gap in gaps_of(POLICY, STEP).rows if gap.swapped
+        gap.bytes * (gap.in_op - gap.free_op)
+        for gap in gaps_of(POLICY, STEP).rows
+        if gap.action is Action.SWAP
     )
     assert sorted(gap.bytes * (gap.in_op - gap.free_op) for gap in gaps.rows) == weights[-2:]
 
 
 def test_kept_gaps_are_pale_and_below_the_swaps():
     rows = gaps_of(POLICY, STEP).rows
-    kinds = [gap.swapped for gap in rows]
+    kinds = [gap.action is Action.SWAP for gap in rows]
     assert kinds == sorted(kinds, reverse=True) and False in kinds
-    swapped = {(gap.storage, gap.gap) for gap in rows if gap.swapped}
-    assert not swapped & {(gap.storage, gap.gap) for gap in rows if not gap.swapped}
+    swapped = {(gap.storage, gap.gap) for gap in rows if gap.action is Action.SWAP}
+    assert not swapped & {(gap.storage, gap.gap) for gap in rows if gap.action is Action.KEEP}
     bars = bars_of(rows, N)
     alphas = {part: alpha for part, alpha in zip(bars["part"], bars["alpha"], strict=True)}
     assert alphas["kept"] < alphas["away"]
@@ -107,7 +146,7 @@ def test_keep_stages_an_edit_of_the_gap_and_redraws_with_the_new_prediction(char
 
 def test_swap_takes_the_place_of_keep():
     chart = plan(STEP, int(0.6 * STEP.live_peak_bytes), Link(1e11, 1e11)).draft().gantt()
-    kept = next(gap for gap in chart.gaps.rows if not gap.swapped and gap.category == "activation")
+    kept = next(gap for gap in chart.gaps.rows if gap.action is Action.KEEP and gap.category == "activation")
     chart.select((kept.storage, kept.gap))
     chart.keep()
     chart.swap()

@@ -229,7 +229,7 @@ def test_a_box_over_all_of_the_map_holds_every_storage(scene, rows):
 def test_a_box_holds_what_it_touches_and_no_more(scene):
     rectangles, _ = scene.block_map("op", "storage")
     _, row = swapped_step()
-    away = int(np.flatnonzero(rectangles.away)[0])
+    away = int(np.flatnonzero(rectangles.place)[0])
     low, high = float(rectangles.y0[away]), float(rectangles.y1[away])
     middle = float(rectangles.x0[away] + rectangles.x1[away]) / 2
     inside = (middle - 0.1, middle + 0.1, low + 1, high - 1)

@@ -5,9 +5,9 @@ import time
 from dataclasses import replace
 
 import pytest
-from synthetic import gpt_step
+from synthetic import dropped_step, gpt_step
 
-from chameleon_lab.lab import bench
+from chameleon_lab.lab import bench, views
 from chameleon_lab.lab.dispatch import answer
 from chameleon_lab.lab.editing import Desk
 from chameleon_lab.lab.protocol import MAX_ROWS, VERSION, ProtocolError
@@ -76,7 +76,9 @@ def test_rows_say_what_the_plan_does_with_each_storage(desk):
     json.dumps(page)
 
 
-@pytest.mark.parametrize("sort", ["name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "by"])
+@pytest.mark.parametrize(
+    "sort", ["name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "replay_s", "by"]
+)
 def test_every_column_sorts_both_ways_and_pages_join(desk, sort):
     up = [row["storage"] for row in desk.page("", sort, False, 0, MAX_ROWS)["rows"]]
     down = [row["storage"] for row in desk.page("", sort, True, 0, MAX_ROWS)["rows"]]
@@ -192,6 +194,101 @@ def test_a_slow_plan_is_estimated_first_and_told_to_be(monkeypatch):
     state = planned(desk)
     assert state["news"] > news and len(told) > heard
     assert state["draft"]["peak_bytes"] <= CAPACITY
+
+
+@pytest.fixture
+def mixed():
+    """A draft of a plan that swaps and rematerialises; a drop of its first activation was declined."""
+    step, _ = dropped_step(layers=6)
+    slow = {"link_out_bytes_per_s": 3e8, "link_in_bytes_per_s": 3e8, "replay_class": 2}
+    desk = Desk("file:b.parquet", None, step, META | slow, lambda: None)
+    opened(desk)
+    return desk
+
+
+def test_replays_stand_beside_swaps_in_rows_and_figures(mixed):
+    state = mixed.state()
+    figures = state["draft"]
+    rows = swapped_rows(mixed, "remat")
+    assert figures["drops"] == sum(row["drops"] for row in rows) > 0
+    assert {row["after"] for row in rows} == {"rematerialise"}
+    assert sum(row["replay_s"] for row in rows) == pytest.approx(figures["replay_s"])
+    assert figures["step_s"] == pytest.approx(state["compute_s"] + figures["stall_s"] + figures["replay_s"])
+    assert all(row["replay_cost_s"] > 0 for row in rows)
+    choices = mixed.choices(rows[0]["storage"])
+    assert choices["cost"]["replay_s"] == pytest.approx(rows[0]["replay_cost_s"])
+    assert choices["cost"]["replay_ops"] and choices["cost"]["copy_s"] == pytest.approx(
+        2 * rows[0]["bytes"] / 3e8
+    )
+    weight = swapped_rows(mixed, "category:param")[0]
+    assert weight["replay_cost_s"] is None
+    assert "no op of the step makes it" in mixed.choices(weight["storage"])["cost"]["why_not_replay"]
+
+
+def test_a_storage_and_a_rule_are_rematerialised_or_never_are(mixed):
+    dropped = swapped_rows(mixed, "remat")
+    storage = dropped[0]["storage"]
+    before = planned(mixed)["draft"]
+    mixed.edit("add", [{"action": "never_rematerialise", "storage": storage}], -1)
+    state = planned(mixed)
+    row = next(row for row in swapped_rows(mixed, "") if row["storage"] == storage)
+    assert row["never_rematerialise"] and row["drops"] == 0 and row["by"] == "you" and row["staged"]
+    assert state["findings"] == [] and state["staged"] == 1
+    # Of the two, one decides: the other edit takes its place, either way.
+    mixed.edit("add", [{"action": "rematerialise", "storage": storage}], -1)
+    assert [entry["edit"]["action"] for entry in planned(mixed)["edits"]] == ["rematerialise"]
+    row = next(row for row in swapped_rows(mixed, "by:you"))
+    assert row["storage"] == storage and row["after"] == "rematerialise" and not row["never_rematerialise"]
+    mixed.edit("add", [{"action": "never_rematerialise", "category": "activation"}], -1)
+    mixed.edit("remove", [], 0)
+    state = planned(mixed)
+    assert state["draft"]["drops"] == 0 and state["draft"]["replay_s"] == 0 < before["replay_s"]
+    assert state["draft"]["stall_s"] > before["stall_s"]
+    mixed.edit("discard", [], -1)
+    kept = next(
+        row for row in swapped_rows(mixed, "category:act") if row["after"] == "keep" and row["replay_cost_s"]
+    )
+    mixed.edit("add", [{"action": "rematerialise", "storage": kept["storage"]}], -1)
+    assert planned(mixed)["draft"]["drops"] > 0
+    assert next(row for row in swapped_rows(mixed, "by:you"))["drops"] == 1
+
+
+def test_an_edit_that_replays_is_estimated_before_it_is_planned(mixed, monkeypatch):
+    dropped = swapped_rows(mixed, "remat")[0]
+    before = mixed.state()["draft"]
+    monkeypatch.setattr(bench, "_AT_ONCE_S", 0.0)
+    mixed.edit("add", [{"action": "never_rematerialise", "storage": dropped["storage"]}], -1)
+    state = mixed.state()
+    assert not state["exact"] and state["draft"]["drops"] == before["drops"] - 1
+    assert state["draft"]["replay_s"] < before["replay_s"]
+    planned(mixed)
+
+
+def test_what_the_runtime_declined_is_told_in_its_row(mixed):
+    rows = swapped_rows(mixed, "declined")
+    step, _ = dropped_step(layers=6)
+    assert [row["storage"] for row in rows] == [step.storage_keys[int(step.declined.storage[0])]]
+    assert rows[0]["declined"] == views.refusal(1)
+
+
+def test_the_curve_of_a_plan_with_replays_has_replays(mixed):
+    mixed.curve(True)
+    until = time.monotonic() + 30
+    while (curve := mixed.curve(False))["left"] and time.monotonic() < until:
+        time.sleep(0.02)
+    here = min(curve["points"], key=lambda point: abs(point["capacity_bytes"] - CAPACITY))
+    assert here["step_s"] < 1.5 * mixed.state()["draft"]["step_s"]
+
+
+def test_where_replays_are_off_a_card_says_so(desk):
+    storage = swapped_rows(desk)[0]["storage"]
+    assert desk.choices(storage)["cost"]["why_not_replay"] == "replaying is switched off"
+    until = time.monotonic() + 20
+    while not (option := desk.choices(storage)["options"][-1])["ready"]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert option["action"] == "rematerialise"
+    assert not option["possible"] and "switched off" in option["why"]
 
 
 def test_findings_stand_beside_their_edits(desk):
@@ -395,6 +492,40 @@ def test_the_panel_edits_over_the_protocol(sources):
         "uid": None
     }
     assert lab.draft_news()[source] == ask(lab, "draft", source=source)["result"]["news"]
+
+
+def test_a_draft_is_drawn_as_a_step_and_is_a_side_of_a_comparison(sources):
+    lab, source = sources
+    planned(lab.desk(source))
+    steps = {"source": f"draft:{source}", "first": STEP.index, "last": STEP.index}
+    measured, before = (
+        ask(lab, "scene", **{**steps, "source": name})["result"] for name in (source, steps["source"])
+    )
+    assert measured["steps"][0]["stage"] == "Profile" and before["steps"][0]["stage"] == "Draft"
+    assert before["peak_bytes"] <= CAPACITY < measured["peak_bytes"]
+    assert before["capacity_bytes"] == CAPACITY and sum(before["transfers"]) > 0
+
+    (policy,) = lab.status()["policies"]
+    assert policy["name"] == f"draft of {source.removeprefix('file:')}" and policy["swaps"] > 0
+    mark = lab.mark()
+    sides = {"a": {"source": source, "step": STEP.index}, "b": {"source": policy["source"]}}
+    compared = ask(lab, "compare", **sides)["result"]
+    assert compared["b"]["kind"] == "predicted"
+    assert compared["b"]["figures"]["peak_bytes"] == before["peak_bytes"]
+
+    less = int(0.9 * CAPACITY)
+    ask(lab, "edit", source=source, change="add", edits=[{"action": "capacity", "capacity_bytes": less}])
+    planned(lab.desk(source))
+    assert lab.mark() != mark, "the panel hears of it"
+    after = ask(lab, "scene", **steps)["result"]
+    assert after["capacity_bytes"] == less and after["peak_bytes"] <= less < before["peak_bytes"]
+    assert ask(lab, "compare", **sides)["result"]["b"]["figures"]["peak_bytes"] == after["peak_bytes"]
+    tiny = {"action": "capacity", "capacity_bytes": 1}
+    ask(lab, "edit", source=source, change="add", edits=[tiny])
+    planned(lab.desk(source))
+    assert lab.status()["policies"] == []
+    assert ask(lab, "compare", **sides)["error"]["code"] == "gone"
+    assert ask(lab, "scene", **steps)["result"]["peak_bytes"] == after["peak_bytes"], "the newest that fits"
 
 
 @pytest.mark.parametrize(

@@ -109,5 +109,5 @@ def test_a_raster_cell_shows_the_side_that_covers_most_of_it():
     thin = rasterise(rects, 0.0, 10.0, 10.0, columns=2, lines=1, most=1)
     cells = thin.storage < 0
     assert thin.category[cells].tolist() == [2, 2]
-    assert thin.away[cells].tolist() == [False, False]
+    assert thin.place[cells].tolist() == [0, 0]
     assert thin.storage[~cells].tolist() == [0]

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from synthetic import gpt_step, swapped_step
+from synthetic import dropped_step, gpt_step, swapped_step
 
 from chameleon_lab.lab import views
+from chameleon_lab.lab.blocks import DROPPED, ON_HOST
 from chameleon_lab.lab.dispatch import answer
 from chameleon_lab.lab.protocol import MAX_REPLY_BYTES, VERSION, ProtocolError
 from chameleon_lab.lab.query import parse_query
@@ -58,6 +59,68 @@ def test_away_is_what_no_residency_covers(scene):
     assert scene.away_bytes[1].max() == step.storages.block_bytes[row]
 
 
+@pytest.mark.parametrize("axis", ["op", "time"])
+def test_what_is_dropped_is_on_no_host_and_its_replay_is_drawn(axis):
+    step, row = dropped_step()
+    scene = Scene([step, replace(step, index=1, start_s=step.start_s + step.duration_s)], {})
+    assert scene.away["dropped"].tolist() == [True, True]
+    assert scene.away_bytes[1].max() == 0
+    rectangles, _ = scene.block_map(axis, "storage")
+    assert rectangles.place[rectangles.storage == row].tolist().count(DROPPED) == 1
+    _, found = tables(scene, axis)
+    assert found["blocks"]["place"].count(DROPPED) == 2
+    drawn, length = found["replays"], scene.length(axis) / 2
+    assert drawn["row"] == [0, 1] and drawn["category"] == [Category.ACTIVATION] * 2
+    assert drawn["x0"][1] == pytest.approx(drawn["x0"][0] + length)
+    facts = views.point(scene, axis, "replays", 0)["replay"]
+    back = int(step.replays.op[0])
+    assert facts["name"] == step.op_name(int(step.storages.birth_op[row])) and facts["cause"] == "demand"
+    assert facts["storage"]["key"] == step.storage_keys[row] and facts["op"]["op"] == back
+    assert facts["duration_s"] == pytest.approx(float(step.replays.duration_s[0]))
+    assert views.point(scene, axis, "ops", back)["op"]["replay_s"] == pytest.approx(facts["duration_s"])
+    whole = views.describe(scene)
+    assert (whole["replays"], whole["declined"]) == (2, 2)
+    assert whole["replay_s"] == pytest.approx(2 * facts["duration_s"])
+    with pytest.raises(ProtocolError, match="no replay 9"):
+        views.point(scene, axis, "replays", 9)
+
+
+def test_a_dropped_storage_tells_of_its_replays_and_of_drops_that_were_declined():
+    step, row = dropped_step()
+    scene = Scene([step], {})
+    found = views.storage(scene, "op", int(step.storages.uid[row]))
+    birth, back = int(step.storages.birth_op[row]), int(step.replays.op[0])
+    assert found["dropped"] == [[birth + 2, back]] and found["away"] == []
+    assert [replay["op"]["op"] for replay in found["replays"]] == [back]
+    assert found["declined"] == []
+    stayed = int(step.declined.storage[0])
+    kept = views.storage(scene, "op", int(step.storages.uid[stayed]))
+    assert kept["dropped"] == [] and kept["declined"][0]["why"] == views.refusal(1) != ""
+    alive = views.alive(scene, "op", birth + 2.5)
+    assert alive["dropped_bytes"] == found["bytes"] and alive["away_bytes"] == 0
+    assert next(s for s in alive["storages"] if s["uid"] == found["uid"])["dropped"]
+    searched = views.search(scene, "op", found["key"].split("/")[0])
+    assert searched["replay_count"] == 1 and searched["replays"][0]["row"] == 0
+    own = next(s for s in searched["storages"] if s["uid"] == found["uid"])
+    assert own["replays"] == 1 and own["dropped_s"] > 0 and own["away_s"] == 0
+    assert views.search(scene, "op", "category:param")["replay_count"] == 0
+    assert views.search(scene, "op", "")["declined_count"] == 1
+    whole = views.summarise(scene, "op", 0.0, scene.length("op"))
+    assert whole["replays"] == 1 and whole["replayed_bytes"] == found["bytes"]
+
+
+def test_what_dies_while_it_is_dropped_was_on_no_host():
+    step, row = dropped_step()
+    held = step.residencies
+    keep = (held.storage != row) | (held.from_op <= step.storages.birth_op[row])
+    gone = replace(
+        step,
+        residencies=Residencies(**{name: column[keep] for name, column in held.columns().items()}),
+        replays=gpt_step().replays,
+    )
+    assert Scene([gone], {}).away["dropped"].tolist() == [True]
+
+
 def test_what_is_away_when_the_step_begins_is_away_before_its_first_op():
     step = gpt_step()
     held = step.residencies
@@ -81,9 +144,9 @@ def test_a_storage_keeps_its_rows_while_it_is_away(scene):
     own = rectangles.storage == row
     assert own.sum() == 3
     assert len(set(rectangles.y0[own].tolist())) == 1
-    assert rectangles.away[own].sum() == 1
+    assert rectangles.place[own].tolist().count(ON_HOST) == 1
     packed, _ = scene.block_map("op", "packed")
-    assert not packed.away.any()
+    assert not packed.place.any()
 
 
 def test_two_steps_lie_side_by_side_and_share_storages():

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from synthetic import gpt_step
+from synthetic import dropped_step, gpt_step
 
 from chameleon_lab.lab.packages import MissingPackageError
 from chameleon_lab.lab.trace_figure import largest_at
@@ -48,6 +48,21 @@ def test_with_a_policy_the_prediction_is_drawn_at_the_measured_times():
     assert found.stall_s > 0 and list(stall.y)[-1] == pytest.approx(found.stall_s)
     assert list(drawn(figure, "Stall, measured").y) == [0.0, 0.0]
     assert f"Predicted: peak {found.peak_bytes / MIB:.1f} MiB" in figure.layout.title.text
+
+
+def test_replays_are_drawn_beside_stalls_predicted_and_measured():
+    step = dropped_step()[0]
+    mixed = plan(step, CAPACITY, Link(1e8, 1e8), rematerialise=True)
+    found = simulate(step, mixed)
+    figure = Trace([step], {}).figure(mixed)
+    measured = drawn(figure, "Replays, measured")
+    assert measured.y[-1] == pytest.approx(float(step.replays.duration_s.sum()))
+    predicted = drawn(figure, "Replays, predicted")
+    assert found.replay_s > 0 and predicted.y[-1] == pytest.approx(found.replay_s)
+    before = [op for op in range(len(step.ops)) if found.replay_op_s[op] > 0]
+    assert list(predicted.x)[1:-1] == step.ops.start_s[before].tolist()
+    assert figure.layout.yaxis2.title.text == "Stall, replays so far"
+    assert ", 1 replay " in figure.layout.title.text and ", replays" in figure.layout.title.text
 
 
 def test_a_draft_is_predicted_with_its_edits():

@@ -15,7 +15,7 @@ const STATUS = {
       steps: [{ index: 0, stage: 'Profile' }]
     }
   ],
-  policies: [{ source: 'policy:in force', name: 'in force', swaps: 7 }]
+  policies: [{ source: 'policy:in force', name: 'in force', swaps: 7, drops: 0 }]
 };
 
 class FakeLab {

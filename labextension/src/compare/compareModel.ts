@@ -22,8 +22,11 @@ export function choicesOf(status: LabModel['status']): IChoice[] {
       choices.push({ side: { source, step: index }, name: `${prefix}step ${index} · ${stage}` });
     }
   };
-  for (const { source, name, swaps } of status?.policies ?? []) {
-    const text = `Policy ${name.split('/').at(-1)} · ${swaps} swaps, predicted`;
+  for (const { source, name, swaps, drops } of status?.policies ?? []) {
+    const made = drops ? `${swaps} swaps, ${drops} drops` : `${swaps} swaps`;
+    const file = name.split('/').at(-1);
+    const called = name.startsWith('draft') && file !== name ? `draft of ${file}` : file;
+    const text = `Policy ${called} · ${made}, predicted`;
     choices.push({ side: { source, step: 0 }, name: text });
   }
   if (status?.session) {
@@ -85,6 +88,13 @@ export class CompareModel {
   async choose(which: 'a' | 'b', side: ISide): Promise<void> {
     this[which] = side;
     await this.compare();
+  }
+
+  /** A draft has changed: what is compared with it has, too. */
+  async redraft(): Promise<void> {
+    if ([this.a, this.b].some(side => side?.source.startsWith('policy:draft'))) {
+      await this.compare();
+    }
   }
 
   async swap(): Promise<void> {

@@ -99,6 +99,13 @@ export class ComparePage {
     this._observer.observe(this._drawing);
   }
 
+  /** A draft has changed. */
+  redraft(): void {
+    if (this.isShown) {
+      void this._model.redraft();
+    }
+  }
+
   get isShown(): boolean {
     return this.node.isConnected;
   }

@@ -16,6 +16,8 @@ const A: ISideFigures = {
   overlap: 0.9,
   out_bytes: 50 * MIB,
   in_bytes: 50 * MIB,
+  replay_s: 0,
+  replayed_bytes: 0,
   ops: 1000,
   storages: 300
 };
@@ -43,6 +45,11 @@ test('less peak and stall are better, less overlap is worse', () => {
   expect(row({ ops: 1200 }, 'Ops')).toMatchObject({ apart: '+200 (+20.0 %)', verdict: '' });
 });
 
+test('replays are told where one of them has any', () => {
+  expect(row({}, 'Replays')).toBeUndefined();
+  expect(row({ replay_s: 0.001 }, 'Replays')).toMatchObject({ a: '0', verdict: 'worse' });
+});
+
 test('what one of them does not have is none', () => {
   expect(row({ capacity_bytes: MIB }, 'Capacity')).toMatchObject({ a: 'none', apart: '' });
   expect(row({ stall_prefetch_s: 0.001 }, '· late prefetches')).toMatchObject({
@@ -56,6 +63,9 @@ test('decisions and conditions are told in words', () => {
     'swap, out after op 1,200, in before op 1,300'
   );
   expect(decisionText({ ...swap, in_op: -1, decided_by: 'user' })).toBe('swap, out after op 1,200');
+  expect(decisionText({ ...swap, action: 'rematerialise', decided_by: 'user' })).toBe(
+    'drop after op 1,200, replay before op 1,300'
+  );
   expect(decisionText(null)).toBe('keep');
   const conditions = [
     { name: 'capacity_bytes', a: MIB, b: 2 * MIB },

@@ -17,12 +17,17 @@ const FIGURES: [name: string, key: keyof ISideFigures, kind: Kind, better: Bette
   ['· for swap-outs', 'stall_out_s', 'seconds', 'less'],
   ['· late prefetches', 'stall_prefetch_s', 'seconds', 'less'],
   ['· on demand', 'stall_demand_s', 'seconds', 'less'],
+  ['Replays', 'replay_s', 'seconds', 'less'],
+  ['Made again', 'replayed_bytes', 'bytes', 'neither'],
   ['Overlap', 'overlap', 'share', 'more'],
   ['Swapped out', 'out_bytes', 'bytes', 'neither'],
   ['Swapped in', 'in_bytes', 'bytes', 'neither'],
   ['Ops', 'ops', 'count', 'neither'],
   ['Storages', 'storages', 'count', 'neither']
 ];
+
+/** Not worth a line where neither side has any. */
+const OPTIONAL = new Set<keyof ISideFigures>(['replay_s', 'replayed_bytes']);
 
 export interface IFigureRow {
   name: string;
@@ -46,7 +51,8 @@ export function signed(value: number, write: (value: number) => string): string 
 }
 
 export function figureRows(a: ISideFigures, b: ISideFigures): IFigureRow[] {
-  return FIGURES.map(([name, key, kind, better]) => {
+  const told = FIGURES.filter(([, key]) => !OPTIONAL.has(key) || a[key] || b[key]);
+  return told.map(([name, key, kind, better]) => {
     const [x, y] = [a[key], b[key]];
     const write = (value: number | null) => (value === null ? 'none' : WRITE[kind](value));
     const row: IFigureRow = { name, a: write(x), b: write(y), apart: '', verdict: '' };
@@ -73,6 +79,9 @@ export function decisionText(decision: ISideDecision | null): string {
     return 'keep';
   }
   const { action, out_op: out, in_op: back } = decision;
+  if (action === 'rematerialise') {
+    return `drop after op ${formatCount(out)}, replay before op ${formatCount(back)}`;
+  }
   if (action !== 'swap') {
     return action;
   }

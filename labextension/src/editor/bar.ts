@@ -109,12 +109,16 @@ export class Bar {
   }
 
   private _fill(open: IOpenDraft): void {
+    const { dry_run } = open;
+    const tried = dry_run?.of_draft && dry_run.measured ? dry_run.measured : null;
+    const all = [open.current, open.draft, tried].filter(figures => figures !== null);
+    const columns = FIGURES.filter(column => !column.shown || all.some(column.shown));
     const row = (name: string, kind: string, figures: IFigures | null, against: IFigures | null) =>
       h(
         'tr',
         { class: kind },
         h('th', { scope: 'row' }, name),
-        ...FIGURES.map(column => {
+        ...columns.map(column => {
           const apart = figures && against ? delta(column, against, figures) : null;
           return h(
             'td',
@@ -124,8 +128,6 @@ export class Bar {
           );
         })
       );
-    const { dry_run } = open;
-    const tried = dry_run?.of_draft && dry_run.measured ? dry_run.measured : null;
     this._table.replaceChildren(
       h(
         'thead',
@@ -134,7 +136,9 @@ export class Bar {
           'tr',
           {},
           h('th', { scope: 'col' }, open.exact ? 'Predicted' : 'Estimate'),
-          ...FIGURES.map(column => h('th', { scope: 'col' }, column.name))
+          ...columns.map(column =>
+            h('th', { scope: 'col', 'data-figure': column.name }, column.name)
+          )
         )
       ),
       h(

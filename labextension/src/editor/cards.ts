@@ -6,10 +6,12 @@ import type { IChoices, IGap, IOption } from '../protocol';
 import { BANDS, bandOf, shortOp } from '../words';
 import { LEAD, nameOf } from './decisions';
 import { keepingFocus } from './focus';
-import type { Editor } from './state';
+import { type Editor, NEVER_REPLAY } from './state';
 import { actionMark, actionName, who } from './words';
 
 const SHOWN_GAPS = 4;
+/** Of the capacity: a peak that changes by less is not worth a word. */
+const LEAST_SHARE = 0.005;
 
 export class Cards {
   readonly node = h('section', {
@@ -72,7 +74,7 @@ export class Cards {
           button(
             'Leave to the planner',
             'Take back the edits of this storage (Delete)',
-            () => void this._editor.decide(choices.storage, null)
+            () => void this._editor.decide([choices.storage], null)
           ),
           'release'
         ),
@@ -102,7 +104,7 @@ export class Cards {
       name: 'cl-choice',
       'data-focus': `choice-${option.action}`,
       disabled: !option.possible && !option.chosen,
-      change: () => void this._editor.decide(choices.storage, option.action)
+      change: () => void this._editor.decide([choices.storage], option.action)
     });
     radio.checked = option.chosen;
     const swapped = choices.gaps.find(gap => gap.action === 'swap' && gap.lead_ops !== null);
@@ -115,17 +117,62 @@ export class Cards {
         radio,
         h('b', {}, `${actionMark(option.action)} ${actionName(option.action)}`),
         h('span', { class: 'cl-grow' }),
-        effect(option)
+        effect(option, this._editor.open?.capacity_bytes ?? 0)
       ),
-      !option.possible && h('p', { class: 'cl-hint' }, option.why),
-      option.effect &&
-        option.effect.others > 0 &&
-        h(
-          'p',
-          { class: 'cl-hint' },
-          `${plural(option.effect.others, 'other storage')} would be treated otherwise.`
-        ),
-      option.action === 'swap' && option.chosen && swapped && this._lead(choices.storage, swapped)
+      this._hint(choices, option),
+      option.action === 'swap' && option.chosen && swapped && this._lead(choices.storage, swapped),
+      option.action === 'rematerialise' &&
+        (option.possible || choices.row?.never_rematerialise) &&
+        this._never(choices)
+    );
+  }
+
+  /** What doing so takes, copies beside replays; what else it changes; and why the runtime would not do it. */
+  private _hint({ cost, row }: IChoices, option: IOption): HTMLElement | null {
+    if (!option.possible && !option.chosen) {
+      return h('p', { class: 'cl-hint' }, option.why);
+    }
+    const said = [];
+    if (cost && option.action === 'swap') {
+      said.push(`Copies take ${formatSeconds(cost.copy_s)}`);
+    } else if (cost && option.action === 'rematerialise') {
+      said.push(
+        cost.replay_s === null
+          ? `Not in its longest gap: ${cost.why_not_replay}`
+          : `A replay takes ${formatSeconds(cost.replay_s)}: ${cost.replay_ops.map(shortOp).join(' → ')}`
+      );
+    }
+    if (option.effect?.others) {
+      said.push(`${plural(option.effect.others, 'other storage')} treated otherwise`);
+    }
+    const declined =
+      option.action === 'rematerialise' && row?.declined
+        ? h('b', {}, `${said.length ? '; ' : ''}declined by the runtime: ${row.declined}`)
+        : null;
+    return said.length || declined
+      ? h('p', { class: 'cl-hint', 'data-cost': option.action }, said.join('; '), declined)
+      : null;
+  }
+
+  private _never(choices: IChoices): HTMLElement {
+    const box = h('input', {
+      type: 'checkbox',
+      'data-focus': 'never-replay',
+      change: () => void this._editor.forbidReplay([choices.storage], box.checked)
+    });
+    box.checked = Boolean(choices.row?.never_rematerialise);
+    const { open } = this._editor;
+    const byRule =
+      box.checked &&
+      !open?.edits.some(
+        ({ edit }) => edit.action === NEVER_REPLAY && edit.storage === choices.storage
+      );
+    box.disabled = byRule;
+    return h(
+      'label',
+      { class: 'cl-row cl-never' },
+      box,
+      h('span', {}, `Never rematerialise${byRule ? ' (a rule says so)' : ''}`)
     );
   }
 
@@ -143,7 +190,7 @@ export class Cards {
         button(
           'Earlier',
           `Bring it back ${LEAD} ops earlier (e)`,
-          () => void this._editor.earlier(storage, LEAD)
+          () => void this._editor.earlier([storage], LEAD)
         ),
         'earlier'
       ),
@@ -151,7 +198,7 @@ export class Cards {
         button(
           'Later',
           `Bring it back ${LEAD} ops later (l)`,
-          () => void this._editor.earlier(storage, -LEAD)
+          () => void this._editor.earlier([storage], -LEAD)
         ),
         'later'
       )
@@ -193,7 +240,7 @@ function focusable<E extends HTMLElement>(element: E, name: string): E {
 }
 
 /** What choosing this would change of the draft's step and peak. */
-function effect(option: IOption): HTMLElement {
+function effect(option: IOption, capacity: number): HTMLElement {
   if (option.chosen) {
     return h('span', { class: 'cl-dim' }, 'in the draft');
   }
@@ -207,13 +254,14 @@ function effect(option: IOption): HTMLElement {
     return h('span', {});
   }
   const { step_s, peak_bytes } = option.effect;
+  const tells = Math.abs(peak_bytes) >= LEAST_SHARE * capacity;
   const least = 1e-7;
   const step =
     Math.abs(step_s) < least
       ? 'step ±0'
       : `${step_s > 0 ? '▲' : '▼'} step ${formatSeconds(Math.abs(step_s))}`;
   const kind = Math.abs(step_s) < least ? 'cl-dim' : step_s > 0 ? 'cl-lost' : 'cl-good';
-  const peak = peak_bytes
+  const peak = tells
     ? `, peak ${peak_bytes > 0 ? '+' : '−'}${formatBytes(Math.abs(peak_bytes))}`
     : '';
   return h('span', { class: kind }, step, h('span', { class: 'cl-dim' }, peak));

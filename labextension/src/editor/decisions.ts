@@ -1,10 +1,11 @@
 // The decisions as a table of any length: only the rows in view exist, and the kernel sorts and filters.
 
-import { h, swatch } from '../dom';
+import { button, h, swatch } from '../dom';
 import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
 import type { DecisionSort, IDecision, IStorage } from '../protocol';
 import { BANDS, bandOf, storageName } from '../words';
-import type { Editor, EditorChange } from './state';
+import { keepingFocus } from './focus';
+import { type Editor, type EditorChange, NEVER_REPLAY } from './state';
 import { actionMark, actionName, decisionText, who } from './words';
 
 const ROW = 23;
@@ -29,6 +30,7 @@ const COLUMNS: IColumn[] = [
   { name: 'Decision', id: 'decision', sort: 'decision' },
   { name: 'Hidden', id: 'hidden', sort: 'hidden', kind: 'number' },
   { name: 'Stall', id: 'stall', sort: 'stall_s', kind: 'number' },
+  { name: 'Replay', id: 'replay', sort: 'replay_s', kind: 'number' },
   { name: 'By', id: 'by', sort: 'by' }
 ];
 
@@ -62,11 +64,13 @@ export class DecisionTable {
         class: 'cl-rows',
         tabindex: '0',
         role: 'grid',
+        'aria-multiselectable': 'true',
         'aria-label':
-          'Decisions. Arrow keys walk the rows, Enter shows the storage, k keeps it, x swaps it, n never touches it, Delete leaves it to the planner, e and l move its prefetch earlier and later.',
+          'Decisions. Arrow keys walk the rows, with Shift they select several, the space bar adds one, Control+A selects all, Enter shows the storage, k keeps it, x swaps it, n never touches it, r rematerialises it, Delete leaves it to the planner, e and l move its prefetch earlier and later.',
         scroll: () => this._scrolled(),
         keydown: (event: KeyboardEvent) => this._key(event),
-        click: (event: MouseEvent) => this._clicked(event),
+        // Not `click`: rows are drawn anew with every answer, and one that goes under a pressed button has no click.
+        mousedown: (event: MouseEvent) => this._pressed(event),
         dblclick: () => this._editor.selected && this._actions.show(this._editor.selected),
         contextmenu: (event: MouseEvent) => this._menu(event)
       },
@@ -78,7 +82,7 @@ export class DecisionTable {
       placeholder: 'layer.3 >4MiB swap by:you',
       'aria-label': 'Filter the decisions',
       title:
-        'Words, layer.3-5, >4MiB, stage:backward, category:act, keep, swap, never, by:you, by:rule, by:planner, by:follows, stall>0, staged (/)',
+        'Words, layer.3-5, >4MiB, stage:backward, category:act, keep, swap, remat, never, declined, by:you, by:rule, by:planner, by:follows, stall>0, staged (/)',
       spellcheck: 'false',
       input: () => this._filterLater(),
       keydown: (event: KeyboardEvent) => {
@@ -94,6 +98,7 @@ export class DecisionTable {
     this.node = h(
       'div',
       { class: 'cl-decisions' },
+      this._together,
       h('div', { class: 'cl-cells cl-heads', role: 'row' }, ...this._heads),
       this._scroller
     );
@@ -189,6 +194,7 @@ export class DecisionTable {
         rows.push(this._row(row, position, id));
       }
       this._space.replaceChildren(...rows);
+      this._sayTogether();
       this._scroller.setAttribute('aria-activedescendant', active);
     });
   }
@@ -206,7 +212,9 @@ export class DecisionTable {
       return node;
     }
     node.dataset.storage = row.storage;
-    node.setAttribute('aria-selected', String(row.storage === this._editor.selected));
+    const { picked, selected } = this._editor;
+    const chosen = picked.size ? picked.has(row.storage) : row.storage === selected;
+    node.setAttribute('aria-selected', String(chosen));
     if (row.staged) {
       node.classList.add(row.by === 'follows' || row.by === 'planner' ? 'cl-follows' : 'cl-staged');
     }
@@ -226,6 +234,7 @@ export class DecisionTable {
         : decision,
       row.hidden === null ? '' : formatPercent(row.hidden),
       row.swaps ? (row.stall_s ? formatSeconds(row.stall_s) : '0') : '',
+      replayText(row),
       who(row)
     ];
     COLUMNS.forEach((column, i) => {
@@ -242,7 +251,9 @@ export class DecisionTable {
                 ? row.storage
                 : column.id === 'idle'
                   ? plural(row.idle_ops, 'op')
-                  : ''
+                  : column.id === 'replay'
+                    ? replayTitle(row)
+                    : ''
           },
           contents[i]
         )
@@ -251,17 +262,68 @@ export class DecisionTable {
     return node;
   }
 
+  /** What can be done with all rows that are selected together. */
+  private _sayTogether(): void {
+    const { picked, open } = this._editor;
+    this._together.hidden = picked.size < 2;
+    if (this._together.hidden || !open) {
+      return;
+    }
+    const bytes = [...picked.values()].reduce((sum, row) => sum + row.bytes, 0);
+    const decide = (action: string | null) => void this._editor.decide(this._editor.chosen, action);
+    const forbid = () => void this._editor.forbidReplay(this._editor.chosen, true);
+    const act = (text: string, run: () => void) => {
+      const element = button(text, `${text}: all that are selected`, run);
+      element.dataset.focus = text;
+      return element;
+    };
+    keepingFocus(this._together, () =>
+      this._together.replaceChildren(
+        h('b', {}, `${formatCount(picked.size)} selected`),
+        h('span', { class: 'cl-dim' }, formatBytes(bytes)),
+        ...open.actions.map(action =>
+          act(`${actionMark(action)} ${actionName(action)}`, () => decide(action))
+        ),
+        ...(open.actions.includes('rematerialise')
+          ? [act(`${actionMark(NEVER_REPLAY)} ${actionName(NEVER_REPLAY)}`, forbid)]
+          : []),
+        act('Leave to the planner', () => decide(null)),
+        act('×', () => this._editor.unpick())
+      )
+    );
+  }
+
   private _storageAt(event: MouseEvent): string | null {
     const row = (event.target as HTMLElement).closest<HTMLElement>('[data-storage]');
     return row?.dataset.storage ?? null;
   }
 
-  private _clicked(event: MouseEvent): void {
+  private _pressed(event: MouseEvent): void {
     const storage = this._storageAt(event);
-    if (storage) {
-      void this._editor.choose(storage);
-      this._actions.show(storage);
+    const position = this._positionAt(event);
+    if (!storage || position === null || event.button !== 0) {
+      return;
     }
+    event.preventDefault(); // Shift would select text
+    this._scroller.focus({ preventScroll: true });
+    if (event.shiftKey) {
+      void this._editor.pickRange(this._anchor ?? position, position);
+      return;
+    }
+    this._anchor = position;
+    const row = this._editor.row(position);
+    if ((event.ctrlKey || event.metaKey) && row) {
+      this._editor.toggle(row);
+      return;
+    }
+    this._editor.unpick();
+    void this._editor.choose(storage);
+    this._actions.show(storage);
+  }
+
+  private _positionAt(event: MouseEvent): number | null {
+    const row = (event.target as HTMLElement).closest<HTMLElement>('[aria-rowindex]');
+    return row ? Number(row.getAttribute('aria-rowindex')) - 1 : null;
   }
 
   private _menu(event: MouseEvent): void {
@@ -311,10 +373,16 @@ export class DecisionTable {
   }
 
   private _key(event: KeyboardEvent): void {
+    const { total, selected, chosen } = this._editor;
+    if ((event.ctrlKey || event.metaKey) && event.key === 'a') {
+      event.preventDefault();
+      event.stopPropagation();
+      void this._editor.pickRange(0, total - 1);
+      return;
+    }
     if (event.ctrlKey || event.metaKey || event.altKey) {
       return;
     }
-    const { total, selected } = this._editor;
     const page = Math.max(1, Math.floor(this._scroller.clientHeight / ROW) - 1);
     const moves: Record<string, number> = {
       ArrowDown: 1,
@@ -328,12 +396,30 @@ export class DecisionTable {
       const from = this._position();
       const step = moves[event.key];
       const to = from === null ? (step > 0 ? 0 : total - 1) : from + step;
-      this._goTo(Math.min(Math.max(to, 0), total - 1));
+      const at = Math.min(Math.max(to, 0), total - 1);
+      if (event.shiftKey) {
+        this._anchor ??= from ?? at;
+        void this._editor.pickRange(this._anchor, at).then(() => this._goTo(at));
+      } else {
+        this._anchor = at;
+        this._editor.unpick();
+        this._goTo(at);
+      }
+    } else if (event.key === ' ') {
+      const position = this._position();
+      const row = position === null ? undefined : this._editor.row(position);
+      if (row) {
+        this._editor.toggle(row);
+      }
     } else if (event.key === '/') {
       this.filter.focus();
       this.filter.select();
     } else if (event.key === 'Escape') {
-      this._actions.leave();
+      if (this._editor.picked.size) {
+        this._editor.unpick();
+      } else {
+        this._actions.leave();
+      }
     } else if (selected && event.key === 'Enter') {
       this._actions.show(selected);
     } else if (
@@ -342,23 +428,21 @@ export class DecisionTable {
     ) {
       const row = this._space.querySelector('[aria-selected="true"]')?.getBoundingClientRect();
       this._actions.menu(selected, (row?.left ?? 0) + 40, row?.bottom ?? 0);
-    } else if (selected && !this._decide(event.key, selected)) {
-      return;
-    } else if (!selected) {
+    } else if (!chosen.length || !this._decide(event.key, chosen)) {
       return;
     }
     event.preventDefault();
     event.stopPropagation();
   }
 
-  private _decide(key: string, storage: string): boolean {
+  private _decide(key: string, storages: string[]): boolean {
     const action = keyAction(key, this._editor.open?.actions ?? []);
     if (action) {
-      void this._editor.decide(storage, action);
+      void this._editor.decide(storages, action);
     } else if (key === 'Delete' || key === 'Backspace') {
-      void this._editor.decide(storage, null);
+      void this._editor.decide(storages, null);
     } else if (key === 'e' || key === 'l') {
-      void this._editor.earlier(storage, key === 'e' ? LEAD : -LEAD);
+      void this._editor.earlier(storages, key === 'e' ? LEAD : -LEAD);
     } else {
       return false;
     }
@@ -367,8 +451,11 @@ export class DecisionTable {
 
   private readonly _heads: HTMLElement[];
   private readonly _scroller: HTMLElement;
+  private readonly _together = h('div', { class: 'cl-together', role: 'toolbar', hidden: true });
   private readonly _space = h('div', { class: 'cl-space', role: 'rowgroup' });
   private readonly _observer: ResizeObserver;
+  /** Where a range of rows begins. */
+  private _anchor: number | null = null;
   private _filterTimer: number | undefined;
   private _frame = 0;
 }
@@ -398,13 +485,32 @@ export function nameOf(row: {
   return storageName(storage);
 }
 
+/** What its replays take; in brackets what one would, where it is not rematerialised. */
+function replayText(row: IDecision): Node | string {
+  const mark = row.declined ? '✕ ' : '';
+  if (row.drops) {
+    return mark + formatSeconds(row.replay_s);
+  }
+  const cost = row.replay_cost_s === null ? '' : `(${formatSeconds(row.replay_cost_s)})`;
+  return h('span', { class: 'cl-dim' }, mark + cost);
+}
+
+function replayTitle(row: IDecision): string {
+  const declined = row.declined && `The runtime has declined to drop it: ${row.declined}. `;
+  const cost =
+    row.replay_cost_s === null
+      ? 'It cannot be made again in its longest gap.'
+      : `A replay would take ${formatSeconds(row.replay_cost_s)}.`;
+  return declined + (row.drops ? `Its replays take ${formatSeconds(row.replay_s)}.` : cost);
+}
+
 /** The life of a storage in the step, and in it the longest time that nothing uses it. */
 function life(row: IDecision): HTMLElement {
   const place = (from: number, to: number) =>
     `left: ${(100 * from).toFixed(2)}%; width: ${(100 * Math.max(to - from, 0.012)).toFixed(2)}%`;
   const [birth, death] = row.life;
   const [from, to] = row.idle;
-  const away = row.swaps ? 'cl-life-away' : 'cl-life-idle';
+  const away = row.swaps ? 'cl-life-away' : row.drops ? 'cl-life-dropped' : 'cl-life-idle';
   const parts = [h('i', { style: place(birth, Math.min(death, 1)) })];
   parts.push(h('i', { class: away, style: place(Math.min(from, 1), Math.min(to, 1)) }));
   if (to > 1) {

@@ -16,7 +16,8 @@ export interface IStore {
   remove(id: string): Promise<void>;
 }
 
-const PREFIX = 'chameleon-lab:draft:';
+/** Not `chameleon-lab:`: what stands under a tracker's name is taken for its widgets, and removed when they are restored. */
+export const PREFIX = 'chameleon-lab-draft:';
 
 export class Keeper {
   constructor(private readonly _store: IStore | null) {}

@@ -4,8 +4,10 @@ import { button, h } from '../dom';
 import { formatBytes, formatCount } from '../format';
 import { CATEGORIES, type IEdit } from '../protocol';
 import { categoryName } from '../words';
-import type { Editor } from './state';
+import { type Editor, NEVER_REPLAY } from './state';
 import { actionName, parseSize, ruleOfFilter, ruleText } from './words';
+
+type Option = [value: string, name: string];
 
 const ASK_MS = 200;
 const STAGES = ['forward', 'backward', 'optimizer', 'no_grad'];
@@ -89,8 +91,12 @@ export class Rules {
 
   /** Open the form with these conditions filled in. */
   begin(rule: Partial<IEdit>): void {
-    const actions: [string, string][] = [
-      ...(this._editor.open?.actions ?? []).map((a): [string, string] => [a, actionName(a)]),
+    const known = this._editor.open?.actions ?? [];
+    const actions: Option[] = [
+      ...known.map((a): [string, string] => [a, actionName(a)]),
+      ...(known.includes('rematerialise')
+        ? [[NEVER_REPLAY, actionName(NEVER_REPLAY)] as Option]
+        : []),
       ['earlier', 'Prefetch earlier'],
       ['later', 'Prefetch later']
     ];

@@ -2,7 +2,7 @@ import { beforeEach, expect, test, vi } from 'vitest';
 
 import type { KernelClient } from '../client';
 import { type IDecision, type IEdit, type IOpenDraft, LabError } from '../protocol';
-import { type IStore, Keeper } from './keeper';
+import { type IStore, Keeper, PREFIX } from './keeper';
 import { chunks, Editor, joined, PAGE } from './state';
 
 const FILE = 'session:1';
@@ -117,23 +117,23 @@ beforeEach(async () => {
 });
 
 test('edits go to the kernel, and its draft is what is shown', async () => {
-  await editor.decide('a', 'keep');
-  await editor.decide('b', 'swap');
+  await editor.decide(['a'], 'keep');
+  await editor.decide(['b'], 'swap');
   expect(editor.open?.edits.map(entry => entry.edit)).toEqual([
     keep('a'),
     { action: 'swap', storage: 'b' }
   ]);
   await editor.edit('undo');
   expect(editor.open?.edits).toHaveLength(1);
-  await editor.decide('a', null);
+  await editor.decide(['a'], null);
   expect(editor.open?.edits).toHaveLength(0);
 });
 
 test('prefetches add up, and vanish where nothing is left of them', async () => {
-  await editor.earlier('a', 5);
-  await editor.earlier('a', 5);
+  await editor.earlier(['a'], 5);
+  await editor.earlier(['a'], 5);
   expect(kernel.edits).toEqual([{ action: 'prefetch', storage: 'a', ops_earlier: 10 }]);
-  await editor.earlier('a', -10);
+  await editor.earlier(['a'], -10);
   expect(kernel.edits).toEqual([]);
 });
 
@@ -163,7 +163,7 @@ test('rows stay in view while fresh ones come, and go where there are fewer', as
   kernel.rows = 3;
   const seen: (IDecision | undefined)[] = [];
   editor.changed.connect((_, change) => change === 'draft' && seen.push(editor.row(0)));
-  await editor.decide('a', 'keep');
+  await editor.decide(['a'], 'keep');
   expect(seen).not.toContain(undefined);
   expect(editor.total).toBe(3);
   expect(editor.row(3)).toBeUndefined();
@@ -196,10 +196,10 @@ test('what a choice was asked for and left is not shown', async () => {
 });
 
 test('an edit that is refused is said, and the draft stays', async () => {
-  await editor.decide('bad', 'keep');
+  await editor.decide(['bad'], 'keep');
   expect(editor.error?.code).toBe('bad_edit');
   expect(editor.open?.edits).toEqual([]);
-  await editor.decide('a', 'keep');
+  await editor.decide(['a'], 'keep');
   expect(editor.error).toBeNull();
 });
 
@@ -211,7 +211,7 @@ test('a file is overwritten only when asked to', async () => {
 });
 
 test('a kernel that dies leaves the edits here, and they are offered to the next', async () => {
-  await editor.decide('a', 'keep');
+  await editor.decide(['a'], 'keep');
   editor.attach(null, null, '');
   expect(editor.orphaned?.edits).toEqual([keep('a')]);
   expect(editor.open).toBeNull();
@@ -225,9 +225,9 @@ test('a kernel that dies leaves the edits here, and they are offered to the next
 });
 
 test('an edit on its way when the kernel dies is not lost', async () => {
-  await editor.decide('a', 'keep');
+  await editor.decide(['a'], 'keep');
   kernel.dead = true;
-  await editor.decide('b', 'keep');
+  await editor.decide(['b'], 'keep');
   await settle();
   expect(editor.error).toBeNull(); // the connection says so itself
   editor.attach(null, null, '');
@@ -236,14 +236,14 @@ test('an edit on its way when the kernel dies is not lost', async () => {
 });
 
 test('the edits outlive the page', async () => {
-  await editor.decide('a', 'keep');
+  await editor.decide(['a'], 'keep');
   editor = new Editor(new Keeper(store));
   await attach(new FakeKernel());
   expect(editor.offered?.edits).toEqual([keep('a')]);
 });
 
 test('a kernel that still has the draft is offered nothing', async () => {
-  await editor.decide('a', 'keep');
+  await editor.decide(['a'], 'keep');
   editor = new Editor(new Keeper(store));
   await attach();
   expect(editor.offered).toBeNull();
@@ -251,7 +251,7 @@ test('a kernel that still has the draft is offered nothing', async () => {
 });
 
 test('what is enabled or discarded is not kept', async () => {
-  await editor.decide('a', 'keep');
+  await editor.decide(['a'], 'keep');
   kernel.inForce = kernel.edits;
   await editor.enable();
   expect(store.values.size).toBe(0);
@@ -261,7 +261,7 @@ test('what is enabled or discarded is not kept', async () => {
 });
 
 test('kept edits go when the person lets them go', async () => {
-  await editor.decide('a', 'keep');
+  await editor.decide(['a'], 'keep');
   editor.attach(null, null, '');
   await attach(new FakeKernel());
   editor.discardKept();
@@ -270,7 +270,7 @@ test('kept edits go when the person lets them go', async () => {
 });
 
 test('another notebook has a draft of its own', async () => {
-  await editor.decide('a', 'keep');
+  await editor.decide(['a'], 'keep');
   editor.attach(client(new FakeKernel()), FILE, 'other.ipynb|session');
   await vi.waitFor(() => expect(editor.open).not.toBeNull());
   expect(editor.offered).toBeNull();
@@ -284,7 +284,7 @@ test('a store that holds nonsense is not believed', async () => {
     { edits: [null], staged: 1 },
     { staged: 1 }
   ]) {
-    await store.save('chameleon-lab:draft:x', nonsense);
+    await store.save(`${PREFIX}x`, nonsense);
     expect(await new Keeper(store).find('x')).toBeNull();
   }
 });
@@ -314,4 +314,88 @@ test('an edit replaces the one that answers the same question', () => {
     3
   );
   expect(joined(before, [{ action: 'capacity', capacity_bytes: 2 }])).toHaveLength(3);
+});
+
+test('rows selected together are decided about in one change', async () => {
+  await attach();
+  await editor.want(0, 30);
+  await vi.waitFor(() => expect(editor.row(0)).toBeDefined());
+  await editor.choose('bytes-0');
+  expect(editor.chosen).toEqual(['bytes-0']);
+  editor.toggle(editor.row(2) as IDecision);
+  editor.toggle(editor.row(5) as IDecision);
+  expect(editor.chosen).toEqual(['bytes-0', 'bytes-2', 'bytes-5']);
+  editor.toggle(editor.row(2) as IDecision);
+  const asked = kernel.count('edit');
+  await editor.decide(editor.chosen, 'swap');
+  expect(kernel.count('edit')).toBe(asked + 1);
+  expect(kernel.edits).toEqual([
+    { action: 'swap', storage: 'bytes-0' },
+    { action: 'swap', storage: 'bytes-5' }
+  ]);
+  await editor.earlier(editor.chosen, 5);
+  await editor.earlier(['bytes-0'], -5);
+  expect(kernel.edits.filter(edit => edit.action === 'prefetch')).toEqual([
+    { action: 'prefetch', storage: 'bytes-5', ops_earlier: 5 }
+  ]);
+  await editor.decide(editor.chosen, null);
+  expect(kernel.edits).toEqual([]);
+  await editor.choose('bytes-7');
+  expect(editor.chosen).toEqual(['bytes-7']);
+});
+
+test('a range of rows reaches beyond the pages that are known, and ends with the filter', async () => {
+  await attach();
+  await editor.want(0, 30);
+  await vi.waitFor(() => expect(editor.total).toBe(kernel.rows));
+  await editor.pickRange(950, 90);
+  expect(editor.chosen).toHaveLength(861);
+  expect(editor.chosen[0]).toBe('bytes-90');
+  expect(editor.chosen.at(-1)).toBe('bytes-950');
+  await editor.pickRange(0, 5000);
+  expect(editor.chosen).toHaveLength(kernel.rows);
+  await editor.setFilter({ query: 'attn' });
+  expect(editor.chosen).toEqual([]);
+});
+
+test('never to rematerialise is another question than whether to leave, but not than to rematerialise', async () => {
+  await attach();
+  await editor.decide(['a'], 'swap');
+  await editor.forbidReplay(['a', 'b'], true);
+  expect(kernel.edits.map(edit => edit.action)).toEqual([
+    'swap',
+    'never_rematerialise',
+    'never_rematerialise'
+  ]);
+  await editor.decide(['b'], 'rematerialise');
+  expect(kernel.edits.filter(edit => edit.storage === 'b')).toEqual([
+    { action: 'rematerialise', storage: 'b' }
+  ]);
+  await editor.forbidReplay(['a'], false);
+  expect(kernel.edits.filter(edit => edit.storage === 'a')).toEqual([
+    { action: 'swap', storage: 'a' }
+  ]);
+});
+
+test('what is kept is offered although the kernel has more to say before the store answers', async () => {
+  const kept = { edits: [keep('a')], staged: 1 };
+  await store.save(`${PREFIX}${NAME}`, kept);
+  let answer: () => void = () => undefined;
+  const slow: IStore = {
+    fetch: id =>
+      new Promise(resolve => {
+        answer = () => resolve(store.fetch(id));
+      }),
+    save: (id, value) => store.save(id, value),
+    remove: id => store.remove(id)
+  };
+  editor = new Editor(new Keeper(slow)); // as after a reload of the page
+  editor.attach(client(), FILE, NAME);
+  await vi.waitFor(() => expect(editor.draft).not.toBeNull());
+  const edited = editor.edit('discard');
+  await vi.waitFor(() => expect(kernel.count('edit')).toBe(1));
+  answer();
+  await edited;
+  await vi.waitFor(() => expect(editor.offered).toEqual(kept));
+  expect(store.values.size).toBe(1);
 });

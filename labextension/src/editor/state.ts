@@ -22,6 +22,11 @@ import type { IKept, Keeper } from './keeper';
 export const PAGE = 100;
 /** Characters of edits in one request; the kernel takes 64 KiB. */
 const CHUNK = 48 * 1024;
+/** Rows that can be selected together. */
+const MOST_PICKED = 2000;
+
+/** The edit that forbids the planner to rematerialise; whether and how a storage leaves is another question. */
+export const NEVER_REPLAY = 'never_rematerialise';
 
 /** What changed: `draft` its figures and edits, the others what their name says. */
 export type EditorChange = 'draft' | 'rows' | 'choices' | 'changes' | 'curve';
@@ -44,6 +49,8 @@ export class Editor {
   bytes = 0;
   /** What is selected, by its key. */
   selected: string | null = null;
+  /** Rows that were selected together, by their storages; with one selected alone it is empty. */
+  readonly picked = new Map<string, IDecision>();
   choices: IChoices | null = null;
   changes: IChanges | null = null;
   curve: ICurve | null = null;
@@ -57,6 +64,15 @@ export class Editor {
 
   get changed(): ISignal<this, EditorChange> {
     return this._changed;
+  }
+
+  /** The storages that a decision is about. */
+  get chosen(): string[] {
+    return this.picked.size
+      ? [...this.picked.keys()]
+      : this.selected === null
+        ? []
+        : [this.selected];
   }
 
   get open(): IOpenDraft | null {
@@ -89,7 +105,7 @@ export class Editor {
       this._name = name;
     }
     this._generation++;
-    this._met = false;
+    this._meeting = null;
     this.draft = null;
     this.offered = null;
     this.choices = null;
@@ -97,6 +113,7 @@ export class Editor {
     this.curve = null;
     this.error = null;
     this.said = '';
+    this.picked.clear();
     this._rows.clear();
     this.total = 0;
     this._emit('draft');
@@ -162,19 +179,12 @@ export class Editor {
   // ------------------------------------------------------------------------------------------------ kept edits
 
   private async _remember(open: IOpenDraft): Promise<void> {
-    const name = this._name;
-    if (!this._met) {
-      this._met = true;
-      const kept = await this._keeper.find(name);
-      const edits = open.edits.map(entry => entry.edit);
-      // A kernel that still holds the draft needs no help.
-      if (kept && open.same && JSON.stringify(kept.edits) !== JSON.stringify(edits)) {
-        this.offered = kept;
-        return;
-      }
-    }
-    if (this.offered) {
-      return; // until the person says what shall become of it
+    const [name, generation] = [this._name, this._generation];
+    // JupyterLab's state may be slow to answer, and the kernel may have more to say meanwhile: nothing is written before.
+    this._meeting ??= this._meet(open, name);
+    await this._meeting;
+    if (this.offered || generation !== this._generation) {
+      return; // offered: until the person says what shall become of it
     }
     if (open.same) {
       this._keeper.forget(name);
@@ -183,6 +193,18 @@ export class Editor {
         edits: open.edits.map(entry => entry.edit),
         staged: open.staged
       });
+    }
+  }
+
+  /** Compare a draft that is seen for the first time with what is kept under its name. */
+  private async _meet(open: IOpenDraft, name: string): Promise<void> {
+    const generation = this._generation;
+    const kept = await this._keeper.find(name);
+    const edits = open.edits.map(entry => entry.edit);
+    // A kernel that still holds the draft needs no help.
+    const isNews = kept && open.same && JSON.stringify(kept.edits) !== JSON.stringify(edits);
+    if (isNews && generation === this._generation) {
+      this.offered = kept;
     }
   }
 
@@ -232,6 +254,9 @@ export class Editor {
   }
 
   async setFilter(filter: Partial<IFilter>): Promise<void> {
+    if (filter.query !== undefined && filter.query !== this.filter.query) {
+      this.picked.clear(); // nothing is decided about that is out of sight
+    }
     this.filter = { ...this.filter, ...filter };
     this._stale++;
     this._first = 0;
@@ -291,8 +316,64 @@ export class Editor {
 
   // ------------------------------------------------------------------------------------------------ one storage
 
-  /** Select a storage by its key, or nothing. */
+  /** Add a row to those selected together, or take it away. */
+  toggle(row: IDecision): void {
+    const first = this.selected === null ? undefined : this._known(this.selected);
+    if (!this.picked.size && first) {
+      this.picked.set(first.storage, first);
+    }
+    if (!this.picked.delete(row.storage)) {
+      this.picked.set(row.storage, row);
+    }
+    this._emit('rows');
+  }
+
+  /** Select the rows of the table from one position to another together, the last ones at most. */
+  async pickRange(from: number, to: number): Promise<void> {
+    const [first, end] = [Math.min(from, to), Math.min(Math.max(from, to), this.total - 1)];
+    const rows: IDecision[] = [];
+    for (let at = first; at <= end && rows.length < MOST_PICKED; ) {
+      const known = this.row(at);
+      if (known) {
+        rows.push(known);
+        at += 1;
+        continue;
+      }
+      const params = { ...this.filter, first_row: at, count: PAGE };
+      const page = await this._request('decisions', params);
+      if (!page?.rows.length) {
+        break;
+      }
+      rows.push(...page.rows.slice(0, end - at + 1));
+      at += page.rows.length;
+    }
+    this.picked.clear();
+    for (const row of rows.slice(0, MOST_PICKED)) {
+      this.picked.set(row.storage, row);
+    }
+    this._emit('rows');
+  }
+
+  /** Select no more than one. */
+  unpick(): void {
+    this.picked.clear();
+    this._emit('rows');
+  }
+
+  private _known(storage: string): IDecision | undefined {
+    for (const { row } of this._rows.values()) {
+      if (row.storage === storage) {
+        return row;
+      }
+    }
+    return undefined;
+  }
+
+  /** Select a storage by its key, or nothing; others that are selected with it stay so. */
   async choose(storage: string | null): Promise<void> {
+    if (storage === null || !this.picked.has(storage)) {
+      this.picked.clear();
+    }
     if (storage !== this.selected) {
       this.selected = storage;
       this.choices = null;
@@ -352,34 +433,60 @@ export class Editor {
     this.answeredMs = performance.now() - began;
   }
 
-  /** Decide about one storage, or let the planner decide again (null). */
-  async decide(storage: string, action: string | null): Promise<void> {
+  /** Decide about storages in one change, or let the planner decide again (null). */
+  async decide(storages: string[], action: string | null): Promise<void> {
     const open = this.open;
-    if (!open) {
+    if (!open || !storages.length) {
       return;
     }
-    if (action !== null) {
-      await this.edit('add', [{ action, storage }]);
+    const edits = open.edits.map(entry => entry.edit);
+    if (action === null) {
+      const those = new Set(storages);
+      await this._setAll(
+        edits.filter(edit => edit.storage === undefined || !those.has(edit.storage))
+      );
       return;
     }
-    const left = open.edits.map(entry => entry.edit).filter(edit => edit.storage !== storage);
-    await this._setAll(left);
+    const added = storages.map(storage => ({ action, storage }));
+    for (const chunk of chunks(added, CHUNK)) {
+      await this.edit('add', chunk);
+    }
   }
 
-  /** Move the prefetch of a storage by so many ops, on top of what an edit has moved it already. */
-  async earlier(storage: string, ops: number): Promise<void> {
-    const open = this.open;
-    if (!open) {
+  /** Forbid that storages are rematerialised, or allow it again. */
+  async forbidReplay(storages: string[], forbid: boolean): Promise<void> {
+    if (forbid) {
+      await this.decide(storages, NEVER_REPLAY);
       return;
     }
-    const before = open.edits.find(
-      ({ edit }) => edit.action === 'prefetch' && edit.storage === storage
+    const those = new Set(storages);
+    const edits = this.open?.edits.map(entry => entry.edit) ?? [];
+    await this._setAll(
+      edits.filter(({ action, storage }) => action !== NEVER_REPLAY || !those.has(storage ?? ''))
     );
-    const ops_earlier = (before?.edit.ops_earlier ?? 0) + ops;
-    if (ops_earlier !== 0) {
-      await this.edit('add', [{ action: 'prefetch', storage, ops_earlier }]);
-    } else if (before) {
-      await this.edit('remove', [], open.edits.indexOf(before));
+  }
+
+  /** Move the prefetch of storages by so many ops, on top of what edits have moved it already. */
+  async earlier(storages: string[], ops: number): Promise<void> {
+    const edits = this.open?.edits.map(entry => entry.edit);
+    if (!edits || !storages.length) {
+      return;
+    }
+    const those = new Set(storages);
+    const isOwn = (edit: IEdit) =>
+      edit.action === 'prefetch' && edit.gap === undefined && those.has(edit.storage ?? '');
+    const before = new Map(edits.filter(isOwn).map(edit => [edit.storage, edit.ops_earlier ?? 0]));
+    const moved = storages
+      .map(storage => ({
+        action: 'prefetch',
+        storage,
+        ops_earlier: (before.get(storage) ?? 0) + ops
+      }))
+      .filter(edit => edit.ops_earlier !== 0);
+    if (moved.length === storages.length) {
+      await this.edit('add', moved);
+    } else {
+      await this._setAll([...edits.filter(edit => !isOwn(edit)), ...moved]);
     }
   }
 
@@ -511,8 +618,8 @@ export class Editor {
   private _source: string | null = null;
   private _name = '';
   private _generation = 0;
-  /** Whether this draft has been seen, and compared with what is kept. */
-  private _met = false;
+  /** The comparison of this draft with what is kept. */
+  private _meeting: Promise<void> | null = null;
   private _asking = false;
   private _again = false;
   private _busy = 0;
@@ -528,13 +635,18 @@ export class Editor {
 
 /** New edits behind the others; one that answers the same question takes the other's place, as in the kernel. */
 export function joined(before: IEdit[], edits: IEdit[]): IEdit[] {
-  const question = (edit: IEdit) => {
+  const questions = (edit: IEdit) => {
     const { ops_earlier, capacity_bytes, link, note, action, ...target } = edit;
-    const asks = ['prefetch', 'capacity', 'link'].includes(action) ? action : 'residence';
-    return JSON.stringify([asks, Object.entries(target).sort()]);
+    const asks = [
+      ['prefetch', 'capacity', 'link', NEVER_REPLAY].includes(action) ? action : 'residence'
+    ];
+    if (action === 'rematerialise' || action === NEVER_REPLAY) {
+      asks.push('replay'); // of the two one decides
+    }
+    return asks.map(ask => JSON.stringify([ask, Object.entries(target).sort()]));
   };
-  const asked = new Set(edits.map(question));
-  return [...before.filter(edit => !asked.has(question(edit))), ...edits];
+  const asked = new Set(edits.flatMap(questions));
+  return [...before.filter(edit => !questions(edit).some(ask => asked.has(ask))), ...edits];
 }
 
 /** Edits in runs of at most so many characters of JSON; one empty run where there are none. */

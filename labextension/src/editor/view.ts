@@ -6,6 +6,7 @@ import { button, h } from '../dom';
 import { plural } from '../format';
 import type { LabModel } from '../model';
 import type { Tables } from '../panel/tables';
+import type { IOpenDraft } from '../protocol';
 import { Bar } from './bar';
 import { Cards } from './cards';
 import { Changes } from './changes';
@@ -14,7 +15,7 @@ import { DecisionTable, keyAction, LEAD, nameOf } from './decisions';
 import { type IStore, Keeper } from './keeper';
 import { type IMenuItem, openMenu } from './menu';
 import { Rules } from './rules';
-import { Editor } from './state';
+import { Editor, NEVER_REPLAY } from './state';
 import { actionName } from './words';
 
 export class EditorView {
@@ -42,6 +43,9 @@ export class EditorView {
     this._rules = new Rules(editor);
     this._changes = new Changes(editor, storage => void this.show(storage));
     editor.changed.connect((_, change) => {
+      if (change === 'draft') {
+        this._drawDraft();
+      }
       if (change === 'draft' || change === 'rows' || change === 'changes') {
         this._update();
       }
@@ -124,6 +128,26 @@ export class EditorView {
     }
   }
 
+  /** Have the draft drawn anew where it is what is drawn. */
+  private _drawDraft(): void {
+    const { open } = this.editor;
+    const draftable = open !== null;
+    if (draftable !== this._model.draftable) {
+      this._model.draftable = draftable;
+      this.onDraftable();
+    }
+    if (open && open !== this._drawnDraft && !this.editor.busy) {
+      this._drawnDraft = open;
+      this._model.redraft();
+      this.onRedraft();
+    }
+  }
+
+  /** Called when the draft has something new to show. */
+  onRedraft: () => void = () => undefined;
+  /** Called when there begins, or ceases, to be a draft. */
+  onDraftable: () => void = () => undefined;
+
   /** Select a storage of the table in the drawing too. */
   async show(storage: string): Promise<void> {
     this._locating = true;
@@ -144,6 +168,8 @@ export class EditorView {
       return;
     }
     const row = choices?.storage === storage ? choices.row : null;
+    const several = this.editor.picked.size > 1 && this.editor.picked.has(storage);
+    const those = several ? this.editor.chosen : [storage];
     const keys: Record<string, string> = {
       keep: 'K',
       swap: 'X',
@@ -153,28 +179,36 @@ export class EditorView {
     const items: (IMenuItem | null)[] = open.actions.map(action => ({
       text: actionName(action),
       key: keys[action],
-      checked: row?.after === action,
-      run: () => void this.editor.decide(storage, action)
+      checked: !several && row?.after === action,
+      run: () => void this.editor.decide(those, action)
     }));
-    const own = open.edits.some(({ edit }) => edit.storage === storage);
+    if (open.actions.includes('rematerialise')) {
+      const forbidden = Boolean(row?.never_rematerialise);
+      items.push(null, {
+        text: actionName(NEVER_REPLAY),
+        checked: forbidden,
+        run: () => void this.editor.forbidReplay(those, !forbidden)
+      });
+    }
+    const own = open.edits.some(({ edit }) => those.includes(edit.storage ?? ''));
     items.push(
       null,
       {
         text: `Prefetch ${LEAD} ops earlier`,
         key: 'E',
-        run: () => void this.editor.earlier(storage, LEAD)
+        run: () => void this.editor.earlier(those, LEAD)
       },
       {
         text: `Prefetch ${LEAD} ops later`,
         key: 'L',
-        run: () => void this.editor.earlier(storage, -LEAD)
+        run: () => void this.editor.earlier(those, -LEAD)
       },
       null,
       {
         text: 'Leave to the planner',
         key: 'Del',
         enabled: own,
-        run: () => void this.editor.decide(storage, null)
+        run: () => void this.editor.decide(those, null)
       },
       {
         text: 'Rule for its module…',
@@ -182,7 +216,7 @@ export class EditorView {
         run: () => this._ruleFor(row?.module ?? '')
       }
     );
-    const name = row ? nameOf(row) : storage;
+    const name = several ? `${those.length} storages` : row ? nameOf(row) : storage;
     openMenu(this._host, name, items, x, y);
   }
 
@@ -314,7 +348,7 @@ export class EditorView {
       void editor.edit(event.shiftKey ? 'redo' : 'undo');
     } else if ((event.ctrlKey || event.metaKey) && event.key === 'y') {
       void editor.edit('redo');
-    } else if (event.ctrlKey || event.metaKey || editor.selected === null) {
+    } else if (event.ctrlKey || event.metaKey || !editor.chosen.length) {
       return;
     } else {
       const action = keyAction(event.key, open.actions);
@@ -323,7 +357,7 @@ export class EditorView {
       if (!action && !(event.shiftKey && upper)) {
         return;
       }
-      void editor.decide(editor.selected, action ?? upper);
+      void editor.decide(editor.chosen, action ?? upper);
     }
     event.preventDefault();
     event.stopPropagation();
@@ -334,6 +368,7 @@ export class EditorView {
   private _tables: Tables | null = null;
   private _path = 'policy.json';
   private _stepCount = -1;
+  private _drawnDraft: IOpenDraft | null = null;
   private _selectedKey: string | null = null;
   private _locating = false;
 }

@@ -93,16 +93,26 @@ test('differences are good or bad by what the figure means', () => {
     stall_s: 0.1,
     overlap: 0.9,
     swapped_out_bytes: 0,
-    swapped_in_bytes: 0
+    swapped_in_bytes: 0,
+    replay_s: 0,
+    replayed_bytes: 0
   };
   const then = { ...now, peak_bytes: 90 * MIB, step_s: 1.1, overlap: 0.95, swapped_in_bytes: MIB };
   expect(FIGURES.map(column => delta(column, now, then))).toEqual([
     { text: '▼ 10.0 MiB', kind: 'good' },
     { text: '▲ 100 ms', kind: 'lost' },
     null,
+    null,
     { text: '▲ 5.0 pt', kind: 'good' },
     { text: '▲ 1.00 MiB', kind: 'dim' }
   ]);
+});
+
+test('the column of replays stands where there are some', () => {
+  const replays = FIGURES.find(column => column.name === 'Replays');
+  const none = { replay_s: 0 } as IFigures;
+  expect(replays?.shown?.(none)).toBe(false);
+  expect(replays?.shown?.({ ...none, replay_s: 1e-6 })).toBe(true);
 });
 
 test.each([
@@ -134,8 +144,15 @@ test('rules and decisions are told in words', () => {
   expect(ruleText({ action: 'prefetch', category: 'optimizer_state', ops_earlier: -1 })).toBe(
     'optimizer state 1 op later'
   );
-  const row = { after: 'swap', swaps: 2, ops_earlier: 5 } as IDecision;
+  const row = { after: 'swap', swaps: 2, drops: 0, ops_earlier: 5 } as IDecision;
   expect(decisionText(row)).toBe('Swap ×2, 5 ops earlier');
+  expect(decisionText({ ...row, drops: 1, ops_earlier: 0 })).toBe('Swap ×2, rematerialise ×1');
+  expect(decisionText({ ...row, after: 'rematerialise', drops: 3, swaps: 0, ops_earlier: 0 })).toBe(
+    'Rematerialise ×3'
+  );
+  expect(decisionText({ ...row, swaps: 1, ops_earlier: 0, never_rematerialise: true })).toBe(
+    'Swap, never rematerialise'
+  );
   expect(actionName('never_touch')).toBe('Never touch');
 });
 

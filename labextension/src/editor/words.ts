@@ -13,7 +13,8 @@ const MARKS: Record<string, string> = {
   keep: '▪',
   swap: '⇄',
   never_touch: '⚓',
-  rematerialise: '↻'
+  rematerialise: '↻',
+  never_rematerialise: '⊘'
 };
 
 /** A mark that tells actions apart without colour. */
@@ -35,10 +36,18 @@ export function who(row: IDecision): string {
 
 /** What the draft does with a storage, in the table's words. */
 export function decisionText(row: IDecision): string {
-  const times = row.swaps > 1 ? ` ×${row.swaps}` : '';
+  const both = row.swaps > 0 && row.drops > 0;
+  const count = Math.max(row.swaps, row.drops);
+  const times = count > 1 ? ` ×${count}` : '';
+  const other = both
+    ? row.drops > row.swaps
+      ? `, swap ×${row.swaps}`
+      : `, rematerialise ×${row.drops}`
+    : '';
+  const never = row.never_rematerialise ? ', never rematerialise' : '';
   const ops = row.ops_earlier;
   const lead = ops ? `, ${plural(Math.abs(ops), 'op')} ${ops > 0 ? 'earlier' : 'later'}` : '';
-  return `${actionName(row.after)}${times}${lead}`;
+  return `${actionName(row.after)}${times}${other}${lead}${never}`;
 }
 
 /** An edit without a storage, as its chip says it. */
@@ -132,6 +141,8 @@ export interface IFigureColumn {
   apart(difference: number): string;
   /** Whether more is worse: 1, better: -1, or neither: 0. */
   worse: 1 | -1 | 0;
+  /** Columns that stand only where one of the figures has something to show. */
+  shown?(figures: IFigures): boolean;
 }
 
 /** The columns of the comparison, as the bottom bar and the kernel's dry run have them. */
@@ -151,6 +162,14 @@ export const FIGURES: IFigureColumn[] = [
     worse: 1
   },
   { name: 'Stall', value: f => f.stall_s, format: formatSeconds, apart: formatSeconds, worse: 1 },
+  {
+    name: 'Replays',
+    value: f => f.replay_s,
+    format: formatSeconds,
+    apart: formatSeconds,
+    worse: 1,
+    shown: f => f.replay_s > 0
+  },
   {
     name: 'Overlap',
     value: f => f.overlap,
@@ -216,7 +235,10 @@ export function ruleOfFilter(query: string): Partial<IEdit> {
       rule[field[1] as 'stage' | 'category'] = field[2];
     } else if (layer) {
       rule.module = layer[1] === 'layer' ? `*.${layer[2]}` : `*${layer[1]}.${layer[2]}`;
-    } else if (!/:|^stall>|^(keep|swap|never\w*|remat\w*|staged)$/.test(term) && !rule.module) {
+    } else if (
+      !/:|^stall>|^(keep|swap|never\w*|remat\w*|staged|declined)$/.test(term) &&
+      !rule.module
+    ) {
       rule.module = `*${term}*`;
     }
   }

@@ -1,7 +1,7 @@
 // The top of the panel: which notebook and kernel, where the session stands, and its figures.
 
 import { button, h } from '../dom';
-import { formatBytes, formatPercent, formatSeconds } from '../format';
+import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
 import type { IFrontKernel } from '../kernelFollower';
 import type { LabModel } from '../model';
 
@@ -59,6 +59,7 @@ export class Header {
     if (!session) {
       return;
     }
+    const declined = Object.values(session.declined_drops).reduce((sum, count) => sum + count, 0);
     const figures: [string, string, string][] = [
       [
         'Capacity',
@@ -84,15 +85,27 @@ export class Header {
       [
         'Match rate',
         formatPercent(session.match_rate),
-        session.swaps ? `${session.swaps} swaps planned` : 'no policy'
+        [
+          session.swaps && plural(session.swaps, 'swap'),
+          session.drops && plural(session.drops, 'drop')
+        ]
+          .filter(Boolean)
+          .join(', ') || 'no policy'
       ]
     ];
+    if (session.drops || session.replays || declined) {
+      figures.splice(6, 0, [
+        'Replays',
+        formatSeconds(session.replay_s),
+        `${formatCount(session.replays)}, ${formatBytes(session.dropped_bytes)} made again${declined ? `; ${formatCount(declined)} declined` : ''}`
+      ]);
+    }
     this._figures.replaceChildren(
       ...figures.map(([name, value, more]) => {
         const [number, unit = ''] = value.split(' ');
         return h(
           'div',
-          {},
+          { 'data-figure': name },
           h('dt', {}, name),
           h('dd', {}, h('b', {}, number), ` ${unit} `, h('span', { class: 'cl-dim cl-more' }, more))
         );

@@ -29,7 +29,9 @@ export class Inspector {
 
   update(): void {
     const { summary, selected, brush, box, boxed, op } = this._model;
+    const predicted = h('p', { class: 'cl-draft' }, 'Of the draft, predicted');
     this.node.replaceChildren(
+      ...(this._model.drawn === 'draft' ? [predicted] : []),
       ...(brush ? [this._range(summary)] : []),
       ...(box ? [this._box(boxed)] : []),
       ...(op ? [this._op(op)] : []),
@@ -77,6 +79,14 @@ export class Inspector {
             ? `${formatCount(summary.stalls)}, ${formatSeconds(summary.stall_s)}${causes.length ? ` (${causes.join(', ')})` : ''}`
             : 'none'
         ],
+        ...(summary.replays
+          ? [
+              [
+                'Replays',
+                `${formatCount(summary.replays)}, ${formatSeconds(summary.replay_s)}, ${formatBytes(summary.replayed_bytes)} made again`
+              ] as [string, string]
+            ]
+          : []),
         ['Peak', formatBytes(summary.peak_bytes)]
       ])
     );
@@ -193,7 +203,8 @@ export class Inspector {
         [
           'Time',
           formatSeconds(op.duration_s) +
-            (op.stall_s ? `, of which stall ${formatSeconds(op.stall_s)}` : '')
+            (op.stall_s ? `, of which stall ${formatSeconds(op.stall_s)}` : '') +
+            (op.replay_s ? `, replays ${formatSeconds(op.replay_s)}` : '')
         ],
         ['Touches', `${plural(op.touches.count, 'storage')}, ${formatBytes(op.touches.bytes)}`]
       ])
@@ -213,9 +224,14 @@ export class Inspector {
 
   private _storage(storage: IStorageDetail): HTMLElement {
     const band = BANDS[bandOf(storage.category)].id;
-    const away = storage.away.reduce((sum, [start, end]) => sum + end - start, 0);
     const unit = (length: number) =>
       this._model.axis === 'time' ? formatSeconds(length) : plural(Math.round(length), 'op');
+    const stretches = (all: [number, number][]) =>
+      all.length
+        ? `${unit(all.reduce((sum, [start, end]) => sum + end - start, 0))} in ${plural(all.length, 'stretch').replace('stretchs', 'stretches')}`
+        : 'never';
+    const seconds = (all: { duration_s: number }[]) =>
+      formatSeconds(all.reduce((sum, one) => sum + one.duration_s, 0));
     const node = h(
       'section',
       {},
@@ -233,18 +249,14 @@ export class Inspector {
         ['Category', categoryName(storage.category)],
         ['Storage', `#${storage.uid}${storage.movable ? '' : ', may not leave'}`],
         ['Life', unit(storage.x1 - storage.x0)],
-        [
-          'Away',
-          storage.away.length
-            ? `${unit(away)} in ${plural(storage.away.length, 'stretch').replace('stretchs', 'stretches')}`
-            : 'never'
-        ],
-        [
-          'Stalls',
-          storage.stalls.length
-            ? formatSeconds(storage.stalls.reduce((s, stall) => s + stall.duration_s, 0))
-            : 'none'
-        ]
+        ['Away', stretches(storage.away)],
+        ...(storage.dropped.length || storage.replays.length
+          ? ([
+              ['Dropped', stretches(storage.dropped)],
+              ['Replays', `${plural(storage.replays.length, 'op')}, ${seconds(storage.replays)}`]
+            ] as [string, string][])
+          : []),
+        ['Stalls', storage.stalls.length ? seconds(storage.stalls) : 'none']
       ])
     );
     type Event = [x: number, mark: string, text: string, detail: string];
@@ -271,6 +283,17 @@ export class Inspector {
         `Stall ${formatSeconds(stall.duration_s)}`,
         stall.op ? shortOp(stall.op.name) : ''
       ]);
+    }
+    for (const replay of storage.replays) {
+      events.push([
+        replay.x0,
+        '↻',
+        `Made again by ${shortOp(replay.name)} in ${formatSeconds(replay.duration_s)}`,
+        replay.op ? `for ${shortOp(replay.op.name)}, ${replay.cause}` : replay.cause
+      ]);
+    }
+    for (const declined of storage.declined) {
+      events.push([declined.x0, '✕', 'Drop declined', declined.why]);
     }
     events.sort((a, b) => a[0] - b[0]);
     const list = h('ol', { class: 'cl-events' });

@@ -11,7 +11,7 @@ import {
   type IOp,
   type IStorage
 } from '../protocol';
-import { BANDS, bandOf, categoryName, storageName } from '../words';
+import { BANDS, bandOf, categoryName, shortOp, storageName } from '../words';
 import { type IColumn, SortableTable } from './sortableTable';
 
 /** A tab that another part of the panel brings along. */
@@ -27,6 +27,17 @@ export interface IExtraTab {
   said(): string;
   /** Called when the tab comes to the front, and when it leaves it. */
   shown(on: boolean): void;
+}
+
+/** A replay, or a drop that was declined. */
+interface IReplayRow {
+  declined: boolean;
+  name: string;
+  cause: string;
+  duration_s: number;
+  op: IOp | null;
+  storage: IStorage | null;
+  x0: number;
 }
 
 const SHOWN_TOTALS = 6;
@@ -51,6 +62,12 @@ export class Tables {
       [
         ...storage,
         { name: 'Away', of: row => row.away_s, text: row => seconds(row.away_s), kind: 'number' },
+        {
+          name: 'Dropped',
+          of: row => row.dropped_s,
+          text: row => seconds(row.dropped_s),
+          kind: 'number'
+        },
         { name: 'Transfers', of: row => row.transfers, kind: 'number' },
         { name: 'Stall', of: row => row.stall_s, text: row => seconds(row.stall_s), kind: 'lost' }
       ],
@@ -92,7 +109,7 @@ export class Tables {
         ...storage,
         {
           name: 'Where',
-          of: row => (row.resident ? 'on the device' : 'away'),
+          of: row => (row.resident ? 'on the device' : row.dropped ? 'dropped' : 'away'),
           kind: 'dim'
         },
         {
@@ -102,7 +119,9 @@ export class Tables {
             row.can_leave
               ? 'yes'
               : !row.resident
-                ? 'is away'
+                ? row.dropped
+                  ? 'is dropped'
+                  : 'is away'
                 : row.in_use
                   ? 'in use'
                   : row.movable
@@ -126,6 +145,52 @@ export class Tables {
       row => void _model.select(row.uid),
       row => row.uid === _model.selected?.uid
     );
+    this._replays = new SortableTable<IReplayRow>(
+      'Replays and declined drops, of the storages that the search finds',
+      [
+        {
+          name: 'Op',
+          of: row => row.op?.op ?? -1,
+          text: row => (row.op ? `${row.op.step} / ${formatCount(row.op.op)}` : ''),
+          kind: 'number'
+        },
+        { name: 'Replayed', of: row => `${row.declined ? '✕' : '↻'} ${shortOp(row.name)}` },
+        {
+          name: 'Storage',
+          of: row => (row.storage ? storageName(row.storage) : 'died before the step'),
+          node: row =>
+            h(
+              'span',
+              {},
+              row.storage && swatch(BANDS[bandOf(row.storage.category)].id),
+              row.storage ? storageName(row.storage) : 'died before the step'
+            )
+        },
+        { name: 'Module', of: row => row.storage?.module ?? '', kind: 'dim' },
+        {
+          name: 'Size',
+          of: row => row.storage?.bytes ?? 0,
+          text: row => formatBytes(row.storage?.bytes ?? 0),
+          kind: 'number'
+        },
+        {
+          name: 'Time',
+          of: row => row.duration_s,
+          text: row => (row.declined ? '' : seconds(row.duration_s)),
+          kind: 'number'
+        },
+        { name: 'For', of: row => (row.declined ? '' : shortOp(row.op?.name ?? '')) },
+        { name: 'Cause', of: row => row.cause, kind: 'dim' }
+      ],
+      'Op',
+      row => {
+        _model.setCursor(row.x0);
+        if (row.storage) {
+          void _model.select(row.storage.uid);
+        }
+      },
+      () => false
+    );
     this.node.append(
       h(
         'div',
@@ -139,6 +204,7 @@ export class Tables {
     );
     this._addTab('storages', 'Storages');
     this._addTab('ops', 'Ops');
+    this._addTab('replays', 'Replays');
     this._addTab('alive', 'Why is the peak here?');
   }
 
@@ -157,16 +223,21 @@ export class Tables {
   /** Bring a table to the front; the list of what is alive begins at the peak. */
   show(tab: string): void {
     this._tab = tab;
+    this.onShow();
     if (tab === 'alive' && !this._model.alive) {
       void this._model.ask();
     }
     this.update();
   }
 
+  /** Called when a table comes to the front. */
+  onShow: () => void = () => undefined;
+
   update(): void {
     const { found, alive, query, scene } = this._model;
     if (this._model.asked !== this._lastAsked) {
       this._tab = 'alive';
+      this.onShow();
     }
     this._lastAsked = this._model.asked;
     if (found?.query && found.query !== this._lastQuery && this._tab === 'alive') {
@@ -178,13 +249,31 @@ export class Tables {
     }
     if (this._tab === 'alive') {
       this._said.textContent = alive
-        ? `At ${alive.op.name}${alive.op.module ? ` in ${alive.op.module}` : ''}: ${formatBytes(alive.resident_bytes)} on the device, ${formatBytes(alive.away_bytes)} away, ${formatBytes(alive.can_leave_bytes)} could leave`
+        ? `At ${alive.op.name}${alive.op.module ? ` in ${alive.op.module}` : ''}: ${formatBytes(alive.resident_bytes)} on the device, ${formatBytes(alive.away_bytes)} away,${alive.dropped_bytes ? ` ${formatBytes(alive.dropped_bytes)} dropped,` : ''} ${formatBytes(alive.can_leave_bytes)} could leave`
         : '';
       this._alive.fill(alive?.storages ?? []);
       this._body.replaceChildren(
         alive ? totals(alive, () => void this._model.ask()) : '',
         this._alive.node
       );
+    } else if (this._tab === 'replays') {
+      const count = plural(found?.replay_count ?? 0, 'replay');
+      const declined = found?.declined_count ?? 0;
+      this._said.textContent = `${count}${declined ? `, ${plural(declined, 'drop')} declined` : ''} of the storages found`;
+      this._replays.fill(
+        found
+          ? [
+              ...found.declined.map(row => ({
+                ...row,
+                declined: true,
+                cause: row.why,
+                duration_s: 0
+              })),
+              ...found.replays.map(row => ({ ...row, declined: false }))
+            ]
+          : []
+      );
+      this._body.replaceChildren(this._replays.node);
     } else if (this._tab === 'ops') {
       this._said.textContent = query.trim()
         ? `${plural(found?.op_count ?? 0, 'op')} of ${formatCount(scene?.ops ?? 0)}`
@@ -202,6 +291,12 @@ export class Tables {
 
   /** Write the tabs anew; true where one in front is not of these tables. */
   updateTabs(): boolean {
+    const { scene } = this._model;
+    const replayed = Boolean(scene && (scene.replays || scene.declined));
+    this._tabs.get('replays')?.toggleAttribute('hidden', !replayed);
+    if (this._tab === 'replays' && scene && !replayed) {
+      this._tab = 'storages';
+    }
     for (const [id, element] of this._tabs) {
       element.setAttribute('aria-selected', String(id === this._tab));
       const own = this._extra.get(id);
@@ -240,6 +335,7 @@ export class Tables {
   private readonly _body = h('div', { class: 'cl-table-body' });
   private readonly _storages: SortableTable<IFoundStorage>;
   private readonly _ops: SortableTable<IOp>;
+  private readonly _replays: SortableTable<IReplayRow>;
   private readonly _alive: SortableTable<IAliveStorage>;
 }
 

@@ -2,7 +2,7 @@
 
 import { button, h, segment } from '../dom';
 import { formatSeconds } from '../format';
-import type { LabModel } from '../model';
+import type { Drawn, LabModel } from '../model';
 import type { Axis, Rows } from '../protocol';
 import type { Timeline } from '../timeline/timeline';
 
@@ -28,6 +28,14 @@ export class Toolbar {
         ['op', 'Op', 'Op index']
       ],
       axis => void _model.setAxis(axis)
+    );
+    this._drawn = segment<Drawn>(
+      'What is drawn',
+      [
+        ['measured', 'Measured', 'What ran'],
+        ['draft', 'Draft', 'What the draft is predicted to do, on the same axis (M switches)']
+      ],
+      drawn => void _model.setDrawn(drawn)
     );
     this._rows = segment<Rows>(
       'Block map rows',
@@ -63,7 +71,8 @@ export class Toolbar {
     this._box = button(
       'Box',
       'Draw a box in the block map to list what lies inside (B, or Alt+drag)',
-      () => timeline.drawBox()
+      () => timeline.drawBox(),
+      'cl-roomy'
     );
     timeline.onBox = drawing => this._box.setAttribute('aria-pressed', String(drawing));
     this.node.append(
@@ -75,8 +84,9 @@ export class Toolbar {
         'Follow'
       ),
       this._axis.node,
-      button('+', 'Zoom in (+)', () => timeline.zoomBy(0.6), 'cl-square'),
-      button('−', 'Zoom out (-)', () => timeline.zoomBy(1 / 0.6), 'cl-square'),
+      this._drawn.node,
+      button('+', 'Zoom in (+)', () => timeline.zoomBy(0.6), 'cl-square cl-roomy'),
+      button('−', 'Zoom out (-)', () => timeline.zoomBy(1 / 0.6), 'cl-square cl-roomy'),
       button('Fit', 'Show all (F)', () => _model.fit()),
       button('‹', 'Previous peak (Shift+J)', () => void _model.seekPeak(-1), 'cl-square'),
       this._peak,
@@ -98,6 +108,8 @@ export class Toolbar {
     const { scene, steps, status, follow, axis, rows, stallNumber, peakNumber, query } =
       this._model;
     this._axis.press(axis);
+    this._drawn.press(this._model.drawn);
+    this._drawn.node.hidden = !this._model.draftable;
     this._rows.press(rows);
     this._follow.checked = follow;
     this._peak.textContent = peakNumber ? `Peak ${peakNumber}` : 'Peak';
@@ -154,6 +166,7 @@ export class Toolbar {
   private readonly _steps: HTMLSelectElement;
   private readonly _follow: HTMLInputElement;
   private readonly _axis: ReturnType<typeof segment<Axis>>;
+  private readonly _drawn: ReturnType<typeof segment<Drawn>>;
   private readonly _rows: ReturnType<typeof segment<Rows>>;
   private readonly _search: HTMLInputElement;
   private readonly _stalls: HTMLElement;

@@ -4,7 +4,7 @@ import { BANDS, type BandId } from '../words';
 
 const NAMES = ['bg', 'bg-sunk', 'line', 'line-2', 'ink', 'ink-2', 'ink-3', 'lost', 'xfer'] as const;
 const OPS = ['op1', 'op2', 'op3'] as const;
-const MORE = ['accent', 'sel'] as const;
+const MORE = ['accent', 'sel', 'draft'] as const;
 
 type Name = (typeof NAMES)[number] | (typeof OPS)[number] | (typeof MORE)[number] | BandId;
 
@@ -12,6 +12,8 @@ export interface IColours {
   of: Record<Name, string>;
   /** Hatches: of each band for what is away, of `lost` for what was not hidden. */
   hatch: Record<BandId | 'lost', CanvasPattern | string>;
+  /** Dots, of each band for what is dropped. */
+  dots: Record<BandId, CanvasPattern | string>;
   font: string;
 }
 
@@ -26,10 +28,30 @@ export function readColours(node: HTMLElement): IColours {
   }
   probe.remove();
   const hatch = { lost: stripes(of.bg, of.lost, 5, 1.1) } as IColours['hatch'];
+  const dots = {} as IColours['dots'];
   for (const { id } of BANDS) {
     hatch[id] = stripes(of[id], null, 4, 0.8);
+    dots[id] = dotted(of[id], 5, 0.9);
   }
-  return { of, hatch, font: getComputedStyle(node).fontFamily };
+  return { of, hatch, dots, font: getComputedStyle(node).fontFamily };
+}
+
+function dotted(colour: string, gap: number, radius: number): CanvasPattern | string {
+  const canvas = document.createElement('canvas');
+  canvas.width = canvas.height = gap * 2;
+  const context = canvas.getContext('2d');
+  if (!context) {
+    return colour;
+  }
+  context.fillStyle = colour;
+  for (const at of [0.5, 1.5]) {
+    context.beginPath();
+    context.arc(gap * at, gap * at, radius * 2, 0, 2 * Math.PI);
+    context.fill();
+  }
+  const pattern = context.createPattern(canvas, 'repeat');
+  pattern?.setTransform(new DOMMatrix().scale(0.5));
+  return pattern ?? colour;
 }
 
 function stripes(

@@ -6,7 +6,7 @@ import { BANDS, bandOf, shortOp } from '../words';
 import type { IColours } from './colours';
 import { type ITrackBox, type Layout, residentY } from './layout';
 import { Scale, tickLabel, ticks } from './scale';
-import { type IBars, type ILine, type ISpans, type IView, lastAtMost } from './tables';
+import { type IBars, type ILine, type ISpans, type IView, lastAtMost, PLACE } from './tables';
 
 export interface IPicture {
   context: CanvasRenderingContext2D;
@@ -18,6 +18,8 @@ export interface IPicture {
   view: IView;
   /** The whole axis, for the minimap. */
   overview: IView;
+  /** Whether it is a draft, which has not run. */
+  predicted: boolean;
 }
 
 const OP_HEIGHTS = [18, 13, 7];
@@ -39,6 +41,7 @@ export function drawTracks(picture: IPicture): void {
   drawTransfers(picture, 'out');
   drawTransfers(picture, 'in');
   drawStalls(picture);
+  drawReplays(picture);
   drawResident(picture);
   drawAway(picture);
   drawBlocks(picture);
@@ -49,6 +52,42 @@ export function drawTracks(picture: IPicture): void {
     const x = Math.round(scale.x(step.begin[axis]));
     c.fillRect(x, layout.ruler.top, 1, layout.bottom - layout.ruler.top);
   }
+  if (picture.predicted) {
+    drawPredicted(picture);
+  }
+}
+
+/** A draft may end before what ran, whose axis it is drawn on: what held at its end does not go on. */
+function coverBeyond(
+  { context: c, colours, scene, view }: IPicture,
+  box: ITrackBox,
+  scale: Scale
+): void {
+  const end = scale.x(scene.length[view.axis]);
+  if (end < scale.width) {
+    c.fillStyle = colours.of['bg-sunk'];
+    c.fillRect(end, box.top, scale.width - end, box.height);
+  }
+}
+
+/** Say that nothing of this has run: a violet dash under the ruler, and a word on it. */
+function drawPredicted({ context: c, colours, layout, scale }: IPicture): void {
+  const { top, height } = layout.ruler;
+  c.strokeStyle = colours.of.draft;
+  c.lineWidth = 2;
+  c.setLineDash([7, 4]);
+  c.beginPath();
+  c.moveTo(0, top + height);
+  c.lineTo(scale.width, top + height);
+  c.stroke();
+  c.setLineDash([]);
+  c.font = `600 ${FONT_PX}px ${colours.font}`;
+  const text = 'Draft, predicted';
+  const width = c.measureText(text).width + 12;
+  c.fillStyle = colours.of.draft;
+  c.fillRect(scale.width - width, top, width, height - 2);
+  c.fillStyle = colours.of.bg;
+  c.fillText(text, scale.width - width + 6, top + height / 2 - 0.5);
 }
 
 /** Call with each bar that is in sight: its ends in pixels, and its position in the table. */
@@ -113,9 +152,10 @@ function label(
   c.fillText(text, left, y);
 }
 
-function drawMinimap({ context: c, colours, layout, scene, overview, scale }: IPicture): void {
+function drawMinimap(picture: IPicture): void {
+  const { context: c, colours, layout, scene, overview, scale } = picture;
   const { top, height } = layout.minimap;
-  const whole = new Scale(0, scene.length[overview.axis], scale.width);
+  const whole = new Scale(0, overview.end, scale.width);
   const most = Math.max(scene.live_peak_bytes, scene.capacity_bytes ?? 0, 1);
   const y = (bytes: number) => top + height - (bytes / most) * (height - 6);
   c.fillStyle = colours.of['bg-sunk'];
@@ -131,6 +171,7 @@ function drawMinimap({ context: c, colours, layout, scene, overview, scale }: IP
     }
   }
   fillUnder(c, { x, bytes: total }, whole, y, top + height);
+  coverBeyond(picture, layout.minimap, whole);
   c.fillStyle = colours.of.lost;
   eachBar(overview.stalls, whole, (left, width) => c.fillRect(left, top, Math.max(width, 1), 4));
 }
@@ -266,6 +307,29 @@ function drawStalls({ context: c, colours, layout, scale, view }: IPicture): voi
   c.globalAlpha = 1;
 }
 
+/** In the colour of what is made again; the mark stands in those that are long enough. */
+function drawReplays({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+  const { top, height } = layout.replays;
+  if (!height) {
+    return;
+  }
+  const { replays } = view;
+  c.fillStyle = colours.of['bg-sunk'];
+  c.fillRect(0, top, scale.width, height);
+  c.font = `${FONT_PX}px ${colours.font}`;
+  eachBar(replays, scale, (x, width, i) => {
+    c.globalAlpha = replays.count[i] > 1 ? 0.45 + 0.55 * replays.fill[i] : 1;
+    c.fillStyle = colours.of[BANDS[bandOf(replays.category[i])].id];
+    c.fillRect(x, top, Math.max(width - (width > 3 ? 0.7 : 0), 1.5), height);
+    c.globalAlpha = 1;
+    if (width > 14 && replays.count[i] === 1) {
+      c.fillStyle = colours.of.bg;
+      const name = shortOp(scene.names[replays.name[i]] ?? '');
+      fitText(c, `↻ ${name}`, x + 3, top + height / 2 + 0.5, width - 5);
+    }
+  });
+}
+
 function drawResident(picture: IPicture): void {
   const { context: c, colours, layout, scale, view, scene } = picture;
   const box = layout.resident;
@@ -296,6 +360,7 @@ function drawResident(picture: IPicture): void {
     c.fillStyle = colours.of[BANDS[band].id];
     fillUnder(c, { x, bytes: sums[band] }, scale, y, bottom);
   }
+  coverBeyond(picture, box, scale);
   c.setLineDash([3, 3]);
   c.strokeStyle = colours.of['ink-2'];
   c.lineWidth = 1.2;
@@ -353,7 +418,8 @@ function drawResidentLabels(
   );
 }
 
-function drawAway({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+function drawAway(picture: IPicture): void {
+  const { context: c, colours, layout, scale, view, scene } = picture;
   const { top, height } = layout.away;
   c.fillStyle = colours.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
@@ -368,11 +434,12 @@ function drawAway({ context: c, colours, layout, scale, view, scene }: IPicture)
     top + height
   );
   c.globalAlpha = 1;
+  coverBeyond(picture, layout.away, scale);
 }
 
 function drawBlocks({ context: c, colours, layout, scale, view, scene }: IPicture): void {
   const { top, height } = layout.blocks;
-  const { x0, x1, y0, y1, category, away, uid, fill } = view.blocks;
+  const { x0, x1, y0, y1, category, place, uid, fill } = view.blocks;
   const perByte = height / view.map_bytes;
   const bottom = top + height;
   c.save();
@@ -381,13 +448,14 @@ function drawBlocks({ context: c, colours, layout, scale, view, scene }: IPictur
   c.clip();
   c.fillStyle = colours.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
-  // One pass a kind: changing the fill between hatch and colour for each block is what costs.
-  for (let kind = 0; kind < BANDS.length * 2; kind++) {
-    const [band, isAway] = [kind >> 1, kind & 1];
-    const { id } = BANDS[band];
-    c.fillStyle = isAway ? colours.hatch[id] : colours.of[id];
+  // One pass a kind: changing the fill between texture and colour for each block is what costs.
+  const fills = [colours.of, colours.hatch, colours.dots];
+  for (let kind = 0; kind < BANDS.length * fills.length; kind++) {
+    const [band, here] = [Math.floor(kind / fills.length), kind % fills.length];
+    const isAway = here !== PLACE.device;
+    c.fillStyle = fills[here][BANDS[band].id];
     for (let i = 0; i < x0.length; i++) {
-      if (away[i] !== isAway || bandOf(category[i]) !== band) {
+      if (place[i] !== here || bandOf(category[i]) !== band) {
         continue;
       }
       const left = scale.x(x0[i] + view.start);
@@ -397,7 +465,9 @@ function drawBlocks({ context: c, colours, layout, scale, view, scene }: IPictur
       }
       const tall = (y1[i] - y0[i]) * perByte;
       const gap = uid[i] >= 0 && tall > 2.4 ? 0.7 : 0;
-      c.globalAlpha = (isAway ? 0.5 : 1) * (uid[i] < 0 ? Math.max(0.25, fill[i]) : 1);
+      c.globalAlpha =
+        (isAway ? (here === PLACE.host ? 0.5 : 0.8) : 1) *
+        (uid[i] < 0 ? Math.max(0.25, fill[i]) : 1);
       c.fillRect(
         Math.max(left, -2),
         bottom - y1[i] * perByte + gap,

@@ -5,7 +5,7 @@ import { layTracks, residentY, trackAt } from './layout';
 import { Scale } from './scale';
 import { type IView, lastAtMost } from './tables';
 
-const layout = layTracks(500);
+const layout = layTracks(500, true);
 const none = { x0: [], x1: [], row: [], count: [], fill: [] };
 const view = {
   start: 0,
@@ -17,10 +17,11 @@ const view = {
   out: none,
   in: none,
   stalls: none,
+  replays: { x0: [30], x1: [34], row: [2], count: [1], fill: [1] },
   blocks: { x0: [0, 50], x1: [40, 90], y0: [0, 50], y1: [50, 100], uid: [7, -1] }
 } as unknown as IView;
 const scale = new Scale(0, 100, 1000);
-const at = (track: 'ops' | 'blocks', share = 0.5) =>
+const at = (track: 'ops' | 'replays' | 'blocks', share = 0.5) =>
   layout[track].top + layout[track].height * share;
 
 test('finds the op under the pointer, and a thin one near it', () => {
@@ -35,6 +36,19 @@ test('finds the op under the pointer, and a thin one near it', () => {
   expect(hitTest(view, layout, scale, 400, at('ops'))).toMatchObject({ track: 'ops', index: -1 });
 });
 
+test('finds replays in their own track, which is not there without any', () => {
+  expect(hitTest(view, layout, scale, 320, at('replays'))?.point).toEqual({
+    track: 'replays',
+    row: 2
+  });
+  const without = layTracks(500, false);
+  expect(without.replays.height).toBe(0);
+  expect(without.resident.top).toBeLessThan(layout.resident.top);
+  for (let y = 0; y < without.bottom; y++) {
+    expect(trackAt(without, y)).not.toBe('replays');
+  }
+});
+
 test('finds blocks by bytes, bottom up; a cell of the raster names no storage', () => {
   expect(hitTest(view, layout, scale, 100, at('blocks', 0.75))?.point).toEqual({
     track: 'blocks',
@@ -47,7 +61,7 @@ test('finds blocks by bytes, bottom up; a cell of the raster names no storage', 
 
 test('tracks follow each other without overlap, and all have room in a low panel', () => {
   for (const height of [200, 420, 900]) {
-    const low = layTracks(height);
+    const low = layTracks(height, true);
     let bottom = 0;
     for (const box of Object.values(low)) {
       if (typeof box === 'object') {

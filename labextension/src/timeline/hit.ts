@@ -22,7 +22,8 @@ const REACH_PX = 3;
 /** Bars before the nearest one that may still be long enough to reach the pointer. */
 const LOOK_BACK = 64;
 
-const BARS = ['stages', 'layers', 'modules', 'ops', 'out', 'in', 'stalls'] as const;
+const SPANS = ['stages', 'layers', 'modules'] as const;
+const POINTS = ['ops', 'out', 'in', 'stalls', 'replays'] as const;
 
 /** What lies at a pixel of the drawing, or null outside the tracks. */
 export function hitTest(
@@ -38,21 +39,21 @@ export function hitTest(
   }
   const empty: IHit = { track, count: 0, index: -1, x0: 0, x1: 0 };
   const at = scale.at(x);
-  const bars = BARS.find(name => name === track);
+  const asks = POINTS.find(name => name === track);
+  const bars = asks ?? SPANS.find(name => name === track);
   if (bars) {
     const index = nearest(view[bars], at, (REACH_PX * scale.span) / scale.width);
     if (index < 0) {
       return empty;
     }
     const table = view[bars];
-    const asks = bars === 'ops' || bars === 'out' || bars === 'in' || bars === 'stalls';
     return {
       track,
       index,
       count: table.count[index],
       x0: table.x0[index],
       x1: table.x1[index],
-      ...(asks ? { point: { track: bars, row: table.row[index] } } : {})
+      ...(asks ? { point: { track: asks, row: table.row[index] } } : {})
     };
   }
   if (track === 'blocks') {

@@ -10,6 +10,7 @@ export type TrackName =
   | 'out'
   | 'in'
   | 'stalls'
+  | 'replays'
   | 'selected'
   | 'resident'
   | 'away'
@@ -32,17 +33,25 @@ const FIXED: [TrackName, height: number, gap: number][] = [
   ['out', 16, 3],
   ['in', 16, 4],
   ['stalls', 13, 5],
+  ['replays', 13, 5],
   ['selected', 18, 7]
 ];
 const LEAST_RESIDENT = 96;
 const AWAY = 22;
 const LEAST_BLOCKS = 56;
 
-/** Lay the tracks out in a timeline of this height; it grows beyond it where that is too little for all of them. */
-export function layTracks(height: number): Layout {
+/**
+ * Lay the tracks out in a timeline of this height; it grows beyond it where that is too little for all of them.
+ * Steps without `replays` have no track for them: its height is 0.
+ */
+export function layTracks(height: number, replays: boolean): Layout {
   const layout = {} as Layout;
   let top = 4;
   for (const [name, tall, gap] of FIXED) {
+    if (name === 'replays' && !replays) {
+      layout[name] = { top, height: 0 };
+      continue;
+    }
     layout[name] = { top, height: tall };
     top += tall + gap;
   }
@@ -60,7 +69,7 @@ export function layTracks(height: number): Layout {
 /** Which track a height belongs to, or null between tracks. */
 export function trackAt(layout: Layout, y: number): TrackName | null {
   for (const [name, box] of Object.entries(layout)) {
-    if (typeof box === 'object' && y >= box.top - 1 && y < box.top + box.height + 1) {
+    if (typeof box === 'object' && box.height && y >= box.top - 1 && y < box.top + box.height + 1) {
       return name as TrackName;
     }
   }

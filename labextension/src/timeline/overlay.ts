@@ -162,6 +162,10 @@ function drawSelection(overlay: IOverlay): void {
     const [left, right] = [scale.x(stall.x0), scale.x(stall.x1)];
     outline(c, colours, left, layout.stalls.top, Math.max(right - left, 2), layout.stalls.height);
   }
+  for (const replay of selected.replays) {
+    const [left, right] = [scale.x(replay.x0), scale.x(replay.x1)];
+    outline(c, colours, left, layout.replays.top, Math.max(right - left, 2), layout.replays.height);
+  }
   drawLife(overlay, selected, id);
   if (view) {
     const { x0, x1, y0, y1, uid } = view.blocks;
@@ -178,7 +182,7 @@ function drawSelection(overlay: IOverlay): void {
   }
 }
 
-/** The selected storage's own track: solid on the device, dashes away. */
+/** The selected storage's own track: solid on the device, dashes away, dots where it is dropped. */
 function drawLife(
   { context: c, colours, layout, scale }: IOverlay,
   selected: IStorageDetail,
@@ -194,14 +198,25 @@ function drawLife(
   }
   c.strokeStyle = colour;
   c.lineWidth = 1.5;
-  c.setLineDash([3, 3]);
-  for (const [start, end] of selected.away) {
-    c.beginPath();
-    c.moveTo(scale.x(start), middle);
-    c.lineTo(scale.x(end), middle);
-    c.stroke();
+  for (const [stretches, dash] of [
+    [selected.away, [3, 3]],
+    [selected.dropped, [1.5, 4]]
+  ] as const) {
+    c.setLineDash(dash as unknown as number[]);
+    for (const [start, end] of stretches) {
+      c.beginPath();
+      c.moveTo(scale.x(start), middle);
+      c.lineTo(scale.x(end), middle);
+      c.stroke();
+    }
   }
   c.setLineDash([]);
+  c.fillStyle = colours.of['ink-2'];
+  c.font = `10px ${colours.font}`;
+  c.textBaseline = 'middle';
+  for (const [, end] of selected.dropped) {
+    c.fillText('↻', scale.x(end) - 11, middle);
+  }
 }
 
 /** Selection is ink with a halo of the background, not a hue. */

@@ -28,6 +28,11 @@ export interface IStalls extends IBars {
   direction: Numbers;
   cause: Numbers;
 }
+export interface IReplays extends IBars {
+  category: Numbers;
+  name: Numbers;
+  cause: Numbers;
+}
 export interface ILevels {
   x: Numbers;
   /** One column a band. */
@@ -37,6 +42,9 @@ export interface ILine {
   x: Numbers;
   bytes: Numbers;
 }
+/** Where a storage's bytes are, as the kernel numbers it: of a dropped one nowhere. */
+export const PLACE = { device: 0, host: 1, dropped: 2 } as const;
+
 export interface IBlocks {
   /** From the view's start on. */
   x0: Numbers;
@@ -44,7 +52,8 @@ export interface IBlocks {
   y0: Numbers;
   y1: Numbers;
   category: Numbers;
-  away: Numbers;
+  /** Where the bytes are: `PLACE`. */
+  place: Numbers;
   /** -1: a cell of the raster. */
   uid: Numbers;
   fill: Numbers;
@@ -61,6 +70,7 @@ export interface IView extends IViewReply {
   out: ITransfers;
   in: ITransfers;
   stalls: IStalls;
+  replays: IReplays;
   resident: ILevels;
   live: ILine;
   away: ILine;
@@ -75,10 +85,11 @@ const COLUMNS: Record<string, string[]> = {
   out: ['x0', 'x1', 'row', 'count', 'fill', 'category', 'exposed'],
   in: ['x0', 'x1', 'row', 'count', 'fill', 'category', 'exposed'],
   stalls: ['x0', 'x1', 'row', 'count', 'fill', 'direction', 'cause'],
+  replays: ['x0', 'x1', 'row', 'count', 'fill', 'category', 'name', 'cause'],
   resident: ['x', 'band0', 'band1', 'band2', 'band3', 'band4'],
   live: ['x', 'bytes'],
   away: ['x', 'bytes'],
-  blocks: ['x0', 'x1', 'y0', 'y1', 'category', 'away', 'uid', 'fill']
+  blocks: ['x0', 'x1', 'y0', 'y1', 'category', 'place', 'uid', 'fill']
 };
 
 /** Read these columns of tables, each in the buffer that `order` says; throws a LabError where one is missing. */
@@ -110,8 +121,8 @@ export function readTables(
 export function readView(reply: IViewReply, buffers: Uint8Array[]): IView {
   const found = readTables(COLUMNS, reply.tables, buffers);
   const { resident } = found;
-  const merged = ['stages', 'layers', 'modules', 'ops', 'out', 'in', 'stalls'].some(name =>
-    found[name].count.some((count: number) => count > 1)
+  const merged = Object.values(found).some(table =>
+    table.count?.some((count: number) => count > 1)
   );
   const rasterised = found.blocks.uid.some((uid: number) => uid < 0);
   return {

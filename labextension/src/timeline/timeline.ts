@@ -17,6 +17,8 @@ import { lastAtMost } from './tables';
 const WHEEL = 0.0016;
 const POINT_MS = 90;
 const CLICK_PX = 3;
+/** What a block says of its bytes, by `PLACE`. */
+const WHERE = ['on the device', 'away, on the host', 'dropped, until a replay makes it again'];
 /** Steps to the right and up. */
 const ARROWS: Record<string, [number, number]> = {
   ArrowLeft: [-1, 0],
@@ -95,7 +97,8 @@ export class Timeline {
         scale,
         scene,
         view,
-        overview
+        overview,
+        predicted: this._model.drawn === 'draft'
       };
       drawTracks(picture);
     }
@@ -132,10 +135,11 @@ export class Timeline {
     if (box.width < 10 || box.height < 10) {
       return;
     }
-    const gutter = this.node.clientWidth < 700 ? 150 : 190;
+    const wide = this.node.clientWidth;
+    const gutter = wide < 480 ? 104 : wide < 700 ? 150 : 190;
     const ratio = window.devicePixelRatio || 1;
     this._width = Math.max(50, this.node.clientWidth - gutter);
-    this._layout = layTracks(this.node.clientHeight);
+    this._layout = layTracks(this.node.clientHeight, Boolean(this._model.scene?.replays));
     this._gutter.style.width = `${gutter}px`;
     this._gutter.style.height = `${this._layout.bottom}px`;
     for (const canvas of [this._canvas, this._overlay]) {
@@ -156,8 +160,14 @@ export class Timeline {
 
   /** Write the tracks' names, and what the figures beside them say of the whole. */
   nameTracks(): void {
+    if (Boolean(this._model.scene?.replays) !== this._layout.replays.height > 0) {
+      this._resize();
+    }
     this._nameTracks();
     const { scene, steps } = this._model;
+    const { drawn } = this._model;
+    this.node.classList.toggle('cl-predicted', drawn === 'draft');
+    const shown = drawn === 'draft' ? 'the draft, predicted, for ' : '';
     const which = steps
       ? steps.first === steps.last
         ? `step ${steps.last}`
@@ -165,7 +175,7 @@ export class Timeline {
       : '';
     this._overlay.setAttribute(
       'aria-label',
-      `Timeline of ${which}. Arrow keys move, plus and minus zoom, f fits, n and p step through ${scene?.stalls ?? 0} stalls, j goes to the next peak, b draws a box that arrows move, Shift and arrows resize and Enter lists. The tables below list the same storages.`
+      `Timeline of ${shown}${which}. Arrow keys move, plus and minus zoom, f fits, m switches between what ran and the draft, n and p step through ${scene?.stalls ?? 0} stalls, j goes to the next peak, b draws a box that arrows move, Shift and arrows resize and Enter lists. The tables below list the same storages.`
     );
   }
 
@@ -206,7 +216,12 @@ export class Timeline {
         h('i', { class: 'cl-swatch', style: 'background: var(--cl-act)' }),
         'on the device'
       ),
-      ...(rows === 'storage' ? [h('span', {}, h('i', { class: 'cl-swatch cl-away' }), 'away')] : [])
+      ...(rows === 'storage'
+        ? [h('span', {}, h('i', { class: 'cl-swatch cl-away' }), 'away')]
+        : []),
+      ...(rows === 'storage' && scene?.dropped_bytes
+        ? [h('span', {}, h('i', { class: 'cl-swatch cl-dropped' }), 'dropped')]
+        : [])
     );
     this._gutter.replaceChildren(
       line('minimap', (scene?.steps.length ?? 1) > 1 ? 'All steps' : 'Whole step', 'whole'),
@@ -217,6 +232,7 @@ export class Timeline {
       line('out', 'Swap-out', 'out'),
       line('in', 'Swap-in', 'in'),
       line('stalls', 'Stall', 'stalls'),
+      ...(this._layout.replays.height ? [line('replays', 'Replays', 'replays')] : []),
       line('selected', 'Selected storage', 'selected'),
       line('resident', 'Resident', 'resident', legend),
       line('away', 'On the host', 'away'),
@@ -254,6 +270,7 @@ export class Timeline {
         'stalls',
         scene.stalls ? `${formatCount(scene.stalls)} · ${formatSeconds(scene.stall_s)}` : 'none'
       );
+      this._say('replays', `${formatCount(scene.replays)} · ${formatSeconds(scene.replay_s)}`);
       this._say('resident', `peak ${formatBytes(scene.peak_bytes)}`);
       this._say('away', `peak ${formatBytes(scene.away_peak_bytes)}`);
       this._say('live', formatBytes(scene.live_peak_bytes));
@@ -283,6 +300,8 @@ export class Timeline {
     this._say('out', here(view.out) >= 0 ? 'busy' : 'idle');
     this._say('in', here(view.in) >= 0 ? 'busy' : 'idle');
     this._say('stalls', here(view.stalls) >= 0 ? 'waits' : 'none');
+    const replay = here(view.replays);
+    this._say('replays', replay >= 0 ? shortOp(scene.names[view.replays.name[replay]]) : 'none');
     const row = Math.max(0, lastAtMost(view.resident.x, at));
     let total = 0;
     BANDS.forEach((band, i) => {
@@ -458,7 +477,10 @@ export class Timeline {
     const point = await this._model.point(hit.point.track, hit.point.row);
     this._model.tell(point?.op ?? null);
     const storage =
-      point?.transfer?.storage ?? point?.stall?.storage ?? point?.op?.touches.storages[0];
+      point?.transfer?.storage ??
+      point?.stall?.storage ??
+      point?.replay?.storage ??
+      point?.op?.touches.storages[0];
     if (storage) {
       await this._model.select(storage.uid);
     }
@@ -534,6 +556,12 @@ export class Timeline {
     Home: () => this._panBy(-1e9),
     End: () => this._panBy(1e9),
     f: () => this._model.fit(),
+    m: () => {
+      const { drawn, draftable } = this._model;
+      if (draftable) {
+        void this._model.setDrawn(drawn === 'draft' ? 'measured' : 'draft');
+      }
+    },
     z: () => this.showSelected(),
     k: () => void this._model.goToPeak(),
     j: () => void this._model.seekPeak(1),
@@ -643,7 +671,8 @@ export class Timeline {
       rows.push([
         'Time',
         formatSeconds(op.duration_s) +
-          (op.stall_s ? `, of which stall ${formatSeconds(op.stall_s)}` : '')
+          (op.stall_s ? `, of which stall ${formatSeconds(op.stall_s)}` : '') +
+          (op.replay_s ? `, replays ${formatSeconds(op.replay_s)}` : '')
       ]);
       rows.push(['Touches', `${op.touches.count} storages, ${formatBytes(op.touches.bytes)}`]);
       if (op.stack.length) {
@@ -669,11 +698,27 @@ export class Timeline {
       rows.push(['Cause', stall.cause]);
       rows.push(['Storage', stall.storage ? storageName(stall.storage) : 'unknown']);
       rows.push(['Op', stall.op ? `${stall.op.name} ${stall.op.module}` : 'outside any']);
+    } else if (point.replay) {
+      const { replay } = point;
+      title = `↻ ${replay.name}, replayed`;
+      rows.push([
+        'Makes',
+        replay.storage ? storageName(replay.storage) : 'what died before the step'
+      ]);
+      rows.push(['Module', replay.storage?.module || 'none']);
+      rows.push(['Bytes', formatBytes(replay.bytes)]);
+      rows.push(['Time', formatSeconds(replay.duration_s)]);
+      rows.push(['Cause', replay.cause]);
+      rows.push(['For', replay.op ? `${replay.op.name} ${replay.op.module}` : 'outside any op']);
     } else if (point.storage) {
       const { storage } = point;
       title = storageName(storage);
       rows.push(['Module', storage.module || 'none']);
       rows.push(['Bytes', formatBytes(storage.bytes)]);
+      rows.push([
+        'Here',
+        WHERE[this._model.views.best(this._model.shown)?.blocks.place[hit.index] ?? 0]
+      ]);
     } else {
       title = this._spanName(hit);
       const length = hit.x1 - hit.x0;
@@ -711,7 +756,7 @@ export class Timeline {
   private readonly _values = new Map<string, HTMLElement>();
   private readonly _observer: ResizeObserver;
   private _colours: IColours | null = null;
-  private _layout: Layout = layTracks(400);
+  private _layout: Layout = layTracks(400, false);
   private _width = 0;
   private _frame = 0;
   private _dirty = true;

@@ -1,0 +1,232 @@
+// Replays beside swaps: drawn, edited, tried and enabled; the draft as it is drawn, in a narrow panel, after a reload.
+import { cellRunner, coloursByTrack, execute, inLab, kernelIdle, widen } from './lab.mjs';
+
+await inLab(async (page, picture) => {
+  const found = {};
+  const run = cellRunner(page, 'replays');
+  const panel = page.locator('.cl-panel');
+  const bar = panel.locator('.cl-bar-bottom');
+  /** Look into the panel's own state. */
+  const look = (what, argument) =>
+    page.evaluate(
+      ([what, argument]) => {
+        const widget = [...window.jupyterapp.shell.widgets('main')].find(
+          w => w.id === 'chameleon-lab-panel'
+        );
+        // biome-ignore lint/security/noGlobalEval: the check's own words
+        return eval(`(${what})`)(widget.content, argument);
+      },
+      [String(what), argument ?? null]
+    );
+  const planned = count =>
+    page.waitForFunction(count => {
+      const standing = document.querySelector('.cl-standing')?.textContent ?? '';
+      return standing.includes(count) && !/Estimate|Planning/.test(standing);
+    }, count);
+  const train = async () => {
+    const ran = [await run(0), await run(1)];
+    await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
+    return ran;
+  };
+  await kernelIdle(page);
+  await execute(page, 'chameleon-lab:open');
+  await widen(page);
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
+  found.trained = await train();
+  await page.waitForFunction(() =>
+    document.querySelector('.cl-toolbar select').value.includes(',5,5]')
+  );
+  await page.waitForTimeout(300);
+
+  // Their own track, dots in the block map, and words at the pointer.
+  found.tracks = await coloursByTrack(page);
+  found.legend = await panel.locator('.cl-key').innerText();
+  const place = await look(({ timeline, model }) => {
+    const { x0, x1 } = model.views.best(model.shown).replays;
+    const longest = x0.reduce((best, _, i) => (x1[i] - x0[i] > x1[best] - x0[best] ? i : best), 0);
+    const { top, height } = timeline._layout.replays;
+    return [timeline._scale.x((x0[longest] + x1[longest]) / 2), top + height / 2];
+  });
+  const box = await panel.locator('.cl-overlay').boundingBox();
+  await page.mouse.move(box.x + place[0], box.y + place[1]);
+  await panel
+    .locator('.cl-tip')
+    .getByText(/replayed$/)
+    .waitFor();
+  found.tip = await panel.locator('.cl-tip').innerText();
+  await panel.getByRole('tab', { name: 'Replays' }).click();
+  found.listed = await panel.locator('.cl-tables tbody tr').count();
+  await panel.locator('.cl-tables tbody tr').first().click();
+  await panel.locator('.cl-events').getByText('Made again by').waitFor();
+  found.drawn = await look(({ model }) => [model.scene.replays, model.selected.dropped.length]);
+  await picture('light');
+
+  // Several rows, decided about together, and taken back together.
+  await panel.getByRole('tab', { name: /Decisions \d+/ }).click();
+  const filter = panel.locator('.cl-filter');
+  const rows = panel.locator('.cl-rows .cl-cells[data-storage]');
+  await filter.fill('remat');
+  await page.waitForFunction(() => {
+    const cells = [...document.querySelectorAll('.cl-rows .cl-col-decision')];
+    return cells.length > 2 && cells.every(cell => cell.innerText.includes('Rematerialise'));
+  });
+  await rows.nth(0).click();
+  await rows.nth(2).click({ modifiers: ['Shift'] });
+  const together = panel.locator('.cl-together');
+  await together.getByText('3 selected').waitFor();
+  await picture('together');
+  await together.getByRole('button', { name: 'Never rematerialise' }).click();
+  await planned('3 changes by you');
+  await filter.fill('by:you');
+  await panel
+    .locator('.cl-tabs [role="status"]')
+    .getByText(/^3 of \d+ storages/)
+    .waitFor();
+  found.together = await look(({ _editor: { editor } }) => [
+    [0, 1, 2].map(position => editor.row(position).drops),
+    editor.open.edits.map(entry => entry.edit.action)
+  ]);
+  await panel.locator('.cl-rows').focus();
+  await page.keyboard.press('Control+z');
+  await bar.getByText('No changes: the draft is what is in force.').waitFor();
+
+  // One that the planner does not rematerialise, from its card.
+  const other = await look(async ({ _editor: { editor } }) => {
+    await editor.setFilter({ query: 'category:act' });
+    const { rows } = (
+      await editor._client.request('decisions', {
+        ...editor.filter,
+        source: editor._source,
+        first_row: 0,
+        count: 100
+      })
+    ).result;
+    return rows.find(row => row.replay_cost_s && !row.drops).storage;
+  });
+  await look(({ _editor }, storage) => _editor.show(storage), other);
+  const card = panel.locator('.cl-card[data-action="rematerialise"]');
+  await card.getByText(/^A replay takes/).waitFor();
+  await page.waitForFunction(
+    () => !document.querySelector('.cl-cards').innerText.includes('planning…')
+  );
+  found.cards = await panel.locator('.cl-choices').innerText();
+  await card.getByRole('radio').check();
+  await planned('1 change by you');
+  found.draft = await look(({ _editor: { editor } }) => [editor.open.current, editor.open.draft]);
+
+  // The draft in the place of what ran, on the same axis.
+  const overlay = panel.locator('.cl-overlay');
+  const measured = await coloursByTrack(page);
+  await panel.getByRole('button', { name: 'Draft', exact: true }).click();
+  await page.waitForFunction(() =>
+    document.querySelector('.cl-overlay').getAttribute('aria-label').includes('predicted')
+  );
+  await page.waitForTimeout(300);
+  const predicted = await coloursByTrack(page);
+  found.differs = Object.keys(measured).filter(
+    name => measured[name].drawn !== predicted[name].drawn
+  );
+  found.predicted = await look(({ model }) => [
+    model.scene.replays,
+    model.scene.peak_bytes,
+    model.steps.source
+  ]);
+  await picture('draft');
+  await overlay.focus();
+  await page.keyboard.press('m');
+  await page.waitForFunction(
+    () => !document.querySelector('.cl-overlay').getAttribute('aria-label').includes('predicted')
+  );
+
+  // It can be compared with.
+  await panel.getByRole('button', { name: 'Compare…' }).click();
+  const sides = panel.locator('.cl-compare select');
+  const options = await sides.last().locator('option').allTextContents();
+  found.compared = options.find(text => text.startsWith('Policy draft'));
+  await sides.last().selectOption({ label: found.compared });
+  await panel.locator('.cl-differences').getByText('Made again').waitFor();
+  await page.keyboard.press('Escape');
+  await panel.locator('.cl-compare').waitFor({ state: 'detached' });
+
+  // Tried and enabled, it runs.
+  await bar.getByRole('button', { name: 'Dry run 1 step' }).click();
+  await bar.getByText('begins at the next step border').waitFor();
+  found.ran = [await run(2)];
+  await bar.locator('tr.cl-tried').waitFor({ timeout: 30000 });
+  found.tried = await look(({ _editor: { editor } }) => editor.open.dry_run.measured);
+  await bar.getByRole('button', { name: 'Enable' }).click();
+  await bar.getByText('In force from the next step border on.').waitFor();
+  found.ran.push(await run(2));
+  await bar.getByText('No changes: the draft is what is in force.').waitFor();
+  found.replayed = await look(async ({ model }, storage) => {
+    const { source, steps } = model.status.session;
+    await model.choose(source, steps.at(-1).index);
+    await model.selectKey(storage);
+    return model.selected.replays.length;
+  }, other);
+
+  // Narrow, in the dark: one part at a time.
+  const handle = await page.locator('.lm-DockPanel-handle:visible').boundingBox();
+  await page.mouse.move(handle.x + handle.width / 2, 500);
+  await page.mouse.down();
+  await page.mouse.move(1200, 500, { steps: 5 });
+  await page.mouse.up();
+  await page.waitForFunction(() => document.querySelector('.cl-panel').clientWidth < 400);
+  await execute(page, 'apputils:change-theme', { theme: 'JupyterLab Dark' });
+  await page.waitForFunction(() => document.body.dataset.jpThemeLight === 'false');
+  await page.waitForTimeout(800);
+  const pages = panel.locator('.cl-pages');
+  found.narrow = {};
+  for (const [name, part] of [
+    ['Selection', '.cl-cards'],
+    ['Tables', '.cl-rows'],
+    ['Timeline', '.cl-timeline']
+  ]) {
+    await pages.getByRole('button', { name }).click();
+    await page.waitForTimeout(300);
+    const { width, height } = await panel.locator(part).boundingBox();
+    found.narrow[name] = [width, height];
+    await picture(`narrow-${name.toLowerCase()}`);
+  }
+  found.wide = await panel.evaluate(node =>
+    [...node.querySelectorAll('.cl-pages, .cl-toolbar, .cl-timeline, .cl-bar-bottom')]
+      .filter(part => part.scrollWidth > node.clientWidth)
+      .map(part => part.className)
+  );
+
+  // A draft that nobody saved outlives its kernel and its page: what JupyterLab keeps of it is offered.
+  await execute(page, 'apputils:change-theme', { theme: 'JupyterLab Light' });
+  await look(({ _editor: { editor } }, storage) => editor.decide([storage], 'keep'), other);
+  await bar.getByText(/change.? by you/).waitFor();
+  await page.waitForFunction(
+    async () => {
+      const { workspaces } = window.jupyterapp.serviceManager;
+      const { data } = await workspaces.fetch('default');
+      const kept = data['chameleon-lab-draft:replays.ipynb|session'];
+      const layout = JSON.stringify(data['layout-restorer:data'] ?? {});
+      return JSON.stringify(kept ?? '').includes('"keep"') && layout.includes('chameleon-lab');
+    },
+    undefined,
+    { polling: 250, timeout: 30000 }
+  );
+  await page.evaluate(async () => {
+    const notebook = [...window.jupyterapp.shell.widgets('main')].find(
+      w => w.title.label === 'replays.ipynb'
+    );
+    await notebook.context.save();
+    await notebook.sessionContext.restartKernel();
+  });
+  const address = new URL(page.url());
+  address.searchParams.delete('reset');
+  await page.goto(address.href);
+  await page.waitForFunction(() => window.jupyterapp?.restored);
+  await panel.waitFor({ timeout: 60000 });
+  await kernelIdle(page);
+  await train();
+  const offer = panel.locator('.cl-offer');
+  await offer.getByRole('button', { name: /^Put \d+ changes? back/ }).click({ timeout: 30000 });
+  await bar.getByText(/back\./).waitFor();
+  found.back = await look(({ _editor: { editor } }) => editor.open.edits.map(entry => entry.edit));
+  found.other = other;
+  return found;
+});
