@@ -158,6 +158,8 @@ class Report(Mapping[str, Any]):
     """Planned drops of the newest step that were declined, by reason: those storages were swapped out, or stayed."""
     not_replayed: dict[str, str] = field(default_factory=dict)
     """Ops that could be replayed by their kind, but are not here, or not with every dtype, and why."""
+    replays_off: str = ""
+    """Why nothing is replayed in this session; empty where something may be."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -241,6 +243,8 @@ class Report(Mapping[str, Any]):
         return rows
 
     def _replay_rows(self) -> list[tuple[str, str, str]]:
+        if self.replays_off:
+            return [("Replays", "off", self.replays_off)]
         if not self.drops and not self.declined_drops:
             return []
         declined = ", ".join(f"{count}: {reason}" for reason, count in self.declined_drops.items())

@@ -36,17 +36,24 @@ class Replayable:
 NOTHING = Replayable({}, {})
 
 
-@functools.cache
-def replayable(device: torch.device, threads: int) -> Replayable:
+UNSEEN_WRITES = "torch before 2.13 does not say when raw pointers write to the inputs of a replay"
+
+
+def replayable(device: torch.device, threads: int, *, trusting: bool = False) -> Replayable:
     """The ops of :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS` that may be replayed.
 
     Args:
         device: of the session's tensors.
         threads: that ops use now: another number may choose other kernels, and is checked anew.
+        trusting: nothing outside of ops writes to tensors through pointers, so it need not be seen.
     """
-    if not core.SEES_RAW_ACCESS:
-        reason = "torch before 2.13 does not say when raw pointers write to the inputs of a replay"
-        return Replayable({}, dict.fromkeys(REPLAY_CLASS, reason))
+    if not core.SEES_RAW_ACCESS and not trusting:
+        return Replayable({}, dict.fromkeys(REPLAY_CLASS, UNSEEN_WRITES))
+    return _checked(device, threads)
+
+
+@functools.cache
+def _checked(device: torch.device, threads: int) -> Replayable:
     dtypes: dict[str, tuple[str, ...]] = {name: () for name, kind in REPLAY_CLASS.items() if kind == 1}
     refused = {}
     for names, cases in _CASES:
