@@ -77,7 +77,7 @@ def _pooled(runs: Sequence[Run], name: str) -> list[Any]:
     return [value for run in runs for value in getattr(run, name)]
 
 
-def _busy_s(runs: Sequence[Run]) -> list[float]:
+def busy_s(runs: Sequence[Run]) -> list[float]:
     """Per step, the processor time of the training thread and its stalls: the step without other programs' share."""
     stalls = _pooled(runs, "stall_s") or [0.0] * len(_pooled(runs, "cpu_s"))
     return [cpu + stall for cpu, stall in zip(_pooled(runs, "cpu_s"), stalls, strict=True)]
@@ -89,7 +89,7 @@ def row_of(cell: Cell, peak_bytes: int, uncapped_memory_bytes: float) -> dict[st
     step_s = median(steps)
     stall_s = median(cell.pooled("stall_s"))
     traffic = cell.pooled("traffic")
-    busy_s = sum(t.busy_s for t in traffic)
+    copies_s = sum(t.busy_s for t in traffic)
     memory_bytes = median([run.memory_bytes for run in cell.runs])
     row: dict[str, Any] = {
         "model": cell.case.name,
@@ -110,8 +110,8 @@ def row_of(cell: Cell, peak_bytes: int, uncapped_memory_bytes: float) -> dict[st
         "ratio": ratio(steps, base_steps),
         "ratio_of_minima": ratio(steps, base_steps, min),
         "cpu_s": median(cell.pooled("cpu_s")),
-        "ratio_of_cpu": ratio(_busy_s(cell.runs), _busy_s(cell.base)),
-        "overlap": max(0.0, 1.0 - sum(t.stall_s for t in traffic) / busy_s) if busy_s > 0 else None,
+        "ratio_of_cpu": ratio(busy_s(cell.runs), busy_s(cell.base)),
+        "overlap": max(0.0, 1.0 - sum(t.stall_s for t in traffic) / copies_s) if copies_s > 0 else None,
         "stall_s": stall_s,
         "stall_share": stall_s / step_s if step_s else 0.0,
         "out_bytes": median(cell.pooled("out_bytes")),
@@ -364,7 +364,8 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _fractions(text: str) -> list[Fraction]:
+def fractions_of(text: str) -> list[Fraction]:
+    """A command-line argument that lists fractions between 0 and 1."""
     try:
         fractions = [Fraction(part.strip()) for part in text.split(",")]
     except (ValueError, ZeroDivisionError):
@@ -388,7 +389,7 @@ def parse_arguments(arguments: Sequence[str] | None, program: str = "main_job") 
     parser.add_argument("--json", metavar="FILE", help="write the rows there")
     parser.add_argument("--models", type=_names, default=list(CASES), help=f"default: {','.join(CASES)}")
     parser.add_argument(
-        "--fractions", type=_fractions, help="capacities as fractions of the peak (1/2,1/4,1/8)"
+        "--fractions", type=fractions_of, help="capacities as fractions of the peak (1/2,1/4,1/8)"
     )
     parser.add_argument("--link", type=_bandwidth, default="8GiB/s", help="one that can hide the traffic")
     parser.add_argument("--slow-link", type=_bandwidth, default="0.2GiB/s", help="one that can't")

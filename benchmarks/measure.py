@@ -191,6 +191,11 @@ class Run:
     evictions: list[int] = field(default_factory=list)
     demand_swap_ins: list[int] = field(default_factory=list)
     match_rate: list[float] = field(default_factory=list)
+    drops: list[int] = field(default_factory=list)
+    declined_drops: list[int] = field(default_factory=list)
+    dropped_bytes: list[int] = field(default_factory=list)
+    replays: list[int] = field(default_factory=list)
+    replay_s: list[float] = field(default_factory=list)
     traffic: list[Traffic] = field(default_factory=list)
     """Of the newest timed steps, as far as the session keeps their traces."""
     live_peak_bytes: int = 0
@@ -223,13 +228,16 @@ def train(
     session: Callable[[], cl.Session] | None = None,
     *,
     tiny: bool = False,
+    skipped: int = SKIPPED_STEPS,
+    memory_steps: int = MEMORY_STEPS,
     on_step: Callable[[int, float], None] | None = None,
     on_end: Callable[[cl.Session], None] | None = None,
 ) -> Run:
     """Build the case from the seed and train it; ``session`` makes the session to do it in, None is plain PyTorch.
 
     The model is made inside the session, so that its weights count and fall under the capacity from the start. Every
-    run takes the same number of steps: those skipped, ``steps`` timed ones, and those in which memory is sampled.
+    run takes the same number of steps: those ``skipped``, ``steps`` timed ones, and ``memory_steps`` in which memory is
+    sampled. What the session plans in the background during those skipped is waited for.
     """
     run = Run()
     before_bytes = give_memory_back()
@@ -244,23 +252,24 @@ def train(
         times.append(time.perf_counter() - start)
         cpu_times.append(time.thread_time() - cpu_start)
         run.losses.append(loss.item())
+        if opened and len(times) <= skipped:
+            opened._plans.wait()
         if on_step:
             on_step(len(run.losses) - 1, run.losses[-1])
 
     def all_steps() -> Job:
         job = case.build(SEED, tiny)
-        for _ in range(SKIPPED_STEPS + steps):
+        for _ in range(skipped + steps):
             one_step(job)
-        if opened:
-            stable = _collect(run, opened.report(), opened.trace(), len(times))
-        else:
-            stable = list(range(SKIPPED_STEPS, len(times)))
+        timed = range(skipped, len(times))
+        stable = _collect(run, opened.report(), opened.trace(), timed) if opened else list(timed)
         run.step_s = [times[i] for i in stable]
         run.cpu_s = [cpu_times[i] for i in stable]
-        with MemorySampler() as sampler:
-            for _ in range(MEMORY_STEPS):
-                one_step(job)
-        run.memory_bytes = sampler.peak_bytes - before_bytes if sampler.samples else 0
+        if memory_steps:
+            with MemorySampler() as sampler:
+                for _ in range(memory_steps):
+                    one_step(job)
+            run.memory_bytes = sampler.peak_bytes - before_bytes if sampler.samples else 0
         return job
 
     opened = session() if session else None
@@ -283,27 +292,30 @@ def train(
     return run
 
 
-def _collect(run: Run, report: cl.Report, trace: Trace, steps: int) -> list[int]:
+def _collect(run: Run, report: cl.Report, trace: Trace, timed: range) -> list[int]:
     """Take what the session says of the timed steps that a policy was in force for, from begin to end.
 
     Returns which they are; where the session never got that far, all timed ones.
     """
     history = report.history
-    stable = [
-        i
-        for i in range(SKIPPED_STEPS, steps)
-        if history[i].stage == "Stable" and history[i - 1].stage == "Stable"
-    ] or list(range(SKIPPED_STEPS, steps))
+    stable = [i for i in timed if history[i].stage == "Stable" and history[i - 1].stage == "Stable"] or list(
+        timed
+    )
     run.stall_s = [history[i].stall_s for i in stable]
     run.out_bytes = [history[i].swapped_out_bytes for i in stable]
     run.in_bytes = [history[i].swapped_in_bytes for i in stable]
     run.evictions = [history[i].evictions for i in stable]
     run.demand_swap_ins = [history[i].demand_swap_ins for i in stable]
     run.match_rate = [history[i].match_rate for i in stable]
+    run.drops = [history[i].drops for i in stable]
+    run.declined_drops = [history[i].declined_drops for i in stable]
+    run.dropped_bytes = [history[i].dropped_bytes for i in stable]
+    run.replays = [history[i].replays for i in stable]
+    run.replay_s = [history[i].replay_s for i in stable]
     chosen = {history[i].index for i in stable}
-    timed = [step for step in trace if step.index in chosen]
-    run.traffic = [traffic_of(step) for step in timed]
-    run.step = timed[-1] if timed else None
+    kept = [step for step in trace if step.index in chosen]
+    run.traffic = [traffic_of(step) for step in kept]
+    run.step = kept[-1] if kept else None
     run.live_peak_bytes = max((step.live_peak_bytes for step in trace), default=0)
     return stable
 

@@ -92,7 +92,8 @@ def _token_batches(
     return make_batch
 
 
-def _next_token_loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+def next_token_loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of logits and targets, a scalar."""
     return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
 
@@ -106,9 +107,9 @@ def _transformers_loss(model: nn.Module, tokens: Tensor, labels: Tensor) -> Tens
 class Attention(nn.Module):
     """Causal self-attention."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.dropout = heads, dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
@@ -121,7 +122,8 @@ class Attention(nn.Module):
             .permute(2, 0, 3, 1, 4)
             .unbind(0)
         )
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -155,11 +157,13 @@ class Experts(nn.Module):
 class Block(nn.Module):
     """One layer of a transformer."""
 
-    def __init__(self, width: int, heads: int, mlp: nn.Module) -> None:
+    def __init__(
+        self, width: int, heads: int, mlp: nn.Module, dropout: float = 0.1, attention_dropout: float = 0.0
+    ) -> None:
         super().__init__()
-        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
+        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads, attention_dropout)
         self.norm2, self.mlp = nn.LayerNorm(width), mlp
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) to the same."""
@@ -171,13 +175,27 @@ class GPT(nn.Module):
     """A decoder-only transformer, with experts in place of every second MLP where asked for."""
 
     def __init__(
-        self, vocabulary: int, length: int, width: int, heads: int, layers: int, experts: int = 0
+        self,
+        vocabulary: int,
+        length: int,
+        width: int,
+        heads: int,
+        layers: int,
+        experts: int = 0,
+        dropout: float = 0.1,
+        attention_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(
             *(
-                Block(width, heads, Experts(width, experts) if experts and i % 2 else _mlp(width))
+                Block(
+                    width,
+                    heads,
+                    Experts(width, experts) if experts and i % 2 else _mlp(width),
+                    dropout,
+                    attention_dropout,
+                )
                 for i in range(layers)
             )
         )
@@ -192,25 +210,28 @@ class GPT(nn.Module):
 def next_token_job(model: nn.Module, vocabulary: int, batch: int, length: int) -> Job:
     """Train a model that maps tokens to logits on random tokens."""
     make_tokens = _token_batches(vocabulary, batch, length)
-    return Job(model, _adamw(model), make_tokens, _next_token_loss)
+    return Job(model, _adamw(model), make_tokens, next_token_loss)
 
 
-def _gpt(batch: int, length: int, width: int, heads: int, layers: int, experts: int = 0) -> Job:
+def gpt_job(
+    batch: int, length: int, width: int, heads: int, layers: int, experts: int = 0, **dropout: float
+) -> Job:
+    """Train a GPT on the text's characters; ``dropout`` is for :class:`GPT`."""
     vocabulary, make_batch = _character_batches(batch, length)
-    model = GPT(vocabulary, length, width, heads, layers, experts)
-    return Job(model, _adamw(model), make_batch, _next_token_loss)
+    model = GPT(vocabulary, length, width, heads, layers, experts, **dropout)
+    return Job(model, _adamw(model), make_batch, next_token_loss)
 
 
 def _char_gpt(tiny: bool) -> Job:
-    return _gpt(4, 32, 64, 2, 3) if tiny else _gpt(8, 128, 192, 6, 8)
+    return gpt_job(4, 32, 64, 2, 3) if tiny else gpt_job(8, 128, 192, 6, 8)
 
 
 def _deep(tiny: bool) -> Job:
-    return _gpt(4, 32, 64, 2, 6) if tiny else _gpt(8, 128, 128, 4, 24)
+    return gpt_job(4, 32, 64, 2, 6) if tiny else gpt_job(8, 128, 128, 4, 24)
 
 
 def _moe(tiny: bool) -> Job:
-    return _gpt(4, 32, 64, 2, 2, experts=4) if tiny else _gpt(8, 128, 160, 5, 8, experts=4)
+    return gpt_job(4, 32, 64, 2, 2, experts=4) if tiny else gpt_job(8, 128, 160, 5, 8, experts=4)
 
 
 # ------------------------------------------------------------------------------------------------------ transformers
@@ -231,10 +252,14 @@ def _gpt2(tiny: bool) -> Job:
 
 
 def _llama(tiny: bool) -> Job:
+    return llama_job(4, 32, 64, 2, 128) if tiny else llama_job(8, 128, 192, 6, 1024)
+
+
+def llama_job(batch: int, length: int, width: int, layers: int, vocabulary: int) -> Job:
+    """Train transformers' Llama on random tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM, logging
 
     logging.set_verbosity_error()
-    width, layers, batch, length, vocabulary = (64, 2, 4, 32, 128) if tiny else (192, 6, 8, 128, 1024)
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=vocabulary, hidden_size=width, intermediate_size=width * 8 // 3, num_hidden_layers=layers,
@@ -265,7 +290,11 @@ class Residual(nn.Module):
 
 
 def _convnet(tiny: bool) -> Job:
-    channels, blocks, batch, side, classes = (16, 2, 4, 16, 10) if tiny else (24, 8, 16, 32, 10)
+    return convnet_job(16, 2, 4, 16) if tiny else convnet_job(24, 8, 16, 32)
+
+
+def convnet_job(channels: int, blocks: int, batch: int, side: int, classes: int = 10) -> Job:
+    """Train a residual network with batch norm on random images of ``side`` x ``side``; 2 x ``blocks`` blocks."""
     model = nn.Sequential(
         nn.Conv2d(3, channels, 3, padding=1, bias=False),
         nn.BatchNorm2d(channels),

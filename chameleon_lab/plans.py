@@ -20,7 +20,7 @@ from .policy.program import Program
 from .report import PlanSummary, StepSummary
 from .runtime import core
 from .trace import StepTrace
-from .units import format_bytes, format_percent
+from .units import format_bytes, format_percent, format_seconds
 
 MOST_PLANS = 24
 """Plans kept; beyond, the one that was followed longest ago goes."""
@@ -36,6 +36,12 @@ _STEADY_STEPS = 4
 _LONGEST_PAUSE = 64
 _MOST_ANSWERS = 4
 """Times that a sequence is planned for anew because the runtime declined drops."""
+_TRIAL_STEPS = 3
+"""Steps that a plan is followed in which its ops may turn out to take less time than it was made for."""
+_SAME_TIME = 0.1
+"""Compute times that differ by less than this share are no reason to."""
+_CHEAP = 0.02
+"""Share of the compute time that a plan may cost without being worth another look."""
 
 
 @dataclass
@@ -51,6 +57,10 @@ class Plan:
     summary: PlanSummary
     answers: int = 0
     """How many plans for the same ops came before, each of whose drops were declined."""
+    refined: bool = False
+    """Was it made again because its ops take less time than the one before was made for?"""
+    replaces: int = -1
+    """The plan for the same ops that it took the place of."""
 
     @property
     def fingerprint(self) -> int:
@@ -160,10 +170,16 @@ class Plans:
             self.lacking = None
             if log.program != own.summary.plan:
                 core.use_program(own.summary.plan)
-            elif summary.declined_drops and own.answers < _MOST_ANSWERS and self._job is None:
-                self._answer(own, log, summary)
+            elif self._job is None:
+                if summary.declined_drops and own.answers < _MOST_ANSWERS:
+                    self._answer(own, log, summary)
+                elif not own.refined and own.summary.followed_steps <= _TRIAL_STEPS:
+                    self._refine(own, log, summary)
             return
         followed = self._plans.get(log.program)
+        if arrived is not None and arrived.replaces == log.program >= 0:
+            followed = arrived
+            core.use_program(arrived.summary.plan)
         if followed is not None:
             steps = followed.summary.followed_steps + 1
             followed.summary = replace(followed.summary, followed_steps=steps, last_step=log.index)
@@ -191,9 +207,34 @@ class Plans:
         why, step = f"{summary.declined_drops} of its drops were declined", log.index
         answers, own.answers = own.answers + 1, _MOST_ANSWERS  # it is asked for once
         self._job = _Job(
-            lambda: replace(self._finish(self._make(log), step, why), answers=answers),
+            lambda: replace(self._finish(self._make(log), step, why), answers=answers, refined=own.refined),
             (log.fingerprint, log.live_peak_bytes),
         )
+
+    def _refine(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
+        """Under eviction ops take longer than under a plan, and copies seem to hide behind them that do not.
+
+        Plan again once a step has shown how long they take, where the plan costs anything. A step that took longer
+        says nothing: other programs do that.
+        """
+        if own.policy is None or summary.evictions or log.truncated_ops:
+            return
+        foretold = own.policy.predicted
+        planned_s = foretold.get("step_s", 0.0) - foretold.get("stall_s", 0.0) - foretold.get("replay_s", 0.0)
+        cost_s = summary.stall_s + summary.replay_s
+        compute_s = summary.step_s - cost_s
+        if compute_s > (1.0 - _SAME_TIME) * planned_s or cost_s < _CHEAP * compute_s:
+            return
+        why = f"its ops take {format_seconds(compute_s)}, it was made for {format_seconds(planned_s)}"
+        own.refined, step = True, log.index
+
+        def make() -> Plan:
+            made = self._make(log)
+            if made.policy is None or made.policy is own.policy:  # the user's own, whatever it costs
+                return own
+            return replace(self._finish(made, step, why), answers=own.answers, refined=True)
+
+        self._job = _Job(make, (log.fingerprint, log.live_peak_bytes))
 
     def _lack(self, summary: StepSummary, key: tuple[int, int], followed: Plan | None) -> str | None:
         if followed is None:
@@ -231,7 +272,10 @@ class Plans:
             self._note(f"planning failed, eviction goes on: {type(job.error).__name__}: {job.error}")
             return None
         replaced = self._known(job.result.fingerprint, job.result.live_peak_bytes)
+        if replaced is job.result:
+            return None
         if replaced is not None:
+            job.result.replaces = replaced.summary.plan
             self._drop(replaced.summary.plan, f"replaced: {job.result.summary.why}")
         self._add(job.result)
         return job.result

@@ -29,6 +29,7 @@ from .policy.obey import plan_obeying
 from .policy.program import compile_program
 from .report import Departure, Report, StepSummary
 from .runtime import binding, core
+from .runtime.compiling import compiling
 from .runtime.device_times import DeviceTimes
 from .runtime.discovery import Discovery
 from .runtime.graphs import no_graphs
@@ -175,7 +176,7 @@ class Session:
         self._discovery = Discovery(
             self._optimizer_stepped, core.tensor_device(self.device), spares=self._spares
         )
-        self._parts: list[Discovery | Patches] = [self._discovery, *guards()]
+        self._parts: list[Discovery | Patches] = [compiling(), self._discovery, *guards()]
         if self.device != "cpu":
             self._parts.append(no_graphs())
         if self.capacity_bytes is not None and split_optimizer:

@@ -211,7 +211,7 @@ def mutate_value(value: Any, draw: random.Random) -> Any:
             case _:
                 return [*value[:at], mutate_value(value[at], draw), *value[at + 1 :]]
     if isinstance(value, (int, float)) and not isinstance(value, bool) and draw.random() < 0.5:
-        return draw.choice([value + 1, value - 1, -value, value * 2, value * 1000, float(value)])
+        return draw.choice([value + 1, value - 1, -value, value * 2, value * 1000, float(str(value))])
     if isinstance(value, str) and value and draw.random() < 0.5:
         return mutate_bytes(value.encode(errors="replace"), draw).decode(errors="replace")
     return draw.choice(_ODD)

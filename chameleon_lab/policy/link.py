@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, overload
 
@@ -12,6 +11,7 @@ from ..errors import PolicyError
 from ..trace import Direction, StepTrace
 from ..units import format_bytes
 
+_MOST = 1e18  # bytes a second: more is a mistake, and seconds would not fit their type
 _TELLING_BYTES = 1 << 20
 """Copies of a step say nothing of the link where they are fewer bytes than this, all together."""
 
@@ -28,9 +28,10 @@ class Link:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _MOST:
+                said = f"{value:.3e}" if isinstance(value, float) else repr(value)[:40]
                 raise PolicyError(
-                    f"{name} is {value!r}: give a finite bandwidth above 0, or None for no limit"
+                    f"{name} is {said}: give a bandwidth above 0 and up to {_MOST:.0e}, or None for no limit"
                 )
 
     @overload

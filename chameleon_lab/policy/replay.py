@@ -47,8 +47,9 @@ class Chain:
 class Replayable:
     """What can be replayed in a step, by ops up to a class.
 
-    ``seconds`` are those of each op, shape (ops,). ``refused`` holds names of ops and keys of storages that the runtime
-    has declined to replay.
+    ``seconds`` are those of each op, shape (ops,). Where the step has replays already, they say what a replay of each
+    kind of op takes: mostly less than the op, whose time holds its autograd and its casts too. ``refused`` holds names
+    of ops and keys of storages that the runtime has declined to replay.
     """
 
     def __init__(
@@ -105,6 +106,30 @@ class Replayable:
         self._gap_use: list[int] = memory.gap_use.tolist()
         self._chains: dict[tuple[int, int], Chain | None] = {}
         self._needs: dict[int, tuple[int, dict[int, int]]] = {}
+        if len(step.replays):
+            self.seconds = seconds * self._measured(step)[step.ops.name]
+            self._chains.clear()
+
+    def _measured(self, step: StepTrace) -> np.ndarray:
+        """What replays took in the step, by the name of the op that made the storage, to the time of their ops.
+
+        float64 (names,); of names that were not replayed it is that of all together.
+        """
+        rows = step.replays.storage
+        took_s = np.bincount(rows[rows >= 0], step.replays.duration_s[rows >= 0], len(self._birth))
+        measured, told = np.zeros((2, len(step.names)))
+        for row, op in dict(zip(rows.tolist(), step.replays.op.tolist(), strict=True)).items():
+            chain = self.chain(row, op) if row >= 0 and self._birth[row] >= 0 else None
+            if chain is not None:
+                name = step.ops.name[self._birth[row]]
+                measured[name] += took_s[row]
+                told[name] += chain.seconds
+        if not told.sum() or not measured.sum():
+            return np.ones(len(step.names))
+        known = (told > 0.0) & (measured > 0.0)
+        shares = np.full(len(step.names), measured.sum() / told.sum())
+        shares[known] = measured[known] / told[known]
+        return shares
 
     def gaps(self) -> list[int]:
         """The gaps whose storage can be dropped and replayed before their use, ascending."""
@@ -208,9 +233,61 @@ class Replayable:
         soon that they are away at no ``useful`` op, int64 (ops + 1,) of how many of those come before each op. Those of
         ``must`` need not be useful.
         """
+        asked, fixed, must = list(gaps), set(fixed), set(must)
+        too_long: set[int] = set()
+        while True:
+            replays = self._resolved([gap for gap in asked if gap not in too_long], fixed, useful, must)
+            more = self._too_long(replays)
+            if not more:
+                break
+            too_long |= more
+        return dataclasses.replace(replays, declined=tuple(sorted({*replays.declined, *too_long})))
+
+    def _too_long(self, replays: Replays) -> set[int]:
+        """Drops that the runtime would decline: at some op between a drop and its replay its chain is too long.
+
+        A replay may come before the use, for another one, when inputs that are back by the use are still away; and an
+        input may be dropped while what is made of it is away. The runtime declines what is dropped last.
+        """
+        back = dict(zip(replays.gap.tolist(), replays.in_op.tolist(), strict=True))
+        gaps_of_row: dict[int, list[int]] = {}
+        for gap in back:
+            gaps_of_row.setdefault(self._gap_row[gap], []).append(gap)
+        found: set[int] = set()
+
+        def ops_in_a_row(gap: int, op: int, inputs: set[int], most: int = CHAIN + 1) -> int:
+            chain = self.chain(self._gap_row[gap], op)
+            if chain is None or most <= 0:
+                return CHAIN + 1
+            own, read = self._ops_from(chain)
+            longest = own
+            for row, ops in read.items():
+                inputs.add(row)
+                around = self.gap_around(row, op)
+                if around is not None and around[1] <= back.get(around[0], -1) and around[0] not in found:
+                    longest = max(longest, ops + ops_in_a_row(around[0], op, inputs, most - ops))
+            return longest
+
+        for gap in back:
+            begin, inputs = self._gap_out[gap] + 1, set[int]()
+            if max(ops_in_a_row(gap, op, inputs) for op in (begin, back[gap])) > CHAIN:
+                found.add(gap)
+                continue
+            for row in inputs:
+                for other in gaps_of_row.get(row, ()):
+                    later = self._gap_out[other] + 1
+                    between = other not in found and begin < later < back[gap]
+                    if between and ops_in_a_row(gap, later, set()) > CHAIN:
+                        found.add(other)
+        return found
+
+    def _resolved(
+        self, gaps: Iterable[int], fixed: set[int], useful: np.ndarray | None, must: set[int]
+    ) -> Replays:
+        """:meth:`resolve`, as far as chains at the uses tell."""
         row_of, birth = self._gap_row, self._birth
         order = sorted(gaps, key=lambda gap: (birth[row_of[gap]], gap))
-        fixed, declined = set(fixed), []
+        declined = []
         lengths: dict[int, int] = {}
         for gap in order:
             length = self.length(gap, lengths)
@@ -273,18 +350,27 @@ class Replayable:
             op = self._gap_use[gap]
             chain = self.chain(self._gap_row[gap], op)
             assert chain is not None
-            # From the last op to the first: what an op reads is made by one that comes before it.
-            ops_from = {chain.made[-1]: 1}
+            own, read = self._ops_from(chain)
             inputs: dict[int, int] = {}
-            for row in reversed(chain.made):
-                length, birth = ops_from[row], self._birth[row]
-                for read in self._reads[self._reads_offset[birth] : self._reads_offset[birth + 1]]:
-                    if read in chain.made:
-                        ops_from[read] = max(ops_from.get(read, 0), length + 1)
-                    elif (around := self.gap_around(read, op)) is not None:
-                        inputs[around[0]] = max(inputs.get(around[0], 0), length)
-            self._needs[gap] = max(ops_from.values()), inputs
+            for row, ops in read.items():
+                if (around := self.gap_around(row, op)) is not None:
+                    inputs[around[0]] = max(inputs.get(around[0], 0), ops)
+            self._needs[gap] = own, inputs
         return self._needs[gap]
+
+    def _ops_from(self, chain: Chain) -> tuple[int, dict[int, int]]:
+        """How many ops in a row a chain has; and by input those from the one that reads it on."""
+        # From the last op to the first: what an op reads is made by one that comes before it.
+        ops_from = {chain.made[-1]: 1}
+        inputs: dict[int, int] = {}
+        for row in reversed(chain.made):
+            length, birth = ops_from[row], self._birth[row]
+            for read in self._reads[self._reads_offset[birth] : self._reads_offset[birth + 1]]:
+                if read in chain.made:
+                    ops_from[read] = max(ops_from.get(read, 0), length + 1)
+                else:
+                    inputs[read] = max(inputs.get(read, 0), length)
+        return max(ops_from.values()), inputs
 
     def length(self, gap: int, lengths: Mapping[int, int]) -> int:
         """Ops in a row that a replay of a gap takes, where other drops take ``lengths``."""

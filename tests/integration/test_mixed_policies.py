@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from training import ConvNet, Gpt, Loop, Moe, adamw, reference, sgd, train
 
 import chameleon_lab as cl
 import chameleon_lab.session
+from chameleon_lab.policy.memory import step_op_times
 from chameleon_lab.runtime import core
 
 pytestmark = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
@@ -96,3 +98,51 @@ def test_drops_that_the_runtime_declines_are_not_planned_again(monkeypatch: pyte
     assert declined[-1] == 0, declined
     assert report.history[-1].drops > 0
     assert any("declined" in plan.why for plan in report.plans), report.plans
+
+
+def test_a_plan_that_was_made_for_slower_ops_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step under eviction may take far longer than its ops: what seems to hide copies then does not."""
+    _, live_peak = reference(Gpt)
+    settings = {"capacity": int(0.6 * live_peak), **SLOW}
+    told: list[int] = []
+
+    def times(step: Any) -> Any:
+        told.append(step.index)
+        return step_op_times(step) * (1000.0 if len(told) == 1 else 1.0)
+
+    monkeypatch.setattr("chameleon_lab.session.step_op_times", times)
+    policies: list[Any] = []
+
+    def look(number: int, model: Any, session: cl.Session) -> None:
+        if session is not None:
+            session._plans.wait()
+            policies.append(session.policy)
+
+    bare, _ = reference(Gpt, adamw, 10)
+    run = train(Gpt, adamw, 10, settings, each_step=look)
+    assert run.same(bare)
+    report = run.report
+    assert report is not None and report.peak_bytes <= settings["capacity"]
+    first = next(policy for policy in policies if policy is not None)
+    assert first.predicted["step_s"] > 10 * policies[-1].predicted["step_s"]
+    assert not first.drops and policies[-1].drops
+    again = [plan.why for plan in report.plans if "it was made for" in plan.why]
+    assert len(again) == 1, report.plans
+
+
+def test_a_given_policy_is_not_made_again() -> None:
+    _, live_peak = reference(Gpt)
+    settings = {"capacity": int(0.6 * live_peak), **SLOW}
+    seen: list[Any] = []
+
+    def look(number: int, model: Any, session: cl.Session) -> None:
+        if session is not None:
+            session._plans.wait()
+            seen.append(session.policy)
+
+    train(Gpt, adamw, 6, settings, each_step=look)
+    slow = replace(seen[-1], predicted={**seen[-1].predicted, "step_s": 1000.0})
+    seen.clear()
+    run = train(Gpt, adamw, 8, settings | {"policy": slow}, each_step=look)
+    assert run.report is not None and seen[-1] is slow
+    assert not any("it was made for" in plan.why for plan in run.report.plans), run.report.plans

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from training import child
 
 import chameleon_lab as cl
 from chameleon_lab.testing import evict_always
@@ -78,3 +79,64 @@ def test_copies_go_on_when_an_engines_thread_has_died(at: int) -> None:
             assert core.counters()["peak_reserved_bytes"] <= MiB
         """
     )
+
+
+def test_compiled_graphs_are_the_same_with_a_session_as_without() -> None:
+    """Hooks on modules, which follow them, would end a graph at each: other graphs give other bits."""
+    child(
+        """
+        import warnings
+        warnings.simplefilter("error", UserWarning)
+
+        class Half(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+            def forward(self, x):
+                return self.down(self.up(x).relu())
+
+        graphs = []
+        def counting(graph, inputs):
+            graphs.append(sum(node.op in ("call_function", "call_method") for node in graph.graph.nodes))
+            return graph.forward
+
+        def trained(model, x):
+            model(x).sum().backward()
+            return graphs.copy()
+
+        def made():
+            graphs.clear()
+            torch._dynamo.reset()
+            return torch.compile(nn.Sequential(Half(), Half()), backend=counting)
+
+        torch.manual_seed(0)
+        x = torch.randn(4, 8)
+        want = trained(made(), x)
+        assert len(want) == 1
+        with cl.Session("8MiB"):
+            assert trained(made(), x) == want
+        before = made()
+        assert trained(before, x) == want
+        with cl.Session("8MiB"):
+            before(x)
+            assert graphs[-1] == want[0], graphs
+        """
+    )
+
+
+def test_a_session_does_not_import_the_tracer_by_itself() -> None:
+    child(
+        """
+        with cl.Session("8MiB"):
+            nn.Linear(8, 8)(torch.ones(2, 8))
+        assert "torch._dynamo" not in sys.modules
+        compiled = torch.compile
+        assert compiled is torch.compile and not hasattr(compiled, "__wrapped__")
+        """
+    )
+
+
+@pytest.mark.parametrize("speed", [10**400, float("inf"), float("nan"), 0, -1, True, "fast"])
+def test_a_bandwidth_that_is_none_is_named(speed: object) -> None:
+    with pytest.raises(cl.PolicyError, match="out_bytes_per_s is"):
+        cl.Link(speed, None)

@@ -129,7 +129,7 @@ def test_newer_version_asks_for_an_upgrade(saved: Path) -> None:
         (("link",), [], r"link is \[\], but it must be of type object"),
         (("link", "in_bytes_per_s"), ..., r"link\.in_bytes_per_s is missing"),
         (("link", "out_bytes_per_s"), "fast", r'link\.out_bytes_per_s is "fast"'),
-        (("link", "out_bytes_per_s"), -1, "out_bytes_per_s is -1: give a finite bandwidth above 0"),
+        (("link", "out_bytes_per_s"), -1, "out_bytes_per_s is -1: give a bandwidth above 0"),
         (("decisions",), {}, "decisions is {}, but it must be of type array"),
         (("decisions", 1), 7, r"decisions\[1\] is 7, but it must be of type object"),
         (("decisions", 1, "gap"), ..., r"decisions\[1\]\.gap is missing"),

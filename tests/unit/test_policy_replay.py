@@ -14,6 +14,7 @@ from chameleon_lab.policy.model import Action
 from chameleon_lab.policy.program import DROP, REPLAY, compile_program
 from chameleon_lab.policy.replay import CHAIN, Replayable
 from chameleon_lab.trace import Category, Stage, StepTrace, Trace
+from chameleon_lab.trace.columns import Replays
 
 BIG = 1 << 20
 ACT = (Category.ACTIVATION, BIG)
@@ -62,6 +63,26 @@ def test_an_op_is_replayed_from_its_living_input() -> None:
     assert chain is not None
     assert (chain.made, chain.inputs, chain.transient_bytes) == ((rows[1],), (rows[0],), 0)
     assert chain.seconds == pytest.approx(1e-3)
+
+
+def test_a_replay_takes_as_long_as_those_that_were_recorded() -> None:
+    builder, rows = line(["aten::gelu", "aten::mm", "aten::tanh"], keep=True)
+    step = builder.build()
+    use = len(step.ops) - 1
+    index = np.array([rows[1], rows[2], rows[2]], dtype=np.int32)
+    took_s = np.array([0.25e-3, 0.25e-3, 0.5e-3])
+    zeros = np.zeros(3, dtype=np.int32)
+    replays = Replays(
+        zeros + use, index, zeros, zeros.astype(np.uint8), zeros.astype(np.int64), took_s * 0.0, took_s
+    )
+    replayable = replayable_of(dataclasses.replace(step, replays=replays))
+    # Of the first kind a quarter of the op's time, of the second three quarters; of the third what they took together.
+    for row, share in zip(rows[1:], (0.25, 0.75, 0.5), strict=True):
+        chain = replayable.chain(row, use)
+        assert chain is not None and chain.seconds == pytest.approx(share * 1e-3)
+    lost = dataclasses.replace(replays, storage=zeros - 1)
+    chain = replayable_of(dataclasses.replace(step, replays=lost)).chain(rows[1], use)
+    assert chain is not None and chain.seconds == pytest.approx(1e-3)
 
 
 def test_dead_inputs_are_made_again_on_the_way() -> None:
@@ -281,3 +302,40 @@ def test_the_trace_says_what_its_session_can_replay() -> None:
 def test_there_is_no_other_class(value: object) -> None:
     with pytest.raises(ValueError, match="rematerialise is"):
         plan(gpt_step(), 1 << 30, SLOW, rematerialise=value)  # type: ignore[arg-type]
+
+
+def test_a_chain_is_as_long_as_it_is_when_it_is_replayed() -> None:
+    """By its own use the third storage reads one that is back; for the fifth, all are replayed before that."""
+    step = StepBuilder()
+    rows = [step.carried(Category.INPUT, BIG, "x")]
+    for name in ("aten::gelu", "aten::tanh", "aten::mm", "aten::silu", "aten::mul"):
+        rows += step.op(name, reads=(rows[-1],), makes=(ACT,))
+    step.op("aten::sum", reads=(rows[5],))
+    wait(step)
+    for used in ((5,), (4,), (2,), (3,), (2, 1)):
+        step.op("aten::backward", reads=tuple(rows[k] for k in used), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    first = [gap_of(replayable, rows[k], 1) for k in range(1, 6)]
+    assert [replayable.needs(gap)[0] for gap in first] == [1] * 5
+    replays = replayable.resolve(first)
+    assert replays.declined == (first[4],) and len(replays) == 4
+    assert replayable.resolve(first[:4]).declined == ()
+
+
+def test_what_is_made_of_a_storage_counts_when_that_is_dropped_later() -> None:
+    """The runtime looks at what is away when a storage is dropped, and declines the last drop of too long a line."""
+    step = StepBuilder()
+    rows = [step.carried(Category.INPUT, BIG, "x")]
+    for name in ("aten::gelu", "aten::tanh", "aten::mm", "aten::silu", "aten::mul"):
+        rows += step.op(name, reads=(rows[-1],), makes=(ACT,))
+    step.op("aten::sum", reads=(rows[5],))
+    wait(step)
+    step.op("aten::cat", reads=(rows[1],))  # only now is the first idle for long
+    wait(step)
+    step.op("aten::backward", reads=(rows[1],), stage=Stage.BACKWARD)
+    step.op("aten::backward", reads=tuple(rows[2:]), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    late = gap_of(replayable, rows[1], 2)
+    others = [gap_of(replayable, rows[k], 1) for k in range(2, 6)]
+    assert replayable.resolve(others).declined == ()
+    assert replayable.resolve([late, *others]).declined == (late,)

@@ -13,8 +13,7 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kSmallBytes = 512;
-constexpr size_t kLeastCachedBytes = 16 << 10;  // smaller rests are not worth a mapping of their own
-constexpr size_t kMostPieces = 64;
+constexpr size_t kMostPieces = 16;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -26,6 +25,12 @@ char* map(size_t bytes, int protection = PROT_READ | PROT_WRITE, void* at = null
 }
 
 }  // namespace
+
+void* BlockPool::MappedChunks::do_allocate(size_t bytes, size_t) { return map(round_up(bytes, kPageBytes)); }
+
+void BlockPool::MappedChunks::do_deallocate(void* chunk, size_t bytes, size_t) {
+  munmap(chunk, round_up(bytes, kPageBytes));
+}
 
 size_t BlockPool::block_bytes(size_t bytes) { return round_up(bytes, bytes >= kMapBytes ? kPageBytes : kSmallBytes); }
 
@@ -50,85 +55,111 @@ size_t BlockPool::budget(size_t block_bytes) const {
 }
 
 char* BlockPool::take_large(size_t block_bytes) {
-  auto fit = cache_.lower_bound(block_bytes);
-  if (fit != cache_.end()) {
-    const size_t found_bytes = fit->first;
-    FreeBlock block = pop(fit);
-    if (found_bytes > block_bytes) put(cut(&block, block_bytes), found_bytes - block_bytes);
-    char* address = block.address;
-    hold(std::move(block));
-    return address;
+  const auto fit = by_size_.lower_bound({block_bytes, nullptr});
+  if (fit != by_size_.end()) {
+    Block block = pop(fit->first, fit->second);
+    if (block.bytes > block_bytes) insert(cut(&block, block_bytes));
+    return hold(std::move(block));
   }
-  if (resident_bytes_ + cached_bytes_ + block_bytes <= budget(block_bytes)) return map(block_bytes);
+  if (resident_bytes_ + cached_bytes_ + block_bytes <= budget(block_bytes)) {
+    return hold({map(block_bytes), block_bytes, Pieces({{block_bytes, ++mappings_}}, &nodes_)});
+  }
   return assemble(block_bytes);
 }
 
 // No free block is large enough: move free ones together, the largest first, and add new pages for what is missing.
 char* BlockPool::assemble(size_t block_bytes) {
-  FreeBlock block{map(block_bytes, PROT_NONE), {}};
+  Block block{map(block_bytes, PROT_NONE), block_bytes, Pieces(&nodes_)};
   size_t filled = 0;
-  while (filled < block_bytes && !cache_.empty() && block.pieces.size() < kMostPieces) {
-    auto largest = std::prev(cache_.end());
-    size_t donor_bytes = largest->first;
-    FreeBlock donor = pop(largest);
-    if (donor_bytes > block_bytes - filled) {
-      const size_t rest_bytes = donor_bytes - (block_bytes - filled);
-      put(cut(&donor, block_bytes - filled), rest_bytes);
-      donor_bytes -= rest_bytes;
+  while (filled < block_bytes && !by_size_.empty()) {
+    const auto largest = std::prev(by_size_.end());
+    Block donor = pop(largest->first, largest->second);
+    if (donor.bytes > block_bytes - filled) insert(cut(&donor, block_bytes - filled));
+    if (block.pieces.size() + donor.pieces.size() > kMostPieces) {
+      insert(std::move(donor));
+      break;
     }
-    char* from = donor.address;
-    for (const size_t piece : donor.pieces) {
-      if (mremap(from, piece, piece, MREMAP_MAYMOVE | MREMAP_FIXED, block.address + filled) == MAP_FAILED) {
-        map(piece, PROT_READ | PROT_WRITE, block.address + filled);  // too many mappings: start anew with these pages
-        munmap(from, piece);
-      }
-      block.pieces.push_back(piece);
-      from += piece;
-      filled += piece;
-    }
+    const size_t donor_bytes = donor.bytes;
+    move_to(block.address + filled, std::move(donor), &block.pieces);
+    filled += donor_bytes;
   }
   if (filled < block_bytes) {
     trim(budget(block_bytes) - resident_bytes_ - block_bytes);
     map(block_bytes - filled, PROT_READ | PROT_WRITE, block.address + filled);
-    block.pieces.push_back(block_bytes - filled);
+    block.pieces.push_back({block_bytes - filled, ++mappings_});
   }
-  char* address = block.address;
-  hold(std::move(block));
-  return address;
+  return hold(std::move(block));
 }
 
-BlockPool::FreeBlock BlockPool::cut(FreeBlock* block, size_t front_bytes) {
-  FreeBlock rest{block->address + front_bytes, {}};
-  std::vector<size_t> front;
-  size_t offset = 0;
-  for (const size_t piece : block->pieces) {
-    const size_t before = offset < front_bytes ? std::min(piece, front_bytes - offset) : 0;
-    if (before > 0) front.push_back(before);
-    if (piece > before) rest.pieces.push_back(piece - before);
-    offset += piece;
+void BlockPool::move_to(char* to, Block block, Pieces* pieces) {
+  char* from = block.address;
+  for (const Piece& piece : block.pieces) {
+    if (mremap(from, piece.bytes, piece.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) {
+      map(piece.bytes, PROT_READ | PROT_WRITE, to);  // too many mappings: start anew with these pages
+      munmap(from, piece.bytes);
+    }
+    pieces->push_back({piece.bytes, ++mappings_});
+    from += piece.bytes;
+    to += piece.bytes;
   }
+}
+
+BlockPool::Block BlockPool::cut(Block* block, size_t front_bytes) {
+  const auto nodes = block->pieces.get_allocator();
+  Block rest{block->address + front_bytes, block->bytes - front_bytes, Pieces(nodes)};
+  Pieces front(nodes);
+  size_t offset = 0;
+  for (const Piece& piece : block->pieces) {
+    const size_t before = offset < front_bytes ? std::min(piece.bytes, front_bytes - offset) : 0;
+    if (before > 0) front.push_back({before, piece.mapping});
+    if (piece.bytes > before) rest.pieces.push_back({piece.bytes - before, piece.mapping});
+    offset += piece.bytes;
+  }
+  block->bytes = front_bytes;
   block->pieces = std::move(front);
   return rest;
 }
 
-void BlockPool::hold(FreeBlock block) {
-  if (block.pieces.size() > 1) pieces_[block.address] = std::move(block.pieces);
+char* BlockPool::hold(Block block) {
+  pieces_[block.address] = std::move(block.pieces);
+  return block.address;
 }
 
-BlockPool::FreeBlock BlockPool::pop(Cache::iterator entry) {
-  FreeBlock block = std::move(entry->second);
-  cached_bytes_ -= entry->first;
-  cache_.erase(entry);
+BlockPool::Block BlockPool::pop(size_t bytes, char* address) {
+  const auto entry = by_address_.find(address);
+  Block block = std::move(entry->second);
+  by_address_.erase(entry);
+  by_size_.erase({bytes, address});
+  cached_bytes_ -= bytes;
   return block;
 }
 
-void BlockPool::put(FreeBlock block, size_t block_bytes) {
-  if (block_bytes < kLeastCachedBytes) {
-    munmap(block.address, block_bytes);
-    return;
+void BlockPool::put(Block block) {
+  const auto append = [](Block* front, Block back) {
+    for (const Piece& piece : back.pieces) {
+      if (front->pieces.back().mapping == piece.mapping) {
+        front->pieces.back().bytes += piece.bytes;
+      } else {
+        front->pieces.push_back(piece);
+      }
+    }
+    front->bytes += back.bytes;
+  };
+  const auto after = by_address_.find(block.address + block.bytes);
+  if (after != by_address_.end()) append(&block, pop(after->second.bytes, after->first));
+  auto before = by_address_.lower_bound(block.address);
+  if (before != by_address_.begin() && (--before)->first + before->second.bytes == block.address) {
+    Block front = pop(before->second.bytes, before->first);
+    append(&front, std::move(block));
+    block = std::move(front);
   }
-  cached_bytes_ += block_bytes;
-  cache_.emplace(block_bytes, std::move(block));
+  insert(std::move(block));
+}
+
+void BlockPool::insert(Block block) {
+  cached_bytes_ += block.bytes;
+  by_size_.insert({block.bytes, block.address});
+  by_address_.emplace(block.address, std::move(block));
 }
 
 void BlockPool::free(void* block, size_t block_bytes) {
@@ -137,13 +168,10 @@ void BlockPool::free(void* block, size_t block_bytes) {
     c10::free_cpu(block);
     return;
   }
-  auto found = pieces_.find(block);
-  if (found == pieces_.end()) {
-    put({static_cast<char*>(block), {block_bytes}}, block_bytes);
-  } else {
-    put({static_cast<char*>(block), std::move(found->second)}, block_bytes);
-    pieces_.erase(found);
-  }
+  const auto held = pieces_.find(block);
+  Pieces pieces = std::move(held->second);
+  pieces_.erase(held);
+  put({static_cast<char*>(block), block_bytes, std::move(pieces)});
   if (!keep_) {
     trim(0);
   } else if (resident_bytes_ + cached_bytes_ > capacity_bytes_) {
@@ -153,9 +181,16 @@ void BlockPool::free(void* block, size_t block_bytes) {
 
 void BlockPool::trim(size_t keep_bytes) {
   while (cached_bytes_ > keep_bytes) {
-    auto smallest = cache_.begin();
-    munmap(smallest->second.address, smallest->first);
-    pop(smallest);
+    const auto smallest = by_size_.begin();
+    Block block = pop(smallest->first, smallest->second);
+    const size_t needless_bytes = round_up(cached_bytes_ + block.bytes - keep_bytes, kPageBytes);
+    if (block.bytes > needless_bytes) {
+      const Block back = cut(&block, block.bytes - needless_bytes);
+      munmap(back.address, back.bytes);
+      insert(std::move(block));
+    } else {
+      munmap(block.address, block.bytes);
+    }
   }
 }
 
