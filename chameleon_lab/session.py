@@ -797,6 +797,8 @@ class Session:
             declined_drops=_declined(logs[-1]) if logs else {},
             not_replayed=dict(self._replayable.refused),
             replays_off=self._replays_off,
+            reserved_bytes=sum(counters[name] for name in ("resident_bytes", "cached_bytes", "other_bytes")),
+            split_bytes=counters["split_bytes"],
         )
 
     @property
