@@ -9,7 +9,6 @@ from typing import Any
 
 from .units import format_bytes, format_percent, format_seconds
 
-
 _MUCH_SPLIT = 0.05
 """Share of what is reserved that is worth a remark when it lies in split segments."""
 
