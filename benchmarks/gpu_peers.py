@@ -2,7 +2,7 @@
 
 For each budget (the memory of a smaller card, emulated by limiting torch's allocator): the largest batch, the longest
 sequence and the deepest model that train, tokens per second at one batch for all, memory reserved and pinned, and
-whether the losses are those of plain training.
+whether the losses are those of plain training in all of the device's memory, which is the first row.
 
     python -m benchmarks.gpu_peers [--json FILE] [--budgets 24,16,40] [--methods ours,checkpoint]
         [--device cpu --tiny]
@@ -26,6 +26,8 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import chameleon_lab as cl
+from chameleon_lab.policy import Link, plan
+from chameleon_lab.policy.model import Action
 from chameleon_lab.runtime import core
 
 from . import measure
@@ -33,6 +35,15 @@ from .gpu import GIB, SHAPES, Decoder, Gpu, Shape, build, gpu_of, parser, tokens
 
 TIMED_STEPS = 4
 SETTLING_STEPS = 4  # ours plans after the second step; the others get as many
+
+PLANS_BEFORE = (2, 4, 6)
+"""Steps before which replays alone are planned for, each time without the drops that were declined until then."""
+
+_COPIES_NEVER_END = Link(1.0, 1.0)
+_MARGIN = 0.02
+
+PLAIN = "nothing"
+ALL_MEMORY = "nothing, all memory"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +65,26 @@ class Method:
     about: str
     prepare: Callable[[Decoder], None] = lambda model: None
     around: Callable[[Gpu], contextlib.AbstractContextManager[Any]] = lambda gpu: contextlib.nullcontext()
-    ours: bool = False
+    rematerialise: bool | None = None
+    """Of ours: may it replay? None: it is no session."""
+    alone: bool = False
+    """Of ours: must it get by with replays, and copy nothing?"""
     fsdp: bool = False
+
+    @property
+    def ours(self) -> bool:
+        """Does it run in a session?"""
+        return self.rematerialise is not None
+
+    @property
+    def settling_steps(self) -> int:
+        """Untimed ones."""
+        return PLANS_BEFORE[-1] + 2 if self.alone else SETTLING_STEPS
+
+    def session(self, gpu: Gpu, budget: int) -> cl.Session:
+        """The promise that "trusting" asks for holds here: nothing outside of ops writes to tensors."""
+        replays = "trusting" if self.rematerialise and not core.SEES_RAW_ACCESS else bool(self.rematerialise)
+        return cl.Session(budget, device=gpu.device, margin=_MARGIN, rematerialise=replays)
 
 
 def _checkpointed(model: Decoder) -> None:
@@ -86,16 +115,37 @@ def _offload_activations(gpu: Gpu) -> contextlib.AbstractContextManager[Any]:
 
 
 METHODS = {
-    "nothing": Method("plain PyTorch"),
+    PLAIN: Method("plain PyTorch"),
     "checkpoint": Method("torch.utils.checkpoint of every layer", _checkpointed),
     "selective": Method("the same, but matrix products and attention are kept", _selective),
     "save_on_cpu": Method("torch.autograd.graph.save_on_cpu, pinned", around=_save_on_cpu),
     "offloaded checkpoint": Method("checkpoint with its inputs on the host", _checkpointed, _save_on_cpu),
     "OffloadActivations": Method("TRL's or torchtune's, streamed", around=_offload_activations),
     "FSDP2 offload": Method("fully_shard with CPUOffloadPolicy on one rank", fsdp=True),
-    "ours": Method("a session with the budget as its capacity", ours=True),
-    "ours + checkpoint": Method("the same, of a checkpointed model", _checkpointed, ours=True),
+    "ours": Method("a session with the budget as its capacity: swaps and replays", rematerialise=True),
+    "ours, swap only": Method("the same, and nothing is replayed", rematerialise=False),
+    "ours, replay only": Method("the same, and nothing is copied", rematerialise=True, alone=True),
+    "ours + checkpoint": Method("ours, of a checkpointed model", _checkpointed, rematerialise=True),
 }
+
+
+class CopiesNeededError(Exception):
+    """Replays alone cannot do it."""
+
+
+def _plan_replays_alone(session: cl.Session, budget: int, refused: set[str]) -> None:
+    """Have everything dropped that does not fit. Raises CopiesNeededError if it cannot all be made again."""
+    step = session.trace().steps[-1]
+    refused.update(step.storage_keys[row] for row in step.declined.storage.tolist())
+    policy = plan(step, budget, _COPIES_NEVER_END, margin=_MARGIN, rematerialise=True, refused=refused)
+    copied = sum(d.bytes for d in policy.decisions if d.action is Action.SWAP)
+    if copied:
+        raise CopiesNeededError(f"{copied / GIB:.3g} GiB would have to be copied")
+    session.policy = policy
+
+
+def _copied(session: cl.Session, steps: int) -> int:
+    return max(step.swapped_out_bytes + step.swapped_in_bytes for step in session.history[-steps:])
 
 
 @contextlib.contextmanager
@@ -128,7 +178,9 @@ def attempt(
     """Train a fresh model for a few steps; what it took, or why it did not run."""
     gpu.clean()
     before = torch.cuda.memory_reserved() if gpu.real else 0
-    session = cl.Session(budget, device=gpu.device) if method.ours else None
+    session = method.session(gpu, budget) if method.ours else None
+    timed_steps = TIMED_STEPS if timed else 0
+    refused: set[str] = set()
     result: dict[str, Any] = {"batch": batch, "length": length, "layers": shape.layers}
     losses, times, pinned = [], [], 0
     model = optimizer = None
@@ -139,16 +191,19 @@ def attempt(
             if method.fsdp:
                 _shard(gpu, model)
                 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-            for step in range(SETTLING_STEPS + (TIMED_STEPS if timed else 0)):
+            for step in range(method.settling_steps + timed_steps):
+                if session and method.alone and step in PLANS_BEFORE:
+                    _plan_replays_alone(session, budget, refused)
                 tokens = tokens_of(gpu, shape, batch, length, step)
                 with method.around(gpu):
                     run = functools.partial(train_step, gpu, model, optimizer, tokens, True)
                     times.append(gpu.seconds(lambda: losses.append(run())))  # noqa: B023
             pinned = core.counters()["host_reserved_bytes"] if session else _pinned_bytes(gpu)
             if session:
-                result["stall_s"] = session.report().stall_s
-                result["live_peak_bytes"] = session.report().live_peak_bytes
-        step_s = measure.median(times[SETTLING_STEPS:] or times[-1:])
+                result |= _session_figures(session)
+                if method.alone and (copied := _copied(session, max(1, timed_steps))):
+                    raise CopiesNeededError(f"{copied / GIB:.3g} GiB were copied in a step")
+        step_s = measure.median(times[method.settling_steps :] or times[-1:])
         result |= {
             "ok": True,
             "step_s": step_s,
@@ -159,11 +214,28 @@ def attempt(
         }
     except (torch.OutOfMemoryError, cl.BelowFloorError) as error:
         result |= {"ok": False, "why": f"out of memory: {str(error).splitlines()[0]}"}
+    except CopiesNeededError as error:
+        result |= {"ok": False, "why": f"replays alone: {error}"}
     except Exception as error:  # a peer that does not run here is a row too
         result |= {"ok": False, "why": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
     del model, optimizer
     gpu.clean()
     return result
+
+
+def _session_figures(session: cl.Session) -> dict[str, Any]:
+    """Of its newest step."""
+    report = session.report()
+    names = (
+        "stall_s",
+        "live_peak_bytes",
+        "swapped_out_bytes",
+        "dropped_bytes",
+        "replays",
+        "replay_s",
+        "replays_off",
+    )
+    return {name: report[name] for name in names}
 
 
 def _pinned_bytes(gpu: Gpu) -> int:
@@ -190,6 +262,13 @@ def largest(runs: Callable[[int], bool], most: int, left_s: Callable[[], float])
         else:
             bad = middle
     return good
+
+
+def reference(gpu: Gpu, shape: Shape, length: int, batch: int) -> dict[str, Any]:
+    """Plain training at the common batch without a budget: the losses that all others must have."""
+    budget = gpu.total_bytes()
+    common = attempt(gpu, METHODS[PLAIN], shape, budget, batch, length, timed=True)
+    return {"method": ALL_MEMORY, "budget_bytes": budget, "common": common}
 
 
 def trial(
@@ -250,11 +329,13 @@ def _parameters(shape: Shape) -> int:
 
 def run_trials(options: Any, gpu: Gpu) -> list[dict[str, Any]]:
     """One process a method and budget: what one leaves behind must not be the next one's."""
-    methods = [name.strip() for name in options.methods.split(",")] if options.methods else list(METHODS)
+    methods = [name.strip() for name in options.methods.split(";")] if options.methods else list(METHODS)
     unknown = [name for name in methods if name not in METHODS]
     if unknown:
         raise SystemExit(f"there is no method {unknown[0]!r}: there are {', '.join(METHODS)}")
-    jobs = [(name, float(budget)) for budget in options.budgets.split(",") for name in methods]
+    all_memory = gpu.total_bytes() / GIB
+    jobs = [(ALL_MEMORY, all_memory)]
+    jobs += [(name, float(budget)) for budget in options.budgets.split(",") for name in methods]
     rows = []
     for number, (name, budget) in enumerate(jobs):
         seconds = gpu.left_s() / (len(jobs) - number)
@@ -276,12 +357,17 @@ def run_trials(options: Any, gpu: Gpu) -> list[dict[str, Any]]:
 
 
 def judge(rows: list[dict[str, Any]]) -> None:
-    """Set each method beside plain training and beside full checkpointing at its budget."""
-    losses = next((r["common"]["losses"] for r in rows if r["method"] == "nothing" and _ran(r)), None)
+    """Set each method beside plain training and beside full checkpointing at its budget.
+
+    A run that took more steps before its timed ones has more losses than the others: the first ones are compared.
+    """
+    plain = (r["common"]["losses"] for r in rows if r["method"] in (ALL_MEMORY, PLAIN) and _ran(r))
+    losses = next(plain, None)
     for row in rows:
         if not _ran(row):
             continue
-        row["losses_identical"] = None if losses is None else row["common"]["losses"] == losses
+        same = losses is not None and row["common"]["losses"][: len(losses)] == losses
+        row["losses_identical"] = None if losses is None else same
         base = next(
             (
                 r
@@ -298,11 +384,27 @@ def _ran(row: dict[str, Any]) -> bool:
     return row.get("common", {}).get("ok", False)
 
 
+HEADERS = (
+    *(
+        "method",
+        "GiB",
+        "tokens/s",
+        "x checkpoint",
+        "reserved GiB",
+        "pinned GiB",
+        "losses =",
+        "out GiB",
+        "dropped GiB",
+    ),
+    *("largest batch", "longest", "deepest", "states/budget"),
+)
+
+
 def cells(row: dict[str, Any]) -> list[str]:
     """A row of the table."""
     head = [row["method"], f"{row['budget_bytes'] / GIB:g}"]
     if "error" in row:
-        return [*head, row["error"][:60], *[""] * 8]
+        return [*head, row["error"][:60], *[""] * (len(HEADERS) - 3)]
     common = row["common"]
     speed = f"{common['tokens_per_s']:.0f}" if common["ok"] else common["why"][:30]
     identical = row.get("losses_identical")
@@ -313,6 +415,19 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{common['reserved_bytes'] / GIB:.2f}" if common["ok"] else "-",
         f"{common['pinned_bytes'] / GIB:.2f}" if common["ok"] else "-",
         "-" if identical is None else measure.yes(identical),
+        *_away(common),
+        *(_largest(row) if "largest_batch" in row else ["-"] * 4),
+    ]
+
+
+def _away(common: dict[str, Any]) -> list[str]:
+    """Of a step of ours: copied out, and dropped."""
+    names = ("swapped_out_bytes", "dropped_bytes")
+    return [f"{common[name] / GIB:.2f}" if name in common else "-" for name in names]
+
+
+def _largest(row: dict[str, Any]) -> list[str]:
+    return [
         str(row["largest_batch"]),
         str(row["longest"]),
         str(row["deepest"]),
@@ -324,7 +439,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and write; returns the exit code."""
     options = parser("gpu_peers", __doc__.splitlines()[0])
     options.add_argument("--budgets", default="24,16,40", help="GiB, in order of interest")
-    options.add_argument("--methods", default="", help="comma-separated; all where left out")
+    options.add_argument("--methods", default="", help="separated by semicolons; all where left out")
     options.add_argument("--batch", type=measure.count, default=2, help="of the common comparison")
     options.add_argument("--length", type=measure.count, default=2048)
     options.add_argument("--one", help=argparse.SUPPRESS)
@@ -335,6 +450,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.batch, options.length = 2, 32
     if options.one:
         torch.use_deterministic_algorithms(True, warn_only=True)
+        if not gpu.real:
+            torch.set_num_threads(1)
+        if options.one == ALL_MEMORY:
+            print(json.dumps(reference(gpu, shape, options.length, options.batch)))
+            return 0
         budget = int(float(options.budgets) * GIB)
         most = Most(2, 32, 4) if options.tiny else Most()
         print(json.dumps(trial(gpu, options.one, budget, shape, options.length, options.batch, most)))
@@ -352,17 +472,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         f"{result['environment']['device']}: {result['model']['parameters'] / 1e9:.2f} billion parameters, bf16"
     )
-    headers = [
-        "method",
-        "GiB",
-        "tokens/s",
-        "x checkpoint",
-        "reserved GiB",
-        "pinned GiB",
-        "losses =",
-        "largest batch",
-    ]
-    print(measure.table([*headers, "longest", "deepest", "states/budget"], [cells(row) for row in rows]))
+    print(measure.table(HEADERS, [cells(row) for row in rows]))
     return 0
 
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from .units import format_bytes, format_percent, format_seconds
 
+_MUCH_SPLIT = 0.05
+"""Share of what is reserved that is worth a remark when it lies in split segments."""
+
 
 @dataclass(frozen=True)
 class StepSummary:
@@ -158,6 +161,12 @@ class Report(Mapping[str, Any]):
     """Planned drops of the newest step that were declined, by reason: those storages were swapped out, or stayed."""
     not_replayed: dict[str, str] = field(default_factory=dict)
     """Ops that could be replayed by their kind, but are not here, or not with every dtype, and why."""
+    replays_off: str = ""
+    """Why nothing is replayed in this session; empty where something may be."""
+    reserved_bytes: int = 0
+    """Taken from the device: blocks that tensors hold, blocks kept for reuse, and what libraries have taken."""
+    split_bytes: int = 0
+    """Of those: free parts of segments whose rest is in use. A larger request cannot have them (fragmentation)."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -193,6 +202,7 @@ class Report(Mapping[str, Any]):
                 format_bytes(self.live_peak_bytes),
                 "newest step; what it would need without swapping",
             ),
+            *self._fragmentation_rows(),
             ("Host pool", format_bytes(self.host_bytes), f"peak {format_bytes(self.host_peak_bytes)}"),
             ("Step time", format_seconds(self.step_s), "median of the newest steps of this stage"),
             ("Stall", format_seconds(self.stall_s), stall_share),
@@ -240,7 +250,21 @@ class Report(Mapping[str, Any]):
         rows.extend(("Note", note, "") for note in self.notes)
         return rows
 
+    def _fragmentation_rows(self) -> list[tuple[str, str, str]]:
+        """Only where the device's allocator splits segments, as a GPU's does."""
+        if not self.split_bytes:
+            return []
+        free = max(0, self.reserved_bytes - self.resident_bytes)
+        remark = (
+            f"{format_bytes(free)} not in tensors; {format_bytes(self.split_bytes)} of it in split segments"
+        )
+        if self.split_bytes > _MUCH_SPLIT * self.reserved_bytes:
+            remark += ": PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes them usable"
+        return [("Reserved", format_bytes(self.reserved_bytes), remark)]
+
     def _replay_rows(self) -> list[tuple[str, str, str]]:
+        if self.replays_off:
+            return [("Replays", "off", self.replays_off)]
         if not self.drops and not self.declined_drops:
             return []
         declined = ", ".join(f"{count}: {reason}" for reason, count in self.declined_drops.items())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
 from .runtime.recording import step_trace
-from .runtime.replay_check import NOTHING, replayable
+from .runtime.replay_check import NOTHING, UNSEEN_WRITES, replayable
 from .staging import DryRun, Staging
 from .trace import Category, StepTrace, Trace
 from .trace.replay_ops import REPLAY_CLASS
@@ -90,7 +90,11 @@ class Session:
         split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
             :mod:`chameleon_lab.runtime.optimizer_groups`.
         rematerialise: False never drops a storage to run the op that made it again. True leaves the choice to the
-            policy; what cannot be replayed to the bit is swapped all the same.
+            policy; what cannot be replayed to the bit is swapped all the same. With torch before 2.13, which does not
+            show it when a raw pointer writes to a tensor, True replays nothing: ``"trusting"`` does, there too. With it
+            you promise that nothing outside of ops writes to tensors through pointers while the session is open (a C++
+            extension that is no op, say; what Python does with ``data_ptr()``, numpy or DLPack is seen anyway). A
+            promise that is broken gives wrong numbers.
         max_ops: ops of a step that are recorded; a longer step is cut off there, and gets no policy.
         stacks: record the Python stack of every op (slow: for looking, not for long runs).
 
@@ -114,7 +118,7 @@ class Session:
         margin: float = 0.02,
         min_swap: int | str = "16KiB",
         split_optimizer: bool = True,
-        rematerialise: bool = True,
+        rematerialise: bool | Literal["trusting"] = True,
         max_ops: int = 2**20,
         stacks: bool = False,
     ) -> None:
@@ -136,7 +140,9 @@ class Session:
         if not 0 <= margin < 0.5:
             raise ValueError(f"margin must be a share of the capacity from 0 to 0.5, got {margin!r}")
         self.planning = planning
-        self.rematerialise = bool(rematerialise)
+        if not isinstance(rematerialise, bool) and rematerialise != "trusting":
+            raise ValueError(f'rematerialise must be True, False or "trusting", got {rematerialise!r}')
+        self.rematerialise = rematerialise
         self._replayable = NOTHING
         self._declined: set[str] = set()
         self.warmup_steps = warmup_steps
@@ -211,7 +217,10 @@ class Session:
 
     def _open(self) -> None:
         if self.rematerialise and self.capacity_bytes is not None:
-            self._replayable = replayable(core.tensor_device(self.device), torch.get_num_threads())
+            trusting = self.rematerialise == "trusting"
+            self._replayable = replayable(
+                core.tensor_device(self.device), torch.get_num_threads(), trusting=trusting
+            )
         options = core.Options()
         if self.capacity_bytes is not None:
             options.capacity_bytes = self.capacity_bytes
@@ -787,6 +796,22 @@ class Session:
             replay_s=newest.replay_s if newest else 0.0,
             declined_drops=_declined(logs[-1]) if logs else {},
             not_replayed=dict(self._replayable.refused),
+            replays_off=self._replays_off,
+            reserved_bytes=sum(counters[name] for name in ("resident_bytes", "cached_bytes", "other_bytes")),
+            split_bytes=counters["split_bytes"],
+        )
+
+    @property
+    def _replays_off(self) -> str:
+        """Why nothing is replayed; empty where something is, and where nothing ever has to leave."""
+        if self.capacity_bytes is None or self._replayable.dtypes:
+            return ""
+        if not self.rematerialise:
+            return "rematerialise=False"
+        if core.SEES_RAW_ACCESS or self.rematerialise == "trusting":
+            return ""  # it has not started
+        return (
+            f'{UNSEEN_WRITES}; if nothing outside of ops does, rematerialise="trusting" replays all the same'
         )
 
     def _capacity_peak_bytes(self) -> int | None:

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiled_regions.h"
 #include "devices.h"
 #include "faults.h"
 #include "module_hooks.h"
@@ -52,6 +53,16 @@ bool held_elsewhere(uintptr_t tensor_impl, chameleon::Category category) {
     known += 1 + (torch::autograd::impl::try_get_grad_accumulator(tensor) ? 1 : 0);  // with the reference just taken
   }
   return c10::raw::intrusive_ptr::use_count(impl) > known;
+}
+
+std::vector<at::Tensor> tensors_at(const std::vector<uintptr_t>& addresses) {
+  std::vector<at::Tensor> tensors;
+  for (const uintptr_t address : addresses) {
+    auto* impl = reinterpret_cast<c10::TensorImpl*>(address);
+    tensors.push_back(
+        at::Tensor::wrap_tensor_impl(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl)));
+  }
+  return tensors;
 }
 
 std::vector<std::string> symbolized(const chameleon::StepLog& log) {
@@ -413,6 +424,15 @@ PYBIND11_MODULE(_C, m) {
   m.def("hold", [](uintptr_t s) { return Runtime::instance().hold(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("let_go", [](uintptr_t s) { Runtime::instance().let_go(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("expose", [](uintptr_t s) { Runtime::instance().accessed(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
+  m.def(
+      "enter_compiled_region",
+      [](const std::vector<uintptr_t>& read, const std::vector<uintptr_t>& written) {
+        chameleon::compiled_regions::enter(tensors_at(read), tensors_at(written));
+      },
+      nogil());
+  m.def(
+      "leave_compiled_region",
+      [](const std::vector<uintptr_t>& results) { chameleon::compiled_regions::leave(tensors_at(results)); }, nogil());
   m.def("set_saving", [](bool on) { Runtime::instance().set_saving(on); }, nogil());
   m.def("storage_address", [](uintptr_t tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   m.def("residency", [](uintptr_t address) -> py::object {

@@ -72,6 +72,11 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
   const auto handle =
       operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
   info->leaf = info->opaque = true;
+  if (name == "chameleon::compiled_region") {  // see compiled_regions.h; the dispatcher does not know it
+    info->writes_all = false;
+    info->written_arguments = 2;
+    return;
+  }
   if (!handle) {
     info->writes_all = true;
     return;

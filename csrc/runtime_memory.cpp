@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "compiled_regions.h"
 #include "runtime_internal.h"
 
 namespace chameleon {
@@ -292,6 +293,7 @@ bool Runtime::accessed(c10::StorageImpl* impl) {
   device_->lane();  // whoever has the pointer comes after what this lane has waited for
   const bool host_reads = true;
   if (storage->residency != Residency::Resident) bring_in(*storage, Cause::Access, thread, host_reads);
+  if (thread.depth > 0 && compiled_regions::inside()) pin(*storage, thread);
   const bool own_op = thread.depth > 0 && storage->pinned_by == thread.serial;
   if (!own_op) {
     restore_dependents(*storage, Cause::Access, thread);

@@ -3,6 +3,9 @@
 Its tracer cannot look into C functions, so the hooks that follow modules would end the graph at each of them, and other
 graphs give other bits. It is told to take functions that do nothing in their place: inside a compiled region, modules
 are not followed.
+
+What Inductor has compiled runs as one op: its kernels take pointers, so its inputs, and what ops inside use, are
+brought in and stay until it ends. Graphs of other back-ends run op by op, as without a compiler.
 """
 
 from __future__ import annotations
@@ -42,14 +45,61 @@ def _telling(compile_: Callable[..., Any]) -> Callable[..., Any]:
     return compile_beside_a_session
 
 
+def _one_op(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def run_as_one_op(graph: Any, inputs: Any) -> Any:
+        written = getattr(graph, "mutated_input_idxs", ())
+        tensors = [(number in written, t) for number, t in enumerate(inputs) if isinstance(t, torch.Tensor)]
+        core.enter_compiled_region([t for _, t in tensors], [t for changed, t in tensors if changed])
+        tensors.clear()  # the graph frees its inputs as it goes
+        results: Any = ()
+        try:
+            results = call(graph, inputs)
+        finally:
+            core.leave_compiled_region([t for t in results if isinstance(t, torch.Tensor)])
+        return results
+
+    return run_as_one_op
+
+
 class _Compiling(Patches):
+    def __init__(self) -> None:
+        super().__init__(
+            [(torch, "compile", _telling), (torch._TorchCompileInductorWrapper, "__call__", self._watching)]
+        )
+        self._graphs: Patches | None = None
+
     def install(self) -> None:
-        # Importing Dynamo takes seconds, so that is left to whoever compiles something.
+        # Importing Dynamo and Inductor takes seconds, so that is left to whoever compiles something.
         if "torch._dynamo" in sys.modules:
             _tell_dynamo()
+        if "torch._inductor.output_code" in sys.modules:
+            self._watch_graphs()
         super().install()
+
+    def remove(self) -> None:
+        super().remove()
+        if self._graphs is not None:
+            self._graphs.remove()
+            self._graphs = None
+
+    def _watch_graphs(self) -> None:
+        if self._graphs is not None:
+            return
+        from torch._inductor.output_code import CompiledFxGraph
+
+        self._graphs = Patches([(CompiledFxGraph, "__call__", _one_op)])
+        self._graphs.install()
+
+    def _watching(self, compile_graph: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compile_graph)
+        def compile_and_watch(*args: Any, **kwargs: Any) -> Any:
+            self._watch_graphs()
+            return compile_graph(*args, **kwargs)
+
+        return compile_and_watch
 
 
 def compiling() -> Patches:
     """For as long as a session is open."""
-    return _Compiling([(torch, "compile", _telling)])
+    return _Compiling()

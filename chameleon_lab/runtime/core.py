@@ -5,6 +5,7 @@ Everything else in the package reaches ``chameleon_lab._C`` through this module.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypedDict
 
 import torch  # loads the libraries that _C is linked against
@@ -198,6 +199,19 @@ def residency(tensor: torch.Tensor) -> str | None:
 def storage_residency(storage: torch.UntypedStorage) -> str | None:
     """The same of a storage."""
     return _C.residency(storage._cdata)
+
+
+def enter_compiled_region(read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
+    """A compiled region begins on this thread: what it reads and writes is on the device until it ends.
+
+    Keeps no reference to a tensor.
+    """
+    _C.enter_compiled_region([t._cdata for t in read], [t._cdata for t in written])
+
+
+def leave_compiled_region(results: Iterable[torch.Tensor]) -> None:
+    """It ends, and has made these."""
+    _C.leave_compiled_region([t._cdata for t in results])
 
 
 def expose_tensor(tensor: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,17 +37,24 @@ class Replayable:
 NOTHING = Replayable({}, {})
 
 
-@functools.cache
-def replayable(device: torch.device, threads: int) -> Replayable:
+UNSEEN_WRITES = "torch before 2.13 does not say when raw pointers write to the inputs of a replay"
+
+
+def replayable(device: torch.device, threads: int, *, trusting: bool = False) -> Replayable:
     """The ops of :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS` that may be replayed.
 
     Args:
         device: of the session's tensors.
         threads: that ops use now: another number may choose other kernels, and is checked anew.
+        trusting: nothing outside of ops writes to tensors through pointers, so it need not be seen.
     """
-    if not core.SEES_RAW_ACCESS:
-        reason = "torch before 2.13 does not say when raw pointers write to the inputs of a replay"
-        return Replayable({}, dict.fromkeys(REPLAY_CLASS, reason))
+    if not core.SEES_RAW_ACCESS and not trusting:
+        return Replayable({}, dict.fromkeys(REPLAY_CLASS, UNSEEN_WRITES))
+    return _checked(device, threads)
+
+
+@functools.cache
+def _checked(device: torch.device, threads: int) -> Replayable:
     dtypes: dict[str, tuple[str, ...]] = {name: () for name, kind in REPLAY_CLASS.items() if kind == 1}
     refused = {}
     for names, cases in _CASES:
@@ -77,6 +85,8 @@ def _differs(case: Case, device: torch.device, dtype: torch.dtype) -> str | None
             with torch.no_grad():
                 if not torch.equal(_bits(op(*inputs)), first):
                     return "it did not repeat itself to the bit"
+    except NotImplementedError:
+        return f"it does not exist on {device.type}"
     except RuntimeError as error:
         return f"it did not run ({str(error).splitlines()[0]})"
     return None
@@ -99,8 +109,14 @@ def _case(op: Callable[..., torch.Tensor], *shapes: Iterable[int]) -> Case:
     return lambda device, dtype: (op, make(device, dtype))
 
 
-def _attention(*, causal: bool) -> Callable[..., torch.Tensor]:
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+def _attention(name: str, *before: Any) -> tuple[Case, ...]:
+    """One back-end itself, whichever torch would choose. ``before`` are its arguments between the value and dropout."""
+    op = getattr(torch.ops.aten, name)
+
+    def case(causal: bool) -> Case:
+        return _case(lambda q, k, v: op(q, k, v, *before, 0.0, causal)[0], *[(2, 3, 40, 32)] * 3)
+
+    return case(True), case(False)
 
 
 def _aten(*names: str) -> tuple[str, ...]:
@@ -126,17 +142,14 @@ _CASES: tuple[tuple[tuple[str, ...], tuple[Case, ...]], ...] = (
             _case(lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2), (2, 8, 9, 9), (8, 6, 3, 3), (6,)),
         ),
     ),
-    (
-        _aten(
-            "_scaled_dot_product_flash_attention_for_cpu",
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-        ),
-        (
-            _case(_attention(causal=True), *[(2, 3, 40, 32)] * 3),
-            _case(_attention(causal=False), *[(2, 3, 40, 32)] * 3),
-        ),
+    *(
+        (_aten(name), _attention(name, *before))
+        for name, before in (
+            ("_scaled_dot_product_flash_attention_for_cpu", ()),
+            ("_scaled_dot_product_flash_attention", ()),
+            ("_scaled_dot_product_efficient_attention", (None, True)),  # no bias; and what backward needs
+            ("_scaled_dot_product_cudnn_attention", (None, True)),
+        )
     ),
 )
 """Ops and calls that run them."""

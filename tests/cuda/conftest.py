@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "integration")]
+
+_replay_counts: list[Any] = []
 
 
 def _missing() -> str:
@@ -25,6 +28,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if mine and (reason := _missing()):
         for item in mine:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def replay_counts() -> list[Any]:
+    """Counts of replays that are printed when all tests have run."""
+    return _replay_counts
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _replay_counts:
+        terminalreporter.section("replays")
+        for line in sum(_replay_counts[1:], _replay_counts[0]).lines():
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

@@ -195,6 +195,20 @@ def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
         assert result["same"] and result["within"] and result["replays"] > 0, f"{case}: {result}"
 
 
+def test_replays_of_single_ops_on_the_fake_gpu_give_the_same_bits() -> None:
+    found = on_fake_gpu("""
+        from replay_cases import CASES, SMALL, count_replays
+        fake.start(random_seed := int.from_bytes(os.urandom(4), "little"))
+        count = count_replays("cuda", SMALL, CASES[::3])
+        print(json.dumps({
+            "seed": random_seed, "different": count.different, "unseen": count.unseen,
+            "replayed": sum(count.replayed.values()),
+        }))
+    """)
+    assert found["different"] == found["unseen"] == [], found
+    assert found["replayed"] > 100
+
+
 @pytest.mark.parametrize("what", ["a block goes back behind the copy out", "compute waits for the copy in"])
 def test_a_session_without_a_wait_is_caught(what: str) -> None:
     waiter, source = WAITS[what]

@@ -138,3 +138,11 @@ def test_html_escapes_what_it_shows(report):
 def test_match_rate_of_a_step():
     assert STEP.match_rate == 0.75
     assert replace(STEP, ops=0, matched_ops=0).match_rate == 0.0
+
+
+def test_fragmentation_is_told_where_the_allocator_splits_segments(report: Report) -> None:
+    assert "Reserved" not in str(report)
+    little = replace(report, reserved_bytes=33 * MIB, split_bytes=MIB)
+    assert "33.0 MiB" in str(little) and "3.00 MiB not in tensors; 1.00 MiB of it" in str(little), str(little)
+    assert "expandable_segments" not in str(little)
+    assert "expandable_segments:True" in str(replace(little, split_bytes=3 * MIB))
