@@ -671,7 +671,7 @@ def test_a_value_that_no_memory_was_left_for_says_so_each_time() -> None:
     """At the end of the session its op could not run again: reading it raises, in later sessions too."""
     child("""
         import pytest
-        lost = pytest.raises(torch.OutOfMemoryError, match="no memory left for that when the session ended")
+        lost = dict(match="no memory left for that when the session ended")
         with cl.Session("16MiB") as session:
             core.keep_producers(True)
             x = torch.arange(MiB // 4, dtype=torch.float32)
@@ -682,7 +682,7 @@ def test_a_value_that_no_memory_was_left_for_says_so_each_time() -> None:
         core.set_faults()
         with cl.Session("16MiB") as session:
             for _ in range(3):
-                with pytest.raises((torch.OutOfMemoryError, RuntimeError), match="no memory left for that when the session"):
+                with pytest.raises(RuntimeError, **lost):
                     y.sum()
                 with pytest.raises((torch.OutOfMemoryError, RuntimeError, cl.SessionError)):
                     session.restore(y)

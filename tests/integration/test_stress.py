@@ -1,4 +1,4 @@
-"""The C++ core without Python, under many threads: csrc/tests/stress.cpp, which `make sanitize` runs under sanitizers."""
+"""The C++ core without Python, under many threads (csrc/tests/stress.cpp); `make sanitize` does it for longer."""
 
 from __future__ import annotations
 
