@@ -183,7 +183,9 @@ void Runtime::close() {
   swapper_.transitions.reset();
   executor_.unload();
   device_->set_capacity(device_->total_bytes());
+  closing_ = true;
   restore_dropped(thread_state());
+  closing_ = false;
   open_ = false;
   tracked_bytes_ = kTrackedBytes;
   // A real device may not hold everything at once. Then what is away comes back when it is used, as it did before.

@@ -266,6 +266,7 @@ class Runtime {
   std::atomic<int64_t> epoch_{0};      // sessions so far
   std::atomic<size_t> tracked_bytes_{kTrackedBytes};
   bool evicts_always_ = false;
+  bool closing_ = false;              // what is dropped comes back now
   std::optional<std::mt19937> dice_;  // decide which of them
   bool limited_ = false;              // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;

@@ -157,7 +157,7 @@ Refusal Runtime::drop(c10::StorageImpl* impl) {
 
 Refusal Runtime::drop_bytes(Storage& storage) {
   // At the end of a session everything comes back, and stays.
-  Refusal refusal = keeps_producers_ ? replays_.drop(storage) : Refusal::Unmovable;
+  Refusal refusal = closing_ ? Refusal::Unmovable : replays_.drop(storage);
   if (refusal == Refusal::None && !access::keep(storage)) {
     replays_.restored(storage);
     refusal = Refusal::Unmovable;
