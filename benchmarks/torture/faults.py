@@ -544,7 +544,7 @@ _LOAD = """from benchmarks.torture.training import *
 %load_ext chameleon_lab
 torch.set_num_threads(1)
 training = Training()"""
-_START = "%chameleon start --capacity 300KiB\ntraining.step()"
+_START = "%chameleon start --capacity 1MiB\ntraining.step()"
 _FOREVER = "while True:\n    training.step()"
 _LOOK = """assert all(torch.isfinite(p).all() for p in training.job.model.parameters())
 training.step()

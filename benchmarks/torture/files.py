@@ -436,7 +436,7 @@ def _guided(outcome: Outcome) -> None:
         lines = [line for line in done.stderr.splitlines() if line.startswith("Done ")]
         outcome.tried += int(lines[0].split()[1]) if lines else 1
         if done.returncode != 0:
-            outcome.wrong.append(f"{target}: {done.stderr[-500:]}")
+            outcome.wrong.append(f"{target}: exit code {done.returncode}: {done.stderr[-500:]}")
 
 
 def _fuzz(target: str, seconds: int) -> None:

@@ -190,18 +190,20 @@ def _short(dtype: torch.dtype | None) -> str:
 @contextmanager
 def _tf32(on: bool) -> Iterator[None]:
     """Of matrix products and convolutions; what was set is there afterwards."""
-    backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [backend.allow_tf32 for backend in backends]
+    # Not through torch.backends: its flags are frozen where torch's own test tools have been imported.
+    settings = (
+        (torch._C._get_cublas_allow_tf32, torch._C._set_cublas_allow_tf32),
+        (torch._C._get_cudnn_allow_tf32, torch._C._set_cudnn_allow_tf32),
+    )
+    before = [get() for get, _ in settings]
     try:
-        for backend in backends:
-            backend.allow_tf32 = on
+        for _, set_ in settings:
+            set_(on)
         yield
-        assert all(backend.allow_tf32 == on for backend in backends), (
-            "a replay has left another setting behind"
-        )
+        assert all(get() == on for get, _ in settings), "a replay has left another setting behind"
     finally:
-        for backend, was in zip(backends, before, strict=True):
-            backend.allow_tf32 = was
+        for (_, set_), was in zip(settings, before, strict=True):
+            set_(was)
 
 
 SETTINGS = (
