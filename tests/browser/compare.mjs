@@ -22,7 +22,6 @@ await inLab(async (page, picture) => {
     panel.locator('.cl-main .cl-track', { hasText: name }).first().boundingBox();
 
   // A box by the pointer over all of the block map holds every storage that is listed.
-  const blocks = await track('Block map');
   const all = /([\d,]+) storages/.exec(
     await panel.locator('.cl-main .cl-tabs [role="status"]').textContent()
   )[1];
@@ -32,11 +31,15 @@ await inLab(async (page, picture) => {
     await page.mouse.move(x1, y1, { steps: 4 });
     await page.mouse.up();
   };
+  const listed = inspector.getByText('Storages, largest first');
+  // From below to above the map: the smallest lie on top, many in a pixel. Its legend may reach beyond what is seen.
+  const blocks = await track('Block map');
+  const tables = await panel.locator('.cl-main .cl-tabs').boundingBox();
+  const bottom = Math.min(blocks.y + blocks.height, tables.y - 8);
   await page.keyboard.down('Alt');
-  // From below to above the map: the smallest lie on top, many in a pixel.
-  await drag(canvas.x + 1, blocks.y + blocks.height - 1, canvas.x + canvas.width - 1, blocks.y - 5);
+  await drag(canvas.x + 1, bottom - 1, canvas.x + canvas.width - 1, blocks.y - 5);
   await page.keyboard.up('Alt');
-  await inspector.getByText('Storages, largest first').waitFor();
+  await listed.waitFor();
   found.boxed = [all, await inspector.locator('.cl-facts dd').first().textContent()];
 
   // A box by the keys: smaller, moved, listed; a storage of it is selected.

@@ -10,7 +10,8 @@ def test_a_policy_is_edited_tried_enabled_and_kept_beside_what_trains(in_browser
     found = in_browser("editor", notebook="edit")
     assert found["errors"] == []
     assert found["trained"] == ["ok", "ok"] and found["ran"] == "ok"
-    assert found["untouched"][0] == found["untouched"][1] and len(found["untouched"][0]) == 5
+    assert found["untouched"][0] == found["untouched"][1]
+    assert len(found["untouched"][0]) in (5, 6)  # with what replays cost, where the plan has any
     assert found["listed"] > 20
     for action in ("Keep", "Swap", "Never touch"):
         assert action in found["cards"]
