@@ -11,6 +11,8 @@ def oddity(path: str | os.PathLike[str], most_bytes: int) -> str | None:
 
     Raises OSError if it is not there.
     """
+    if "\0" in os.fsdecode(path):
+        return "no file has a name with a null character in it"
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         return "this is no regular file"

@@ -140,3 +140,10 @@ def test_a_session_does_not_import_the_tracer_by_itself() -> None:
 def test_a_bandwidth_that_is_none_is_named(speed: object) -> None:
     with pytest.raises(cl.PolicyError, match="out_bytes_per_s is"):
         cl.Link(speed, None)
+
+
+def test_a_path_with_a_null_character_is_named() -> None:
+    with pytest.raises(cl.TraceError, match="null character"):
+        cl.Trace.load("run\0.parquet")
+    with pytest.raises(cl.PolicyError, match="null character"):
+        cl.Policy.load("policy\0.json")
