@@ -218,7 +218,7 @@ void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& 
       storage->host_stale = true;
     }
   }
-  follow_replays(*storage, thread.lane);
+  if (C10_UNLIKELY(storage->made_by)) follow_replays(*storage, thread.lane);
   storage->lanes |= lane_bit(thread.lane);
   if (writes && storage->value) written_.push_back(storage);
   storage->last_use = clock_ops_;

@@ -1,7 +1,7 @@
 """What ops take on a device that runs behind the host: measured for a few in each step, and remembered for all.
 
 The host hands its ops to a GPU and goes on, so that its own clock says little about them. Events around an op tell,
-and cost the host a few microseconds: all ops of the first steps get them, which a plan is made from, and a few of every
+but cost the host time: all ops of the first steps get them, which a plan is made from, and a few of every
 later step, others each time.
 """
 
