@@ -70,7 +70,7 @@ lint: node_modules/.package-lock.json ## check style: ruff, clang-format, biome
 
 check-cuda: build ## compile the CUDA device against CUDA's headers, every warning an error (no GPU is needed)
 	$(say) "Compiling the CUDA device, and the fake GPU that it is tested on"
-	@cmake --build build --target check_cuda fake_cuda
+	@cmake --build build --target check_cuda fake_cuda fake_allocator
 
 format: node_modules/.package-lock.json ## mend style
 	@ruff check --quiet --fix

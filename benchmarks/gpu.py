@@ -163,14 +163,22 @@ SHAPES = {
 }
 
 
-class Decoder(nn.Module):
-    """A language model; ``run_layer`` says how a layer is run (checkpointing, offloading)."""
+LOSS_TOKENS = 1024
+"""The loss is computed for so many at a time: all logits at once would be half of what GPT-2 has alive."""
 
-    def __init__(self, shape: Shape) -> None:
+
+class Decoder(nn.Module):
+    """A language model; ``run_layer`` says how a layer is run (checkpointing, offloading).
+
+    ``layers_on``: the device to which each layer goes before the next one is made; None: it stays where it was made.
+    """
+
+    def __init__(self, shape: Shape, layers_on: str | None = None) -> None:
         super().__init__()
         self.embed = nn.Embedding(shape.vocabulary, shape.width)
         self.layers = nn.ModuleList(
-            Layer(shape.width, shape.heads, shape.kv_heads, shape.inner) for _ in range(shape.layers)
+            Layer(shape.width, shape.heads, shape.kv_heads, shape.inner).to(layers_on)
+            for _ in range(shape.layers)
         )
         self.norm, self.head = nn.RMSNorm(shape.width), nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.run_layer: Callable[[nn.Module, Tensor], Tensor] = lambda layer, x: layer(x)
@@ -180,17 +188,28 @@ class Decoder(nn.Module):
         x = self.embed(tokens)
         for layer in self.layers:
             x = self.run_layer(layer, x)
-        logits = self.head(self.norm(x))[:, :-1]
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        hidden, targets = self.norm(x)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        parts = zip(hidden.split(LOSS_TOKENS), targets.split(LOSS_TOKENS), strict=True)
+        losses = [F.cross_entropy(self.head(h).float(), t, reduction="sum") for h, t in parts]
+        return torch.stack(losses).sum() / targets.numel()
 
 
 def build(
-    gpu: Gpu, shape: Shape, dtype: torch.dtype = torch.float32
+    gpu: Gpu,
+    shape: Shape,
+    dtype: torch.dtype = torch.float32,
+    *,
+    prepare: Callable[[Decoder], object] = lambda model: None,
+    layers_on: str | None = None,
 ) -> tuple[Decoder, torch.optim.Optimizer]:
-    """A model with random weights from a fixed seed, and torch's default AdamW."""
+    """A model with random weights from a fixed seed, and torch's default AdamW of what ``prepare`` leaves of it.
+
+    The weights are the same wherever the layers go (see :class:`Decoder`).
+    """
     torch.manual_seed(measure.SEED)
     with torch.device(gpu.device):
-        model = Decoder(shape).to(dtype).train()
+        model = Decoder(shape, layers_on).to(dtype).train()
+    prepare(model)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""First facts of a GPU machine: the link, what pinning costs, and what copies cost compute.
+"""First facts of a GPU machine: the link, what pinning costs, what copies cost compute, and what blocks cost.
 
 python -m benchmarks.gpu_facts [--json FILE] [--device cpu --tiny]
 """
@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 
+import chameleon_lab as cl
+
 from . import measure
 from .gpu import GIB, Gpu, gpu_of, link_rates, parser
 
 MIB = 1 << 20
+_ROOM = 8  # blocks that fit at once where storages have to leave
 
 
 def link(gpu: Gpu, sizes: Sequence[int]) -> list[dict[str, Any]]:
@@ -71,6 +74,37 @@ def disturbance(gpu: Gpu, width: int, copy_bytes: int) -> dict[str, float]:
     return found
 
 
+def blocks(gpu: Gpu, size: int, times: int) -> dict[str, float]:
+    """Seconds of the host that a block of ``size`` bytes takes, mean over ``times``: taken and given back, and taken
+    where a storage has to leave for it.
+
+    Call it before the process has its first session: from then on the forwarding allocator stays in front of torch's.
+    """
+
+    def block() -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=gpu.device)
+
+    def taken_s() -> float:
+        gpu.seconds(block)  # from then on it comes from what the allocator keeps
+        return gpu.seconds(block, times)
+
+    gpu.clean()
+    found = {"bytes": size, "torch_s": taken_s()}
+    with cl.Session(device=gpu.device):
+        found["session_s"] = taken_s()
+    found["forwarded_s"] = taken_s()
+    gpu.clean()
+    with cl.Session(_ROOM * size, device=gpu.device, planning=False) as session:
+        held = [block().zero_() for _ in range(2 * _ROOM)]  # the second half warms the host's memory
+        session.step()
+        found["no_room_s"] = gpu.seconds(lambda: held.append(block().zero_()), _ROOM)
+        session.step()
+        found["left_bytes"] = session.report().evicted_bytes // _ROOM
+        held.clear()
+    found["copy_s"] = size / link_rates(gpu, size)["out"]
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and write; returns the exit code."""
     options = parser("gpu_facts", __doc__.splitlines()[0]).parse_args(arguments)
@@ -86,6 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "pinning": pinning(gpu, [MIB] if options.tiny else [64 * MIB, 256 * MIB, GIB, 4 * GIB]),
         "disturbance": disturbance(gpu, 64 if options.tiny else 8192, MIB if options.tiny else 64 * MIB),
     }
+    if options.json:
+        measure.write_json(options.json, result)  # what there is, should a session not work here
+    result["blocks"] = blocks(gpu, MIB if options.tiny else 32 * MIB, 50 if options.tiny else 1000)
     if options.json:
         measure.write_json(options.json, result)
     print(f"{result['environment']['device']}: the link, GB/s")
@@ -103,6 +140,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pinning {measure.mib(row['bytes'])} MiB takes {row['s_per_gib']:.2f} s a GiB")
     for name, share in result["disturbance"].items():
         print(f"{name.removesuffix('_slower')} beside copies both ways: {share:+.1%}")
+    taken = result["blocks"]
+    print(
+        f"a block of {measure.mib(taken['bytes'])} MiB takes the host {taken['torch_s'] * 1e6:.1f} us;",
+        end=" ",
+    )
+    print(f"behind the forwarding allocator {taken['forwarded_s'] * 1e6:.1f} us, in a session", end=" ")
+    print(
+        f"{taken['session_s'] * 1e6:.1f} us; where {measure.mib(taken['left_bytes'])} MiB leave for it",
+        end=" ",
+    )
+    print(f"{taken['no_room_s'] * 1e6:.0f} us, their copy alone {taken['copy_s'] * 1e6:.0f} us")
     return 0
 
 

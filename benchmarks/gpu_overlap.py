@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 import chameleon_lab as cl
@@ -51,7 +52,8 @@ def run(
         if opened is not None:
             report = opened.report()
             newest = opened.trace().steps[-1]
-            moved_s = float((newest.transfers.end_s - newest.transfers.start_s).sum())
+            # Of a copy that is still under way (the embedded device's) there is no end yet.
+            moved_s = float(np.nansum(newest.transfers.end_s - newest.transfers.start_s))
             stall_s = statistics.median([s.stall_s for s in report.history[SETTLING_STEPS:]])
             result |= {
                 "peak_bytes": report.peak_bytes,
@@ -77,32 +79,32 @@ def run(
 
 def measure_model(
     gpu: Gpu, name: str, steps: int, fractions: Sequence[Fraction], amp: bool
-) -> list[dict[str, Any]]:
-    """All rows of one model."""
+) -> Iterator[dict[str, Any]]:
+    """The rows of one model, each beside the first."""
     shape = SHAPES[name]
     bare = run(gpu, name, shape, steps, None, amp)
+
+    def beside(row: dict[str, Any]) -> dict[str, Any]:
+        same = row["losses"] == bare["losses"]
+        return row | {"ratio": row["step_s"] / bare["step_s"], "losses_identical": same}
+
+    yield beside({"model": name, "variant": "no session", **bare})
     recorded = run(gpu, name, shape, steps, {"capacity": None}, amp)
-    rows = [
-        {"model": name, "variant": "no session", **bare},
-        {"model": name, "variant": "recorded", **recorded},
-    ]
+    yield beside({"model": name, "variant": "recorded", **recorded})
     for fraction in fractions:
         if gpu.left_s() < 3 * bare["step_s"] * (SETTLING_STEPS + steps) + 5:
-            rows.append({"model": name, "variant": f"planned {fraction}", "error": "no time left"})
+            yield {"model": name, "variant": f"planned {fraction}", "error": "no time left"}
             continue
         capacity = int(recorded["live_peak_bytes"] * fraction)
         row: dict[str, Any] = {"model": name, "variant": f"planned {fraction}", "capacity_bytes": capacity}
         try:
             row |= run(gpu, name, shape, steps, {"capacity": capacity}, amp)
             row["within"] = row["peak_bytes"] <= capacity and row["reserved_bytes"] <= capacity
-        except (cl.ChameleonError, torch.OutOfMemoryError) as error:
-            row["error"] = str(error).splitlines()[0]
-        rows.append(row)
-    for row in rows:
-        if "error" not in row:
-            row["ratio"] = row["step_s"] / bare["step_s"]
-            row["losses_identical"] = row["losses"] == bare["losses"]
-    return rows
+        except (
+            Exception
+        ) as error:  # a library that finds no memory raises its own; the other rows still count
+            row["error"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        yield row if "error" in row else beside(row)
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -140,13 +142,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = ["tiny"] if options.tiny else options.models.split(",")
     rates = link_rates(gpu, 1 << 20 if options.tiny else 256 << 20)
     rows: list[dict[str, Any]] = []
+    result = {"environment": gpu.environment(vars(options)), "link_bytes_per_s": rates, "rows": rows}
+    fractions = [Fraction(text) for text in options.fractions.split(",")]
     for name in names:
         measure.progress(f"{name} ...")
-        fractions = [Fraction(text) for text in options.fractions.split(",")]
-        rows += measure_model(gpu, name, options.steps, fractions, not options.fp32)
-    result = {"environment": gpu.environment(vars(options)), "link_bytes_per_s": rates, "rows": rows}
-    if options.json:
-        measure.write_json(options.json, result)
+        for row in measure_model(gpu, name, options.steps, fractions, not options.fp32):
+            rows.append(row)
+            if options.json:  # after each: who runs out of time has these
+                measure.write_json(options.json, result)
     print(
         f"{result['environment']['device']}: GB/s "
         + ", ".join(f"{k} {v / 1e9:.1f}" for k, v in rates.items())

@@ -19,10 +19,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import chameleon_lab as cl
@@ -32,12 +32,19 @@ from chameleon_lab.runtime import core
 
 from . import measure
 from .gpu import GIB, SHAPES, Decoder, Gpu, Shape, build, gpu_of, parser, tokens_of, train_step
+from .gpu_ready import text_of, version_of
 
 TIMED_STEPS = 4
 SETTLING_STEPS = 4  # ours plans after the second step; the others get as many
 
 PLANS_BEFORE = (2, 4, 6)
 """Steps before which replays alone are planned for, each time without the drops that were declined until then."""
+
+_GRACE_S = 60.0
+"""That a method may take longer than its share, most of it to begin."""
+
+_LAST_S = 35.0
+"""How long before the end of that grace the last one is stopped: the check ends a part 40 s after its time."""
 
 _COPIES_NEVER_END = Link(1.0, 1.0)
 _MARGIN = 0.02
@@ -60,16 +67,19 @@ class Most:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One way to train in less memory. ``prepare`` changes the model; ``around`` is entered for a forward pass."""
+    """One way to train in less memory. ``prepare`` changes the model; what ``around`` gives is entered each step."""
 
     about: str
     prepare: Callable[[Decoder], None] = lambda model: None
-    around: Callable[[Gpu], contextlib.AbstractContextManager[Any]] = lambda gpu: contextlib.nullcontext()
+    around: Callable[[Gpu, Decoder], contextlib.AbstractContextManager[Any]] = lambda gpu, model: (
+        contextlib.nullcontext()
+    )
     rematerialise: bool | None = None
     """Of ours: may it replay? None: it is no session."""
     alone: bool = False
     """Of ours: must it get by with replays, and copy nothing?"""
     fsdp: bool = False
+    """Does it need a process group, and hold its layers on the host from the beginning?"""
 
     @property
     def ours(self) -> bool:
@@ -102,31 +112,85 @@ def _selective(model: Decoder) -> None:
     model.run_layer = lambda layer, x: checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
 
 
-def _save_on_cpu(gpu: Gpu) -> contextlib.AbstractContextManager[Any]:
+def _save_on_cpu(gpu: Gpu, model: Decoder) -> contextlib.AbstractContextManager[Any]:
     return torch.autograd.graph.save_on_cpu(pin_memory=gpu.real)
 
 
-def _offload_activations(gpu: Gpu) -> contextlib.AbstractContextManager[Any]:
+def _offloaded_by_transformers(model: Decoder) -> None:
+    """Layers run through the function that transformers' own models get, made by one that has no layers."""
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    class NoLayers(PreTrainedModel):
+        config_class = PretrainedConfig
+        supports_gradient_checkpointing = True
+        main_input_name = "hidden"
+        gradient_checkpointing = False
+
+    theirs = NoLayers(PretrainedConfig())
+    if hasattr(theirs, "activation_checkpointing_enable"):
+        theirs.activation_checkpointing_enable(offload=True)
+    else:
+        settings = {"use_reentrant": False, "offload": True}
+        theirs.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+    run = theirs._gradient_checkpointing_func
+    if "offload" in run.keywords:  # one that does not know the setting hands it on to torch's
+        raise ImportError(f"transformers {text_of(OFFLOADING_TRANSFORMERS)} or newer is not installed")
+    model.run_layer = lambda layer, x: run(layer, x)
+
+
+def _offload_activations(gpu: Gpu, model: Decoder) -> contextlib.AbstractContextManager[Any]:
+    """As TRL's trainers do it: parameters and the output head's inputs stay."""
     try:
-        from trl.models.activation_offloading import OffloadActivations
+        from trl.models.activation_offloading import get_act_offloading_ctx_manager
     except ImportError:
         from torchtune.training import OffloadActivations
-    return OffloadActivations()
+
+        return OffloadActivations()
+    return get_act_offloading_ctx_manager(model)
+
+
+def _shard(model: Decoder) -> None:
+    """Layer by layer: each is moved to the device, and back to the host, before the next one is."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    offload = CPUOffloadPolicy(pin_memory=model.embed.weight.is_cuda)
+    for layer in model.layers:
+        fully_shard(layer, offload_policy=offload)
+    fully_shard(model, offload_policy=offload)
 
 
 METHODS = {
     PLAIN: Method("plain PyTorch"),
     "checkpoint": Method("torch.utils.checkpoint of every layer", _checkpointed),
-    "selective": Method("the same, but matrix products and attention are kept", _selective),
-    "save_on_cpu": Method("torch.autograd.graph.save_on_cpu, pinned", around=_save_on_cpu),
-    "offloaded checkpoint": Method("checkpoint with its inputs on the host", _checkpointed, _save_on_cpu),
-    "OffloadActivations": Method("TRL's or torchtune's, streamed", around=_offload_activations),
-    "FSDP2 offload": Method("fully_shard with CPUOffloadPolicy on one rank", fsdp=True),
     "ours": Method("a session with the budget as its capacity: swaps and replays", rematerialise=True),
-    "ours, swap only": Method("the same, and nothing is replayed", rematerialise=False),
-    "ours, replay only": Method("the same, and nothing is copied", rematerialise=True, alone=True),
+    "OffloadActivations": Method("TRL's or torchtune's, streamed", around=_offload_activations),
+    "transformers offload": Method(
+        "transformers' checkpoint(offload=True) of every layer", _offloaded_by_transformers
+    ),
+    "checkpoint in save_on_cpu": Method(
+        "checkpoint of every layer, all in save_on_cpu", _checkpointed, _save_on_cpu
+    ),
+    "ours, swap only": Method("ours, and nothing is replayed", rematerialise=False),
+    "selective": Method("checkpoint, but matrix products and attention are kept", _selective),
+    "save_on_cpu": Method("torch.autograd.graph.save_on_cpu, pinned", around=_save_on_cpu),
+    "FSDP2 offload": Method("fully_shard with CPUOffloadPolicy on one rank", _shard, fsdp=True),
     "ours + checkpoint": Method("ours, of a checkpointed model", _checkpointed, rematerialise=True),
+    "ours, replay only": Method("ours, and nothing is copied", rematerialise=True, alone=True),
 }
+"""In order of interest: where the time ends too soon, the last ones are left out."""
+
+OFFLOADING_TRANSFORMERS = (5, 17)
+
+
+def usual_methods() -> list[str]:
+    """All, but one of the two ways to offload checkpoints: ours only where transformers' own is not to be had."""
+    try:
+        found = version_of(metadata.version("transformers"))
+    except metadata.PackageNotFoundError:
+        found = (0, 0)
+    theirs = found >= OFFLOADING_TRANSFORMERS
+    left_out = "checkpoint in save_on_cpu" if theirs else "transformers offload"
+    return [name for name in METHODS if name != left_out]
 
 
 class CopiesNeededError(Exception):
@@ -161,14 +225,6 @@ def _one_rank(gpu: Gpu) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def _shard(gpu: Gpu, model: Decoder) -> nn.Module:
-    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
-
-    for layer in model.layers:
-        fully_shard(layer, offload_policy=CPUOffloadPolicy(pin_memory=gpu.real))
-    return fully_shard(model, offload_policy=CPUOffloadPolicy(pin_memory=gpu.real))
-
-
 # ------------------------------------------------------------------------------------------------------------ one trial
 
 
@@ -186,16 +242,15 @@ def attempt(
     model = optimizer = None
     try:
         with session or contextlib.nullcontext():
-            model, optimizer = build(gpu, shape)
-            method.prepare(model)
-            if method.fsdp:
-                _shard(gpu, model)
-                optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+            model, optimizer = build(
+                gpu, shape, prepare=method.prepare, layers_on="cpu" if method.fsdp else None
+            )
+            around = method.around(gpu, model)
             for step in range(method.settling_steps + timed_steps):
                 if session and method.alone and step in PLANS_BEFORE:
                     _plan_replays_alone(session, budget, refused)
                 tokens = tokens_of(gpu, shape, batch, length, step)
-                with method.around(gpu):
+                with around:
                     run = functools.partial(train_step, gpu, model, optimizer, tokens, True)
                     times.append(gpu.seconds(lambda: losses.append(run())))  # noqa: B023
             pinned = core.counters()["host_reserved_bytes"] if session else _pinned_bytes(gpu)
@@ -246,8 +301,11 @@ def _pinned_bytes(gpu: Gpu) -> int:
     return 0
 
 
-def largest(runs: Callable[[int], bool], most: int, left_s: Callable[[], float]) -> int:
-    """The largest number up to ``most`` that runs, taken that all smaller ones do; 0 if 1 does not."""
+def largest(runs: Callable[[int], bool], most: int, left_s: Callable[[], float]) -> tuple[int, bool]:
+    """The largest number up to ``most`` that runs, to an eighth, taken that all smaller ones do; 0 if 1 does not.
+
+    And whether the search came to its end: where the time or ``most`` ended it, larger ones may run too.
+    """
     good, bad = 0, None
     size = 1
     while size <= most and left_s() > 0:
@@ -261,7 +319,7 @@ def largest(runs: Callable[[int], bool], most: int, left_s: Callable[[], float])
             good = middle
         else:
             bad = middle
-    return good
+    return good, bad is not None and bad - good <= max(1, good // 8)
 
 
 def reference(gpu: Gpu, shape: Shape, length: int, batch: int) -> dict[str, Any]:
@@ -295,11 +353,12 @@ def trial(
                 reasons.append(result["why"])
             return result["ok"]
 
-        found["largest_batch"] = largest(
+        ended = {}
+        found["largest_batch"], ended["largest_batch"] = largest(
             lambda b: ok(try_at(b, length, timed=False)), most.batch, until(0.45)
         )
         unit = 256 if gpu.real else 16
-        longest = largest(
+        longest, ended["longest"] = largest(
             lambda units: ok(try_at(1, units * unit, timed=False)), most.length // unit, until(0.7)
         )
         found["longest"] = longest * unit
@@ -309,7 +368,9 @@ def trial(
             deeper = dataclasses.replace(shape, layers=layers * per_layer)
             return ok(attempt(gpu, method, deeper, budget, 1, min(length, 1024), timed=False))
 
-        found["deepest"] = per_layer * largest(deep, most.layers // per_layer, until(0.9))
+        layers, ended["deepest"] = largest(deep, most.layers // per_layer, until(0.9))
+        found["deepest"] = per_layer * layers
+        found["at_least"] = [name for name, at_end in ended.items() if not at_end]
         found["stopped_by"] = sorted(set(reasons))
     if found["largest_batch"]:
         found["at_largest"] = attempt(gpu, method, shape, budget, found["largest_batch"], length, timed=True)
@@ -327,33 +388,33 @@ def _parameters(shape: Shape) -> int:
 # ------------------------------------------------------------------------------------------------------------ all of it
 
 
-def run_trials(options: Any, gpu: Gpu) -> list[dict[str, Any]]:
+def run_trials(options: Any, gpu: Gpu) -> Iterator[dict[str, Any]]:
     """One process a method and budget: what one leaves behind must not be the next one's."""
-    methods = [name.strip() for name in options.methods.split(";")] if options.methods else list(METHODS)
+    methods = [name.strip() for name in options.methods.split(";")] if options.methods else usual_methods()
     unknown = [name for name in methods if name not in METHODS]
     if unknown:
         raise SystemExit(f"there is no method {unknown[0]!r}: there are {', '.join(METHODS)}")
     all_memory = gpu.total_bytes() / GIB
     jobs = [(ALL_MEMORY, all_memory)]
     jobs += [(name, float(budget)) for budget in options.budgets.split(",") for name in methods]
-    rows = []
     for number, (name, budget) in enumerate(jobs):
         seconds = gpu.left_s() / (len(jobs) - number)
         if seconds < 5:
-            rows.append({"method": name, "budget_bytes": int(budget * GIB), "error": "no time left"})
+            yield {"method": name, "budget_bytes": int(budget * GIB), "error": "no time left"}
             continue
         measure.progress(f"{name} in {budget:g} GiB ({seconds:.0f} s) ...")
         command = [sys.executable, "-m", "benchmarks.gpu_peers", "--device", options.device, "--one", name]
         command += ["--budgets", str(budget), "--batch", str(options.batch), "--length", str(options.length)]
         command += ["--seconds", str(0.8 * seconds), *(["--tiny"] if options.tiny else [])]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60)
-            rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
+            # Who is slow takes from the others' time, but the rows there are must not be lost with the part.
+            timeout_s = min(seconds, gpu.left_s() - _LAST_S) + _GRACE_S
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+            yield json.loads(done.stdout.strip().splitlines()[-1])
         except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
             tail = getattr(error, "stderr", None) or (done.stderr if "done" in locals() else "")
             last = (str(tail).strip().splitlines() or [type(error).__name__])[-1]
-            rows.append({"method": name, "budget_bytes": int(budget * GIB), "error": last})
-    return rows
+            yield {"method": name, "budget_bytes": int(budget * GIB), "error": last}
 
 
 def judge(rows: list[dict[str, Any]]) -> None:
@@ -427,11 +488,11 @@ def _away(common: dict[str, Any]) -> list[str]:
 
 
 def _largest(row: dict[str, Any]) -> list[str]:
+    """With a plus where the search was cut short."""
+    sign = {name: "+" for name in row["at_least"]}
     return [
-        str(row["largest_batch"]),
-        str(row["longest"]),
-        str(row["deepest"]),
-        f"{row['deepest_bytes'] / row['budget_bytes']:.2f}",
+        *(f"{row[name]}{sign.get(name, '')}" for name in ("largest_batch", "longest", "deepest")),
+        f"{row['deepest_bytes'] / row['budget_bytes']:.2f}{sign.get('deepest', '')}",
     ]
 
 
@@ -459,16 +520,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         most = Most(2, 32, 4) if options.tiny else Most()
         print(json.dumps(trial(gpu, options.one, budget, shape, options.length, options.batch, most)))
         return 0
-    rows = run_trials(options, gpu)
-    judge(rows)
+    rows: list[dict[str, Any]] = []
     result = {
         "environment": gpu.environment(vars(options)),
         "model": dataclasses.asdict(shape) | {"parameters": _parameters(shape)},
         "methods": {name: method.about for name, method in METHODS.items()},
         "rows": rows,
     }
-    if options.json:
-        measure.write_json(options.json, result)
+    for row in run_trials(options, gpu):
+        rows.append(row)
+        judge(rows)
+        if options.json:  # after each: who runs out of time has these
+            measure.write_json(options.json, result)
     print(
         f"{result['environment']['device']}: {result['model']['parameters'] / 1e9:.2f} billion parameters, bf16"
     )

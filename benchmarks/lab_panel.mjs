@@ -3,7 +3,7 @@
 // Run by benchmarks/lab.py as `node lab_panel.mjs URL SCREENSHOT PROFILE CASES`, where CASES is a file of JSON:
 // [{name, trace, log}], the paths of a trace file and of an allocator's log.
 import { readFileSync } from 'node:fs';
-import { cellRunner, execute, inLab, kernelIdle, widen } from '../tests/browser/lab.mjs';
+import { cellRunner, inLab, openPanel } from '../tests/browser/lab.mjs';
 
 const GESTURE_FRAMES = 90;
 const MOST_POLYGONS = 15000;
@@ -11,11 +11,7 @@ const POLYGONS_WITHIN_MS = 240000;
 const cases = JSON.parse(readFileSync(process.argv[5], 'utf8'));
 
 await inLab(async (page, picture) => {
-  const panel = page.locator('.cl-panel');
-  await kernelIdle(page);
-  await execute(page, 'chameleon-lab:open');
-  await widen(page);
-  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 90000 });
+  const panel = await openPanel(page);
   await cellRunner(page, 'bench')(0);
   await panel.getByText('No session yet').waitFor({ timeout: 300000 });
   await page.evaluate(defineMeasures);

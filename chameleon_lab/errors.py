@@ -33,7 +33,16 @@ class BelowFloorError(torch.OutOfMemoryError):
 class EditsUnreachableError(BelowFloorError):
     """With a policy's edits no plan fits the capacity, and without them one would."""
 
-    def __init__(self, message: str, findings: tuple[Finding, ...] = ()) -> None:
+    def __init__(
+        self, message: str, findings: tuple[Finding, ...] = (), others: tuple[Finding, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.findings = findings
         """One for each edit that is to blame, the heaviest first."""
+        self.others = others
+        """What else is wrong with the edits, as far as it shows without a plan."""
+
+    @property
+    def all_findings(self) -> tuple[Finding, ...]:
+        """Both, in the order of the edits."""
+        return tuple(sorted((*self.findings, *self.others), key=lambda finding: finding.index))

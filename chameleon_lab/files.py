@@ -6,13 +6,28 @@ import os
 import stat
 
 
+def misnomer(path: str | os.PathLike[str]) -> str | None:
+    """Why no file can have this name. None: one can."""
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:
+        return "no file has a name with half a surrogate pair in it"
+    return "no file has a name with a null character in it" if b"\0" in name else None
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """The path as it can be printed, whatever is in it."""
+    text = os.fsdecode(path) or "''"
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def oddity(path: str | os.PathLike[str], most_bytes: int) -> str | None:
     """What is odd about a file: no regular one (a pipe would be waited for without end), or too large. None: nothing.
 
     Raises OSError if it is not there.
     """
-    if "\0" in os.fsdecode(path):
-        return "no file has a name with a null character in it"
+    if (wrong := misnomer(path)) is not None:
+        return wrong
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         return "this is no regular file"

@@ -9,7 +9,9 @@ final: every step is judged, for as long as the session lives.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -27,21 +29,33 @@ MOST_PLANS = 24
 
 _LEAST_MATCH_RATE = 0.9
 _LEAST_RECALL = 0.9
+_LEAST_RECENT_OPS = 128
+"""Too few to judge a running step by."""
 _MOST_EVICTED = 0.05
 """Share of the capacity that may be evicted in a step without need of a plan."""
 _SAME_PEAK = 0.04
 """Live peaks that differ by less than this share are of one size."""
 _STEADY_STEPS = 4
 """A sequence seen so often in a row gets a plan of its own, however well another one serves it."""
+_HOST_HEADROOM = 1.125  # for what eviction takes beside the plan
 _LONGEST_PAUSE = 64
 _MOST_ANSWERS = 4
 """Times that a sequence is planned for anew because the runtime declined drops."""
 _TRIAL_STEPS = 3
-"""Steps that a plan is followed in which its ops may turn out to take less time than it was made for."""
+"""Steps that a new plan is followed in which one is enough to show that its ops take less time than it was made for.
+Later it takes as many in a row."""
+_MOST_REFINEMENTS = 3
+"""Times that a sequence is planned for anew because its ops take less time."""
+_MOST_RENEWALS = 16
+_MOST_FAILED = 256
 _SAME_TIME = 0.1
 """Compute times that differ by less than this share are no reason to."""
 _CHEAP = 0.02
 """Share of the compute time that a plan may cost without being worth another look."""
+
+
+Grams = tuple[np.ndarray, np.ndarray]
+"""Runs of three ops, as numbers in ascending order, and how often each comes."""
 
 
 @dataclass
@@ -55,10 +69,18 @@ class Plan:
     """The program as the core takes it."""
     live_peak_bytes: int
     summary: PlanSummary
+    grams: Grams
+    """Of the tokens of its ops."""
     answers: int = 0
     """How many plans for the same ops came before, each of whose drops were declined."""
-    refined: bool = False
-    """Was it made again because its ops take less time than the one before was made for?"""
+    refinements: int = 0
+    """How many plans for the same ops came before, each made for ops that take longer."""
+    quick_steps: int = 0
+    """Steps in a row, up to the newest, whose ops took less time than it was made for."""
+    renewals: int = 0
+    """How many plans for the same ops came before, in a row, each of which moved too little of what it should."""
+    good_steps: int = 0
+    """Steps in a row, up to the newest, in which it moved what it should."""
     replaces: int = -1
     """The plan for the same ops that it took the place of."""
 
@@ -77,23 +99,90 @@ class Made:
     step: StepTrace
 
 
-class _Job(threading.Thread):
-    """Plans for one step. The thread shares the interpreter with the training loop, which goes on between."""
+class _Turns:
+    """While a plan is made, threads hand over the interpreter sooner than after Python's 5 ms: ops let go of it all the
+    time, and each would have to wait so long to get it back.
+    """
 
-    def __init__(self, work: Callable[[], Plan], key: tuple[int, int]) -> None:
+    _SHORT_S = 2e-5
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._usual_s = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._SHORT_S, self._usual_s))
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                sys.setswitchinterval(self._usual_s)
+
+
+_short_turns = _Turns()
+
+
+class _Job(threading.Thread):
+    """Plans for one step. The thread shares the interpreter with the training loop, which goes on between.
+
+    It begins in a backward, whose ops need no interpreter, or after ``patience_s`` where there is none.
+
+    The core knows the plan as soon as it is made: a step that began as it says, and has parted from the plan that it
+    follows, changes over at once.
+    """
+
+    _LOOK_S = 0.001
+
+    def __init__(
+        self, work: Callable[[], Plan | None], key: tuple[int, int], patience_s: float = 0.0
+    ) -> None:
         super().__init__(name="chameleon-lab-planner", daemon=True)
         self.key = key
         self.result: Plan | None = None
         self.error: Exception | None = None
+        self.done = False
         self._work = work
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._begins_by_s = time.monotonic() + patience_s
+        self._begins = threading.Event()
         self.start()
 
     def run(self) -> None:
         """Plan."""
+        result = error = None
+        while time.monotonic() < self._begins_by_s and not core.in_backward():
+            if self._begins.wait(self._LOOK_S):
+                break
+        if self._abandoned:
+            return
         try:
-            self.result = self._work()
-        except Exception as error:  # a failed plan must not end the run: the session notes it
-            self.error = error
+            with _short_turns:
+                result = self._work()
+        except Exception as failure:  # a failed plan must not end the run: the session notes it
+            error = failure
+        with self._lock:
+            if result is not None and not self._abandoned:
+                _give_to_core(result)
+            self.result, self.error, self.done = result, error, True
+
+    def hurry(self) -> None:
+        """Begin at once: somebody waits for the plan."""
+        self._begins.set()
+
+    def abandon(self) -> None:
+        """Nobody wants the plan any more."""
+        with self._lock:
+            self._abandoned = True
+            self._begins.set()
+            if self.result is not None:
+                core.drop_program(self.result.summary.plan)
 
 
 class Plans:
@@ -118,12 +207,27 @@ class Plans:
         self._gone: list[PlanSummary] = []
         self._ids = itertools.count()
         self._job: _Job | None = None
-        self._failed: set[tuple[int, int]] = set()
+        self._failed: dict[tuple[int, int], tuple[int, int]] = {}
+        """By fingerprint and live peak: the step from which planning may be tried again, and the pause before it."""
         self._newest = (0, 0)
         self._in_a_row = 0
+        self._in_need = -1  # the live peak of the step before, if it lacked a plan
         self._pause = self._next_pause = 0
         self.lacking: str | None = None
         """Why the newest step needs a plan that is not there yet; None if it is served."""
+
+    @staticmethod
+    def lost(counters: core.Counters) -> str | None:
+        """Whether the running step has parted from its plan, in words; None while it is followed."""
+        recent, matched = counters["recent_ops"], counters["recent_matched_ops"]
+        due, fired = counters["recent_due_bytes"], counters["recent_fired_bytes"]
+        if recent >= _LEAST_RECENT_OPS and matched < _LEAST_MATCH_RATE * recent:
+            return f"{matched} of the newest {recent} ops are in the plan"
+        if recent >= _LEAST_RECENT_OPS and fired < _LEAST_RECALL * due:
+            return (
+                f"{format_bytes(fired)} of {format_bytes(due)} due in the newest {recent} ops left the device"
+            )
+        return None
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -148,10 +252,16 @@ class Plans:
 
     def clear(self, why: str) -> None:
         """Drop all plans, and what is being planned."""
-        self._job = None
+        self.abandon()
         for plan in list(self._plans):
             self._drop(plan, why)
         self._failed.clear()
+
+    def abandon(self) -> None:
+        """Forget what is being planned."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.abandon()
 
     def step_ended(self, log: core.StepLog, summary: StepSummary) -> None:
         """Judge the step that has ended, and see that the next ones are served."""
@@ -160,20 +270,30 @@ class Plans:
         self._in_a_row = self._in_a_row + 1 if same else 1
         self._newest = key
         self._pause = max(0, self._pause - 1)
-        arrived = self._collect()
+        arrived = self._collect(log.index)
         own = self._known(*key)
         if own is not None:
             if own.summary.made_from_step < log.index and own is not arrived:
                 self._next_pause = 0  # plans are worth their making: sequences come again
             steps = own.summary.followed_steps + (log.program == own.summary.plan)
             own.summary = replace(own.summary, followed_steps=steps, last_step=log.index)
-            self.lacking = None
+            self.lacking, self._in_need = None, -1
             if log.program != own.summary.plan:
                 core.use_program(own.summary.plan)
-            elif self._job is None:
-                if summary.declined_drops and own.answers < _MOST_ANSWERS:
+                return
+            if summary.trigger_recall < _LEAST_RECALL:
+                self.lacking = _left(summary)  # its storages have been replaced by others, say
+                own.good_steps = 0
+            else:
+                own.good_steps += 1
+                if own.good_steps >= 2 << own.renewals:
+                    own.renewals = 0
+            if self._job is None:
+                if self.lacking:
+                    self._renew(own, log, summary)
+                elif summary.declined_drops and own.answers < _MOST_ANSWERS:
                     self._answer(own, log, summary)
-                elif not own.refined and own.summary.followed_steps <= _TRIAL_STEPS:
+                elif own.refinements < _MOST_REFINEMENTS:
                     self._refine(own, log, summary)
             return
         followed = self._plans.get(log.program)
@@ -185,38 +305,64 @@ class Plans:
             followed.summary = replace(followed.summary, followed_steps=steps, last_step=log.index)
         self.lacking = self._lack(summary, key, followed)
         if self.lacking is None:
+            self._in_need = -1
             return
-        if arrived is not None:  # of a step or two ago: nearer to this one than what has just failed
-            core.use_program(arrived.summary.plan)
-        if self._job is None and self._pause == 0 and key not in self._failed and not log.truncated_ops:
+        # Where steps like this one come one after another, each that is planned for sooner is won.
+        patience_s = 0.0 if _alike(key[1], self._in_need) else summary.step_s
+        self._in_need = key[1]
+        nearest = self._nearest(log)
+        if nearest is not None and nearest.summary.plan != log.program:
+            core.use_program(nearest.summary.plan)
+        if self._job is None and self._pause == 0 and self._may_try(key, log.index) and not log.truncated_ops:
             why, step = self.lacking, log.index
-            self._job = _Job(lambda: self._finish(self._make(log), step, why), key)
+            self._job = _Job(lambda: self._finish(self._make(log), step, why), key, patience_s)
             self._pause = self._next_pause
             self._next_pause = min(max(1, 2 * self._next_pause), _LONGEST_PAUSE)
 
     def wait(self, timeout_s: float = 60.0) -> bool:
         """Wait until nothing is being planned any more. The plan is there from the next step's border on."""
         if self._job is not None:
+            self._job.hurry()
             self._job.join(timeout_s)
         return self._job is None or not self._job.is_alive()
 
     # ---------------------------------------------------------------------------------------------------- inside
+
+    def _renew(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
+        """Its ops come as they are planned, and what it moves does not. Where a new plan fares no better, the next one
+        waits twice as long.
+        """
+        step, why, renewals = log.index, _left(summary), own.renewals + 1
+        key = (log.fingerprint, log.live_peak_bytes)
+        if log.truncated_ops or not self._may_try(key, step):
+            return
+        if step < own.summary.made_from_step + min(1 << own.renewals, _LONGEST_PAUSE):
+            return
+        self._job = _Job(
+            lambda: replace(self._finish(self._make(log), step, why), renewals=min(renewals, _MOST_RENEWALS)),
+            key,
+            summary.step_s,
+        )
 
     def _answer(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
         """Some of its drops cannot be replayed, as the recorded step says: plan without those."""
         why, step = f"{summary.declined_drops} of its drops were declined", log.index
         answers, own.answers = own.answers + 1, _MOST_ANSWERS  # it is asked for once
         self._job = _Job(
-            lambda: replace(self._finish(self._make(log), step, why), answers=answers, refined=own.refined),
+            lambda: replace(
+                self._finish(self._make(log), step, why), answers=answers, refinements=own.refinements
+            ),
             (log.fingerprint, log.live_peak_bytes),
+            summary.step_s,
         )
 
     def _refine(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
-        """Under eviction ops take longer than under a plan, and copies seem to hide behind them that do not.
+        """Under eviction, or beside other programs, ops take longer, and copies seem to hide behind them that do not.
 
-        Plan again once a step has shown how long they take, where the plan costs anything. A step that took longer
+        Plan again once steps have shown how long they take, where the plan costs anything. A step that took longer
         says nothing: other programs do that.
         """
+        before, own.quick_steps = own.quick_steps, 0
         if own.policy is None or summary.evictions or log.truncated_ops:
             return
         foretold = own.policy.predicted
@@ -225,16 +371,21 @@ class Plans:
         compute_s = summary.step_s - cost_s
         if compute_s > (1.0 - _SAME_TIME) * planned_s or cost_s < _CHEAP * compute_s:
             return
+        own.quick_steps = before + 1
+        on_trial = own.summary.followed_steps <= _TRIAL_STEPS and not own.refinements
+        if not on_trial and own.quick_steps < _TRIAL_STEPS:
+            return
         why = f"its ops take {format_seconds(compute_s)}, it was made for {format_seconds(planned_s)}"
-        own.refined, step = True, log.index
+        refinements, own.refinements = own.refinements + 1, _MOST_REFINEMENTS  # it is asked for once
+        step = log.index
 
-        def make() -> Plan:
+        def make() -> Plan | None:
             made = self._make(log)
             if made.policy is None or made.policy is own.policy:  # the user's own, whatever it costs
-                return own
-            return replace(self._finish(made, step, why), answers=own.answers, refined=True)
+                return None
+            return replace(self._finish(made, step, why), answers=own.answers, refinements=refinements)
 
-        self._job = _Job(make, (log.fingerprint, log.live_peak_bytes))
+        self._job = _Job(make, (log.fingerprint, log.live_peak_bytes), summary.step_s)
 
     def _lack(self, summary: StepSummary, key: tuple[int, int], followed: Plan | None) -> str | None:
         if followed is None:
@@ -242,7 +393,7 @@ class Plans:
         if summary.match_rate < _LEAST_MATCH_RATE:
             return f"the ops changed: {format_percent(summary.match_rate)} matched"
         if summary.trigger_recall < _LEAST_RECALL:
-            return f"{format_percent(summary.trigger_recall)} of the planned bytes left the device"
+            return _left(summary)
         if summary.evicted_bytes > _MOST_EVICTED * self._capacity_bytes():
             return f"{format_bytes(summary.evicted_bytes)} were evicted"
         if key[0] == followed.fingerprint:
@@ -253,6 +404,16 @@ class Plans:
             return f"the same new ops {self._in_a_row} times in a row"
         return None
 
+    def _nearest(self, log: core.StepLog) -> Plan | None:
+        """The plan whose ops are most like the step's: a step like that one is followed best by it."""
+        grams = _grams(log.ops()["token"])
+        likeness = {plan.summary.plan: _likeness(grams, plan.grams) for plan in self._plans.values()}
+        return max(
+            self._plans.values(),
+            key=lambda plan: (round(likeness[plan.summary.plan], 3), plan.summary.made_from_step),
+            default=None,
+        )
+
     def _known(self, fingerprint: int, live_peak_bytes: int) -> Plan | None:
         alike = [
             plan
@@ -261,23 +422,36 @@ class Plans:
         ]
         return min(alike, key=lambda plan: abs(plan.live_peak_bytes - live_peak_bytes), default=None)
 
-    def _collect(self) -> Plan | None:
+    def failed(self, key: tuple[int, int], step: int, failure: Exception) -> None:
+        """Planning for these ops has failed, in this step: say so once, and leave them alone for a while."""
+        if key not in self._failed:
+            self._note(f"planning failed, eviction goes on: {type(failure).__name__}: {failure}")
+        _, pause = self._failed.pop(key, (0, 0))
+        pause = min(max(1, 2 * pause), _LONGEST_PAUSE)
+        self._failed[key] = (step + pause, pause)
+        while len(self._failed) > _MOST_FAILED:
+            self._failed.pop(next(iter(self._failed)))
+
+    def _may_try(self, key: tuple[int, int], step: int) -> bool:
+        return step >= self._failed.get(key, (step, 0))[0]
+
+    def _collect(self, step: int) -> Plan | None:
         """Take over what the background thread has planned, if it is ready."""
         job = self._job
-        if job is None or job.is_alive():
+        if job is None or not job.done:
             return None
         self._job = None
+        if job.error is not None:
+            self.failed(job.key, step, job.error)
+            return None
+        self._failed.pop(job.key, None)
         if job.result is None:
-            self._failed.add(job.key)
-            self._note(f"planning failed, eviction goes on: {type(job.error).__name__}: {job.error}")
             return None
         replaced = self._known(job.result.fingerprint, job.result.live_peak_bytes)
-        if replaced is job.result:
-            return None
         if replaced is not None:
             job.result.replaces = replaced.summary.plan
             self._drop(replaced.summary.plan, f"replaced: {job.result.summary.why}")
-        self._add(job.result)
+        self._keep(job.result)
         return job.result
 
     def _finish(self, made: Made, step: int, why: str) -> Plan:
@@ -293,6 +467,7 @@ class Plans:
             program.uses_offset.astype(np.uint32),
             program.uses_op,
             program.evict_last,
+            program.host.place,
             program.action_op,
             program.action_kind,
             program.action_storage,
@@ -310,15 +485,21 @@ class Plans:
                 decisions=len(made.policy.decisions) if made.policy else 0,
                 made_from_step=step,
                 why=why,
+                host_pool_bytes=program.host.pool_bytes,
+                host_peak_bytes=program.host.peak_bytes,
             ),
+            grams=_grams(made.step.ops.token),
         )
 
     def _add(self, plan: Plan) -> None:
+        self._keep(plan)
+        _give_to_core(plan)
+
+    def _keep(self, plan: Plan) -> None:
         while len(self._plans) >= MOST_PLANS:
             oldest = min(self._plans.values(), key=lambda p: (p.summary.last_step, p.summary.plan))
             self._drop(oldest.summary.plan, f"{MOST_PLANS} plans are kept, and it was followed longest ago")
         self._plans[plan.summary.plan] = plan
-        core.add_program(plan.summary.plan, plan.ready)
 
     def _drop(self, plan: int, why: str) -> None:
         core.drop_program(plan)
@@ -326,5 +507,30 @@ class Plans:
         del self._gone[:-256]
 
 
+def _give_to_core(plan: Plan) -> None:
+    """From here on the executor may follow it, and sends storages to its places on the host."""
+    pool_bytes = plan.program.host.pool_bytes
+    core.reserve_host(pool_bytes, int(_HOST_HEADROOM * pool_bytes))
+    core.add_program(plan.summary.plan, plan.ready)
+
+
+def _left(summary: StepSummary) -> str:
+    return f"{format_percent(summary.trigger_recall)} of the planned bytes left the device"
+
+
 def _alike(a: int, b: int) -> bool:
     return abs(a - b) <= _SAME_PEAK * max(a, b)
+
+
+def _grams(tokens: np.ndarray) -> Grams:
+    """Runs of three tokens; see :data:`Grams`."""
+    tokens = tokens.astype(np.uint64)
+    mixed = (tokens[:-2] * np.uint64(0x9E3779B1) ^ tokens[1:-1]) * np.uint64(0x85EBCA77) ^ tokens[2:]
+    found, counts = np.unique(mixed, return_counts=True)
+    return found, counts
+
+
+def _likeness(a: Grams, b: Grams) -> float:
+    """Share of the runs of both that they have in common."""
+    _, in_a, in_b = np.intersect1d(a[0], b[0], assume_unique=True, return_indices=True)
+    return 2 * float(np.minimum(a[1][in_a], b[1][in_b]).sum()) / max(1, int(a[1].sum() + b[1].sum()))

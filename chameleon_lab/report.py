@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from .trace import Departure
 from .units import format_bytes, format_percent, format_seconds
 
 _MUCH_SPLIT = 0.05
@@ -39,7 +40,7 @@ class StepSummary:
     departures: int = 0
     """Places where the ops parted from the plan's."""
     due_bytes: int = 0
-    """Of the plan's swap-outs whose storages were there."""
+    """Of the plan's swap-outs and drops whose ops ran, but for storages that had died by then."""
     fired_bytes: int = 0
     """Of those that took place."""
     drops: int = 0
@@ -54,7 +55,7 @@ class StepSummary:
 
     @property
     def trigger_recall(self) -> float:
-        """Share of the planned swap-outs, by bytes, that took place; 1.0 where none was due."""
+        """Share of the planned swap-outs and drops, by bytes, that took place; 1.0 where none was due."""
         return self.fired_bytes / self.due_bytes if self.due_bytes else 1.0
 
     @property
@@ -80,27 +81,10 @@ class PlanSummary:
     """The newest step that followed it; -1 before the first."""
     dropped: str = ""
     """Why it is gone; empty while it is kept."""
-
-
-@dataclass(frozen=True)
-class Departure:
-    """A place in a step where the ops were not those of the plan."""
-
-    step: int
-    from_op: int
-    to_op: int
-    """The first op that matches again; the step's end if none does."""
-    op_name: str
-    module: str
-    """What ran at ``from_op``, and the module in which it did."""
-    extra_ops: int
-    """Ops that the plan does not have there."""
-    left_out_ops: int
-    """Ops of the plan that did not run there; negative where the run jumped back in the plan."""
-
-    def __str__(self) -> str:
-        where = f"{self.op_name} in {self.module}" if self.module else self.op_name
-        return f"step {self.step}, op {self.from_op}, {where}: {self.extra_ops} ops more, {self.left_out_ops} left out"
+    host_pool_bytes: int = 0
+    """What the copies of its storages need on the host as they are laid out there."""
+    host_peak_bytes: int = 0
+    """Most bytes of them at once: no layout needs less."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -152,7 +136,8 @@ class Report(Mapping[str, Any]):
     capacity_peak_bytes: int | None = None
     """Most bytes resident at once in the finished steps since the capacity changed; None if it never has."""
     lacking: str | None = None
-    """Why the newest step needs a plan that is still being made; None if it does not."""
+    """Why the newest step needs a plan that is still being made, or how the running one has parted from its plan; None
+    if neither is so."""
     drops: int = 0
     dropped_bytes: int = 0
     replays: int = 0
@@ -165,6 +150,11 @@ class Report(Mapping[str, Any]):
     """Why nothing is replayed in this session; empty where something may be."""
     reserved_bytes: int = 0
     """Taken from the device: blocks that tensors hold, blocks kept for reuse, and what libraries have taken."""
+    recent_match_rate: float = 1.0
+    """Share of the newest few hundred ops that were found in the plan's, in the middle of a step too; 1.0 where no plan
+    is followed."""
+    recent_trigger_recall: float = 1.0
+    """Share of the swap-outs and drops due in those ops, by bytes, that took place; 1.0 where none was due."""
     split_bytes: int = 0
     """Of those: free parts of segments whose rest is in use. A larger request cannot have them (fragmentation)."""
 
@@ -203,7 +193,11 @@ class Report(Mapping[str, Any]):
                 "newest step; what it would need without swapping",
             ),
             *self._fragmentation_rows(),
-            ("Host pool", format_bytes(self.host_bytes), f"peak {format_bytes(self.host_peak_bytes)}"),
+            (
+                "Host pool",
+                format_bytes(self.host_bytes),
+                f"peak {format_bytes(self.host_peak_bytes)}{self._laid_out()}",
+            ),
             ("Step time", format_seconds(self.step_s), "median of the newest steps of this stage"),
             ("Stall", format_seconds(self.stall_s), stall_share),
             ("Overlap", format_percent(self.overlap), "of the transfer time hidden behind compute"),
@@ -224,7 +218,11 @@ class Report(Mapping[str, Any]):
                 f"swap-ins that an op waited for; {self.dropped_triggers} triggers found nothing to do",
             ),
             *self._replay_rows(),
-            ("Policy", f"{self.decisions} decisions", f"match rate {format_percent(self.match_rate)}"),
+            (
+                "Policy",
+                f"{self.decisions} decisions",
+                f"match rate {format_percent(self.match_rate)}{self._of_late()}",
+            ),
         ]
         if self.plans:
             kept = [plan for plan in self.plans if not plan.dropped]
@@ -237,9 +235,9 @@ class Report(Mapping[str, Any]):
                 )
             )
         if self.lacking:
-            rows.append(("Planning", "now", self.lacking))
-        if self.departures:
-            rows.append(("Departed", f"{len(self.departures)} places", str(self.departures[-1])))
+            rows.append(("Lacking", "a plan", self.lacking))
+        if places := len(self.departures):
+            rows.append(("Departed", f"{places} place{'s' * (places != 1)}", str(self.departures[-1])))
         if self.unmatched_decisions:
             rows.append(("Unmatched", str(len(self.unmatched_decisions)), self.unmatched_decisions[0]))
         if self.escaped_storages:
@@ -249,6 +247,23 @@ class Report(Mapping[str, Any]):
             rows.append(("Not adopted", f"{len(self.refused)} tensors", f"{name}: {reason}"))
         rows.extend(("Note", note, "") for note in self.notes)
         return rows
+
+    def _of_late(self) -> str:
+        """Of the running step, where that is followed otherwise than the newest finished one."""
+        rate, recall = format_percent(self.recent_match_rate), format_percent(self.recent_trigger_recall)
+        if self.plans and (rate != format_percent(self.match_rate) or self.recent_trigger_recall < 1.0):
+            return f"; of late {rate}, and {recall} of what was due left"
+        return ""
+
+    def _laid_out(self) -> str:
+        """How well the newest plan's copies are packed; nothing where host memory is not laid out."""
+        plan = next(
+            (plan for plan in reversed(self.plans) if not plan.dropped and plan.host_pool_bytes), None
+        )
+        if plan is None or self.device == "cpu":
+            return ""
+        pool, least = format_bytes(plan.host_pool_bytes), format_bytes(plan.host_peak_bytes)
+        return f"; laid out in {pool} for copies of {least} at once"
 
     def _fragmentation_rows(self) -> list[tuple[str, str, str]]:
         """Only where the device's allocator splits segments, as a GPU's does."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import statistics
 import threading
 import time
 import warnings
-from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import contextmanager
 from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,17 +15,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from .arguments import parse_capacity, parse_device, parse_link
 from .errors import BelowFloorError, PolicyError, SessionError
+from .journal import Journal, declined_drops, overlap
 from .plans import Made, Plan, Plans
 from .policy import Draft, Link, Policy, Suggestion, floor, suggest
 from .policy.constraints import Spared, untouched
 from .policy.edits import Edit, EditAction
-from .policy.host import host_bytes
 from .policy.memory import step_op_times
 from .policy.model import fingerprint
 from .policy.obey import plan_obeying
 from .policy.program import compile_program
-from .report import Departure, Report, StepSummary
+from .report import Report, StepSummary
 from .runtime import binding, core
 from .runtime.compiling import compiling
 from .runtime.device_times import DeviceTimes
@@ -36,12 +35,11 @@ from .runtime.graphs import no_graphs
 from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
-from .runtime.recording import step_trace
 from .runtime.replay_check import NOTHING, UNSEEN_WRITES, replayable
 from .staging import DryRun, Staging
 from .trace import Category, StepTrace, Trace
 from .trace.replay_ops import REPLAY_CLASS
-from .units import format_bytes, parse_bandwidth, parse_bytes
+from .units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from .lab.dashboard import Dashboard
@@ -58,9 +56,6 @@ class SessionStage(StrEnum):
 _current: Session | None = None
 _lock = threading.Lock()
 
-_KEPT_SUMMARIES = 10_000
-_HOST_HEADROOM = 1.125  # for what eviction takes beside the plan, and for gaps between the buffers
-
 
 def current_session() -> Session | None:
     """The session that is open in this process, or None."""
@@ -72,7 +67,7 @@ class Session:
 
     Args:
         capacity: device bytes the run may use: a number, text such as ``"512MiB"``, or a fraction between 0 and 1 of
-            the device's memory. None records only: nothing ever leaves.
+            the device's memory. None takes that of ``policy``; without one it records only, and nothing ever leaves.
         device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget; None takes it. ``"cuda"``
             is the current GPU, ``"cuda:1"`` another one. Tensors elsewhere are left alone.
         link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
@@ -122,9 +117,9 @@ class Session:
         max_ops: int = 2**20,
         stacks: bool = False,
     ) -> None:
-        self.device = _parse_device(device)
-        self.capacity_bytes = _parse_capacity(capacity, self.device)
-        self.link = _parse_link(link)
+        self.device = parse_device(device)
+        self.capacity_bytes = parse_capacity(capacity, self.device)
+        self.link = parse_link(link)
         """What policies are made for. Where none was given, it is what was measured last."""
         self._measures_link = self.link == Link(None, None)
         if self.device != "cpu" and not self._measures_link:
@@ -161,21 +156,18 @@ class Session:
         self._given = self._policy
         self._unstarted = self._policy  # given, and the first step has not ended yet
         if self._given is not None and self.capacity_bytes is None:
-            raise PolicyError("a session without a capacity only records: give a capacity to use a policy")
+            self.capacity_bytes = self._given.capacity_bytes
         self._stage = SessionStage.WARMUP if warmup_steps else SessionStage.PROFILE
         self._steps = 0
         self._steps_told = False
         self._unmatched: tuple[str, ...] = ()
         self._notes: list[str] = []
-        self._history: deque[StepSummary] = deque(maxlen=_KEPT_SUMMARIES)
-        self._logs: list[core.StepLog] = []
-        self._log_stages: dict[int, str] = {}
-        self._counters: core.Counters | None = None
         self._created_s = time.time()
         self._spared = Spared()
         self._discovery = Discovery(
             self._optimizer_stepped, core.tensor_device(self.device), spares=self._spares
         )
+        self._journal = Journal(self._discovery)
         self._parts: list[Discovery | Patches] = [compiling(), self._discovery, *guards()]
         if self.device != "cpu":
             self._parts.append(no_graphs())
@@ -190,10 +182,9 @@ class Session:
         self._plans = Plans(self._plan_for, self._note, lambda: self.capacity_bytes or core.UNLIMITED)
         self._told_of_change = False
         self._planned = False  # has the first plan been made, or the given policy bound?
-        self._tick_s = 0.0
         self._told_of_pageable = False
         self._device_times = DeviceTimes()
-        self._unsettled: list[tuple[int, core.StepLog]] = []  # with their places in the history, from its end
+        self._records_makings = False
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -207,6 +198,7 @@ class Session:
                 raise SessionError(
                     f"a session is already open on {_current.device!r}: leave its `with` block or call its stop() first"
                 )
+            self._journal.begin()  # the panel asks as soon as there is a session
             _current = self  # from here on stop() takes back whatever has been done
             try:
                 self._open()
@@ -236,6 +228,8 @@ class Session:
         except RuntimeError as error:
             raise SessionError(str(error).splitlines()[0]) from None
         core.allow_replays(self._replayable.dtypes)
+        self._records_makings = False
+        self._record_makings()
         self._time_next_step()
         for part in self._parts:
             part.install()
@@ -245,8 +239,10 @@ class Session:
     def _shut(self) -> None:
         """Take back what start() did. May be repeated, and cut short by Ctrl-C at any point."""
         global _current
+        self._plans.abandon()
         for part in reversed(self._parts):
             part.remove()
+        self._journal.close()
         core.close()
         self._closed = True
         _current = None
@@ -260,8 +256,6 @@ class Session:
                 self._watchers.pop().stop()
         finally:
             with _lock:
-                self._logs = core.logs()
-                self._counters = core.counters()
                 self._shut()
 
     def __enter__(self) -> Session:
@@ -336,65 +330,47 @@ class Session:
         """Say that a training step ends here. From the first call on, optimizers no longer mark the ends."""
         self._require_open("step")
         told, self._steps_told = self._steps_told, True
-        # The first optimizer has ended this very step before anybody knew that the loop would.
-        if told or not self._at_border():
+        if told or self._steps == 0:
             self._end_step()
+        elif not self._at_border():
+            # The first optimizer has ended this very step before anybody knew that the loop would: what came after it
+            # (the loss is read, say) is no step to learn from.
+            self._end_step(whole=False)
 
     def _optimizer_stepped(self) -> None:
         if not self._steps_told and _current is self:
             self._end_step()
 
-    def _end_step(self) -> None:
+    def _end_step(self, *, whole: bool = True) -> None:
         with self._staging.lock:
-            self._end_this_step()
+            self._end_this_step(whole)
+            self._record_makings()
             self._time_next_step()
+
+    def _record_makings(self) -> None:
+        """See how values are made in the steps that plans are made from; later on, only plans with drops need it."""
+        wanted = self.planning and bool(self._replayable.dtypes) and self._stage is not SessionStage.STABLE
+        if wanted != self._records_makings:
+            self._records_makings = wanted
+            core.keep_producers(wanted)
 
     def _time_next_step(self) -> None:
         if self.device != "cpu":
-            ops = self._history[-1].ops if self._history else 0
+            newest = self._journal.newest
+            ops = newest.ops if newest else 0
             everything = self._stage is not SessionStage.STABLE
             self._device_times.time_next_step(self._steps, ops, all_ops=everything)
 
-    def _end_this_step(self) -> None:
+    def _end_this_step(self, whole: bool) -> None:
         log = core.end_step()
         stage = self._stage
-        self._log_stages[log.index] = stage.value
-        self._log_stages.pop(log.index - 64, None)
-        tick_s = core.seconds_per_tick() if not self._history else self._tick_s
-        self._tick_s = tick_s
         if self.device != "cpu":
-            self._settle_history(tick_s)
+            for settled, tick_s in self._journal.settle():
+                self._device_times.learn(settled, tick_s)
             self._warn_of_pageable_memory()
-        summary = StepSummary(
-            index=log.index,
-            stage=stage.value,
-            step_s=(log.end_ticks - log.start_ticks) * tick_s,
-            stall_s=log.stall_ticks * tick_s,
-            peak_bytes=log.peak_resident_bytes,
-            swapped_out_bytes=log.swapped_out_bytes,
-            swapped_in_bytes=log.swapped_in_bytes,
-            evictions=log.evictions,
-            evicted_bytes=log.evicted_bytes,
-            demand_swap_ins=log.demand_swap_ins,
-            late_prefetches=log.late_prefetches,
-            dropped_triggers=log.dropped_triggers,
-            ops=log.op_count,
-            matched_ops=log.matched_ops,
-            plan=log.program,
-            departures=log.departure_count,
-            due_bytes=log.due_bytes,
-            fired_bytes=log.fired_bytes,
-            drops=log.drops,
-            dropped_bytes=log.dropped_bytes,
-            replays=log.replay_count,
-            replay_s=log.replay_ticks * tick_s,
-            declined_drops=len(log.declined()),
-        )
-        self._history.append(summary)
-        if not log.settled:
-            self._unsettled.append((-1, log))
+        summary = self._journal.ended(log, stage.value)
         self._steps += 1
-        if log.op_count == 0:
+        if log.op_count == 0 or not whole:
             return  # nothing to learn from
         if stage is not SessionStage.STABLE and self._start_given(log):
             pass
@@ -411,23 +387,7 @@ class Session:
                 self._note(f"step {summary.index}: {self._plans.lacking}; planning for it")
                 self._told_of_change = True
             self._stage = SessionStage.PROFILE if self._plans.lacking else SessionStage.STABLE
-        self._staging.step_ended(summary, _overlap(log, tick_s))
-
-    def _settle_history(self, tick_s: float) -> None:
-        """A GPU runs behind: what compute waited for in a step is known a little after the step has ended."""
-        unsettled = self._unsettled
-        self._unsettled = []
-        for place, log in unsettled:
-            if place >= -len(self._history):
-                self._history[place] = replace(
-                    self._history[place],
-                    stall_s=log.stall_ticks * tick_s,
-                    late_prefetches=log.late_prefetches,
-                )
-            if log.settled:
-                self._device_times.learn(log, tick_s)
-            else:
-                self._unsettled.append((place - 1, log))
+        self._staging.step_ended(summary, overlap(log))
 
     def _warn_of_pageable_memory(self) -> None:
         if self._told_of_pageable or not (pageable := core.pageable_host_bytes()):
@@ -448,10 +408,10 @@ class Session:
         """Eviction in the step to come knows when storages were used in this one."""
         if self.capacity_bytes is None or log.truncated_ops:
             return
-        step = self._trace_of(log)
-        self._plans.force(
-            Made(None, compile_program(self._no_decisions(), step), step), log.index, "the first step"
-        )
+        with self._noting_failure(log):
+            step = self._journal.trace(log)
+            made = Made(None, compile_program(self._no_decisions(), step), step)
+            self._plans.force(made, log.index, "the first step")
 
     def _no_decisions(self) -> Policy:
         assumed = {"min_swap_bytes": self.min_swap_bytes}
@@ -465,18 +425,26 @@ class Session:
                 "Call session.step() at the end of each training step"
             )
             return
-        if self.capacity_bytes is not None:
-            self._follow(self._plans.force(self._plan_for(log), log.index, "the profiled step"))
-            if self.device != "cpu" and self._policy is not None:
-                core.reserve_host(int(_HOST_HEADROOM * host_bytes(self._policy, self._trace_of(log))))
+        with self._noting_failure(log):
+            if self.capacity_bytes is not None:
+                self._follow(self._plans.force(self._plan_for(log), log.index, "the profiled step"))
+            self._stage = SessionStage.STABLE
         self._planned = True
-        self._stage = SessionStage.STABLE
+
+    @contextmanager
+    def _noting_failure(self, log: core.StepLog) -> Iterator[None]:
+        """A plan that cannot be made must not end the run: eviction goes on, and it is tried again later."""
+        try:
+            yield
+        except Exception as failure:
+            self._plans.clear("planning failed")
+            self._plans.failed((log.fingerprint, log.live_peak_bytes), log.index, failure)
 
     def _plan_for(self, log: core.StepLog) -> Made:
         """The policy for a recorded step, bound to it. Runs in the background too."""
         assert self.capacity_bytes is not None
         log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them
-        step = self._device_times.completed(self._trace_of(log))
+        step = self._device_times.completed(self._journal.trace(log))
         if not self.planning:
             return Made(None, compile_program(self._no_decisions(), step), step)
         try:
@@ -496,6 +464,8 @@ class Session:
         if self._given is not None:
             reason = binding.misfit(self._given, step, self.capacity_bytes)
             if reason is None:
+                if not self._planned:
+                    self._note("the given policy fits the profiled step: in force from the next one on")
                 return self._given
             if not self._planned:  # later it goes on serving its own ops, beside the plans for others
                 self._note(
@@ -520,11 +490,7 @@ class Session:
 
     def _not_replayed(self, step: StepTrace) -> set[str]:
         """What the planner must not drop: ops that are replayed with no dtype, and what the runtime has declined."""
-        rows, storages = step.declined.storage, step.storages
-        self._declined.update(step.storage_keys[row] for row in rows.tolist())
-        # Where the op was the reason, all that it makes.
-        made = storages.birth_op[rows[step.declined.refusal == core.OP_IS_NOT_REPLAYED]]
-        self._declined.update(step.names[name] for name in step.ops.name[made[made >= 0]].tolist())
+        self._declined.update(step.storage_keys[row] for row in step.declined.storage.tolist())
         return {
             name for name in self._replayable.refused if name not in self._replayable.dtypes
         } | self._declined
@@ -546,12 +512,14 @@ class Session:
             return False
         if not policy.assumed or log.truncated_ops:
             return False
-        reason = binding.misfit_at_start(policy, self._trace_of(log), self.capacity_bytes)
+        reason = binding.misfit_at_start(policy, self._journal.trace(log), self.capacity_bytes)
         if reason is not None:
             self._note(f"the given policy is not in force from the second step on: {reason}")
             return False
         self._put_in_force(policy, self.capacity_bytes, "the given policy")
         self._note("the given policy fits: in force from the second step on")
+        for difference in binding.differences(policy, None if self._measures_link else self.link):
+            self._note(f"the given policy fits, but {difference}")
         return True
 
     def _at_border(self) -> bool:
@@ -567,7 +535,7 @@ class Session:
 
     def _put_in_force(self, policy: Policy, capacity_bytes: int, why: str) -> None:
         """Make a policy the only plan: bound to the newest step if that is its own, else to the one it holds."""
-        live = self._trace_of(core.logs()[-1])
+        live = self._journal.trace(core.logs()[-1])
         step = live
         if policy.source is not None and policy.assumed.get("fingerprint") != fingerprint(live):
             step = binding.rebound(policy.source, live, self._discovery.labels.id)
@@ -602,10 +570,11 @@ class Session:
         self._policy = policy
         self._given = policy
         if self.is_open and (logs := core.logs()):
-            self._mark_spared(self._trace_of(logs[-1]))
+            self._mark_spared(self._journal.trace(logs[-1]))
         if self.is_open and self._stage is not SessionStage.WARMUP:
             self._stage = SessionStage.PROFILE  # bind it to the next step's ops
             self._planned = False
+            self._record_makings()
 
     def enable(self, draft: Draft | Policy) -> None:
         """Use a draft, or a policy, from the next step border on. No number of the run changes.
@@ -620,7 +589,7 @@ class Session:
     def rollback(self) -> Policy:
         """From the next step border on, use what was in force before the last :meth:`enable`; returns it.
 
-        Raises SessionError if nothing has been enabled.
+        The last 16 can be taken back, one after another. Raises SessionError if there is none.
         """
         return self._staging.rollback()
 
@@ -645,7 +614,7 @@ class Session:
 
     def trace(self) -> Trace:
         """The newest finished steps, as columns. Empty before the first step has ended."""
-        return Trace([self._trace_of(log) for log in self._kept_logs()], self.trace_meta())
+        return Trace([self._journal.trace(log) for log in self._journal.logs()], self.trace_meta())
 
     def suggest(self) -> tuple[Suggestion, ...]:
         """Modules whose checkpointing would lower the peak, what it would save and what it would take.
@@ -679,45 +648,23 @@ class Session:
 
     def recorded_steps(self) -> tuple[int, ...]:
         """Indices of the finished steps that are still recorded, oldest first."""
-        return tuple(log.index for log in self._kept_logs())
+        return tuple(log.index for log in self._journal.logs())
 
     def recorded_step(self, index: int) -> StepTrace:
         """One finished step, as columns. Raises SessionError if it is not, or no longer, recorded."""
-        return self._trace_of(self._kept_log(index))
-
-    def _kept_log(self, index: int) -> core.StepLog:
-        logs = self._kept_logs()
-        for log in logs:
-            if log.index == index:
-                return log
-        kept = f"steps {logs[0].index} to {logs[-1].index} are" if logs else "none has ended yet"
-        raise SessionError(f"step {index} is not recorded: {kept}")
-
-    def _kept_logs(self) -> list[core.StepLog]:
-        return core.logs() if self.is_open else self._logs
-
-    def _trace_of(self, log: core.StepLog) -> StepTrace:
-        return step_trace(
-            log,
-            self._log_stages.get(log.index, self._stage.value),
-            self._discovery.modules.texts,
-            self._discovery.labels.texts,
-        )
+        return self._journal.trace(self._journal.log(index))
 
     def counters(self) -> core.Counters:
         """What the device holds now, as bytes and counts; after the end, what it held last.
 
         May be asked from any thread, while a step runs. Raises SessionError before the start.
         """
-        counters = core.counters() if self.is_open else self._counters
-        if counters is None:
-            raise SessionError("the session has not started: enter it with `with` or call start()")
-        return counters
+        return self._journal.counters()
 
     @property
     def history(self) -> tuple[StepSummary, ...]:
         """The finished steps in figures, oldest first. May be asked from any thread."""
-        return tuple(self._history)
+        return self._journal.history
 
     def resident_peaks(self, index: int, parts: int) -> np.ndarray:
         """The most bytes on the device in each of ``parts`` equal stretches of a finished step's ops.
@@ -725,9 +672,7 @@ class Session:
         int64, shape (parts,), or (ops,) of a step with fewer ops. May be asked from any thread. Raises SessionError if
         the step is not, or no longer, recorded.
         """
-        peaks = self._kept_log(index).ops()["resident_peak_bytes"].astype(np.int64)
-        parts = min(parts, len(peaks))
-        return np.maximum.reduceat(peaks, np.arange(parts) * len(peaks) // parts) if parts else peaks
+        return self._journal.resident_peaks(index, parts)
 
     def dashboard(self, *, every_s: float = 0.25) -> Dashboard:
         """Figures that move while a cell trains: capacity, stage, counters; resident bytes, transfers and stalls.
@@ -750,9 +695,7 @@ class Session:
     def report(self) -> Report:
         """What the session has done so far."""
         counters = self.counters()
-        logs = core.logs() if self.is_open else self._logs
-        newest = self._history[-1] if self._history else None
-        same_stage = [s.step_s for s in list(self._history)[-50:] if newest and s.stage == newest.stage]
+        logs, newest = self._journal.logs(), self._journal.newest
         live_peak = 0.0
         if logs:
             live_peak = float(logs[-1].ops()["live_peak_bytes"].max(initial=0))
@@ -767,9 +710,9 @@ class Session:
             resident_bytes=counters["resident_bytes"],
             host_bytes=counters["host_used_bytes"],
             host_peak_bytes=counters["host_peak_bytes"],
-            step_s=statistics.median(same_stage) if same_stage else 0.0,
+            step_s=self._journal.median_step_s(),
             stall_s=stall_s,
-            overlap=_overlap(logs[-1], core.seconds_per_tick()) if logs else 1.0,
+            overlap=overlap(logs[-1]) if logs else 1.0,
             link=str(self.link),
             swapped_out_bytes=logs[-1].swapped_out_bytes if logs else 0,
             swapped_in_bytes=logs[-1].swapped_in_bytes if logs else 0,
@@ -785,16 +728,18 @@ class Session:
             escaped_storages=counters["escaped"],
             refused=dict(self._discovery.refused),
             notes=tuple(self._notes),
-            history=tuple(self._history),
+            history=self._journal.history,
             plans=tuple(self._plans.summaries()),
-            departures=tuple(self._departures(logs)),
+            departures=tuple(self._journal.departures()),
             capacity_peak_bytes=self._capacity_peak_bytes(),
-            lacking=self._plans.lacking,
+            lacking=self._plans.lacking or self._plans.lost(counters),
+            recent_match_rate=_share(counters["recent_matched_ops"], counters["recent_ops"]),
+            recent_trigger_recall=_share(counters["recent_fired_bytes"], counters["recent_due_bytes"]),
             drops=newest.drops if newest else 0,
             dropped_bytes=newest.dropped_bytes if newest else 0,
             replays=newest.replays if newest else 0,
             replay_s=newest.replay_s if newest else 0.0,
-            declined_drops=_declined(logs[-1]) if logs else {},
+            declined_drops=declined_drops(logs[-1]) if logs else {},
             not_replayed=dict(self._replayable.refused),
             replays_off=self._replays_off,
             reserved_bytes=sum(counters[name] for name in ("resident_bytes", "cached_bytes", "other_bytes")),
@@ -816,29 +761,7 @@ class Session:
 
     def _capacity_peak_bytes(self) -> int | None:
         since = self._capacity_since
-        if since is None:
-            return None
-        return max((step.peak_bytes for step in self._history if step.index >= since), default=0)
-
-    def _departures(self, logs: list[core.StepLog]) -> Iterator[Departure]:
-        names, modules = core.op_names(), self._discovery.modules.texts
-        for log in logs:
-            rows = log.departures()
-            ops = log.ops() if len(rows) else rows
-            for from_op, to_op, plan_op, plan_to_op in rows.tolist():
-                if from_op >= len(ops):
-                    continue  # past the end of the ring
-                module = int(ops["module"][from_op])
-                end = to_op if to_op >= 0 else len(ops)
-                yield Departure(
-                    step=log.index,
-                    from_op=from_op,
-                    to_op=end,
-                    op_name=names[ops["name"][from_op]],
-                    module=modules[module] if 0 <= module < len(modules) else "",
-                    extra_ops=int((ops["plan_op"][from_op:end] < 0).sum()),
-                    left_out_ops=plan_to_op - plan_op if plan_to_op >= 0 else 0,
-                )
+        return None if since is None else self._journal.peak_bytes_since(since)
 
     def _group_bytes(self) -> int:
         """The most bytes that one list op of an optimizer should touch; its temporaries take about half again."""
@@ -856,60 +779,5 @@ class Session:
         return f"<Session {self.device}, {capacity}, {self._stage}, step {self._steps}, {state}>"
 
 
-def _declined(log: core.StepLog) -> dict[str, int]:
-    """How many drops were declined in a step, by reason."""
-    return dict(Counter(core.REFUSALS[refusal] for refusal in log.declined()["refusal"].tolist()))
-
-
-def _overlap(log: core.StepLog, tick_s: float) -> float:
-    """Share of a step's transfer time that was hidden behind compute; copies that still run do not count."""
-    transfers = log.transfers()
-    done = transfers["end_ticks"] != 0
-    busy_s = float((transfers["end_ticks"] - transfers["start_ticks"])[done].sum()) * tick_s
-    return max(0.0, 1.0 - log.stall_ticks * tick_s / busy_s) if busy_s > 0 else 1.0
-
-
-def _parse_device(device: Any) -> str:
-    name = "cpu" if device is None else str(device)
-    if name == "cpu":
-        return name
-    if name == "cuda":
-        name = f"cuda:{torch.cuda.current_device() if torch.cuda.is_available() else 0}"
-    try:
-        if torch.device(name).type == "cpu":
-            return "cpu"
-    except RuntimeError:
-        raise SessionError(
-            f"there is no device {name!r}: use 'cuda', or 'cpu', the embedded device"
-        ) from None
-    if missing := core.missing_device(name):
-        raise SessionError(missing)
-    if core.tensor_device(name).type == "cuda":
-        torch.cuda.init()
-    return name
-
-
-def _parse_capacity(capacity: int | float | str | None, device: str) -> int | None:
-    if capacity is None:
-        return None
-    if isinstance(capacity, float):
-        if not 0 < capacity < 1:
-            raise ValueError(
-                f"capacity {capacity!r} is no fraction of the device between 0 and 1: for bytes give a whole number "
-                'or text such as "512MiB"'
-            )
-        if device == "cpu":
-            return int(capacity * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        return int(capacity * core.total_bytes(device))
-    return parse_bytes(capacity, "capacity")
-
-
-def _parse_link(link: Any) -> Link:
-    if link is None:
-        return Link(None, None)
-    if isinstance(link, tuple | list):
-        if len(link) != 2:
-            raise ValueError(f"link must be one bandwidth or a pair (out, in), got {link!r}")
-        return Link(parse_bandwidth(link[0], "link out"), parse_bandwidth(link[1], "link in"))
-    both = parse_bandwidth(link)
-    return Link(both, both)
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import statistics
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from .units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from .session import Session
+
+_MOST_BEFORE = 16  # a policy holds a step: a run that enables many must not keep them all
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class Staging:
         self._session = session
         self._stepper: int | None = None  # the thread that ended the newest step
         self._next: Policy | None = None
-        self._before: list[Policy] = []
+        self._before: deque[Policy] = deque(maxlen=_MOST_BEFORE)
         self._trial: DryRun | None = None
         self._trial_left = 0
         self._trial_running = False
@@ -169,13 +172,11 @@ class Staging:
             self._ask(policy)
 
     def rollback(self) -> Policy:
-        """Switch back to what was in force before the last enable, and return it."""
+        """Switch back to what was in force before the last enable, and return it. The last 16 can be taken back."""
         with self.lock:
             self._in_force("rollback")
             if not self._before:
-                raise SessionError(
-                    "session.rollback(): nothing has been enabled in this session: there is no way back"
-                )
+                raise SessionError("session.rollback(): nothing is left to take back: there is no way back")
             self._end_trial("rolled back")
             policy = self._before.pop()
             self._ask(policy)

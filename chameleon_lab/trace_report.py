@@ -10,7 +10,7 @@ import numpy as np
 
 from .errors import TraceError
 from .policy import Floor, floor
-from .trace import Category, Cause, Direction, StepTrace, Trace
+from .trace import Category, Cause, Departure, Direction, StepTrace, Trace
 from .units import format_bytes, format_percent, format_seconds
 
 
@@ -32,6 +32,10 @@ class RecordedStep:
     """Ops that ran again, to make what had been dropped."""
     replay_s: float = 0.0
     declined_drops: int = 0
+    match_rate: float = 0.0
+    """Share of the ops that were found in the plan that was followed; 0.0 where none was."""
+    departures: tuple[Departure, ...] = ()
+    """Where the ops parted from the plan's."""
 
     @classmethod
     def of(cls, step: StepTrace) -> RecordedStep:
@@ -50,6 +54,8 @@ class RecordedStep:
             replays=len(step.replays),
             replay_s=float(step.replays.duration_s.sum()),
             declined_drops=len(step.declined),
+            match_rate=step.match_rate,
+            departures=step.departures,
         )
 
 
@@ -140,6 +146,15 @@ class TraceReport:
             f"{format_bytes(step.swapped_out_bytes)} out",
             f"{format_bytes(step.swapped_in_bytes)} in",
         )
+        if step.match_rate:
+            places = len(step.departures)
+            yield (
+                "Matched",
+                format_percent(step.match_rate),
+                f"of the ops were found in the plan; departed in {places} place{'s' * (places != 1)}",
+            )
+        else:
+            yield "Matched", "none", "no plan was followed"
         if self.truncated_ops:
             yield "Lost", f"{self.truncated_ops} ops", "more than the session recorded; see its max_ops"
 
@@ -170,7 +185,20 @@ def step_cells(step: RecordedStep) -> tuple[str, ...]:
     )
 
 
+def followed(step: RecordedStep) -> str:
+    """In a line: how a step followed its plan, and the first places where it departed from it."""
+    if not step.match_rate:
+        return f"Step {step.index}: no plan was followed"
+    line = f"Step {step.index}: {format_percent(step.match_rate)} of the ops were found in the plan"
+    for each in step.departures[:_MOST_DEPARTURES]:
+        line += f"; op {each.from_op}, {place(each.op_name, each.module)}: "
+        line += f"{each.extra_ops} more, {each.left_out_ops} left out"
+    more = len(step.departures) - _MOST_DEPARTURES
+    return f"{line}; and {more} more place{'s' * (more != 1)}" if more > 0 else line
+
+
 _MOST_MODULES = 6
+_MOST_DEPARTURES = 3
 
 
 def _categories(step: StepTrace, op: int) -> list[tuple[str, int]]:

@@ -20,6 +20,7 @@
 #include "faults.h"
 #include "module_hooks.h"
 #include "op_info.h"
+#include "released.h"
 #include "runtime.h"
 #include "storage_access.h"
 
@@ -28,7 +29,7 @@ using chameleon::Runtime;
 
 namespace {
 
-using nogil = py::call_guard<py::gil_scoped_release>;
+using nogil = py::call_guard<chameleon::Released>;
 
 template <class Row>
 py::array_t<Row> as_array(const std::vector<Row>& rows) {
@@ -97,7 +98,7 @@ py::array_t<chameleon::TransferRow> transfers(const chameleon::StepLog& log) {
 // Only one thread at a time may settle a log: the one that has the GIL.
 void wait_until_settled(chameleon::StepLog& log) {
   for (log.settle(); !log.settled(); log.settle()) {
-    py::gil_scoped_release released;
+    const chameleon::Released release;
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
 }
@@ -115,18 +116,20 @@ std::shared_ptr<chameleon::Program> make_program(const Column<uint32_t>& tokens,
                                                  const Column<int64_t>& bytes, const Column<uint8_t>& category,
                                                  const Column<int32_t>& label, const Column<uint32_t>& uses_offset,
                                                  const Column<int32_t>& uses, const Column<uint8_t>& evict_last,
-                                                 const Column<int32_t>& action_op, const Column<uint8_t>& action_kind,
+                                                 const Column<int64_t>& host_place, const Column<int32_t>& action_op,
+                                                 const Column<uint8_t>& action_kind,
                                                  const Column<int32_t>& action_storage) {
   const py::ssize_t count = uid.size();
   if (birth_op.size() != count || birth_ordinal.size() != count || bytes.size() != count || category.size() != count ||
       label.size() != count || uses_offset.size() != count + 1 || evict_last.size() != count ||
-      action_kind.size() != action_op.size() || action_storage.size() != action_op.size()) {
+      host_place.size() != count || action_kind.size() != action_op.size() ||
+      action_storage.size() != action_op.size()) {
     throw std::invalid_argument("program: columns of one table differ in length");
   }
   std::vector<chameleon::PlanStorage> storages;
   for (py::ssize_t i = 0; i < count; ++i) {
     storages.push_back({uid.at(i), birth_op.at(i), birth_ordinal.at(i), bytes.at(i), uses_offset.at(i),
-                        uses_offset.at(i + 1), category.at(i), label.at(i), evict_last.at(i) != 0});
+                        uses_offset.at(i + 1), category.at(i), label.at(i), evict_last.at(i) != 0, host_place.at(i)});
   }
   std::vector<chameleon::Action> actions;
   for (py::ssize_t i = 0; i < action_op.size(); ++i) {
@@ -136,7 +139,7 @@ std::shared_ptr<chameleon::Program> make_program(const Column<uint32_t>& tokens,
   }
   std::vector<uint32_t> sequence = values(tokens);
   std::vector<int32_t> use_ops = values(uses);
-  py::gil_scoped_release release;  // indexing a long sequence takes milliseconds
+  const chameleon::Released release;  // indexing a long sequence takes milliseconds
   return std::make_shared<chameleon::Program>(std::move(sequence), std::move(storages), std::move(use_ops),
                                               std::move(actions));
 }
@@ -225,6 +228,7 @@ PYBIND11_MODULE(_C, m) {
   PYBIND11_NUMPY_DTYPE(chameleon::DepartureRow, from_op, to_op, plan_op, plan_to_op);
   PYBIND11_NUMPY_DTYPE(chameleon::ReplayRow, start_ticks, end_ticks, bytes, op, storage, name, cause);
   PYBIND11_NUMPY_DTYPE(chameleon::DeclinedRow, op, storage, name, refusal);
+  PYBIND11_NUMPY_DTYPE(chameleon::MakingRow, making, op, storage, name, input, refusal);
   PYBIND11_NUMPY_DTYPE(chameleon::StallRow, start_ticks, end_ticks, op, storage, direction, cause);
 
   py::class_<chameleon::Options>(m, "Options")
@@ -280,6 +284,7 @@ PYBIND11_MODULE(_C, m) {
       .def("residencies", [](const chameleon::StepLog& log) { return as_array(log.residencies); })
       .def("replays", [](const chameleon::StepLog& log) { return as_array(log.replays); })
       .def("declined", [](const chameleon::StepLog& log) { return as_array(log.declined); })
+      .def("makings", [](const chameleon::StepLog& log) { return as_array(log.makings); })
       .def("stacks", &symbolized)
       .def_readonly("leaf_calls", &chameleon::StepLog::leaf_calls);
 
@@ -311,7 +316,9 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "total_bytes", [](const std::string& device) { return Runtime::of(c10::Device(device)).total_bytes(); }, nogil());
   m.def("pageable_host_bytes", [] { return Runtime::instance().pageable_host_bytes(); }, nogil());
-  m.def("reserve_host", [](size_t bytes) { Runtime::instance().reserve_host(bytes); }, nogil());
+  m.def(
+      "reserve_host",
+      [](size_t planned_bytes, size_t bytes) { Runtime::instance().reserve_host(planned_bytes, bytes); }, nogil());
   m.def("close", [] { Runtime::instance().close(); }, nogil());
   m.def("is_open", [] { return Runtime::instance().is_open(); });
   m.def("set_capacity", [](size_t bytes) { Runtime::instance().set_capacity(bytes); }, nogil());
@@ -322,6 +329,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("end_step", [] { return Runtime::instance().end_step(); }, nogil());
   m.def("logs", [] { return Runtime::instance().logs(); }, nogil());
   m.def("time_ops", [](int32_t every, int32_t first) { Runtime::instance().time_ops(every, first); });
+  m.def("in_backward", [] { return Runtime::instance().in_backward(); }, "Does the newest op belong to a backward?");
   m.def("set_optimizer_stage", [](bool on) { Runtime::instance().set_optimizer_stage(on); });
   m.def("op_names", &chameleon::op_names);
 
@@ -357,7 +365,7 @@ PYBIND11_MODULE(_C, m) {
           c10::StorageImpl* storage = storage_of(tensor);
           if (!storage) return "foreign";
           if (!trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
-          py::gil_scoped_release release;
+          const chameleon::Released release;
           return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label,
                                                         owners, trusted, evict_last));
         });
@@ -370,12 +378,12 @@ PYBIND11_MODULE(_C, m) {
   });
   m.def("restore", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);
-    py::gil_scoped_release release;
+    const chameleon::Released release;
     return !storage || Runtime::instance().restore(storage);
   });
   m.def("evict", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);
-    py::gil_scoped_release release;
+    const chameleon::Released release;
     return storage && Runtime::instance().evict(storage);
   });
   m.def("allow_replays", [](const std::unordered_map<std::string, std::vector<std::string>>& dtypes) {
@@ -386,7 +394,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("keep_producers", [](bool on) { Runtime::instance().keep_producers(on); }, nogil());
   m.def("drop", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);
-    py::gil_scoped_release release;
+    const chameleon::Released release;
     const auto refusal = storage ? Runtime::instance().drop(storage) : chameleon::Refusal::Unmovable;
     return static_cast<int>(refusal);
   });
@@ -457,11 +465,18 @@ PYBIND11_MODULE(_C, m) {
     d["dropped"] = c.dropped;
     d["ghosts"] = c.ghosts;
     d["producers"] = c.producers;
+    d["forward_nodes"] = c.forward_nodes;
     d["host_used_bytes"] = c.host_used_bytes;
     d["host_reserved_bytes"] = c.host_reserved_bytes;
     d["host_peak_bytes"] = c.host_peak_bytes;
+    d["host_placed"] = c.host_placed;
+    d["host_misplaced"] = c.host_misplaced;
     d["step"] = c.step;
     d["ops_in_step"] = c.ops_in_step;
+    d["recent_ops"] = c.recent.ops;
+    d["recent_matched_ops"] = c.recent.matched_ops;
+    d["recent_due_bytes"] = c.recent.due_bytes;
+    d["recent_fired_bytes"] = c.recent.fired_bytes;
     return d;
   });
   m.def("take_failure", []() -> py::object {

@@ -1,6 +1,7 @@
 # Is the CUDA device built, and is it checked here? Sets with_cuda, cuda_sources and cuda_include_dir, and adds
 #   check_cuda   compiles the CUDA device with every warning an error; nothing is linked (`make check-cuda`)
 #   fake_cuda    the core on a CUDA runtime for tests (tests/fake_cuda), whose streams run in random legal order
+#   fake_allocator  the core on a fake of torch's caching allocator, too
 
 set(BUILD_CUDA AUTO CACHE STRING "Build the CUDA device: ON, OFF, or AUTO (where torch has CUDA)")
 set_property(CACHE BUILD_CUDA PROPERTY STRINGS AUTO ON OFF)
@@ -44,7 +45,7 @@ if(BUILD_CUDA)
 endif()
 
 if(NOT cuda_include_dir)
-  foreach(target check_cuda fake_cuda)
+  foreach(target check_cuda fake_cuda fake_allocator)
     add_custom_target(${target} COMMAND ${CMAKE_COMMAND} -E echo
       "Skipped: CUDA's headers were not found (pip install nvidia-cuda-runtime nvidia-cuda-crt brings them)" VERBATIM)
   endforeach()
@@ -72,3 +73,15 @@ target_link_libraries(fake_cuda PRIVATE core face core_options)
 # Two Python modules in one library: chameleon_lab._C, and _fake_cuda to drive the fake.
 set_target_properties(fake_cuda PROPERTIES
   OUTPUT_NAME _C SKIP_BUILD_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fake_cuda)
+
+# The same on a fake of torch's caching allocator, for what stands in front of that.
+file(GLOB fake_allocator_sources CONFIGURE_DEPENDS ${fake_cuda_dir}/allocator/*.cpp)
+Python_add_library(fake_allocator MODULE WITH_SOABI EXCLUDE_FROM_ALL
+  ${fake_allocator_sources} ${fake_cuda_dir}/cudart.cpp)
+target_compile_definitions(fake_allocator PRIVATE C10_CUDA_NO_CMAKE_CONFIGURE_FILE)
+target_compile_options(fake_allocator PRIVATE -Werror)
+target_include_directories(fake_allocator PRIVATE ${fake_cuda_dir})
+target_include_directories(fake_allocator SYSTEM PRIVATE ${cuda_include_dir})
+target_link_libraries(fake_allocator PRIVATE check_cuda core face core_options)
+set_target_properties(fake_allocator PROPERTIES
+  OUTPUT_NAME _C SKIP_BUILD_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fake_allocator)

@@ -8,14 +8,18 @@ namespace chameleon {
 void Executor::add(int64_t id, std::shared_ptr<const Program> program) {
   drop(id);
   known_.push_back({id, std::move(program), follows_});
+  newcomer_ = true;
+  size_searches_ = 0;
 }
 
 void Executor::drop(int64_t id) {
   std::erase_if(known_, [id](const Known& known) { return known.id == id; });
+  if (left_.id == id) left_ = {};
   if (program_id_ != id) return;
   forget_places();
   program_.reset();
   program_id_ = -1;
+  watch_.clear();
 }
 
 void Executor::use(int64_t id) {
@@ -24,15 +28,18 @@ void Executor::use(int64_t id) {
   if (program_id_ != id) {
     forget_places();
     follow(*known, 0);
+    send_to_places(0);
   }
   begin_step();
 }
 
 void Executor::unload() {
   forget_places();
+  left_ = {};
   known_.clear();
   program_.reset();
   program_id_ = -1;
+  watch_.clear();
 }
 
 void Executor::forget_places() {
@@ -52,29 +59,62 @@ void Executor::follow(const Known& known, int32_t cursor) {
     if (one.id == known.id) one.used = ++follows_;
   }
   live_.assign(program_->storages.size(), nullptr);
+  came_.assign(program_->storages.size(), false);
+  watch_.clear();
   fired_at_.assign(program_->ops(), -kRecently - 1);
   for (const auto& storage : table_.all()) {
     if (const int32_t plan = program_->with_uid(storage->uid); plan >= 0) {
       storage->plan = plan;
       storage->evict_last = program_->storages[plan].evict_last;
       live_[plan] = storage.get();
+      came_[plan] = true;
     }
   }
   jumped_over_.clear();
   matcher_.reset(&program_->sequence, cursor);
   passed_ = cursor;
+  parted_ = false;
+}
+
+// Another program left storages that live across steps where it wanted them, and in its last step: those that this one
+// has away at this point leave now, and those that it has here come.
+void Executor::send_to_places(int32_t cursor) {
+  constexpr int kUnknown = -1;
+  std::vector<int> last(program_->storages.size(), kUnknown);
+  const Action* const middle = program_->actions_begin(cursor);
+  for (const Action* action = program_->actions_begin(0); action != middle; ++action) {
+    last[action->storage] = static_cast<int>(action->kind);
+  }
+  std::vector<int> before = last;
+  for (const Action* action = middle; action != program_->actions_begin(program_->ops()); ++action) {
+    if (before[action->storage] == kUnknown) last[action->storage] = static_cast<int>(action->kind);
+  }
+  for (size_t row = 0; row < last.size(); ++row) {
+    Storage* storage = live_[row];
+    if (!storage || program_->storages[row].uid < 0 || last[row] == kUnknown) continue;
+    const auto kind = static_cast<ActionKind>(last[row]);
+    const bool goes = kind == ActionKind::SwapOut || kind == ActionKind::Free;
+    if (goes && storage->residency == Residency::Resident && storage->pins == 0 && swapper_.movable(*storage)) {
+      swapper_.swap_out(*storage, Cause::Planned);
+    } else if (kind == ActionKind::SwapIn && storage->residency == Residency::Away) {
+      swap_ins_.push_back(static_cast<int32_t>(row));
+    }
+  }
 }
 
 void Executor::begin_step() {
+  left_ = {};
   live_op_ = 0;
   passed_ = 0;
+  tokens_.clear();
   prefix_ = 0;
   size_searches_ = 0;
-  departed_ = false;
+  departed_ = parted_ = false;
   jumped_over_.clear();
   if (!loaded()) return;
   matcher_.reset(&program_->sequence);
   std::fill(fired_at_.begin(), fired_at_.end(), -kRecently - 1);
+  std::transform(live_.begin(), live_.end(), came_.begin(), [](const Storage* storage) { return storage != nullptr; });
 }
 
 void Executor::end_step() {
@@ -91,12 +131,21 @@ int32_t Executor::begin_op(uint32_t token) {
   prefix_ = Sequence::extend(prefix_, token);
   ++live_op_;
   if (!loaded()) return -1;
+  keep_token(token);
+  if (left_.program) left_.ops.push_back(left_.matcher.match(token).op);
+  if (left_.ops.size() > kMostLeft) left_ = {};
   int32_t expected = matcher_.cursor();
   Matcher::Match match = matcher_.match(token);
-  if (!match.settled && !departed_ && change_program(-1, 0, 0)) {
+  const bool newcomer = std::exchange(newcomer_, false);
+  const bool parts = !match.settled && !departed_;
+  if ((parts || (newcomer && parted_)) && change_program(-1, 0, 0)) {
     match = {live_op_ - 1, true};
     expected = match.op;
+  } else if (!match.settled && go_back()) {
+    match = {passed_ - 1, true};
   }
+  if (watch_.op(match.op >= 0) && !match.settled && watch_.lost() && look_elsewhere()) match = {passed_ - 1, true};
+  parted_ |= !match.settled;
   if (departed_ || !match.settled) note_departure(match, expected);
   while (!jumped_over_.empty() && jumped_over_.front().due <= live_op_) {
     const JumpedOver range = jumped_over_.front();
@@ -112,6 +161,13 @@ int32_t Executor::begin_op(uint32_t token) {
   fire_before(match.op);
   return match.op;
 }
+
+void Executor::keep_token(uint32_t token) {
+  if (tokens_.size() == 2 * kMostTokens) tokens_.erase(tokens_.begin(), tokens_.begin() + kMostTokens);
+  tokens_.push_back(token);
+}
+
+int32_t Executor::begun_at() const { return std::max(recorder_.ops() - live_op_, 0); }
 
 // The other programs that began as this step did; of those that agree, the one whose storage made here has about the
 // size of the live one, rather too large than too small. Returns whether another one is followed now.
@@ -134,23 +190,97 @@ bool Executor::change_program(int32_t plan_op, int32_t ordinal, int64_t bytes) {
     }
   }
   if (!best || best->id == program_id_) return false;
-  // What this step has made is the same in both programs, up to here.
-  const std::shared_ptr<const Program> before = program_;
-  std::vector<std::pair<Storage*, const PlanStorage*>> made;
-  for (size_t row = 0; row < live_.size(); ++row) {
-    if (live_[row] && before->storages[row].uid < 0) made.emplace_back(live_[row], &before->storages[row]);
-  }
+  if (plan_op < 0 && !left_.program && !parted_) left_ = {program_, program_id_, matcher_, live_op_ - 1, {-1}};
   forget_places();
   follow(*best, live_op_);
-  for (const auto& [storage, planned] : made) {
-    const int32_t row =
-        planned->birth_op < live_op_ ? program_->born_at(planned->birth_op, planned->birth_ordinal) : -1;
+  find_places([this](int32_t op) { return op < live_op_ ? op : -1; });
+  catch_up(0, std::max(live_op_ - 1, 0));
+  send_to_places(std::max(live_op_ - 1, 0));
+  return true;
+}
+
+// The ops part from the followed program, which was chosen for its beginning alone, and the program that the step began
+// with has found the run again.
+bool Executor::go_back() {
+  if (!left_.program || !left_.matcher.settled() || left_.ops.back() < 0) return false;
+  const Left left = std::exchange(left_, {});
+  const auto known = std::find_if(known_.begin(), known_.end(), [&](const Known& one) { return one.id == left.id; });
+  if (known == known_.end() || left.id == program_id_) return false;
+  forget_places();
+  const int32_t op = left.ops.back();
+  follow(*known, op + 1);
+  matcher_ = left.matcher;
+  parted_ = true;
+  find_places([&left](int32_t live_op) {
+    if (live_op < left.since) return live_op;
+    const auto since = static_cast<size_t>(live_op - left.since);
+    return since < left.ops.size() ? left.ops[since] : -1;
+  });
+  std::vector<DepartureRow>& rows = recorder_.log().departures;
+  if (departed_ && !rows.empty() && rows.back().to_op < 0) rows.pop_back();
+  if (!departed_) ++recorder_.log().departure_count;
+  if (rows.size() < StepLog::kMostDepartures) {
+    rows.push_back({left.since + begun_at(), live_op_ - 1 + begun_at(), left.since, op});
+  }
+  departed_ = false;
+  catch_up(0, op);
+  send_to_places(op);
+  return true;
+}
+
+// The program that has most of the newest ops in one piece, wherever in it they are.
+bool Executor::look_elsewhere() {
+  constexpr auto kGram = static_cast<int32_t>(Sequence::kGram);
+  const auto kept = static_cast<int32_t>(tokens_.size());
+  if (kept < kLeastFound) return false;
+  const Known* best = nullptr;
+  int32_t best_op = -1, best_run = kLeastFound - 1;
+  for (const Known& known : known_) {
+    if (known.id == program_id_) continue;  // its own cursor looks there
+    const Sequence& sequence = known.program->sequence;
+    const auto places = sequence.with_gram(tokens_.data() + kept - kGram);
+    for (const int32_t op : places.first(std::min(places.size(), kMostPlaces))) {
+      int32_t run = kGram;
+      while (run < kept && run <= op && sequence[op - run] == tokens_[kept - 1 - run]) ++run;
+      if (run > best_run || (run == best_run && best && known.used > best->used)) {
+        best = &known;
+        best_op = op;
+        best_run = run;
+      }
+    }
+  }
+  if (!best) return false;
+  left_ = {};
+  forget_places();
+  follow(*best, best_op + 1);
+  parted_ = true;
+  const int32_t since = live_op_ - best_run;
+  find_places([&](int32_t live_op) { return live_op >= since ? best_op - (live_op_ - 1 - live_op) : -1; });
+  std::vector<DepartureRow>& rows = recorder_.log().departures;
+  // Of the ops up to here, the log says that they were nobody's.
+  if (departed_ && !rows.empty() && rows.back().to_op < 0) {
+    rows.back() = {rows.back().from_op, live_op_ - 1 + begun_at(), best_op, best_op};
+  }
+  departed_ = false;
+  catch_up(best_op + 1 - best_run, best_op);
+  send_to_places(best_op);
+  return true;
+}
+
+// The storages that this step has made, in the program that is followed now.
+void Executor::find_places(const std::function<int32_t(int32_t)>& op_of) {
+  const StepLog& log = recorder_.log();
+  const int32_t first = begun_at();
+  for (const auto& storage : table_.all()) {
+    if (storage->scratch || storage->ghost || storage->log_step != log.index) continue;
+    if (log.storages[storage->log_row].birth_op < first) continue;
+    const int32_t op = op_of(static_cast<int32_t>(storage->birth_op) - first);
+    const int32_t row = op >= 0 ? program_->born_at(op, storage->birth_ordinal) : -1;
     if (row < 0) continue;
-    live_[row] = storage;
+    live_[row] = storage.get();
+    came_[row] = true;
     storage->plan = row;
   }
-  catch_up(0, std::max(live_op_ - 1, 0));
-  return true;
 }
 
 void Executor::note_departure(Matcher::Match match, int32_t expected) {
@@ -158,13 +288,13 @@ void Executor::note_departure(Matcher::Match match, int32_t expected) {
   if (!departed_) {
     departed_ = true;
     departed_at_ = live_op_;
-    if (rows.size() < StepLog::kMostDepartures) rows.push_back({live_op_ - 1, -1, expected, -1});
+    if (rows.size() < StepLog::kMostDepartures) rows.push_back({live_op_ - 1 + begun_at(), -1, expected, -1});
     ++recorder_.log().departure_count;
   }
   if (!match.settled) return;
   departed_ = false;
   if (!rows.empty() && rows.back().to_op < 0) {
-    rows.back().to_op = live_op_ - 1;
+    rows.back().to_op = live_op_ - 1 + begun_at();
     rows.back().plan_to_op = match.op;
   }
 }
@@ -188,9 +318,9 @@ void Executor::catch_up(int32_t begin, int32_t end) {
     if (due.comes) {
       swap_ins_.push_back(action->storage);
     } else if (due.drops) {
-      fire_drop(action->storage);
+      fire_drop(action->storage, -1);
     } else if (due.leaves) {
-      fire_swap_out(action->storage);  // pressure takes its block, if nothing asks for it before
+      fire_swap_out(action->storage, -1);  // pressure takes its block, if nothing asks for it before
     }
   }
 }
@@ -237,33 +367,47 @@ std::vector<Storage*> Executor::take_replays() {
 
 void Executor::fire_after(int32_t op) {
   for (const Action* action = program_->actions_begin(op); action != program_->actions_end(op); ++action) {
-    if (action->kind == ActionKind::SwapOut) fire_swap_out(action->storage);
-    if (action->kind == ActionKind::Drop) fire_drop(action->storage);
+    if (action->kind == ActionKind::SwapOut) fire_swap_out(action->storage, op);
+    if (action->kind == ActionKind::Drop) fire_drop(action->storage, op);
   }
 }
 
 // What cannot be made again leaves as a swap-out does.
-void Executor::fire_drop(int32_t row) {
+void Executor::fire_drop(int32_t row, int32_t op) {
   Storage* storage = live_[row];
   if (!storage || !drop_bytes(*storage)) {
-    fire_swap_out(row);
+    fire_swap_out(row, op);
     return;
   }
-  recorder_.log().due_bytes += static_cast<int64_t>(storage->bytes);
-  recorder_.log().fired_bytes += static_cast<int64_t>(storage->bytes);
+  note_trigger(static_cast<int64_t>(storage->bytes), true);
 }
 
-void Executor::fire_swap_out(int32_t row) {
-  StepLog& log = recorder_.log();
+void Executor::fire_swap_out(int32_t row, int32_t op) {
   Storage* storage = live_[row];
-  if (storage) log.due_bytes += static_cast<int64_t>(storage->bytes);
-  if (storage && storage->residency == Residency::Resident && storage->pins == 0 && swapper_.movable(*storage)) {
-    swapper_.swap_out(*storage, Cause::Planned);
-  } else {
-    ++log.dropped_triggers;
+  if (!storage) {
+    ++recorder_.log().dropped_triggers;
+    // One that was made in the step and has died is not in anybody's way. One that never came is, under whatever name
+    // the run has it, and one that lived across steps has been replaced.
+    const PlanStorage& planned = program_->storages[row];
+    if (op >= 0 && (planned.uid >= 0 || (op >= planned.birth_op && !came_[row]))) note_trigger(planned.bytes, false);
+    return;
   }
-  const bool leaves = storage && (storage->residency == Residency::Leaving || storage->residency == Residency::Away);
-  if (leaves) log.fired_bytes += static_cast<int64_t>(storage->bytes);
+  if (storage->residency == Residency::Resident && storage->pins == 0 && swapper_.movable(*storage)) {
+    swapper_.swap_out(*storage, Cause::Planned);
+  } else if (storage->residency == Residency::Leaving) {
+    storage->moved_by = Cause::Planned;  // pressure has sent it ahead
+  } else {
+    ++recorder_.log().dropped_triggers;
+  }
+  const bool leaves = storage->residency == Residency::Leaving || storage->residency == Residency::Away;
+  note_trigger(static_cast<int64_t>(storage->bytes), leaves);
+}
+
+void Executor::note_trigger(int64_t bytes, bool fired) {
+  StepLog& log = recorder_.log();
+  log.due_bytes += bytes;
+  log.fired_bytes += fired ? bytes : 0;
+  watch_.trigger(bytes, fired ? bytes : 0);
 }
 
 void Executor::end_op(int32_t plan_op) {
@@ -286,6 +430,7 @@ void Executor::born(Storage& storage, int32_t plan_op, int32_t ordinal) {
   }
   if (live_[plan]) live_[plan]->plan = -1;  // last step's, still alive
   live_[plan] = &storage;
+  came_[plan] = true;
   storage.plan = plan;
   if (!storage.categorised) storage.category = static_cast<Category>(program_->storages[plan].category);
   storage.label = program_->storages[plan].label;
@@ -300,6 +445,10 @@ int64_t Executor::next_use(const Storage& storage, int64_t clock) const {
   if (storage.evict_last) return -1;
   if (storage.plan >= 0) return program_->next_use_distance(storage.plan, matcher_.cursor() - 1);
   return clock - storage.last_use;
+}
+
+int64_t Executor::host_place(const Storage& storage) const {
+  return storage.plan >= 0 ? program_->storages[storage.plan].host_place : -1;
 }
 
 }  // namespace chameleon

@@ -10,13 +10,19 @@
 #include "matcher.h"
 #include "program.h"
 #include "swapper.h"
+#include "watch.h"
 
 namespace chameleon {
 
 // A program is a hint: an action whose storage is gone, pinned or already where it should be does nothing.
 //
 // Several programs are known, and one is followed. Where the live ops part from it, or a storage has another size than
-// it says, and another program began just as this step did, that one is followed from there on.
+// it says, and another program began just as this step did, that one is followed from there on. If they part from that
+// one too, the program that the step began with is gone back to, as soon as its own cursor has found the run again.
+//
+// How well the ops are followed is watched all the time, over the borders of steps. A run that is lost in the middle of
+// one is looked for in the other programs: what it does now may be what one of them is for, whatever the step began
+// with.
 class Executor {
  public:
   Executor(Swapper& swapper, StorageTable& table, Recorder& recorder)
@@ -49,6 +55,8 @@ class Executor {
 
   // In ops; below 0 for what is evicted last. Where the program does not know: as far ahead as the last use lies back.
   int64_t next_use(const Storage& storage, int64_t clock) const;
+  int64_t host_place(const Storage& storage) const;        // of its copy; -1: anywhere
+  Watch::Level recent() const { return watch_.recent(); }  // of the program that is followed
 
  private:
   struct Known {
@@ -71,16 +79,37 @@ class Executor {
   static constexpr int32_t kGrace = 12;
   static constexpr int32_t kRecently = 64;     // live ops
   static constexpr int32_t kSizeSearches = 4;  // in a step
+  static constexpr int32_t kLeastFound = 16;   // ops that a lost run and another program must have in common
+  static constexpr size_t kMostPlaces = 8;     // looked at in each program
+  static constexpr size_t kMostTokens = 4096;  // kept, or a few more: a step that never ends must not eat memory
+  static constexpr size_t kMostLeft = size_t{1} << 20;
+
+  struct Left {  // the program that the step began with, while another one is followed
+    std::shared_ptr<const Program> program = nullptr;
+    int64_t id = -1;
+    Matcher matcher = {};
+    int32_t since = 0;              // index of the live op that departed
+    std::vector<int32_t> ops = {};  // of the program, or -1, by live op since then
+  };
 
   void follow(const Known& known, int32_t cursor);
+  void send_to_places(int32_t cursor);
   void forget_places();
   bool change_program(int32_t plan_op, int32_t ordinal, int64_t bytes);
+  bool go_back();
+  bool look_elsewhere();
+  void keep_token(uint32_t token);
+  // The op of the step at which this program came into use: not 0 where another thread's op came first.
+  int32_t begun_at() const;
+  void find_places(const std::function<int32_t(int32_t)>& op_of);
   void note_departure(Matcher::Match match, int32_t expected);
   void catch_up(int32_t begin, int32_t end);
   void fire_before(int32_t op);
   void fire_after(int32_t op);
-  void fire_swap_out(int32_t storage);
-  void fire_drop(int32_t storage);
+  // Op: of the program, whose action this is; -1 where no live op has been it.
+  void fire_swap_out(int32_t storage, int32_t op);
+  void fire_drop(int32_t storage, int32_t op);
+  void note_trigger(int64_t bytes, bool fired);
 
   Swapper& swapper_;
   StorageTable& table_;
@@ -90,17 +119,23 @@ class Executor {
   int64_t program_id_ = -1;
   uint64_t follows_ = 0;
   Matcher matcher_;
+  Left left_;
   std::vector<Storage*> live_;     // by row of the program's storages
+  std::vector<uint8_t> came_;      // by row: has it been there in this step?
   std::vector<int32_t> swap_ins_;  // due, in order; those without room wait here
   std::vector<int32_t> replays_;   // due, in order
   std::vector<int32_t> fired_at_;  // by op of the program: the live op at which its actions fired last
   std::vector<Due> due_;           // scratch of catch_up, by storage
   std::deque<JumpedOver> jumped_over_;
-  int32_t live_op_ = 0;  // outermost ops of the step so far
-  int32_t passed_ = 0;   // ops of the program before this one have fired, or are in jumped_over_
-  uint64_t prefix_ = 0;  // of the step's tokens so far
+  int32_t live_op_ = 0;           // outermost ops of the step so far
+  int32_t passed_ = 0;            // ops of the program before this one have fired, or are in jumped_over_
+  std::vector<uint32_t> tokens_;  // of the step's newest ops
+  uint64_t prefix_ = 0;           // of all its tokens so far
+  Watch watch_;
   int32_t size_searches_ = 0;
+  bool newcomer_ = false;  // has a program been added since the newest op?
   bool departed_ = false;
+  bool parted_ = false;      // have the live ops departed from the followed program in this step, if only for a while?
   int32_t departed_at_ = 0;  // live op
 };
 

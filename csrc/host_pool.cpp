@@ -1,22 +1,38 @@
 #include "host_pool.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace chameleon {
 
-size_t HostPool::rounded(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+// Pages, and where buffers are kept by size at most eight sizes between a power of two and the next: a storage that has
+// a slightly different size in each step shall find one.
+size_t HostPool::rounded(size_t bytes) const {
+  const size_t grain = device_.pools_host_memory() ? 0 : std::bit_floor(bytes) / 8;
+  return (bytes + std::max(grain, kPageBytes) - 1) / std::max(grain, kPageBytes) * std::max(grain, kPageBytes);
+}
 
-void* HostPool::allocate(size_t bytes) {
+void* HostPool::allocate(size_t bytes, int64_t place, bool planned) {
   bytes = rounded(bytes);
   if (used_bytes_ + bytes > capacity_bytes_) return nullptr;
-  void* data;
-  auto cached = cache_.find(bytes);
-  if (cached != cache_.end() && !cached->second.empty()) {
-    data = cached->second.back();
-    cached->second.pop_back();
+  void* data = nullptr;
+  if (place >= 0 && device_.pools_host_memory()) {
+    data = device_.allocate_host_at(static_cast<size_t>(place), bytes);
+    if (planned) ++(data ? placed_ : misplaced_);
+  }
+  const auto same_size = by_size_.find(bytes);
+  if (data) {
+  } else if (same_size != by_size_.end()) {
+    data = same_size->second.back()->second;
+    cached_.erase(same_size->second.back());
+    same_size->second.pop_back();
+    if (same_size->second.empty()) by_size_.erase(same_size);
     cached_bytes_ -= bytes;
   } else {
-    if (used_bytes_ + cached_bytes_ + bytes > capacity_bytes_) release_cached();
+    if (used_bytes_ + cached_bytes_ + bytes > capacity_bytes_) {
+      release_cached(capacity_bytes_ - used_bytes_ - bytes);
+      device_.release_host();
+    }
     data = device_.allocate_host(bytes);
     if (!data) return nullptr;
   }
@@ -33,18 +49,22 @@ void HostPool::free(void* data, size_t bytes) {
     return;
   }
   // Sizes that never come again must not pile up: hold no more than was ever in use at once.
-  if (used_bytes_ + cached_bytes_ + bytes > peak_bytes_) release_cached();
   cached_bytes_ += bytes;
-  cache_[bytes].push_back(data);
+  cached_.emplace_back(bytes, data);
+  by_size_[bytes].push_back(std::prev(cached_.end()));
+  release_cached(std::max(peak_bytes_, used_bytes_) - used_bytes_);
 }
 
-void HostPool::release_cached() {
-  for (auto& [bytes, buffers] : cache_) {
-    for (void* data : buffers) device_.free_host(data, bytes);
+void HostPool::release_cached(size_t keep_bytes) {
+  while (cached_bytes_ > keep_bytes) {
+    const auto [bytes, data] = cached_.front();
+    const auto same_size = by_size_.find(bytes);
+    same_size->second.pop_front();
+    if (same_size->second.empty()) by_size_.erase(same_size);
+    cached_.pop_front();
+    cached_bytes_ -= bytes;
+    device_.free_host(data, bytes);
   }
-  cache_.clear();
-  cached_bytes_ = 0;
-  device_.release_host();
 }
 
 }  // namespace chameleon

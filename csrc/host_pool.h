@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
+#include <list>
 #include <unordered_map>
-#include <vector>
+#include <utility>
 
 #include "device/device.h"
 
@@ -13,9 +15,11 @@ class HostPool {
  public:
   explicit HostPool(Device& device) : device_(device) {}
 
-  void* allocate(size_t bytes);  // nullptr where the host capacity does not allow it
+  // At a place of what the device has reserved for the plan if that is free; nullptr where the host capacity does not
+  // allow it. `planned`: does the plan count on it?
+  void* allocate(size_t bytes, int64_t place = -1, bool planned = false);
   void free(void* data, size_t bytes);
-  void release_cached();
+  void release_cached(size_t keep_bytes = 0);  // what was freed longest ago goes first
   void set_capacity(size_t bytes) { capacity_bytes_ = bytes; }
 
   size_t used_bytes() const { return used_bytes_; }
@@ -23,17 +27,28 @@ class HostPool {
     return device_.pools_host_memory() ? device_.pooled_host_bytes() : used_bytes_ + cached_bytes_;
   }
   size_t peak_bytes() const { return peak_bytes_; }
-  void reset_peak() { peak_bytes_ = used_bytes_; }
+  int64_t placed() const { return placed_; }        // planned buffers that were given their place
+  int64_t misplaced() const { return misplaced_; }  // and those that were not
+  void reset_peak() {
+    peak_bytes_ = used_bytes_;
+    placed_ = misplaced_ = 0;
+  }
 
  private:
-  static size_t rounded(size_t bytes);
+  static constexpr size_t kPageBytes = 4096;
+  size_t rounded(size_t bytes) const;
+
+  using Cached = std::list<std::pair<size_t, void*>>;
 
   Device& device_;
-  std::unordered_map<size_t, std::vector<void*>> cache_;
+  Cached cached_;  // the one that was freed longest ago first
+  std::unordered_map<size_t, std::deque<Cached::iterator>> by_size_;
   size_t capacity_bytes_ = SIZE_MAX;
   size_t used_bytes_ = 0;
   size_t cached_bytes_ = 0;
   size_t peak_bytes_ = 0;
+  int64_t placed_ = 0;
+  int64_t misplaced_ = 0;
 };
 
 }  // namespace chameleon

@@ -32,6 +32,9 @@ const std::unordered_set<std::string_view> kShapeOnly = {
     "aten::randn_like", "aten::new_empty",  "aten::new_zeros", "aten::new_ones",  "aten::new_empty_strided",
 };
 
+// In-place ops whose result does not depend on what they find.
+const std::unordered_set<std::string_view> kOverwriting = {"aten::bernoulli_", "aten::fill_", "aten::zero_"};
+
 bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
@@ -53,7 +56,7 @@ std::unordered_map<std::string, uint64_t>& replayed() {
 
 void set_replay_dtypes(OpInfo* info) {
   const auto found = replayed().find(info->name);
-  const bool may = found != replayed().end() && info->leaf && info->functional && info->handle;
+  const bool may = found != replayed().end() && info->leaf && (info->functional || info->in_place) && info->handle;
   info->replay_dtypes.store(may ? found->second : 0, std::memory_order_relaxed);
 }
 
@@ -102,6 +105,11 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
     if (arguments[i].name() == "generator") info->generator_argument = static_cast<int32_t>(i);
     if (arguments[i].is_out()) info->out_arguments |= uint64_t{1} << i;
   }
+  const auto& returns = handle->schema().returns();
+  info->in_place = info->written_arguments == 1 && info->out_arguments == 0 && arguments[0].name() == "self" &&
+                   returns.size() == 1 && returns[0].alias_info() && returns[0].alias_info()->isWrite();
+  for (size_t i = 1; i < arguments.size(); ++i) info->in_place &= arguments[i].alias_info() == nullptr;
+  info->overwrites = info->in_place && kOverwriting.count(name) > 0;
 }
 
 OpInfo* look_up(const char* name, const char* overload, const std::optional<c10::OperatorName>& operator_name) {
@@ -115,6 +123,7 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
   made->kind = kind_of(made->name);
   if (made->kind == OpKind::Op || made->kind == OpKind::View) {
     made->reads_inputs = kShapeOnly.count(made->name) == 0;
+    made->outlasts_call = starts_with(made->name, "c10d::") || starts_with(made->name, "_c10d_functional");
     made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
     read_schema(operator_name, made);
     set_replay_dtypes(made);

@@ -32,7 +32,10 @@ struct OpInfo {
   bool leaf = false;                // has kernels of its own: it is not made of other ops above autograd
   bool opaque = false;              // a kernel may touch memory behind the dispatcher: leaf ops and custom ones
   bool functional = false;          // by its schema: writes nothing, and its results are no views
+  bool in_place = false;            // by its schema: writes its first argument, and nothing else, and returns it
+  bool overwrites = false;          // in place, and does not read what it writes
   bool seeded = false;              // draws random numbers
+  bool outlasts_call = false;       // goes on with its tensors when it has ended, where nobody sees: collectives
   uint64_t written_arguments = 0;   // bit per argument, from the schema's alias annotations
   uint64_t out_arguments = 0;       // the same, of those that are written without being read
   int32_t generator_argument = -1;

@@ -34,7 +34,8 @@ struct PlanStorage {
   uint32_t uses_end;
   uint8_t category;  // what the storage turned out to be in the step the program was made from
   int32_t label;
-  bool evict_last;  // the user wants it left alone: eviction takes it where nothing else is left
+  bool evict_last;     // the user wants it left alone: eviction takes it where nothing else is left
+  int64_t host_place;  // of its copy in the host pool; -1: anywhere
 };
 
 class Program {

@@ -50,6 +50,7 @@ void Recorder::begin_step() {
     log->storages.reserve(log_->storages.size());
     log->uses.reserve(log_->uses.size());
     log->residencies.reserve(log_->residencies.size());
+    log->makings.reserve(log_->makings.size());
   }
   log->index = next_step_++;
   log->start_ticks = now_ticks();
@@ -196,6 +197,26 @@ void Recorder::dropped(Storage& storage) {
 void Recorder::declined(Storage& storage, Refusal refusal) {
   if (full()) return;
   log_->declined.push_back({std::max(op_, 0), row_of(storage), storage.maker, static_cast<uint8_t>(refusal)});
+}
+
+void Recorder::record_makings(bool on) {
+  log_->has_makings = on && (log_->has_makings || ops() == 0);
+  if (!log_->has_makings) log_->makings.clear();
+}
+
+void Recorder::made(Storage& storage, const std::vector<Storage*>& from) {
+  if (!log_->has_makings || full()) return;
+  MakingRow row{log_->making_count++,
+                std::max(op_, 0),
+                row_of(storage),
+                storage.maker,
+                -1,
+                static_cast<uint8_t>(storage.refusal)};
+  if (from.empty()) log_->makings.push_back(row);
+  for (Storage* input : from) {
+    row.input = row_of(*input);
+    log_->makings.push_back(row);
+  }
 }
 
 void Recorder::replayed(Storage* storage, size_t bytes, int32_t name, Cause cause, Ticks start, Ticks end) {

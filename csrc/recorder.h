@@ -98,6 +98,16 @@ struct DeclinedRow {
   uint8_t refusal;
 };
 
+// A value of a storage and one of those that it was made from: a value has a row for each, or one without.
+struct MakingRow {
+  int32_t making;   // the value's number in the step
+  int32_t op;       // of the step
+  int32_t storage;  // that holds the value
+  int32_t name;     // of the op that replays would run, which may be inside of the step's; -1: nobody knows
+  int32_t input;    // a storage whose value it was made from: its own where that was changed in place; -1: none
+  uint8_t refusal;
+};
+
 // A stretch of time in which a storage's block was on the device.
 struct ResidencyRow {
   Ticks from_ticks;
@@ -140,6 +150,9 @@ struct StepLog {
   std::vector<ResidencyRow> residencies;
   std::vector<ReplayRow> replays;
   std::vector<DeclinedRow> declined;
+  std::vector<MakingRow> makings;  // of the whole step, or none
+  int32_t making_count = 0;
+  bool has_makings = false;
   static constexpr size_t kMostDepartures = 64;
   std::vector<DepartureRow> departures;
   std::vector<std::shared_ptr<torch::CapturedTraceback>> stacks;
@@ -163,7 +176,7 @@ struct StepLog {
   int64_t departure_count = 0;
   int64_t program = -1;      // the one that was followed when the step ended
   uint64_t fingerprint = 0;  // of its tokens
-  int64_t due_bytes = 0;     // of the program's swap-outs whose storages were there
+  int64_t due_bytes = 0;     // of the program's swap-outs and drops, but for what had died by then
   int64_t fired_bytes = 0;   // of those that took place
   Ticks stall_ticks = 0;
 
@@ -208,6 +221,8 @@ class Recorder {
   void transfer(Storage& storage, Direction direction, Cause cause, Ticks issue, EventPtr event);
   void dropped(Storage& storage);
   void declined(Storage& storage, Refusal refusal);
+  void record_makings(bool on);  // of a step that they are recorded of from its begin to its end
+  void made(Storage& storage, const std::vector<Storage*>& from);  // by its maker, or why that cannot be repeated
   void replayed(Storage* storage, size_t bytes, int32_t name, Cause cause, Ticks start, Ticks end);
   void stalled(Storage& storage, Direction direction, Cause cause, EventPtr wait);  // null: it did not
 

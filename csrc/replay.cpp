@@ -1,8 +1,10 @@
 #include "replay.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -131,6 +133,7 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
 
   const auto keep = [&](const at::Tensor& tensor, size_t argument, int32_t element) {
     if (!plain(tensor)) return false;
+    const bool written = info.in_place && argument == 0;
     if (!dtype && (tensor.is_floating_point() || tensor.is_complex())) dtype = tensor.scalar_type();
     if (tensor.device().type() != c10::DeviceType::CPU) device = tensor.device().type();
     c10::StorageImpl* impl = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
@@ -139,7 +142,11 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
     input.element = element;
     input.bytes = impl->nbytes();
     input.impl = impl;
-    if (input.bytes < copied_bytes && impl->device_type() == c10::DeviceType::CPU) {
+    if (written) {
+      // What an op only overwrites in part is a value that it reads.
+      input.blank = info.overwrites && tensor.is_non_overlapping_and_dense() && tensor.nbytes() == input.bytes;
+      producer->written = static_cast<int32_t>(producer->inputs.size());
+    } else if (input.bytes < copied_bytes && impl->device_type() == c10::DeviceType::CPU) {
       c10::DataPtr copy = allocate_plain_(input.bytes);
       if (input.bytes > 0) std::memcpy(copy.get(), impl->data(), input.bytes);
       input.copy = c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), input.bytes,
@@ -177,9 +184,12 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
     return maker;
   }
   if (info.seeded) {
-    const auto& own = info.generator_argument >= 0 ? producer->arguments[info.generator_argument] : c10::IValue();
     const auto& dropout = info.dropout_argument >= 0 ? producer->arguments[info.dropout_argument] : c10::IValue();
-    if (!own.isGenerator() && !(dropout.isDouble() && dropout.toDouble() == 0.0)) {
+    c10::IValue* const own = info.generator_argument >= 0 ? &producer->arguments[info.generator_argument] : nullptr;
+    if (own && own->isNone() && device == c10::DeviceType::CPU) {
+      maker.draw.emplace();
+      *own = maker.draw->before();
+    } else if (!(own && own->isGenerator()) && !(dropout.isDouble() && dropout.toDouble() == 0.0)) {
       maker.refusal = Refusal::Random;
       return maker;
     }
@@ -190,17 +200,79 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
   return maker;
 }
 
+namespace {
+
+std::atomic<int64_t> draws_begun{0}, draws_running{0};
+thread_local int64_t own_draws_begun = 0, own_draws_running = 0;
+
+}  // namespace
+
+void Draw::begin() {
+  ++draws_begun;
+  ++draws_running;
+  ++own_draws_begun;
+  ++own_draws_running;
+}
+
+void Draw::end() {
+  --draws_running;
+  --own_draws_running;
+}
+
+void Draw::after_fork_in_child() { draws_running = own_draws_running; }
+
+Draw::Draw() : others_begun_(draws_begun - own_draws_begun), began_alone_(draws_running == own_draws_running) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  before_ = generator.clone();
+}
+
+std::optional<uint64_t> Draw::drawn_to() const {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  uint64_t now;
+  {
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    now = position(generator);
+  }
+  // Asked last: who has drawn since would be in the position.
+  const bool alone = began_alone_ && draws_begun - own_draws_begun == others_begun_;
+  return alone ? std::optional<uint64_t>(now) : std::nullopt;
+}
+
+uint64_t Draw::position(const at::Generator& generator) {
+  const at::mt19937_data_pod state = at::check_generator<at::CPUGeneratorImpl>(generator)->engine().data();
+  uint64_t hash = state.seed_;
+  const auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15u ^ hash >> 29; };
+  mix(static_cast<uint64_t>(state.left_) << 32 ^ state.next_);
+  for (const uint32_t word : state.state_) mix(word);
+  return hash;
+}
+
+void Maker::end_draw() {
+  if (!draw || !producer) return;
+  producer->drawn_to = draw->drawn_to();
+  if (producer->drawn_to) return;
+  refusal = Refusal::Random;
+  producer.reset();
+}
+
 void Replays::link(Maker* maker) {
   if (!maker->producer) return;
+  const auto refuse = [maker](Refusal why) {
+    maker->refusal = why;
+    maker->producer.reset();
+  };
+  const Producer& producer = *maker->producer;
+  const c10::StorageImpl* const written = producer.written < 0 ? nullptr : producer.inputs[producer.written].impl;
   for (KeptInput& input : maker->producer->inputs) {
     c10::StorageImpl* impl = std::exchange(input.impl, nullptr);
+    // It would have to be there in two versions.
+    if (impl == written && !producer.writes(input)) return refuse(Refusal::Arguments);
     if (input.copy || !maker->info->reads_inputs) continue;  // zeros_like and the like want a shape
     Storage* storage = find_(impl);
-    if (!storage || storage->escaped) {
-      maker->refusal = Refusal::Foreign;
-      maker->producer.reset();
-      return;
-    }
+    if (!storage || storage->escaped) return refuse(Refusal::Foreign);
+    if (input.blank) continue;
+    if (producer.writes(input) && !(storage->value && storage->value->producer)) return refuse(Refusal::InputLost);
     if (!storage->value) {
       storage->value = std::make_shared<Value>();
       storage->value->storage = storage;
@@ -209,15 +281,17 @@ void Replays::link(Maker* maker) {
   }
 }
 
-void Replays::attach(Maker* maker, int32_t result, const at::Tensor& tensor, Storage* storage) {
-  // An op inside may have made it; and where it returns an input, or was given the storage, it has not made it at all.
-  if (storage->uid < maker->first_uid || storage->value || storage->escaped) return;
+bool Replays::attach(Maker* maker, int32_t result, const at::Tensor& tensor, Storage* storage) {
+  // An op inside may have made it; and where it returns an input, or was given the storage, it has not made it at all,
+  // unless it is one in place: that has ended the value that was there.
+  if (storage->value || storage->escaped) return false;
+  if (storage->uid < maker->first_uid && !maker->info->in_place) return false;
   storage->maker = maker->info->id;
   storage->refusal = maker->refusal;
-  if (!maker->producer) return;
+  if (!maker->producer) return true;
   if (!plain(tensor)) {
     storage->refusal = Refusal::Arguments;
-    return;
+    return true;
   }
   auto& results = maker->producer->results;
   if (results.size() <= static_cast<size_t>(result)) results.resize(result + 1);
@@ -226,6 +300,7 @@ void Replays::attach(Maker* maker, int32_t result, const at::Tensor& tensor, Sto
   storage->value->storage = storage;
   storage->value->producer = maker->producer;
   storage->value->result = result;
+  return true;
 }
 
 std::atomic<int64_t> Producer::count{0};
@@ -249,6 +324,13 @@ Producer::~Producer() {
   draining = false;
 }
 
+at::Tensor KeptInput::memory() const {
+  const c10::impl::ForceDispatchKeyGuard keys(
+      c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset | c10::python_ks);
+  return at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions(at::kByte).device(form.device()));
+}
+
 at::Tensor Producer::run(int32_t result, const std::vector<void*>& data) const {
   const c10::DispatchKeySet excluded =
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::python_ks |
@@ -257,9 +339,11 @@ at::Tensor Producer::run(int32_t result, const std::vector<void*>& data) const {
   c10::AutoGradMode no_grad(false);
   torch::jit::Stack stack;
   stack.reserve(arguments.size());
+  at::Generator generator;
   for (const c10::IValue& argument : arguments) {
     if (argument.isGenerator()) {
-      stack.emplace_back(argument.toGenerator().clone());
+      generator = argument.toGenerator().clone();
+      stack.emplace_back(generator);
     } else if (is_tensor_list(argument) || (argument.isList() && !is_number(argument))) {
       stack.emplace_back(copy_of(argument));
     } else {
@@ -282,10 +366,24 @@ at::Tensor Producer::run(int32_t result, const std::vector<void*>& data) const {
   }
   at::Tensor made;
   if (static_cast<size_t>(result) < stack.size() && stack[result].isTensor()) made = stack[result].toTensor();
-  TORCH_CHECK(made.defined() && same_form(made, results[result]), "Chameleon Lab: replaying ", info->name,
+  TORCH_CHECK(made.defined() && same_form(made, results[result]) && is_where_it_was(made, data),
+              "Chameleon Lab: replaying ", info->name,
               " gave a tensor of another form than the first run. Please report this; "
               "`Session(rematerialise=False)` goes without replays.");
+  TORCH_CHECK(!drawn_to || Draw::position(generator) == *drawn_to, "Chameleon Lab: ", info->name,
+              " cannot draw its numbers again: while it drew them from the default generator, another thread set that "
+              "generator's state, or drew from it without an op. Give one of the two a generator of its own, or use "
+              "`Session(rematerialise=False)`.");
   return made;
+}
+
+// In the memory that an op in place was given to write; else in memory of its own, which may be written.
+bool Producer::is_where_it_was(const at::Tensor& made, const std::vector<void*>& data) const {
+  const void* const block = made.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (data[i] && (block == data[i]) != writes(inputs[i])) return false;
+  }
+  return true;
 }
 
 // --- values

@@ -8,8 +8,14 @@
 // A value whose bytes are gone, and that somebody may still ask for, is held: each input of its producer knows it as a
 // dependent. What has dependents is not lost: before a write its dependents are restored, and when its storage dies the
 // bytes stay behind as a ghost, unless the value can be made again itself.
+//
+// An op in place makes a new value from the one that it ends. That one has no storage any more: it is made again first,
+// in memory that then becomes the result's. Where the op only overwrites it, any memory will do.
+//
+// Ops that draw from the default generator of the host draw again from a copy of what it was right before: see Draw.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
@@ -19,6 +25,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -51,8 +58,11 @@ struct KeptInput {
   at::Tensor form;               // shape, strides, dtype: no bytes, no graph
   size_t bytes = 0;              // of its storage
   std::shared_ptr<Value> value;  // whose bytes it reads; null: it has a copy of them, or reads none
+  bool blank = false;            // the op overwrites all of it, and reads nothing: any memory will do
   c10::Storage copy;
   c10::StorageImpl* impl = nullptr;  // until link()
+
+  at::Tensor memory() const;  // for the storage of one that is blank. Call it without the core's lock
 };
 
 struct ResultForm {
@@ -69,6 +79,10 @@ struct Producer {
   std::vector<KeptInput> inputs;
   std::vector<ResultForm> results;
   std::shared_ptr<const Surroundings> surroundings;
+  int32_t written = -1;              // of the inputs: the one that an op in place writes
+  std::optional<uint64_t> drawn_to;  // where the default generator stood afterwards, if the op has drawn from it
+
+  bool writes(const KeptInput& input) const { return written >= 0 && &input == &inputs[written]; }
 
   Producer();
   ~Producer();
@@ -80,6 +94,30 @@ struct Producer {
   // Run the op again: `data` has the address of each input's storage. Call it without the core's lock. Raises what the
   // op raises, and where the result is not of the form of the first one.
   at::Tensor run(int32_t result, const std::vector<void*>& data) const;
+
+ private:
+  bool is_where_it_was(const at::Tensor& made, const std::vector<void*>& data) const;
+};
+
+// A draw of one op from the host's default generator, which all threads share. It can be repeated if no other thread
+// has drawn meanwhile: ops that draw are counted. One that draws without an op, or sets the state, is not seen; a
+// replay that does not leave the copy where the first run left the generator gives an error, and never other numbers.
+class Draw {
+ public:
+  static void begin();  // around every op that draws, on any thread
+  static void end();
+  static void after_fork_in_child();  // which has one thread
+
+  Draw();  // before the op looks at the generator
+  const at::Generator& before() const { return before_; }
+  std::optional<uint64_t> drawn_to() const;  // once the op has ended: where it stands now; nothing if not alone
+
+  static uint64_t position(const at::Generator& generator);  // a hash of its state
+
+ private:
+  at::Generator before_;
+  int64_t others_begun_;
+  bool began_alone_;
 };
 
 // An op that is running and may turn out to be what made a storage.
@@ -90,6 +128,9 @@ struct Maker {
   const OpInfo* info = nullptr;
   std::shared_ptr<Producer> producer;  // null: not to be replayed, because of `refusal`
   Refusal refusal = Refusal::Op;
+  std::optional<Draw> draw;  // from the default generator
+
+  void end_draw();  // the op has ended. Call it without the core's lock: kernels allocate under the generator's
 };
 
 class Replays {
@@ -97,7 +138,9 @@ class Replays {
   // The most ops that restoring one storage may have to replay in a row.
   static constexpr int32_t kLongestChain = 4;
 
-  size_t copied_bytes = 512;  // smaller inputs are copied: they are nobody's, and mostly Python's numbers
+  // Smaller inputs are copied: they are nobody's, and mostly Python's numbers. An op that began before a session opens
+  // may ask while it is set.
+  std::atomic<size_t> copied_bytes{512};
 
   using Find = std::function<Storage*(c10::StorageImpl*)>;
   using Movable = std::function<bool(const Storage&)>;
@@ -113,8 +156,9 @@ class Replays {
   Maker describe(const at::RecordFunction& function, const OpInfo& info) const;
   // Its inputs' values, as they are now. Sets the refusal where one has none.
   void link(Maker* maker);
-  // The op has ended and has made this storage.
-  void attach(Maker* maker, int32_t result, const at::Tensor& tensor, Storage* storage);
+  // The op has ended and has made this storage. Returns whether it did: where an op inside had, or it returns an input,
+  // it has not.
+  bool attach(Maker* maker, int32_t result, const at::Tensor& tensor, Storage* storage);
 
   // --- values
   Refusal drop(Storage& storage);   // the bytes may go: None, and the value is held; or why not

@@ -4,7 +4,10 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <sstream>
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "devices.h"
@@ -45,6 +48,17 @@ std::mutex registry_mutex;
 std::vector<std::pair<c10::Device, Runtime*>>& registry() {
   static auto* runtimes = new std::vector<std::pair<c10::Device, Runtime*>>();
   return *runtimes;
+}
+
+// Empty where the system does not say.
+std::unordered_set<pid_t> threads_of_this_process() {
+  std::unordered_set<pid_t> threads;
+  std::error_code error;
+  for (auto entry = std::filesystem::directory_iterator("/proc/self/task", error);
+       !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    threads.insert(static_cast<pid_t>(std::stoi(entry->path().filename())));
+  }
+  return error ? std::unordered_set<pid_t>() : threads;
 }
 
 }  // namespace
@@ -104,6 +118,7 @@ Runtime::Runtime(std::unique_ptr<Device> device)
                [this](Storage& ghost) { free_ghost(ghost); }, [this](size_t bytes) { return allocate_kept(bytes); }) {
   executor_.drop_bytes = [this](Storage& storage) { return drop_bytes(storage) == Refusal::None; };
   swapper_.next_use = [this](const Storage& storage) { return executor_.next_use(storage, clock_ops_); };
+  swapper_.host_place = [this](const Storage& storage) { return executor_.host_place(storage); };
   swapper_.wait_for_pins = [this] { return wait_for_pins(); };
 }
 
@@ -118,10 +133,6 @@ void Runtime::open(const Options& options) {
   newest.store(this, std::memory_order_release);
   Lock lock(mutex_);
   TORCH_CHECK(!open_, "Chameleon Lab: the runtime is open already");
-  if (callback_ != at::INVALID_CALLBACK_HANDLE) {  // see close()
-    at::removeCallback(callback_);
-    callback_ = at::INVALID_CALLBACK_HANDLE;
-  }
   if (options.capacity_bytes != SIZE_MAX) marks::reserve();
   options_ = options;
   unbacked_ = options.unbacked;
@@ -148,6 +159,8 @@ void Runtime::open(const Options& options) {
   module_hashes_.clear();
   label_hashes_.clear();
   ++epoch_;
+  thread_state().seen = epoch_;  // whoever opens a session is in no op
+  thread_state().unseen = false;
   failure_.reset();
   optimizer_stage_ = false;
   timed_every_ = timed_first_ = 0;
@@ -160,19 +173,26 @@ void Runtime::open(const Options& options) {
                 ": delete them, or give a larger capacity");
   }
   device_->keep_free_blocks(true);
-  install_callback(limited_ || options.unbacked);
+  install_callback();
+  unseen_until_ = std::chrono::steady_clock::now() + kLongestUnseenOp;
+  older_threads_ = threads_of_this_process();
   open_ = true;
   always_keep_producers_ = false;
   keep_producers_if_needed();
 }
 
-// Outputs are needed to know which StorageImpl holds a new block before anything uses it as an input; they cost about
-// as much again as inputs, so they are asked for only where storages may have to leave.
-void Runtime::install_callback(bool needs_outputs) {
+// Outputs are needed to know which StorageImpl holds a new block before anything else can get its address: also where
+// nothing leaves, since a capacity may be given later, and storages are handed back at the end.
+//
+// The new callback comes before the one that close() may have left there goes: storages may move, so no op of another
+// thread may begin unseen. One that both see is, to us, an op inside of itself.
+void Runtime::install_callback() {
+  const at::CallbackHandle earlier = callback_;
   callback_ = at::addGlobalCallback(at::RecordFunctionCallback(&Runtime::on_op_start, &Runtime::on_op_end)
                                         .needsInputs(true)
-                                        .needsOutputs(needs_outputs)
+                                        .needsOutputs(true)
                                         .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  if (earlier != at::INVALID_CALLBACK_HANDLE) at::removeCallback(earlier);
 }
 
 void Runtime::close() {
@@ -199,6 +219,7 @@ void Runtime::close() {
   at::removeCallback(callback_);
   callback_ = at::INVALID_CALLBACK_HANDLE;
   host_.release_cached();
+  device_->release_host();
   device_->keep_free_blocks(false);
 }
 
@@ -238,10 +259,6 @@ void Runtime::hand_back() {
 void Runtime::set_capacity(size_t capacity_bytes) {
   Lock lock(mutex_);
   const bool limited = capacity_bytes != SIZE_MAX;
-  if (open_ && limited && !limited_) {
-    at::removeCallback(callback_);
-    install_callback(true);
-  }
   limited_ = limited;
   keep_producers_if_needed();
   options_.capacity_bytes = capacity_bytes;
@@ -267,9 +284,9 @@ size_t Runtime::pageable_host_bytes() {
   return device_->pageable_host_bytes();
 }
 
-void Runtime::reserve_host(size_t bytes) {
+void Runtime::reserve_host(size_t planned_bytes, size_t bytes) {
   Lock lock(mutex_);
-  device_->reserve_host(std::min(bytes, options_.host_capacity_bytes));
+  device_->reserve_host(planned_bytes, bytes);
 }
 
 std::shared_ptr<StepLog> Runtime::end_step() {
@@ -278,13 +295,16 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   recorder_.log().settle();
   auto log = recorder_.end_step(table_, [this](const Storage& storage) { return swapper_.movable(storage); });
   if (Producer::count > 0) replays_.prune(table_);
+  forward_modules_.end_step();
   begin_step();
+  in_backward_.store(false, std::memory_order_relaxed);
   thread_state().modules.clear();  // whatever an interrupt has left there
   return log;
 }
 
 void Runtime::begin_step() {
   executor_.begin_step();
+  recorder_.record_makings(keeps_producers_);
   newest_ = {++step_serial_, -1, executor_.loaded() ? 0 : -1, kBeforeFirstOp};
 }
 
@@ -347,11 +367,15 @@ Counters Runtime::counters() {
     counters.ghosts += storage->ghost;
   }
   counters.producers = Producer::count;
+  counters.forward_nodes = forward_modules_.size();
   counters.host_used_bytes = host_.used_bytes();
   counters.host_reserved_bytes = host_.reserved_bytes();
   counters.host_peak_bytes = host_.peak_bytes();
+  counters.host_placed = host_.placed();
+  counters.host_misplaced = host_.misplaced();
   counters.step = recorder_.log().index;
   counters.ops_in_step = recorder_.ops();
+  counters.recent = executor_.recent();
   return counters;
 }
 
@@ -377,11 +401,15 @@ ModuleStack& Runtime::modules(ThreadState& thread) {
 
 // The child may have fewer threads for ops than the first run had, so nothing is left to it that has to be replayed.
 void Runtime::before_fork() {
-  {
-    Lock lock(mutex_);
-    restore_dropped(thread_state());
+  for (;;) {
+    {
+      Lock lock(mutex_);
+      restore_dropped(thread_state());
+    }
+    mutex_.lock();
+    if (replays_running_ <= thread_state().replays) break;
+    mutex_.unlock();  // another has begun meanwhile, and the child would not see its end
   }
-  mutex_.lock();
   device_->drain();
 }
 
@@ -392,6 +420,7 @@ void Runtime::after_fork_in_parent() { mutex_.unlock(); }
 void Runtime::after_fork_in_child() {
   open_ = false;
   keeps_producers_ = false;
+  Draw::after_fork_in_child();
   device_->after_fork_in_child();
   device_->set_capacity(SIZE_MAX);
   executor_.unload();

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <ATen/record_function.h>
+#include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -31,6 +33,7 @@ namespace chameleon {
 
 // Smaller blocks are the allocator's own business, as they are in a GPU's caching allocator: never counted.
 inline constexpr size_t kTrackedBytes = 512;
+inline constexpr std::chrono::seconds kLongestUnseenOp(3);
 
 struct Options {
   size_t capacity_bytes = SIZE_MAX;  // SIZE_MAX: no limit, nothing ever leaves
@@ -59,14 +62,18 @@ struct Counters {
   size_t live_bytes = 0;
   size_t storages = 0;
   size_t escaped = 0;
-  size_t dropped = 0;     // storages whose bytes are to be made again
-  size_t ghosts = 0;      // that are kept for those
-  int64_t producers = 0;  // calls of ops that are kept
+  size_t dropped = 0;        // storages whose bytes are to be made again
+  size_t ghosts = 0;         // that are kept for those
+  int64_t producers = 0;     // calls of ops that are kept
+  size_t forward_nodes = 0;  // of autograd, whose modules are known
   size_t host_used_bytes = 0;
   size_t host_reserved_bytes = 0;
   size_t host_peak_bytes = 0;
+  int64_t host_placed = 0;     // buffers that lie where the plan has them
+  int64_t host_misplaced = 0;  // and elsewhere: that place was taken, or there is none
   int64_t step = 0;
   int64_t ops_in_step = 0;
+  Watch::Level recent;  // how well the plan is followed, over the newest few hundred ops
 };
 
 class Runtime {
@@ -81,9 +88,9 @@ class Runtime {
   bool is_open() const { return open_.load(std::memory_order_relaxed); }
   void set_capacity(size_t capacity_bytes);
   void set_link(double out_bytes_per_s, double in_bytes_per_s);
-  std::pair<double, double> measure_link();  // bytes per second out and in
-  size_t pageable_host_bytes();              // host memory whose copies stop the host
-  void reserve_host(size_t bytes);           // host memory for storages that are away, ahead of its use
+  std::pair<double, double> measure_link();               // bytes per second out and in
+  size_t pageable_host_bytes();                           // host memory whose copies stop the host
+  void reserve_host(size_t planned_bytes, size_t bytes);  // for storages that are away, ahead of its use
   c10::Device torch_device() const { return device_->torch_device(); }
   size_t total_bytes() const { return device_->total_bytes(); }
   std::shared_ptr<StepLog> end_step();
@@ -96,6 +103,9 @@ class Runtime {
   void name_label(int32_t id, std::string_view name);
   // Of every how many ops the time on the device is taken, and which is the first of a step; 0: of none.
   void time_ops(int32_t every, int32_t first);
+  bool in_backward() const {
+    return in_backward_.load(std::memory_order_relaxed);
+  }  // does the newest op belong to one?
   void set_optimizer_stage(bool on) { optimizer_stage_.store(on, std::memory_order_relaxed); }
 
   // Owners: how many tensors are known to hold the storage; held by more, it stays where it is, unless the caller is
@@ -150,6 +160,7 @@ class Runtime {
   struct ThreadState;
   static ThreadState& thread_state();
   class PinsOfReplay;
+  class Replaying;
   class ReplayInputs;
 
   // Where in the step and in the program what happens now belongs.
@@ -171,15 +182,18 @@ class Runtime {
   static void on_away_deleted(void* storage);
   static void on_unbacked_deleted(void* address);
 
-  void install_callback(bool needs_outputs);
+  void install_callback();
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
+  void keep_here(const c10::IValue& value);
   void use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread);
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                   const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare);
-  void bring_in_missing(ThreadState& thread);
-  void attach_output(const c10::IValue& value, bool settled);
+  void bring_in_missing(const std::vector<Storage*>& missing, ThreadState& thread);
+  void attach_output(const c10::IValue& value, bool settled, const ThreadState& thread);
+  void settle(Storage& storage, const ThreadState& thread);
+  bool settle_unseen();
   void attach(Storage& storage, c10::StorageImpl* impl);
   void pin(Storage& storage, ThreadState& thread);
   void unpin(Storage& storage);
@@ -201,8 +215,9 @@ class Runtime {
   void rematerialise(std::shared_ptr<Value> value, Cause cause, ThreadState& thread);
   at::Tensor make_again(const std::shared_ptr<Value>& value, const std::shared_ptr<Value>& wanted, Cause cause,
                         ThreadState& thread);
+  at::Tensor blank(const KeptInput& input, ThreadState& thread);
   void restore_dependents(Storage& storage, Cause cause, ThreadState& thread);
-  void end_values(ThreadState& thread);
+  void end_values(const std::vector<Storage*>& written, ThreadState& thread);
   void replay_planned(ThreadState& thread);
   void restore_dropped(ThreadState& thread);
   void forget_values();
@@ -243,6 +258,7 @@ class Runtime {
   int threads_in_ops_ = 0;
   int threads_waiting_ = 0;
   int threads_waiting_in_ops_ = 0;
+  int replays_running_ = 0;
 
   StorageTable table_;
   HostPool host_;
@@ -261,9 +277,12 @@ class Runtime {
 
   std::atomic<bool> open_{false};
   std::atomic<bool> optimizer_stage_{false};
-  std::atomic<bool> unbacked_{false};  // as in the options, for ops that have not taken the lock yet
-  std::atomic<bool> stacks_{false};    // the same
-  std::atomic<int64_t> epoch_{0};      // sessions so far
+  std::atomic<bool> in_backward_{false};
+  std::atomic<bool> unbacked_{false};                   // as in the options, for ops that have not taken the lock yet
+  std::atomic<bool> stacks_{false};                     // the same
+  std::atomic<int64_t> epoch_{0};                       // sessions so far
+  std::chrono::steady_clock::time_point unseen_until_;  // ops that began before the session may still run
+  std::unordered_set<pid_t> older_threads_;             // on these
   std::atomic<size_t> tracked_bytes_{kTrackedBytes};
   bool evicts_always_ = false;
   bool closing_ = false;              // what is dropped comes back now
@@ -277,8 +296,9 @@ class Runtime {
   int64_t step_serial_ = 0;  // steps begun, and programs loaded, since the process began
   OpPlace newest_;           // of the op that started last; what happens between ops belongs there
   int32_t next_thread_ = 0;
-  std::vector<Storage*> missing_;  // inputs of the op that are not resident
-  std::vector<Storage*> written_;  // those that it writes, where a value ends by that
+  std::vector<Storage*> missing_;    // inputs of the op that are not resident
+  std::vector<Storage*> written_;    // those that it writes, where a value ends by that
+  std::vector<Storage*> made_from_;  // scratch of end_maker
 };
 
 }  // namespace chameleon

@@ -43,11 +43,14 @@ struct Runtime::ThreadState {
   OpTable ops;
   std::vector<const OpInfo*> frames;  // every RecordFunction on this thread's stack
   ModuleStack modules;
-  int64_t epoch = 0;                                 // the session that they belong to
+  int64_t epoch = 0;    // the session that they belong to
+  int64_t seen = 0;     // the session since whose begin every op on the thread's stack is known
+  bool unseen = false;  // does its outermost op run inside of one that nobody saw begin?
   std::vector<std::pair<Storage*, int64_t>> pinned;  // with their uids: records are reused
   std::vector<std::pair<uint64_t, int64_t>> nodes;   // autograd nodes being evaluated: forward thread, sequence number
   std::vector<Maker> makers;  // ops on the stack that storages are made by, while producers are kept
   int replaying = 0;          // ops that run again: they belong to no step
+  int replays = 0;            // storages that the thread is making again
   size_t leaf_frame = 0;      // of a trace without memory: height of `frames` at the leaf op; 0 outside
   LeafCall leaf_call;
   c10::StorageImpl* accumulated = nullptr;  // what the leaf adds to in place

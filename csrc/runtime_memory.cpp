@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <system_error>
@@ -59,6 +60,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     if (!as_it_is) device_->copy_now(block, pointer.get(), bytes);
     storage = table_.add(bytes, block_bytes, block);
     storage->lane = static_cast<uint8_t>(lane);
+    storage->adopted = storage->first_block = as_it_is;
     void* old = pointer.release_context();
     impl->set_data_ptr_noswap({block, block, block_deleter_, device_->torch_device()});
     if (!as_it_is) deleter(old);
@@ -68,7 +70,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   }
   if (!storage->impl) attach(*storage, impl);
   storage->settled = true;
-  if (limited_ && storage->pins == 0 && !storage->escaped && access::intact(*storage)) access::arm(*storage);
+  if (!storage->unbacked && storage->pins == 0 && !storage->escaped && access::intact(*storage)) access::arm(*storage);
   storage->category = category;
   storage->categorised = true;
   storage->label = label;
@@ -165,7 +167,7 @@ void Runtime::let_go(c10::StorageImpl* impl) {
   --storage->holds;
   if (--storage->pins > 0) return;
   if (C10_UNLIKELY(evicts_always_) && send_out(*storage)) return;
-  if (limited_ && !storage->escaped && access::intact(*storage)) access::arm(*storage);
+  if (!storage->unbacked && !storage->escaped && access::intact(*storage)) access::arm(*storage);
 }
 
 void Runtime::set_saving(bool on) {
@@ -174,7 +176,8 @@ void Runtime::set_saving(bool on) {
   thread.saving = on;
   if (on) return;
   for (auto& [storage, uid] : thread.seen_saving) {
-    if (storage->uid == uid && storage->pins == 0 && limited_ && !storage->escaped && access::intact(*storage)) {
+    if (storage->uid == uid && storage->pins == 0 && !storage->unbacked && !storage->escaped &&
+        access::intact(*storage)) {
       access::arm(*storage);
     }
   }
@@ -201,6 +204,8 @@ void* Runtime::allocate(size_t bytes) {
   }
   Storage* storage = table_.add(bytes, block_bytes, block, thread.replaying > 0);
   storage->lane = static_cast<uint8_t>(lane);
+  // The session has ended while this was asked for. The next one must not move what ops now read without being seen.
+  storage->escaped = !open_;
   if (storage->scratch) {
     recorder_.levels(table_.live_bytes(), resident_bytes());
   } else {
@@ -361,14 +366,34 @@ Storage* Runtime::behind(const void* address) const {
 bool Runtime::wait_for_pins() {
   const int mine = thread_state().depth > 0 ? 1 : 0;
   // If every other thread inside an op waits as well, none of them will let go.
-  if (threads_in_ops_ - mine - threads_waiting_in_ops_ <= 0) return false;
+  if (threads_in_ops_ - mine - threads_waiting_in_ops_ <= 0) return settle_unseen();
   threads_waiting_in_ops_ += mine;
   ++threads_waiting_;
   const bool released = pins_released_.wait_for(mutex_, kPatience) == std::cv_status::no_timeout;
   --threads_waiting_;
   threads_waiting_in_ops_ -= mine;
   place(thread_state());  // other threads' ops have come between
-  return released;
+  return released || settle_unseen();
+}
+
+// Another thread's ops may run inside of one that began before the session. By and by that has ended.
+bool Runtime::settle_unseen() {
+  const auto unseen = [](const auto& storage) { return storage->unseen; };
+  if (std::none_of(table_.all().begin(), table_.all().end(), unseen)) return false;
+  const int mine = thread_state().depth > 0 ? 1 : 0;
+  threads_waiting_in_ops_ += mine;
+  ++threads_waiting_;
+  // By value: another session may open meanwhile, and waiting reads it without the lock.
+  for (auto until = unseen_until_; std::chrono::steady_clock::now() < until; until = unseen_until_) {
+    pins_released_.wait_until(mutex_, until);
+  }
+  --threads_waiting_;
+  threads_waiting_in_ops_ -= mine;
+  place(thread_state());
+  for (const auto& storage : table_.all()) {
+    if (std::exchange(storage->unseen, false)) storage->settled = true;
+  }
+  return true;
 }
 
 bool Runtime::wait_for_other_ops() {

@@ -1,8 +1,12 @@
 // The dispatcher's hook: what happens when an op starts and when it ends.
 #include <ATen/core/ivalue.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/profiler/combined_traceback.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -31,6 +35,13 @@ uint32_t shapes_token(const at::RecordFunction& function) {
   return token;
 }
 
+// Kernels below autograd call ops with its keys off; so does inference mode, everywhere, and Python when it makes a
+// tensor of numbers.
+bool inside_a_kernel() {
+  return !c10::InferenceMode::is_enabled() &&
+         c10::impl::tls_local_dispatch_key_set().excluded_.has_any(c10::autograd_dispatch_keyset);
+}
+
 }  // namespace
 
 std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
@@ -47,6 +58,7 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
   const OpInfo& info =
       C10_UNLIKELY(unbacked) && runtime.accumulates(function, called, thread) ? OpInfo::add_in_place() : called;
   thread.frames.push_back(&info);
+  if (info.seeded) Draw::begin();
   if (info.kind == OpKind::Op) {
     if (runtime.keeps_producers_.load(std::memory_order_relaxed)) runtime.begin_maker(function, info, thread);
     runtime.op_start(function, info, thread);
@@ -68,6 +80,8 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
     thread.makers.pop_back();
   }
   thread.frames.pop_back();
+  if (maker) maker->end_draw();
+  if (info.seeded) Draw::end();
   if (info.kind == OpKind::Op) {
     thread.runtime->op_end(function, info, thread, maker ? &*maker : nullptr);
   } else if (info.kind == OpKind::BackwardNode && !thread.nodes.empty()) {
@@ -97,6 +111,11 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     thread.in_graph = false;
     if (thread.index < 0) thread.index = next_thread_++;
     ++threads_in_ops_;
+    if (C10_UNLIKELY(thread.seen != epoch_)) {
+      const bool older = older_threads_.empty() || older_threads_.contains(gettid());
+      thread.unseen = older && inside_a_kernel() && std::chrono::steady_clock::now() < unseen_until_;
+      if (!thread.unseen) thread.seen = epoch_;
+    }
     Stage stage;
     int32_t module = modules(thread).current();
     int64_t sequence_nr = function.seqNr();
@@ -113,6 +132,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     } else {
       stage = Stage::NoGrad;
     }
+    in_backward_.store(stage == Stage::Backward, std::memory_order_relaxed);
     if (open_) {
       OpRow* row = recorder_.begin_op(info.id, stage, module, sequence_nr, thread.index);
       newest_ = {step_serial_, recorder_.op(), -1, row ? 0 : newest_.ordinal};
@@ -143,8 +163,11 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
       row->plan_op = plan_op;
     }
   }
-  if (!missing_.empty()) bring_in_missing(thread);
-  if (!written_.empty()) end_values(thread);
+  // The lists are this op's own from here on: waiting for another thread lets that thread's ops in.
+  const std::vector<Storage*> missing = std::exchange(missing_, {});
+  const std::vector<Storage*> written = std::exchange(written_, {});
+  if (!missing.empty()) bring_in_missing(missing, thread);
+  if (!written.empty()) end_values(written, thread);
   if (outermost && open_) {
     executor_.prefetch();
     replay_planned(thread);
@@ -167,12 +190,21 @@ void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info,
     if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, true, thread);
   }
   for (const c10::Storage& storage : bare) use(storage.unsafeGetStorageImpl(), true, true, thread);
+  if (C10_UNLIKELY(info.outlasts_call)) {
+    for (const c10::IValue& input : inputs) keep_here(input);
+  }
 }
 
-// All inputs are pinned by now, so that making room for one can't push out another. The list is this op's own from
-// here on: waiting for another thread lets that thread's ops in.
-void Runtime::bring_in_missing(ThreadState& thread) {
-  const std::vector<Storage*> missing = std::exchange(missing_, {});
+// NCCL works along streams of its own, and nothing says when it is done: what a collective was given never leaves
+// again.
+void Runtime::keep_here(const c10::IValue& value) {
+  each_storage(value, [&](c10::StorageImpl* impl) {
+    if (Storage* storage = find(impl)) storage->escaped = true;
+  });
+}
+
+// All inputs are pinned by now, so that making room for one can't push out another.
+void Runtime::bring_in_missing(const std::vector<Storage*>& missing, ThreadState& thread) {
   for (Storage* storage : missing) {
     if (storage->failed) continue;
     try {
@@ -201,7 +233,7 @@ void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& 
   if (!storage && options_.unbacked) storage = see_unbacked(impl, thread);  // made before, or out of torch's sight
   if (!storage) return;
   if (!storage->impl) attach(*storage, impl);
-  storage->settled = true;
+  settle(*storage, thread);
   if (storage->residency != Residency::Resident) {
     if (storage->residency == Residency::Leaving) {
       swapper_.touch(*storage, false);
@@ -237,10 +269,11 @@ void Runtime::pin(Storage& storage, ThreadState& thread) {
 
 void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker) {
   Lock lock(mutex_);
-  if (function.needsOutputs()) {
-    for (const c10::IValue& output : function.outputs()) attach_output(output, !info.raw_written_output);
-    if (maker) end_maker(function, *maker);
+  for (const c10::IValue& output : function.outputs()) {
+    attach_output(output, !info.raw_written_output, thread);
+    if (C10_UNLIKELY(info.outlasts_call)) keep_here(output);
   }
+  if (maker) end_maker(function, *maker);
   place(thread);
   if (--thread.depth > 0) return;
   --threads_in_ops_;
@@ -281,17 +314,24 @@ void Runtime::unpin(Storage& storage) {
   if (stale || !intact) swapper_.drop_host(storage);
   // The op has taken the DataPtr away (copy-on-write): neither writes nor raw accesses are seen until it is back.
   if (storage.impl && !intact) storage.escaped = true;
-  // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers.
-  if (limited_ && intact && !storage.escaped) access::arm(storage);
+  // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers. Also where nothing
+  // leaves: a capacity may be given later.
+  if (intact && !storage.unbacked && !storage.escaped) access::arm(storage);
 }
 
-void Runtime::attach_output(const c10::IValue& value, bool settled) {
+void Runtime::attach_output(const c10::IValue& value, bool settled, const ThreadState& thread) {
   each_storage(value, [&](c10::StorageImpl* impl) {
     Storage* storage = find(impl);
     if (!storage) return;
     if (!storage->impl) attach(*storage, impl);
-    storage->settled |= settled;
+    if (settled) settle(*storage, thread);
   });
+}
+
+// The kernel of an op that nobody saw begin may still fill or read what ops inside it have made and used.
+void Runtime::settle(Storage& storage, const ThreadState& thread) {
+  storage.unseen = !storage.settled && thread.unseen;
+  storage.settled |= !thread.unseen;
 }
 
 void Runtime::attach(Storage& storage, c10::StorageImpl* impl) {

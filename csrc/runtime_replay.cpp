@@ -68,6 +68,19 @@ class Runtime::PinsOfReplay {
   const bool outermost_;
 };
 
+// While it lives, what the thread runs belongs to no step, and does not hold the core's lock.
+class Runtime::Replaying {
+ public:
+  Replaying(Runtime& runtime, ThreadState& thread) : unlocked_(runtime.mutex_), thread_(thread) { ++thread_.replaying; }
+  ~Replaying() { --thread_.replaying; }
+  Replaying(const Replaying&) = delete;
+  Replaying& operator=(const Replaying&) = delete;
+
+ private:
+  Unlocked unlocked_;
+  ThreadState& thread_;
+};
+
 // The bytes that a replay reads: resident and pinned, or made for it alone.
 class Runtime::ReplayInputs {
  public:
@@ -116,6 +129,7 @@ void Runtime::keep_producers(bool on) {
 
 void Runtime::keep_producers_if_needed() {
   keeps_producers_ = open_ && limited_ && !options_.unbacked && (always_keep_producers_ || executor_.drops());
+  recorder_.record_makings(keeps_producers_);
 }
 
 // Storages are made by the outermost op with a kernel of its own: an op called by its kernel may not be the last to
@@ -142,7 +156,16 @@ void Runtime::end_maker(const at::RecordFunction& function, Maker& maker) {
     if (!outputs[i].isTensor() || !outputs[i].toTensor().defined() || !outputs[i].toTensor().has_storage()) continue;
     const at::Tensor& tensor = outputs[i].toTensor();
     Storage* storage = find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-    if (storage && storage->impl) replays_.attach(&maker, static_cast<int32_t>(i), tensor, storage);
+    if (!storage || !storage->impl || !replays_.attach(&maker, static_cast<int32_t>(i), tensor, storage)) continue;
+    made_from_.clear();
+    if (maker.producer && storage->value) {
+      for (const KeptInput& input : maker.producer->inputs) {
+        if (!input.value) continue;
+        Storage* const held = maker.producer->writes(input) ? storage : input.value->storage;
+        if (held) made_from_.push_back(held);
+      }
+    }
+    recorder_.made(*storage, made_from_);
   }
 }
 
@@ -203,6 +226,8 @@ void Runtime::rematerialise(const std::shared_ptr<Value> value, Cause cause, Thr
   if (value->storage != storage || storage->residency != Residency::Dropped) return;
   PinsOfReplay pins(*this, thread);
   storage->replaying = true;
+  ++replays_running_;
+  ++thread.replays;
   at::Tensor made;
   std::exception_ptr error;
   try {
@@ -218,6 +243,8 @@ void Runtime::rematerialise(const std::shared_ptr<Value> value, Cause cause, Thr
   } else {
     replays_.gave_up(value);  // it died meanwhile, on another thread
   }
+  --replays_running_;
+  --thread.replays;
   pins_released_.notify_all();
   {
     Unlocked unlocked(mutex_);
@@ -233,34 +260,38 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, const std::s
   const std::shared_ptr<const Producer> producer = value->producer;
   TORCH_CHECK_WITH(OutOfMemoryError, producer, kLost);
   ReplayInputs inputs(*this, device_->lane());
+  at::Tensor written;  // its memory is an op in place's result
   for (const KeptInput& input : producer->inputs) {
-    if (!input.value) {
+    if (!input.value && !input.blank) {
       inputs.data.push_back(nullptr);
       continue;
     }
-    while (input.value->storage && input.value->storage->residency != Residency::Resident) {
+    while (!input.blank && input.value->storage && input.value->storage->residency != Residency::Resident) {
       Storage& needed = *input.value->storage;
       if (keep_or_let_die(needed)) bring_in(needed, input.value->has_bytes() ? Cause::Demand : cause, thread);
     }
-    if (input.value->storage) {
+    if (!input.blank && input.value->storage) {
       inputs.pin(input.value);
-    } else {
-      inputs.made.push_back(make_again(input.value, wanted, cause, thread));
-      inputs.data.push_back(inputs.made.back().storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+      continue;
     }
+    inputs.made.push_back(input.blank ? blank(input, thread) : make_again(input.value, wanted, cause, thread));
+    if (producer->writes(input)) written = inputs.made.back();
+    inputs.data.push_back(inputs.made.back().storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
   }
+  TORCH_CHECK(producer->written < 0 || written.defined(),
+              "Chameleon Lab: an op in place would change a tensor that is in use; please report this");
   at::Tensor made;
   std::exception_ptr error;
   const Ticks start = now_ticks();
   {
-    Unlocked unlocked(mutex_);
-    ++thread.replaying;
+    const Replaying replaying(*this, thread);
     try {
       made = producer->run(value->result, inputs.data);
     } catch (...) {
       error = std::current_exception();
     }
-    --thread.replaying;
+    if (written.defined()) made = std::move(written);  // the op's own result is but a view of it
+    if (error) made.reset();
     inputs.made.clear();
   }
   place(thread);
@@ -268,6 +299,11 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, const std::s
   recorder_.replayed(wanted->storage, producer->results[value->result].bytes, producer->info->id, cause, start,
                      now_ticks());
   return made;
+}
+
+at::Tensor Runtime::blank(const KeptInput& input, ThreadState& thread) {
+  const Replaying replaying(*this, thread);
+  return input.memory();
 }
 
 // The block of what was made becomes the storage's own.
@@ -284,12 +320,18 @@ void Runtime::take_over(Storage& storage, const at::Tensor& made, ThreadState& t
     table_.set_block(temporary, nullptr);
     table_.remove(temporary);
   } else {  // its memory is not the session's (which is closing), or something else holds it
-    block = swapper_.take(storage.block_bytes, device_->lane());
-    storage.lane = static_cast<uint8_t>(device_->lane());
+    const std::shared_ptr<Value> value = storage.value;
+    const size_t block_bytes = storage.block_bytes;
+    block = swapper_.take(block_bytes, device_->lane());
+    if (value->storage != &storage) {  // it died on another thread, while this one waited
+      if (block) device_->free(block, block_bytes);
+      return;
+    }
     if (!block) {
       const std::string message = note_failure(storage.block_bytes, thread);
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);
     }
+    storage.lane = static_cast<uint8_t>(device_->lane());
     device_->copy_now(block, impl->_mutable_data_ptr_no_checks().get(), storage.bytes);
   }
   storage.lanes = storage.made_by = lane_bit(device_->lane());
@@ -315,7 +357,14 @@ c10::DataPtr Runtime::allocate_kept(size_t bytes) {
 void Runtime::restore_dependents(Storage& storage, Cause cause, ThreadState& thread) {
   while (replays_.needed(storage)) {
     const auto dependents = replays_.dropped_dependents(storage);
-    TORCH_CHECK(!dependents.empty(), "Chameleon Lab: a value is held for nothing; please report this");
+    if (dependents.empty()) {
+      // What was being made from it has died, and the thread that makes it still reads this one.
+      TORCH_CHECK(replays_running_ > thread.replays, "Chameleon Lab: a value is held for nothing; please report this");
+      ++storage.pins;
+      wait_for_replay(thread);
+      --storage.pins;
+      continue;
+    }
     ++storage.pins;
     std::exception_ptr error;
     try {
@@ -333,13 +382,16 @@ void Runtime::restore_dependents(Storage& storage, Cause cause, ThreadState& thr
 }
 
 // Of storages that the op is about to write. A value that cannot be saved stops the write.
-void Runtime::end_values(ThreadState& thread) {
-  const std::vector<Storage*> written = std::exchange(written_, {});
+void Runtime::end_values(const std::vector<Storage*>& written, ThreadState& thread) {
+  const bool own = !thread.makers.empty() && thread.makers.back().frame == thread.frames.size();
+  const bool in_place = own && thread.makers.back().info->in_place;  // says what it has made when it ends
   for (Storage* storage : written) {
     if (storage->failed || !storage->value) continue;  // the op raises; or an op inside was there first
     try {
       restore_dependents(*storage, Cause::Demand, thread);
       replays_.ended(*storage, Refusal::Written);
+      storage->maker = -1;
+      if (!in_place) recorder_.made(*storage, {});
     } catch (const std::exception& error) {
       access::mark_failed(*storage, message_of(error));
     }
@@ -379,8 +431,8 @@ void Runtime::restore_dropped(ThreadState& thread) {
       // It stays dropped, and who uses it is told why.
     }
   }
-  const auto replaying = [](const auto& storage) { return storage->replaying; };
-  while (std::any_of(table_.all().begin(), table_.all().end(), replaying)) wait_for_replay(thread);
+  // Those too whose storage has died meanwhile: they read what it was made from.
+  while (replays_running_ > thread.replays) wait_for_replay(thread);
 }
 
 // At the end of a session nothing can be made again any more: what could not be restored raises when it is used.

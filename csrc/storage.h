@@ -60,20 +60,23 @@ struct Storage {
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> weak;
 
   Residency residency = Residency::Resident;
-  bool escaped = false;     // a raw pointer left the dispatcher: never moves again
-  bool settled = false;     // made by a kernel or read by an op: nobody is still filling it through a raw pointer
-  bool failed = false;      // bringing it in failed: accesses raise until the op ends
-  bool host_stale = false;  // an op writes it while it returns: the host copy goes when the op ends
-  bool unbacked = false;    // of a tensor without memory: `block` is a made-up address
-  uint8_t lane = 0;         // that its block belongs to
-  Lanes lanes = 0;          // that used it since its block was taken
-  Lanes made_by = 0;        // that replayed its bytes, if they were: no program orders its ops behind that
-  int32_t pins = 0;         // ops on the stack that use it, and holds
-  int32_t holds = 0;        // of torch.save and the like
-  uint64_t pinned_by = 0;   // the op that pinned it last
-  void* block = nullptr;    // null while away
-  void* mark = nullptr;     // where its pointer points to while it is away; null before the first time
-  bool shown = false;       // can the bytes be read there?
+  bool escaped = false;      // a raw pointer left the dispatcher: never moves again
+  bool settled = false;      // made by a kernel or read by an op: nobody is still filling it through a raw pointer
+  bool unseen = false;       // would be settled, but for an op around that nobody saw begin
+  bool failed = false;       // bringing it in failed: accesses raise until the op ends
+  bool host_stale = false;   // an op writes it while it returns: the host copy goes when the op ends
+  bool unbacked = false;     // of a tensor without memory: `block` is a made-up address
+  uint8_t lane = 0;          // that its block belongs to
+  bool adopted = false;      // made before, maybe for another lane: see Note [Adopted blocks]
+  bool first_block = false;  // does it still lie where it did then?
+  Lanes lanes = 0;           // that used it since its block was taken
+  Lanes made_by = 0;         // that replayed its bytes, if they were: no program orders its ops behind that
+  int32_t pins = 0;          // ops on the stack that use it, and holds
+  int32_t holds = 0;         // of torch.save and the like
+  uint64_t pinned_by = 0;    // the op that pinned it last
+  void* block = nullptr;     // null while away
+  void* mark = nullptr;      // where its pointer points to while it is away; null before the first time
+  bool shown = false;        // can the bytes be read there?
   HostCopy host;
   EventPtr arriving;  // the copy in, while returning
   Cause moved_by = Cause::Planned;

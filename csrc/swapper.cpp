@@ -1,6 +1,7 @@
 #include "swapper.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "storage_access.h"
 
@@ -24,29 +25,42 @@ bool Swapper::free_something(size_t block_bytes) {
   return evict_any(block_bytes) || (wait_for_pins && wait_for_pins());
 }
 
-bool Swapper::evict_any(size_t bytes) { return finish_any_leaving() || evict(bytes); }
-
-// Storages on their way out free their blocks first: copies that are done, else the one issued first.
-bool Swapper::finish_any_leaving() {
-  Storage* first = nullptr;
-  for (Storage* storage : leaving_) {
-    if (!storage->host.written || storage->host.written->done()) {
-      finish_swap_out(*storage);
-      return true;
-    }
-    if (!first) first = storage;
+bool Swapper::evict_any(size_t bytes) {
+  if (!finish_any_leaving()) return evict(bytes);
+  if (!sent_enough(0)) {
+    gather_candidates();
+    send_ahead(0);
   }
-  if (!first) return false;
-  finish_swap_out(*first);
   return true;
+}
+
+// Storages on their way out free their blocks first: those that the host has a copy of already, else the one issued
+// first. Which copies are done has no say: what is resident must not depend on time.
+bool Swapper::finish_any_leaving() {
+  if (leaving_.empty()) return false;
+  const auto copied = std::find_if(leaving_.begin(), leaving_.end(), [](Storage* one) { return !one->host.written; });
+  Storage* storage = copied != leaving_.end() ? *copied : leaving_.front();
+  if (storage->moved_by == Cause::Evict) count_eviction(*storage);
+  finish_swap_out(*storage);
+  return true;
+}
+
+void Swapper::count_eviction(const Storage& storage) {
+  ++recorder_.log().evictions;
+  recorder_.log().evicted_bytes += static_cast<int64_t>(storage.bytes);
 }
 
 bool Swapper::movable(const Storage& storage) const {
   return storage.settled && !storage.escaped && storage.bytes >= min_bytes && access::movable(storage);
 }
 
-// Belady's choice as far as the future is known: the storages used furthest in the future leave.
-bool Swapper::evict(size_t block_bytes) {
+namespace {
+bool sooner(const std::pair<int64_t, Storage*>& a, const std::pair<int64_t, Storage*>& b) {
+  return a.first != b.first ? a.first < b.first : a.second->uid > b.second->uid;
+}
+}  // namespace
+
+void Swapper::gather_candidates() {
   candidates_.clear();
   for (const auto& storage : table_.all()) {
     const bool here = storage->residency == Residency::Resident || storage->residency == Residency::Returning;
@@ -54,36 +68,65 @@ bool Swapper::evict(size_t block_bytes) {
       candidates_.emplace_back(next_use(*storage), storage.get());
     }
   }
-  const auto sooner = [](const auto& a, const auto& b) {
-    return a.first != b.first ? a.first < b.first : a.second->uid > b.second->uid;
-  };
   std::make_heap(candidates_.begin(), candidates_.end(), sooner);  // a few of many are taken
+}
+
+Storage* Swapper::furthest_candidate() {
+  std::pop_heap(candidates_.begin(), candidates_.end(), sooner);
+  Storage* storage = candidates_.back().second;
+  candidates_.pop_back();
+  return storage;
+}
+
+// Belady's choice as far as the future is known: the storages used furthest in the future leave. The op waits for as
+// many as it needs; behind them, others begin to leave.
+bool Swapper::evict(size_t block_bytes) {
+  gather_candidates();
   const MemoryInfo memory = device_.memory_info();
   const size_t used_bytes = memory.resident_bytes + memory.other_bytes;
   const size_t free_bytes = memory.capacity_bytes > used_bytes ? memory.capacity_bytes - used_bytes : 0;
   // With room enough and refused all the same, memory is in pieces: as much again has to leave.
   size_t short_bytes = block_bytes > free_bytes ? block_bytes - free_bytes : std::max<size_t>(block_bytes, 1);
   std::vector<Storage*> chosen;
+  size_t chosen_bytes = 0;
   while (!candidates_.empty()) {
-    std::pop_heap(candidates_.begin(), candidates_.end(), sooner);
-    Storage* storage = candidates_.back().second;
-    candidates_.pop_back();
+    Storage* storage = furthest_candidate();
     if (storage->residency == Residency::Returning) {
       undo_swap_in(*storage);
     } else {
       swap_out(*storage, Cause::Evict);
       if (storage->residency != Residency::Leaving) continue;  // no host memory left
     }
+    count_eviction(*storage);
     chosen.push_back(storage);
+    if (storage->residency == Residency::Leaving) chosen_bytes += storage->block_bytes;
     if (storage->block_bytes >= short_bytes) break;
     short_bytes -= storage->block_bytes;
   }
+  send_ahead(chosen_bytes);
   for (Storage* storage : chosen) {
     if (storage->residency == Residency::Leaving) finish_swap_out(*storage);
   }
-  recorder_.log().evictions += static_cast<int64_t>(chosen.size());
-  for (Storage* storage : chosen) recorder_.log().evicted_bytes += static_cast<int64_t>(storage->bytes);
   return !chosen.empty();
+}
+
+// A step that has evicted so many bytes may have to evict as many again: those leave while it computes, and give their
+// blocks when somebody asks. What is used before that has lost nothing.
+void Swapper::send_ahead(size_t waited_for_bytes) {
+  while (!candidates_.empty() && candidates_.front().first > kSoon && !sent_enough(waited_for_bytes)) {
+    Storage* storage = furthest_candidate();
+    if (storage->residency != Residency::Resident) continue;
+    swap_out(*storage, Cause::Evict);
+    if (storage->residency != Residency::Leaving) return;  // no host memory left
+  }
+}
+
+bool Swapper::sent_enough(size_t waited_for_bytes) const {
+  const auto evicted_bytes = static_cast<size_t>(recorder_.log().evicted_bytes);
+  const size_t wanted_bytes = std::min(evicted_bytes, device_.memory_info().capacity_bytes / kAheadShare);
+  size_t leaving_bytes = 0;
+  for (const Storage* storage : leaving_) leaving_bytes += storage->block_bytes;
+  return leaving_bytes >= wanted_bytes + waited_for_bytes;
 }
 
 void Swapper::become(Storage& storage, Residency to) {
@@ -93,7 +136,7 @@ void Swapper::become(Storage& storage, Residency to) {
 
 void Swapper::swap_out(Storage& storage, Cause cause) {
   if (!storage.host.data) {
-    storage.host.data = host_.allocate(storage.bytes);
+    storage.host.data = host_.allocate(storage.bytes, host_place ? host_place(storage) : -1, cause == Cause::Planned);
     host_full_ = !storage.host.data;
     if (host_full_) return;
     const Ticks issue = now_ticks();
@@ -131,7 +174,11 @@ void Swapper::give_block_back(Storage& storage) {
   access::mark_away(storage);
   table_.set_block(&storage, nullptr);
   device_.join(storage.lane, storage.lanes);  // those that only read it are not behind any copy
-  device_.free(block, storage.block_bytes);
+  if (std::exchange(storage.first_block, false)) {
+    device_.free_behind(block, storage.block_bytes, storage.lane);
+  } else {
+    device_.free(block, storage.block_bytes);
+  }
 }
 
 void Swapper::drop(Storage& storage) {
@@ -199,12 +246,18 @@ void Swapper::arrive(Storage& storage, bool host_reads) {
 
 bool Swapper::restore(Storage& storage, Cause cause, bool host_reads) {
   if (storage.residency == Residency::Away) {
+    const int64_t uid = storage.uid;
+    const size_t block_bytes = storage.block_bytes;
     ++storage.pins;  // making room must not look at this one
-    void* block = take(storage.block_bytes, storage.lane);
+    void* block = take(block_bytes, storage.lane);
+    if (storage.uid != uid) {  // it died on another thread while this one waited
+      if (block) device_.free(block, block_bytes);
+      return true;
+    }
     --storage.pins;
     if (!block) return false;
     if (storage.residency != Residency::Away) {  // another thread brought it in while this one waited
-      device_.free(block, storage.block_bytes);
+      device_.free(block, block_bytes);
     } else {
       begin_swap_in(storage, block, cause);
       if (cause == Cause::Demand) ++recorder_.log().demand_swap_ins;
@@ -246,6 +299,7 @@ void Swapper::release(Storage& storage) {
   if (storage.arriving) cancel(storage, storage.arriving, Direction::In);
   drop_host(storage);
   access::give_mark_back(storage);
+  if (storage.block && storage.adopted && !storage.first_block) device_.join(storage.lane, storage.lanes);
   if (storage.block) device_.free(storage.block, storage.block_bytes);
 }
 

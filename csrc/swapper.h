@@ -12,6 +12,11 @@
 
 namespace chameleon {
 
+// Note [Adopted blocks]
+// A block that was taken over as it is belongs to the lane that it was made for, and nobody says which that is: its
+// storage counts as one of the lane that adopted it. When the block goes back, it is not reused before that lane has
+// done what it was given. And a storage's owner orders its death by the lane that it knows: if that is not where the
+// storage lies by then, its own lane comes after those that used it first.
 class Swapper {
  public:
   Swapper(Device& device, HostPool& host, StorageTable& table, Recorder& recorder)
@@ -19,6 +24,8 @@ class Swapper {
 
   // How soon a storage is used again, in ops; eviction takes the furthest. Set by the executor.
   std::function<int64_t(const Storage&)> next_use;
+  // Where the plan has the storage's copy in the host pool, or -1. Set by the executor.
+  std::function<int64_t(const Storage&)> host_place;
   // Called when nothing more can leave: waits for another thread's op to end. False: there is none to wait for.
   std::function<bool()> wait_for_pins;
   size_t min_bytes = 16 << 10;                         // smaller storages stay
@@ -51,6 +58,11 @@ class Swapper {
   void become(Storage& storage, Residency to);
   bool finish_any_leaving();
   bool evict(size_t block_bytes);
+  void gather_candidates();
+  Storage* furthest_candidate();
+  void send_ahead(size_t waited_for_bytes);
+  bool sent_enough(size_t waited_for_bytes) const;
+  void count_eviction(const Storage& storage);
   void forget_leaving(Storage& storage);
   void give_block_back(Storage& storage);
   void begin_swap_in(Storage& storage, void* block, Cause cause);
@@ -65,8 +77,12 @@ class Swapper {
   StorageTable& table_;
   Recorder& recorder_;
   bool host_full_ = false;
-  std::vector<Storage*> leaving_;  // in order of issue
-  std::vector<std::pair<int64_t, Storage*>> candidates_;
+  // Eviction sends out ahead of need up to this share of the capacity, what is not used within so many ops.
+  static constexpr size_t kAheadShare = 16;
+  static constexpr int64_t kSoon = 32;
+
+  std::vector<Storage*> leaving_;                         // in order of issue
+  std::vector<std::pair<int64_t, Storage*>> candidates_;  // a heap: the one used furthest in the future is on top
 };
 
 }  // namespace chameleon

@@ -26,8 +26,8 @@ void each_tensor(const c10::IValue& value, F&& f) {
   if (value.isTensor()) {
     if (value.toTensor().defined()) f(value.toTensor());
   } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      if (element.isTensor() && element.toTensor().defined()) f(element.toTensor());
+    for (const c10::IValue& element : value.toListRef()) {  // collectives take lists of lists
+      if (element.isTensor() ? element.toTensor().defined() : element.isList()) each_tensor(element, f);
     }
   }
 }

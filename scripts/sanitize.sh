@@ -20,7 +20,7 @@ run() {
 # PyTorch's own globals are not ours to free; the fault handler is ours to keep.
 export ASAN_OPTIONS=detect_leaks=0:handle_segv=0:abort_on_error=0
 export UBSAN_OPTIONS=print_stacktrace=1
-export TSAN_OPTIONS=halt_on_error=0:second_deadlock_stack=1:handle_segv=0:suppressions=$PWD/scripts/tsan.supp
+export TSAN_OPTIONS=halt_on_error=0:second_deadlock_stack=1:ignore_noninstrumented_modules=1:handle_segv=0:suppressions=$PWD/scripts/tsan.supp
 run address,undefined
 # ThreadSanitizer's memory map does not stand address space layout randomisation on newer kernels.
 run thread setarch "$(uname -m)" -R

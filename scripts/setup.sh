@@ -88,12 +88,13 @@ python() {
 # named, or a package would bring a PyTorch of its own.
 torture() {
     local names folder
-    for names in "timm torchvision" "diffusers importlib_metadata zipp lazy-importer" "atheris"; do
-        folder=build/torture_packages/${names%% *}
+    # torchvision is pinned to the PyTorch of constraints.txt: it registers ops of its own when it is imported.
+    for names in "timm==1.0.31 torchvision==0.28.0" "diffusers importlib_metadata zipp lazy-importer" "atheris"; do
+        folder=build/torture_packages/${names%%[ =]*}
         [ -d "$folder" ] && continue
         # shellcheck disable=SC2086 # several words
         .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
-            --target "$folder" $names 2>/dev/null || echo "    ${names%% *} cannot be had here: what needs it is skipped"
+            --target "$folder" $names 2>/dev/null || echo "    ${names%%[ =]*} cannot be had here: what needs it is skipped"
     done
 }
 

@@ -33,7 +33,7 @@ PARTS = {
     "off": "off means off",
     "soak": "soak",
 }
-_TIMEOUT_S = {"soak": 3000.0, "files": 1500.0, "faults": 900.0}
+_TIMEOUT_S = {"operators": 1800.0, "soak": 3000.0, "files": 1500.0, "faults": 900.0}
 _TOLD = 40
 _BEGIN, _END = "<!-- begin: python -m benchmarks.torture -->", "<!-- end -->"
 

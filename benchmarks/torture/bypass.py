@@ -56,7 +56,7 @@ def check(case: str, options: Options) -> Outcome:
         seed_all(options.seed)
         return [attempt(_WAYS[case])]
 
-    compare(outcome, "", run, options.seed)
+    compare(outcome, case, run, options.seed, sure=True)
     return outcome
 
 
@@ -205,8 +205,8 @@ def _numpy() -> Any:
 def _numpy_more() -> Any:
     x = _x()
     z = torch.complex(x, x).conj()
-    found = [x.t().numpy(), x[::2].numpy(), z.numpy(force=True), np.asarray(x), np.array(x), np.abs(x)]
-    return [array.copy() for array in found]
+    found = [x.t().numpy(), x[::2].numpy(), z.numpy(force=True), np.asarray(x), np.array(x)]
+    return [array.copy() for array in [*found, np.abs(np.asarray(x))]]
 
 
 @way("numpy ufunc and matmul on tensors")
@@ -1062,6 +1062,6 @@ def _library() -> Any:
         x.flatten().sort(),
         (x * 2).long().unique(return_inverse=True, return_counts=True),
         torch.histogram(x, 10),
-        torch.linalg.lstsq(x, x),
+        torch.linalg.lstsq(x, x, driver="gelsd"),  # the default reads memory that nobody wrote
         torch.linalg.solve(x, x),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils._pytree import tree_flatten
 
 
@@ -20,20 +21,27 @@ def seed_all(seed: int) -> None:
 
 
 def bits(value: Any) -> Any:
-    """Shape, strides, dtype and bytes of every tensor in a nest of containers, and the ``repr`` of all else."""
+    """Shape, strides, dtype and bytes of every tensor in a nest of containers, those of every array but its strides,
+    and the ``repr`` of all else. Of a subclass of Tensor what is inside. Raises TypeError where that cannot be seen.
+    """
     return [_bits(leaf) for leaf in tree_flatten(value)[0]]
 
 
 def _bits(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+        return ("numpy", value.shape, str(value.dtype), value.tobytes())
     if not isinstance(value, torch.Tensor):
         return _without_addresses(repr(value))
     with torch.no_grad():
-        return _tensor_bits(value.detach())
+        return _tensor_bits(value)
 
 
 def _tensor_bits(value: torch.Tensor) -> Any:
-    if value.device.type != "cpu" or type(value) is not torch.Tensor:
-        return (str(value.device), type(value).__name__, str(tuple(value.shape)))
+    if type(value) not in (torch.Tensor, nn.Parameter):
+        shape = re.sub(r"\bj\d+", "j", str(tuple(value.shape)))  # ragged sizes have a number each
+        return (type(value).__name__, shape, *_inside(value))
+    if value.device.type != "cpu":  # meta and fake: there are no bytes
+        return (str(value.device), str(value.dtype), str(tuple(value.shape)))
     if value.is_nested:
         return [_tensor_bits(part) for part in value.unbind()]
     if value.layout is torch.sparse_coo:
@@ -53,6 +61,19 @@ def _tensor_bits(value: torch.Tensor) -> Any:
     plain = value.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
     return (tuple(value.shape), value.stride(), str(value.dtype), raw)
+
+
+def _inside(value: torch.Tensor) -> list[Any]:
+    """The bits of what a subclass holds: its inner tensors, or, where it is no wrapper, its own memory."""
+    if hasattr(value, "__tensor_flatten__"):
+        return [_tensor_bits(getattr(value, name)) for name in value.__tensor_flatten__()[0]]
+    inner = [part for part in vars(value).values() if isinstance(part, torch.Tensor)]
+    if inner:
+        return [_tensor_bits(part) for part in inner]
+    if type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        with torch._C.DisableTorchFunctionSubclass():
+            return [_tensor_bits(value.as_subclass(torch.Tensor))]
+    raise TypeError(f"what is inside of a {type(value).__name__} cannot be compared")
 
 
 def attempt(run: Callable[[], Any]) -> tuple[bool, Any]:

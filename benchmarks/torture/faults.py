@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,18 @@ from .outcome import Outcome
 from .pool import ROOT, Options
 from .training import (
     MIN_SWAP,
+    Counted,
+    OpCounter,
     Training,
     bare,
+    halfway,
     in_threads,
     left_behind,
+    left_now,
     peak_bytes,
     threads,
     train,
+    unlike,
     wait_for,
 )
 
@@ -78,9 +83,13 @@ def check(case: str, options: Options) -> Outcome:
     return outcome
 
 
-def _trials(options: Options, share: int, full: int) -> list[random.Random]:
-    """A generator for each."""
-    return [random.Random(options.seed * 10_007 + k) for k in range(share if options.share else full)]
+def _trials(outcome: Outcome, options: Options, share: int, full: int) -> Iterator[random.Random]:
+    """A generator for each. What a trial has left behind is looked for when the next begins: its names, which keep its
+    tensors alive, are to be gone by then."""
+    before = threads()
+    for number in range(share if options.share else full):
+        yield random.Random(options.seed * 10_007 + number)
+        outcome.wrong += [f"after trial {number}: {left}" for left in left_now(before)]
 
 
 def _expect(outcome: Outcome, want: Any, got: Any, label: str) -> None:
@@ -89,21 +98,21 @@ def _expect(outcome: Outcome, want: Any, got: Any, label: str) -> None:
         outcome.wrong.append(f"{label}: {difference}")
 
 
+def _expect_cut(outcome: Outcome, training: Counted, label: str) -> None:
+    """Between optimizer steps: the state after as many. Inside of one: each tensor as the op that was cut found it, or
+    as it leaves it."""
+    if not training.optimizing:
+        _expect(outcome, bare(training.steps), training.state(), f"{label}, {training.steps} steps")
+        return
+    assert training.ops is not None
+    outcome.tried += 1
+    outcome.notes["cut inside of optimizer.step"] = outcome.notes.get("cut inside of optimizer.step", 0) + 1
+    ended = training.ops.ended
+    if name := unlike(training.tensors(), halfway(training.steps, ended)):
+        outcome.wrong.append(f"{label}, {training.steps} steps and {ended} ops of the optimizer: {name}")
+
+
 # ----------------------------------------------------------------------------------------------- errors, interrupts
-
-
-class _RaiseAt(TorchDispatchMode):
-    """Raises instead of running the op of a number."""
-
-    def __init__(self, number: int, error: BaseException) -> None:
-        super().__init__()
-        self.left, self.error = number, error
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.left -= 1
-        if self.left == 0:
-            raise self.error
-        return func(*args, **(kwargs or {}))
 
 
 _ERRORS = (ZeroDivisionError, KeyboardInterrupt, torch.OutOfMemoryError, MemoryError, SystemExit)
@@ -112,7 +121,7 @@ _ERRORS = (ZeroDivisionError, KeyboardInterrupt, torch.OutOfMemoryError, MemoryE
 @fault("errors and interrupts at random ops")
 def _errors(outcome: Outcome, options: Options) -> None:
     """The same error at the same op leaves the same tensors as without Chameleon Lab."""
-    for number, draw in enumerate(_trials(options, 10, 120)):
+    for number, draw in enumerate(_trials(outcome, options, 10, 120)):
         at, kind = draw.randint(1, 900), _ERRORS[number % len(_ERRORS)]
         link = draw.choice([None, "50MiB/s"])
 
@@ -122,7 +131,7 @@ def _errors(outcome: Outcome, options: Options) -> None:
                 with session or nullcontext():
                     training.step()
                     training.step()
-                    with _RaiseAt(at, kind()):
+                    with OpCounter(kind(), before=at):
                         training.step()
             except kind as error:
                 left = error  # and with it the frames, and their tensors
@@ -137,15 +146,15 @@ def _errors(outcome: Outcome, options: Options) -> None:
 
 @fault("Ctrl-C at random moments, also inside transfers")
 def _signals(outcome: Outcome, options: Options) -> None:
-    """Nothing is compared to a run that was cut at the same moment; but what was read inside is there outside."""
+    """Tensors are those of a run that was cut at the same op, and what was read inside is there outside."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     old = signal.signal(signal.SIGALRM, interrupt)
     try:
-        for draw in _trials(options, 4, 40):
-            training, inside, caught = Training(), None, False
+        for draw in _trials(outcome, options, 4, 40):
+            training, inside, caught = Counted(), None, False
             try:
                 with cl.Session(peak_bytes() // 3, min_swap=MIN_SWAP, link="40MiB/s"):
                     try:
@@ -160,8 +169,8 @@ def _signals(outcome: Outcome, options: Options) -> None:
             if not caught:
                 outcome.wrong.append("the interrupt was lost")
             _expect(outcome, inside, training.state(), "after Ctrl-C")
-            if not training.optimizing:
-                _expect(outcome, bare(training.steps), training.state(), f"after {training.steps} steps")
+            _expect_cut(outcome, training, "Ctrl-C")
+            del training
     finally:
         signal.signal(signal.SIGALRM, old)
 
@@ -169,36 +178,40 @@ def _signals(outcome: Outcome, options: Options) -> None:
 # ------------------------------------------------------------------------------------------------- refused, and failing
 
 
+def _judge(outcome: Outcome, label: str, error: Exception) -> None:
+    """Does the error name what was lacking? One that asks to be reported does not."""
+    text = str(error)
+    lacking = (
+        "capacity",
+        "bad_alloc",
+        "not enough memory",
+        "can't allocate memory",
+        "Cannot allocate memory",
+    )
+    ours = "Chameleon Lab" in text or any(words in text for words in lacking)
+    if (isinstance(error, MemoryError) or ours) and "report this" not in text:
+        outcome.named += 1
+    else:
+        outcome.wrong.append(f"{label}: {type(error).__name__}: {text.splitlines()[0][:200]}")
+
+
 def _until_denied(outcome: Outcome, label: str, **session: Any) -> None:
     """Train; either all steps give the right bits, or a named error ends it, and what was done until then is right."""
-    training = Training()
+    training = Counted()
     try:
         with cl.Session(**{"min_swap": MIN_SWAP, **session}):
             for _ in range(_STEPS):
                 training.step()
     except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-        text = str(error)
-        if (
-            isinstance(error, MemoryError)
-            or "Chameleon Lab" in text
-            or "capacity" in text
-            or "bad_alloc" in text
-        ):
-            outcome.named += 1
-        else:
-            outcome.wrong.append(f"{label}: {type(error).__name__}: {text.splitlines()[0][:200]}")
+        _judge(outcome, label, error)
     finally:
         core.set_faults()
-    if training.optimizing:  # halfway through: nothing to compare to, but all must be readable
-        outcome.tried += 1
-        training.state(gradients=True)
-    else:
-        _expect(outcome, bare(training.steps), training.state(), f"{label}, {training.steps} steps")
+    _expect_cut(outcome, training, label)
 
 
 @fault("the host pool is exhausted")
 def _no_host(outcome: Outcome, options: Options) -> None:
-    for draw in _trials(options, 5, 40):
+    for draw in _trials(outcome, options, 5, 40):
         share = draw.choice([0.0, 0.02, 0.1, 0.3, 0.5, 0.8])
         host = max(int(peak_bytes() * share), 1)
         _until_denied(
@@ -208,7 +221,7 @@ def _no_host(outcome: Outcome, options: Options) -> None:
 
 @fault("device memory is refused at random")
 def _refused(outcome: Outcome, options: Options) -> None:
-    for draw in _trials(options, 5, 40):
+    for draw in _trials(outcome, options, 5, 40):
         rate = draw.choice([1, 10, 100, 300, 700])
         core.set_faults(refused_blocks=rate)
         _until_denied(outcome, f"{rate} of 1024 blocks refused", capacity=peak_bytes() // 3)
@@ -216,7 +229,7 @@ def _refused(outcome: Outcome, options: Options) -> None:
 
 @fault("host memory is refused at random")
 def _refused_buffers(outcome: Outcome, options: Options) -> None:
-    for draw in _trials(options, 5, 40):
+    for draw in _trials(outcome, options, 5, 40):
         rate = draw.choice([10, 100, 500, 1000])
         core.set_faults(refused_buffers=rate)
         _until_denied(outcome, f"{rate} of 1024 buffers refused", capacity=peak_bytes() // 3)
@@ -224,7 +237,7 @@ def _refused_buffers(outcome: Outcome, options: Options) -> None:
 
 @fault("capacities from the floor down")
 def _below_floor(outcome: Outcome, options: Options) -> None:
-    for draw in _trials(options, 5, 40):
+    for draw in _trials(outcome, options, 5, 40):
         part = draw.uniform(4, 40)
         _until_denied(outcome, f"1/{part:.1f} of peak", capacity=int(peak_bytes() / part))
 
@@ -232,8 +245,8 @@ def _below_floor(outcome: Outcome, options: Options) -> None:
 @fault("the system has no memory left")
 def _no_memory(outcome: Outcome, options: Options) -> None:
     """The address space is limited in the middle of training: mmap fails, here and in torch."""
-    for draw in _trials(options, 3, 20):
-        training, room = Training(), draw.choice([0, 64 << 10, 1 << 20, 4 << 20])
+    for draw in _trials(outcome, options, 3, 20):
+        training, room = Counted(), draw.choice([0, 64 << 10, 1 << 20, 4 << 20])
         old = resource.getrlimit(resource.RLIMIT_AS)
         try:
             with cl.Session(peak_bytes() // 2, min_swap=MIN_SWAP):
@@ -246,17 +259,12 @@ def _no_memory(outcome: Outcome, options: Options) -> None:
                         training.step()
                 finally:
                     resource.setrlimit(resource.RLIMIT_AS, old)
-        except (MemoryError, RuntimeError):
-            outcome.named += 1
+        except (MemoryError, RuntimeError) as error:
+            _judge(outcome, f"{room} bytes left", error)
         finally:
             resource.setrlimit(resource.RLIMIT_AS, old)
-        if training.optimizing:
-            outcome.tried += 1
-            training.state(gradients=True)
-        else:
-            _expect(
-                outcome, bare(training.steps), training.state(), f"{room} bytes left, {training.steps} steps"
-            )
+        _expect_cut(outcome, training, f"{room} bytes left")
+        del training
 
 
 @fault("slow links")
@@ -270,7 +278,7 @@ def _slow(outcome: Outcome, options: Options) -> None:
 
 @fault("a copy engine's thread dies")
 def _engine_dies(outcome: Outcome, options: Options) -> None:
-    for draw in _trials(options, 4, 30):
+    for draw in _trials(outcome, options, 4, 30):
         at = draw.randint(0, 200)
         core.set_faults(copies=at)
         got, _ = train(_STEPS, capacity=peak_bytes() // 3, link=draw.choice([None, "100MiB/s"]))
@@ -296,7 +304,7 @@ def _garbage(outcome: Outcome, options: Options) -> None:
     collector = threading.Thread(target=collect)
     collector.start()
     try:
-        for _ in _trials(options, 1, 10):
+        for _ in _trials(outcome, options, 1, 10):
             training = Training()
             with cl.Session(peak_bytes() // 3, min_swap=MIN_SWAP):
                 for _ in range(_STEPS):
@@ -304,6 +312,7 @@ def _garbage(outcome: Outcome, options: Options) -> None:
                         Knot(k)
                     training.step()
             _expect(outcome, bare(_STEPS), training.state(), "with knots")
+            del training
     finally:
         stop.set()
         collector.join()
@@ -356,7 +365,7 @@ def _sessions(outcome: Outcome, options: Options) -> None:
 @fault("two training threads")
 def _two_threads(outcome: Outcome, options: Options) -> None:
     """Dropout draws from a generator that threads share: without it."""
-    for _ in _trials(options, 1, 6):
+    for _ in _trials(outcome, options, 1, 6):
         wanted = _side_by_side(None, outcome)
         found = _side_by_side(cl.Session(peak_bytes(), min_swap=MIN_SWAP), outcome)
         for want, got in zip(wanted, found, strict=True):
@@ -462,7 +471,7 @@ class _ForkAt(TorchDispatchMode):
 
 @fault("forks in the middle of a step, the child goes on")
 def _forks(outcome: Outcome, options: Options) -> None:
-    for draw in _trials(options, 2, 20):
+    for draw in _trials(outcome, options, 2, 20):
         training, forks = Training(), _ForkAt(draw.randint(1, 700))
         at = forks.left
         with cl.Session(peak_bytes() // 3, min_swap=MIN_SWAP, link=draw.choice([None, "100MiB/s"])):
@@ -478,6 +487,7 @@ def _forks(outcome: Outcome, options: Options) -> None:
         if status != 0:
             ended = "hangs" if status is None else f"ended with status {status}"
             outcome.wrong.append(f"the child, forked at op {at}, {ended}")
+        del training
 
 
 def _ranks(kind: str, ending: str, folder: str) -> list[tuple[int, str]]:
@@ -528,6 +538,9 @@ def _distributed(outcome: Outcome, kind: str) -> None:
         outcome.tried += 1
         if killed[1][0] != -signal.SIGKILL or killed[0][0] != 0 or "survived" not in killed[0][1]:
             outcome.wrong.append(f"one rank killed: {killed[0][0]}, {killed[1][0]}: {killed[0][1][-400:]}")
+        told = {line for line in killed[0][1].splitlines() if line.startswith("after ")}
+        if not told or not told <= set(plain[0][1].splitlines()):
+            outcome.wrong.append(f"the survivor has other weights than a plain run: {told}")
 
 
 @fault("DDP over gloo, two ranks, one killed", slow=True)
@@ -540,16 +553,19 @@ def _fsdp(outcome: Outcome, options: Options) -> None:
     _distributed(outcome, "fsdp")
 
 
-_LOAD = """from benchmarks.torture.training import *
+_LOAD = """from benchmarks.torture.compare import different
+from benchmarks.torture.training import *
 %load_ext chameleon_lab
 torch.set_num_threads(1)
-training = Training()"""
+training = Counted()"""
 _START = "%chameleon start --capacity 1MiB\ntraining.step()"
 _FOREVER = "while True:\n    training.step()"
-_LOOK = """assert all(torch.isfinite(p).all() for p in training.job.model.parameters())
+_LOOK = """steps, cut = training.steps, training.ops.ended if training.optimizing else None
+got = training.state() if cut is None else training.tensors()
 training.step()
 %chameleon stop
-print('readable', len(training.state()))"""
+wrong = different(bare(steps), got) if cut is None else unlike(got, halfway(steps, cut))
+print(wrong or 'as without Chameleon Lab')"""
 
 
 @fault("kernel interrupt and restart while training", slow=True)
@@ -573,7 +589,7 @@ def _kernel(outcome: Outcome, options: Options) -> None:
             run(_LOAD, "")
             run(_START, "")
             run(_FOREVER, "KeyboardInterrupt", 1.5, manager.interrupt_kernel)
-            run(_LOOK, "readable")
+            run(_LOOK, "as without Chameleon Lab")
             run(_START, "")
             client.execute(_FOREVER)
             time.sleep(1.5)

@@ -5,7 +5,7 @@ away in a capacity just above the largest op's working set.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,16 +20,27 @@ Tries = Sequence[tuple[bool, Any]]
 """What :func:`~.compare.attempt` returned for each of them."""
 
 _ROOM = 0.3  # of the largest op's working set, at most, that the capacity is above it
-_SIZES = (16, 32, 64, 96, 128, 192, 256, 512, 1024, 4096, 32768)
+_SIZES = (*range(16, 1040, 16), 4096, 32768)  # malloc keeps what is free by steps of 16 bytes
 _MORE_CALLS = 6
 _DENIED = "Chameleon Lab: the capacity of"
 
 
-def compare(outcome: Outcome, label: str, run: Callable[[], Tries], seed: int) -> None:
+def by_name(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """What a database of PyTorch's lists, by names that are unique: the second of a name gets a prime."""
+    found: dict[str, Any] = {}
+    for name, entry in named:
+        while name in found:
+            name += "'"
+        found[name] = entry
+    return found
+
+
+def compare(outcome: Outcome, label: str, run: Callable[[], Tries], seed: int, *, sure: bool = False) -> None:
     """Run the tries both ways, and write down in ``outcome`` where they differ.
 
     ``run`` makes its inputs itself, from the same seed each time, and returns as many tries each time. Where it fails
-    without Chameleon Lab too, or a try fails or gives something else each time, that is skipped.
+    without Chameleon Lab too, or a try fails or gives something else each time, that is skipped; if it is ``sure`` to
+    work without, that is wrong, unless a package is not installed.
     """
     made, tries = attempt(run)
     if not made:
@@ -57,10 +68,16 @@ def compare(outcome: Outcome, label: str, run: Callable[[], Tries], seed: int) -
     steady = _steady(run, want, [forced, mixed])
     for place, (ok, plain) in enumerate(want):
         if not ok:
-            outcome.skipped[f"fails without Chameleon Lab too ({plain.split(':')[0]})"] += 1
+            if sure and not plain.startswith("ModuleNotFoundError"):
+                outcome.wrong.append(f"{label}: it fails without Chameleon Lab too: {plain}")
+            else:
+                outcome.skipped[f"fails without Chameleon Lab too ({plain.split(':')[0]})"] += 1
             continue
         if again[place] != (ok, plain) or not steady[place]:
-            outcome.skipped["two calls without Chameleon Lab differ"] += 1
+            if sure:
+                outcome.wrong.append(f"{label}: two calls without Chameleon Lab differ")
+            else:
+                outcome.skipped["two calls without Chameleon Lab differ"] += 1
             continue
         for way, results in (("all away", forced), ("some away", mixed)):
             if not results:

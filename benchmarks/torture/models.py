@@ -128,7 +128,7 @@ class _Called(nn.Module):
 def _timm() -> nn.Module:
     import timm
 
-    net = timm.create_model("resnet10t", pretrained=False, num_classes=10)
+    net = timm.create_model("regnetx_002", pretrained=False, num_classes=10)
     return _Called(net, lambda m, i: m(i["pixel_values"]).pow(2).mean())
 
 
@@ -282,7 +282,7 @@ ARCHITECTURES = {
         ),
         _wave,
     ),
-    "timm ResNet": Architecture("timm", _timm, _images),
+    "timm RegNet": Architecture("timm", _timm, _images),
     "diffusers U-Net": Architecture("diffusers", _unet, _noise),
 }
 
@@ -307,11 +307,12 @@ def check(case: str, options: Options) -> Outcome:
 
 def _import(name: str) -> None:
     if name == "timm":
-        # It imports torchvision, whose C++ ops may be built for another PyTorch; a convolutional net needs none.
-        with contextlib.suppress(RuntimeError):
-            torch.library.define(
-                "torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            )
+        # It imports torchvision, whose C++ ops are built for a PyTorch with CUDA; a convolutional net needs none.
+        for op in ("nms", "qnms"):
+            with contextlib.suppress(RuntimeError):
+                torch.library.define(
+                    f"torchvision::{op}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
     importlib.import_module(name)
 
 

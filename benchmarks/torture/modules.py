@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from .compare import attempt, seed_all
-from .forced import Tries, compare
+from .forced import Tries, by_name, compare
 from .outcome import Outcome
 from .pool import Options
 
@@ -22,13 +22,7 @@ _MOST_SAMPLES_OF_SHARE = 2
 def _modules() -> dict[str, Any]:
     from torch.testing._internal.common_modules import module_db
 
-    found: dict[str, Any] = {}
-    for module in module_db:
-        name = module.formatted_name
-        while name in found:
-            name += "'"
-        found[name] = module
-    return found
+    return by_name((module.formatted_name, module) for module in module_db)
 
 
 def cases(options: Options) -> list[str]:

@@ -6,11 +6,13 @@ import json
 import statistics
 import subprocess
 import sys
+from typing import Any
 
 import torch
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
+from chameleon_lab.runtime.patches import Patches
 
 from .outcome import Outcome
 from .pool import ROOT, Options
@@ -65,29 +67,34 @@ def check(case: str, options: Options) -> Outcome:
     if case == "what ops cost":
         _cost(outcome)
         return outcome
-    before = watchers()
+    places = _replaced()
+    before = watchers(places)
     for capacity in (None, "8MiB"):
         outcome.tried += 3
         with cl.Session(capacity):
-            if watchers() == before:
+            now = watchers(places)
+            if now == before:
                 outcome.wrong.append("a session watches nothing: the check cannot fail")
+            if capacity and (same := [name for name in now if now[name] == before[name]]):
+                outcome.wrong.append(
+                    f"a session of {capacity} leaves these alone: the check sees too little: {same}"
+                )
             torch.nn.Linear(9, 9)(torch.ones(9)).sum().backward()
-        if watchers() != before:
-            outcome.wrong.append(f"left after a session of {capacity}: {watchers()}, before {before}")
+        if watchers(places) != before:
+            outcome.wrong.append(f"left after a session of {capacity}: {watchers(places)}, before {before}")
         try:
             with cl.Session(capacity):
                 raise ZeroDivisionError
         except ZeroDivisionError:
             pass
-        if watchers() != before:
-            outcome.wrong.append(f"left after an error in a session of {capacity}: {watchers()}")
+        if watchers(places) != before:
+            outcome.wrong.append(f"left after an error in a session of {capacity}: {watchers(places)}")
     return outcome
 
 
-def watchers() -> dict[str, object]:
-    """Everything in torch that a session registers itself with."""
+def watchers(places: list[tuple[Any, str]]) -> dict[str, object]:
+    """Everything in torch that a session registers itself with, and every attribute that one replaces."""
     from torch.nn.modules import module
-    from torch.nn.utils import clip_grad
     from torch.optim import optimizer
 
     return {
@@ -96,13 +103,17 @@ def watchers() -> dict[str, object]:
         "forward hooks": len(module._global_forward_hooks),
         "optimizer pre-hooks": len(optimizer._global_optimizer_pre_hooks),
         "optimizer post-hooks": len(optimizer._global_optimizer_post_hooks),
-        "grouping of clip_grad": clip_grad._group_tensors_by_device_and_dtype,
-        "grouping of optimizers": optimizer.Optimizer._group_tensors_by_device_and_dtype,
-        "torch.save": torch.serialization._save,
-        "storage data_ptr": torch.UntypedStorage.data_ptr,
-        "storage resize_": torch.UntypedStorage.resize_,
-        "tolist": torch.Tensor.tolist,
+        **{f"{owner.__name__}.{name}": vars(owner).get(name) for owner, name in places},
     }
+
+
+def _replaced() -> list[tuple[Any, str]]:
+    """What a session with a capacity replaces, by its own word: owners and names of attributes."""
+    import torch._dynamo  # a session replaces nothing in what nobody has imported
+    import torch._inductor.output_code  # noqa: F401
+
+    parts = cl.Session("8MiB")._parts  # never opened
+    return [place for part in parts if isinstance(part, Patches) for place in part.places()]
 
 
 def _cost(outcome: Outcome) -> None:

@@ -7,12 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import chameleon_lab as cl
 from benchmarks.models import GPT, Job, next_token_job
@@ -24,8 +25,34 @@ LENGTH, BATCH, VOCABULARY = 32, 4, 64
 MIN_SWAP = "2KiB"
 
 
+class OpCounter(TorchDispatchMode):
+    """Counts aten's ops that begin and end inside; raises ``error`` before or after the one of a number."""
+
+    def __init__(self, error: BaseException | None = None, before: int = 0, after: int = 0) -> None:
+        super().__init__()
+        self.error, self.before, self.after = error, before, after
+        self.begun = self.ended = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "aten":  # the profiler's marks, which an exception passes on its way out too
+            return func(*args, **(kwargs or {}))
+        if self.error is not None and self.begun + 1 == self.before:
+            raise self.error
+        self.begun += 1
+        result = func(*args, **(kwargs or {}))
+        self.ended += 1
+        if self.error is not None and self.ended == self.after:
+            raise self.error
+        return result
+
+
 class Training:
-    """A model, its optimizer and its batches, all from one seed. ``optimizing``: is it inside ``optimizer.step``?"""
+    """A model, its optimizer and its batches, all from one seed.
+
+    ``optimizing``: is it inside ``optimizer.step``? ``ops``: if there is one, it counts those of that step.
+    """
+
+    ops: OpCounter | None = None
 
     def __init__(self, seed: int = 0) -> None:
         seed_all(seed)
@@ -44,7 +71,8 @@ class Training:
         loss = job.loss(job.model, *job.make_batch(self.generator))
         loss.backward()
         self.optimizing = True
-        job.optimizer.step()
+        with self.ops or nullcontext():
+            job.optimizer.step()
         self.optimizing = False
         self.losses.append(loss.detach())
         self.steps += 1
@@ -59,6 +87,52 @@ class Training:
         if gradients:
             found.append([p.grad for p in self.job.model.parameters()])
         return bits(found)
+
+    def tensors(self) -> dict[str, Any]:
+        """Weights, gradients and optimizer states by name, to be compared one by one."""
+        found = {}
+        for name, weight in self.job.model.named_parameters():
+            state = self.job.optimizer.state.get(weight, {})
+            each = {"": weight, " gradient": weight.grad, **{f" {key}": state[key] for key in state}}
+            found |= {name + what: bits(tensor) for what, tensor in each.items()}
+        return found
+
+
+class Counted(Training):
+    """Counts the ops of the newest optimizer step; ``stop`` makes that one raise."""
+
+    stop: OpCounter | None = None
+
+    def step(self) -> None:
+        """As of any training; see the class."""
+        self.ops = self.stop or OpCounter()
+        super().step()
+
+
+def halfway(steps: int, ended: int, seed: int = 0) -> list[dict[str, Any]]:
+    """What all tensors may be, without Chameleon Lab, in an optimizer step of which ``ended`` ops have ended: as the
+    newest of them left it, as the next op finds it, and as that one leaves it. ``steps``: those before.
+    """
+    found = []
+    for before, after in ((0, ended), (ended + 1, 0), (0, ended + 1)):
+        training = Counted(seed)
+        for _ in range(steps):
+            training.step()
+        training.stop = OpCounter(KeyboardInterrupt(), before, after)
+        with suppress(KeyboardInterrupt):  # there is none past the last op
+            training.step()
+        found.append(training.tensors())
+    return found[1:] if ended == 0 else found
+
+
+def unlike(got: dict[str, Any], allowed: list[dict[str, Any]]) -> str:
+    """The name of a tensor that is as in none of those; empty if there is none."""
+    if not allowed[0].keys() <= got.keys() <= allowed[-1].keys():
+        return f"{len(got)} tensors instead of {len(allowed[0])} to {len(allowed[-1])}"
+    for name, tensor in got.items():
+        if not any(name in one and one[name] == tensor for one in allowed):
+            return name
+    return ""
 
 
 def train(steps: int, seed: int = 0, **session: Any) -> tuple[list[Any], cl.Report | None]:
@@ -87,7 +161,17 @@ def peak_bytes() -> int:
 
 
 def left_behind(before: int) -> list[str]:
-    """What should not be there once everything has been deleted. ``before``: threads before it began."""
+    """What should not be there once everything has been deleted, and whether the next session gives the right numbers.
+    ``before``: threads before it began.
+    """
+    wrong = left_now(before)
+    if (got := train(3, capacity=peak_bytes() // 3)[0]) != bare(3):
+        wrong.append(f"the next session gives other numbers ({len(got)})")
+    return wrong
+
+
+def left_now(before: int) -> list[str]:
+    """The sessions, bytes and threads that should not be there once everything has been deleted."""
     wrong = []
     if cl.current_session() is not None or core.is_open():
         wrong.append("a session is still open")
@@ -103,8 +187,6 @@ def left_behind(before: int) -> list[str]:
         time.sleep(0.01)
     if threads() > before:
         wrong.append(f"{threads()} threads, {before} before: {thread_names()}")
-    if (got := train(3, capacity=peak_bytes() // 3)[0]) != bare(3):
-        wrong.append(f"the next session gives other numbers ({len(got)})")
     return wrong
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..trace.store import write_then_rename
-from ..trace_report import STEP_COLUMNS, TraceReport, step_cells
+from ..trace_report import STEP_COLUMNS, TraceReport, followed, step_cells
 from .common import (
     failing_well,
     json_option,
@@ -59,5 +59,8 @@ def report(trace_file: str, html_file: str | None, index: int | None, as_json: b
         print(f"The newest {len(newest)} of {len(found.history)} steps:")
     numbers = [column for column, head in enumerate(STEP_COLUMNS) if head != "Stage"]
     print_table((step_cells(each) for each in newest), STEP_COLUMNS, numbers)
+    print()
+    for each in newest:
+        print(followed(each))
     if html_file is not None:
         print(f"\nSaved in {html_file}")

@@ -149,7 +149,7 @@ class Bench:
             policy = twin.policy()
             made = Made(edits, True, policy, *self.candidates.judged(policy), policy.findings, draft=twin)
         except EditsUnreachableError as error:
-            made = Made(edits, True, None, None, None, error.findings, str(error))
+            made = Made(edits, True, None, None, None, error.all_findings, str(error))
         except BelowFloorError as error:
             made = Made(edits, True, None, None, None, (), str(error))
         with self._lock:

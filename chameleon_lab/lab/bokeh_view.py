@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from bokeh.plotting import figure
     from ipywidgets import DOMWidget
 
-_PAGE = """<style>
-body {{ font: 14px/1.45 Inter, system-ui, sans-serif; color: {ink}; margin: 24px }}
-table {{ border-collapse: collapse }} td, th {{ padding: 2px 14px 2px 0; text-align: left }}
-</style>"""
+# In Bokeh's own page: the style, and the summary before the drawing.
+_PAGE = """
+{% block postamble %}<style>
+body { font: 14px/1.45 Inter, system-ui, sans-serif; color: {{ ink }}; padding: 24px }
+table { border-collapse: collapse } td, th { padding: 2px 14px 2px 0; text-align: left }
+</style>{% endblock %}
+{% block contents %}{{ summary }}{{ super() }}{% endblock %}
+"""
 
 
 class BokehView(ABC):
@@ -43,14 +47,16 @@ class BokehView(ABC):
 
     def to_html(self) -> str:
         """A page with the summary and the drawing as they are now; Bokeh's code is in it."""
-        from bokeh.embed import components
+        from bokeh.embed import file_html
         from bokeh.resources import INLINE
 
-        script, drawing = components(self.layout)
-        return (
-            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{self.title}</title>\n'
-            f"{_PAGE.format(ink=INK)}{INLINE.render()}</head><body>\n{self.summary_html()}\n{drawing}\n{script}\n"
-            "</body></html>\n"
+        return file_html(
+            self.layout,
+            INLINE,
+            self.title,
+            template=_PAGE,
+            template_variables={"ink": INK, "summary": self.summary_html()},
+            suppress_callback_warning=True,  # a page is to be read: what edits in a notebook is not expected to
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -53,7 +53,10 @@ class Dashboard(BokehView):
             raise ValueError(f"every_s must be a number of seconds above 0, got {every_s!r}")
         models = load("bokeh.models", "bokeh", "figures")
         self.session, self.every_s = session, every_s
-        self.resident = models.ColumnDataSource({"step": [], "bytes": []})
+        shown = session.history[-_KEPT_STEPS:]
+        begin = shown[0].index if shown else session.step_count
+        # The curve rises from the ground. It is never empty: Bokeh draws an area of no points for ever.
+        self.resident = models.ColumnDataSource({"step": [begin], "bytes": [0]})
         """The curve of resident bytes: places on the step axis, and the most bytes since the one before."""
         self.steps = models.ColumnDataSource({name: [] for name in _step_columns([])})
         """One row a finished step."""
@@ -189,13 +192,18 @@ class Dashboard(BokehView):
     def _replays_said(self, newest: StepSummary) -> list[tuple[str, str]]:
         if not newest.replays and not newest.declined_drops:
             return []
-        declined = f"; {newest.declined_drops} drops declined" if newest.declined_drops else ""
+        drops = newest.declined_drops
+        declined = f"; {drops} {'drop' if drops == 1 else 'drops'} declined" if drops else ""
         made = f"{format_bytes(newest.dropped_bytes)} made again by {newest.replays} ops"
         return [("Replays", f"{format_seconds(newest.replay_s)}, {made}{declined}")]
 
     def _draw(self, models: Any) -> None:
         x_range = models.DataRange1d(
-            follow="end", follow_interval=_SHOWN_STEPS, range_padding=0, min_interval=4
+            follow="end",
+            follow_interval=_SHOWN_STEPS,
+            range_padding=0.15,  # of a step: room for the whole dot of the running one
+            range_padding_units="absolute",
+            min_interval=4,
         )
         # One width for the labels of all three, so that their axes are one.
         options = {"x_range": x_range, "tools": "xpan,xwheel_zoom,reset", "min_border_left": 70}
@@ -226,20 +234,12 @@ class Dashboard(BokehView):
             **options,
         )
         show_bytes(moved)
-        moved.vbar(
-            x="left",
-            top="out_bytes",
-            width=0.25,
-            fill_color=TRANSFER_FORCED,
-            line_color=None,
-            source=self.steps,
-        )
-        moved.vbar(
-            x="middle", top="in_bytes", width=0.25, fill_color=TRANSFER, line_color=None, source=self.steps
-        )
-        moved.vbar(
-            x="right", top="dropped_bytes", width=0.25, fill_color=REPLAY, line_color=None, source=self.steps
-        )
+        for x, top, colour in (
+            ("left", "out_bytes", TRANSFER_FORCED),
+            ("middle", "in_bytes", TRANSFER),
+            ("right", "dropped_bytes", REPLAY),
+        ):
+            moved.vbar(x=x, top=top, width=0.25, fill_color=colour, line_color=None, source=self.steps)
 
         time = new_plot(
             height=150,

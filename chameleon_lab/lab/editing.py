@@ -201,6 +201,7 @@ class Desk:
                     "index": finding.index,
                     "why": finding.why,
                     "way_out": finding.way_out,
+                    "least_bytes": finding.least_bytes,
                     "is_error": finding.is_error,
                 }
                 for finding in made.findings
@@ -587,18 +588,20 @@ class Desk:
     def save(self, path: str, overwrite: bool) -> dict[str, Any]:
         """Write the draft's policy. Raises ProtocolError if the file is there and not to be overwritten."""
         where = Path(os.path.expanduser(path))
-        if where.exists() and not overwrite:
-            raise ProtocolError(
-                "exists", f"{where} is there already", "Overwrite it, or choose another name."
-            )
-        made = self.settled()
-        assert made.policy is not None
         try:
+            if where.exists() and not overwrite:
+                raise ProtocolError(
+                    "exists", f"{where} is there already", "Overwrite it, or choose another name."
+                )
+            made = self.settled()
+            assert made.policy is not None
             made.policy.save(where)
         except OSError as error:
             raise ProtocolError(
                 "bad_file", f"{where}: {error.strerror or error}", "Check the path."
             ) from None
+        except PolicyError as error:
+            raise ProtocolError("bad_file", str(error)) from None
         return {"path": str(where.resolve()), "bytes": where.stat().st_size}
 
     def load(self, path: str) -> None:
@@ -650,11 +653,10 @@ def _costs(bench: Bench, place: int, link: Link) -> dict[str, Any]:
     candidates, size = bench.candidates, int(bench.candidates.bytes[place])
     replay, step = candidates.replay(place), bench.step
     can = isinstance(replay, Chain)
-    births = step.storages.birth_op
     return {
         "copy_s": link.out_s(size) + link.in_s(size),
         "replay_s": replay.seconds if can else None,
-        "replay_ops": [step.op_name(int(births[row])) for row in replay.made] if can else [],
+        "replay_ops": [step.names[name] for name in replay.names] if can else [],
         "why_not_replay": "" if can else replay,
     }
 

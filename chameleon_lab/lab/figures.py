@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..report import Report
-from ..trace import Category, Cause, Direction, Stage, StepTrace, Trace
+from ..trace import Category, Cause, Direction, StepTrace, Trace
 from ..trace_report import TraceReport
 from ..units import format_bytes, format_seconds
 from .packages import load
 from .palette import INK, INK_2, LINE, LOST, REPLAY, SESSION_STAGES, STACK, TRANSFER, TRANSFER_FORCED
+from .stage_runs import stage_runs
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -21,7 +23,6 @@ _AREA_POINTS = 600
 _GHOST_POINTS = 600
 _LANE_BARS = 400
 _SESSION_BARS = 1000
-_MOST_STAGE_MARKS = 24
 
 
 def step_figure(
@@ -256,137 +257,121 @@ def _draw_transfers(go: Any, figure: go.Figure, step: StepTrace) -> None:
     planned = rows.cause == Cause.PLANNED
     kinds = (("Planned transfer", TRANSFER, planned), ("Forced transfer", TRANSFER_FORCED, ~planned))
     for name, colour, of_kind in kinds:
-        base, length, lane, text = [], [], [], []
+        lanes = {}
         for direction, label in ((Direction.OUT, "Out"), (Direction.IN, "In")):
             chosen = np.flatnonzero(done & of_kind & (rows.direction == direction))
-            chosen = chosen[np.argsort(rows.start_s[chosen], kind="stable")]
-            for bar in _bars(rows.start_s[chosen], rows.end_s[chosen], step.duration_s):
-                members = chosen[bar]
-                start, end = float(rows.start_s[members].min()), float(rows.end_s[members].max())
-                base.append(start)
-                length.append(end - start)
-                lane.append(label)
-                moved = format_bytes(int(rows.bytes[members].sum()))
-                first = int(members[0])
-                what = (
-                    f"{_key(step, int(rows.storage[first]))}<br>{Cause(int(rows.cause[first])).name.lower()}"
-                    if len(members) == 1
-                    else f"{len(members)} transfers"
-                )
-                text.append(f"{label}: {moved} in {format_seconds(end - start)}<br>{what}")
-        # An empty trace keeps both lanes on the axis of a step that moved nothing.
-        if base or of_kind is planned:
-            figure.add_trace(
-                go.Bar(
-                    x=length,
-                    y=lane,
-                    base=base,
-                    orientation="h",
-                    name=name,
-                    marker={"color": colour, "line": {"width": 0}},
-                    hovertext=text,
-                    hoverinfo="text",
-                    showlegend=bool(base),
-                ),
-                row=2,
-                col=1,
+            lanes[label] = _bars(chosen, rows.start_s[chosen], rows.end_s[chosen], step.duration_s)
+
+        def say(bar: _Bar, lane: str) -> str:
+            first = int(bar.rows[0])
+            what = (
+                f"{_key(step, int(rows.storage[first]))}<br>{Cause(int(rows.cause[first])).name.lower()}"
+                if len(bar.rows) == 1
+                else f"{len(bar.rows)} transfers"
             )
+            moved = format_bytes(int(rows.bytes[bar.rows].sum()))
+            return f"{lane}: {moved} in {format_seconds(bar.end_s - bar.start_s)}<br>{what}"
+
+        # An empty trace keeps both lanes on the axis of a step that moved nothing.
+        if any(lanes.values()) or of_kind is planned:
+            _add_bars(go, figure, 2, name, colour, lanes, say)
     figure.update_yaxes(categoryorder="array", categoryarray=["Out", "In"], row=2, col=1)
 
 
 def _draw_stalls(go: Any, figure: go.Figure, step: StepTrace) -> None:
     rows = step.stalls
-    order = np.argsort(rows.start_s, kind="stable")
-    starts, ends = rows.start_s[order], (rows.start_s + rows.duration_s)[order]
-    base, length, text = [], [], []
-    for bar in _bars(starts, ends, step.duration_s):
-        members = order[bar]
-        start, end = float(starts[bar].min()), float(ends[bar].max())
-        base.append(start)
-        length.append(end - start)
-        first = int(members[0])
+    every = np.arange(len(rows.start_s))
+
+    def say(bar: _Bar, lane: str) -> str:
+        first = int(bar.rows[0])
         what = (
             f"{step.op_name(int(rows.op[first]))} waited for {_key(step, int(rows.storage[first]))}"
-            if len(members) == 1 and 0 <= rows.op[first] < len(step.ops)
-            else f"{len(members)} waits"
+            if len(bar.rows) == 1 and 0 <= rows.op[first] < len(step.ops)
+            else f"{len(bar.rows)} waits"
         )
-        text.append(f"Stall: {format_seconds(float(rows.duration_s[members].sum()))}<br>{what}")
-    figure.add_trace(
-        go.Bar(
-            x=length,
-            y=["Stall"] * len(base),
-            base=base,
-            orientation="h",
-            name="Stall",
-            marker={"color": LOST, "line": {"width": 0}},
-            hovertext=text,
-            hoverinfo="text",
-            showlegend=bool(base),
-        ),
-        row=3,
-        col=1,
-    )
+        return f"{lane}: {format_seconds(float(rows.duration_s[bar.rows].sum()))}<br>{what}"
+
+    bars = _bars(every, rows.start_s, rows.start_s + rows.duration_s, step.duration_s)
+    _add_bars(go, figure, 3, "Stall", LOST, {"Stall": bars}, say)
     figure.update_yaxes(categoryorder="array", categoryarray=["Stall"], range=[-0.6, 0.6], row=3, col=1)
 
 
 def _draw_replays(go: Any, figure: go.Figure, step: StepTrace) -> None:
     """A lane of their own, below the stalls."""
     rows = step.replays
-    order = np.argsort(rows.start_s, kind="stable")
-    starts, ends = rows.start_s[order], (rows.start_s + rows.duration_s)[order]
-    base, length, text = [], [], []
-    for bar in _bars(starts, ends, step.duration_s):
-        members = order[bar]
-        start, end = float(starts[bar].min()), float(ends[bar].max())
-        base.append(start)
-        length.append(end - start)
-        first = int(members[0])
+    every = np.arange(len(rows.start_s))
+
+    def say(bar: _Bar, lane: str) -> str:
+        first = int(bar.rows[0])
         what = (
             f"{step.names[rows.name[first]]} made {_key(step, int(rows.storage[first]))} again, "
             f"for {step.op_name(int(rows.op[first]))} ({Cause(int(rows.cause[first])).name.lower()})"
-            if len(members) == 1
-            else f"{len(members)} ops ran again"
+            if len(bar.rows) == 1
+            else f"{len(bar.rows)} ops ran again"
         )
-        took = format_seconds(float(rows.duration_s[members].sum()))
-        text.append(f"Replay: {format_bytes(int(rows.bytes[members].sum()))} in {took}<br>{what}")
-    figure.add_trace(
-        go.Bar(
-            x=length,
-            y=["Replay"] * len(base),
-            base=base,
-            orientation="h",
-            name="Replay",
-            marker={"color": REPLAY, "line": {"width": 0}},
-            hovertext=text,
-            hoverinfo="text",
-        ),
-        row=3,
-        col=1,
-    )
+        took = format_seconds(float(rows.duration_s[bar.rows].sum()))
+        return f"{lane}: {format_bytes(int(rows.bytes[bar.rows].sum()))} in {took}<br>{what}"
+
+    bars = _bars(every, rows.start_s, rows.start_s + rows.duration_s, step.duration_s)
+    _add_bars(go, figure, 3, "Replay", REPLAY, {"Replay": bars}, say)
     figure.update_yaxes(categoryarray=["Stall", "Replay"], range=[1.6, -0.6], row=3, col=1)
 
 
-def _bars(starts: np.ndarray, ends: np.ndarray, duration_s: float) -> list[slice]:
-    """Which neighbours share a bar: none while they are few, else those too close together to be told apart."""
-    if len(starts) <= _LANE_BARS:
-        return [slice(i, i + 1) for i in range(len(starts))]
-    slot = np.minimum((starts / (duration_s or 1.0) * _LANE_BARS).astype(np.int64), _LANE_BARS - 1)
-    bounds = np.concatenate([[0], np.flatnonzero(np.diff(slot)) + 1, [len(starts)]])
-    return [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+class _Bar(NamedTuple):
+    """One bar of a lane, and the rows of the table that share it."""
+
+    rows: np.ndarray
+    start_s: float
+    end_s: float
+
+
+def _bars(rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, duration_s: float) -> list[_Bar]:
+    """The bars of one lane: one a row while they are few, else neighbours too close to be told apart share one."""
+    order = np.argsort(starts, kind="stable")
+    rows, starts, ends = rows[order], starts[order], ends[order]
+    bounds = np.arange(len(rows) + 1)
+    if len(rows) > _LANE_BARS:
+        slot = np.minimum((starts / (duration_s or 1.0) * _LANE_BARS).astype(np.int64), _LANE_BARS - 1)
+        bounds = np.concatenate([[0], np.flatnonzero(np.diff(slot)) + 1, [len(rows)]])
+    return [
+        _Bar(rows[a:b], float(starts[a:b].min()), float(ends[a:b].max()))
+        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+    ]
+
+
+def _add_bars(
+    go: Any,
+    figure: go.Figure,
+    row: int,
+    name: str,
+    colour: str,
+    lanes: dict[str, list[_Bar]],
+    say: Callable[[_Bar, str], str],
+) -> None:
+    """Draw the bars of these lanes in one of the figure's rows; ``say`` tells of one at the pointer."""
+    drawn = [(lane, bar) for lane, bars in lanes.items() for bar in bars]
+    figure.add_trace(
+        go.Bar(
+            x=[bar.end_s - bar.start_s for _, bar in drawn],
+            y=[lane for lane, _ in drawn],
+            base=[bar.start_s for _, bar in drawn],
+            orientation="h",
+            name=name,
+            marker={"color": colour, "line": {"width": 0}},
+            hovertext=[say(bar, lane) for lane, bar in drawn],
+            hoverinfo="text",
+            showlegend=bool(drawn),
+        ),
+        row=row,
+        col=1,
+    )
 
 
 def draw_stages(figure: go.Figure, step: StepTrace) -> None:
     """Forward, backward, optimizer: a hairline where each begins, and its name where it has room."""
-    # Ops outside autograd (data, metrics) come in the midst of every stage, and are none of their own.
-    ops = np.flatnonzero(step.ops.stage != Stage.NO_GRAD)
-    stages = step.ops.stage[ops]
-    if not len(ops):
-        return
-    begins = ops[np.concatenate([[0], np.flatnonzero(np.diff(stages)) + 1])]
-    if len(begins) > _MOST_STAGE_MARKS:
-        return
-    times = [0.0, *step.ops.start_s[begins[1:]].tolist(), step.duration_s]
-    for number, op in enumerate(begins):
+    runs = stage_runs(step)
+    times = [0.0, *step.ops.start_s[[begin for _, begin in runs[1:]]].tolist(), step.duration_s]
+    for number, (stage, _) in enumerate(runs):
         start, end = times[number], times[number + 1]
         if number:
             figure.add_shape(
@@ -407,7 +392,7 @@ def draw_stages(figure: go.Figure, step: StepTrace) -> None:
                 y=1,
                 yref="paper",
                 yanchor="bottom",
-                text=Stage(int(step.ops.stage[op])).name.capitalize(),
+                text=stage.name.capitalize(),
                 showarrow=False,
                 font={"size": 11, "color": INK_2},
             )

@@ -11,18 +11,18 @@ import numpy as np
 from ..policy import Policy, Prediction, simulate
 from ..policy.memory import MIN_SWAP_BYTES, step_memory
 from ..policy.model import NEVER, USER, Action
-from ..trace import Category, Stage, StepTrace
+from ..trace import Category, StepTrace
 from ..units import format_bytes, format_percent, format_seconds
 from .bokeh_view import BokehView, new_plot, show_bytes
 from .figures import thin
 from .packages import load
 from .palette import CATEGORIES, INK, INK_2, PREDICTED
+from .stage_runs import stage_runs
 
 MOST_SWAPS = 400
 """Swaps drawn. Bokeh stays fluent up to a few thousand bars, and a swap is up to six."""
 MOST_KEPT = 80
 """Gaps drawn in which a storage could leave and does not."""
-_MOST_STAGES = 24
 _LINE_POINTS = 1500
 
 _ALPHA = {"leaving": 0.45, "away": 0.95, "returning": 0.45, "dropped": 0.3, "replayed": 0.95, "kept": 0.16}
@@ -296,27 +296,20 @@ class Gantt(BokehView):
         return plot
 
     def _draw_stages(self, models: Any, plot: Any) -> None:
-        ops = np.flatnonzero(self.step.ops.stage != Stage.NO_GRAD)
-        if not len(ops):
-            return
-        stages = self.step.ops.stage[ops]
-        begins = ops[np.concatenate([[0], np.flatnonzero(np.diff(stages)) + 1])].tolist()
-        if len(begins) > _MOST_STAGES:
-            return
-        ends = [*begins[1:], len(self.step.ops)]
-        for begin, end in zip(begins, ends, strict=True):
+        runs = stage_runs(self.step)
+        begins = [begin for _, begin in runs]
+        for (stage, begin), end in zip(runs, [*begins[1:], len(self.step.ops)], strict=True):
             if begin != begins[0]:
                 plot.add_layout(
                     models.Span(location=begin, dimension="height", line_color=INK_2, line_alpha=0.4)
                 )
             if end - begin > 0.07 * len(self.step.ops):
-                name = Stage(int(self.step.ops.stage[begin])).name.capitalize()
                 plot.add_layout(
                     models.Label(
                         x=(begin + end) / 2,
                         y=2,
                         y_units="screen",
-                        text=name,
+                        text=stage.name.capitalize(),
                         text_align="center",
                         text_color=INK_2,
                         text_font_size="11px",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from .. import __version__
 from ..report import Report
 from ..trace import StepTrace, Trace
-from ..trace_report import STEP_COLUMNS, TraceReport, step_cells
+from ..trace_report import STEP_COLUMNS, TraceReport, followed, step_cells
 from .figures import session_figure, step_figure
 
 _STYLE = """
@@ -86,4 +86,5 @@ def _steps(found: TraceReport) -> str:
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in step_cells(step)) + "</tr>"
         for step in newest
     )
-    return f"<h2>Steps</h2><div class=steps><table><tr>{head}</tr>{body}</table></div>"
+    plans = "".join(f"<br>{html.escape(followed(step))}" for step in newest)
+    return f"<h2>Steps</h2><div class=steps><table><tr>{head}</tr>{body}</table></div><p>{plans[4:]}</p>"

@@ -138,15 +138,15 @@ def _replays(
     columns: list[tuple[int, int, int, int, float, float]] = []
     replayable = Replayable(step, memory, op_times) if len(drops) else None
     at: dict[int, float] = {}
-    births, sizes = step.storages.birth_op, step.storages.block_bytes
+    sizes = step.storages.block_bytes.tolist()
     pairs = zip(memory.row[drops.storage].tolist(), drops.in_op.tolist(), strict=True)
     for storage, op in sorted(pairs, key=lambda pair: pair[1]):
         chain = None if replayable is None else replayable.chain(storage, op)
-        for made in () if chain is None else chain.made:
-            birth = int(births[made])
+        if chain is None:
+            continue
+        for made, name, seconds in zip(chain.made, chain.names, chain.op_seconds, strict=True):
             start = at.setdefault(op, float(begin_s[op]))
-            seconds = float(op_times[birth])
-            columns.append((op, storage, int(step.ops.name[birth]), int(sizes[made]), start, seconds))
+            columns.append((op, storage, name, sizes[made], start, seconds))
             at[op] = start + seconds
     op, storage, name, size, start, seconds = (
         (list(column) for column in zip(*columns, strict=True)) if columns else [[]] * 6

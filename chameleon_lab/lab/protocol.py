@@ -335,7 +335,7 @@ def parse_request(message: Any) -> Request:
             "malformed", f"a request needs an id, a whole number from 0, not {message.get('id')!r}"
         )
     try:
-        size = len(json.dumps(message))
+        size = len(json.dumps(message, ensure_ascii=False).encode())  # half a surrogate pair is a ValueError
     except (TypeError, ValueError, RecursionError) as error:
         raise ProtocolError("malformed", f"the request is no JSON: {error}") from None
     if size > MAX_REQUEST_BYTES:

@@ -54,7 +54,7 @@ def parse_query(text: str) -> Query:
     stage, category = None, None
     for term in text.split():
         if size := _SIZE.fullmatch(term):
-            limit = parse_bytes(size[2], f"the size in {term!r}")
+            limit = parse_bytes(size[2], f"the size in {term!r}:")
             strict = 0 if size[1].endswith("=") else 1
             if size[1].startswith(">"):
                 at_least = max(at_least or 0, limit + strict)

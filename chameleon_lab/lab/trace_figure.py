@@ -82,11 +82,14 @@ def trace_figure(
     if capacity_bytes is not None:
         draw_capacity(go, figure, chosen, capacity_bytes, scale)
     draw_stages(figure, chosen)
-    style(figure, _title(chosen, prediction), height=420 if rows == 1 else 540, bottom=90)
+    style(
+        figure, _title(chosen, prediction), height=420 if rows == 1 else 570, bottom=90 if rows == 1 else 120
+    )
     figure.update_layout(margin_t=104)
     figure.update_yaxes(title_text=f"On the device ({unit})", rangemode="tozero", row=1, col=1)
     figure.update_xaxes(range=[0, chosen.duration_s], tickformat="~s", hoverformat=".4~s", ticksuffix="s")
     _name_what_is_there_on_click(figure, chosen)
+    _fit_to_output(figure)
     return figure
 
 
@@ -200,6 +203,21 @@ def _title(step: StepTrace, prediction: Prediction | None) -> str:
         f"{format_seconds(prediction.step_s)}, stall {format_seconds(prediction.stall_s)}"
         + (f", replays {format_seconds(prediction.replay_s)}" if prediction.replay_s else "")
     )
+
+
+def _fit_to_output(figure: go.FigureWidget) -> None:
+    """Let it be as wide as its output, and not Plotly's 700 pixels.
+
+    A widget is drawn before it is on the page, where it has no room yet: it takes its width once it is seen.
+    """
+    figure._config = {"responsive": True}  # follows the window's size; there is no public way to say so
+
+    def seen(change: dict[str, Any]) -> None:
+        if change["new"]:
+            figure.layout.autosize = None
+            figure.layout.autosize = True
+
+    figure.observe(seen, "_view_count")
 
 
 def _name_what_is_there_on_click(figure: go.FigureWidget, step: StepTrace) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 from ..errors import BelowFloorError
 from ..trace import StepTrace, Trace
 from ..units import format_seconds
+from .arguments import checked_capacity, checked_link
 from .generate import replay_class_of
 from .memory import (
     MIN_SWAP_BYTES,
@@ -96,8 +97,10 @@ def lower_bound(
     step. Needs scipy, and seconds for a step of many storages.
 
     Raises BelowFloorError if no policy fits the capacity at all, TraceError if the trace holds no op, ValueError if
-    ``op_times``, ``checkpoints`` or ``rematerialise`` does not fit.
+    ``capacity_bytes``, ``op_times``, ``checkpoints`` or ``rematerialise`` does not fit, TypeError if an argument is
+    something else.
     """
+    capacity, link = checked_capacity(capacity_bytes), checked_link(link)
     replay_class = replay_class_of(rematerialise, trace)
     if checkpoints < 1:
         raise ValueError(f"checkpoints is {checkpoints}: give a number from 1 up")
@@ -105,7 +108,6 @@ def lower_bound(
     times = step_op_times(step, op_times)
     memory = step_memory(step, min_swap_bytes)
     lowest = floor_of(step, memory)
-    capacity = int(capacity_bytes)
     if capacity < lowest.bytes:
         raise BelowFloorError(below_floor(capacity, lowest))
     at = _checkpoints(step, times, checkpoints)

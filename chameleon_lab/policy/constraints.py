@@ -401,6 +401,7 @@ class Constraints:
                 f"{format_bytes(floor_bytes)} at op {op} ({self.step.op_name(op)}), and this edit keeps "
                 f"{format_bytes(size)} there",
                 f"take it back, or give at least {floor_bytes} bytes",
+                floor_bytes,
             )
             for k, size in sorted(kept.items(), key=lambda item: (-item[1], item[0]))
         ]

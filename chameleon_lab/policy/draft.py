@@ -53,6 +53,8 @@ class Draft:
         self.base = base
         self.step = newest_step(trace if trace is not None else base.source)  # type: ignore[arg-type]
         self._op_times = step_op_times(self.step, op_times)
+        # A policy file's step has none.
+        self._knows_times = op_times is not None or bool(self.step.ops.duration_s.any())
         given = base.assumed.get("without_edits") or {}
         self._capacity_bytes = int(given.get("capacity_bytes", base.capacity_bytes))
         self._link = Link(**given["link"]) if "link" in given else base.link
@@ -211,7 +213,7 @@ class Draft:
                 self.step,
                 self._capacity_bytes,
                 self._link,
-                op_times=self._op_times,
+                op_times=self._op_times if self._knows_times else None,
                 min_swap_bytes=int(assumed.get("min_swap_bytes", MIN_SWAP_BYTES)),
                 margin=float(assumed.get("margin", 0.0)),
                 edits=self._edits,
@@ -229,7 +231,7 @@ class Draft:
         try:
             return self._planned().findings  # a file does not hold those of the base
         except EditsUnreachableError as error:
-            return error.findings
+            return error.all_findings
 
     def predict(self) -> Prediction:
         """What a step would take under the draft. Raises BelowFloorError as :meth:`policy` does."""

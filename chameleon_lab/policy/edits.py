@@ -16,6 +16,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -28,6 +29,11 @@ from ..errors import PolicyError
 from ..trace import Category, Stage, StepTrace
 from ..units import format_bytes
 from .link import Link
+
+MOST = 2**63 - 1
+"""The largest number, positive or negative, that an edit takes: what an int64 holds."""
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 CATEGORIES = tuple(category.name.lower() for category in Category)
 STAGES = tuple(stage.name.lower() for stage in Stage)
@@ -106,6 +112,16 @@ class Edit:
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool) or value == ""):
                 raise PolicyError(
                     f"{self.action} edit: {name} is {value!r}: give a {kind.__name__}, or leave it out"
+                )
+            if isinstance(value, int) and abs(value) > MOST:
+                raise PolicyError(
+                    f"{self.action} edit: {name} has {value.bit_length()} bits: "
+                    f"give a whole number from {-MOST} to {MOST}"
+                )
+            if isinstance(value, str) and _SURROGATES.search(value):
+                raise PolicyError(
+                    f"{self.action} edit: {name} is {value!r}, which holds half a surrogate pair and cannot be "
+                    "written to a file: leave that character out"
                 )
         self._check_target()
         self._check_value()
@@ -231,6 +247,8 @@ class Finding:
     edit: Edit
     why: str
     way_out: str
+    least_bytes: int | None = None
+    """Where the edits leave no room: the smallest capacity that they can be obeyed in."""
 
     @property
     def is_error(self) -> bool:
@@ -245,6 +263,7 @@ class Finding:
             "edit": self.edit.to_dict(),
             "why": self.why,
             "way_out": self.way_out,
+            "least_bytes": self.least_bytes,
         }
 
     def __str__(self) -> str:

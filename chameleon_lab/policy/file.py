@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import PolicyError
 from . import step_text
-from .edits import CATEGORIES, digest, edit_from_dict
+from .edits import CATEGORIES, MOST, digest, edit_from_dict
 from .link import Link
 from .model import NEVER, PLANNER, USER, VERSION, Action, Decision, Policy
 
@@ -35,15 +35,14 @@ _LINK = {"out_bytes_per_s": "number or null", "in_bytes_per_s": "number or null"
 _DECISION = {f.name: "int" if f.type == "int" else "string" for f in fields(Decision)}
 
 
-_MOST = 2**63 - 1
 _Rule = tuple[Callable[[Any], bool], str]
 
 
 def _whole(low: int) -> _Rule:
     def fits(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= _MOST
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value <= MOST
 
-    return fits, f"a whole number from {low} to {_MOST}"
+    return fits, f"a whole number from {low} to {MOST}"
 
 
 def _number(low: float, high: float = math.inf) -> _Rule:
@@ -144,7 +143,7 @@ def from_json(text: str, source: str = "policy") -> Policy:
         values = _typed(entry, "object", where, place)
         for name in ("gap", "min_bytes", "max_bytes", "ops_earlier", "capacity_bytes"):
             if isinstance(values.get(name), int):
-                _ruled(values, {name: _whole(-_MOST)}, where, f"{place}.")
+                _ruled(values, {name: _whole(-MOST)}, where, f"{place}.")  # names the field's own place
         try:
             edits.append(edit_from_dict(values))
         except PolicyError as error:
@@ -273,7 +272,12 @@ def _array(name: str, entries: list[dict[str, Any]]) -> str:
 
 
 def _line(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair: UTF-8 has none, JSON writes it in ASCII
+        return json.dumps(value, allow_nan=False)
+    return text
 
 
 class _GivenTwiceError(Exception):

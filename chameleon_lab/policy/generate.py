@@ -33,6 +33,7 @@ import torch
 from ..errors import BelowFloorError, EditsUnreachableError, TraceError
 from ..progress import bar, tick
 from ..trace import StepTrace, Trace
+from .arguments import checked_capacity, checked_link
 from .constraints import Constraints, conditions, joined
 from .edits import CATEGORIES, Edit, EditAction, Fault, Finding, digest
 from .link import Link
@@ -51,6 +52,7 @@ from .mix import Mixed, Mixer
 from .model import NEVER, PLANNER, USER, Action, Decision, Policy, fingerprint
 from .range_max import RangeMax
 from .replay import HIGHEST_CLASS, Replayable, Replays, gaps_of
+from .retime import retimed
 from .simulate import Prediction, simulate_swaps
 
 _PERIODS = 3
@@ -89,10 +91,12 @@ def plan(
 
     The same arguments give the same policy. Raises BelowFloorError if no policy fits the capacity,
     EditsUnreachableError if one would without the edits, TraceError if the step has no ops or has lost some,
-    ValueError if ``op_times``, ``margin`` or ``rematerialise`` does not fit.
+    ValueError if ``capacity_bytes``, ``op_times``, ``margin`` or ``rematerialise`` does not fit, TypeError if the
+    trace, the capacity or the link is something else.
     """
     if not 0.0 <= margin < 1.0:
         raise ValueError(f"margin is {margin}: give a share of the capacity, from 0 to below 1")
+    capacity_bytes, link = checked_capacity(capacity_bytes), checked_link(link)
     replay_class = replay_class_of(rematerialise, trace)
     step = newest_step(trace)
     if step.truncated_ops:
@@ -100,12 +104,12 @@ def plan(
             f"step {step.index} has lost {step.truncated_ops} ops, so its bytes are unknown there: "
             "record it again with a larger recorder buffer"
         )
-    given = {"capacity_bytes": int(capacity_bytes), "link": link.to_dict()}
-    capacity_bytes, link, findings = conditions(edits, int(capacity_bytes), link)
+    given = {"capacity_bytes": capacity_bytes, "link": link.to_dict()}
+    capacity_bytes, link, findings = conditions(edits, capacity_bytes, link)
     memory = step_memory(step, min_swap_bytes)
     lowest = floor_of(step, memory)
     if capacity_bytes < lowest.bytes:
-        raise _no_room(capacity_bytes, lowest, edits)
+        raise _no_room(capacity_bytes, lowest, edits, [*findings, *Constraints(step, memory, edits).findings])
     if op_times is None and not replay_class:
         compute_s = max(float(step.duration_s) - float(step.ops.stall_s.sum()), 0.0)
         times = np.full(memory.ops, compute_s / memory.ops)
@@ -118,10 +122,11 @@ def plan(
     with bar(f"Planning {memory.ops} ops", unit="pass"):
         if edits:
             constraints = Constraints(step, memory, edits, replayable)
+            constraints.findings += findings
             swaps, replays, prediction, by_user = _around(
                 constraints, capacity_bytes, target, link, times, told
             )
-            findings += constraints.findings
+            findings = constraints.findings
         else:
             target = max(target, lowest.bytes)
             swaps, prediction = _best(memory, target, link, times, told)
@@ -199,7 +204,8 @@ def _around(
         lowest = floor_of(constraints.step, narrowed)
     if lowest.bytes > capacity:
         blamed = constraints.blame(lowest.op, lowest.bytes, capacity)
-        raise EditsUnreachableError("\n".join(str(finding) for finding in blamed), tuple(blamed))
+        text = "\n".join(str(finding) for finding in blamed)
+        raise EditsUnreachableError(text, tuple(blamed), tuple(constraints.findings))
     target = max(target, lowest.bytes)
     swaps, prediction = _best(narrowed, target, link, times, told)
     swaps, replays = joined(forced, swaps), Replays.none(memory.ops)
@@ -257,7 +263,9 @@ def _mixed(mixer: Mixer, alone: Mixed) -> Mixed:
     early = _with_early_copies(seen, own, mixer.link, clock + best.prediction.stall_op_s)
     if len(early) > len(own):
         best = min(best, mixer.judged(early, best.replays), key=lambda plan: plan.overhead_s)
-    return best
+    own = best.swaps.taken(np.arange(len(mixer.forced), len(best.swaps)))
+    roomy = mixer.judged(retimed(seen, own, mixer.link, clock + best.prediction.stall_op_s), best.replays)
+    return roomy if _no_slower(roomy.prediction, best.prediction) else best
 
 
 def _best(
@@ -268,7 +276,8 @@ def _best(
     The first are made on the clock of the ops, as they are told and as if they were equally long: neither is always
     better. On a slow link a step takes far longer than its ops, and gaps leave more time for copies than ``times``
     tell: the next is made on the clock of ops and stalls. The last adds early copies, which only pay where the clock
-    is right: not where ``times`` are a guess and nobody has ``told`` them.
+    is right: not where ``times`` are a guess and nobody has ``told`` them. Where they are told, the plan that is taken
+    is retimed too.
     """
 
     def judged(swaps: Swaps) -> tuple[Swaps, Prediction]:
@@ -289,7 +298,15 @@ def _best(
         early = _with_early_copies(memory, best[0], link, times + best[1].stall_op_s) if told else best[0]
         if len(early) > len(best[0]):
             best = min(best, judged(early), key=stall_s)
+    if told:
+        roomy = judged(retimed(memory, best[0], link, times + best[1].stall_op_s))
+        best = roomy if _no_slower(roomy[1], best[1]) else best
     return best
+
+
+def _no_slower(new: Prediction, old: Prediction) -> bool:
+    """Does a plan stall no longer than another, but for rounding?"""
+    return new.stall_s <= old.stall_s + 1e-9 * old.step_s
 
 
 def _with_early_copies(memory: StepMemory, swaps: Swaps, link: Link, clock: np.ndarray) -> Swaps:
@@ -574,12 +591,14 @@ def _decisions(
     return tuple(decisions)
 
 
-def _no_room(capacity_bytes: int, lowest: Floor, edits: Sequence[Edit]) -> BelowFloorError:
-    """The error for a capacity that no policy fits, edits or none."""
+def _no_room(
+    capacity_bytes: int, lowest: Floor, edits: Sequence[Edit], others: Sequence[Finding]
+) -> BelowFloorError:
+    """The error for a capacity that no policy fits, edits or none. ``others``: what else is wrong with the edits."""
     text = below_floor(capacity_bytes, lowest)
     asking = [k for k, edit in enumerate(edits) if edit.action is EditAction.CAPACITY]
     if not asking:
         return BelowFloorError(text)
     why, _, way_out = text.partition(": ")
     finding = Finding(Fault.UNREACHABLE, asking[-1], edits[asking[-1]], why, way_out)
-    return EditsUnreachableError(str(finding), (finding,))
+    return EditsUnreachableError(str(finding), (finding,), tuple(others))

@@ -168,9 +168,13 @@ def no_swaps() -> Swaps:
 def newest_step(trace: Trace | StepTrace) -> StepTrace:
     """The step that stands for a trace: the step itself, or the newest of a trace.
 
-    Raises TraceError if it holds no op.
+    Raises TraceError if it holds no op, TypeError if it is no trace.
     """
     step = trace.last if isinstance(trace, Trace) else trace
+    if not isinstance(step, StepTrace):
+        raise TypeError(
+            f"this is no trace, but {type(trace).__name__}: give what session.trace(), Trace.load or trace_meta returns"
+        )
     if not len(step.ops):
         raise TraceError(
             f"step {step.index} holds no op: record at least one training step inside the session"

@@ -4,7 +4,8 @@ Swapping is free as long as copies hide behind compute, so it is what a plan beg
 takes bytes off the link for the time of a replay. Candidates that are idle at the peak come first, then those of the
 cheapest bytes; how many of them to take is a search over plans, each of which drops some and swaps the rest by
 :mod:`~chameleon_lab.policy.generate`'s passes, and is judged by the simulator. Capuchin (ASPLOS 2020) ranks in a
-similar way, tensor by tensor and against an estimate of the stall.
+similar way, tensor by tensor and against an estimate of the stall. The ranking knows nothing of what a plan needs
+where: of the plan found, the dearest replays are taken back one by one, as long as that makes it cheaper.
 """
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ from .constraints import joined
 from .link import Link
 from .memory import StepMemory, Swaps, no_swaps
 from .range_max import RangeMax
-from .replay import CHAIN, Replayable, Replays
+from .replay import CHAIN, Chain, Replayable, Replays
 from .simulate import Prediction, simulate_swaps
 
 _MOST_PLANS, _LEAST_PLANS = 9, 3
-"""Plans that the search makes."""
+"""Plans that the search over the ranking makes."""
+
+_MOST_RETRACTIONS = 40
+"""Plans made after those, each without one of the drops."""
 
 _PLANNED_OPS = 60_000
-"""Ops of all of them together, for steps so long that this is between the two."""
+"""Ops of all plans together, for steps so long that this makes them fewer."""
+
+_CHEAP = 0.01
+"""Share of the compute time. A plan that costs less is good enough to stop at."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +100,18 @@ class Mixer:
                 or not fixed.isdisjoint(self.replayable.needs(gap)[1])
             ):
                 continue
-            chain = self.replayable.chain(int(memory.row[memory.gap_storage[gap]]), use)
-            assert chain is not None
+            chain = self._chain(gap)
             size = int(memory.block_bytes[memory.gap_storage[gap]])
             if chain.seconds < most_s * size:
                 ranked.append((not begin <= summit < use, chain.seconds / size, begin - use, gap))
         return [gap for *_, gap in sorted(ranked)]
+
+    def _chain(self, gap: int) -> Chain:
+        """What a replay at a gap's use takes."""
+        memory = self.memory
+        chain = self.replayable.chain(int(memory.row[memory.gap_storage[gap]]), int(memory.gap_use[gap]))
+        assert chain is not None
+        return chain
 
     def _moves(self, ranked: Sequence[int]) -> list[tuple[int, int | None]]:
         """In order: the gap to drop next, and the one that is no longer dropped, so that no chain gets too long.
@@ -170,7 +183,8 @@ class Mixer:
             self._tried[0] = alone
         most = min(max(_PLANNED_OPS // self.memory.ops, _LEAST_PLANS), _MOST_PLANS)
         best = self._narrowed_down(self._first_tries(most), most)
-        return self._pruned(self._at(best))
+        left = _PLANNED_OPS // self.memory.ops - len(self._tried)
+        return self._retracted(self._pruned(self._at(best)), min(left, _MOST_RETRACTIONS))
 
     def _first_tries(self, most: int) -> int:
         """Drop what would end the stall if every byte dropped were a byte less to copy, and again; the best of that."""
@@ -256,3 +270,15 @@ class Mixer:
             return mixed
         fewer = self.made(sorted(kept))
         return min(mixed, fewer, key=lambda plan: plan.overhead_s)
+
+    def _retracted(self, mixed: Mixed, most: int) -> Mixed:
+        """Without the drops whose replays cost more than the swaps in their place, the dearest tried first."""
+        must = set(self.must_drop)
+        gaps = [gap for gap in mixed.replays.gap.tolist() if gap not in must]
+        cost_s = {gap: self._chain(gap).seconds for gap in gaps}
+        for gap in sorted(gaps, key=lambda gap: (-cost_s[gap], gap))[: max(most, 0)]:
+            if mixed.overhead_s <= _CHEAP * float(self.times.sum()):
+                break
+            others = [other for other in mixed.replays.gap.tolist() if other != gap]
+            mixed = min(mixed, self.made(others), key=lambda plan: plan.overhead_s)
+        return mixed

@@ -13,12 +13,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import PolicyError
-from ..files import oddity
+from ..files import misnomer, oddity, shown
 from ..trace import StepTrace, Trace
 from ..trace.store import write_then_rename
 from ..units import format_bytes
@@ -178,9 +179,12 @@ class Policy:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy to ``path``: to a file beside it first, which then takes its place.
 
-        Raises PolicyError if ``assumed`` or ``predicted`` hold something that JSON cannot, OSError if the
-        file cannot be written.
+        Raises PolicyError if ``assumed`` or ``predicted`` hold something that JSON cannot, or if no file can have this
+        name, OSError if the file cannot be written.
         """
+        wrong = misnomer(path) or ("" if Path(path).name else "this names no file")
+        if wrong:
+            raise PolicyError(f"{shown(path)}: {wrong}; give another name")
         text = self.to_json()
         with write_then_rename(path) as beside:
             beside.write_text(text, encoding="utf-8")
@@ -193,7 +197,7 @@ class Policy:
         version, or has a field missing, unknown or of the wrong type; OSError if it cannot be read.
         """
         if (odd := oddity(path, _MOST_BYTES)) is not None:
-            raise PolicyError(f"{path}: {odd}; give a file that Policy.save wrote")
+            raise PolicyError(f"{shown(path)}: {odd}; give a file that Policy.save wrote")
         with open(path, "rb") as file:
             data = file.read()
         try:

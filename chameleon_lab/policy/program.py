@@ -12,6 +12,7 @@ import numpy as np
 
 from ..trace import StepTrace
 from .constraints import untouched
+from .host import HostLayout, host_layout
 from .memory import MIN_SWAP_BYTES, StepMemory, Swaps, step_memory, step_op_times
 from .model import NEVER, Action, Decision, Policy, fingerprint
 from .replay import Replayable, Replays
@@ -56,6 +57,8 @@ class Program:
     """uint8 (A,): FREE, SWAP_IN, SWAP_OUT, DROP or REPLAY"""
     action_storage: np.ndarray
     """int32 (A,): plan storage"""
+    host: HostLayout
+    """Where the copies lie; its places are of shape (S,)"""
     unmatched: tuple[str, ...]
     """Decisions that found no gap in the step, and why"""
 
@@ -106,6 +109,7 @@ def compile_program(policy: Policy, step: StepTrace) -> Program:
         action_op=op[order].astype(np.int32),
         action_kind=kind[order].astype(np.uint8),
         action_storage=storage[order].astype(np.int32),
+        host=host_layout(memory, swaps, step),
         unmatched=tuple(unmatched),
     )
 

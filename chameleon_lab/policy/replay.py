@@ -5,11 +5,13 @@ block is taken and the op that made the storage is *replayed* from its inputs. T
 
 - An input that is alive is one more thing that is needed at ``in_op``. If it is swapped in a gap around that op, it
   has to be back by then; if it is dropped too, it is replayed right before, and stays until its own use.
-- An input that has died is replayed as well, first, into memory that is given back at once: it makes a *chain* with
-  the ops that follow it, of :data:`CHAIN` ops at most. Two replays that go back to one dead input make it twice.
+- An input that has died, or holds another value by then, is made again as well, first, into memory that is given back
+  at once: it makes a *chain* with the ops that follow it, of :data:`CHAIN` ops at most. Two replays that go back to one
+  such input make it twice. What an op in place has changed is made first too, in the memory of its result.
 
-A replay is refused here wherever it might give other bytes: where the storage or an input was written in between, or
-where an op in its chain is not listed in :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS`.
+What a replay makes are :class:`~chameleon_lab.policy.values.Values`. It is refused here wherever it might give other
+bytes: where nobody knows what wrote a value in its chain, or where an op of it is not listed in
+:data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import numpy as np
 from ..trace import StepTrace
 from ..trace.replay_ops import REPLAY_CLASS
 from .memory import StepMemory, Swaps
+from .values import AT_FIRST, alive_bytes, values_of
 
 CHAIN = 4
 """Ops that one replay may take in a row: the runtime declines a drop that would need more."""
@@ -35,11 +38,19 @@ HIGHEST_CLASS = max(REPLAY_CLASS.values())
 class Chain:
     """The ops that make a storage again at one op of the step."""
 
+    values: tuple[int, ...]
+    """What is made on the way, in order: indices into the step's :class:`~chameleon_lab.policy.values.Values`. That of
+    the storage itself is the last."""
     made: tuple[int, ...]
-    """Rows of the storages that are made on the way, in order; the storage itself is the last."""
+    """Rows of the storages that held those."""
+    names: tuple[int, ...]
+    """The ops that make them: indices into ``StepTrace.names``."""
     inputs: tuple[int, ...]
     """Rows of the living storages that the ops read, beside what they make."""
+    op_seconds: tuple[float, ...]
+    """What each op takes."""
     seconds: float
+    """What all of them take."""
     transient_bytes: int
     """Device memory that the ops take beside the storage itself, at most."""
 
@@ -60,41 +71,29 @@ class Replayable:
         replay_class: int = HIGHEST_CLASS,
         refused: Collection[str] = (),
     ) -> None:
-        self.memory, self.seconds = memory, seconds
-        storages, uses, n = step.storages, step.uses, memory.ops
+        self.memory = memory
+        storages, n = step.storages, memory.ops
         self._birth: list[int] = storages.birth_op.tolist()
         self._death: list[int] = np.where(storages.death_op >= n, 2 * n, storages.death_op).tolist()
         self._block: list[int] = storages.block_bytes.tolist()
-        born = storages.birth_op >= 0
-        newborn = storages.birth_op[uses.storage] == uses.op
-        # Ops that may be replayed: of a class, and writing nothing but what they make.
         fits = np.array(
-            [name not in refused and 0 < REPLAY_CLASS.get(name, 0) <= replay_class for name in step.names]
+            [name not in refused and 0 < REPLAY_CLASS.get(name, 0) <= replay_class for name in step.names],
+            dtype=bool,
         )
-        self._op_fits = fits[step.ops.name]
-        self._op_fits[uses.op[uses.writes & ~newborn]] = False
         declined = np.zeros(len(storages), dtype=bool)
         if refused:
             declined[[row for row, key in enumerate(step.storage_keys) if key in refused]] = True
-        possible = np.zeros(len(storages), dtype=bool)
-        possible[born] = self._op_fits[storages.birth_op[born]]
-        self._possible: list[bool] = (possible & storages.movable & ~declined).tolist()
-        # What an op reads beside what it makes: rows reads[offset[op]:offset[op + 1]].
-        read = np.flatnonzero(uses.reads & ~newborn)
-        self._reads: list[int] = uses.storage[read].tolist()
-        self._reads_offset: list[int] = np.searchsorted(uses.op[read], np.arange(n + 1)).tolist()
-        # Ops that write a storage after its birth, ascending.
-        self._writes: dict[int, list[int]] = {}
-        for at in np.flatnonzero(uses.writes & ~newborn).tolist():
-            self._writes.setdefault(int(uses.storage[at]), []).append(int(uses.op[at]))
-        # Memory of an op beside its inputs: all that it makes, and what no storage stands for.
-        made = np.bincount(storages.birth_op[born], weights=storages.block_bytes[born], minlength=n)
-        alive = _alive_bytes(step, np.maximum(storages.birth_op, 0), storages.death_op + 1)
-        self._op_bytes: list[int] = (
-            (made + np.maximum(memory.live_bytes - alive, 0)).astype(np.int64).tolist()
-        )
+        self._values = values_of(step, fits)
+        may_replay = (storages.movable & ~declined).tolist()
+        self._possible = [
+            fits and may_replay[row] for fits, row in zip(self._values.fits, self._values.row, strict=True)
+        ]
+        op_seconds = seconds.tolist()
+        self._seconds: list[float] = [
+            share * op_seconds[op] for share, op in zip(self._values.share, self._values.op, strict=True)
+        ]
         # Bytes alive right before an op, when its replays run.
-        before = _alive_bytes(step, storages.birth_op + 1, storages.death_op + 1)
+        before = alive_bytes(step, storages.birth_op + 1, storages.death_op + 1)
         self.bytes_before = np.minimum(before, memory.live_bytes)
         self._candidate_of = np.full(len(storages), -1, dtype=np.int64)
         self._candidate_of[memory.row] = np.arange(len(memory.row))
@@ -104,14 +103,18 @@ class Replayable:
         self._gap_row: list[int] = memory.row[memory.gap_storage].tolist()
         self._gap_out: list[int] = memory.gap_out.tolist()
         self._gap_use: list[int] = memory.gap_use.tolist()
+        self._returns: list[bool] = memory.gap_returns.tolist()
         self._chains: dict[tuple[int, int], Chain | None] = {}
         self._needs: dict[int, tuple[int, dict[int, int]]] = {}
         if len(step.replays):
-            self.seconds = seconds * self._measured(step)[step.ops.name]
+            measured = self._measured(step).tolist()
+            self._seconds = [
+                told * measured[name] for told, name in zip(self._seconds, self._values.name, strict=True)
+            ]
             self._chains.clear()
 
     def _measured(self, step: StepTrace) -> np.ndarray:
-        """What replays took in the step, by the name of the op that made the storage, to the time of their ops.
+        """What replays took in the step, by the name of the op that makes the value, to the time of their ops.
 
         float64 (names,); of names that were not replayed it is that of all together.
         """
@@ -121,7 +124,7 @@ class Replayable:
         for row, op in dict(zip(rows.tolist(), step.replays.op.tolist(), strict=True)).items():
             chain = self.chain(row, op) if row >= 0 and self._birth[row] >= 0 else None
             if chain is not None:
-                name = step.ops.name[self._birth[row]]
+                name = chain.names[-1]
                 measured[name] += took_s[row]
                 told[name] += chain.seconds
         if not told.sum() or not measured.sum():
@@ -139,71 +142,69 @@ class Replayable:
 
     def why_not(self, gap: int) -> str | None:
         """Why a gap cannot be dropped; None if it can."""
-        row, n = self._gap_row[gap], self.memory.ops
-        birth, use = self._birth[row], self._gap_use[gap]
-        if birth < 0:
+        row, use = self._gap_row[gap], self._gap_use[gap]
+        if self._birth[row] < 0:
             return "no op of the step makes it"
-        if not self.memory.gap_returns[gap] or use >= n:
+        if not self._returns[gap] or use >= self.memory.ops:
             return "it is not used again in the step"
-        if not self._possible[row]:
-            return "the op that makes it cannot be replayed"
-        if not self._unwritten(row, birth, self._gap_out[gap] + 1):
-            return "it is written after the op that makes it"
+        value = self._values.at(row, use)
+        if value == AT_FIRST or not self._possible[value]:
+            written = value != AT_FIRST and self._values.op[value] > self._birth[row]
+            return f"the op that {'wrote it last' if written else 'makes it'} cannot be replayed"
         if self.chain(row, use) is None:
             return f"an input is gone or written by then, and no chain of {CHAIN} ops makes it again"
         return None
 
     def chain(self, row: int, op: int) -> Chain | None:
-        """How to make a storage again before ``op``; None if it cannot be done."""
-        key = (row, op)
+        """How to make what a storage holds before ``op`` again; None if it cannot be done."""
+        value = self._values.at(row, op)
+        key = (value, op)
         if key not in self._chains:
             made: dict[int, int] = {}
             inputs: dict[int, None] = {}
-            self._chains[key] = self._chained(made, inputs) if self._visit(row, op, made, inputs) else None
+            can = value != AT_FIRST and self._visit(value, op, made, inputs)
+            self._chains[key] = self._chained(made, inputs) if can else None
         return self._chains[key]
 
     def _chained(self, made: dict[int, int], inputs: dict[int, None]) -> Chain:
-        rows = tuple(made)
-        ops = [self._birth[row] for row in rows]
-        *dead, last = rows
-        work = max(self._op_bytes[op] - self._block[row] for op, row in zip(ops, rows, strict=True))
+        values = self._values
+        *earlier, _ = made
+        # What an op in place changes has its result's memory.
+        changed = {values.in_place(value) for value in made}
+        on_the_way = sum(self._block[values.row[value]] for value in earlier if value not in changed)
+        op_seconds = tuple(self._seconds[value] for value in made)
         return Chain(
-            made=rows,
+            values=tuple(made),
+            made=tuple(values.row[value] for value in made),
+            names=tuple(values.name[value] for value in made),
             inputs=tuple(inputs),
-            seconds=sum(float(self.seconds[op]) for op in ops),
-            transient_bytes=sum(self._block[row] for row in dead) + work,
+            op_seconds=op_seconds,
+            seconds=sum(op_seconds),
+            transient_bytes=on_the_way + max(values.beside_bytes[value] for value in made),
         )
 
-    def _visit(self, row: int, op: int, made: dict[int, int], inputs: dict[int, None]) -> int:
-        """Put what it takes to make ``row`` before ``op`` into ``made`` and ``inputs``; ops in a row, 0 if too many."""
-        if not self._possible[row]:
+    def _visit(
+        self, value: int, op: int, made: dict[int, int], inputs: dict[int, None], most: int = CHAIN
+    ) -> int:
+        """Put what it takes to make a value before ``op`` into ``made`` and ``inputs``; ops in a row, 0 if too many."""
+        if not most or not self._possible[value]:
             return 0
-        birth, level = self._birth[row], 1
-        for read in self._reads[self._reads_offset[birth] : self._reads_offset[birth + 1]]:
-            if read in made:
-                level = max(level, made[read] + 1)
-            elif self._death[read] >= op:
-                if not self._unwritten(read, birth, op):
-                    return 0
-                inputs[read] = None
+        level = 1
+        for row, of in self._values.inputs[value]:
+            if of in made:
+                before = made[of]
+            elif self._death[row] >= op and self._values.at(row, op) == of:
+                inputs[row] = None
+                continue
             else:
-                # It is made as it was at its birth: it must have stayed so until it died.
-                before = self._unwritten(read, self._birth[read], op) and self._visit(read, op, made, inputs)
+                before = self._visit(of, op, made, inputs, most - 1) if of != AT_FIRST else 0
                 if not before:
                     return 0
-                level = max(level, before + 1)
-        if level > CHAIN:
+            level = max(level, before + 1)
+        if level > most:
             return 0
-        made[row] = level
+        made[value] = level
         return level
-
-    def _unwritten(self, row: int, after: int, before: int) -> bool:
-        """Is there no write to a storage at the ops ``after < op < before``?"""
-        writes = self._writes.get(row)
-        if writes is None:
-            return True
-        at = bisect_right(writes, after)
-        return at == len(writes) or writes[at] >= before
 
     def gap_around(self, row: int, op: int) -> tuple[int, int] | None:
         """The gap of a storage in which, or at whose end, ``op`` lies, and ``op`` as that gap counts; None if none."""
@@ -285,8 +286,8 @@ class Replayable:
         self, gaps: Iterable[int], fixed: set[int], useful: np.ndarray | None, must: set[int]
     ) -> Replays:
         """:meth:`resolve`, as far as chains at the uses tell."""
-        row_of, birth = self._gap_row, self._birth
-        order = sorted(gaps, key=lambda gap: (birth[row_of[gap]], gap))
+        row_of = self._gap_row
+        order = sorted(gaps, key=lambda gap: (self._value(gap), gap))
         declined = []
         lengths: dict[int, int] = {}
         for gap in order:
@@ -341,6 +342,10 @@ class Replayable:
             declined=tuple(sorted(declined)),
         )
 
+    def _value(self, gap: int) -> int:
+        """What a gap's storage holds in it: larger than all that it is made from."""
+        return self._values.at(self._gap_row[gap], self._gap_use[gap])
+
     def needs(self, gap: int) -> tuple[int, dict[int, int]]:
         """How long the chain of a gap is at its use, in ops in a row; and the gaps of its inputs around there.
 
@@ -361,15 +366,15 @@ class Replayable:
     def _ops_from(self, chain: Chain) -> tuple[int, dict[int, int]]:
         """How many ops in a row a chain has; and by input those from the one that reads it on."""
         # From the last op to the first: what an op reads is made by one that comes before it.
-        ops_from = {chain.made[-1]: 1}
+        ops_from = {chain.values[-1]: 1}
         inputs: dict[int, int] = {}
-        for row in reversed(chain.made):
-            length, birth = ops_from[row], self._birth[row]
-            for read in self._reads[self._reads_offset[birth] : self._reads_offset[birth + 1]]:
-                if read in chain.made:
-                    ops_from[read] = max(ops_from.get(read, 0), length + 1)
+        for value in reversed(chain.values):
+            length = ops_from[value]
+            for row, of in self._values.inputs[value]:
+                if of in chain.values:
+                    ops_from[of] = max(ops_from.get(of, 0), length + 1)
                 else:
-                    inputs[read] = max(inputs.get(read, 0), length)
+                    inputs[row] = max(inputs.get(row, 0), length)
         return max(ops_from.values()), inputs
 
     def length(self, gap: int, lengths: Mapping[int, int]) -> int:
@@ -465,12 +470,3 @@ def gaps_of(memory: StepMemory, swaps: Swaps) -> np.ndarray:
         return np.full(len(wanted), -1)
     at = np.minimum(np.searchsorted(key, wanted), len(key) - 1)
     return np.where(key[at] == wanted, at, -1)
-
-
-def _alive_bytes(step: StepTrace, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Bytes of the blocks at each op, int64 (ops,), if each is there for ``begin <= op < end``."""
-    n = len(step.ops)
-    change = np.zeros(n + 2, dtype=np.int64)
-    np.add.at(change, np.minimum(begin, n + 1), step.storages.block_bytes)
-    np.subtract.at(change, np.minimum(end, n + 1), step.storages.block_bytes)
-    return np.cumsum(change)[:n]

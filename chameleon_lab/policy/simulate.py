@@ -23,6 +23,7 @@ import numpy as np
 from ..trace import Direction, Stage, StepTrace, Trace
 from ..trace.columns import Table
 from ..units import format_bytes, format_percent, format_seconds
+from .arguments import checked_capacity, checked_link
 from .memory import StepMemory, Swaps, newest_step, step_op_times
 from .model import Link, Policy
 from .pressure import with_evictions
@@ -255,13 +256,16 @@ def simulate(
     see ``Prediction.fits``. With ``evict``, what is too much is evicted, as the executor does; see
     :func:`~chameleon_lab.policy.pressure.with_evictions`.
 
-    Raises TraceError if the trace holds no op, ValueError if ``op_times`` does not fit.
+    Raises TraceError if the trace holds no op, ValueError if ``capacity_bytes`` or ``op_times`` does not fit, TypeError
+    if an argument is something else.
     """
+    if not isinstance(policy, Policy):
+        raise TypeError(f"policy is {policy!r}: give a Policy, such as plan(...) or Policy.load(...) returns")
+    capacity_bytes = policy.capacity_bytes if capacity_bytes is None else checked_capacity(capacity_bytes)
+    link = policy.link if link is None else checked_link(link)
     step = newest_step(trace)
     times = step_op_times(step, op_times)
     memory, swaps, replays, unmatched = bind(policy, step, times)
-    if capacity_bytes is None:
-        capacity_bytes = policy.capacity_bytes
     if evict:
         served, _ = replays.served(memory, swaps)
         swaps = with_evictions(replays.applied(memory), served, capacity_bytes)
@@ -269,7 +273,7 @@ def simulate(
         memory,
         swaps,
         capacity_bytes,
-        policy.link if link is None else link,
+        link,
         times,
         replays,
         unmatched=tuple(unmatched),

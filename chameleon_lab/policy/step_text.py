@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PolicyError
-from ..trace import Ops, Residencies, Stalls, StepTrace, Storages, Transfers, Uses
+from ..trace import Makings, Ops, Residencies, Stalls, StepTrace, Storages, Transfers, Uses
 from ..trace.check import check_step
 
 _OPS = ("name", "module", "stage", "live_peak_bytes", "token")
@@ -31,6 +31,7 @@ _STORAGES = (
     "movable",
 )
 _USES = ("op", "storage", "reads", "writes")
+_MAKINGS = ("making", "op", "storage", "name", "input", "refusal")
 _MOST_BYTES = 1 << 30  # of a file that someone made to fill the memory
 _DAMAGES = (
     *(binascii.Error, zlib.error, ValueError, KeyError, TypeError, IndexError, AttributeError),
@@ -40,11 +41,16 @@ _DAMAGES = (
 
 def encode(step: StepTrace) -> str:
     """The step as text. The same step gives the same text."""
-    used, names = np.unique(step.ops.name, return_inverse=True)
-    columns = {"ops.name": names}
+    made_by = step.makings.name[step.makings.name >= 0]
+    used = np.unique(np.concatenate([step.ops.name, made_by]))
+    columns = {"ops.name": np.searchsorted(used, step.ops.name)}
     columns |= {f"ops.{name}": getattr(step.ops, name) for name in _OPS[1:]}
     columns |= {f"storages.{name}": getattr(step.storages, name) for name in _STORAGES}
     columns |= {f"uses.{name}": getattr(step.uses, name) for name in _USES}
+    if len(step.makings):
+        columns |= {f"makings.{name}": getattr(step.makings, name) for name in _MAKINGS}
+        known = step.makings.name >= 0
+        columns["makings.name"] = np.where(known, np.searchsorted(used, step.makings.name), -1)
     header = {
         "index": step.index,
         "compute_s": max(float(step.duration_s) - float(step.ops.stall_s.sum()), 0.0),
@@ -131,6 +137,10 @@ def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
         transfers=Transfers(empty, empty, empty, empty, empty, zeros[:0], zeros[:0], zeros[:0]),
         stalls=Stalls(empty, empty, empty, empty, zeros[:0], zeros[:0]),
         residencies=Residencies(empty, empty, empty, zeros[:0], zeros[:0]),
+        makings=Makings(  # the files of older versions have none
+            **{name: columns.get(f"makings.{name}", empty).astype(np.int32) for name in _MAKINGS[:-1]},
+            refusal=columns.get("makings.refusal", empty).astype(np.uint8),
+        ),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from ..progress import bar, tick
 from ..trace import StepTrace, Trace
 from ..units import format_bytes, format_percent, format_seconds
+from .arguments import checked_capacity, checked_link
 from .generate import plan, replay_class_of
 from .memory import MIN_SWAP_BYTES, Floor, floor, newest_step, step_op_times
 from .model import Link
@@ -148,16 +149,17 @@ def sweep(
     ``rematerialise`` and ``refused`` as for :func:`~chameleon_lab.policy.plan`.
 
     Raises TraceError if the trace holds no op, or its step has lost some, ValueError if ``capacities`` is empty or
-    ``op_times``, ``within`` or ``rematerialise`` does not fit.
+    one of them, ``op_times``, ``within`` or ``rematerialise`` does not fit, TypeError if an argument is something else.
     """
     if not within >= 0.0:
         raise ValueError(f"within is {within}: give a share from 0 up")
+    link = checked_link(link)
     step, replay_class = newest_step(trace), replay_class_of(rematerialise, trace)
     times = step_op_times(step, op_times)
     lowest = floor(step, min_swap_bytes=min_swap_bytes)
     if capacities is None:
         capacities = np.linspace(lowest.bytes, max(step.live_peak_bytes, lowest.bytes), POINTS).tolist()
-    chosen = sorted({int(capacity) for capacity in capacities})
+    chosen = sorted({checked_capacity(capacity) for capacity in capacities})
     if not chosen:
         raise ValueError(
             "capacities is empty: give at least one, or None for a range from the floor to the peak"

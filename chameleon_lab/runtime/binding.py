@@ -6,12 +6,15 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
-from ..policy import Policy
+from ..policy import Link, Policy
 from ..policy.model import fingerprint
 from ..trace import Stage, StepTrace
 from ..units import format_bytes
 
+_SAME_LINK = 1.5
+"""Bandwidths this many times as high, or as low, are another link's."""
 _LIVE_PEAK_TOLERANCE = 0.02
 """Share by which the bytes of a step may differ from those that a policy was made for."""
 
@@ -43,13 +46,14 @@ def misfit_at_start(policy: Policy, first: StepTrace, capacity_bytes: int) -> st
     """Why a policy does not fit a run whose first step has ended; None if it does.
 
     The optimizer's part of a first step differs from the later ones (it makes its states), and what comes before the
-    loop is no part of the step: the ops of forward and backward, from the first in a module on, have to be the last
-    ones of their kind.
+    loop is no part of the step: the ops of forward and backward in modules have to be the last ones of their kind.
     """
     if (reason := _misfit_of_conditions(policy, capacity_bytes)) is not None:
         return reason
     if policy.source is None:
         return "its file does not hold the step that it was made for"
+    if policy.assumed.get("fingerprint") not in (None, fingerprint(policy.source)):
+        return "it says that it was made for another step than the one that its file holds"
     if not policy.source.ops.token.any():
         return "an older version recorded the step in its file, which cannot be recognised"
     want, have = _model_op_indices(policy.source), _model_op_indices(first)
@@ -68,6 +72,29 @@ def misfit_at_start(policy: Policy, first: StepTrace, capacity_bytes: int) -> st
             f"it was made for activations of {format_bytes(its)}, and the first step has {format_bytes(ours)}"
         )
     return None
+
+
+def differences(policy: Policy, link: Link | None) -> list[str]:
+    """What a policy that fits was made for, and is otherwise here: it may cost time, and nothing else.
+
+    ``link``: the one that was asked for; None where it was measured, which gives other figures each time.
+    """
+    found = []
+    torch_then = policy.assumed.get("torch")
+    if torch_then not in (None, torch.__version__):
+        found.append(f"it was made with torch {torch_then}, and this is {torch.__version__}")
+    if link is not None and (
+        _apart(policy.link.out_bytes_per_s, link.out_bytes_per_s)
+        or _apart(policy.link.in_bytes_per_s, link.in_bytes_per_s)
+    ):
+        found.append(f"it was made for a link of {policy.link}, and this one has {link}")
+    return found
+
+
+def _apart(then: float | None, now: float | None) -> bool:
+    if then is None or now is None:
+        return then is not now
+    return not 1 / _SAME_LINK <= then / now <= _SAME_LINK
 
 
 def rebound(step: StepTrace, live: StepTrace, label_id: Callable[[str], int]) -> StepTrace:
@@ -104,14 +131,19 @@ def _misfit_of_conditions(policy: Policy, capacity_bytes: int) -> str | None:
 
 
 def _model_op_indices(step: StepTrace) -> np.ndarray:
-    """The ops of forward and backward, from the first in a module on.
+    """The ops of forward and backward that ran in a module; without modules all up to the last backward's optimizer.
 
-    What stands before it differs between the first step and the others: a model is built there, and in a later step
-    what came after the optimizer of the one before (the loss is logged, say). Without modules it is all of them.
+    The others differ between the first step and the rest: a model is built there, metrics are made, gradients are there
+    to add to only later; and what came after the optimizer (the loss is read, say) is at a step's end, or at the next
+    one's begin.
     """
     chosen = np.flatnonzero(step.ops.stage <= Stage.BACKWARD)
-    within = np.flatnonzero(step.ops.module[chosen] >= 0)
-    return chosen[int(within[0]) :] if len(within) else chosen
+    within = chosen[step.ops.module[chosen] >= 0]
+    if len(within):
+        return within
+    last_backward = int(np.flatnonzero(step.ops.stage == Stage.BACKWARD).max(initial=-1))
+    optimizer = np.flatnonzero(step.ops.stage[last_backward + 1 :] == Stage.OPTIMIZER)
+    return chosen[chosen <= last_backward + int(optimizer[0])] if len(optimizer) else chosen
 
 
 def _told(step: StepTrace, chosen: np.ndarray) -> list[tuple[str, int]]:
@@ -121,12 +153,12 @@ def _told(step: StepTrace, chosen: np.ndarray) -> list[tuple[str, int]]:
 
 
 def _difference(made_for: StepTrace, want: np.ndarray, first: StepTrace, have: np.ndarray) -> str:
-    """The first op that differs, both steps being compared from their first op in a module on."""
+    """The first op that differs, both steps being compared from their first one on."""
     pairs = zip(_told(made_for, want), _told(first, have), strict=False)
     differ = next((k for k, (ours, its) in enumerate(pairs) if ours != its), min(len(want), len(have)))
     its = _placed(made_for, int(want[differ])) if differ < len(want) else "none"
     ours = _placed(first, int(have[differ])) if differ < len(have) else "none"
-    return f"op {differ + 1} of forward and backward is {ours}, and it was made for {its}"
+    return f"op {differ + 1} of the model's forward and backward is {ours}, and it was made for {its}"
 
 
 def _placed(step: StepTrace, op: int) -> str:

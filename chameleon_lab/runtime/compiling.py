@@ -69,6 +69,11 @@ class _Compiling(Patches):
         )
         self._graphs: Patches | None = None
 
+    def places(self) -> list[tuple[Any, str]]:
+        """And what is replaced once Inductor is there."""
+        graphs = sys.modules.get("torch._inductor.output_code")
+        return super().places() + ([(graphs.CompiledFxGraph, "__call__")] if graphs else [])
+
     def install(self) -> None:
         # Importing Dynamo and Inductor takes seconds, so that is left to whoever compiles something.
         if "torch._dynamo" in sys.modules:

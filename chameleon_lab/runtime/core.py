@@ -31,9 +31,6 @@ SEES_RAW_ACCESS: bool = _C.sees_raw_access
 REFUSALS: tuple[str, ...] = _C.refusals
 """Why a storage could not be dropped, in words, by the number of the reason. 0: it could."""
 
-OP_IS_NOT_REPLAYED: int = REFUSALS.index("the op that made it is not replayed")
-"""Of those, the reason that holds for all that the op makes."""
-
 LONGEST_CHAIN: int = _C.longest_chain
 """The most ops in a row that are replayed to restore one storage."""
 
@@ -58,6 +55,7 @@ set_capacity = _C.set_capacity
 set_link = _C.set_link
 measure_link = _C.measure_link
 end_step = _C.end_step
+in_backward = _C.in_backward
 logs = _C.logs
 set_optimizer_stage = _C.set_optimizer_stage
 time_ops = _C.time_ops
@@ -86,7 +84,9 @@ seconds_per_tick = _C.seconds_per_tick
 
 
 class Counters(TypedDict):
-    """What the device holds now. All but the last two are bytes or counts of the whole session."""
+    """What the device holds now: bytes and counts of the whole session, then where it is in the step, then how well the
+    plan has been followed over the newest few hundred ops.
+    """
 
     capacity_bytes: int
     resident_bytes: int
@@ -101,11 +101,16 @@ class Counters(TypedDict):
     dropped: int
     ghosts: int
     producers: int
+    forward_nodes: int
     host_used_bytes: int
     host_reserved_bytes: int
     host_peak_bytes: int
     step: int
     ops_in_step: int
+    recent_ops: int
+    recent_matched_ops: int
+    recent_due_bytes: int
+    recent_fired_bytes: int
 
 
 class Failure(TypedDict):

@@ -18,7 +18,7 @@ from .patches import Patches
 def _refused(what: Callable[..., Any]) -> Callable[..., Any]:
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
         raise SessionError(
-            f"CUDAGraph.{what.__name__}: a CUDA graph keeps the addresses of its tensors, which a session moves. "
+            f"{what.__qualname__}: a CUDA graph keeps the addresses of its tensors, which a session moves. "
             "Capture and replay graphs outside of sessions, or run this part without a graph (torch.compile: leave out "
             'mode="reduce-overhead")'
         )
@@ -28,4 +28,6 @@ def _refused(what: Callable[..., Any]) -> Callable[..., Any]:
 
 def no_graphs() -> Patches:
     """While installed, capturing or replaying a CUDA graph raises SessionError."""
-    return Patches([(torch.cuda.CUDAGraph, name, _refused) for name in ("capture_begin", "replay")])
+    places = [(torch.cuda.CUDAGraph, "capture_begin"), (torch.cuda.CUDAGraph, "replay")]
+    places.append((torch.cuda.graph, "__enter__"))  # which has changed the stream when it begins the capture
+    return Patches([(owner, name, _refused) for owner, name in places])

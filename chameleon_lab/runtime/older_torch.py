@@ -21,7 +21,7 @@ from .patches import Patches, Replacement
 
 _TENSOR = ("data_ptr", "numpy", "__array__", "__dlpack__", "_lazy_clone")
 _STORAGE = (
-    *("_share_fd_cpu_", "_share_filename_cpu_", "_write_file", "_set_from_file"),
+    *("_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_write_file", "_set_from_file"),
     *("__getitem__", "__setitem__", "copy_", "fill_", "clone", "byteswap"),
 )
 

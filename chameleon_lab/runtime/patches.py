@@ -18,6 +18,10 @@ class Patches:
         self._replacements = replacements
         self._originals: dict[tuple[Any, str], Any] = {}
 
+    def places(self) -> list[tuple[Any, str]]:
+        """Owners and names of what :meth:`install` replaces."""
+        return [(owner, name) for owner, name, _ in self._replacements]
+
     def install(self) -> None:
         """Replace them."""
         for owner, name, make in self._replacements:

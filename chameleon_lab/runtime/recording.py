@@ -6,7 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..trace.columns import Declined, Ops, Replays, Residencies, Stalls, StepTrace, Storages, Transfers, Uses
+from ..trace.columns import (
+    Declined,
+    Makings,
+    Ops,
+    Replays,
+    Residencies,
+    Stalls,
+    StepTrace,
+    Storages,
+    Transfers,
+    Uses,
+)
 from . import core
 
 
@@ -16,7 +27,7 @@ def step_trace(
     """The columns of one finished step. Copies that have not ended yet get NaN times."""
     ops, storages, uses = log.ops(), log.storages(), log.uses()
     transfers, stalls, residencies = log.transfers(), log.stalls(), log.residencies()
-    replays, declined = log.replays(), log.declined()
+    replays, declined, makings = log.replays(), log.declined(), log.makings()
     tick_s = core.seconds_per_tick()
 
     def since_start(ticks: np.ndarray) -> np.ndarray:
@@ -107,6 +118,14 @@ def step_trace(
             storage=declined["storage"].copy(),
             name=declined["name"].copy(),
             refusal=declined["refusal"].copy(),
+        ),
+        makings=Makings(
+            making=makings["making"].copy(),
+            op=makings["op"].copy(),
+            storage=makings["storage"].copy(),
+            name=makings["name"].copy(),
+            input=makings["input"].copy(),
+            refusal=makings["refusal"].copy(),
         ),
         truncated_ops=log.truncated_ops,
     )

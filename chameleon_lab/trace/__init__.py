@@ -5,6 +5,7 @@ from .columns import (
     Cause,
     Declined,
     Direction,
+    Makings,
     Ops,
     Replays,
     Residencies,
@@ -16,11 +17,14 @@ from .columns import (
     Transfers,
     Uses,
 )
+from .departures import Departure
 
 __all__ = [
     "Category",
     "Cause",
     "Declined",
+    "Departure",
+    "Makings",
     "Direction",
     "Ops",
     "Replays",

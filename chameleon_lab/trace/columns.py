@@ -1,6 +1,6 @@
 """The trace model: what happened in a training step, as columns.
 
-A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds eight tables of equally long numpy
+A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds nine tables of equally long numpy
 columns. Rows refer to each other by row number within the same step: ``uses.storage`` is a row of ``storages``,
 ``uses.op`` a row of ``ops``. Bytes are ``*_bytes``, seconds ``*_s`` (from the step's start), op indices ``*_op``.
 """
@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from .departures import Departure, departures
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -197,6 +199,28 @@ class Declined(Table):
     refusal: np.ndarray  # uint8: why: index into chameleon_lab.runtime.core.REFUSALS
 
 
+@dataclass(frozen=True)
+class Makings(Table):
+    """How storages came to the values that they held, in the order in which the ops ended.
+
+    One row per value and storage that it was made from: those of one value follow each other, and share their
+    ``making``; a value that was made from nothing has one row. Ops inside of the step's are told apart, and so are
+    those in place: it is them that replays run. Recorded of whole steps while the runtime keeps what replays need; a
+    step without rows says nothing.
+    """
+
+    making: np.ndarray  # int32: the value's number in the step, ascending
+    op: np.ndarray  # int32: op of the step in which it was made
+    storage: np.ndarray  # int32: row of Storages that held it from then on
+    name: (
+        np.ndarray
+    )  # int32: the op that made it: index into StepTrace.names; -1: a write that nobody can repeat
+    input: np.ndarray  # int32: row of Storages; the value's own where that was changed in place; -1 none
+    refusal: (
+        np.ndarray
+    )  # uint8: why it cannot be made again: index into chameleon_lab.runtime.core.REFUSALS; 0 it can
+
+
 def _no_replays() -> Replays:
     whole, real = np.zeros(0, dtype=np.int32), np.zeros(0)
     return Replays(whole, whole, whole, whole.astype(np.uint8), whole.astype(np.int64), real, real)
@@ -205,6 +229,11 @@ def _no_replays() -> Replays:
 def _none_declined() -> Declined:
     whole = np.zeros(0, dtype=np.int32)
     return Declined(whole, whole, whole, whole.astype(np.uint8))
+
+
+def _no_makings() -> Makings:
+    whole = np.zeros(0, dtype=np.int32)
+    return Makings(whole, whole, whole, whole, whole, whole.astype(np.uint8))
 
 
 @dataclass(frozen=True, repr=False)
@@ -230,6 +259,7 @@ class StepTrace:
     stacks: tuple[str, ...] = ()  # Python stacks, innermost frame first, one "file:line function" a line
     replays: Replays = field(default_factory=_no_replays)
     declined: Declined = field(default_factory=_none_declined)
+    makings: Makings = field(default_factory=_no_makings)
 
     def __repr__(self) -> str:
         return (
@@ -246,6 +276,19 @@ class StepTrace:
     def live_peak_bytes(self) -> int:
         """Most bytes alive at once: the peak that a run without swapping would have."""
         return int(self.ops.live_peak_bytes.max(initial=0))
+
+    @cached_property
+    def match_rate(self) -> float:
+        """Share of the ops that were found in the plan that was followed; 0.0 where none was."""
+        return float((self.ops.plan_op >= 0).mean()) if len(self.ops) else 0.0
+
+    @cached_property
+    def departures(self) -> tuple[Departure, ...]:
+        """Where the ops parted from the plan's, in program order; empty where no plan was followed.
+
+        See :func:`~chameleon_lab.trace.departures.departures`.
+        """
+        return departures(self)
 
     def op_name(self, op: int) -> str:
         """The dispatcher's name of an op, such as ``aten::mm``."""
@@ -267,20 +310,29 @@ class StepTrace:
         seen: dict[str, int] = {}
         keys = []
         lasts = self.storages.death_op > self.storages.birth_op
-        number = self._number_in_op(lasts)
-        for row in range(len(self.storages)):
-            label = int(self.storages.name[row])
-            birth = int(self.storages.birth_op[row])
-            category = Category(int(self.storages.category[row])).name.lower()
+        kinds = {int(category): category.name.lower() for category in Category}
+        outside = {int(stage): "" if stage is Stage.FORWARD else f"@{stage.name.lower()}" for stage in Stage}
+        columns = (
+            self.storages.name,
+            self.storages.birth_op,
+            self.storages.category,
+            self.storages.module,
+            lasts,
+            self._number_in_op(lasts),
+        )
+        op_names, stages = (
+            self.ops.name.tolist(),
+            self.ops.stage.tolist(),
+        )  # single values of arrays are slow to read
+        for label, birth, category, module, last, number in zip(*(c.tolist() for c in columns), strict=True):
             if label >= 0:
-                base = f"{category}:{self.labels[label]}"
+                base = f"{kinds[category]}:{self.labels[label]}"
             elif birth < 0:
-                base = f"{category}:carried"
+                base = f"{kinds[category]}:carried"
             else:
-                stage = Stage(int(self.ops.stage[birth]))
-                where = "" if stage is Stage.FORWARD else f"@{stage.name.lower()}"
-                module = self.module_path(int(self.storages.module[row]))
-                base = f"{module}/{self.op_name(birth)}.{'' if lasts[row] else '~'}{number[row]}{where}"
+                mark = "" if last else "~"
+                name = self.names[op_names[birth]]
+                base = f"{self.module_path(module)}/{name}.{mark}{number}{outside[stages[birth]]}"
             count = seen.get(base, 0)
             seen[base] = count + 1
             keys.append(f"{base}#{count}" if count or label < 0 else base)

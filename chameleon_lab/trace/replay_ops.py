@@ -1,11 +1,13 @@
 """Which ops can run again to give the same bytes: the runtime replays them, and the planner may count on it.
 
-An op is here if it is functional (it writes none of its inputs, and its result is new memory), reads nothing but its
-inputs, and gives the same bits for the same inputs under the same settings. What is not here, and why:
+An op is here if it gives new memory or is in place (it writes its first argument, and nothing else), reads nothing but
+its inputs, and gives the same bits for the same inputs under the same settings. One in place needs the value from
+before, which is made again first. What is not here, and why:
 
-- In-place ops and ops with ``out=`` write what they read: their inputs are gone.
-- ``rand``, ``native_dropout`` and other random ops take the state of a global generator that has moved on since.
-  ``bernoulli`` is here for calls with a generator of their own; others are refused.
+- Ops with ``out=`` write what they are given.
+- ``rand``, ``native_dropout`` and other random ops take no generator, but the state of a global one that has moved on
+  since. ``bernoulli`` is here: where it has no generator of its own and draws from the host's default one, the state
+  that this had right before is kept. A GPU's is not, and such calls are refused.
 - Batch norm writes its running statistics, and the schema does not say so; recurrent kernels keep hidden buffers.
 - ``scatter_add``, ``index_add``, ``index_put(accumulate=True)``, ``cumsum`` and ``convolution_backward`` add in an
   order that a GPU does not promise.
@@ -61,7 +63,12 @@ _POOL = _aten(
     "max_pool3d_with_indices pixel_shuffle pixel_unshuffle upsample_bicubic2d upsample_bilinear2d upsample_linear1d "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d"
 )
-_RANDOM_WITH_GENERATOR = _aten("bernoulli")
+_RANDOM = _aten("bernoulli bernoulli_")
+_IN_PLACE = _aten(
+    "abs_ add_ addcdiv_ addcmul_ clamp_ clamp_max_ clamp_min_ div_ elu_ exp_ fill_ gelu_ hardsigmoid_ hardswish_ "
+    "hardtanh_ leaky_relu_ log_ masked_fill_ mul_ neg_ pow_ reciprocal_ relu_ rsqrt_ sigmoid_ silu_ sqrt_ sub_ tanh_ "
+    "threshold_ zero_"
+)
 
 _MATMUL = _aten("_addmm_activation addbmm addmm addmv addr baddbmm bmm dot mm mv vdot")
 _CONVOLUTION = _aten("convolution")
@@ -93,7 +100,8 @@ REPLAY_CLASS: dict[str, int] = {
             *_CAST_AND_COPY,
             *_FILL,
             *_POOL,
-            *_RANDOM_WITH_GENERATOR,
+            *_RANDOM,
+            *_IN_PLACE,
             *_MADE_OF_CLASS_1,
         ),
         1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -66,18 +67,28 @@ class Roofline:
     """Do ops run as on CUDA? False: as torch's CPU kernels do."""
 
     def __post_init__(self) -> None:
-        parse_bytes(self.memory_bytes, f"memory_bytes of {self.name}")
+        object.__setattr__(
+            self, "memory_bytes", parse_bytes(self.memory_bytes, f"memory_bytes of {self.name}")
+        )
         for what in ("bandwidth_bytes_per_s", "link_out_bytes_per_s", "link_in_bytes_per_s"):
-            parse_bandwidth(getattr(self, what), f"{what} of {self.name}")
+            object.__setattr__(self, what, parse_bandwidth(getattr(self, what), f"{what} of {self.name}"))
         for what in ("flops_efficiency", "bandwidth_efficiency"):
             if not 0 < getattr(self, what) <= 1:
                 raise ValueError(
                     f"{what} of {self.name} must be a share above 0, up to 1, got {getattr(self, what)!r}"
                 )
-        if self.launch_s < 0:
-            raise ValueError(f"launch_s of {self.name} must not be negative, got {self.launch_s!r}")
-        if self.flops_per_s.get(torch.float32, 0) <= 0:
-            raise ValueError(f"flops_per_s of {self.name} needs a figure for torch.float32")
+        if not 0 <= self.launch_s < math.inf:
+            raise ValueError(f"launch_s of {self.name} must be seconds from 0 up, got {self.launch_s!r}")
+        if not isinstance(self.flops_per_s, Mapping) or torch.float32 not in self.flops_per_s:
+            raise ValueError(
+                f"flops_per_s of {self.name} needs a figure for torch.float32: give {{torch.float32: 67e12, ...}}"
+            )
+        figures = {f"flops_per_s[{dtype}]": figure for dtype, figure in self.flops_per_s.items()}
+        if self.tf32_flops_per_s is not None:
+            figures["tf32_flops_per_s"] = self.tf32_flops_per_s
+        for what, figure in figures.items():
+            if not isinstance(figure, int | float) or not 0 < figure < math.inf:
+                raise ValueError(f"{what} of {self.name} must be a positive number, got {figure!r}")
 
     def seconds(self, call: core.LeafCall) -> float:
         """Time of one op that has a kernel of its own, from the shapes and dtypes of what it got and gave."""

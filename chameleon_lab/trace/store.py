@@ -13,16 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from ..errors import TraceError
-from ..files import oddity
+from ..files import misnomer, oddity, shown
 from ..progress import bar, tick
 from .check import check_step
 from .columns import (
     Declined,
+    Makings,
     Ops,
     Replays,
     Residencies,
@@ -34,11 +35,12 @@ from .columns import (
     Transfers,
     Uses,
 )
+from .parquet_footer import stated_size
 
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 3
+VERSION = 4
 """Version of the trace file that this package writes, and the newest that it reads."""
 
 _KEY = b"chameleon_lab.trace"
@@ -137,9 +139,20 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
         },
     ),
     "declined": (Declined, {"op": "int32", "storage": "int32", "name": "int32", "refusal": "uint8"}),
+    "makings": (
+        Makings,
+        {
+            "making": "int32",
+            "op": "int32",
+            "storage": "int32",
+            "name": "int32",
+            "input": "int32",
+            "refusal": "uint8",
+        },
+    ),
 }
 
-_TABLE_SINCE = {"replays": 3, "declined": 3}
+_TABLE_SINCE = {"replays": 3, "declined": 3, "makings": 4}
 """The version that brought a table; an older file has no rows for it."""
 
 _SINCE = {("ops", "token"): (2, 0), ("ops", "plan_op"): (2, -1), ("ops", "device_s"): (3, np.nan)}
@@ -149,12 +162,14 @@ _SINCE = {("ops", "token"): (2, 0), ("ops", "plan_op"): (2, -1), ("ops", "device
 def save(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace to ``path``: to a file beside it first, which then takes its place.
 
-    Raises ImportError without pyarrow, TraceError if ``trace.meta`` holds something that JSON cannot or a
-    column does not fit its type, OSError if the file cannot be written.
+    Raises ImportError without pyarrow, TraceError if no file can have this name, ``trace.meta`` holds something that
+    JSON cannot or a column does not fit its type, OSError if the file cannot be written.
     """
     pa = _import_pyarrow()
     import pyarrow.parquet as parquet
 
+    if (wrong := misnomer(path)) is not None:
+        raise TraceError(f"{shown(path)}: {wrong}; give another name")
     try:
         header = json.dumps({"version": VERSION, "meta": trace.meta}, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -179,12 +194,13 @@ def load(path: str | os.PathLike[str]) -> Trace:
     import pyarrow.parquet as parquet
 
     if (odd := oddity(path, _MOST_BYTES)) is not None:
-        raise TraceError(f"{path}: {odd}; give a file that Trace.save wrote")
+        raise TraceError(f"{shown(path)}: {odd}; give a file that Trace.save wrote")
     with open(path, "rb") as file:
         with _whole(pa, path):
+            _check_size(file, path)
+            file.seek(0)
             source = parquet.ParquetFile(file)
             schema = source.schema_arrow
-            _check_size(source.metadata, path)
         version, meta = _header(schema, path)
         expected = _schema(pa, version)
         for column in expected:
@@ -206,11 +222,9 @@ def load(path: str | os.PathLike[str]) -> Trace:
         raise TraceError(f"{path}: damaged ({error}); save the trace again, or record it anew") from error
 
 
-def _check_size(metadata: Any, path: str | os.PathLike[str]) -> None:
+def _check_size(file: BinaryIO, path: str | os.PathLike[str]) -> None:
     """A few bytes of Parquet can stand for any number of values: refuse those that nobody would have recorded."""
-    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-    values = sum(group.column(k).num_values for group in groups for k in range(group.num_columns))
-    size = sum(group.column(k).total_uncompressed_size for group in groups for k in range(group.num_columns))
+    values, size = stated_size(file)
     if values > _MOST_VALUES or size > _MOST_BYTES:
         raise TraceError(
             f"{path}: it says that it holds {values} values in {size} bytes, and at most {_MOST_VALUES} in "
@@ -249,6 +263,10 @@ def write_then_rename(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield beside
         os.replace(beside, target)
+    except OSError as error:
+        if error.filename == str(beside):
+            error.filename = str(target)  # the one that somebody has asked for
+        raise
     finally:
         beside.unlink(missing_ok=True)
 
@@ -258,7 +276,9 @@ def _whole(pa: Any, path: str | os.PathLike[str]) -> Iterator[None]:
     """Says so where a file turns out to be cut short, or none of Parquet."""
     try:
         yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except TraceError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise TraceError(
             f"{path}: truncated, or no Parquet file ({error}); save the trace again, or record it anew"
         ) from error

@@ -50,10 +50,13 @@ class Device {
   virtual size_t block_bytes(size_t bytes) const = 0;        // what an allocation of `bytes` takes
   virtual void* allocate(size_t block_bytes, int lane) = 0;  // nullptr where the capacity does not allow it
   virtual void free(void* block, size_t block_bytes) = 0;    // what its lane is given later may reuse it at once
-  virtual bool has_room(size_t block_bytes) const = 0;       // under the capacity
-  virtual void set_capacity(size_t capacity_bytes) = 0;      // SIZE_MAX: no limit
-  virtual size_t total_bytes() const = 0;                    // of the device itself; SIZE_MAX: there is no such limit
-  virtual size_t resident_bytes() const = 0;                 // asked at every op
+  // The same of a block that was taken over, which may belong to another lane: it is reused when this one has done what
+  // it was given.
+  virtual void free_behind(void* block, size_t block_bytes, int /*lane*/) { free(block, block_bytes); }
+  virtual bool has_room(size_t block_bytes) const = 0;   // under the capacity
+  virtual void set_capacity(size_t capacity_bytes) = 0;  // SIZE_MAX: no limit
+  virtual size_t total_bytes() const = 0;                // of the device itself; SIZE_MAX: there is no such limit
+  virtual size_t resident_bytes() const = 0;             // asked at every op
   virtual MemoryInfo memory_info() const = 0;
   virtual void reset_peaks() = 0;
   virtual void keep_free_blocks(bool keep) = 0;  // for reuse, or give them back to the system at once
@@ -90,8 +93,10 @@ class Device {
   virtual size_t pooled_host_bytes() const { return 0; }
   virtual size_t pageable_host_bytes() const { return 0; }  // of those: where copies are slow, for want of better
   virtual void set_host_capacity(size_t) {}
-  virtual void reserve_host(size_t) {}  // so many bytes in all
-  virtual void release_host() {}        // what is not in use
+  // So many bytes in all, the first `planned_bytes` of them in one piece, whose places plans give to their storages.
+  virtual void reserve_host(size_t /*planned_bytes*/, size_t /*bytes*/) {}
+  virtual void* allocate_host_at(size_t /*place*/, size_t /*bytes*/) { return nullptr; }  // nullptr where it is taken
+  virtual void release_host() {}                                                          // what is not in use
 
   // --- torch's side: while a session is open, torch's allocator for this device takes its blocks from the runtime
   virtual c10::Device torch_device() const = 0;

@@ -1,26 +1,40 @@
-// Threads that make, use, evict, share and drop tensors under a capacity far too small for them, while it changes and
-// sessions open and close. Runs without Python, so that it can be built with a sanitizer: see `make sanitize`.
+// Threads that make, use, evict, share and drop tensors under a capacity far too small for them, while it changes,
+// plans come and go, and sessions open and close. Runs without Python, so that it can be built with a sanitizer: see
+// `make sanitize`.
 //
 //   stress [seconds] [threads]
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <random>
+#include <string>
 #include <thread>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "faults.h"
+#include "program.h"
 #include "runtime.h"
 
+using chameleon::Action;
+using chameleon::ActionKind;
+using chameleon::Cause;
 using chameleon::Options;
+using chameleon::PlanStorage;
+using chameleon::Program;
 using chameleon::Runtime;
+using chameleon::StepLog;
 
 namespace {
 
@@ -32,6 +46,8 @@ std::atomic<bool> stop{false};
 std::atomic<int64_t> checked{0};
 std::atomic<int64_t> wrong{0};
 std::atomic<int64_t> denied{0};
+int64_t planned_copies = 0;
+int64_t planned_replays = 0;
 
 // Every tensor holds one number, which goes with it: so any thread can check any tensor.
 struct Known {
@@ -69,7 +85,7 @@ void one_thing(std::minstd_rand& random, std::vector<Known>& mine) {
     mine.push_back({at::full({n}, value, at::kFloat), value});
     return;
   }
-  switch (random() % 15) {
+  switch (random() % 18) {
     case 0:
       mine.erase(mine.begin() + static_cast<int64_t>(random() % mine.size()));
       break;
@@ -132,6 +148,16 @@ void one_thing(std::minstd_rand& random, std::vector<Known>& mine) {
     case 12:
       runtime.drop(storage_of(pick().tensor));  // made again by whoever reads it next
       break;
+    case 13: {  // in place, and changed again
+      Known& known = pick();
+      known.tensor.mul_(2).sub_(known.value);
+      break;
+    }
+    case 14: {  // of the generator that all threads share
+      const auto n = static_cast<int64_t>(1) << (8 + random() % 9);
+      mine.push_back({at::empty({n}, at::kFloat).bernoulli_(1.0).mul_(3), 3});
+      break;
+    }
     default:
       check(pick());
   }
@@ -145,8 +171,14 @@ void work(unsigned seed) {
   while (!stop) {
     try {
       one_thing(random, mine);
-    } catch (const c10::Error&) {  // out of memory: the others' tensors are in use just now
+    } catch (const c10::OutOfMemoryError&) {  // the others' tensors are in use just now
       ++denied;
+      mine.clear();
+    } catch (const c10::Error& error) {  // the same, where an op found it out; or a replay that could not be
+      // Not "cannot draw again": an op that began before the session, which nobody saw, may have drawn meanwhile.
+      const bool lost = std::strstr(error.what(), "report this");
+      ++(lost ? wrong : denied);
+      if (lost) std::fprintf(stderr, "lost: %s\n", error.what_without_backtrace());
       mine.clear();
     }
   }
@@ -172,32 +204,101 @@ void open(const Options& options) {
   runtime.keep_producers(true);
 }
 
+// A plan of a step that was: between two uses of a storage it is swapped, or dropped and made again, one or the other
+// at random. The threads' next ops fit it in places.
+std::shared_ptr<const Program> plan_of(const StepLog& log, std::minstd_rand& random) {
+  std::vector<uint32_t> tokens;
+  for (const auto& op : log.ops) tokens.push_back(op.token);
+  std::vector<std::vector<int32_t>> uses_of(log.storages.size());
+  for (const auto& use : log.uses) uses_of[use.storage].push_back(use.op);
+  std::vector<PlanStorage> storages;
+  std::vector<int32_t> uses;
+  std::vector<Action> actions;
+  const auto ops = static_cast<int32_t>(tokens.size());
+  for (size_t row = 0; row < log.storages.size(); ++row) {
+    const auto& storage = log.storages[row];
+    std::vector<int32_t>& own = uses_of[row];
+    std::sort(own.begin(), own.end());
+    own.erase(std::unique(own.begin(), own.end()), own.end());
+    const auto begin = static_cast<uint32_t>(uses.size());
+    uses.insert(uses.end(), own.begin(), own.end());
+    storages.push_back({storage.birth_op < 0 ? storage.uid : -1, storage.birth_op, storage.birth_ordinal, storage.bytes,
+                        begin, static_cast<uint32_t>(uses.size()), storage.category, -1, random() % 16 == 0, -1});
+    if (storage.birth_op >= 0) own.insert(own.begin(), storage.birth_op);
+    const auto plan_row = static_cast<int32_t>(row);
+    for (size_t i = 0; i + 1 < own.size(); ++i) {
+      const int32_t from = own[i], to = own[i + 1];
+      if (to - from < 2 || to >= ops) continue;
+      if (random() % 2 == 0) {
+        actions.push_back({from, ActionKind::Drop, plan_row});
+        actions.push_back({to - 1, ActionKind::Replay, plan_row});
+      } else {
+        actions.push_back({from, ActionKind::SwapOut, plan_row});
+        actions.push_back({from + 1, ActionKind::Free, plan_row});
+        actions.push_back({to - 1, ActionKind::SwapIn, plan_row});
+      }
+    }
+  }
+  return std::make_shared<const Program>(std::move(tokens), std::move(storages), std::move(uses), std::move(actions));
+}
+
+void count_planned(const StepLog& log) {
+  const auto planned = [](const auto& row) { return row.cause == static_cast<uint8_t>(Cause::Planned); };
+  planned_copies += std::count_if(log.transfers.begin(), log.transfers.end(), planned);
+  planned_replays += std::count_if(log.replays.begin(), log.replays.end(), planned);
+}
+
 // What the session's own thread does meanwhile.
 void manage(std::minstd_rand& random) {
   Runtime& runtime = Runtime::instance();
-  std::this_thread::sleep_for(std::chrono::milliseconds(random() % 8));
-  switch (random() % 8) {
+  std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
+  constexpr int64_t kPlans = 3;
+  switch (random() % 16) {
     case 0:
+    case 1:
       runtime.close();
       open(options());
       break;
-    case 1:
+    case 2:
       runtime.set_capacity(kCapacityBytes + random() % (2 * kMiB));
       break;
-    case 2: {
+    case 3: {
       const double bytes_per_s = random() % 2 ? 0 : 2e8;
       runtime.set_link(bytes_per_s, bytes_per_s);
       break;
     }
-    case 3:
+    case 4:
       chameleon::faults().refused_blocks = random() % 4 == 0 ? 20 : 0;
       break;
-    case 4:
+    case 5:
       runtime.logs();
       runtime.take_failure();
       break;
+    case 6: {  // nothing is limited, and then it is
+      runtime.close();
+      Options unlimited = options();
+      unlimited.capacity_bytes = SIZE_MAX;
+      open(unlimited);
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 1000));
+      runtime.set_capacity(kCapacityBytes);
+      break;
+    }
+    case 7:
+    case 8:
+    case 9: {  // a plan comes into force; sometimes without waiting for a step's end
+      if (random() % 8 != 0) count_planned(*runtime.end_step());
+      const auto logs = runtime.logs();
+      if (logs.empty() || logs.back()->ops.empty()) break;
+      const auto id = static_cast<int64_t>(random() % kPlans);
+      runtime.add_program(id, plan_of(*logs.back(), random));
+      runtime.use_program(id);
+      break;
+    }
+    case 10:
+      runtime.drop_program(static_cast<int64_t>(random() % kPlans));
+      break;
     default:
-      runtime.end_step();
+      count_planned(*runtime.end_step());
   }
 }
 
@@ -209,7 +310,11 @@ int main(int count, char** arguments) {
   at::set_num_threads(1);
   Runtime& runtime = Runtime::instance();
   constexpr uint64_t kEveryDtype = ~uint64_t{0};
-  runtime.allow_replays({{"aten::add", kEveryDtype}, {"aten::clone", kEveryDtype}, {"aten::full", kEveryDtype}});
+  std::unordered_map<std::string, uint64_t> replayed;
+  for (const char* name : {"add", "add_", "bernoulli_", "clone", "full", "mul_", "sub_"}) {
+    replayed.emplace(std::string("aten::") + name, kEveryDtype);
+  }
+  runtime.allow_replays(std::move(replayed));
   open(options());
   std::vector<std::thread> workers;
   for (int k = 0; k < threads; ++k) workers.emplace_back(work, 100 + k);
@@ -236,8 +341,11 @@ int main(int count, char** arguments) {
   shared.clear();
   runtime.close();
   const auto left = runtime.counters();
-  std::printf("%lld checks by %d threads, %lld denied for lack of room, %lld wrong, %zu bytes left\n",
-              static_cast<long long>(checked), threads, static_cast<long long>(denied), static_cast<long long>(wrong),
-              left.live_bytes + left.host_used_bytes);
-  return wrong == 0 && left.live_bytes + left.host_used_bytes == 0 ? 0 : 1;
+  std::printf(
+      "%lld checks by %d threads, %lld denied for lack of room, %lld planned copies, %lld planned replays, %lld wrong, "
+      "%zu bytes left\n",
+      static_cast<long long>(checked), threads, static_cast<long long>(denied), static_cast<long long>(planned_copies),
+      static_cast<long long>(planned_replays), static_cast<long long>(wrong), left.live_bytes + left.host_used_bytes);
+  const bool planned = planned_copies > 0 && planned_replays > 0;  // else the plans have fitted nowhere
+  return planned && wrong == 0 && left.live_bytes + left.host_used_bytes == 0 ? 0 : 1;
 }

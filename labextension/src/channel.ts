@@ -10,6 +10,8 @@ const SUBSHELL_MS = 3000;
 /** Open a line to what `%load_ext chameleon_lab` registered. A kernel that has not loaded it closes it at once. */
 export async function openChannel(kernel: Kernel.IKernelConnection): Promise<IChannel> {
   const comm = kernel.createComm(TARGET);
+  let answered = false;
+  let leaving = false;
   const channel: IChannel = {
     send: message => {
       if (!comm.isDisposed) {
@@ -18,15 +20,29 @@ export async function openChannel(kernel: Kernel.IKernelConnection): Promise<ICh
     },
     close: () => {
       if (!comm.isDisposed && !kernel.isDisposed) {
-        comm.close();
+        // A kernel without the extension is about to close the comm: JupyterLab complains of a comm closed twice.
+        leaving = !answered;
+        if (answered) {
+          comm.close();
+        }
       }
     },
     onMessage: () => undefined,
     onClose: () => undefined
   };
-  comm.onMsg = message =>
-    channel.onMessage(message.content.data, (message.buffers ?? []).map(bytes));
-  comm.onClose = () => channel.onClose();
+  comm.onMsg = message => {
+    answered = true;
+    if (leaving) {
+      comm.close();
+    } else {
+      channel.onMessage(message.content.data, (message.buffers ?? []).map(bytes));
+    }
+  };
+  comm.onClose = () => {
+    if (!leaving) {
+      channel.onClose();
+    }
+  };
   // Sent before the subshell stands, the opening would go to the main thread, and wait for the running cell.
   const started = (comm as { subshellStarted?: Promise<void> }).subshellStarted;
   if (started && kernel.supportsSubshells) {

@@ -93,12 +93,16 @@ export class Connection {
     this._set('connecting');
     try {
       await kernel.info;
-      const channel = await openChannel(kernel);
+      const client = new KernelClient(await openChannel(kernel));
+      // An answer that the panel cannot read, of another version say, is an answer too: the model shows it.
+      const asked = client.request('hello', {}).then(
+        answer => answer.result,
+        error => error as LabError
+      );
       if (turn !== this._turn) {
-        channel.close();
+        client.dispose();
         return;
       }
-      const client = new KernelClient(channel);
       this._client = client;
       client.onClose = () => {
         if (this._client === client) {
@@ -107,11 +111,7 @@ export class Connection {
           this._set('absent');
         }
       };
-      // An answer that the panel cannot read, of another version say, is an answer too: the model shows it.
-      const hello = await client.request('hello', {}).then(
-        answer => answer.result,
-        error => error as LabError
-      );
+      const hello = await asked;
       if (turn === this._turn && this._client === client) {
         this._model.connect(client, hello);
         this._set('open');

@@ -20,10 +20,12 @@ import { listenForCalls } from './calls';
 import type { IStore } from './editor/keeper';
 import { icon } from './icon';
 import { KernelFollower } from './kernelFollower';
+import { ACTIONS, addActions } from './keys/actions';
+import { PREFIX } from './keys/bindings';
 import type { IPreferences } from './model';
 import { ChameleonPanel } from './panel';
 
-const OPEN = 'chameleon-lab:open';
+const OPEN = `${PREFIX}open`;
 const PLUGIN = 'chameleon-lab:plugin';
 
 const plugin: JupyterFrontEndPlugin<void> = {
@@ -78,7 +80,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
             new KernelFollower(notebooks),
             preferences,
             themes,
-            state as IStore | null
+            state as IStore | null,
+            app.commands
           );
           widget = new MainAreaWidget({ content });
           widget.id = 'chameleon-lab-panel';
@@ -90,7 +93,10 @@ const plugin: JupyterFrontEndPlugin<void> = {
       }
     });
 
-    palette?.addItem({ command: OPEN, category: 'Chameleon Lab' });
+    addActions(app.commands, () => opened()?.content);
+    for (const command of [OPEN, ...Object.keys(ACTIONS).map(name => PREFIX + name)]) {
+      palette?.addItem({ command, category: 'Chameleon Lab' });
+    }
     launcher?.add({ command: OPEN, category: 'Other', args: { isLauncher: true } });
     void restorer?.restore(tracker, { command: OPEN, name: () => 'panel' });
 

@@ -2,6 +2,7 @@
 
 import { InputDialog, type IThemeManager } from '@jupyterlab/apputils';
 import type { Kernel } from '@jupyterlab/services';
+import type { CommandRegistry } from '@lumino/commands';
 import { Widget } from '@lumino/widgets';
 
 import { ComparePage } from './compare/comparePage';
@@ -10,14 +11,17 @@ import { button, h, segment } from './dom';
 import type { IStore } from './editor/keeper';
 import { EditorView } from './editor/view';
 import type { KernelFollower } from './kernelFollower';
+import { Bindings } from './keys/bindings';
 import { type Change, type IPreferences, LabModel } from './model';
 import { Header } from './panel/header';
 import { Inspector } from './panel/inspector';
+import { showKeys } from './panel/keysHelp';
 import { notice } from './panel/notice';
 import { splitter } from './panel/splitter';
 import { Tables } from './panel/tables';
 import { Toolbar } from './panel/toolbar';
 import { Timeline } from './timeline/timeline';
+import { explained } from './words';
 
 type Page = 'timeline' | 'tables' | 'selection';
 
@@ -26,7 +30,8 @@ export class ChameleonPanel extends Widget {
     private readonly _follower: KernelFollower,
     preferences: IPreferences,
     private readonly _themes: IThemeManager | null,
-    store: IStore | null
+    store: IStore | null,
+    private readonly _commands: CommandRegistry
   ) {
     super();
     this.addClass('cl-panel');
@@ -34,30 +39,33 @@ export class ChameleonPanel extends Widget {
     this.title.closable = true;
 
     this.model = new LabModel(preferences);
-    this.timeline = new Timeline(this.model);
+    this._keys = new Bindings(_commands);
+    this.timeline = new Timeline(this.model, this._keys);
     this._header = new Header(
       this.model,
       () => void this._openFile(),
-      () => this._compareSides()
+      () => this._compareSides(),
+      () => this.showKeys(),
+      this._keys
     );
-    this._toolbar = new Toolbar(this.model, this.timeline);
-    this._inspector = new Inspector(this.model, () => this.timeline.showSelected());
+    this._toolbar = new Toolbar(this.model, this.timeline, this._keys);
+    const zoom = () => this.timeline.showSelected();
+    this._inspector = new Inspector(this.model, zoom, this._keys);
     this._tables = new Tables(this.model);
-    this._compare = new ComparePage(this.model, {
-      open: () => void this._openFile(),
-      close: () => this._leaveComparison()
-    });
-    this._editor = new EditorView(
+    const leave = { open: () => void this._openFile(), close: () => this._leaveComparison() };
+    this.comparing = new ComparePage(this.model, leave, this._keys);
+    this.editing = new EditorView(
       this.model,
       this.node,
       store,
       () => _follower.path ?? '',
-      () => this.timeline.focus()
+      () => this.timeline.focus(),
+      this._keys
     );
-    this._editor.addTabs(this._tables);
-    this._editor.onDraftable = () => this.update();
-    this._editor.onRedraft = () => this._compare.redraft();
-    this.timeline.onMenu = (uid, x, y) => void this._editor.menuOf(uid, x, y);
+    this.editing.addTabs(this._tables);
+    this.editing.onDraftable = () => this.update();
+    this.editing.onRedraft = () => this.comparing.redraft();
+    this.timeline.onMenu = (uid, x, y) => void this.editing.menuOf(uid, x, y);
     this._pages = segment<Page>(
       'Part of the panel',
       [
@@ -81,9 +89,14 @@ export class ChameleonPanel extends Widget {
     const side = h(
       'div',
       { class: 'cl-side' },
-      this._inspector.node,
-      this._editor.cards.node,
-      this._editor.curve.node
+      h(
+        'div',
+        { class: 'cl-about' },
+        this._inspector.node,
+        this.editing.cards.node,
+        this._inspector.story
+      ),
+      this.editing.curve.node
     );
     this._main.append(
       left,
@@ -93,11 +106,11 @@ export class ChameleonPanel extends Widget {
     this.node.append(
       this._header.node,
       this._banner,
-      this._editor.banner,
+      this.editing.banner,
       this._notice,
       this._pages.node,
       this._main,
-      this._editor.bar.node
+      this.editing.bar.node
     );
 
     this.model.changed.connect(this._onChange, this);
@@ -108,6 +121,20 @@ export class ChameleonPanel extends Widget {
 
   readonly model: LabModel;
   readonly timeline: Timeline;
+  readonly editing: EditorView;
+  readonly comparing: ComparePage;
+
+  /** Show which keys there are, and the way to change them. */
+  showKeys(): void {
+    const before = document.activeElement as HTMLElement | null;
+    void showKeys(this._keys).then(change => {
+      if (change) {
+        void this._commands.execute('settingeditor:open', { query: 'Keyboard Shortcuts' });
+      } else {
+        before?.focus({ preventScroll: true });
+      }
+    });
+  }
 
   /** The kernel says that the extension is loaded there. */
   loaded(kernel: Kernel.IKernelConnection): void {
@@ -120,10 +147,11 @@ export class ChameleonPanel extends Widget {
     }
     this._themes?.themeChanged.disconnect(this._recolour, this);
     this._connection.dispose();
-    this._editor.dispose();
+    this.editing.dispose();
     this.timeline.dispose();
-    this._compare.dispose();
+    this.comparing.dispose();
     this.model.dispose();
+    this._keys.dispose();
     this._follower.dispose();
     super.dispose();
   }
@@ -133,9 +161,9 @@ export class ChameleonPanel extends Widget {
     const { model } = this;
     this._header.update(front);
     if (this._connection.state !== 'open') {
-      this._compare.hide();
+      this.comparing.hide();
     }
-    const comparing = this._compare.isShown;
+    const comparing = this.comparing.isShown;
     const page = notice(this._connection.state, front, model, {
       load: () =>
         this._follower.kernel?.requestExecute({ code: '%load_ext chameleon_lab', silent: false }),
@@ -146,7 +174,7 @@ export class ChameleonPanel extends Widget {
     this._main.hidden = page !== null || comparing;
     this._pages.node.hidden = this._main.hidden;
     this._sayError();
-    this._compare.update();
+    this.comparing.update();
     if (page === null) {
       this._toolbar.update();
       this._inspector.update();
@@ -176,8 +204,7 @@ export class ChameleonPanel extends Widget {
     if (error) {
       this._banner.replaceChildren(
         h('b', {}, 'The kernel could not answer. '),
-        h('span', {}, error.message),
-        h('span', { class: 'cl-dim' }, error.hint && ` ${error.hint}`),
+        h('span', {}, explained(error)),
         h('span', { class: 'cl-grow' }),
         button('×', 'Dismiss', () => this.model.dismissError(), 'cl-square')
       );
@@ -194,7 +221,7 @@ export class ChameleonPanel extends Widget {
     });
     if (pressed.accept && value?.trim()) {
       const source = await this.model.openFile(value.trim());
-      if (source && (this._compare.isShown || source.startsWith('policy:'))) {
+      if (source && (this.comparing.isShown || source.startsWith('policy:'))) {
         this._compareSides(source);
       }
     }
@@ -207,12 +234,12 @@ export class ChameleonPanel extends Widget {
   }
 
   private _compareSides(source?: string): void {
-    this._compare.show(this.node, source);
+    this.comparing.show(this.node, source);
     this.update();
   }
 
   private _leaveComparison(): void {
-    this._compare.hide();
+    this.comparing.hide();
     this.update();
     this.timeline.focus();
   }
@@ -221,7 +248,7 @@ export class ChameleonPanel extends Widget {
     // The theme's style sheet is in place one frame after it is said to be.
     requestAnimationFrame(() => {
       this.timeline.recolour();
-      this._compare.recolour();
+      this.comparing.recolour();
     });
   }
 
@@ -230,8 +257,7 @@ export class ChameleonPanel extends Widget {
   private readonly _toolbar: Toolbar;
   private readonly _inspector: Inspector;
   private readonly _tables: Tables;
-  private readonly _editor: EditorView;
-  private readonly _compare: ComparePage;
+  private readonly _keys: Bindings;
   private readonly _connection: Connection;
   private readonly _banner = h('div', { class: 'cl-banner', role: 'alert', hidden: true });
   private readonly _notice = h('div', { class: 'cl-notice-page' });

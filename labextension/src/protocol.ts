@@ -340,6 +340,8 @@ export interface IFinding {
   index: number;
   why: string;
   way_out: string;
+  /** Where the edits leave no room: the smallest capacity that they can be obeyed in. */
+  least_bytes: number | null;
   is_error: boolean;
 }
 

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 
 import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from './format';
 import type { IStorage } from './protocol';
-import { BANDS, bandOf, ownFrames, placedName, storageName } from './words';
+import { BANDS, bandOf, explained, inWords, ownFrames, placedName, storageName } from './words';
 
 const named = (key: string, module = '') => ({ key, module, category: 3 }) as IStorage;
 
@@ -12,9 +12,37 @@ test.each([
   ['h.3.mlp/aten::gelu.0#1', 'output of gelu'],
   ['h.3/aten::native_layer_norm.2#0', 'output 3 of native_layer_norm'],
   ['/aten::mm.0@backward#4', 'output of mm'],
+  ['/aten::gelu_backward.~0@backward', 'work space of gelu_backward'],
+  ['gradient:grad of 3.weight#1', 'grad of 3.weight (2)'],
   ['activation:carried#2', 'carried activation']
 ])('%s reads "%s"', (key, name) => {
   expect(storageName(named(key))).toBe(name);
+});
+
+test.each([
+  [
+    'h.3.mlp/aten::gelu.0#1 cannot be replayed: no op of the step makes it',
+    'the output of gelu in h.3.mlp cannot be replayed: no op of the step makes it'
+  ],
+  [
+    'keep optimizer_state:exp_avg of h.0.weight, gap 1 comes later, that of /aten::mm.1@backward',
+    'keep exp_avg of h.0.weight, gap 1 comes later, that of the output 2 of mm, backward'
+  ],
+  ['2 gaps, the first of activation:carried#2.', '2 gaps, the first of a carried activation.'],
+  [
+    'never_touch parameter:bytes.weight; see /tmp/run.1/policy.json at aten::mm',
+    'never_touch bytes.weight; see /tmp/run.1/policy.json at aten::mm'
+  ]
+])('the keys in "%s" are said in words', (text, words) => {
+  expect(inWords(text)).toBe(words);
+});
+
+test('an error is followed by its way out', () => {
+  expect(explained({ message: 'a.json: no such file', hint: 'Check the path.' })).toBe(
+    'a.json: no such file. Check the path.'
+  );
+  expect(explained({ message: 'It is gone.', hint: '' })).toBe('It is gone.');
+  expect(explained({ message: '/aten::mm.0 is gone', hint: '' })).toBe('the output of mm is gone');
 });
 
 test('a name that holds its module does not say it twice', () => {

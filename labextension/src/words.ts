@@ -45,12 +45,47 @@ export function ownFrames(stack: string[]): string[] {
 export function storageName(storage: IStorage): string {
   const label = /^[a-z_]+:(.*)$/.exec(storage.key);
   if (label && !storage.key.includes('/')) {
-    return label[1].startsWith('carried') ? `carried ${categoryName(storage.category)}` : label[1];
+    const name = nthOf(label[1]);
+    return name.startsWith('carried') ? `carried ${categoryName(storage.category)}` : name;
   }
-  const made = /\/([^/]+?)\.(\d+)(?:@\w+)?(?:#\d+)?$/.exec(storage.key);
-  if (!made) {
-    return storage.key;
-  }
-  const [, op, ordinal] = made;
-  return `${ordinal === '0' ? 'output' : `output ${Number(ordinal) + 1}`} of ${shortOp(op)}`;
+  const made = /\/([^/]+?)\.(~?)(\d+)(?:@\w+)?(?:#\d+)?$/.exec(storage.key);
+  return made ? madeName(made[1], made[2] !== '', Number(made[3])) : storage.key;
+}
+
+/** `grad of w#1` reads `grad of w (2)`: the second of that name in the step. */
+function nthOf(label: string): string {
+  return label.replace(/#(\d+)$/, (_, before: string) => ` (${Number(before) + 1})`);
+}
+
+/** What an op allocates as its output of this number, or for its own work. */
+function madeName(op: string, work: boolean, number: number): string {
+  const what = work ? 'work space' : 'output';
+  return `${number ? `${what} ${number + 1}` : what} of ${shortOp(op)}`;
+}
+
+const LABELLED = new RegExp(
+  `\\b(${CATEGORIES.join('|')}):((?:\\w+ of )?[\\w.]*\\w(?:#\\d+)?)`,
+  'g'
+);
+const MADE = /([\w.]*)\/(\w+::\w+)\.(~?)(\d+)(@\w+)?(?:#\d+)?/g;
+
+/** What went wrong and the way out, as sentences. */
+export function explained({ message, hint }: { message: string; hint: string }): string {
+  const said = inWords(message);
+  return hint ? `${said}${/[.!?]$/.test(said) ? '' : '.'} ${hint}` : said;
+}
+
+/** A text of the kernel's with its storages' keys in words; the module is said, for nothing beside it does. */
+export function inWords(text: string): string {
+  return text
+    .replace(LABELLED, (_, category: string, name: string) =>
+      name.startsWith('carried') ? `a carried ${categoryName(category)}` : nthOf(name)
+    )
+    .replace(
+      MADE,
+      (_, module: string, op: string, work: string, number: string, stage: string | undefined) => {
+        const name = `the ${madeName(op, work !== '', Number(number))}`;
+        return `${name}${module ? ` in ${module}` : ''}${stage ? `, ${stage.slice(1)}` : ''}`;
+      }
+    );
 }

@@ -1,14 +1,10 @@
 // Draws boxes in the block map, points at ops and modules, steps through peaks, and compares steps and policies.
-import { cellRunner, execute, inLab, kernelIdle, widen } from './lab.mjs';
+import { cellRunner, inLab, openPanel, theme } from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
-  const panel = page.locator('.cl-panel');
+  const panel = await openPanel(page);
   const run = cellRunner(page, 'compare');
-  await kernelIdle(page);
-  await execute(page, 'chameleon-lab:open');
-  await widen(page);
-  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   found.ran = [await run(0), await run(1), await run(2)];
   await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
   await page.waitForFunction(() =>
@@ -65,8 +61,12 @@ await inLab(async (page, picture) => {
 
   // An op, with what it touches and its stack; a layer's own figures; peak after peak.
   const ops = await track('Ops');
-  await page.mouse.click(canvas.x + canvas.width * 0.5, ops.y + ops.height - 4);
-  await inspector.getByText('Python stack', { exact: true }).waitFor();
+  const stack = inspector.getByText('Python stack', { exact: true });
+  for (let x = canvas.x + 6; !(await stack.isVisible()) && x < canvas.x + canvas.width; x += 12) {
+    await page.mouse.click(x, ops.y + ops.height - 4); // where an op lies depends on how long it took
+    await page.waitForTimeout(150);
+  }
+  await stack.waitFor();
   found.op = await inspector.locator('h2').first().textContent();
   await page.keyboard.press('Escape');
   const layers = await track('Layer');
@@ -148,9 +148,7 @@ await inLab(async (page, picture) => {
   await open('nowhere.parquet');
   await panel.locator('.cl-banner').getByText('nowhere.parquet').waitFor();
   await panel.locator('.cl-banner').getByRole('button', { name: '×' }).click();
-  await execute(page, 'apputils:change-theme', { theme: 'JupyterLab Dark' });
-  await page.waitForFunction(() => document.body.dataset.jpThemeLight === 'false');
-  await page.waitForTimeout(1200);
+  await theme(page, 'Dark');
   await picture('dark');
   await compare.getByRole('button', { name: 'Close' }).click();
   await overlay.waitFor();

@@ -117,9 +117,10 @@ print(len(cl.current_session().policy.drops))""",
     "for _ in range(5):\n    train()",
 ]
 
-# What the dashboard's check runs.
+# What the dashboard's check runs: it is shown before the first step, when there is nothing to draw.
 DASHBOARD_CELLS = [
-    f"{TRAIN_CELLS[0]}\n{TRAIN_CELLS[1]}\nsession = cl.current_session()\nprint(session.stage)",
+    f"{TRAIN_CELLS[0]}\n{TRAIN_CELLS[1].replace('range(6):', 'range(0):')}\n"
+    "session = cl.current_session()\nprint(session.stage)",
     "session.dashboard()",
     """\
 import os
@@ -176,6 +177,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
+# What the check of a trace's figure runs: the last cell shows it.
+FIGURE_CELLS = [
+    "\n".join(_small_cells(256, 3)[:2]),
+    "import chameleon_lab as cl\n\n"
+    "figure = cl.current_session().trace().figure(cl.current_session().policy)\n"
+    "figure.write_html('figure.html')\nfigure",
+]
+
+
 @pytest.fixture(scope="session")
 def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """JupyterLab's address."""
@@ -186,7 +196,9 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "compare": COMPARE_CELLS,
         "replays": REPLAY_CELLS,
         "dashboard": DASHBOARD_CELLS,
+        "figure": FIGURE_CELLS,
         "first": _small_cells(256, 4),
+        "keys": _small_cells(256, 4),
         "second": _small_cells(128, 6),
     }
     try:

@@ -1,23 +1,11 @@
 // Edits a policy beside a notebook that trains: table, block map, draft, dry run, enable, files, and a kernel that dies.
-import { cellRunner, execute, inLab, kernelIdle, widen } from './lab.mjs';
+import { cellRunner, inLab, insight, kernelIdle, openPanel, theme } from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
   const run = cellRunner(page, 'edit');
-  await kernelIdle(page);
-  /** Look into the panel's own state. */
-  const look = (what, argument) =>
-    page.evaluate(
-      ([what, argument]) => {
-        const widget = [...window.jupyterapp.shell.widgets('main')].find(
-          w => w.id === 'chameleon-lab-panel'
-        );
-        // biome-ignore lint/security/noGlobalEval: the check's own words
-        return eval(`(${what})`)(widget.content, argument);
-      },
-      [String(what), argument ?? null]
-    );
-  const panel = page.locator('.cl-panel');
+  const look = insight(page);
+  const panel = await openPanel(page);
   const bar = panel.locator('.cl-bar-bottom');
   const figures = async row =>
     (await bar.locator(`tr.${row} .cl-figure`).allTextContents()).map(text => text.trim());
@@ -38,9 +26,6 @@ await inLab(async (page, picture) => {
     await element.waitForElementState('hidden');
   };
 
-  await execute(page, 'chameleon-lab:open');
-  await widen(page);
-  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   found.trained = [await run(0), await run(1)];
   await panel.getByText(/Live · 4 steps/).waitFor({ timeout: 30000 });
 
@@ -84,7 +69,7 @@ await inLab(async (page, picture) => {
       !document.querySelector('.cl-cards').innerText.includes('planning…')
   );
   found.cards = await panel.locator('.cl-cards .cl-choices').innerText();
-  found.selected = await look(content => content._editor.editor.selected);
+  found.selected = await look(content => content.editing.editor.selected);
   await page.waitForFunction(() => document.querySelector('.cl-inspector .cl-title'));
   await page.waitForTimeout(200);
 
@@ -110,8 +95,8 @@ await inLab(async (page, picture) => {
   await menu.getByRole('menuitemradio', { name: /^Keep/ }).click();
   await bar.getByText(/1 change by you/).waitFor();
   await planned();
-  found.answeredMs = await look(content => content._editor.editor.answeredMs);
-  found.kept = await look(({ _editor: { editor } }) => [editor.open.current, editor.open.draft]);
+  found.answeredMs = await look(content => content.editing.editor.answeredMs);
+  found.kept = await look(({ editing: { editor } }) => [editor.open.current, editor.open.draft]);
   await filter.fill('by:you');
   await page.waitForFunction(() => document.querySelectorAll('.cl-rows .cl-staged').length === 1);
   found.row = await rows.first().innerText();
@@ -155,7 +140,28 @@ await inLab(async (page, picture) => {
   await planned();
   found.capacities = [before, Number(await slider.getAttribute('aria-valuenow'))];
   found.lowered = [await figures('cl-current'), await figures('cl-draft-row')];
-  found.predicted = await look(content => content._editor.editor.open.draft.peak_bytes);
+  found.predicted = await look(content => content.editing.editor.open.draft.peak_bytes);
+
+  // Below the floor, with the way out; then with the edits, which need more.
+  const field = panel.locator('.cl-curve input');
+  const lift = bar.getByRole('button', { name: /^Set capacity to/ });
+  found.offered = [];
+  await field.fill('1MiB');
+  await field.press('Enter');
+  await bar.getByText(/is below the floor/).waitFor();
+  found.offered.push(await lift.innerText());
+  await lift.click();
+  await bar.getByText(/With the edits no policy fits/).waitFor();
+  found.offered.push(await lift.innerText());
+  await lift.click();
+  await bar.getByText(/Valid: fits at every op/).waitFor();
+  await lift.waitFor({ state: 'hidden' });
+  const undo = bar.getByRole('button', { name: '↶' });
+  for (const text of [/With the edits no policy fits/, /is below the floor/, /3 changes by you/]) {
+    await undo.click();
+    await bar.getByText(text).waitFor();
+  }
+  await planned();
   await panel.getByRole('tab', { name: /Changes 3/ }).click();
   await panel.getByText('What changes in the plan').waitFor();
   found.changes = await panel.locator('.cl-edit-list').innerText();
@@ -219,9 +225,7 @@ await inLab(async (page, picture) => {
   await bar.getByText('In force from the next step border on.').waitFor();
 
   // The dark theme.
-  await execute(page, 'apputils:change-theme', { theme: 'JupyterLab Dark' });
-  await page.waitForFunction(() => document.body.dataset.jpThemeLight === 'false');
-  await page.waitForTimeout(1200);
+  await theme(page, 'Dark');
   await picture('dark');
 
   // Another kernel: the draft that was not enabled is offered; the file brings its edits.
@@ -243,7 +247,7 @@ await inLab(async (page, picture) => {
   await dialog('policy.json', '.jp-mod-accept');
   await bar.getByText(/Loaded policy\.json: 2 edits\./).waitFor();
   await planned();
-  found.loaded = await look(content => content._editor.editor.open.edits.map(entry => entry.edit));
+  found.loaded = await look(content => content.editing.editor.open.edits.map(entry => entry.edit));
 
   // The kernel dies in the midst of it: nothing is lost.
   void run(3).catch(() => undefined);
@@ -257,7 +261,7 @@ await inLab(async (page, picture) => {
   await offer.getByRole('button', { name: /Put 2 changes back/ }).click();
   await bar.getByText(/2 changes are back/).waitFor();
   await planned();
-  found.back = await look(content => content._editor.editor.open.edits.map(entry => entry.edit));
+  found.back = await look(content => content.editing.editor.open.edits.map(entry => entry.edit));
 
   // Splitters, with the keys.
   const height = () => panel.locator('.cl-tables').evaluate(node => node.clientHeight);

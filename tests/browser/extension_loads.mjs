@@ -13,8 +13,29 @@ await inLab(async page => {
   const registered = await page.evaluate(id => window.jupyterapp.commands.hasCommand(id), COMMAND);
   const label = await labelInPalette(page, execute);
 
-  await execute(COMMAND);
+  // The launcher and the notebook's toolbar open it too. Closed before the kernel has answered, it leaves no trace.
   const panel = page.locator('.cl-panel');
+  const opened = [];
+  const close = async () => {
+    await panel.waitFor();
+    await page.evaluate(() => {
+      for (const widget of window.jupyterapp.shell.widgets('main')) {
+        if (widget.id === 'chameleon-lab-panel' || widget.title.label === 'Launcher') {
+          widget.close();
+        }
+      }
+    });
+    await panel.waitFor({ state: 'detached' });
+  };
+  await page.locator('.jp-NotebookPanel-toolbar [title="Open Chameleon Lab"]').click();
+  await close();
+  opened.push('toolbar');
+  await execute('launcher:create');
+  await page.locator('.jp-LauncherCard', { hasText: 'Chameleon Lab' }).click();
+  await close();
+  opened.push('launcher');
+
+  await execute(COMMAND);
   await panel.getByText('This kernel has not loaded').waitFor();
   const title = await panel.locator('.cl-front', { hasText: '· idle' }).textContent();
   await panel.getByRole('button', { name: 'Copy' }).click();
@@ -22,7 +43,7 @@ await inLab(async page => {
 
   // A second call shows the panel that is there.
   await execute(COMMAND);
-  return { registered, label, title, copied, panels: await panel.count() };
+  return { registered, label, opened, title, copied, panels: await panel.count() };
 });
 
 /** The command's label in the palette, which closes when a loading notebook takes the focus. */

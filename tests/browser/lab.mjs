@@ -52,6 +52,17 @@ export function execute(page, id, args) {
   );
 }
 
+/** Turn JupyterLab `Light` or `Dark`, and wait until what it draws is. */
+export async function theme(page, name) {
+  const light = String(name === 'Light');
+  if ((await page.evaluate(() => document.body.dataset.jpThemeLight)) === light) {
+    return;
+  }
+  await execute(page, 'apputils:change-theme', { theme: `JupyterLab ${name}` });
+  await page.waitForFunction(light => document.body.dataset.jpThemeLight === light, light);
+  await page.waitForTimeout(1000); // the panel draws a frame after the style sheet is in place
+}
+
 /** Room for the panel: no side bar, and the notebook narrow. */
 export async function widen(page) {
   await execute(page, 'application:toggle-left-area');
@@ -60,6 +71,46 @@ export async function widen(page) {
   await page.mouse.down();
   await page.mouse.move(330, 500, { steps: 5 });
   await page.mouse.up();
+}
+
+/** Open the panel, wide, beside the notebook in front, whose kernel has not loaded the extension; its element. */
+export async function openPanel(page) {
+  const panel = page.locator('.cl-panel');
+  await kernelIdle(page);
+  await execute(page, 'chameleon-lab:open');
+  await widen(page);
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 90000 });
+  return panel;
+}
+
+/** A function that looks into the panel's own state: it runs another one in the page, on the panel. */
+export function insight(page) {
+  return (what, argument) =>
+    page.evaluate(
+      ([what, argument]) => {
+        const widget = [...window.jupyterapp.shell.widgets('main')].find(
+          w => w.id === 'chameleon-lab-panel'
+        );
+        // biome-ignore lint/security/noGlobalEval: the check's own words
+        return eval(`(${what})`)(widget.content, argument);
+      },
+      [String(what), argument ?? null]
+    );
+}
+
+/** Where, on the page, the longest bar of a track lies: what is at a fixed place depends on how long ops took. */
+export async function longestBar(page, track) {
+  const [x, y] = await insight(page)(({ timeline, model }, track) => {
+    const { x0, x1 } = model.views.best(model.shown)[track];
+    const { start, end } = model.shown;
+    const seen = i => Math.min(x1[i], end) - Math.max(x0[i], start);
+    const longest = x0.reduce((best, _, i) => (seen(i) > seen(best) ? i : best), 0);
+    const middle = (Math.max(x0[longest], start) + Math.min(x1[longest], end)) / 2;
+    const { top, height } = timeline._layout[track];
+    return [timeline._scale.x(middle), top + height / 2];
+  }, track);
+  const box = await page.locator('.cl-panel .cl-overlay').boundingBox();
+  return { x: box.x + x, y: box.y + y };
 }
 
 /** How many different colours each track has, and how many pixels are not its ground. */
@@ -119,6 +170,7 @@ export async function inLab(check) {
     await page.goto(url);
     await page.waitForSelector('#jp-main-dock-panel', { timeout: 90000 });
     await page.waitForFunction(() => window.jupyterapp?.restored);
+    await theme(page, 'Light'); // whatever the check before this one left
     const picture = name => page.screenshot({ path: screenshot.replace(/\.png$/, `-${name}.png`) });
     let found;
     try {

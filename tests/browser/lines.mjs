@@ -1,9 +1,9 @@
 // The panel's line to the kernel: two notebooks with two kernels, messages that are no good, a page that is reloaded.
-import { cellRunner, execute, inLab, kernelIdle, widen } from './lab.mjs';
+import { cellRunner, execute, inLab, kernelIdle, openPanel } from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
-  const panel = page.locator('.cl-panel');
+  const panel = await openPanel(page);
   const front = panel.locator('.cl-front');
   const [first, second] = ['first', 'second'].map(name => cellRunner(page, name));
   const show = async name => {
@@ -16,10 +16,6 @@ await inLab(async (page, picture) => {
     await execute(page, 'docmanager:open', { path: `${name}.ipynb`, options });
     await kernelIdle(page);
   };
-  await kernelIdle(page);
-  await execute(page, 'chameleon-lab:open');
-  await widen(page);
-  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   await first(0);
   await first(1);
   await panel.getByText('Live · 4 steps').waitFor({ timeout: 30000 });

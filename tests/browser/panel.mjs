@@ -1,41 +1,20 @@
 // Trains in a notebook with the panel beside it: tracks, zoom, search, selection, a running cell, files, a restart.
-import { coloursByTrack, inLab } from './lab.mjs';
-
-const OPEN = 'chameleon-lab:open';
+import {
+  cellRunner,
+  coloursByTrack,
+  inLab,
+  insight,
+  longestBar,
+  openPanel,
+  theme
+} from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
-  const execute = (id, args) =>
-    page.evaluate(([id, args]) => window.jupyterapp.commands.execute(id, args), [id, args ?? {}]);
   const notebook = page.locator('.jp-NotebookPanel:visible');
-  const settled = () =>
-    page.waitForSelector(
-      '.jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook-ExecutionIndicator[data-status="idle"]',
-      { timeout: 90000 }
-    );
-  await settled();
-  /** Run a cell of the notebook in its kernel; the answer comes when it has ended. */
-  const run = cell =>
-    page.evaluate(async cell => {
-      const panel = [...window.jupyterapp.shell.widgets('main')].find(
-        w => w.title.label === 'train.ipynb'
-      );
-      const code = panel.content.widgets[cell].model.sharedModel.source;
-      const kernel = panel.sessionContext.session.kernel;
-      const reply = await kernel.requestExecute({ code }).done;
-      return reply.content.status;
-    }, cell);
-
-  await execute(OPEN);
-  const panel = page.locator('.cl-panel');
-  // Room for the panel: no side bar, and the notebook narrow.
-  await execute('application:toggle-left-area');
-  const handle = await page.locator('.lm-DockPanel-handle:visible').boundingBox();
-  await page.mouse.move(handle.x + handle.width / 2, 500);
-  await page.mouse.down();
-  await page.mouse.move(330, 500, { steps: 5 });
-  await page.mouse.up();
-  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
+  const run = cellRunner(page, 'train');
+  const look = insight(page);
+  const panel = await openPanel(page);
   found.before = await panel.locator('.cl-notice h2').textContent();
 
   const listed = panel.locator('.cl-tabs [role="status"]').getByText(/^[1-9]\d* storages?, /);
@@ -92,8 +71,8 @@ await inLab(async (page, picture) => {
   await picture('selected');
 
   // Point at an op, at a block; brush a range.
-  await page.mouse.move(box.x + box.width * 0.5, box.y + 117);
-  await page.mouse.move(box.x + box.width * 0.5 + 1, box.y + 117);
+  const op = await longestBar(page, 'ops');
+  await page.mouse.move(op.x, op.y);
   await panel.locator('.cl-tip').waitFor();
   found.tip = await panel.locator('.cl-tip b').textContent();
   await page.keyboard.down('Shift');
@@ -113,7 +92,7 @@ await inLab(async (page, picture) => {
 
   // Stalls and the peak.
   await overlay.focus();
-  await page.keyboard.press('n');
+  await page.keyboard.press(']');
   await panel.getByText(/Stall 1 of \d+/).waitFor();
   found.stalls = Number(/of (\d+)/.exec(await panel.locator('.cl-toolbar').innerText())[1]);
   await page.keyboard.press('f');
@@ -148,6 +127,30 @@ await inLab(async (page, picture) => {
   await listed.waitFor({ timeout: 10000 });
   found.whileRunning = !ended;
   await panel.getByRole('searchbox').fill('');
+  // A row that has the focus keeps it, and a button that is held down is clicked, over the steps that come in.
+  const stepCount = () => look(({ model }) => model.status.session.step_count);
+  const another = async () => {
+    const before = await stepCount();
+    while (!ended && (await stepCount()) < before + 2) {
+      await page.waitForTimeout(50);
+    }
+  };
+  await panel.getByLabel('Follow').uncheck(); // another step has other rows
+  await panel.getByRole('tab', { name: 'Storages' }).click();
+  await panel.locator('.cl-table-body tbody tr').first().focus();
+  await page.keyboard.press('ArrowDown');
+  await page.keyboard.press('Enter');
+  await panel.locator('.cl-inspector .cl-title').waitFor();
+  await another();
+  found.focused = await page.evaluate(() => document.activeElement.getAttribute('aria-selected'));
+  const place = await panel.getByRole('button', { name: 'Compare…' }).boundingBox();
+  await page.mouse.move(place.x + 8, place.y + 8);
+  await page.mouse.down();
+  await another();
+  await page.mouse.up();
+  await panel.locator('.cl-compare').waitFor();
+  await page.keyboard.press('Escape');
+  await panel.locator('.cl-compare').waitFor({ state: 'detached' });
   found.ran = await training;
 
   // Trace files: a whole one, and one that ends early.
@@ -169,9 +172,7 @@ await inLab(async (page, picture) => {
   found.file = await steps.locator('option:checked').textContent();
 
   // The dark theme.
-  await execute('apputils:change-theme', { theme: 'JupyterLab Dark' });
-  await page.waitForFunction(() => document.body.dataset.jpThemeLight === 'false');
-  await page.waitForTimeout(1200);
+  await theme(page, 'Dark');
   found.dark = await coloursByTrack(page);
   await picture('dark');
 

@@ -1,23 +1,21 @@
 // Replays beside swaps: drawn, edited, tried and enabled; the draft as it is drawn, in a narrow panel, after a reload.
-import { cellRunner, coloursByTrack, execute, inLab, kernelIdle, widen } from './lab.mjs';
+import {
+  cellRunner,
+  coloursByTrack,
+  inLab,
+  insight,
+  kernelIdle,
+  longestBar,
+  openPanel,
+  theme
+} from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
   const run = cellRunner(page, 'replays');
-  const panel = page.locator('.cl-panel');
+  const panel = await openPanel(page);
   const bar = panel.locator('.cl-bar-bottom');
-  /** Look into the panel's own state. */
-  const look = (what, argument) =>
-    page.evaluate(
-      ([what, argument]) => {
-        const widget = [...window.jupyterapp.shell.widgets('main')].find(
-          w => w.id === 'chameleon-lab-panel'
-        );
-        // biome-ignore lint/security/noGlobalEval: the check's own words
-        return eval(`(${what})`)(widget.content, argument);
-      },
-      [String(what), argument ?? null]
-    );
+  const look = insight(page);
   const planned = count =>
     page.waitForFunction(count => {
       const standing = document.querySelector('.cl-standing')?.textContent ?? '';
@@ -28,27 +26,22 @@ await inLab(async (page, picture) => {
     await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
     return ran;
   };
-  await kernelIdle(page);
-  await execute(page, 'chameleon-lab:open');
-  await widen(page);
-  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   found.trained = await train();
   await page.waitForFunction(() =>
     document.querySelector('.cl-toolbar select').value.includes(',5,5]')
   );
   await page.waitForTimeout(300);
 
+  // Nothing is cut off: here, in half of the window, and narrow.
+  found.cut = { wide: await cutOff(panel) };
+
+  found.banner = await panel.locator('.cl-banner').innerText(); // nothing went wrong while the session began
+
   // Their own track, dots in the block map, and words at the pointer.
   found.tracks = await coloursByTrack(page);
   found.legend = await panel.locator('.cl-key').innerText();
-  const place = await look(({ timeline, model }) => {
-    const { x0, x1 } = model.views.best(model.shown).replays;
-    const longest = x0.reduce((best, _, i) => (x1[i] - x0[i] > x1[best] - x0[best] ? i : best), 0);
-    const { top, height } = timeline._layout.replays;
-    return [timeline._scale.x((x0[longest] + x1[longest]) / 2), top + height / 2];
-  });
-  const box = await panel.locator('.cl-overlay').boundingBox();
-  await page.mouse.move(box.x + place[0], box.y + place[1]);
+  const replay = await longestBar(page, 'replays');
+  await page.mouse.move(replay.x, replay.y);
   await panel
     .locator('.cl-tip')
     .getByText(/replayed$/)
@@ -56,9 +49,13 @@ await inLab(async (page, picture) => {
   found.tip = await panel.locator('.cl-tip').innerText();
   await panel.getByRole('tab', { name: 'Replays' }).click();
   found.listed = await panel.locator('.cl-tables tbody tr').count();
-  await panel.locator('.cl-tables tbody tr').first().click();
+  await panel.locator('.cl-tables tbody tr', { hasText: '↻' }).first().click(); // not a declined drop
   await panel.locator('.cl-events').getByText('Made again by').waitFor();
-  found.drawn = await look(({ model }) => [model.scene.replays, model.selected.dropped.length]);
+  found.drawn = await look(({ model: { scene, selected } }) => [
+    scene.replays,
+    scene.declined,
+    selected.dropped.length
+  ]);
   await picture('light');
 
   // Several rows, decided about together, and taken back together.
@@ -82,7 +79,7 @@ await inLab(async (page, picture) => {
     .locator('.cl-tabs [role="status"]')
     .getByText(/^3 of \d+ storages/)
     .waitFor();
-  found.together = await look(({ _editor: { editor } }) => [
+  found.together = await look(({ editing: { editor } }) => [
     [0, 1, 2].map(position => editor.row(position).drops),
     editor.open.edits.map(entry => entry.edit.action)
   ]);
@@ -91,7 +88,7 @@ await inLab(async (page, picture) => {
   await bar.getByText('No changes: the draft is what is in force.').waitFor();
 
   // One that the planner does not rematerialise, from its card.
-  const other = await look(async ({ _editor: { editor } }) => {
+  const other = await look(async ({ editing: { editor } }) => {
     await editor.setFilter({ query: 'category:act' });
     const { rows } = (
       await editor._client.request('decisions', {
@@ -103,7 +100,7 @@ await inLab(async (page, picture) => {
     ).result;
     return rows.find(row => row.replay_cost_s && !row.drops).storage;
   });
-  await look(({ _editor }, storage) => _editor.show(storage), other);
+  await look(({ editing }, storage) => editing.show(storage), other);
   const card = panel.locator('.cl-card[data-action="rematerialise"]');
   await card.getByText(/^A replay takes/).waitFor();
   await page.waitForFunction(
@@ -112,7 +109,7 @@ await inLab(async (page, picture) => {
   found.cards = await panel.locator('.cl-choices').innerText();
   await card.getByRole('radio').check();
   await planned('1 change by you');
-  found.draft = await look(({ _editor: { editor } }) => [editor.open.current, editor.open.draft]);
+  found.draft = await look(({ editing: { editor } }) => [editor.open.current, editor.open.draft]);
 
   // The draft in the place of what ran, on the same axis.
   const overlay = panel.locator('.cl-overlay');
@@ -153,7 +150,7 @@ await inLab(async (page, picture) => {
   await bar.getByText('begins at the next step border').waitFor();
   found.ran = [await run(2)];
   await bar.locator('tr.cl-tried').waitFor({ timeout: 30000 });
-  found.tried = await look(({ _editor: { editor } }) => editor.open.dry_run.measured);
+  found.tried = await look(({ editing: { editor } }) => editor.open.dry_run.measured);
   await bar.getByRole('button', { name: 'Enable' }).click();
   await bar.getByText('In force from the next step border on.').waitFor();
   found.ran.push(await run(2));
@@ -165,17 +162,25 @@ await inLab(async (page, picture) => {
     return model.selected.replays.length;
   }, other);
 
-  // Narrow, in the dark: one part at a time.
-  const handle = await page.locator('.lm-DockPanel-handle:visible').boundingBox();
-  await page.mouse.move(handle.x + handle.width / 2, 500);
-  await page.mouse.down();
-  await page.mouse.move(1200, 500, { steps: 5 });
-  await page.mouse.up();
-  await page.waitForFunction(() => document.querySelector('.cl-panel').clientWidth < 400);
-  await execute(page, 'apputils:change-theme', { theme: 'JupyterLab Dark' });
-  await page.waitForFunction(() => document.body.dataset.jpThemeLight === 'false');
-  await page.waitForTimeout(800);
+  const moveTo = async x => {
+    const handle = await page.locator('.lm-DockPanel-handle:visible').boundingBox();
+    await page.mouse.move(handle.x + handle.width / 2, 500);
+    await page.mouse.down();
+    await page.mouse.move(x, 500, { steps: 5 });
+    await page.mouse.up();
+  };
   const pages = panel.locator('.cl-pages');
+  await moveTo(880);
+  await page.waitForFunction(() => document.querySelector('.cl-panel').clientWidth < 720);
+  await pages.getByRole('button', { name: 'Timeline' }).click();
+  await page.waitForTimeout(300);
+  found.cut.half = await cutOff(panel);
+  await picture('half');
+
+  // Narrow, in the dark: one part at a time.
+  await moveTo(1200);
+  await page.waitForFunction(() => document.querySelector('.cl-panel').clientWidth < 400);
+  await theme(page, 'Dark');
   found.narrow = {};
   for (const [name, part] of [
     ['Selection', '.cl-cards'],
@@ -188,15 +193,11 @@ await inLab(async (page, picture) => {
     found.narrow[name] = [width, height];
     await picture(`narrow-${name.toLowerCase()}`);
   }
-  found.wide = await panel.evaluate(node =>
-    [...node.querySelectorAll('.cl-pages, .cl-toolbar, .cl-timeline, .cl-bar-bottom')]
-      .filter(part => part.scrollWidth > node.clientWidth)
-      .map(part => part.className)
-  );
+  found.cut.narrow = await cutOff(panel);
 
   // A draft that nobody saved outlives its kernel and its page: what JupyterLab keeps of it is offered.
-  await execute(page, 'apputils:change-theme', { theme: 'JupyterLab Light' });
-  await look(({ _editor: { editor } }, storage) => editor.decide([storage], 'keep'), other);
+  await theme(page, 'Light');
+  await look(({ editing: { editor } }, storage) => editor.decide([storage], 'keep'), other);
   await bar.getByText(/change.? by you/).waitFor();
   await page.waitForFunction(
     async () => {
@@ -226,7 +227,22 @@ await inLab(async (page, picture) => {
   const offer = panel.locator('.cl-offer');
   await offer.getByRole('button', { name: /^Put \d+ changes? back/ }).click({ timeout: 30000 });
   await bar.getByText(/back\./).waitFor();
-  found.back = await look(({ _editor: { editor } }) => editor.open.edits.map(entry => entry.edit));
+  found.back = await look(({ editing: { editor } }) => editor.open.edits.map(entry => entry.edit));
   found.other = other;
   return found;
 });
+
+/** The bars of the panel that are wider than their room, and the legend of the block map where one has to scroll to it. */
+function cutOff(panel) {
+  return panel.evaluate(node => {
+    const bars =
+      '.cl-header, .cl-figures, .cl-pages, .cl-toolbar, .cl-timeline, .cl-tabs, .cl-bar-bottom';
+    const cut = [...node.querySelectorAll(bars)]
+      .filter(part => part.scrollWidth > part.clientWidth)
+      .map(part => part.className);
+    const [key, timeline] = ['.cl-key', '.cl-timeline'].map(part =>
+      node.querySelector(part).getBoundingClientRect()
+    );
+    return key.bottom > timeline.bottom ? [...cut, 'cl-key'] : cut;
+  });
+}

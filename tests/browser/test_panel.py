@@ -27,6 +27,7 @@ def test_the_panel_draws_what_trains_beside_it(in_browser):
     assert found["stalls"] > 0
     assert "could leave" in found["alive"]
     assert found["whileRunning"]
+    assert found["focused"] == "true"
     assert found["file"].startswith("run.parquet")
     assert found["restarted"]
     assert found["called"]

@@ -3,12 +3,15 @@ def test_replays_are_drawn_edited_and_run_and_a_draft_outlives_its_page(in_brows
     assert found["errors"] == []
     assert found["trained"] == ["ok", "ok"] and found["ran"] == ["ok", "ok"]
 
+    assert found["banner"] == "", "the panel says that something went wrong"
+
     # In the drawing, at the pointer, in the table.
     replays = found["tracks"]["Replays"]
     assert replays["drawn"] > 20 and replays["colours"] > 1
     assert "dropped" in found["legend"]
     assert "Cause" in found["tip"] and "For" in found["tip"] and "Time" in found["tip"]
-    assert found["listed"] == found["drawn"][0] > 2 and found["drawn"][1] == 1
+    replayed, declined, dropped = found["drawn"]
+    assert replayed > 2 and dropped == 1 and found["listed"] == replayed + declined
 
     # Several rows together; one by its card, with what a replay takes beside what copies take.
     drops, actions = found["together"]
@@ -28,9 +31,10 @@ def test_replays_are_drawn_edited_and_run_and_a_draft_outlives_its_page(in_brows
     assert found["tried"]["replay_s"] > 0 and found["tried"]["peak_bytes"] <= draft["capacity_bytes"]
     assert found["replayed"] > 0
 
+    assert found["cut"] == {"wide": [], "half": [], "narrow": []}
+
     # In 350 pixels there is room for each part.
     for part, (width, height) in found["narrow"].items():
         assert width > 300 and height > 200, part
-    assert found["wide"] == []
 
     assert {"action": "keep", "storage": found["other"]} in found["back"]

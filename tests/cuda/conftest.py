@@ -23,6 +23,45 @@ def _missing() -> str:
     return core.missing_device("cuda:0")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--results", metavar="FILE", help="write there how each test ended, as they end")
+
+
+class Results:
+    """How each test ended: written after each, since what runs into its time limit is stopped."""
+
+    def __init__(self, file: Path) -> None:
+        from benchmarks.gpu import Gpu
+
+        self.file = file
+        self.environment = Gpu("cuda" if torch.cuda.is_available() else "cpu", 0.0).environment({})
+        self.tests: list[dict[str, Any]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.passed:
+            return
+        why = str(report.longrepr[2]) if report.skipped and isinstance(report.longrepr, tuple) else None
+        if report.failed:
+            why = report.longreprtext[-2000:]
+        self.tests.append(
+            {"test": report.nodeid, "outcome": report.outcome, "s": report.duration, "why": why}
+        )
+        self.write()
+
+    def write(self) -> None:
+        from benchmarks.measure import write_json
+
+        found: dict[str, Any] = {"environment": self.environment, "tests": self.tests}
+        if _replay_counts:
+            found["replays"] = sum(_replay_counts[1:], _replay_counts[0]).lines()
+        write_json(self.file, found)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if file := config.getoption("--results"):
+        config.pluginmanager.register(Results(Path(file)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mine = [item for item in items if HERE in item.path.parents]
     if mine and (reason := _missing()):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -43,27 +44,34 @@ def digest(tensor: torch.Tensor) -> str:
     return digest(tensor.detach().cpu())
 
 
+VOCABULARY = 8192
+"""A fraction of the models' own: else the loss, which is one op, needs more than an eighth of the peak at once."""
+
+
+SANITIZED_BYTES = 400 * MiB
+"""The capacity under compute-sanitizer, with a GPT-2 of one layer."""
+
+
 def gpt2(layers: int = 12) -> nn.Module:
     """GPT-2's shape: width 768, 12 heads, 512 tokens, made on the GPU."""
     from training import Gpt
 
     with torch.device("cuda"):
-        return Gpt(dim=768, layers=layers, heads=12, vocab=50304, time=512, dropout=0.1)
+        return Gpt(dim=768, layers=layers, heads=12, vocab=VOCABULARY, time=512, dropout=0.1)
 
 
 def llama() -> nn.Module:
-    """A Llama of 0.2 billion parameters, with grouped heads."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=32000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=12, num_attention_heads=16,
+    """A Llama of 0.2 billion parameters, with grouped heads. Skips the test where there is no transformers."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=1024, intermediate_size=2816, num_hidden_layers=12, num_attention_heads=16,
         num_key_value_heads=4, max_position_embeddings=1024, use_cache=False, attn_implementation="sdpa",
     )  # fmt: skip
 
     class Causal(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = LlamaForCausalLM(config)
+            self.net = transformers.LlamaForCausalLM(config)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             return self.net(input_ids=tokens, labels=tokens, use_cache=False).loss
@@ -82,8 +90,9 @@ def train(
     *,
     amp: bool = False,
     streams: bool = False,
+    **adamw: Any,
 ) -> GpuRun:
-    """Train from a fixed seed with the default AdamW. The model is made inside the session.
+    """Train from a fixed seed with AdamW, default but for ``adamw``. The model is made inside the session.
 
     ``streams``: every other step computes on a stream of its own.
     """
@@ -98,7 +107,7 @@ def train(
     opened = None if session is None else cl.Session(device="cuda", **session)
     with opened or nullcontext():
         model = make().train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **adamw)
         for number in range(steps):
             tokens = model.batch(generator).cuda()
             other = streams and number % 2

@@ -56,11 +56,13 @@ def test_memory_goes_back_at_the_free_point() -> None:
 
 
 def test_out_of_memory_in_the_first_step_is_met_by_eviction() -> None:
+    before = torch.cuda.memory_reserved()  # libraries keep their workspaces
     with cl.Session("256MiB", device="cuda") as session:
         held = [torch.full((16 * MiB,), number, dtype=torch.uint8, device="cuda") for number in range(48)]
-        assert torch.cuda.memory_reserved() <= 256 * MiB
+        assert torch.cuda.memory_reserved() - before <= 256 * MiB
         assert [int(t[0]) for t in held] == list(range(48))
-        assert session.report().evictions >= 0
+        session.step()
+        assert session.report().evictions >= 32
     assert [int(t[-1]) for t in held] == list(range(48))
 
 
@@ -208,7 +210,7 @@ def test_compute_sanitizer_finds_nothing() -> None:
     code = (
         "import sys; sys.path[:0] = ['tests/cuda', 'tests/integration', '.']\n"
         "from gpu_training import *\n"
-        "train(lambda: gpt2(1), 3, {'capacity': '400MiB'})\n"
+        "train(lambda: gpt2(1), 3, {'capacity': SANITIZED_BYTES})\n"
     )
     done = subprocess.run(
         ["compute-sanitizer", "--error-exitcode", "9", sys.executable, "-c", code],

@@ -46,6 +46,7 @@ std::vector<Stream*> streams;
 int own_streams = 0;
 std::set<std::pair<std::string, std::string>> dropped_pairs;
 long dropped_count = 0;
+std::map<std::string, long> waits_of_host;
 size_t pinned_limit = SIZE_MAX, pinned = 0;
 constexpr size_t kPoisonedBytes = 256 << 10;  // of a slab: all that the toy programs use
 size_t gpu_bytes = size_t{1} << 36;
@@ -138,6 +139,14 @@ bool is_dropped(const std::string& waiter, const std::string& source) {
   return true;
 }
 
+bool is_pinned(const void* address) {
+  const auto* wanted = static_cast<const char*>(address);
+  return std::any_of(pinned_blocks.begin(), pinned_blocks.end(), [wanted](const auto& block) {
+    const auto* begin = static_cast<const char*>(block.first);
+    return wanted >= begin && wanted < begin + block.second;
+  });
+}
+
 struct Event {
   MarkPtr mark;
 };
@@ -151,6 +160,7 @@ void start(uint64_t seed) {
   random_source.seed(seed);
   dropped_pairs.clear();
   dropped_count = 0;
+  waits_of_host.clear();
   pinned_limit = SIZE_MAX;
 }
 
@@ -161,6 +171,11 @@ void drop(const std::string& waiter, const std::string& source) {
 
 long dropped() { return dropped_count; }
 
+std::map<std::string, long> host_waits() {
+  Lock lock(mutex);
+  return waits_of_host;
+}
+
 cudaStream_t make_lane(bool eager) {
   Lock lock(mutex);
   auto* stream = new Stream{"lane", eager, {}};
@@ -170,6 +185,17 @@ cudaStream_t make_lane(bool eager) {
 
 cudaStream_t current() { return current_lane ? current_lane : reinterpret_cast<cudaStream_t>(default_lane()); }
 void set_current(cudaStream_t lane) { current_lane = lane; }
+
+void set_default_lane_late(bool late) {
+  Lock lock(mutex);
+  run_all();
+  default_lane()->eager = !late;
+}
+
+void catch_up() {
+  Lock lock(mutex);
+  if (!stream_of(current_lane)->queue.empty()) synchronize(record(current_lane));
+}
 
 void launch(cudaStream_t stream, std::function<void()> kernel) {
   Lock lock(mutex);
@@ -191,6 +217,11 @@ void wait(cudaStream_t stream, const MarkPtr& mark) {
 void synchronize(const MarkPtr& mark) {
   Lock lock(mutex);
   run_until(*mark);
+}
+
+bool reached(const MarkPtr& mark) {
+  Lock lock(mutex);
+  return mark->done;
 }
 
 void run_all() {
@@ -232,8 +263,16 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   Lock lock(fake::mutex);
+  ++fake::waits_of_host[__func__];
   if (fake::is_dropped("host", stream_of(stream)->role)) return cudaSuccess;
   fake::synchronize(fake::record(stream));
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+  Lock lock(fake::mutex);
+  ++fake::waits_of_host[__func__];
+  fake::run_all();
   return cudaSuccess;
 }
 
@@ -265,6 +304,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   Lock lock(fake::mutex);
+  ++fake::waits_of_host[__func__];
   const fake::MarkPtr mark = fake::event_of(event)->mark;
   if (mark && !fake::is_dropped("host", mark->stream->role)) fake::synchronize(mark);
   return cudaSuccess;
@@ -279,13 +319,25 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
   return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, enum cudaMemcpyKind, cudaStream_t stream) {
+// Of memory that is not pinned, it may return before the copy is over, or not.
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+  Lock lock(fake::mutex);
+  if (!fake::is_pinned(kind == cudaMemcpyDeviceToHost ? to : from)) ++fake::waits_of_host["cudaMemcpyAsync, pageable"];
   fake::launch(stream, [=] { std::memcpy(to, from, bytes); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, enum cudaMemcpyKind) {
+  Lock lock(fake::mutex);
+  ++fake::waits_of_host[__func__];
+  fake::run_all();
+  std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
 
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned int) {
   Lock lock(fake::mutex);
+  ++fake::waits_of_host[__func__];
   if (fake::pinned + bytes > fake::pinned_limit) return cudaErrorMemoryAllocation;
   *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (!*data) return cudaErrorMemoryAllocation;
@@ -297,6 +349,7 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned int) {
 
 cudaError_t cudaFreeHost(void* data) {
   Lock lock(fake::mutex);
+  ++fake::waits_of_host[__func__];
   const auto found = fake::pinned_blocks.find(data);
   if (found == fake::pinned_blocks.end()) return cudaErrorInvalidValue;
   fake::poison(data, std::min(found->second, fake::kPoisonedBytes));

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -24,7 +25,16 @@ void start(uint64_t seed);  // forgets what was dropped; everything must have ha
 void drop(const std::string& waiter, const std::string& source);
 long dropped();  // waits that were left out
 
+// How often CUDA calls have kept the host waiting since start(), by call: synchronizing, copies that block, and
+// pinning.
+std::map<std::string, long> host_waits();
+long record_streams();  // how often torch's allocator was told that another stream uses a block
+
 cudaStream_t make_lane(bool eager);  // eager: what it is given happens at once, as the CPU's own kernels do
+// The lane of whoever has set none. Late: what it is given happens when it may, or when an op begins or memory is asked
+// for, since the CPU's kernels do not wait by themselves (catch_up()). Eager at first.
+void set_default_lane_late(bool late);
+void catch_up();  // the current lane does what it was given
 cudaStream_t current();
 void set_current(cudaStream_t lane);
 
@@ -32,6 +42,7 @@ void launch(cudaStream_t stream, std::function<void()> kernel);
 MarkPtr record(cudaStream_t stream);  // the user's own order between streams: never dropped
 void wait(cudaStream_t stream, const MarkPtr& mark);
 void synchronize(const MarkPtr& mark);
+bool reached(const MarkPtr& mark);
 void run_all();
 void forget_streams();  // those that nobody will use again: all
 

@@ -1,5 +1,6 @@
 // Random programs of toy kernels on a fake GPU, with the real device, host pool and swapper under them. Every kernel
 // checks the bytes that it reads when it runs, not when it is given to its stream.
+#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <pybind11/pybind11.h>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/pinned_pool.h"
 #include "device/cuda/torch_side.h"
 #include "fake.h"
 #include "host_pool.h"
@@ -98,6 +100,7 @@ class Harness {
     c10::intrusive_ptr<c10::StorageImpl> impl;
     fake::MarkPtr written;
     std::vector<fake::MarkPtr> read;
+    cudaStream_t made_for;  // as the user sees it
   };
 
   size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random_); }
@@ -120,33 +123,48 @@ class Harness {
     return true;
   }
 
+  // On the stream that is current. Or it was there before, on any, and is adopted now.
   void make() {
-    const size_t bytes = 512 * (1 + below(8));
-    const int lane = device_.lane();
-    void* block = swapper_.take(device_.block_bytes(bytes), lane);
+    const size_t bytes = 512 * (1 + below(8)), block_bytes = device_.block_bytes(bytes);
+    const bool adopted = below(4) == 0;
+    const cudaStream_t here = stream(), made_for = adopted ? lanes_[below(lanes_.size())] : here;
+    fake::set_current(made_for);
+    int lane = device_.lane();
+    void* block = adopted ? cuda::torch_side::allocate(0, block_bytes, made_for, /*may_fail=*/true)
+                          : swapper_.take(block_bytes, lane);
+    fake::set_current(here);
+    lane = device_.lane();
     if (!block) {
       ++result_.refused;
       return;
     }
-    Storage* storage = table_.add(bytes, device_.block_bytes(bytes), block);
+    Storage* storage = table_.add(bytes, block_bytes, block);
     storage->lane = static_cast<uint8_t>(lane);
+    storage->adopted = storage->first_block = adopted;
     storage->settled = true;
+    if (adopted) {
+      device_.take_over(block, block_bytes);
+      fake::wait(stream(), fake::record(made_for));
+    }
     auto impl = c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), bytes,
         c10::DataPtr(block, block, &keep_block, c10::Device(c10::DeviceType::CPU)),
         c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true);
     storage->impl = impl.get();
     storage->weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl.get());
-    tensors_.push_back(std::make_unique<Tensor>(Tensor{next_id_++, 0, storage, std::move(impl), nullptr, {}}));
-    launch({}, tensors_.back().get());
+    tensors_.push_back(
+        std::make_unique<Tensor>(Tensor{next_id_++, 0, storage, std::move(impl), nullptr, {}, made_for}));
+    Tensor& tensor = *tensors_.back();
+    launch({}, &tensor);
+    if (!adopted || swapper_.make_room(0)) return;
+    result_.errors.push_back("no room for what is adopted");
   }
 
   void destroy(size_t index) {
     Tensor& tensor = *tensors_[index];
     // The user's part: a tensor dies in the order of the stream that its memory belongs to.
-    const cudaStream_t owner = lanes_of_device_[tensor.storage->lane];
-    fake::wait(owner, tensor.written);
-    for (const fake::MarkPtr& mark : tensor.read) fake::wait(owner, mark);
+    fake::wait(tensor.made_for, tensor.written);
+    for (const fake::MarkPtr& mark : tensor.read) fake::wait(tensor.made_for, mark);
     tensor.impl->_mutable_data_ptr_no_checks().release_context();
     access::disarm(*tensor.storage);
     swapper_.release(*tensor.storage);
@@ -163,8 +181,6 @@ class Harness {
 
   void launch(const std::vector<Tensor*>& inputs, Tensor* output) {
     const int lane = device_.lane();
-    if (lanes_of_device_.size() <= static_cast<size_t>(lane)) lanes_of_device_.resize(lane + 1);
-    lanes_of_device_[lane] = stream();
     std::vector<Tensor*> used = inputs;
     if (output) used.push_back(output);
     std::sort(used.begin(), used.end());
@@ -273,7 +289,6 @@ class Harness {
   Recorder recorder_;
   Swapper swapper_;
   std::vector<cudaStream_t> lanes_;
-  std::vector<cudaStream_t> lanes_of_device_;  // by lane
   std::vector<std::unique_ptr<Tensor>> tensors_;
   int64_t next_id_ = 1;
   Result result_;
@@ -287,8 +302,9 @@ PYBIND11_MODULE(_fake_cuda, m) {
   m.def(
       "run",
       [](uint64_t seed, int lanes, size_t capacity_bytes, int steps,
-         const std::vector<std::pair<std::string, std::string>>& drop) {
+         const std::vector<std::pair<std::string, std::string>>& drop, bool pinned) {
         fake::start(seed);
+        if (!pinned) fake::limit_pinned(0);
         for (const auto& [waiter, source] : drop) fake::drop(waiter, source);
         // Marks hold on to their event pool: it stays.
         auto* harness = new chameleon::Harness(seed, lanes, capacity_bytes);
@@ -305,11 +321,39 @@ PYBIND11_MODULE(_fake_cuda, m) {
         return d;
       },
       py::arg("seed"), py::arg("lanes"), py::arg("capacity_bytes"), py::arg("steps"),
-      py::arg("drop") = std::vector<std::pair<std::string, std::string>>(),
+      py::arg("drop") = std::vector<std::pair<std::string, std::string>>(), py::arg("pinned") = true,
       "A random program of toy kernels; what went wrong, and how much of everything there was.");
   m.def(
       "install", [] { chameleon::cuda::torch_side::install(0); },
       "From here on torch's CPU tensors live on the fake GPU, in a session or not.");
+  m.def(
+      "be_late",
+      [] {
+        // Added after the session's, and called after it: what the op needs has been asked for.
+        static at::CallbackHandle callback = 0;
+        if (callback) at::removeCallback(callback);
+        callback = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction&) {
+          fake::catch_up();
+          return std::unique_ptr<at::ObserverContext>();
+        }));
+        fake::set_default_lane_late(true);
+      },
+      "From here on the lane of a session does what it is given no sooner than an op begins. Call in every session.");
+  m.def("host_waits", &fake::host_waits, "How often CUDA calls have kept the host waiting since start(), by call.");
+  m.def("record_streams", &fake::record_streams, "How often the device has asked for what record_stream does.");
+  using Pool = chameleon::cuda::PinnedPool;
+  const auto address = [](void* data) { return reinterpret_cast<uintptr_t>(data); };
+  py::class_<Pool>(m, "PinnedPool")
+      .def(py::init<>())
+      .def("allocate", [address](Pool& pool, size_t bytes) { return address(pool.allocate(bytes)); })
+      .def("allocate_at",
+           [address](Pool& pool, size_t place, size_t bytes) { return address(pool.allocate_at(place, bytes)); })
+      .def("free", [](Pool& pool, uintptr_t data, size_t bytes) { pool.free(reinterpret_cast<void*>(data), bytes); })
+      .def("has_planned", &Pool::has_planned)
+      .def("reserve", &Pool::reserve)
+      .def("set_limit", &Pool::set_limit)
+      .def("release", &Pool::release)
+      .def_property_readonly("reserved_bytes", &Pool::reserved_bytes);
   m.def("start", &fake::start);
   m.def("drop", &fake::drop);
   m.def("dropped", &fake::dropped);

@@ -6,6 +6,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -31,10 +32,18 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 struct Block {
   size_t bytes;
   cudaStream_t stream;
+  std::vector<cudaStream_t> used_on = {};
+};
+struct Freed {  // not reused before the marks are reached
+  void* data;
+  Block block;
+  std::vector<fake::MarkPtr> marks;
 };
 std::unordered_map<void*, Block> in_use;
 std::map<std::pair<cudaStream_t, size_t>, std::vector<void*>> spare;
+std::vector<Freed> pending;
 size_t reserved_bytes = 0, allocated_bytes = 0, peak_reserved_bytes = 0, limit_bytes = SIZE_MAX;
+long recorded_streams = 0;
 
 void delete_block(void* block) {
   if (block && !(fake_runtime && fake_runtime->release(block))) cuda::torch_side::free(block);
@@ -50,18 +59,37 @@ class TorchAllocator final : public c10::Allocator {
     const c10::Device cpu(c10::DeviceType::CPU);
     if (fake_runtime && fake_runtime->tracks(bytes)) {
       void* block = fake_runtime->allocate(bytes);
+      fake::catch_up();
       return {block, block, &delete_block, cpu};
     }
     if (bytes < 512) return original->allocate(bytes);
     void* block = cuda::torch_side::allocate(0, (bytes + 511) / 512 * 512, fake::current(), /*may_fail=*/false);
+    fake::catch_up();
     return {block, block, &delete_plain, cpu};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &delete_block; }
   void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
 };
 
+void make_spare(void* data, const Block& block) {
+  spare[{block.stream, block.bytes}].push_back(data);
+  fake::launch(block.stream, [=, bytes = block.bytes] { fake::poison(data, bytes); });  // whoever gets it next
+}
+
+void settle_pending() {
+  const auto waits = [](const Freed& freed) {
+    return !std::all_of(freed.marks.begin(), freed.marks.end(), fake::reached);
+  };
+  const auto over = std::stable_partition(pending.begin(), pending.end(), waits);
+  const std::vector<Freed> ready(over, pending.end());
+  pending.erase(over, pending.end());
+  for (const Freed& freed : ready) make_spare(freed.data, freed.block);
+}
+
 // As cudaFree does, it waits for everything.
 void release_spare() {
+  fake::run_all();
+  settle_pending();
   fake::run_all();
   for (auto& [key, blocks] : spare) {
     for (void* block : blocks) {
@@ -100,6 +128,7 @@ cudaStream_t current_stream(int) { return fake::current(); }
 
 void* allocate(int, size_t bytes, cudaStream_t stream, bool may_fail) {
   Lock lock(mutex);
+  settle_pending();
   void* block = nullptr;
   auto found = spare.find({stream, bytes});
   if (found != spare.end() && !found->second.empty()) {
@@ -116,7 +145,7 @@ void* allocate(int, size_t bytes, cudaStream_t stream, bool may_fail) {
     peak_reserved_bytes = std::max(peak_reserved_bytes, reserved_bytes);
   }
   allocated_bytes += bytes;
-  in_use[block] = {bytes, stream};
+  in_use[block] = {bytes, stream, {}};
   fake::launch(stream, [=] { fake::poison(block, bytes); });  // whatever was there before
   return block;
 }
@@ -131,8 +160,18 @@ void free(void* block) {
   const Block freed = found->second;
   in_use.erase(found);
   allocated_bytes -= freed.bytes;
-  spare[{freed.stream, freed.bytes}].push_back(block);
-  fake::launch(freed.stream, [=] { fake::poison(block, freed.bytes); });  // whoever gets it next
+  if (freed.used_on.empty()) return make_spare(block, freed);
+  std::vector<fake::MarkPtr> marks;
+  for (const cudaStream_t stream : freed.used_on) marks.push_back(fake::record(stream));
+  pending.push_back({block, freed, std::move(marks)});
+}
+
+void used_on(int, void* block, cudaStream_t stream) {
+  Lock lock(mutex);
+  const auto found = in_use.find(block);
+  if (found == in_use.end() || found->second.stream == stream) return;
+  ++recorded_streams;
+  found->second.used_on.push_back(stream);
 }
 
 c10::DeleterFnPtr block_deleter() { return &delete_block; }
@@ -145,3 +184,8 @@ Guard::~Guard() = default;
 }  // namespace cuda::torch_side
 
 }  // namespace chameleon
+
+long fake::record_streams() {
+  chameleon::Lock lock(chameleon::mutex);
+  return chameleon::recorded_streams;
+}

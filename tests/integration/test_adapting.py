@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,8 +17,16 @@ from training import Gpt, Moe, adamw, raw, reference, state_bytes
 import chameleon_lab as cl
 from chameleon_lab import plans
 from chameleon_lab.report import Report
+from chameleon_lab.trace import StepTrace
 
 STEPS = 24
+
+
+@pytest.fixture(autouse=True)
+def no_second_thoughts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long ops take on a busy machine must not decide how many plans there are."""
+    monkeypatch.setattr(plans, "_MOST_REFINEMENTS", 0)
+    monkeypatch.setattr(plans, "_MOST_ANSWERS", 0)
 
 
 class Trainer:
@@ -207,6 +216,246 @@ def test_training_and_evaluation_alternate_without_planning_again() -> None:
     assert not any(plan.made_from_step >= 12 for plan in report.plans)
 
 
+def test_what_begins_like_one_plan_and_goes_on_like_another_is_followed_by_the_other() -> None:
+    def prelude(t: Trainer) -> None:
+        t.losses.append(raw(torch.linspace(0.0, 1.0, 512).std()))
+
+    def changing(t: Trainer, number: int) -> None:
+        if number in (8, 10, 15):
+            prelude(t)
+        if number in (8, 10):
+            t.evaluate(size=24)
+        else:
+            t.micro_batch()
+            t.update()
+
+    _, live_peak = reference(Gpt)
+    _, report = run(changing, Gpt, live_peak // 3, steps=17, wait=True)
+    assert report is not None
+    history = report.history
+    evaluated, trained, mixed = history[11], history[15], history[16]
+    assert evaluated.match_rate == trained.match_rate == 1.0 and evaluated.plan != trained.plan
+    assert mixed.plan == trained.plan, "it departed from there, to the plan with evaluation, and came back"
+    assert mixed.matched_ops >= 0.98 * trained.ops, mixed
+    assert mixed.departures == 1 and mixed.trigger_recall > 0.9
+
+
+def test_a_known_sequence_is_found_in_the_middle_of_a_step() -> None:
+    """Ops that no plan knows come first, so that no plan begins as this step does; then what another plan is for."""
+
+    def changing(t: Trainer, number: int) -> None:
+        if number % 2 == 0 and number < 12:
+            t.evaluate(size=24)
+            return
+        if number == 14:
+            for _ in range(100):
+                t.losses.append(raw(torch.linspace(0.0, 1.0, 512).std()))
+            t.evaluate(size=24)
+            return
+        t.micro_batch()
+        t.update()
+
+    _, live_peak = reference(Gpt)
+    _, report = run(changing, Gpt, live_peak // 3, steps=16, wait=True)
+    assert report is not None
+    evaluated, trained, odd = report.history[11], report.history[14], report.history[15]
+    assert evaluated.plan != trained.plan
+    assert odd.plan == evaluated.plan, "it was followed by the plan of the step before to its end"
+    assert odd.matched_ops >= 0.7 * evaluated.ops
+    assert report.history[16].plan == trained.plan and report.history[16].match_rate == 1.0
+
+
+def test_how_well_a_step_is_followed_is_known_in_its_middle() -> None:
+    looks: list[Report] = []
+    sessions: list[cl.Session] = []
+
+    def departing(t: Trainer, number: int) -> None:
+        if number == 12:
+            looks.append(sessions[-1].report())
+            for _ in range(300):
+                t.losses.append(raw(torch.linspace(0.0, 1.0, 512).std()))
+            looks.append(sessions[-1].report())
+        t.micro_batch()
+        t.update()
+        if number == 12:
+            looks.append(sessions[-1].report())
+
+    _, live_peak = reference(Gpt)
+    run(departing, Gpt, live_peak // 3, steps=14, wait=True, each=lambda _, session: sessions.append(session))  # type: ignore[arg-type]
+    before, amid, after = looks
+    assert before.recent_match_rate == 1.0 and before.recent_trigger_recall == 1.0 and before.lacking is None
+    assert amid.steps == before.steps and amid.history[-1].match_rate == 1.0, "no step has ended in between"
+    assert amid.recent_match_rate < 0.5
+    assert amid.lacking and "newest" in amid.lacking
+    assert after.recent_match_rate > 0.9 and after.lacking is None
+
+
+def test_triggers_that_find_nothing_where_their_op_ran_count_as_missed() -> None:
+    """Every op is found, and yet what the plan moves is not there: such a plan must not pass for one that works."""
+    _, live_peak = reference(Gpt)
+
+    def forgetful(t: Trainer, number: int) -> None:
+        if number == 10:
+            with torch.no_grad():
+                for parameter in t.model.parameters():  # new storages under the same names
+                    parameter.data = parameter.data.clone()
+                for state in t.optimizer.state.values():
+                    for name in ("exp_avg", "exp_avg_sq"):
+                        state[name] = state[name].clone()
+        t.micro_batch()
+        t.update()
+
+    _, report = run(forgetful, Gpt, live_peak // 3, steps=16, wait=True)
+    assert report is not None
+    assert report.history[10].trigger_recall > 0.99
+    assert report.history[11].trigger_recall < 0.9, report.history[11]
+    assert report.plans[-1].made_from_step >= 11, "it was planned for anew"
+    assert report.history[-1].trigger_recall > 0.99 and report.lacking is None
+
+
+def test_storages_that_are_replaced_for_ever_are_not_planned_for_for_ever() -> None:
+    """A chunk of data on the device, loaded anew every 4 steps: a plan for each would be of use for three steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[part for _ in range(8) for part in (nn.Linear(128, 128), nn.GELU())])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with cl.Session("900KiB", min_swap="2KiB") as session:
+        for number in range(80):
+            if number % 4 == 0:
+                chunk = [torch.randn(128, 128) for _ in range(8)]
+            optimizer.zero_grad()
+            out = model(chunk[0])
+            sum((out - other).pow(2).mean() for other in chunk[1:]).backward()
+            optimizer.step()
+            session._plans.wait()
+        report = session.report()
+    made = [plan.made_from_step for plan in report.plans if plan.why.endswith("left the device")]
+    assert len(made) >= 2, [plan.why for plan in report.plans]
+    assert made[-1] - made[-2] >= 8 and len(made) <= 8, made
+
+
+def test_a_failing_planner_is_asked_ever_more_rarely_for_what_does_not_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plans, "_LEAST_RECALL", 1.1)
+    _, live_peak = reference(Gpt)
+    asked: list[int] = []
+
+    def steady(t: Trainer, number: int) -> None:
+        t.micro_batch()
+        t.update()
+
+    def break_planner(number: int, session: cl.Session | None) -> None:
+        def refuse(log: Any) -> Any:
+            asked.append(log.index)
+            raise RuntimeError("no luck")
+
+        if number == 6 and session:
+            session._plans._make = refuse  # type: ignore[method-assign]
+
+    _, report = run(steady, Gpt, live_peak // 3, steps=30, wait=True, each=break_planner)
+    gaps = [after - before for before, after in pairwise(asked)]
+    assert report is not None and 2 <= len(asked) <= 6 and gaps == sorted(gaps), asked
+    assert sum("no luck" in note for note in report.notes) == 1
+
+
+def test_a_session_that_is_just_starting_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The panel asks from another thread, and starting takes a while: replays are tried out."""
+    from chameleon_lab import session as session_module
+
+    asked: list[Report] = []
+    real = session_module.replayable
+
+    def replayable(*args: Any, **kwargs: Any) -> Any:
+        session = cl.current_session()
+        assert session is not None and session.recorded_steps() is not None
+        asked.append(session.report())
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(session_module, "replayable", replayable)
+    with cl.Session("8MiB") as session:
+        assert len(asked) == 1 and asked[0].steps == 0
+    assert session.counters()["live_bytes"] >= 0
+
+
+def test_a_session_knows_nothing_of_how_the_one_before_was_followed() -> None:
+    _, live_peak = reference(Gpt)
+
+    def departing(t: Trainer, number: int) -> None:
+        t.micro_batch()
+        t.update()
+        if number == 9:
+            for _ in range(300):
+                t.losses.append(raw(torch.linspace(0.0, 1.0, 512).std()))
+
+    seen: list[float] = []
+
+    def look(number: int, session: cl.Session | None) -> None:
+        if number == 9 and session:
+            seen.append(session.report().recent_match_rate)
+
+    run(departing, Gpt, live_peak // 3, steps=10, wait=True, each=look)
+    with cl.Session() as session:
+        torch.ones(64).sum()
+        report = session.report()
+    assert seen[0] < 0.9 and report.recent_match_rate == 1.0 and report.lacking is None
+
+
+def test_plans_that_fare_no_better_are_made_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_LEAST_RECALL", 1.1)  # no plan ever moves so much
+
+    def steady(t: Trainer, number: int) -> None:
+        t.micro_batch()
+        t.update()
+
+    _, live_peak = reference(Gpt)
+    _, report = run(steady, Gpt, live_peak // 3, steps=40, wait=True)
+    assert report is not None
+    made = [plan.made_from_step for plan in report.plans if plan.why.endswith("left the device")]
+    gaps = [after - before for before, after in pairwise(made)]
+    assert len(made) >= 4 and gaps == sorted(gaps) and gaps[-1] >= 8, made
+    assert report.lacking
+
+
+def test_a_plan_that_is_ready_within_a_step_is_followed_from_there_on() -> None:
+    waits: list[cl.Session] = []
+
+    def larger(t: Trainer, number: int) -> None:
+        if number == 13:
+            hook = t.model.blocks[2].register_forward_pre_hook(lambda *_: waits[0]._plans.wait() and None)
+        t.micro_batch(size=8 if number >= 12 else 4)
+        if number == 13:
+            hook.remove()
+        t.update()
+
+    _, live_peak = reference(Gpt)
+    _, report = run(larger, Gpt, live_peak // 2, steps=16, each=lambda _, session: waits.append(session))  # type: ignore[arg-type]
+    assert report is not None
+    (made,) = (plan for plan in report.plans if plan.made_from_step == 13)  # of the loop's step 12
+    assert report.history[14].plan == made.plan, "the first step after it"
+    assert report.history[13].plan != made.plan and report.history[15].plan == made.plan
+
+
+def test_pressure_sends_out_ahead_and_what_is_read_before_it_has_left_stays() -> None:
+    rows = 24
+    with cl.Session(16 << 20, planning=False, link="64MiB/s") as session:
+        tensors = [torch.full((1 << 18,), float(row)) for row in range(rows)]  # 1 MiB each
+        for _ in range(40):  # what was used long ago is used late, as far as eviction knows
+            tensors[-1].add_(0.0)
+        more = [torch.zeros(1 << 18) for _ in range(2)]
+        leaving = [row for row in range(rows) if session.where(tensors[row]) == "leaving"]
+        assert leaving, "the ops waited for their own bytes alone"
+        kept = [float(tensors[row].sum()) for row in leaving]
+        assert kept == [float(row) * (1 << 18) for row in leaving]
+        assert {session.where(tensors[row]) for row in leaving} == {"resident"}
+        tensors[leaving[0]].add_(1.0)
+        assert float(tensors[leaving[0]][7]) == leaving[0] + 1
+        assert session.counters()["peak_resident_bytes"] <= 16 << 20
+        del more
+        assert [float(tensor[0]) for tensor in tensors[1 : leaving[0]]] == [
+            float(r) for r in range(1, leaving[0])
+        ]
+
+
 def test_a_lasting_change_gets_a_plan_of_its_own_although_the_old_one_serves() -> None:
     change, factory = CHANGES["frozen_half"]
     _, live_peak = reference(factory)
@@ -229,19 +478,27 @@ def test_the_report_says_where_the_ops_departed() -> None:
 
     _, live_peak = reference(Gpt)
     found: list[Report] = []
+    traced: list[StepTrace] = []
 
     def look(number: int, session: cl.Session | None) -> None:
         if number == 10 and session:
             found.append(session.report())
+            traced.append(session.trace().last)
 
     _, last = run(logs_once, Gpt, live_peak // 2, steps=16, each=look)
-    (report,) = found
+    (report,), (trace,) = found, traced
     assert last is not None and last.departures == (), "the newest steps match whole"
     assert {departure.step for departure in report.departures} == {11}
     assert "aten::linspace" in {departure.op_name for departure in report.departures}
     assert sum(departure.extra_ops for departure in report.departures) >= 6  # linspace and std, three times
     assert str(report.departures[-1]) in str(report)
     assert report.history[11].departures == len(report.departures)
+    assert trace.index == 11 and trace.match_rate == report.history[11].match_rate
+    assert (
+        sum(departure.extra_ops for departure in trace.departures)
+        == len(trace.ops) - report.history[11].matched_ops
+    )
+    assert {d.from_op for d in report.departures} <= {d.from_op for d in trace.departures}
     plan = report.plans[-1]
     followed = sum(p.followed_steps for p in report.plans if p.fingerprint == plan.fingerprint)
     assert followed >= 7 and plan.last_step == 11 and not plan.dropped
@@ -281,6 +538,34 @@ def test_a_failed_plan_is_noted_once_and_the_run_goes_on(monkeypatch: pytest.Mon
     assert got == want and report is not None
     assert sum("planning failed" in note and "made up" in note for note in report.notes) == 1
     assert max(step.peak_bytes for step in report.history) <= live_peak // 2
+
+
+@pytest.mark.parametrize("first", [2, 12])
+def test_one_failure_of_the_planner_is_not_for_ever(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the very first plan, which is made within the loop, and of one in the background."""
+    from chameleon_lab import session as session_module
+
+    change, factory = CHANGES["larger_batch"]
+    _, live_peak = reference(factory)
+    want, _ = run(change, factory)
+    planner, calls = session_module.plan_obeying, []
+
+    def once(step: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(step.index)
+        if len(broken) < 1 and step.index >= first:
+            broken.append(step.index)
+            raise MemoryError("just now")
+        return planner(step, *args, **kwargs)
+
+    broken: list[int] = []
+    monkeypatch.setattr(session_module, "plan_obeying", once)
+    got, report = run(change, factory, live_peak // 2, wait=True)
+    assert got == want and report is not None and broken
+    assert sum("just now" in note for note in report.notes) == 1
+    assert report.lacking is None and report.stage == "Stable" and report.decisions > 0
+    assert any(
+        plan.made_from_step > broken[0] and plan.decisions and not plan.dropped for plan in report.plans
+    )
 
 
 def test_stopping_while_a_plan_is_made_is_harmless() -> None:

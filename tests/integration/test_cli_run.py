@@ -56,7 +56,7 @@ def python(folder: Path, *words: str, **kwargs) -> subprocess.CompletedProcess[s
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         **kwargs,
     )
 
@@ -179,12 +179,15 @@ def test_ctrl_c_leaves_the_files_and_dies_of_the_signal(folder):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # background jobs are born deaf to it
     )
     try:
         for _ in range(6):
             assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == -signal.SIGINT, stderr

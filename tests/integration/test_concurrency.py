@@ -54,7 +54,7 @@ def test_two_threads_share_a_capacity() -> None:
             assert max(peaks) <= live_peak
             assert [got[1], got[2]] == want
         """,
-        timeout_s=90,
+        timeout_s=240,
     )
 
 
@@ -187,7 +187,7 @@ LOADER = """
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_data_loader_workers_read_what_is_away(method: str, tmp_path: Path) -> None:
-    child(LOADER.replace("METHOD", repr(method)), folder=tmp_path, timeout_s=90)
+    child(LOADER.replace("METHOD", repr(method)), folder=tmp_path, timeout_s=240)
 
 
 def test_fork_with_copies_in_flight() -> None:
@@ -237,7 +237,7 @@ def test_fork_with_copies_in_flight() -> None:
             run = train(Gpt, session_kwargs={"capacity": live_peak // 2, "link": link}, each_step=forks)
             assert run.same(bare)
         """,
-        timeout_s=120,
+        timeout_s=240,
     )
 
 
@@ -298,7 +298,7 @@ def test_garbage_collection_in_the_middle_of_swaps() -> None:
         counters = core.counters()
         assert counters["live_bytes"] == counters["host_used_bytes"] == 0, counters
         """,
-        timeout_s=90,
+        timeout_s=240,
     )
 
 
@@ -337,7 +337,7 @@ def test_the_process_ends_with_copies_in_flight(end: str) -> None:
         print("leaving", time.time(), flush=True)
         {end}
         """,
-        timeout_s=40,
+        timeout_s=180,
     )
     left_s = time.time() - float(done.stdout.split("leaving ")[1])
     assert "in flight: 0" not in done.stdout
@@ -366,5 +366,75 @@ def test_a_session_opened_and_closed_while_another_thread_computes() -> None:
         stop.set()
         [thread.join() for thread in threads]
         assert not wrong
+        """
+    )
+
+
+def test_a_process_ends_while_a_daemon_thread_is_in_the_core() -> None:
+    """Python ends such a thread when it asks for the interpreter again, which must not end the process with SIGABRT."""
+    child(
+        """
+        session = cl.Session(link="1GiB/s")
+        session.start()
+        inside = threading.Event()
+        def loop():
+            while True:
+                inside.set()
+                core.measure_link()
+        threading.Thread(target=loop, daemon=True).start()
+        assert inside.wait(30)
+        time.sleep(0.05)
+        """
+    )
+
+
+def test_what_is_made_inside_an_op_that_nobody_saw_begin_stays() -> None:
+    """It began before the session, and its kernel may go on reading what the ops inside it have made."""
+    child(
+        """
+        began, opened, asked = threading.Event(), threading.Event(), threading.Event()
+        inside = []
+
+        @torch.library.custom_op("chameleon_test::outer", mutates_args=())
+        def outer(x: torch.Tensor) -> torch.Tensor:
+            began.set()
+            assert opened.wait(30)
+            inside.append((x * 2) + 0)
+            assert asked.wait(30)
+            return x.clone()
+
+        def run():
+            outer(torch.ones(MiB // 4))
+            inside.append(inside[0] + 1)  # used by an op that is seen from its begin
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert began.wait(30)
+        with cl.Session("16MiB", min_swap="1KiB") as session:
+            opened.set()
+            while not inside:
+                time.sleep(0.001)
+            assert not session.evict(inside[0])
+            asked.set()
+            thread.join(30)
+            assert len(inside) == 2 and session.evict(inside[0])
+        assert (inside[0] == 2).all()
+        """
+    )
+
+
+def test_a_thread_that_only_makes_tensors_of_numbers_finds_room() -> None:
+    """Python makes them with autograd's keys off, as kernels do what they call."""
+    child(
+        """
+        made = []
+        def run():
+            made.extend(torch.full((MiB // 16,), float(k)) for k in range(12))  # 256 KiB each
+        with cl.Session("1MiB", min_swap="1KiB") as session:
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join(60)
+            assert len(made) == 12
+            assert all((one == k).all() for k, one in enumerate(made))
         """
     )

@@ -65,8 +65,21 @@ def test_it_streams_every_step_and_the_bytes_within(monkeypatch):
     for summary in history:
         within = [y for x, y in zip(places, sizes, strict=True) if summary.index < x <= summary.index + 1]
         assert max(within) == summary.peak_bytes <= running.capacity_bytes
-    assert min(sizes) < max(sizes)
+    assert min(sizes[1:]) < max(sizes)
     assert streamed and set(streamed) <= {"chameleon-lab-dashboard", "MainThread"}
+
+
+def test_the_curve_has_a_point_before_the_first_step_and_begins_where_a_late_one_looks():
+    with session() as running:
+        early = running.dashboard(every_s=60)
+        # An area without points stops the page that draws it.
+        assert early.resident.data == {"step": [0], "bytes": [0]}
+        step = job()
+        for _ in range(3):
+            step()
+        late = running.dashboard(every_s=60)
+        assert late.resident.data["step"][0] == running.history[0].index
+        assert len(late.resident.data["step"]) > 1
 
 
 def test_the_thread_streams_while_the_main_one_trains():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Iterator
@@ -55,9 +56,9 @@ def larger_batch() -> Gpt:
 class Trainer:
     """A loop that tests drive step by step."""
 
-    def __init__(self, session: cl.Session) -> None:
+    def __init__(self, session: cl.Session, *, reads_loss: bool = False) -> None:
         torch.manual_seed(0)
-        self.session = session
+        self.session, self.reads_loss = session, reads_loss
         self.model, self.generator = Gpt(), torch.Generator().manual_seed(0)
         self.optimizer = adamw(self.model.parameters())
         self.losses: list[bytes] = []
@@ -67,7 +68,10 @@ class Trainer:
         loss.backward()
         self.losses.append(raw(loss))
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        if self.reads_loss:
+            loss.detach().clone()
+            loss.item()
+        self.optimizer.zero_grad(set_to_none=not self.reads_loss)
         self.session.step()
 
     def same(self, bare: Run) -> bool:
@@ -109,6 +113,69 @@ def test_a_file_that_fits_is_in_force_from_the_second_step_on(
     assert report.history[1].swapped_out_bytes > 0 and report.history[1].match_rate > 0.9
 
 
+def test_ops_between_the_optimizer_and_the_end_of_the_step_are_part_of_it(tmp_path: Path) -> None:
+    """The first step is ended by its optimizer: nobody knows yet that the loop will say where steps end."""
+    bare, live_peak = reference(Gpt, steps=STEPS)
+
+    def run(**kwargs: Any) -> tuple[list[str], cl.Session]:
+        with cl.Session(live_peak // 2, **kwargs) as session:
+            loop = Trainer(session, reads_loss=True)
+            for _ in range(STEPS):
+                loop.step()
+        assert tuple(loop.losses) == bare.losses
+        return [step.stage for step in session.history], session
+
+    stages, session = run()
+    # The second entry is what followed the optimizer in the first step.
+    assert stages == ["WarmUp", "Profile", "Profile"] + ["Stable"] * (STEPS - 2)
+    assert session.policy is not None and session.policy.source is not None
+    session.policy.save(tmp_path / "policy.json")
+    stages, given = run(policy=tmp_path / "policy.json")
+    assert stages == ["WarmUp"] + ["Stable"] * STEPS, given.report().notes
+    assert given.report().notes == ("the given policy fits: in force from the second step on",)
+    last = given.history[-1]
+    assert (last.match_rate, last.demand_swap_ins, last.evictions) == (
+        1.0,
+        0,
+        0,
+    ) and last.swapped_in_bytes > 0
+    assert len(session.policy.source.ops) == last.ops
+
+
+def test_other_conditions_than_a_fitting_policy_was_made_for_are_said(made: Policy) -> None:
+    assumed = {**made.assumed, "torch": "1.0"}
+    other = dataclasses.replace(made, assumed=assumed, link=Link(1e6, 1e9))
+    with trainer(capacity=made.capacity_bytes, policy=other, link="1GB/s") as loop:
+        notes = loop.session.report().notes  # what the slow link brings about comes after these
+    assert notes[0] == "the given policy fits: in force from the second step on"
+    assert notes[1].startswith("the given policy fits, but it was made with torch 1.0, and this is ")
+    assert notes[2].startswith(
+        "the given policy fits, but it was made for a link of 977 KiB/s / 954 MiB/s, and "
+    )
+
+
+def test_a_file_whose_step_is_another_than_it_says_is_not_started_with(made: Policy) -> None:
+    other = dataclasses.replace(made, assumed={**made.assumed, "fingerprint": "0" * 16})
+    with trainer(capacity=made.capacity_bytes, policy=other) as loop:
+        assert "made for another step than the one that its file holds" in loop.session.report().notes[0]
+
+
+def test_a_policy_that_fits_the_profiled_step_only_is_said_to(made: Policy) -> None:
+    """A file without the step that it was made for cannot be recognised by the first step."""
+    lost = dataclasses.replace(made, source=None)
+    run = train(Gpt, steps=4, session_kwargs={"capacity": made.capacity_bytes, "policy": lost})
+    assert run.report is not None
+    first, second = run.report.notes
+    assert "its file does not hold the step" in first
+    assert second == "the given policy fits the profiled step: in force from the next one on"
+    assert run.report.decisions == len(made)
+
+
+def test_a_policy_brings_its_capacity(made: Policy) -> None:
+    with cl.Session(policy=made) as session:
+        assert session.capacity_bytes == made.capacity_bytes
+
+
 def test_a_file_fits_in_another_process(made: Policy, tmp_path: Path) -> None:
     made.draft().keep(GELU).never_touch(category="parameter").save(str(tmp_path / "policy.json"))
     child(f"""
@@ -131,7 +198,7 @@ def test_a_file_fits_in_another_process(made: Policy, tmp_path: Path) -> None:
         ("layers", "attention in blocks.6, and it was made for aten::flatten"),
         (
             "other ops",
-            "of forward and backward is aten::relu in blocks.0, and it was made for aten::gelu in blocks.0",
+            "forward and backward is aten::relu in blocks.0, and it was made for aten::gelu in blocks.0",
         ),
         ("width", "tokens.weight has 36.0 KiB, and it was made for 24.0 KiB"),
         ("length", "positions.weight has 24.0 KiB, and it was made for 16.0 KiB"),

@@ -359,7 +359,7 @@ except ImportError as error:
 """
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=180, check=True
     )
     assert f"chameleon_lab.integrations.{name} needs" in done.stdout and way_out in done.stdout
 
@@ -375,3 +375,33 @@ def test_bad_arguments_are_refused_before_the_training(name, tmp_path):
         module.ChameleonCallback("2MiB", policy=tmp_path / "gone.json")
     with pytest.raises(TypeError, match="capcity"):
         module.ChameleonCallback(capcity="2MiB")
+
+
+def test_offloaded_checkpoints_are_run_by_transformers() -> None:
+    """What benchmarks.gpu_peers takes from them is their own, and does what its name says."""
+    from torch.autograd.graph import save_on_cpu
+
+    from benchmarks import gpu, gpu_peers, gpu_ready
+
+    pytest.importorskip("transformers", minversion=gpu_ready.text_of(gpu_peers.OFFLOADING_TRANSFORMERS))
+    entered = []
+    model = gpu.Decoder(gpu.SHAPES["tiny"])
+    gpu_peers._offloaded_by_transformers(model)
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            entered.append(x.shape)
+            return x * x
+
+    with pytest.MonkeyPatch.context() as patch:  # there is no pinned memory without a GPU
+        original = save_on_cpu.__init__
+        asked = []
+
+        def unpinned(self: save_on_cpu, pin_memory: bool = False, device_type: str = "cuda") -> None:
+            asked.append(pin_memory)
+            original(self, pin_memory=False)
+
+        patch.setattr(save_on_cpu, "__init__", unpinned)
+        model.run_layer(Layer(), torch.ones(4, requires_grad=True)).sum().backward()
+    assert asked == [True], "nothing was kept in pinned memory"
+    assert len(entered) == 2, "nothing was computed again: that is no checkpoint"

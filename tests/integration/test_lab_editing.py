@@ -36,7 +36,7 @@ class Loop:
         self.session.step()
 
     def panel(self, ask, *args):
-        return self.thread.submit(ask, *args).result(timeout=60)
+        return self.thread.submit(ask, *args).result(timeout=180)
 
     def desk(self):
         desk = self.panel(self.sources.desk, self.sources.session()[0])

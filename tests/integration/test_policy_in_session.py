@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,13 @@ def test_a_steady_run_is_stable_and_never_waits_for_a_demand() -> None:
         assert step.match_rate == 1.0
         assert step.swapped_in_bytes > 0 and step.swapped_out_bytes > 0
         assert step.peak_bytes <= live_peak // 2
-    assert len({step.peak_bytes for step in report.history[5:]}) == 1, (
-        "resident bytes depend on op indices alone"
-    )
-    assert len({step.swapped_in_bytes for step in report.history[5:]}) == 1
+    # A step changes over from the plan before: it is the ones after it that are alike.
+    alike = [
+        {(step.peak_bytes, step.swapped_in_bytes) for before, step in pairwise(report.history[4:])
+         if before.plan == step.plan == plan.plan}
+        for plan in report.plans
+    ]  # fmt: skip
+    assert any(alike) and all(len(found) <= 1 for found in alike), "resident bytes depend on op indices alone"
 
 
 @pytest.mark.parametrize("share", [0.75, 0.5, 0.35, 0.25])

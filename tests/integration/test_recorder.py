@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from training import Gpt, KiB, MiB, adamw
 
 import chameleon_lab as cl
+from chameleon_lab.runtime import core
 from chameleon_lab.trace import Category, Stage, StepTrace
 
 
@@ -344,6 +346,18 @@ def test_modules_of_checkpoints_shared_and_later_parts() -> None:
     assert again and set(again) == {linear[0]}
 
 
+def test_an_op_that_makes_no_node_takes_no_number_from_the_next() -> None:
+    """Before it has a node of its own, an op is seen with the number that the next node will get."""
+    model = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with cl.Session("8MiB") as session:
+        for _ in range(3):
+            model(torch.randint(0, 50, (8,))).sum().backward()
+            optimizer.step()
+        last = session.trace().last
+    assert ("aten::embedding_backward", "backward", "0") in ops_of(last)
+
+
 @pytest.mark.parametrize("capacity", [None, "64MiB"])
 def test_training_inside_a_function_that_is_no_step_is_cut_off(capacity: str | None) -> None:
     """A step with no end must not eat memory: the recorder counts on, and says what it lost."""
@@ -378,3 +392,37 @@ def test_a_closure_is_no_part_of_the_optimizer(named: bool) -> None:
     assert (activations == 64 * KiB).sum() >= 4
     grown = {step.labels[name] for name in step.storages.name[of == Category.GRADIENT] if name >= 0}
     assert {f"grad of {name}" for name, _ in model.named_parameters()} == grown
+
+
+def test_a_backward_is_known_from_its_first_op_to_the_step_s_end() -> None:
+    seen: list[bool] = []
+    with cl.Session() as session:
+        weight = torch.ones(8, requires_grad=True)
+        product = weight * 2.0
+        product.register_hook(lambda gradient: seen.append(core.in_backward()))
+        assert not core.in_backward()
+        (product * 3.0).sum().backward()
+        session.step()
+        assert not core.in_backward()
+    assert seen == [True]
+
+
+def test_what_is_known_of_autograd_s_nodes_does_not_grow_with_the_steps() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+    with cl.Session() as session:
+        session.adopt(model)
+        kept = []
+        for step in range(60):
+            loss = model(torch.ones(2, 8)).sum()
+            if step % 2:  # another thread's nodes go when it is long gone
+                worker = threading.Thread(target=lambda: model(torch.ones(2, 8)).sum().backward())
+                worker.start()
+                worker.join()
+            loss.backward()
+            session.step()
+            kept.append(session.counters()["forward_nodes"])
+        in_backward = {
+            module for _, stage, module in ops_of(session.recorded_step(59)) if stage == "backward"
+        }
+    assert {"0", "1", "2"} <= in_backward
+    assert kept[20] > 0 and len(set(kept[20::2])) == 1, kept

@@ -15,6 +15,7 @@ from chameleon_lab.policy import program
 from chameleon_lab.policy.program import Program
 from chameleon_lab.runtime import core
 from chameleon_lab.trace import Category, StepTrace
+from chameleon_lab.trace.replay_ops import REPLAY_CLASS
 
 pytestmark = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
 
@@ -74,7 +75,8 @@ def test_training_is_bit_identical(drops: None, name: str) -> None:
     assert steps, report.notes
     assert sum(step.replays for step in steps) > 0
     if name == "conv":
-        assert any("not replayed" in why for why in report.declined_drops), report.declined_drops
+        # What relu changes in place are results of batch norm, which is not replayed.
+        assert any("cannot be made again" in why for why in report.declined_drops), report.declined_drops
 
 
 def test_replays_are_in_the_trace_and_nowhere_else(drops: None) -> None:
@@ -93,6 +95,6 @@ def test_replays_are_in_the_trace_and_nowhere_else(drops: None) -> None:
     assert (newest.replays.duration_s > 0).all()
     assert set(newest.replays.op.tolist()) <= set(range(len(newest.ops)))
     names = {newest.names[name] for name in newest.replays.name.tolist()}
-    assert {"aten::native_layer_norm", "aten::gelu"} <= names
+    assert len(names) > 1 and names <= REPLAY_CLASS.keys()  # which ones is the plan's choice
     assert len({step.storages.uid.size for step in seen[-2:]}) == 1
     assert newest.ops.resident_peak_bytes.max() <= 0.6 * peak

@@ -262,7 +262,7 @@ def reference(
 
 
 def child(
-    code: str, *, timeout_s: float = 60.0, folder: Path | None = None, first: str = ""
+    code: str, *, timeout_s: float = 180.0, folder: Path | None = None, first: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, which may crash or hang without harm. Returns it when it has exited with 0.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import random_step
+from synthetic import gpt_step, random_step
 
 import chameleon_lab
 from chameleon_lab.errors import EditsUnreachableError
@@ -90,6 +90,41 @@ def test_edited_plans_fit_and_obey(data: st.DataObject, step: StepTrace, share: 
     for finding in policy.findings:
         assert str(finding) and finding.way_out and 0 <= finding.index < len(edits)
         assert finding.fault is not Fault.UNREACHABLE
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), tokens=st.integers(1, 9), others=st.integers(1, 9), share=st.floats(0, 1))
+def test_edits_mean_the_same_at_another_sequence_length(
+    data: st.DataObject, tokens: int, others: int, share: float
+) -> None:
+    """Made at one length, saved, loaded and planned with at another: the same storages, and obeyed or reported."""
+    short, long = gpt_step(layers=3, tokens=tokens), gpt_step(layers=3, tokens=others)
+    target = st.one_of(
+        st.builds(dict, storage=st.sampled_from(short.storage_keys)),
+        st.builds(dict, module=st.sampled_from(["h.0", "h.*", "h.1", "wte"])),
+        st.builds(dict, category=st.sampled_from(CATEGORIES), stage=st.sampled_from([None, *STAGES])),
+    )
+    one = st.builds(lambda action, at: Edit(action, **at), residence, target)
+    edits = tuple(data.draw(st.lists(one, min_size=1, max_size=5)))
+    try:
+        made = plan(short, short.live_peak_bytes, LINKS[1], edits=edits)
+    except EditsUnreachableError:
+        return
+    draft = Policy.from_json(made.to_json()).draft(long).set_capacity(capacity_of(long, share))
+    assert draft.edits[:-1] == edits
+    here, there = StorageIndex(short), StorageIndex(long)
+    meant = [{there.keys[row] for row in there.rows(edit)} for edit in edits]
+    assert meant == [{here.keys[row] for row in here.rows(edit)} for edit in edits]
+    reported = {finding.index for finding in draft.validate()}
+    if any(finding.fault is Fault.UNREACHABLE for finding in draft.validate()):
+        return
+    moved = {decision.storage for decision in draft.policy().swaps}
+    for k, edit in enumerate(edits):
+        theirs = set().union(*(keys for n, keys in enumerate(meant) if n != k))
+        if k not in reported and edit.action is not EditAction.SWAP:
+            assert not (meant[k] - theirs) & moved
+        elif k not in reported and edit.storage is not None:
+            assert meant[k] - theirs <= moved
 
 
 @settings(max_examples=100, deadline=None)

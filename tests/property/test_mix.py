@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from placements import every_choice, swaps_of
-from synthetic import StepBuilder, random_step
+from synthetic import StepBuilder, random_calls_step, random_step
 
 from chameleon_lab.errors import EditsUnreachableError
 from chameleon_lab.policy import Edit, EditAction, Link, Policy, floor, lower_bound, plan, simulate
@@ -24,8 +24,9 @@ from chameleon_lab.trace.replay_ops import REPLAY_CLASS
 LINKS = [Link(None, None), Link(1e9, 1e9), Link(1e6, 3e6)]
 SLOW = [Link(1e6, 3e6), Link(2e7, 2e7), Link(1e7, None), Link(None, 1e7)]
 
-steps = st.builds(
-    random_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40), storages=st.integers(1, 14)
+steps = st.one_of(
+    st.builds(random_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40), storages=st.integers(1, 14)),
+    st.builds(random_calls_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40)),
 )
 
 
@@ -35,11 +36,25 @@ def capacity_of(step: StepTrace, share: float) -> int:
     return max(1, lowest + int(share * (step.live_peak_bytes - lowest)))
 
 
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What makes a value of a storage."""
+
+    row: int
+    reads: tuple[int, ...]
+    good: bool
+    """May it run again?"""
+    together: tuple[int, ...]
+    """The storages that it makes at once."""
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)
+
+
 class Machine:
     """Runs a program on one step, with a number for what each storage holds.
 
     A replay computes that number again from what the storages of the step hold now, and from those that it makes on the
-    way. It knows ops, uses, births and deaths, and neither gaps nor chains.
+    way. It knows uses, births, deaths and which call gave which number, and neither gaps nor chains. Unless the trace
+    says otherwise, each op is a call that makes all that is born there.
     """
 
     def __init__(self, step: StepTrace, program: Program) -> None:
@@ -61,6 +76,21 @@ class Machine:
             self.actions[op].append((int(kind), self.row[s]))
         self.persistent = [b < 0 and d >= self.n for b, d in zip(self.birth, self.death, strict=True)]
         self.value = {row: hash(("at first", row)) for row in range(len(self.birth)) if self.birth[row] < 0}
+        self.calls: list[list[Call]] = [[] for _ in range(self.n)]
+        for making in range(int(step.makings.making.max(initial=-1)) + 1):
+            rows = np.flatnonzero(step.makings.making == making)
+            row, op = int(step.makings.storage[rows[0]]), int(step.makings.op[rows[0]])
+            name = step.names[step.makings.name[rows[0]]] if step.makings.name[rows[0]] >= 0 else ""
+            good = not step.makings.refusal[rows[0]] and REPLAY_CLASS.get(name, 0) > 0
+            read = tuple(r for r in step.makings.input[rows].tolist() if r >= 0)
+            self.calls[op].append(Call(row, read, good, ()))
+        for op in range(self.n if not len(step.makings) else 0):
+            born = [row for row in range(len(self.birth)) if self.birth[row] == op]
+            good = REPLAY_CLASS.get(step.op_name(op), 0) > 0 and not self.writes[op]
+            together = tuple(born)
+            for row in (*self.writes[op], *born):
+                self.calls[op].append(Call(row, tuple(self.reads[op]), good, together))
+        self.origin: dict[int, tuple[Call, list[tuple[int, int]]]] = {}
         self.away: set[int] = set()
         self.copied: set[int] = set()
         self.dropped: set[int] = set()
@@ -108,35 +138,32 @@ class Machine:
         for row in replays:
             self.made: dict[int, int] = {}
             self.work = 0
-            value, level = self.compute(row, op)
+            value, level = self.compute(self.value[row], op)
             assert value == self.value[row], f"replaying {row} before op {op} gives something else"
             assert level <= CHAIN
-            on_the_way = sum(self.block[made] for made in self.made if made != row)
+            on_the_way = sum(self.block[self.origin[made][0].row] for made in self.made)
             self.bytes[op] = max(self.bytes[op], self.base + on_the_way + self.work)
             self.dropped.discard(row)
             self.replayed += self.block[row]
 
-    def compute(self, row: int, op: int) -> tuple[int, int]:
-        birth, level, read = self.birth[row], 1, []
-        name = self.step.op_name(birth)
-        assert REPLAY_CLASS.get(name, 0) > 0 and not self.writes[birth], f"{name} was replayed"
-        for other in self.reads[birth]:
-            if self.birth[other] < op <= self.death[other]:
-                assert other not in self.away and other not in self.dropped, f"{other} is away at a replay"
-                read.append(self.value[other])
-            else:
-                if other not in self.made:
-                    self.made[other] = 0
-                    self.made[other] = self.compute(other, op)[0]
-                read.append(self.made[other])
-                level = max(level, self.depth(other, op) + 1)
-        siblings = [r for r in range(len(self.birth)) if self.birth[r] == birth and r != row]
-        self.work = max(self.work, sum(self.block[r] for r in siblings))
-        return hash((birth, row, tuple(read))), level
-
-    def depth(self, row: int, op: int) -> int:
-        dead = [r for r in self.reads[self.birth[row]] if not self.birth[r] < op <= self.death[r]]
-        return 1 + max((self.depth(r, op) for r in dead), default=0)
+    def compute(self, wanted: int, op: int) -> tuple[int, int]:
+        """The number that the call behind ``wanted`` gives now, and how many calls in a row that takes."""
+        assert wanted in self.origin, "nothing in the step has made it"
+        call, inputs = self.origin[wanted]
+        assert call.good, "what nobody can repeat was replayed"
+        level, read = 1, []
+        for row, of in inputs:
+            if self.birth[row] < op <= self.death[row] and self.value[row] == of:
+                assert row not in self.away and row not in self.dropped, f"{row} is away at a replay"
+                read.append(self.value[row])
+                continue
+            value, before = self.compute(of, op)
+            if row != call.row:  # else it has the memory of the result
+                self.made[of] = value
+            read.append(value)
+            level = max(level, before + 1)
+        self.work = max(self.work, sum(self.block[row] for row in call.together if row != call.row))
+        return hash((call, tuple(read))), level
 
     def execute(self, op: int) -> None:
         gone = {row for row in self.away | self.dropped if self.persistent[row] or op < self.death[row]}
@@ -148,12 +175,15 @@ class Machine:
         assert not touched & gone, f"op {op} uses {touched & gone}, which is away"
         lost = sum(self.block[row] for row in gone if self.birth[row] <= op)
         self.bytes[op] = max(self.bytes[op], int(self.step.ops.live_peak_bytes[op]) - lost)
-        read = tuple(self.value[row] for row in self.reads[op])
-        for row in self.writes[op]:
-            self.value[row] = hash((op, row, "written", read, self.value[row]))
-        for row in range(len(self.birth)):
-            if self.birth[row] == op:
-                self.value[row] = hash((op, row, read))
+        before = dict(self.value)
+        for call in self.calls[op]:
+            known = self.value if len(self.step.makings) else before  # calls follow each other; an op is one
+            inputs = [(row, known[row]) for row in call.reads]
+            made = hash((call, tuple(value for _, value in inputs)))
+            if not call.good:
+                made = hash((made, known.get(call.row)))
+            self.value[call.row] = made
+            self.origin[made] = (call, inputs)
 
 
 @settings(max_examples=600, deadline=None)

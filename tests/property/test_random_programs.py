@@ -1,6 +1,6 @@
 """Random programs of ops with random branches, at random capacities: the numbers stay, and the capacity holds.
 
-Seeds that once failed stay here as examples.
+The two examples are programs like any other, which every run tries first; a seed that fails is to be added to them.
 """
 
 from __future__ import annotations

@@ -22,8 +22,12 @@ UNARY = (
     lambda t: F.layer_norm(t, (t.shape[-1],)),
     lambda t: t.t().contiguous(),
     lambda t: t.to(torch.bfloat16).to(torch.float32),
-    lambda t: F.relu(t + 0.1, inplace=True),  # cannot be replayed
-    lambda t: torch.cumsum(t, -1) * 0.1,
+    lambda t: F.relu(t + 0.1, inplace=True),
+    lambda t: torch.cumsum(t, -1) * 0.1,  # cannot be replayed
+    lambda t: F.dropout(t, 0.3),
+    lambda t: torch.bernoulli(torch.sigmoid(t)),
+    lambda t: torch.empty_like(t).bernoulli_(0.4),
+    lambda t: F.pad(torch.empty_like(t)[: SIDE // 2].bernoulli_(0.4).add_(t[0, 0]), (0, 0, 0, SIDE // 2)),
 )
 BINARY = (
     lambda a, b: a + b,
@@ -37,6 +41,12 @@ WRITES = (
     lambda t: t.t().add_(1),
     lambda t: t.copy_(torch.ones_like(t)),
     lambda t: torch.tanh(t, out=t),
+    lambda t: t.mul_(t),
+    lambda t: t[1:].add_(t[0].clone()),
+    lambda t: t.bernoulli_(0.5),
+    lambda t: t[2].bernoulli_(0.5),
+    lambda t: t.cumsum_(-1),
+    lambda t: t.masked_fill_(t > 0.5, 0.25),
 )
 
 step = st.one_of(
@@ -44,7 +54,7 @@ step = st.one_of(
     st.tuples(st.just("binary"), st.integers(0, len(BINARY) - 1), st.integers(0, 99), st.integers(0, 99)),
     st.tuples(st.just("write"), st.integers(0, len(WRITES) - 1), st.integers(0, 99)),
     st.tuples(
-        st.sampled_from(["drop", "drop", "drop", "evict", "view", "delete", "check", "raw"]),
+        st.sampled_from(["drop", "drop", "drop", "evict", "view", "delete", "check", "raw", "seed"]),
         st.integers(0, 99),
     ),
     st.tuples(st.just("step")),
@@ -53,6 +63,7 @@ step = st.one_of(
 
 def run(steps: list[tuple], managed: bool) -> list[bytes]:
     """The bytes that every check sees, and those of every tensor at the end."""
+    torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     pool = [torch.randn(SIDE, SIDE, generator=generator) for _ in range(3)]
     seen = []
@@ -82,10 +93,13 @@ def run(steps: list[tuple], managed: bool) -> list[bytes]:
             seen.append(bytes_of(pool[at]))
         elif what == "raw":
             pool[at].data_ptr()
+        elif what == "seed":
+            torch.manual_seed(rest[0])
         elif managed and what == "drop":
             core.drop(pool[at])
         elif managed and what == "evict":
             core.evict(pool[at])
+    seen.append(bytes_of(torch.get_rng_state()))
     return seen + [bytes_of(tensor) for tensor in pool]
 
 

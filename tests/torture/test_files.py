@@ -59,6 +59,24 @@ def test_any_message(message: object, method: str, params: object) -> None:
         assert not files.problem_of(lambda asked=asked: files.judged(answer(sources, asked)[0]), Outcome(""))
 
 
+def test_every_method_is_fuzzed_from_a_message_that_is_answered() -> None:
+    with files.Lab() as lab:
+        assert {method for method, _ in lab.messages} == METHODS.keys()
+        for method, params in lab.messages:
+            envelope, _ = answer(lab.sources, files._request(method, params))
+            assert envelope["type"] == "reply", (method, params, envelope["error"])
+
+
+def test_a_fuzzed_message_writes_into_the_folder_of_the_lab_only(tmp_path: Path) -> None:
+    outside = tmp_path / "p.json"
+    with files.Lab() as lab:
+        source = next(params["source"] for method, params in lab.messages if method == "save")
+        for path in (str(outside), f"{lab.folder}/../../{outside}", f"../../{outside}", "~/p.json"):
+            wrote = lab.ask(files._request("save", {"source": source, "path": path, "overwrite": True}))
+            assert Path(wrote["path"]).parent == Path(lab.folder).resolve()
+    assert not outside.exists()
+
+
 @EXAMPLES
 @given(data=st.binary(max_size=400))
 def test_a_trace_of_any_bytes(data: bytes) -> None:
@@ -66,18 +84,45 @@ def test_a_trace_of_any_bytes(data: bytes) -> None:
     assert not files.problem_of(lambda: files.use_trace(b"PAR1" + data + b"PAR1"), Outcome(""))
 
 
-def test_what_watches_the_tries_sees_code_that_runs() -> None:
+def test_what_watches_the_tries_sees_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: a file that ran something, raised another error or took memory would be found out."""
+    import ctypes
+    import marshal
     import pickle
+    import socket
+    import subprocess
 
     class Runs:
         def __reduce__(self) -> tuple:
             return os.system, ("true",)
 
-    assert "pickle.find_class" in files.problem_of(lambda: pickle.loads(pickle.dumps(Runs())), Outcome(""))
-    assert "os.system" in files.problem_of(lambda: os.system("true"), Outcome(""))
+    (tmp_path / "planted_module.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    ready, bytecode = compile("1", "planted", "eval"), marshal.dumps("planted")
+    for event, breach in {
+        "pickle.find_class": lambda: pickle.loads(pickle.dumps(Runs())),
+        "os.system": lambda: os.system("true"),
+        "exec": lambda: eval(ready),
+        "compile": lambda: eval("1"),
+        "import": lambda: __import__("planted_module"),
+        "marshal.loads": lambda: marshal.loads(bytecode),
+        "ctypes.": lambda: ctypes.CDLL(None),
+        "subprocess.Popen": lambda: subprocess.run(["true"]),
+        "socket.": lambda: socket.socket().close(),
+    }.items():
+        assert f"it did {event}" in files.problem_of(breach, Outcome("")), event
     assert "ZeroDivisionError" in files.problem_of(lambda: 1 / 0, Outcome(""))
     assert "MiB" in files.problem_of(lambda: b"x" * (600 << 20), Outcome(""))
+
+    class Trusting(json.JSONDecoder):  # a reader that would run what a policy says
+        def decode(self, text: str) -> object:
+            return eval(text, {"true": True, "false": False, "null": None})
+
+    real = json.loads
+    monkeypatch.setattr(json, "loads", lambda text, **_: real(text, cls=Trusting))
+    policy = files._session_files()[0]
+    assert "it did compile" in files.problem_of(lambda: files.use_policy(policy), Outcome(""))
+    monkeypatch.undo()
     counted = Outcome("")
     assert not files.problem_of(lambda: cl.Session.__init__ and files.use_policy("{"), counted)
     assert counted.named == 1

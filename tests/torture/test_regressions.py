@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from training import child
 
 import chameleon_lab as cl
+from chameleon_lab.runtime import core
 from chameleon_lab.testing import evict_always
 
 
@@ -141,8 +145,55 @@ def test_a_bandwidth_that_is_none_is_named(speed: object) -> None:
         cl.Link(speed, None)
 
 
-def test_a_path_with_a_null_character_is_named() -> None:
+_HOLDS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "numpy": torch.Tensor.numpy,
+    "DLPack": torch.utils.dlpack.to_dlpack,
+    "address": torch.Tensor.data_ptr,
+}
+
+
+@pytest.mark.parametrize("used_first", [False, True])
+@pytest.mark.parametrize("taken", _HOLDS)
+def test_a_pointer_taken_where_nothing_was_limited_stays_good_under_a_capacity(
+    taken: str, used_first: bool
+) -> None:
+    """Nothing leaves without a capacity; but one may be given to a session that is open."""
+    size, half = 100_000, torch.full((100_000,), 0.5)
+    with cl.Session(None, min_swap="2KiB") as session:
+        x = half * 2
+        if used_first:
+            x.sum()
+        held = _HOLDS[taken](x)
+        core.set_capacity(3 * 4 * size + 10_000)
+        x + 0
+        pressing = [torch.full((size,), float(k)) for k in range(8)]
+        assert session.where(x) == "resident"
+        assert pressing and (taken != "address" or x.data_ptr() == held)
+        if taken == "numpy":
+            held[5] = 7
+            assert x[5].item() == 7 and held.sum() == size + 6
+
+
+@pytest.mark.parametrize("used_first", [False, True])
+def test_a_pointer_taken_where_nothing_was_limited_outlives_the_session(used_first: bool) -> None:
+    half = torch.full((400_000,), 0.5)
+    with cl.Session():
+        x = half * 2
+        if used_first:
+            x.sum()
+        held = np.from_dlpack(x)
+        x.sum()
+    x.fill_(3.0)
+    assert held[0] == held[-1] == 3.0, "the array shows what the tensor had been, or freed memory"
+
+
+def test_a_path_that_no_file_can_have_is_named() -> None:
     with pytest.raises(cl.TraceError, match="null character"):
         cl.Trace.load("run\0.parquet")
+    with pytest.raises(cl.TraceError, match=r"run\\x00.*null character"):
+        cl.Trace([]).save("run\0.parquet")
+    with pytest.raises(cl.TraceError, match="surrogate") as found:
+        cl.Trace.load("run\ud800.parquet")
+    assert str(found.value).isprintable()
     with pytest.raises(cl.PolicyError, match="null character"):
         cl.Policy.load("policy\0.json")

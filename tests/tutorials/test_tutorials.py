@@ -51,10 +51,10 @@ def test_runs(path, monkeypatch, tmp_path):
     assert not [output for output in outputs if output.output_type == "error"]
     # Usage errors of magics are shown, and stop nothing.
     assert not [text for text in texts(outputs) if "UsageError" in text]
-    last = [cell for cell in notebook.cells if cell.cell_type == "code"][-1]
-    assert "All checks passed." in "".join(texts(last.outputs))
+    assert "All checks passed.\n" in texts(outputs)
     drawn = [output for output in outputs if FIGURES & set(output.get("data", {}))]
     assert len(drawn) >= 2
+    assert outputs[-1] is drawn[-1] and outputs[-1] in notebook.cells[-1].outputs, "it ends with a figure"
 
 
 def texts(outputs):

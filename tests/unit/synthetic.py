@@ -11,6 +11,7 @@ from chameleon_lab.trace import (
     Cause,
     Declined,
     Direction,
+    Makings,
     Ops,
     Replays,
     Residencies,
@@ -36,6 +37,7 @@ class StepBuilder:
     )  # name, module, stage, scratch, s
     storages: list[list[int]] = field(default_factory=list)
     uses: dict[tuple[int, int], list[bool]] = field(default_factory=dict)
+    makings: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)  # the columns
 
     def carried(self, category: Category, size: int, label: str = "", movable: bool = True) -> int:
         """A storage that is alive when the step begins; its row."""
@@ -69,6 +71,16 @@ class StepBuilder:
             made.append(len(self.storages) - 1)
             self.uses[(index, made[-1])] = [False, True]
         return tuple(made)
+
+    def making(self, row: int, name: str | None, reads: tuple[int, ...] = (), refusal: int = 0) -> None:
+        """In the op made last a call made a value of a storage, of ``reads``: in place where ``row`` is among them.
+
+        ``name`` None: a write that nobody can repeat.
+        """
+        number = self.makings[-1][0] + 1 if self.makings else 0
+        index = -1 if name is None else self._index(self.names, name)
+        for read in reads or (-1,):
+            self.makings.append((number, len(self.ops) - 1, row, index, read, refusal))
 
     def free(self, *rows: int) -> None:
         """These storages die in the op made last."""
@@ -140,6 +152,10 @@ class StepBuilder:
                 to_op=np.minimum(death + 1, n).astype(np.int32),
                 from_s=clock[np.maximum(birth, 0)],
                 to_s=clock[np.minimum(death + 1, n)],
+            ),
+            makings=Makings(
+                *(column.astype(np.int32) for column in np.array(self.makings).reshape(-1, 6).T[:5]),
+                refusal=np.array([row[5] for row in self.makings], dtype=np.uint8),
             ),
         )
 
@@ -312,4 +328,59 @@ def random_step(seed: int, ops: int = 20, storages: int = 8, unit: int = 1 << 14
         )
         rows.update(zip(born, made, strict=True))
         step.free(*(rows[k] for k in rows if deaths[k] == i))
+    return step.build()
+
+
+def random_calls_step(seed: int, ops: int = 20, unit: int = 1 << 14) -> StepTrace:
+    """An arbitrary step whose trace says how values are made: ops of several calls, some in place, some unknown."""
+    random = np.random.default_rng(seed)
+    step = StepBuilder(op_s=1e-3)
+    lasting = [step.carried(Category.PARAMETER, unit * k, f"p.{k}") for k in (1, 3)]
+    local: list[int] = []
+
+    def some(rows: list[int], most: int) -> tuple[int, ...]:
+        count = min(len(rows), int(random.integers(most + 1)))
+        return tuple(int(row) for row in random.choice(rows, count, replace=False)) if count else ()
+
+    for i in range(ops):
+        first = len(step.storages)  # rows of what the op makes come from here on
+        sizes: list[int] = []
+        calls: list[tuple[int, str | None, tuple[int, ...], int]] = []
+        for _ in range(int(random.integers(4))):
+            known = lasting + local + list(range(first, first + len(sizes)))
+            kind = str(
+                random.choice(
+                    ["new", "in place", "filled", "written", "refused"], p=[0.5, 0.25, 0.1, 0.05, 0.1]
+                )
+            )
+            read = some(known, 2)
+            if kind in ("new", "refused"):
+                target = first + len(sizes)
+                sizes.append(int(random.integers(1, 9)) * unit)
+            else:
+                target = int(random.choice(known))
+                read = tuple(row for row in read if row != target)
+            if kind == "in place":
+                read = (target, *read)
+            name = None if kind == "written" else str(random.choice(["aten::gelu", "aten::mm"]))
+            calls.append(
+                (target, name, () if kind in ("filled", "written") else read, int(kind == "refused"))
+            )
+        step.op(
+            "aten::outer",
+            reads=tuple(
+                {row for _, _, read, _ in calls for row in read if row < first} | set(some(local, 2))
+            ),
+            writes=tuple({target for target, *_ in calls if target < first}),
+            makes=tuple((Category.ACTIVATION, size) for size in sizes),
+            stage=Stage(min(3 * i // ops, 2)),
+            scratch=int(random.integers(3)) * unit,
+            seconds=None if random.random() < 0.8 else float(random.random()) * 1e-2,
+        )
+        for call in calls:
+            step.making(*call)
+        local += range(first, first + len(sizes))
+        dead = [row for row in local if random.random() < (0.4 if row >= first else 0.1)]
+        step.free(*dead)
+        local = [row for row in local if row not in dead]
     return step.build()

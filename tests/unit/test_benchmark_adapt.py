@@ -49,11 +49,16 @@ def test_scores_count_hits_strays_and_misses() -> None:
     assert mutations.score({}, live, {10, 99}) == (0.0, 0.0)
 
 
-def test_one_scenario_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "kind"), [("branch 1 in 7", "branch"), ("scaler skips", "skipped")], ids=["branch", "scaler"]
+)
+def test_one_scenario_end_to_end(
+    scenario: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "adapt.json"
-    assert adapt.main(["--quick", "--only", "branch", "--steps", "10", "--json", str(path)]) == 0
+    assert adapt.main(["--quick", "--only", scenario, "--steps", "10", "--json", str(path)]) == 0
     (row,) = json.loads(path.read_text())["live"]
     assert row["bit_identical"] and row["oracle_bit_identical"] and row["gate_bit_identical"]
     assert row["within_capacity"] and row["peak_bytes"] <= row["capacity_bytes"]
-    assert row["kinds"].count("branch") == 1 and len(row["steps_s"]["oracle"]) == 10
-    assert "branch 1 in 7" in capsys.readouterr().out
+    assert row["kinds"].count(kind) == 1 and len(row["steps_s"]["oracle"]) == 10
+    assert scenario in capsys.readouterr().out

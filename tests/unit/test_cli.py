@@ -149,6 +149,7 @@ def test_report_shows_steps_and_what_fills_the_device(trace, chameleon):
     assert re.search(r"^Peak alive +\S+ \wiB +at aten::", out, re.M)
     assert re.search(r"^  parameter +\S+ \wiB +[\d.]+ %$", out, re.M)
     assert len(re.findall(r"^ +\d  Profile", out, re.M)) == 3
+    assert len(re.findall(r"^Step \d: no plan was followed$", out, re.M)) == 3
     assert not any(line.endswith(" ") for line in out.splitlines())
 
     code, out, _ = chameleon("report", "t.parquet", "--json", "--step", "1")

@@ -228,7 +228,7 @@ def test_what_cannot_be_selected_is_told(chart):
 # ------------------------------------------------------------------------------------------------ showing
 
 
-def test_a_page_holds_bars_and_figures_without_a_network(tmp_path, chart):
+def test_a_page_holds_bars_and_figures_without_a_network(tmp_path, chart, caplog):
     chart.select(POLICY.swaps[0].storage)
     chart.keep()
     chart.save(tmp_path / "draft.html")
@@ -236,6 +236,7 @@ def test_a_page_holds_bars_and_figures_without_a_network(tmp_path, chart):
     assert POLICY.swaps[-1].storage in page
     assert "<th>draft</th>" in page and "keep " + POLICY.swaps[0].storage in page
     assert not re.search(r"<(script|link)[^>]+(src|href)=", page)
+    assert caplog.text == ""  # Bokeh warns of callbacks that a page cannot have
 
 
 def test_a_notebook_gets_the_widget_and_words_for_where_there_are_none(chart):

@@ -543,6 +543,15 @@ def test_a_draft_is_drawn_as_a_step_and_is_a_side_of_a_comparison(sources):
         ("choices", {"storage": "x" * 3000}, "too_large"),
         ("matching", {"edit": []}, "malformed"),
         ("load", {"path": "/no/such/file"}, "bad_file"),
+        ("load", {"path": "/tmp/a\0b"}, "bad_file"),
+        ("save", {"path": "/tmp/a\0b"}, "bad_file"),
+        ("save", {"path": "/tmp/" + "x" * 2000}, "bad_file"),
+        ("save", {"path": "", "overwrite": True}, "bad_file"),
+        (
+            "edit",
+            {"change": "add", "edits": [{"action": "capacity", "capacity_bytes": 10**400}]},
+            "bad_edit",
+        ),
         ("enable", {}, "not_now"),
     ],
 )

@@ -62,6 +62,7 @@ def test_a_good_request_becomes_typed_parameters():
             "500",
         ),
         (request("open", {"path": "x" * MAX_REQUEST_BYTES}), "too_large", "bytes"),
+        (request("open", {"path": "\ud800"}), "malformed", "surrogates not allowed"),
     ],
 )
 def test_a_bad_request_is_named(message, code, word):

@@ -78,11 +78,18 @@ def test_validate_reports_and_never_raises_for_what_edits_did() -> None:
     draft = BASE.draft().keep("nothing").keep(FIRST)
     assert [(f.fault, f.index) for f in draft.validate()] == [(Fault.UNMATCHED, 0)]
     draft.set_capacity(floor(STEP).bytes - 1)
-    (finding,) = draft.validate()
-    assert finding.fault is Fault.UNREACHABLE and finding.index == 2
+    assert [(f.fault, f.index) for f in draft.validate()] == [(Fault.UNMATCHED, 0), (Fault.UNREACHABLE, 2)]
     with pytest.raises(BelowFloorError):
         draft.predict()
     assert "unreachable" in str(draft) and "unreachable" in draft._repr_html_()
+
+
+def test_an_edit_that_leaves_no_room_hides_no_other_finding() -> None:
+    draft = BASE.draft().keep("nothing").keep(FIRST).swap(FIRST)
+    before = [(f.fault, f.index) for f in draft.validate()]
+    assert before == [(Fault.UNMATCHED, 0), (Fault.CONTRADICTED, 1)]
+    draft.keep(min_bytes=1)
+    assert [(f.fault, f.index) for f in draft.validate()] == [*before, (Fault.UNREACHABLE, 3)]
 
 
 def test_findings_of_a_policy_from_a_file_are_found_again() -> None:

@@ -90,6 +90,15 @@ def test_every_condition_of_a_rule_must_hold(rule: dict[str, object], some: str,
         ({"action": "keep", "module": "h", "ops_earlier": 3}, "leave out ops_earlier"),
         ({"action": "capacity"}, "give capacity_bytes"),
         ({"action": "capacity", "capacity_bytes": 0}, "capacity_bytes is 0"),
+        (
+            {"action": "capacity", "capacity_bytes": 10**400},
+            "capacity_bytes has 1329 bits: give a whole number",
+        ),
+        ({"action": "capacity", "capacity_bytes": 10**5000}, "capacity_bytes has 16610 bits"),
+        ({"action": "keep", "max_bytes": 2**63}, "max_bytes has 64 bits"),
+        ({"action": "prefetch", "module": "h", "ops_earlier": -(2**63)}, "ops_earlier has 64 bits"),
+        ({"action": "keep", "storage": "\ud800"}, "storage is .* half a surrogate pair"),
+        ({"action": "keep", "module": "h", "note": "why \udfff"}, "note is .* half a surrogate pair"),
         ({"action": "capacity", "capacity_bytes": 9, "module": "h"}, "for the whole plan: leave out module"),
         ({"action": "link", "link": {"out_bytes_per_s": 1.0}}, "out_bytes_per_s and in_bytes_per_s"),
         ({"action": "keep", "modul": "h"}, "modul is no field of an edit"),
@@ -286,7 +295,7 @@ def test_each_faulty_edit_is_reported_by_itself_and_the_others_are_obeyed() -> N
     assert "no prefetch to move" in texts[3]
     assert all(text in str(policy) for text in texts)
     assert all(
-        {"fault", "index", "edit", "why", "way_out"} == finding.to_dict().keys()
+        {"fault", "index", "edit", "why", "way_out", "least_bytes"} == finding.to_dict().keys()
         for finding in policy.findings
     )
 
@@ -332,6 +341,8 @@ def test_edits_that_leave_no_room_are_named_with_their_bytes() -> None:
     assert (heaviest.index, other.index) == (1, 0) and heaviest.is_error
     assert "keeps 1.00 MiB there" in other.why and "take it back" in heaviest.way_out
     assert isinstance(caught.value, BelowFloorError)
+    assert heaviest.least_bytes == other.least_bytes
+    assert edited(*edits, capacity=heaviest.least_bytes).findings == ()
 
 
 def test_a_capacity_edit_below_the_floor_is_the_edits_fault() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from synthetic import gpt_step
+from synthetic import gpt_step, random_calls_step
 
 import chameleon_lab
 from chameleon_lab.errors import PolicyError
-from chameleon_lab.policy import Decision, Edit, EditAction, Link, Policy, plan, simulate
+from chameleon_lab.policy import Decision, Edit, EditAction, Link, Policy, floor, plan, simulate, step_text
 from chameleon_lab.policy.file import _DECISION
 from chameleon_lab.policy.model import Action
 from chameleon_lab.policy.program import compile_program
@@ -262,11 +262,31 @@ def test_the_step_in_the_file_binds_and_predicts_as_the_one_it_was_made_for(tmp_
     assert loaded.source.storage_keys == STEP.storage_keys
     mine, its = compile_program(POLICY, STEP), compile_program(loaded, loaded.source)
     for field in dataclasses.fields(mine):
-        if field.name != "uid":
+        if field.name not in ("uid", "host"):
             np.testing.assert_array_equal(getattr(mine, field.name), getattr(its, field.name))
+    np.testing.assert_array_equal(mine.host.place, its.host.place)
+    assert (mine.host.pool_bytes, mine.host.peak_bytes) == (its.host.pool_bytes, its.host.peak_bytes)
     here, there = simulate(STEP, POLICY), simulate(loaded.source, loaded)
     assert there.peak_bytes == here.peak_bytes and there.step_s == pytest.approx(here.step_s, rel=1e-9)
     assert loaded.to_json() == POLICY.to_json()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_step_in_the_file_knows_how_values_are_made(seed: int) -> None:
+    step = random_calls_step(seed)
+    read = step_text.decode(step_text.encode(step))
+    told = [None if name < 0 else step.names[name] for name in step.makings.name.tolist()]
+    assert [None if name < 0 else read.names[name] for name in read.makings.name.tolist()] == told
+    for name, column in step.makings.columns().items():
+        if name != "name":
+            np.testing.assert_array_equal(column, getattr(read.makings, name))
+    capacity = max(floor(step).bytes, int(0.7 * step.live_peak_bytes))
+    plans = [
+        plan(one, capacity, Link(1e7, 1e7), op_times=step.ops.duration_s, rematerialise=True)
+        for one in (step, read)
+    ]
+    assert plans[0].decisions == plans[1].decisions
+    assert not len(step_text.decode(step_text.encode(gpt_step())).makings)
 
 
 @pytest.mark.parametrize("damage", ["cut", "turned", "not base64"])

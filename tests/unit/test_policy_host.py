@@ -5,9 +5,10 @@ from __future__ import annotations
 from synthetic import StepBuilder
 
 from chameleon_lab.policy import Link, Policy
-from chameleon_lab.policy.host import host_bytes
+from chameleon_lab.policy.host import HostLayout, host_layout
 from chameleon_lab.policy.model import Action, Decision
-from chameleon_lab.trace import Category, Stage
+from chameleon_lab.policy.program import bind
+from chameleon_lab.trace import Category, Stage, StepTrace
 
 PAGE = 4096
 
@@ -17,7 +18,19 @@ def swap(storage: str, out_op: int, in_op: int, use_op: int, gap: int = 0) -> De
 
 
 def policy(*decisions: Decision) -> Policy:
-    return Policy(1 << 30, Link(None, None), decisions)
+    return Policy(1 << 30, Link(None, None), decisions, {"min_swap_bytes": 1})
+
+
+def layout(policy: Policy, step: StepTrace) -> HostLayout:
+    memory, swaps, _, unmatched = bind(policy, step)
+    assert not unmatched
+    return host_layout(memory, swaps, step)
+
+
+def host_bytes(policy: Policy, step: StepTrace) -> int:
+    found = layout(policy, step)
+    assert found.pool_bytes == found.peak_bytes
+    return found.peak_bytes
 
 
 def test_copies_count_until_their_storages_are_written_or_die() -> None:
@@ -28,9 +41,11 @@ def test_copies_count_until_their_storages_are_written_or_die() -> None:
     for _ in range(2):
         builder.op("other")
     builder.op("backward", reads=(b,), stage=Stage.BACKWARD)
+    builder.free(b)
     builder.op("backward", writes=(a,), stage=Stage.BACKWARD)
+    builder.op("other")
     builder.op("backward", reads=(a,), stage=Stage.BACKWARD)
-    builder.free(a, b)
+    builder.free(a)
     builder.op("step", writes=(weight,), stage=Stage.OPTIMIZER)
     step = builder.build()
     key_w, key_a, key_b = step.storage_keys
@@ -39,9 +54,11 @@ def test_copies_count_until_their_storages_are_written_or_die() -> None:
     assert host_bytes(policy(swap(key_a, 0, 3, 5)), step) == 2 * PAGE
     assert host_bytes(policy(swap(key_b, 1, 3, 4)), step) == 3 * PAGE, "whole pages"
     assert host_bytes(policy(swap(key_a, 0, 3, 5), swap(key_b, 1, 3, 4)), step) == 5 * PAGE
-    assert host_bytes(policy(swap(key_a, 0, 3, 5), swap(key_b, 5, 7, 8)), step) == 3 * PAGE
-    # A's copy is stale from op 5 on; a second one takes its place.
-    assert host_bytes(policy(swap(key_a, 0, 3, 5), swap(key_a, 5, 6, 6, gap=1)), step) == 2 * PAGE
+    # A's copy is stale from op 5 on; a second one takes its place, or that of b, which has died.
+    assert host_bytes(policy(swap(key_a, 0, 3, 5), swap(key_a, 5, 6, 7, gap=1)), step) == 2 * PAGE
+    found = layout(policy(swap(key_b, 1, 3, 4), swap(key_a, 5, 6, 7, gap=1)), step)
+    assert found.pool_bytes == 3 * PAGE
+    assert sorted(found.place.tolist()) == [-1, 0, 0]
 
 
 def test_a_clean_storage_keeps_its_copy_and_one_that_lives_on_has_it_over_the_end() -> None:

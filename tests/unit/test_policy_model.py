@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from synthetic import gpt_step
 
-from chameleon_lab.errors import PolicyError
+from chameleon_lab.errors import PolicyError, TraceError
 from chameleon_lab.policy import Decision, Link, Policy, plan
 from chameleon_lab.policy.model import Action, fingerprint
+from chameleon_lab.trace import Trace
 
 GELU = Decision("h.0/aten::gelu.0#0", "activation", "h.0", 4096, Action.SWAP, 1, 3, 5, 9, 12)
 WEIGHT = Decision("parameter:größe", "parameter", "", 1 << 20, Action.SWAP, 0, 7, 8, 31, 31, "user")
@@ -83,6 +84,24 @@ def test_failed_save_keeps_the_old_file(saved: Path) -> None:
     with pytest.raises(PolicyError, match="plain, finite JSON"):
         dataclasses.replace(POLICY, assumed={"torch": object()}).save(saved)
     assert Policy.load(saved) == POLICY
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="no file has a name with"):
+        Policy.load(name)
+    with pytest.raises(PolicyError, match="no file has a name with"):
+        POLICY.save(tmp_path / name)
+    with pytest.raises(TraceError, match="no file has a name with"):
+        Trace.load(name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_surrogate_pair_survives_the_file(tmp_path: Path) -> None:
+    """A file may say it, escaped; UTF-8 itself cannot."""
+    policy = dataclasses.replace(POLICY, assumed={**POLICY.assumed, "torch": "\ud800 \u00e9"})
+    policy.save(tmp_path / "p.json")
+    assert Policy.load(tmp_path / "p.json").assumed == policy.assumed
 
 
 def test_truncated_file_is_named_with_its_place(saved: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 from synthetic import StepBuilder, gpt_step
 
 from chameleon_lab.policy import Link, plan, simulate
+from chameleon_lab.policy.generate import _passes
 from chameleon_lab.policy.memory import step_memory
+from chameleon_lab.policy.mix import Mixer
 from chameleon_lab.policy.model import Action
 from chameleon_lab.policy.program import DROP, REPLAY, compile_program
 from chameleon_lab.policy.replay import CHAIN, Replayable
@@ -136,19 +138,38 @@ def test_a_dead_input_is_made_for_each_replay() -> None:
     assert replays.seconds.sum() == pytest.approx(4e-3) and set(replays.transient_bytes.tolist()) == {0, BIG}
 
 
-@pytest.mark.parametrize("target", ["result", "input", "input that dies"])
-def test_what_was_written_is_not_replayed(target: str) -> None:
+def written(target: str, name: str = "aten::gelu") -> tuple[StepTrace, int]:
+    """A storage that is made of another one, of which one is written; and the gap of the first, by its ordinal."""
     step = StepBuilder()
     x = step.carried(Category.INPUT, BIG, "x")
-    (y,) = step.op("aten::gelu", reads=(x,), makes=(ACT,))
+    (y,) = step.op(name, reads=(x,), makes=(ACT,))
     (z,) = step.op("aten::sin", reads=(y,), makes=(ACT,))
     step.op("aten::mul_", writes=(z if target == "result" else y,))
     if target == "input that dies":
         step.free(y)
     wait(step)
     step.op("aten::use", reads=(y, z) if target != "input that dies" else (z,), stage=Stage.BACKWARD)
-    replayable = replayable_of(step.build())
-    reason = replayable.why_not(gap_of(replayable, z, 1 if target == "result" else 0))
+    return step.build(), z
+
+
+def test_what_was_written_is_not_replayed() -> None:
+    step, z = written("result")
+    replayable = replayable_of(step)
+    reason = replayable.why_not(gap_of(replayable, z, 1))
+    assert reason == "the op that wrote it last cannot be replayed"
+
+
+@pytest.mark.parametrize("target", ["input", "input that dies"])
+def test_an_input_that_was_written_is_made_again_as_it_was(target: str) -> None:
+    step, z = written(target)
+    replayable = replayable_of(step)
+    assert replayable.why_not(gap_of(replayable, z, 0)) is None
+    chain = replayable.chain(z, len(step.ops) - 1)
+    assert chain is not None and chain.made == (1, z) and chain.inputs == (0,)
+    assert chain.transient_bytes == BIG and chain.names == (0, 1)
+    step, z = written(target, "aten::unknown")
+    replayable = replayable_of(step)
+    reason = replayable.why_not(gap_of(replayable, z, 0))
     assert reason is not None and "written" in reason
 
 
@@ -282,6 +303,20 @@ def test_replays_beat_a_slow_link(share: float) -> None:
     assert f"{len(mixed.drops)} replays" in str(mixed) and "rematerialised" in str(mixed)
 
 
+def test_replays_that_cost_more_than_swaps_are_taken_back() -> None:
+    step = gpt_step(layers=8)
+    capacity, link, times = int(0.75 * step.live_peak_bytes), Link(2e9, 2e9), step.ops.duration_s
+    memory = step_memory(step)
+    replayable = Replayable(step, memory, times)
+    mixer = Mixer(
+        memory, replayable, capacity, link, times, _passes(capacity, link), may_drop=replayable.gaps()
+    )
+    many = mixer.made([gap for gap, _ in mixer.moves])
+    fewer = mixer._retracted(many, 40)
+    assert len(fewer.replays) < len(many.replays) and fewer.overhead_s < many.overhead_s
+    assert fewer.prediction.fits and mixer._retracted(many, 0) is many
+
+
 def test_swapping_is_left_alone_while_it_is_free() -> None:
     step = gpt_step(layers=8)
     capacity = int(0.8 * step.live_peak_bytes)
@@ -304,14 +339,20 @@ def test_there_is_no_other_class(value: object) -> None:
         plan(gpt_step(), 1 << 30, SLOW, rematerialise=value)  # type: ignore[arg-type]
 
 
-def test_a_chain_is_as_long_as_it_is_when_it_is_replayed() -> None:
-    """By its own use the third storage reads one that is back; for the fifth, all are replayed before that."""
+def chain_of_five() -> tuple[StepBuilder, list[int]]:
+    """An input and five storages, each made of the one before, and then idle for long."""
     step = StepBuilder()
     rows = [step.carried(Category.INPUT, BIG, "x")]
     for name in ("aten::gelu", "aten::tanh", "aten::mm", "aten::silu", "aten::mul"):
         rows += step.op(name, reads=(rows[-1],), makes=(ACT,))
     step.op("aten::sum", reads=(rows[5],))
     wait(step)
+    return step, rows
+
+
+def test_a_chain_is_as_long_as_it_is_when_it_is_replayed() -> None:
+    """By its own use the third storage reads one that is back; for the fifth, all are replayed before that."""
+    step, rows = chain_of_five()
     for used in ((5,), (4,), (2,), (3,), (2, 1)):
         step.op("aten::backward", reads=tuple(rows[k] for k in used), stage=Stage.BACKWARD)
     replayable = replayable_of(step.build())
@@ -324,12 +365,7 @@ def test_a_chain_is_as_long_as_it_is_when_it_is_replayed() -> None:
 
 def test_what_is_made_of_a_storage_counts_when_that_is_dropped_later() -> None:
     """The runtime looks at what is away when a storage is dropped, and declines the last drop of too long a line."""
-    step = StepBuilder()
-    rows = [step.carried(Category.INPUT, BIG, "x")]
-    for name in ("aten::gelu", "aten::tanh", "aten::mm", "aten::silu", "aten::mul"):
-        rows += step.op(name, reads=(rows[-1],), makes=(ACT,))
-    step.op("aten::sum", reads=(rows[5],))
-    wait(step)
+    step, rows = chain_of_five()
     step.op("aten::cat", reads=(rows[1],))  # only now is the first idle for long
     wait(step)
     step.op("aten::backward", reads=(rows[1],), stage=Stage.BACKWARD)
@@ -339,3 +375,118 @@ def test_what_is_made_of_a_storage_counts_when_that_is_dropped_later() -> None:
     others = [gap_of(replayable, rows[k], 1) for k in range(2, 6)]
     assert replayable.resolve(others).declined == ()
     assert replayable.resolve([late, *others]).declined == (late,)
+
+
+# ---------------------------------------------------------------------------------------------------- makings
+
+
+def dropout_step() -> tuple[StepTrace, int, int, int]:
+    """A mask that is drawn, scaled and multiplied with inside of one op; input, mask and result."""
+    step = StepBuilder()
+    x = step.carried(Category.INPUT, BIG, "x")
+    mask, out = step.op("aten::dropout", reads=(x,), makes=(ACT, ACT), seconds=4e-3)
+    step.making(mask, "aten::empty_like", refusal=2)
+    step.making(mask, "aten::bernoulli_")
+    step.making(mask, "aten::div_", (mask,))
+    step.making(out, "aten::mul", (x, mask))
+    wait(step)
+    step.op("aten::use", reads=(mask, out), stage=Stage.BACKWARD)
+    return step.build(), x, mask, out
+
+
+def test_what_ops_inside_of_others_make_in_place_is_replayed() -> None:
+    step, x, mask, out = dropout_step()
+    assert replayable_of(dataclasses.replace(step, makings=StepBuilder().build().makings)).gaps() == []
+    replayable = replayable_of(step)
+    use = len(step.ops) - 1
+    chain = replayable.chain(mask, use)
+    assert chain is not None
+    assert [step.names[name] for name in chain.names] == ["aten::bernoulli_", "aten::div_"]
+    assert chain.made == (mask, mask) and chain.inputs == () and chain.transient_bytes == 0
+    result = replayable.chain(out, use)
+    assert result is not None and result.made == (out,) and set(result.inputs) == {x, mask}
+    # By bytes read and made: empty_like 1, bernoulli_ 1, div_ 2, mul 3.
+    assert chain.op_seconds == pytest.approx([4e-3 / 7, 8e-3 / 7]) and result.seconds == pytest.approx(
+        12e-3 / 7
+    )
+    both = replayable.resolve(replayable.gaps())
+    assert both.storage.tolist() == [replayable.memory.row.tolist().index(row) for row in (mask, out)]
+    assert both.declined == () and both.in_op.tolist() == [use, use]
+
+
+def test_a_dead_mask_is_made_in_memory_of_its_own() -> None:
+    step = StepBuilder()
+    x = step.carried(Category.INPUT, BIG, "x")
+    mask, out = step.op("aten::dropout", reads=(x,), makes=(ACT, ACT))
+    step.making(mask, "aten::bernoulli_")
+    step.making(mask, "aten::div_", (mask,))
+    step.making(out, "aten::mul", (x, mask))
+    step.free(mask)
+    wait(step)
+    step.op("aten::use", reads=(out,), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    chain = replayable.chain(out, 7)
+    assert chain is not None and chain.made == (mask, mask, out) and chain.transient_bytes == BIG
+
+
+@pytest.mark.parametrize("changes", [CHAIN - 1, CHAIN, 3000])
+def test_ops_in_place_count_into_the_chain(changes: int) -> None:
+    step = StepBuilder()
+    x = step.carried(Category.INPUT, BIG, "x")
+    (y,) = step.op("aten::gelu", reads=(x,), makes=(ACT,))
+    step.making(y, "aten::gelu", (x,))
+    for _ in range(changes):
+        step.op("aten::add_", reads=(y,), writes=(y,))
+        step.making(y, "aten::add_", (y,))
+    wait(step)
+    step.op("aten::use", reads=(y,), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    gap = gap_of(replayable, y, changes)
+    assert (replayable.why_not(gap) is None) == (changes < CHAIN)
+
+
+def test_each_value_is_made_from_those_that_were_there() -> None:
+    """Between its writes a storage holds other values: what was made of the first goes back to that."""
+    step = StepBuilder()
+    x = step.carried(Category.INPUT, BIG, "x")
+    (y,) = step.op("aten::gelu", reads=(x,), makes=(ACT,))
+    step.making(y, "aten::gelu", (x,))
+    (z,) = step.op("aten::sin", reads=(y,), makes=(ACT,))
+    step.making(z, "aten::sin", (y,))
+    step.op("aten::add_", reads=(y,), writes=(y,))
+    step.making(y, "aten::add_", (y,))
+    (both,) = step.op("aten::mul", reads=(y, z), makes=(ACT,))
+    step.making(both, "aten::mul", (y, z))
+    wait(step)
+    step.op("aten::copy_", writes=(x,))
+    step.making(x, None)
+    step.op("aten::use", reads=(y, z, both), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    before, after = 10, 11  # the write of x
+    for row, made, inputs in ((y, (y, y), (x,)), (z, (y, z), (x,)), (both, (both,), (y, z))):
+        chain = replayable.chain(row, before)
+        assert chain is not None and (chain.made, chain.inputs) == (made, inputs)
+    assert replayable.chain(y, after) is None and replayable.chain(z, after) is None
+    assert replayable.chain(both, after) is not None
+
+
+def test_only_a_call_knows_what_it_takes_beside_its_result() -> None:
+    step = StepBuilder()
+    x = step.carried(Category.INPUT, BIG, "x")
+    cast, out, mean = step.op("aten::linear", reads=(x,), makes=(ACT, ACT, ACT), scratch=2 * BIG)
+    step.making(cast, "aten::_to_copy", (x,))
+    step.making(out, "aten::native_layer_norm", (x, cast))
+    step.making(mean, "aten::native_layer_norm", (x, cast))
+    wait(step)
+    step.op("aten::use", reads=(cast, out, mean), stage=Stage.BACKWARD)
+    replayable = replayable_of(step.build())
+    sizes = [replayable.chain(row, 7).transient_bytes for row in (cast, out)]  # type: ignore[union-attr]
+    assert sizes == [2 * BIG, 3 * BIG], "the scratch memory may be either's"
+
+
+def test_a_refused_making_says_so() -> None:
+    step, _, mask, _ = dropout_step()
+    refused = dataclasses.replace(step.makings, refusal=step.makings.refusal + np.uint8(1))
+    replayable = replayable_of(dataclasses.replace(step, makings=refused))
+    gap = gap_of(replayable, mask, 0)
+    assert replayable.gaps() == [] and "cannot be replayed" in str(replayable.why_not(gap))

@@ -84,6 +84,13 @@ def test_unknown_devices_and_bad_figures_are_named() -> None:
         ({"flops_per_s": {torch.bfloat16: 1e9}}, "float32"),
         ({"flops_efficiency": 1.5}, "flops_efficiency of x"),
         ({"launch_s": -1.0}, "launch_s of x"),
+        ({"launch_s": float("nan")}, "launch_s of x"),
+        ({"flops_per_s": 2e13}, "needs a figure for torch.float32"),
+        ({"flops_per_s": {torch.float32: 1e9, torch.bfloat16: 0}}, r"flops_per_s\[torch.bfloat16\] of x"),
+        ({"flops_per_s": {torch.float32: float("nan")}}, r"flops_per_s\[torch.float32\] of x"),
+        ({"tf32_flops_per_s": -1}, "tf32_flops_per_s of x"),
     ):
         with pytest.raises(ValueError, match=what):
             cl.Roofline("x", **(good | bad))  # type: ignore[arg-type]
+    text = cl.Roofline("x", **(good | {"memory_bytes": "8GiB", "bandwidth_bytes_per_s": "1GB/s"}))  # type: ignore[arg-type]
+    assert (text.memory_bytes, text.bandwidth_bytes_per_s) == (2**33, 1e9)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,8 @@ import pytest
 from synthetic import gpt_step, random_step
 
 from chameleon_lab.errors import TraceError
-from chameleon_lab.trace import Declined, Replays, Stalls, StepTrace, Trace, Transfers, store
+from chameleon_lab.trace import Declined, Makings, Replays, Stalls, StepTrace, Trace, Transfers, store
+from chameleon_lab.trace.parquet_footer import stated_size
 
 META = {"torch": "2.13.0", "device": "cpu", "capacity_bytes": None, "link_out_bytes_per_s": 1e9}
 
@@ -63,6 +67,14 @@ def rich_step() -> StepTrace:
             storage=np.array([2], dtype=np.int32),
             name=np.array([-1], dtype=np.int32),
             refusal=np.array([3], dtype=np.uint8),
+        ),
+        makings=Makings(
+            making=np.array([0, 0, 1], dtype=np.int32),
+            op=np.array([1, 1, 4], dtype=np.int32),
+            storage=np.array([2, 2, 3], dtype=np.int32),
+            name=np.array([0, 0, -1], dtype=np.int32),
+            input=np.array([0, 1, -1], dtype=np.int32),
+            refusal=np.array([0, 0, 6], dtype=np.uint8),
         ),
         truncated_ops=3,
     )
@@ -130,6 +142,73 @@ def test_truncated_file_is_named(tmp_path: Path) -> None:
             store.load(path)
 
 
+def test_the_footer_says_what_pyarrow_reads_in_it(tmp_path: Path) -> None:
+    Trace([rich_step(), rich_step()], META).save(tmp_path / "t.parquet")
+    metadata = parquet.ParquetFile(tmp_path / "t.parquet").metadata
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    columns = [group.column(k) for group in groups for k in range(group.num_columns)]
+    with open(tmp_path / "t.parquet", "rb") as file:
+        assert stated_size(file) == (
+            sum(column.num_values for column in columns),
+            sum(column.total_uncompressed_size for column in columns),
+        )
+
+
+def test_more_than_anybody_records_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Trace([rich_step()], META).save(tmp_path / "t.parquet")
+    monkeypatch.setattr(store, "_MOST_VALUES", 10)
+    with pytest.raises(TraceError, match="at most 10 in"):
+        Trace.load(tmp_path / "t.parquet")
+
+
+def test_a_damaged_footer_never_ends_the_process(tmp_path: Path) -> None:
+    """pyarrow lets C++ exceptions through where it looks at damaged metadata of a column. Many bytes, in one child."""
+    path = tmp_path / "t.parquet"
+    Trace([rich_step()], META).save(path)
+    code = f"""
+import random
+from chameleon_lab.errors import TraceError
+from chameleon_lab.trace import Trace
+whole = open({str(path)!r}, "rb").read()
+begin = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+# Entries of more than a field: what was found there first.
+places = [k for k in range(begin, len(whole) - 8) if whole[k] & 15 == 6 and whole[k] != 6]
+random.Random(0).shuffle(places)
+refused = 0
+for place in places[:400]:
+    damaged = bytearray(whole)
+    damaged[place] = min(whole[place] + 16, 0xE6)
+    open({str(path)!r}, "wb").write(damaged)
+    try:
+        Trace.load({str(path)!r})
+    except TraceError:
+        refused += 1
+print(len(places), refused)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    assert int(done.stdout.split()[1]) > 0
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [
+        b"",
+        b"\x00",
+        b"\x49" + b"\x19" * 5000,
+        b"\x19\xfc\xff\xff\xff\xff\x0f",
+        b"\x16" + b"\xff" * 20,
+        b"\x4f",
+    ],
+    ids=["none", "empty", "deep", "long list", "long number", "no type"],
+)
+def test_a_footer_of_nonsense_is_refused(footer: bytes) -> None:
+    with pytest.raises(ValueError):
+        stated_size(io.BytesIO(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"))
+
+
 def test_foreign_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.parquet"
     path.write_text("step,loss\n0,1.0\n")
@@ -177,11 +256,19 @@ def test_a_file_of_version_2_has_no_replays_and_no_times_of_a_device(tmp_path: P
     assert len(read.stalls) == 1
 
 
+def test_a_file_of_version_3_has_no_makings(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    store.save(Trace([rich_step()]), path)
+    rewrite(path, parquet.read_table(path).drop_columns(["makings"]), {"version": 3, "meta": {}})
+    read = store.load(path).last
+    assert len(read.makings) == 0 and len(read.replays) == 1
+
+
 def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
-    rewrite(path, parquet.read_table(path), {"version": 4, "meta": {}})
-    with pytest.raises(TraceError, match="trace version 4.*reads up to 3: upgrade"):
+    rewrite(path, parquet.read_table(path), {"version": store.VERSION + 1, "meta": {}})
+    with pytest.raises(TraceError, match="trace version 5.*reads up to 4: upgrade"):
         store.load(path)
 
 

@@ -54,6 +54,13 @@ void CudaDevice::free(void* block, size_t block_bytes) {
   if (!events_.forked()) torch_side::free(block);
 }
 
+void CudaDevice::free_behind(void* block, size_t block_bytes, int lane) {
+  if (!events_.forked()) {
+    for (const cudaStream_t stream : lanes_[lane].streams) torch_side::used_on(index_, block, stream);
+  }
+  free(block, block_bytes);
+}
+
 void CudaDevice::set_capacity(size_t capacity_bytes) {
   capacity_bytes_ = capacity_bytes;
   if (events_.forked()) return;
@@ -254,11 +261,22 @@ void* CudaDevice::allocate_host(size_t bytes) {
   return pinned_.allocate(bytes);
 }
 
-void CudaDevice::free_host(void* data, size_t bytes) { pinned_.free(data, bytes); }
+// A GPU that reads the system's memory by itself goes on copying when the call has returned.
+void CudaDevice::free_host(void* data, size_t bytes) {
+  if (pinned_.is_pageable(data)) drain();
+  pinned_.free(data, bytes);
+}
 
-void CudaDevice::reserve_host(size_t bytes) {
+void* CudaDevice::allocate_host_at(size_t place, size_t bytes) {
+  return events_.forked() ? nullptr : pinned_.allocate_at(place, bytes);
+}
+
+void CudaDevice::reserve_host(size_t planned_bytes, size_t bytes) {
+  if (events_.forked() || pinned_.has_planned(planned_bytes)) return;
   const torch_side::Guard guard(index_);
-  pinned_.reserve(bytes);
+  drain();
+  pinned_.release();
+  pinned_.reserve(planned_bytes, bytes);
 }
 
 void CudaDevice::release_host() {

@@ -37,6 +37,7 @@ class CudaDevice final : public Device {
   size_t block_bytes(size_t bytes) const override;
   void* allocate(size_t block_bytes, int lane) override;
   void free(void* block, size_t block_bytes) override;
+  void free_behind(void* block, size_t block_bytes, int lane) override;
   bool has_room(size_t block_bytes) const override;
   void set_capacity(size_t capacity_bytes) override;
   size_t total_bytes() const override;
@@ -64,7 +65,8 @@ class CudaDevice final : public Device {
   size_t pooled_host_bytes() const override { return pinned_.reserved_bytes(); }
   size_t pageable_host_bytes() const override { return pinned_.pageable_bytes(); }
   void set_host_capacity(size_t bytes) override { pinned_.set_limit(bytes); }
-  void reserve_host(size_t bytes) override;
+  void reserve_host(size_t planned_bytes, size_t bytes) override;
+  void* allocate_host_at(size_t place, size_t bytes) override;
   void release_host() override;
 
   c10::Device torch_device() const override;

@@ -14,6 +14,8 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -38,9 +40,29 @@ caching::CUDAAllocator* original = nullptr;
 
 constexpr size_t kMostDevices = 128;  // what a DeviceIndex can tell apart
 std::array<std::atomic<Runtime*>, kMostDevices> runtimes{};
-std::array<double, kMostDevices> fraction_before{};  // 0: it is not limited by us
+
+// What a device's memory may be taken of: the user's share, and within it ours.
+struct Fraction {
+  std::optional<double> user;  // while it is limited by us
+  double ours = 1;
+};
+std::array<Fraction, kMostDevices> fractions{};
+std::mutex fractions_mutex;
+
+// Null where we limit nothing, or there is no such device.
+Fraction* limited(DeviceIndex device) {
+  if (device < 0 || !fractions[device].user) return nullptr;
+  return &fractions[device];
+}
 
 Runtime* runtime_of(DeviceIndex index) { return runtimes[index].load(std::memory_order_acquire); }
+
+bool any_open() {
+  return std::any_of(runtimes.begin(), runtimes.end(), [](const std::atomic<Runtime*>& one) {
+    const Runtime* runtime = one.load(std::memory_order_acquire);
+    return runtime && runtime->is_open();
+  });
+}
 
 void delete_block(void* block) {
   if (!block) return;
@@ -62,6 +84,17 @@ auto making_way(size_t bytes, F allocate) {
       if (!runtime || !runtime->make_way(bytes)) throw;
     }
   }
+}
+
+void record_stream(void* data, c10::Device device, c10::cuda::CUDAStream stream) {
+  c10::DataPtr block(data, data, original->raw_deleter(), device);
+  try {
+    original->recordStream(block, stream);
+  } catch (...) {
+    block.release_context();
+    throw;
+  }
+  block.release_context();
 }
 
 class ForwardingAllocator final : public caching::CUDAAllocator {
@@ -90,14 +123,7 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   using CUDAAllocator::recordStream;
   void recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) override {
     if (pointer.get_deleter() != &delete_block) return original->recordStream(pointer, stream);
-    c10::DataPtr block(pointer.get(), pointer.get_context(), original->raw_deleter(), pointer.device());
-    try {
-      original->recordStream(block, stream);
-    } catch (...) {
-      block.release_context();
-      throw;
-    }
-    block.release_context();
+    record_stream(pointer.get(), pointer.device(), stream);
   }
 
   // Graphs hold addresses: what they hold must not move.
@@ -110,13 +136,9 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   }
   void recordHistory(bool enabled, caching::CreateContextFn context, size_t most_entries, caching::RecordContext when,
                      bool clear, const std::vector<std::string>& skip) override {
-    for (const auto& runtime : runtimes) {
-      const Runtime* open = runtime.load();
-      TORCH_CHECK(
-          !enabled || !context || !open || !open->is_open(),
-          "Chameleon Lab: recording the memory history with stacks asks for Python's lock inside the allocator, "
-          "which can hang a session: pass context=None, or look at the session's own trace");
-    }
+    TORCH_CHECK(!enabled || !context || !any_open(),
+                "Chameleon Lab: recording the memory history with stacks asks for Python's lock inside the allocator, "
+                "which can hang a session: pass context=None, or look at the session's own trace");
     original->recordHistory(enabled, context, most_entries, when, clear, skip);
   }
 
@@ -126,9 +148,17 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   void enable(bool on) override { original->enable(on); }
   bool isEnabled() const override { return original->isEnabled(); }
   void emptyCache(MempoolId_t pool) override { original->emptyCache(pool); }
-  double getMemoryFraction(DeviceIndex device) override { return original->getMemoryFraction(device); }
+  double getMemoryFraction(DeviceIndex device) override {
+    const std::lock_guard lock(fractions_mutex);
+    const Fraction* fraction = limited(device);
+    return fraction ? *fraction->user : original->getMemoryFraction(device);
+  }
   void setMemoryFraction(double fraction, DeviceIndex device) override {
-    original->setMemoryFraction(fraction, device);
+    const std::lock_guard lock(fractions_mutex);
+    Fraction* before = limited(device);
+    const bool possible = fraction <= 1;  // what is not is for torch to refuse
+    original->setMemoryFraction(before && possible ? std::min(fraction, before->ours) : fraction, device);
+    if (before) before->user = fraction;
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
     return original->getDeviceStats(device);
@@ -166,6 +196,9 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   void setUserMetadata(const std::string& metadata) override { original->setUserMetadata(metadata); }
   std::string getUserMetadata() override { return original->getUserMetadata(); }
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override {
+    TORCH_CHECK(!any_open(),
+                "Chameleon Lab: an observer of out-of-memory would be called wherever a session makes room, and asks "
+                "for Python's lock inside the allocator, which can hang: attach it when no session is open");
     original->attachOutOfMemoryObserver(std::move(observer));
   }
   void attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) override {
@@ -183,15 +216,17 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
                                                   std::shared_ptr<caching::AllocatorState> state) override {
     return original->setCheckpointPoolState(device, std::move(state));
   }
-#if CHAMELEON_TORCH >= 213
-  void markCaptureBegin(DeviceIndex device) override { original->markCaptureBegin(device); }
-  void markCaptureEnd(DeviceIndex device) override { original->markCaptureEnd(device); }
+#if CHAMELEON_TORCH >= 212
   std::shared_ptr<c10::GatheredContext> getContextForPointer(const void* block) override {
     return original->getContextForPointer(block);
   }
   void attachOomRejectionObserver(caching::OomRejectionObserver observer) override {
     original->attachOomRejectionObserver(std::move(observer));
   }
+#endif
+#if CHAMELEON_TORCH >= 213
+  void markCaptureBegin(DeviceIndex device) override { original->markCaptureBegin(device); }
+  void markCaptureEnd(DeviceIndex device) override { original->markCaptureEnd(device); }
   c10::DataPtr allocateWithAddress(size_t bytes, void* address) override {
     return original->allocateWithAddress(bytes, address);
   }
@@ -264,15 +299,16 @@ Stats stats(int index) {
 
 void limit(int index, size_t bytes) {
   const auto device = static_cast<DeviceIndex>(index);
-  double& before = fraction_before[index];
+  const std::lock_guard lock(fractions_mutex);
+  Fraction& fraction = fractions[index];
   if (bytes == SIZE_MAX) {
-    if (before > 0) original->setMemoryFraction(before, device);
-    before = 0;
+    if (fraction.user) original->setMemoryFraction(*fraction.user, device);
+    fraction.user.reset();
     return;
   }
-  if (before == 0) before = original->getMemoryFraction(device);
-  const double fraction = static_cast<double>(bytes) / static_cast<double>(total_bytes(index));
-  original->setMemoryFraction(std::min({before, fraction, 1.0}), device);
+  if (!fraction.user) fraction.user = original->getMemoryFraction(device);
+  fraction.ours = std::min(1.0, static_cast<double>(bytes) / static_cast<double>(total_bytes(index)));
+  original->setMemoryFraction(std::min(*fraction.user, fraction.ours), device);
 }
 
 cudaStream_t current_stream(int index) {
@@ -290,6 +326,10 @@ void* allocate(int index, size_t bytes, cudaStream_t stream, bool may_fail) {
 }
 
 void free(void* block) { original->raw_delete(block); }
+
+void used_on(int index, void* block, cudaStream_t stream) {
+  record_stream(block, device(index), c10::cuda::getStreamFromExternal(stream, static_cast<DeviceIndex>(index)));
+}
 
 c10::DeleterFnPtr block_deleter() { return &delete_block; }
 c10::DeleterFnPtr plain_deleter() { return original->raw_deleter(); }

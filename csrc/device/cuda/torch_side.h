@@ -30,6 +30,8 @@ cudaStream_t current_stream(int index);
 // A block that belongs to the stream; nullptr where there is none, if that may be.
 void* allocate(int index, size_t bytes, cudaStream_t stream, bool may_fail);
 void free(void* block);
+// The block is not reused before the stream has done what it is given until the block is freed.
+void used_on(int index, void* block, cudaStream_t stream);
 
 c10::DeleterFnPtr block_deleter();  // of blocks that are the runtime's
 c10::DeleterFnPtr plain_deleter();

@@ -3,7 +3,7 @@
 import { formatBytes, formatSeconds } from '../format';
 import type { Axis, IComparison, ISideFacts } from '../protocol';
 import type { IColours } from '../timeline/colours';
-import { eachBar, fillUnder, fitText, tracePath } from '../timeline/draw';
+import { eachBar, fillUnder, fitText, label, tracePath } from '../timeline/draw';
 import { type Scale, tickLabel, ticks } from '../timeline/scale';
 import { type ILine, lastAtMost } from '../timeline/tables';
 import type { ICompareTables, ISideTables } from './compareTables';
@@ -81,12 +81,13 @@ function drawRuler({ context: c, colours, layout, scale, axis }: IComparePicture
 }
 
 function drawSide(
-  { context: c, colours, layout, scale, axis }: IComparePicture,
+  picture: IComparePicture,
   lane: 'a' | 'b',
   tables: ISideTables,
   facts: ISideFacts,
   most: number
 ): void {
+  const { context: c, colours, layout, scale, axis } = picture;
   const { top, height } = layout[lane];
   const ends = Math.min(scale.x(facts.length[axis]), scale.width);
   const curve = top + STAGES + STALLS;
@@ -128,18 +129,15 @@ function drawSide(
   if (capacity !== null) {
     c.fillStyle = colours.of.ink;
     c.fillRect(0, Math.round(y(capacity)) - 1, scale.width, 2);
-    c.textAlign = 'right';
-    c.fillText(`Capacity ${formatBytes(capacity)}`, Math.max(ends, 0) - 6, y(capacity) + 8);
-    c.textAlign = 'left';
+    const text = `Capacity ${formatBytes(capacity)}`;
+    label(picture, text, Math.max(ends, 0) - 6, y(capacity) + 10, 'right', 'ink', 600);
   }
   c.restore();
 }
 
 /** Above the line: the second holds more; below: less. */
-function drawDifference(
-  { context: c, colours, layout, scale }: IComparePicture,
-  line: ILine
-): void {
+function drawDifference(picture: IComparePicture, line: ILine): void {
+  const { context: c, colours, layout, scale } = picture;
   const { top, height } = layout.difference;
   const middle = top + height / 2;
   let most = 0;
@@ -163,14 +161,12 @@ function drawDifference(
   }
   c.fillStyle = colours.of['ink-3'];
   c.fillRect(0, Math.round(middle), scale.width, 1);
-  c.fillStyle = colours.of['ink-2'];
-  c.font = `${FONT_PX}px ${colours.font}`;
   if (most === 0) {
-    c.fillText('no difference', 5, top + 7);
+    label(picture, 'no difference', 5, top + 7, 'left');
     return;
   }
-  c.fillText(`+${formatBytes(most)}`, 5, top + 7);
-  c.fillText(`−${formatBytes(most)}`, 5, top + height - 6);
+  label(picture, `+${formatBytes(most)}`, 5, top + 7, 'left');
+  label(picture, `−${formatBytes(most)}`, 5, top + height - 7, 'left');
 }
 
 function drawCursor({ context: c, colours, layout, scale, axis, cursor }: IComparePicture): void {

@@ -2,6 +2,7 @@
 
 import { button, h, segment, swatch } from '../dom';
 import { formatBytes, formatSeconds, plural } from '../format';
+import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
 import { type IColumn, SortableTable } from '../panel/sortableTable';
 import {
@@ -28,7 +29,8 @@ export class ComparePage {
 
   constructor(
     lab: LabModel,
-    private readonly _actions: { open(): void; close(): void }
+    private readonly _actions: { open(): void; close(): void },
+    private readonly _keys: Bindings
   ) {
     this._model = new CompareModel(lab, drawingAlone => {
       if (!drawingAlone) {
@@ -60,12 +62,17 @@ export class ComparePage {
       button('⇄', 'Swap the two', () => void this._model.swap(), 'cl-square'),
       this._b,
       this._axis.node,
-      button('Fit', 'Show all (F)', () => this._fit()),
+      this._fit,
       this._said,
       h('span', { class: 'cl-grow' }),
       button('Open file…', 'Open a trace (.parquet) or a policy (.json)', () => _actions.open()),
-      button('Close', 'Back to the timeline (Esc)', () => _actions.close())
+      this._close
     );
+    _keys.follow(() => {
+      this._fit.title = _keys.hint('Show all', 'fit');
+      this._close.title = _keys.hint('Back to the timeline', 'close-comparison');
+      this._nameDrawing();
+    });
     this._canvas.tabIndex = 0;
     this._canvas.setAttribute('role', 'application');
     this._drawing.append(this._gutter, this._canvas);
@@ -222,9 +229,15 @@ export class ComparePage {
         h('p', { class: 'cl-hint' }, line)
       )
     );
+  }
+
+  private _nameDrawing(): void {
+    const keys = (['move-left', 'move-right', 'zoom-in', 'zoom-out', 'fit'] as const)
+      .map(action => this._keys.first(action))
+      .filter(Boolean);
     this._canvas.setAttribute(
       'aria-label',
-      'Resident bytes of both under one axis. Arrow keys move, plus and minus zoom, f fits. The table beside it lists the figures.'
+      `Resident bytes of both under one axis. Keys to move left and right, zoom in and out, and show all: ${keys.join(', ')}. The table beside it lists the figures.`
     );
   }
 
@@ -348,8 +361,25 @@ export class ComparePage {
     return new Scale(start, end, this._width);
   }
 
-  private _fit(): void {
+  fit(): void {
     this._model.look({ start: 0, end: this._model.length });
+  }
+
+  /** Zoom round the middle. */
+  zoomBy(factor: number): void {
+    const { start, end } = this._model.shown;
+    this._model.look(zoom({ start, end }, factor, (start + end) / 2));
+  }
+
+  /** Move by a share of what is shown. */
+  panBy(share: number): void {
+    const { start, end } = this._model.shown;
+    this._model.look(pan({ start, end }, share * (end - start)));
+  }
+
+  /** Go back to the timeline. */
+  close(): void {
+    this._actions.close();
   }
 
   private _listen(): void {
@@ -392,31 +422,10 @@ export class ComparePage {
       this._model.cursor = null;
       this._draw();
     });
-    canvas.addEventListener('keydown', event => {
-      const { start, end } = this._model.shown;
-      const keys: Record<string, () => void> = {
-        '+': () => this._model.look(zoom({ start, end }, 0.6, (start + end) / 2)),
-        '=': () => this._model.look(zoom({ start, end }, 0.6, (start + end) / 2)),
-        '-': () => this._model.look(zoom({ start, end }, 1 / 0.6, (start + end) / 2)),
-        ArrowLeft: () => this._model.look(pan({ start, end }, -0.15 * (end - start))),
-        ArrowRight: () => this._model.look(pan({ start, end }, 0.15 * (end - start))),
-        f: () => this._fit()
-      };
-      const action = keys[event.key];
-      if (action && !event.ctrlKey && !event.metaKey && !event.altKey) {
-        event.preventDefault();
-        event.stopPropagation();
-        action();
-      }
-    });
-    this.node.addEventListener('keydown', event => {
-      if (event.key === 'Escape') {
-        event.stopPropagation();
-        this._actions.close();
-      }
-    });
   }
 
+  private readonly _fit = button('Fit', '', () => this.fit());
+  private readonly _close = button('Close', '', () => this.close());
   private readonly _model: CompareModel;
   private readonly _a: HTMLSelectElement;
   private readonly _b: HTMLSelectElement;

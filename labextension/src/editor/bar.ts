@@ -1,9 +1,11 @@
 // The bottom bar: what is in force, the draft and its dry run side by side, and what can be done with the draft.
 
 import { button, h } from '../dom';
+import { formatBytes } from '../format';
+import type { Bindings } from '../keys/bindings';
 import type { IFigures, IOpenDraft } from '../protocol';
 import type { Editor } from './state';
-import { delta, FIGURES, standing } from './words';
+import { atLeast, delta, FIGURES, needed, standing } from './words';
 
 export interface IBarActions {
   save(): void;
@@ -15,15 +17,22 @@ export class Bar {
 
   constructor(
     private readonly _editor: Editor,
-    actions: IBarActions
+    actions: IBarActions,
+    keys: Bindings
   ) {
     const act = (text: string, title: string, run: () => void, kind = '') => {
       const element = button(text, title, run, kind);
       this._buttons.append(element);
       return element;
     };
-    this._undo = act('↶', 'Undo (Ctrl+Z)', () => void _editor.edit('undo'), 'cl-square');
-    this._redo = act('↷', 'Redo (Ctrl+Shift+Z)', () => void _editor.edit('redo'), 'cl-square');
+    this._lift = act('', 'The least that the draft can run this step in', () => {
+      const { open } = _editor;
+      if (open) {
+        void _editor.setCapacity(atLeast(needed(open)));
+      }
+    });
+    this._undo = act('↶', 'Undo', () => void _editor.edit('undo'), 'cl-square');
+    this._redo = act('↷', 'Redo', () => void _editor.edit('redo'), 'cl-square');
     this._discard = act(
       'Discard',
       'Back to the edits in force; can be undone',
@@ -38,6 +47,10 @@ export class Bar {
     );
     this._dryRun = act('Dry run 1 step', '', () => this._try());
     this._enable = act('Enable', '', () => void _editor.enable());
+    keys.follow(() => {
+      this._undo.title = keys.hint('Undo', 'undo');
+      this._redo.title = keys.hint('Redo', 'redo');
+    });
     this.node.append(
       this._table,
       h('div', { class: 'cl-bar-side' }, this._standing, this._buttons)
@@ -68,6 +81,12 @@ export class Bar {
     this._say(said ? `${said} ${text}` : text, kind);
     const running = open.dry_run !== null && !open.dry_run.done;
     const may = open.fits && !open.why_not_enable && !busy;
+    const least = needed(open);
+    const below = open.capacity_bytes < least;
+    this._lift.hidden = !below;
+    this._lift.textContent = `Set capacity to ${formatBytes(atLeast(least))}`;
+    this._lift.classList.toggle('cl-primary', below);
+    this._enabled(this._lift, below && !busy);
     const tried = Boolean(open.dry_run?.done && open.dry_run.of_draft && open.dry_run.measured);
     this._enabled(this._undo, open.can_undo && !busy);
     this._enabled(this._redo, open.can_redo && !busy);
@@ -166,6 +185,7 @@ export class Bar {
     'aria-live': 'polite'
   });
   private readonly _buttons = h('div', { class: 'cl-actions' });
+  private readonly _lift: HTMLButtonElement;
   private readonly _undo: HTMLButtonElement;
   private readonly _redo: HTMLButtonElement;
   private readonly _discard: HTMLButtonElement;

@@ -2,8 +2,9 @@
 
 import { button, h, swatch } from '../dom';
 import { formatBytes, formatSeconds, plural } from '../format';
+import type { Bindings } from '../keys/bindings';
 import type { IChoices, IGap, IOption } from '../protocol';
-import { BANDS, bandOf, shortOp } from '../words';
+import { BANDS, bandOf, inWords, shortOp } from '../words';
 import { LEAD, nameOf } from './decisions';
 import { keepingFocus } from './focus';
 import { type Editor, NEVER_REPLAY } from './state';
@@ -22,7 +23,8 @@ export class Cards {
   constructor(
     private readonly _editor: Editor,
     private readonly _rule: (module: string) => void,
-    private readonly _drawn: () => string | null
+    private readonly _drawn: () => string | null,
+    private readonly _keys: Bindings
   ) {
     _editor.changed.connect((_, change) => {
       if (change === 'choices' || change === 'draft') {
@@ -43,7 +45,7 @@ export class Cards {
         ...(choices
           ? choices.row
             ? this._decided(choices)
-            : [h('h2', {}, 'Decision'), h('p', { class: 'cl-hint' }, choices.why)]
+            : [h('h2', {}, 'Decision'), h('p', { class: 'cl-hint' }, inWords(choices.why))]
           : [h('p', { class: 'cl-hint' }, 'Looking at what can be done…')])
       );
     });
@@ -73,7 +75,7 @@ export class Cards {
         focusable(
           button(
             'Leave to the planner',
-            'Take back the edits of this storage (Delete)',
+            this._keys.hint('Take back the edits of this storage', 'leave-to-planner'),
             () => void this._editor.decide([choices.storage], null)
           ),
           'release'
@@ -130,7 +132,7 @@ export class Cards {
   /** What doing so takes, copies beside replays; what else it changes; and why the runtime would not do it. */
   private _hint({ cost, row }: IChoices, option: IOption): HTMLElement | null {
     if (!option.possible && !option.chosen) {
-      return h('p', { class: 'cl-hint' }, option.why);
+      return h('p', { class: 'cl-hint' }, inWords(option.why));
     }
     const said = [];
     if (cost && option.action === 'swap') {
@@ -138,7 +140,7 @@ export class Cards {
     } else if (cost && option.action === 'rematerialise') {
       said.push(
         cost.replay_s === null
-          ? `Not in its longest gap: ${cost.why_not_replay}`
+          ? `Not in its longest gap: ${inWords(cost.why_not_replay)}`
           : `A replay takes ${formatSeconds(cost.replay_s)}: ${cost.replay_ops.map(shortOp).join(' → ')}`
       );
     }
@@ -147,7 +149,7 @@ export class Cards {
     }
     const declined =
       option.action === 'rematerialise' && row?.declined
-        ? h('b', {}, `${said.length ? '; ' : ''}declined by the runtime: ${row.declined}`)
+        ? h('b', {}, `${said.length ? '; ' : ''}declined by the runtime: ${inWords(row.declined)}`)
         : null;
     return said.length || declined
       ? h('p', { class: 'cl-hint', 'data-cost': option.action }, said.join('; '), declined)
@@ -189,7 +191,7 @@ export class Cards {
       focusable(
         button(
           'Earlier',
-          `Bring it back ${LEAD} ops earlier (e)`,
+          this._keys.hint(`Bring it back ${LEAD} ops earlier`, 'prefetch-earlier'),
           () => void this._editor.earlier([storage], LEAD)
         ),
         'earlier'
@@ -197,7 +199,7 @@ export class Cards {
       focusable(
         button(
           'Later',
-          `Bring it back ${LEAD} ops later (l)`,
+          this._keys.hint(`Bring it back ${LEAD} ops later`, 'prefetch-later'),
           () => void this._editor.earlier([storage], -LEAD)
         ),
         'later'

@@ -3,7 +3,7 @@
 import { button, h, swatch } from '../dom';
 import { formatBytes, formatCount, plural } from '../format';
 import type { IChangeRow } from '../protocol';
-import { BANDS, bandOf } from '../words';
+import { BANDS, bandOf, inWords } from '../words';
 import { nameOf } from './decisions';
 import { keepingFocus } from './focus';
 import type { Editor } from './state';
@@ -45,7 +45,7 @@ export class Changes {
         const faults = open.findings.filter(finding => finding.index === index);
         const take = button(
           '×',
-          `Take back: ${entry.text}`,
+          `Take back: ${inWords(entry.text)}`,
           () => void this._editor.edit('remove', [], index)
         );
         take.dataset.focus = `take-${index}`;
@@ -57,14 +57,18 @@ export class Changes {
           h(
             'div',
             {},
-            h('span', { class: entry.staged ? 'cl-draft' : '' }, entry.text),
+            h(
+              'span',
+              { class: entry.staged ? 'cl-draft' : '', title: entry.text },
+              inWords(entry.text)
+            ),
             !entry.staged && h('span', { class: 'cl-dim' }, ' in force'),
             ...faults.map(finding =>
               h(
                 'p',
                 { class: finding.is_error ? 'cl-lost' : 'cl-warned' },
                 h('b', {}, `${finding.fault}: `),
-                `${finding.why}; ${finding.way_out}`
+                `${inWords(finding.why)}; ${finding.way_out}`
               )
             )
           ),

@@ -2,8 +2,9 @@
 
 import { button, h, swatch } from '../dom';
 import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
+import type { Bindings } from '../keys/bindings';
 import type { DecisionSort, IDecision, IStorage } from '../protocol';
-import { BANDS, bandOf, storageName } from '../words';
+import { BANDS, bandOf, inWords, storageName } from '../words';
 import { keepingFocus } from './focus';
 import { type Editor, type EditorChange, NEVER_REPLAY } from './state';
 import { actionMark, actionName, decisionText, who } from './words';
@@ -13,6 +14,20 @@ const MARGIN = 6;
 const FILTER_MS = 150;
 /** Ops by which a key moves a prefetch. */
 export const LEAD = 5;
+
+/** What the filter understands. */
+const FILTERS =
+  'Words, layer.3-5, >4MiB, stage:backward, category:act, keep, swap, remat, never, declined, by:you, by:rule, by:planner, by:follows, stall>0, staged';
+/** The keys that the table says of itself. */
+const DECIDED: [action: string, what: string][] = [
+  ['keep', 'keeps it'],
+  ['swap', 'swaps it'],
+  ['never-touch', 'never touches it'],
+  ['rematerialise', 'rematerialises it'],
+  ['leave-to-planner', 'leaves it to the planner'],
+  ['prefetch-earlier', 'brings it back earlier'],
+  ['prefetch-later', 'brings it back later']
+];
 
 interface IColumn {
   name: string;
@@ -47,7 +62,8 @@ export class DecisionTable {
 
   constructor(
     private readonly _editor: Editor,
-    private readonly _actions: IDecisionActions
+    private readonly _actions: IDecisionActions,
+    keys: Bindings
   ) {
     this._heads = COLUMNS.map(column =>
       h(
@@ -65,8 +81,6 @@ export class DecisionTable {
         tabindex: '0',
         role: 'grid',
         'aria-multiselectable': 'true',
-        'aria-label':
-          'Decisions. Arrow keys walk the rows, with Shift they select several, the space bar adds one, Control+A selects all, Enter shows the storage, k keeps it, x swaps it, n never touches it, r rematerialises it, Delete leaves it to the planner, e and l move its prefetch earlier and later.',
         scroll: () => this._scrolled(),
         keydown: (event: KeyboardEvent) => this._key(event),
         // Not `click`: rows are drawn anew with every answer, and one that goes under a pressed button has no click.
@@ -81,8 +95,7 @@ export class DecisionTable {
       class: 'cl-filter',
       placeholder: 'layer.3 >4MiB swap by:you',
       'aria-label': 'Filter the decisions',
-      title:
-        'Words, layer.3-5, >4MiB, stage:backward, category:act, keep, swap, remat, never, declined, by:you, by:rule, by:planner, by:follows, stall>0, staged (/)',
+      title: FILTERS,
       spellcheck: 'false',
       input: () => this._filterLater(),
       keydown: (event: KeyboardEvent) => {
@@ -102,6 +115,16 @@ export class DecisionTable {
       h('div', { class: 'cl-cells cl-heads', role: 'row' }, ...this._heads),
       this._scroller
     );
+    keys.follow(() => {
+      this.filter.title = keys.hint(FILTERS, 'filter');
+      const said = DECIDED.map(([action, what]) => [keys.first(action), what])
+        .filter(([key]) => key)
+        .map(([key, what]) => `${key} ${what}`);
+      this._scroller.setAttribute(
+        'aria-label',
+        `Decisions. Arrow keys walk the rows, with Shift they select several, the space bar adds one, Control+A selects all, Enter shows the storage. ${said.join(', ')}.`
+      );
+    });
     this._observer = new ResizeObserver(() => this._scrolled());
     this._observer.observe(this._scroller);
     _editor.changed.connect(this._onChange, this);
@@ -373,7 +396,7 @@ export class DecisionTable {
   }
 
   private _key(event: KeyboardEvent): void {
-    const { total, selected, chosen } = this._editor;
+    const { total, selected } = this._editor;
     if ((event.ctrlKey || event.metaKey) && event.key === 'a') {
       event.preventDefault();
       event.stopPropagation();
@@ -411,9 +434,6 @@ export class DecisionTable {
       if (row) {
         this._editor.toggle(row);
       }
-    } else if (event.key === '/') {
-      this.filter.focus();
-      this.filter.select();
     } else if (event.key === 'Escape') {
       if (this._editor.picked.size) {
         this._editor.unpick();
@@ -428,25 +448,11 @@ export class DecisionTable {
     ) {
       const row = this._space.querySelector('[aria-selected="true"]')?.getBoundingClientRect();
       this._actions.menu(selected, (row?.left ?? 0) + 40, row?.bottom ?? 0);
-    } else if (!chosen.length || !this._decide(event.key, chosen)) {
+    } else {
       return;
     }
     event.preventDefault();
     event.stopPropagation();
-  }
-
-  private _decide(key: string, storages: string[]): boolean {
-    const action = keyAction(key, this._editor.open?.actions ?? []);
-    if (action) {
-      void this._editor.decide(storages, action);
-    } else if (key === 'Delete' || key === 'Backspace') {
-      void this._editor.decide(storages, null);
-    } else if (key === 'e' || key === 'l') {
-      void this._editor.earlier(storages, key === 'e' ? LEAD : -LEAD);
-    } else {
-      return false;
-    }
-    return true;
   }
 
   private readonly _heads: HTMLElement[];
@@ -458,14 +464,6 @@ export class DecisionTable {
   private _anchor: number | null = null;
   private _filterTimer: number | undefined;
   private _frame = 0;
-}
-
-const KEYS: Record<string, string> = { k: 'keep', x: 'swap', n: 'never_touch', r: 'rematerialise' };
-
-/** What a key stands for, of the actions that the kernel has. */
-export function keyAction(key: string, actions: string[]): string | null {
-  const action = KEYS[key];
-  return action && actions.includes(action) ? action : null;
 }
 
 export function nameOf(row: {
@@ -496,7 +494,8 @@ function replayText(row: IDecision): Node | string {
 }
 
 function replayTitle(row: IDecision): string {
-  const declined = row.declined && `The runtime has declined to drop it: ${row.declined}. `;
+  const declined =
+    row.declined && `The runtime has declined to drop it: ${inWords(row.declined)}. `;
   const cost =
     row.replay_cost_s === null
       ? 'It cannot be made again in its longest gap.'

@@ -35,6 +35,7 @@ export function openMenu(
     'div',
     {
       class: 'cl-menu',
+      'data-lm-suppress-shortcuts': 'true', // its keys are its own
       role: 'menu',
       'aria-label': title,
       keydown: (event: KeyboardEvent) => {

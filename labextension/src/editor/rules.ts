@@ -3,7 +3,7 @@
 import { button, h } from '../dom';
 import { formatBytes, formatCount } from '../format';
 import { CATEGORIES, type IEdit } from '../protocol';
-import { categoryName } from '../words';
+import { categoryName, inWords } from '../words';
 import { type Editor, NEVER_REPLAY } from './state';
 import { actionName, parseSize, ruleOfFilter, ruleText } from './words';
 
@@ -131,9 +131,10 @@ export class Rules {
             'span',
             {
               class: `cl-chip ${entry.staged ? 'cl-draft' : ''}`,
-              title: [entry.text, ...faults.map(f => `${f.fault}: ${f.why}; ${f.way_out}`)].join(
-                '\n'
-              )
+              title: [
+                entry.text,
+                ...faults.map(f => `${f.fault}: ${inWords(f.why)}; ${f.way_out}`)
+              ].join('\n')
             },
             faults.length
               ? h('span', { class: 'cl-lost', 'aria-label': 'not obeyed in full' }, '! ')

@@ -4,14 +4,16 @@ import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
 
 import { button, h } from '../dom';
 import { plural } from '../format';
+import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
 import type { Tables } from '../panel/tables';
 import type { IOpenDraft } from '../protocol';
+import { explained } from '../words';
 import { Bar } from './bar';
 import { Cards } from './cards';
 import { Changes } from './changes';
 import { Curve } from './curve';
-import { DecisionTable, keyAction, LEAD, nameOf } from './decisions';
+import { DecisionTable, LEAD, nameOf } from './decisions';
 import { type IStore, Keeper } from './keeper';
 import { type IMenuItem, openMenu } from './menu';
 import { Rules } from './rules';
@@ -24,22 +26,29 @@ export class EditorView {
     private readonly _host: HTMLElement,
     store: IStore | null,
     private readonly _notebook: () => string,
-    focusTimeline: () => void
+    focusTimeline: () => void,
+    private readonly _keys: Bindings
   ) {
     const editor = new Editor(new Keeper(store));
     this.editor = editor;
-    this.table = new DecisionTable(editor, {
-      show: storage => void this.show(storage),
-      menu: (storage, x, y) => this.menu(storage, x, y),
-      leave: focusTimeline
-    });
+    this.table = new DecisionTable(
+      editor,
+      {
+        show: storage => void this.show(storage),
+        menu: (storage, x, y) => this.menu(storage, x, y),
+        leave: focusTimeline
+      },
+      _keys
+    );
     this.cards = new Cards(
       editor,
       module => this._ruleFor(module),
-      () => _model.selected?.key ?? null
+      () => _model.selected?.key ?? null,
+      _keys
     );
     this.curve = new Curve(editor);
-    this.bar = new Bar(editor, { save: () => void this._save(), load: () => void this._load() });
+    const files = { save: () => void this._save(), load: () => void this._load() };
+    this.bar = new Bar(editor, files, _keys);
     this._rules = new Rules(editor);
     this._changes = new Changes(editor, storage => void this.show(storage));
     editor.changed.connect((_, change) => {
@@ -56,7 +65,6 @@ export class EditorView {
         editor.heard(body as { source?: unknown; news?: unknown });
       }
     };
-    this._host.addEventListener('keydown', event => this._key(event));
     this._follow();
   }
 
@@ -170,15 +178,9 @@ export class EditorView {
     const row = choices?.storage === storage ? choices.row : null;
     const several = this.editor.picked.size > 1 && this.editor.picked.has(storage);
     const those = several ? this.editor.chosen : [storage];
-    const keys: Record<string, string> = {
-      keep: 'K',
-      swap: 'X',
-      never_touch: 'N',
-      rematerialise: 'R'
-    };
     const items: (IMenuItem | null)[] = open.actions.map(action => ({
       text: actionName(action),
-      key: keys[action],
+      key: this._keys.first(action.replaceAll('_', '-')),
       checked: !several && row?.after === action,
       run: () => void this.editor.decide(those, action)
     }));
@@ -195,18 +197,18 @@ export class EditorView {
       null,
       {
         text: `Prefetch ${LEAD} ops earlier`,
-        key: 'E',
+        key: this._keys.first('prefetch-earlier'),
         run: () => void this.editor.earlier(those, LEAD)
       },
       {
         text: `Prefetch ${LEAD} ops later`,
-        key: 'L',
+        key: this._keys.first('prefetch-later'),
         run: () => void this.editor.earlier(those, -LEAD)
       },
       null,
       {
         text: 'Leave to the planner',
-        key: 'Del',
+        key: this._keys.first('leave-to-planner'),
         enabled: own,
         run: () => void this.editor.decide(those, null)
       },
@@ -243,7 +245,7 @@ export class EditorView {
     if (error) {
       parts.push(
         h('b', { class: 'cl-lost' }, 'Not done. '),
-        h('span', {}, `${error.message} ${error.hint}`),
+        h('span', {}, explained(error)),
         h('span', { class: 'cl-grow' }),
         button('×', 'Dismiss', () => editor.dismissError(), 'cl-square')
       );
@@ -330,37 +332,11 @@ export class EditorView {
     }
   }
 
-  /** The keys that hold wherever the focus is in the panel, but for text fields. */
-  private _key(event: KeyboardEvent): void {
-    const target = event.target as HTMLElement;
-    if (
-      target.matches('input:not([type="radio"], [type="checkbox"]), select, textarea') ||
-      event.altKey
-    ) {
-      return;
-    }
-    const { editor } = this;
-    const { open } = editor;
-    if (!open) {
-      return;
-    }
-    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === 'z') {
-      void editor.edit(event.shiftKey ? 'redo' : 'undo');
-    } else if ((event.ctrlKey || event.metaKey) && event.key === 'y') {
-      void editor.edit('redo');
-    } else if (event.ctrlKey || event.metaKey || !editor.chosen.length) {
-      return;
-    } else {
-      const action = keyAction(event.key, open.actions);
-      // In the drawing `k` goes to the peak and `n` to the next stall; upper case decides there too.
-      const upper = keyAction(event.key.toLowerCase(), open.actions);
-      if (!action && !(event.shiftKey && upper)) {
-        return;
-      }
-      void editor.decide(editor.chosen, action ?? upper);
-    }
-    event.preventDefault();
-    event.stopPropagation();
+  /** Bring the decisions to the front, and the focus into their filter. */
+  goToFilter(): void {
+    this._tables?.show('decisions');
+    this.table.filter.focus();
+    this.table.filter.select();
   }
 
   private readonly _rules: Rules;

@@ -2,12 +2,13 @@ import { expect, test } from 'vitest';
 
 import type { IDecision, IFigures, IOpenDraft } from '../protocol';
 import { between } from './curve';
-import { keyAction } from './decisions';
 import {
   actionName,
+  atLeast,
   decisionText,
   delta,
   FIGURES,
+  needed,
   parseSize,
   ruleOfFilter,
   ruleText,
@@ -48,7 +49,11 @@ test.each([
   [{ waiting: true }, 'good', 'In force from the next step border on'],
   [{ why_not_enable: 'This is a trace file.' }, 'good', 'This is a trace file.'],
   [
-    { findings: [{ fault: 'unmatched', index: 0, why: '', way_out: '', is_error: false }] },
+    {
+      findings: [
+        { fault: 'unmatched', index: 0, why: '', way_out: '', least_bytes: null, is_error: false }
+      ]
+    },
     'draft',
     '1 edit cannot be obeyed in full'
   ],
@@ -156,11 +161,16 @@ test('rules and decisions are told in words', () => {
   expect(actionName('never_touch')).toBe('Never touch');
 });
 
-test('keys stand for the actions that the kernel has', () => {
-  expect(keyAction('k', ['keep', 'swap'])).toBe('keep');
-  expect(keyAction('r', ['keep', 'swap'])).toBeNull();
-  expect(keyAction('r', ['keep', 'rematerialise'])).toBe('rematerialise');
-  expect(keyAction('q', ['keep'])).toBeNull();
+test('a capacity that is offered is never below what is needed', () => {
+  expect(atLeast(3 * MIB + 1)).toBe(3 * MIB + 64 * 1024);
+  expect(atLeast(100 * MIB + 1)).toBe(101 * MIB);
+  expect(atLeast(100 * MIB)).toBe(100 * MIB);
+});
+
+test('what is needed is the floor, or more where edits keep more', () => {
+  const finding = { fault: 'unreachable', index: 0, why: '', way_out: '', is_error: true };
+  expect(needed(DRAFT)).toBe(64 * MIB);
+  expect(needed({ ...DRAFT, findings: [{ ...finding, least_bytes: 80 * MIB }] })).toBe(80 * MIB);
 });
 
 test('the curve is read between its points', () => {

@@ -2,6 +2,7 @@
 
 import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
 import type { IDecision, IDryRun, IEdit, IFigures, IOpenDraft } from '../protocol';
+import { inWords } from '../words';
 
 /** An action by its name; the kernel may know more of them than this panel. */
 export function actionName(action: string): string {
@@ -116,7 +117,7 @@ function reason(draft: IOpenDraft): string {
     return `${formatBytes(draft.capacity_bytes)} is below the floor, ${formatBytes(draft.floor.bytes)}: ${draft.floor.op} needs it at once.`;
   }
   const finding = draft.findings.find(finding => finding.is_error);
-  return finding ? `${capital(finding.why)}.` : draft.error;
+  return finding ? `${capital(inWords(finding.why))}.` : inWords(draft.error);
 }
 
 function capital(text: string): string {
@@ -200,6 +201,17 @@ export function delta(column: IFigureColumn, now: IFigures, then: IFigures): IDe
   const up = difference > 0;
   const kind = column.worse === 0 ? 'dim' : up === (column.worse === 1) ? 'lost' : 'good';
   return { text: `${up ? '▲' : '▼'} ${column.apart(Math.abs(difference))}`, kind };
+}
+
+/** The smallest capacity that the step can run in, with the edits as far as that is known. */
+export function needed({ floor, findings }: IOpenDraft): number {
+  return Math.max(floor.bytes, ...findings.map(finding => finding.least_bytes ?? 0));
+}
+
+/** A capacity of at least so many bytes, as it is offered: in steps of 64 KiB, and in whole MiB from 64 MiB on. */
+export function atLeast(bytes: number): number {
+  const unit = bytes < 64 * 1024 ** 2 ? 64 * 1024 : 1024 ** 2;
+  return Math.ceil(bytes / unit) * unit;
 }
 
 /** A size that a person wrote, such as `512MiB` or `1.5 GiB`, in bytes; null where it is none. */

@@ -3,6 +3,7 @@
 import { button, h } from '../dom';
 import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
 import type { IFrontKernel } from '../kernelFollower';
+import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
 
 const STAGES = ['WarmUp', 'Profile', 'Stable'];
@@ -12,19 +13,30 @@ export class Header {
 
   constructor(
     private readonly _model: LabModel,
-    private readonly _open: () => void,
-    private readonly _compare: () => void
+    open: () => void,
+    compare: () => void,
+    showKeys: () => void,
+    keys: Bindings
   ) {
-    this.node.append(this._top, this._figures);
+    this._compare = button('Compare…', 'Two steps or policies, side by side', compare);
+    this._open = button('Open trace…', 'Draw a saved trace file (.parquet)', open);
+    const help = button('?', '', showKeys, 'cl-square');
+    help.setAttribute('aria-label', 'Keys');
+    keys.follow(() => {
+      help.title = keys.hint('Keys of the panel', 'show-keys');
+    });
+    // The buttons stay while what is said changes: one that goes under a pressed button has no click.
+    const top = h('div', { class: 'cl-row' }, this._said, this._compare, this._open, help);
+    this.node.append(top, this._figures);
   }
 
   update(front: IFrontKernel | null): void {
     const { status, hello } = this._model;
     const session = status?.session;
     const busy = front?.status === 'busy';
-    const top = h(
-      'div',
-      { class: 'cl-row' },
+    this._compare.hidden = !hello || !status;
+    this._open.hidden = !hello;
+    const said = [
       h('b', { class: 'cl-product' }, 'Chameleon Lab'),
       h('span', { class: `cl-dot ${busy ? 'cl-busy' : ''}`, 'aria-hidden': 'true' }),
       h(
@@ -49,12 +61,9 @@ export class Header {
           `${session.open ? 'Live' : 'Ended'} · ${session.step_count} steps`
         ),
       h('span', { class: 'cl-grow' }),
-      hello && h('span', { class: 'cl-dim cl-how' }, this._how(busy, hello.subshell)),
-      hello && status && button('Compare…', 'Two steps or policies, side by side', this._compare),
-      hello && button('Open trace…', 'Draw a saved trace file (.parquet)', this._open)
-    );
-    this._top.replaceWith(top);
-    this._top = top;
+      hello && h('span', { class: 'cl-dim cl-how' }, this._how(busy, hello.subshell))
+    ];
+    this._said.replaceChildren(...said.filter(node => node instanceof HTMLElement));
     this._figures.hidden = !session;
     if (!session) {
       return;
@@ -64,9 +73,13 @@ export class Header {
       [
         'Capacity',
         session.capacity_bytes === null ? 'none' : formatBytes(session.capacity_bytes),
-        session.capacity_bytes === null || !session.live_peak_bytes
+        session.capacity_bytes === null
           ? 'recording only'
-          : `${formatPercent(session.capacity_bytes / session.live_peak_bytes)} of ${formatBytes(session.live_peak_bytes)}`
+          : !session.live_peak_bytes
+            ? ''
+            : session.capacity_bytes >= session.live_peak_bytes
+              ? `more than the ${formatBytes(session.live_peak_bytes)} alive`
+              : `${formatPercent(session.capacity_bytes / session.live_peak_bytes)} of ${formatBytes(session.live_peak_bytes)}`
       ],
       ['Peak, measured', formatBytes(session.peak_bytes), 'newest step'],
       ['Step time', formatSeconds(session.step_s), 'median'],
@@ -124,6 +137,8 @@ export class Header {
       : `Kernel busy. Live figures are pushed; answers come when the cell ends (${waiting} waiting)`;
   }
 
-  private _top = h('div', { class: 'cl-row' });
+  private readonly _said = h('div', { class: 'cl-row cl-about-front' });
+  private readonly _compare: HTMLButtonElement;
+  private readonly _open: HTMLButtonElement;
   private readonly _figures = h('dl', { class: 'cl-figures' });
 }

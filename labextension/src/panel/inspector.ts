@@ -2,6 +2,7 @@
 
 import { button, h, swatch } from '../dom';
 import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
+import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
 import {
   CATEGORIES,
@@ -12,7 +13,16 @@ import {
   type ITotal,
   type ITouchingOp
 } from '../protocol';
-import { BANDS, bandOf, categoryName, ownFrames, placedName, shortOp, storageName } from '../words';
+import {
+  BANDS,
+  bandOf,
+  categoryName,
+  inWords,
+  ownFrames,
+  placedName,
+  shortOp,
+  storageName
+} from '../words';
 
 const SHOWN_EVENTS = 60;
 const SHOWN_FRAMES = 12;
@@ -21,17 +31,30 @@ const SHOWN_TOTALS = 6;
 
 export class Inspector {
   readonly node = h('aside', { class: 'cl-inspector', 'aria-label': 'Selection' });
+  /** What happened to the selected storage; apart, so that what can be decided about it stands before. */
+  readonly story = h('section', {
+    class: 'cl-story',
+    'aria-label': 'Life of the selected storage'
+  });
 
   constructor(
     private readonly _model: LabModel,
-    private readonly _zoom: () => void
+    private readonly _zoom: () => void,
+    private readonly _keys: Bindings
   ) {}
 
   update(): void {
-    const { summary, selected, brush, box, boxed, op } = this._model;
+    const { summary, selected, brush, box, boxed, op, drawn, axis } = this._model;
+    const shown = [summary, selected, brush, box, boxed, op, drawn, axis];
+    if (shown.every((part, i) => part === this._shown[i]) && this._shown.length) {
+      return; // or a link that is pressed, or has the focus, would be taken away by each step that ends
+    }
+    this._shown = shown;
+    this.story.hidden = !selected;
+    this.story.replaceChildren(...(selected ? this._life(selected) : []));
     const predicted = h('p', { class: 'cl-draft' }, 'Of the draft, predicted');
     this.node.replaceChildren(
-      ...(this._model.drawn === 'draft' ? [predicted] : []),
+      ...(drawn === 'draft' ? [predicted] : []),
       ...(brush ? [this._range(summary)] : []),
       ...(box ? [this._box(boxed)] : []),
       ...(op ? [this._op(op)] : []),
@@ -48,6 +71,8 @@ export class Inspector {
     );
   }
 
+  private _shown: unknown[] = [];
+
   private _range(summary: ISummary | null): HTMLElement {
     const node = h(
       'section',
@@ -57,7 +82,11 @@ export class Inspector {
         { class: 'cl-row' },
         h('h2', {}, 'Range'),
         h('span', { class: 'cl-grow' }),
-        button('Clear', 'Forget the range (Esc)', () => void this._model.summarise(null))
+        button(
+          'Clear',
+          this._keys.hint('Forget the range', 'clear'),
+          () => void this._model.summarise(null)
+        )
       )
     );
     if (!summary) {
@@ -123,7 +152,11 @@ export class Inspector {
         { class: 'cl-row' },
         h('h2', {}, 'Box'),
         h('span', { class: 'cl-grow' }),
-        button('Clear', 'Forget the box (Esc)', () => void this._model.enclose(null))
+        button(
+          'Clear',
+          this._keys.hint('Forget the box', 'clear'),
+          () => void this._model.enclose(null)
+        )
       )
     );
     if (!boxed) {
@@ -195,7 +228,7 @@ export class Inspector {
         { class: 'cl-row' },
         h('h2', { class: 'cl-title' }, op.name),
         h('span', { class: 'cl-grow' }),
-        button('Clear', 'Forget the op (Esc)', () => this._model.tell(null))
+        button('Clear', this._keys.hint('Forget the op', 'clear'), () => this._model.tell(null))
       ),
       facts([
         ['Module', op.module || 'outside any'],
@@ -232,7 +265,7 @@ export class Inspector {
         : 'never';
     const seconds = (all: { duration_s: number }[]) =>
       formatSeconds(all.reduce((sum, one) => sum + one.duration_s, 0));
-    const node = h(
+    return h(
       'section',
       {},
       h(
@@ -241,7 +274,7 @@ export class Inspector {
         swatch(band),
         h('h2', { class: 'cl-title' }, storageName(storage)),
         h('span', { class: 'cl-grow' }),
-        button('Zoom', 'Zoom to its life (Z)', this._zoom)
+        button('Zoom', this._keys.hint('Zoom to its life', 'show-selected'), this._zoom)
       ),
       storage.module && h('div', { class: 'cl-mono cl-dim' }, storage.module),
       facts([
@@ -259,6 +292,9 @@ export class Inspector {
         ['Stalls', storage.stalls.length ? seconds(storage.stalls) : 'none']
       ])
     );
+  }
+
+  private _life(storage: IStorageDetail): HTMLElement[] {
     type Event = [x: number, mark: string, text: string, detail: string];
     const events: Event[] = storage.uses.map(
       (use, i): Event => [
@@ -293,7 +329,7 @@ export class Inspector {
       ]);
     }
     for (const declined of storage.declined) {
-      events.push([declined.x0, '✕', 'Drop declined', declined.why]);
+      events.push([declined.x0, '✕', 'Drop declined', inWords(declined.why)]);
     }
     events.sort((a, b) => a[0] - b[0]);
     const list = h('ol', { class: 'cl-events' });
@@ -310,15 +346,18 @@ export class Inspector {
         )
       );
     }
-    node.append(h('h3', {}, 'Life'), list);
+    const nodes: HTMLElement[] = [
+      h('h3', {}, 'Life'),
+      events.length ? list : h('p', { class: 'cl-hint' }, 'Nothing uses or moves it here.')
+    ];
     if (events.length > SHOWN_EVENTS || storage.use_count > storage.uses.length) {
       const left = events.length - SHOWN_EVENTS + storage.use_count - storage.uses.length;
-      node.append(h('p', { class: 'cl-hint' }, `${formatCount(left)} more`));
+      nodes.push(h('p', { class: 'cl-hint' }, `${formatCount(left)} more`));
     }
     if (storage.born) {
-      node.append(...stack('Python stack of its making', storage.born.stack));
+      nodes.push(...stack('Python stack of its making', storage.born.stack));
     }
-    return node;
+    return nodes;
   }
 }
 

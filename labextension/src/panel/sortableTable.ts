@@ -41,7 +41,22 @@ export class SortableTable<T> {
     this._body.addEventListener('keydown', event => this._key(event));
   }
 
+  /** Show these rows; the same ones again stay as they are, with the focus, and under a pressed button. */
   fill(rows: T[]): void {
+    if (rows === this._rows) {
+      this._choose();
+    } else {
+      this._rebuild(rows);
+    }
+  }
+
+  private _choose(): void {
+    this._sorted.forEach((row, i) => {
+      this._body.children[i].setAttribute('aria-selected', String(this._isChosen(row)));
+    });
+  }
+
+  private _rebuild(rows: T[]): void {
     this._rows = rows;
     const column = this._by;
     const sign = this._down ? -1 : 1;
@@ -88,7 +103,7 @@ export class SortableTable<T> {
     this._down =
       this._by === column ? !this._down : column.kind === 'number' || column.kind === 'lost';
     this._by = column;
-    this.fill(this._rows);
+    this._rebuild(this._rows);
   }
 
   private _key(event: KeyboardEvent): void {

@@ -9,9 +9,10 @@ import {
   type IAliveStorage,
   type IFoundStorage,
   type IOp,
+  type ISearch,
   type IStorage
 } from '../protocol';
-import { BANDS, bandOf, categoryName, shortOp, storageName } from '../words';
+import { BANDS, bandOf, categoryName, inWords, shortOp, storageName } from '../words';
 import { type IColumn, SortableTable } from './sortableTable';
 
 /** A tab that another part of the panel brings along. */
@@ -41,6 +42,7 @@ interface IReplayRow {
 }
 
 const SHOWN_TOTALS = 6;
+const NONE: never[] = [];
 
 export class Tables {
   readonly node = h('section', { class: 'cl-tables' });
@@ -251,41 +253,43 @@ export class Tables {
       this._said.textContent = alive
         ? `At ${alive.op.name}${alive.op.module ? ` in ${alive.op.module}` : ''}: ${formatBytes(alive.resident_bytes)} on the device, ${formatBytes(alive.away_bytes)} away,${alive.dropped_bytes ? ` ${formatBytes(alive.dropped_bytes)} dropped,` : ''} ${formatBytes(alive.can_leave_bytes)} could leave`
         : '';
-      this._alive.fill(alive?.storages ?? []);
-      this._body.replaceChildren(
-        alive ? totals(alive, () => void this._model.ask()) : '',
-        this._alive.node
-      );
+      this._alive.fill(alive?.storages ?? NONE);
+      if (alive !== this._summed) {
+        this._summed = alive;
+        this._totals.replaceChildren(
+          ...(alive ? [totals(alive, () => void this._model.ask())] : [])
+        );
+      }
+      this._present(this._totals, this._alive.node);
     } else if (this._tab === 'replays') {
       const count = plural(found?.replay_count ?? 0, 'replay');
       const declined = found?.declined_count ?? 0;
       this._said.textContent = `${count}${declined ? `, ${plural(declined, 'drop')} declined` : ''} of the storages found`;
-      this._replays.fill(
-        found
-          ? [
-              ...found.declined.map(row => ({
-                ...row,
-                declined: true,
-                cause: row.why,
-                duration_s: 0
-              })),
-              ...found.replays.map(row => ({ ...row, declined: false }))
-            ]
-          : []
-      );
-      this._body.replaceChildren(this._replays.node);
+      if (found !== this._listed) {
+        this._listed = found;
+        this._replays.fill(replayRows(found));
+      }
+      this._present(this._replays.node);
     } else if (this._tab === 'ops') {
       this._said.textContent = query.trim()
         ? `${plural(found?.op_count ?? 0, 'op')} of ${formatCount(scene?.ops ?? 0)}`
         : 'Search to list ops';
-      this._ops.fill(found?.ops ?? []);
-      this._body.replaceChildren(this._ops.node);
+      this._ops.fill(found?.ops ?? NONE);
+      this._present(this._ops.node);
     } else {
       const shown = found?.storages.length ?? 0;
       const count = found?.storage_count ?? 0;
       this._said.textContent = `${plural(count, 'storage')}, ${formatBytes(found?.storage_bytes ?? 0)}${shown < count ? `; the largest ${shown} are listed` : ''}`;
-      this._storages.fill(found?.storages ?? []);
-      this._body.replaceChildren(this._storages.node);
+      this._storages.fill(found?.storages ?? NONE);
+      this._present(this._storages.node);
+    }
+  }
+
+  /** Show these elements; those that are shown stay, for what is taken out and put back loses the focus. */
+  private _present(...nodes: HTMLElement[]): void {
+    const { children } = this._body;
+    if (children.length !== nodes.length || nodes.some((node, i) => node !== children[i])) {
+      this._body.replaceChildren(...nodes);
     }
   }
 
@@ -333,10 +337,25 @@ export class Tables {
   private readonly _beside = h('span', { class: 'cl-beside' });
   private readonly _said = h('span', { class: 'cl-dim', role: 'status' });
   private readonly _body = h('div', { class: 'cl-table-body' });
+  private readonly _totals = h('div');
+  private _summed: IAlive | null = null;
+  private _listed: ISearch | null = null;
   private readonly _storages: SortableTable<IFoundStorage>;
   private readonly _ops: SortableTable<IOp>;
   private readonly _replays: SortableTable<IReplayRow>;
   private readonly _alive: SortableTable<IAliveStorage>;
+}
+
+function replayRows(found: ISearch | null): IReplayRow[] {
+  return [
+    ...(found?.declined ?? []).map(row => ({
+      ...row,
+      declined: true,
+      cause: inWords(row.why),
+      duration_s: 0
+    })),
+    ...(found?.replays ?? []).map(row => ({ ...row, declined: false }))
+  ];
 }
 
 /** The bytes alive by category and by module, as bars. */

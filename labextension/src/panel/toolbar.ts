@@ -2,6 +2,7 @@
 
 import { button, h, segment } from '../dom';
 import { formatSeconds } from '../format';
+import type { Bindings } from '../keys/bindings';
 import type { Drawn, LabModel } from '../model';
 import type { Axis, Rows } from '../protocol';
 import type { Timeline } from '../timeline/timeline';
@@ -14,7 +15,8 @@ export class Toolbar {
 
   constructor(
     private readonly _model: LabModel,
-    timeline: Timeline
+    timeline: Timeline,
+    keys: Bindings
   ) {
     this._steps = h('select', { 'aria-label': 'Steps drawn', change: () => this._choose() });
     this._follow = h('input', {
@@ -33,7 +35,7 @@ export class Toolbar {
       'What is drawn',
       [
         ['measured', 'Measured', 'What ran'],
-        ['draft', 'Draft', 'What the draft is predicted to do, on the same axis (M switches)']
+        ['draft', 'Draft', 'What the draft is predicted to do, on the same axis']
       ],
       drawn => void _model.setDrawn(drawn)
     );
@@ -49,7 +51,6 @@ export class Toolbar {
       type: 'search',
       placeholder: 'layer.3 attn >4MiB',
       'aria-label': 'Search ops, modules and storages',
-      title: 'Words, layer.3-5, >4MiB, stage:backward, category:act (/)',
       spellcheck: 'false',
       input: () => this._searchLater(),
       keydown: (event: KeyboardEvent) => {
@@ -63,18 +64,22 @@ export class Toolbar {
       }
     });
     this._stalls = h('span', { class: 'cl-dim', 'aria-live': 'polite' });
-    this._peak = button(
-      'Peak',
-      'Go to the highest peak, and list what is alive there (K)',
-      () => void _model.goToPeak()
-    );
-    this._box = button(
-      'Box',
-      'Draw a box in the block map to list what lies inside (B, or Alt+drag)',
-      () => timeline.drawBox(),
-      'cl-roomy'
-    );
+    this._peak = button('Peak', '', () => void _model.goToPeak());
+    this._box = button('Box', '', () => timeline.drawBox(), 'cl-roomy');
     timeline.onBox = drawing => this._box.setAttribute('aria-pressed', String(drawing));
+    const keyed = (
+      text: string,
+      title: string,
+      action: string,
+      run: () => void,
+      kind = 'cl-square'
+    ) => {
+      const element = button(text, title, run, kind);
+      keys.follow(() => {
+        element.title = keys.hint(title, action);
+      });
+      return element;
+    };
     this.node.append(
       this._steps,
       h(
@@ -85,19 +90,37 @@ export class Toolbar {
       ),
       this._axis.node,
       this._drawn.node,
-      button('+', 'Zoom in (+)', () => timeline.zoomBy(0.6), 'cl-square cl-roomy'),
-      button('−', 'Zoom out (-)', () => timeline.zoomBy(1 / 0.6), 'cl-square cl-roomy'),
-      button('Fit', 'Show all (F)', () => _model.fit()),
-      button('‹', 'Previous peak (Shift+J)', () => void _model.seekPeak(-1), 'cl-square'),
-      this._peak,
-      button('›', 'Next peak (J)', () => void _model.seekPeak(1), 'cl-square'),
-      button('‹', 'Previous stall (P)', () => void _model.seek(-1), 'cl-square'),
-      this._stalls,
-      button('›', 'Next stall (N)', () => void _model.seek(1), 'cl-square'),
+      keyed('+', 'Zoom in', 'zoom-in', () => timeline.zoomBy(0.6), 'cl-square cl-roomy'),
+      keyed('−', 'Zoom out', 'zoom-out', () => timeline.zoomBy(1 / 0.6), 'cl-square cl-roomy'),
+      keyed('Fit', 'Show all', 'fit', () => _model.fit(), ''),
+      h(
+        'span',
+        { class: 'cl-group' },
+        keyed('‹', 'Previous peak', 'previous-peak', () => void _model.seekPeak(-1)),
+        this._peak,
+        keyed('›', 'Next peak', 'next-peak', () => void _model.seekPeak(1))
+      ),
+      h(
+        'span',
+        { class: 'cl-group' },
+        keyed('‹', 'Previous stall', 'previous-stall', () => void _model.seek(-1)),
+        this._stalls,
+        keyed('›', 'Next stall', 'next-stall', () => void _model.seek(1))
+      ),
       this._rows.node,
       this._box,
       this._search
     );
+    keys.follow(() => {
+      const words = 'Words, layer.3-5, >4MiB, stage:backward, category:act';
+      this._search.title = keys.hint(words, 'search');
+      const peak = 'Go to the highest peak, and list what is alive there';
+      this._peak.title = keys.hint(peak, 'peak');
+      const drag = [keys.first('draw-box'), 'Alt+drag'].filter(Boolean).join(', or ');
+      this._box.title = `Draw a box in the block map to list what lies inside (${drag})`;
+      const switched = keys.first('switch-drawn');
+      this._drawn.node.title = switched ? `${switched} switches` : '';
+    });
     timeline.onSearch = () => {
       this._search.focus();
       this._search.select();

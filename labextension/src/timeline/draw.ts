@@ -131,8 +131,8 @@ export function fitText(
 }
 
 /** A text on a patch of the background, so that it can be read over a drawing. */
-function label(
-  picture: IPicture,
+export function label(
+  picture: Pick<IPicture, 'context' | 'colours'>,
   text: string,
   x: number,
   y: number,

@@ -2,6 +2,7 @@
 
 import { h, swatch } from '../dom';
 import { formatBytes, formatCount, formatPercent, formatSeconds } from '../format';
+import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
 import type { IBox, IPoint } from '../protocol';
 import { BANDS, ownFrames, shortOp, storageName } from '../words';
@@ -19,13 +20,20 @@ const POINT_MS = 90;
 const CLICK_PX = 3;
 /** What a block says of its bytes, by `PLACE`. */
 const WHERE = ['on the device', 'away, on the host', 'dropped, until a replay makes it again'];
-/** Steps to the right and up. */
-const ARROWS: Record<string, [number, number]> = {
-  ArrowLeft: [-1, 0],
-  ArrowRight: [1, 0],
-  ArrowUp: [0, 1],
-  ArrowDown: [0, -1]
-};
+
+/** The keys that the drawing says of itself, to whom cannot see it. */
+const SAID: [action: string, what: string][] = [
+  ['move-left', 'moves left'],
+  ['move-right', 'moves right'],
+  ['zoom-in', 'zooms in'],
+  ['zoom-out', 'zooms out'],
+  ['fit', 'shows all'],
+  ['next-stall', 'goes to the next stall'],
+  ['next-peak', 'goes to the next peak'],
+  ['draw-box', 'draws a box'],
+  ['switch-drawn', 'switches between what ran and the draft'],
+  ['show-keys', 'lists all keys']
+];
 
 type Drag = {
   kind: 'pan' | 'brush' | 'minimap' | 'box';
@@ -37,7 +45,11 @@ type Drag = {
 };
 
 export class Timeline {
-  constructor(private readonly _model: LabModel) {
+  constructor(
+    private readonly _model: LabModel,
+    private readonly _keys: Bindings
+  ) {
+    _keys.follow(() => this.nameTracks());
     this._overlay.tabIndex = 0;
     this._overlay.setAttribute('role', 'application');
     this.node.append(this._gutter, this._canvas, this._overlay, this._tip);
@@ -136,7 +148,7 @@ export class Timeline {
       return;
     }
     const wide = this.node.clientWidth;
-    const gutter = wide < 480 ? 104 : wide < 700 ? 150 : 190;
+    const gutter = wide < 480 ? 104 : wide < 700 ? 172 : 190;
     const ratio = window.devicePixelRatio || 1;
     this._width = Math.max(50, this.node.clientWidth - gutter);
     this._layout = layTracks(this.node.clientHeight, Boolean(this._model.scene?.replays));
@@ -173,9 +185,12 @@ export class Timeline {
         ? `step ${steps.last}`
         : `steps ${steps.first} to ${steps.last}`
       : '';
+    const said = SAID.map(([action, what]) => [this._keys.first(action), what])
+      .filter(([key]) => key)
+      .map(([key, what]) => `${key} ${what}`);
     this._overlay.setAttribute(
       'aria-label',
-      `Timeline of ${shown}${which}. Arrow keys move, plus and minus zoom, f fits, m switches between what ran and the draft, n and p step through ${scene?.stalls ?? 0} stalls, j goes to the next peak, b draws a box that arrows move, Shift and arrows resize and Enter lists. The tables below list the same storages.`
+      `Timeline of ${shown}${which}, with ${scene?.stalls ?? 0} stalls. Keys: ${said.join(', ')}. The tables below list the same storages.`
     );
   }
 
@@ -332,7 +347,7 @@ export class Timeline {
     surface.addEventListener('pointercancel', () => {
       this._drag = null;
       this._brush = null;
-      this._endBox();
+      this.leaveBox();
       this.draw(false);
     });
     surface.addEventListener('pointerleave', () => {
@@ -353,7 +368,6 @@ export class Timeline {
         this.onMenu(point.row, event.clientX, event.clientY);
       }
     });
-    surface.addEventListener('keydown', event => this._key(event));
   }
 
   private _wheel(event: WheelEvent): void {
@@ -449,7 +463,7 @@ export class Timeline {
       void this._model.summarise(drag.moved && brush && brush.end > brush.start ? brush : null);
     } else if (drag.kind === 'box') {
       if (drag.moved) {
-        this._enclose();
+        this.listBox();
       }
     } else if (drag.kind === 'pan' && !drag.moved) {
       void this._click(event.offsetX, event.offsetY);
@@ -530,56 +544,14 @@ export class Timeline {
     this.draw(false);
   }
 
-  private _key(event: KeyboardEvent): void {
-    if (event.ctrlKey || event.metaKey || event.altKey) {
-      return;
-    }
-    const boxKey = this._box ? event.key : '';
-    const action = (boxKey && this._boxKey(boxKey, event.shiftKey)) || this._keys[event.key];
-    if (action && this._model.scene) {
-      event.preventDefault();
-      event.stopPropagation();
-      action();
-    }
+  /** Forget crosshair, range, box and selection. */
+  clear(): void {
+    this._model.setCursor(null);
+    void this._model.summarise(null);
+    void this._model.enclose(null);
+    this._model.tell(null);
+    void this._model.select(null);
   }
-
-  private readonly _keys: Record<string, () => void> = {
-    '+': () => this.zoomBy(0.6),
-    '=': () => this.zoomBy(0.6),
-    w: () => this.zoomBy(0.6),
-    '-': () => this.zoomBy(1 / 0.6),
-    s: () => this.zoomBy(1 / 0.6),
-    ArrowLeft: () => this._panBy(-0.15),
-    a: () => this._panBy(-0.15),
-    ArrowRight: () => this._panBy(0.15),
-    d: () => this._panBy(0.15),
-    Home: () => this._panBy(-1e9),
-    End: () => this._panBy(1e9),
-    f: () => this._model.fit(),
-    m: () => {
-      const { drawn, draftable } = this._model;
-      if (draftable) {
-        void this._model.setDrawn(drawn === 'draft' ? 'measured' : 'draft');
-      }
-    },
-    z: () => this.showSelected(),
-    k: () => void this._model.goToPeak(),
-    j: () => void this._model.seekPeak(1),
-    J: () => void this._model.seekPeak(-1),
-    b: () => this.drawBox(),
-    n: () => void this._model.seek(1),
-    ']': () => void this._model.seek(1),
-    p: () => void this._model.seek(-1),
-    '[': () => void this._model.seek(-1),
-    '/': () => this.onSearch(),
-    Escape: () => {
-      this._model.setCursor(null);
-      void this._model.summarise(null);
-      void this._model.enclose(null);
-      this._model.tell(null);
-      void this._model.select(null);
-    }
-  };
 
   // ------------------------------------------------------------------------------------------------ the box
 
@@ -590,45 +562,46 @@ export class Timeline {
   drawBox(): void {
     const view = this._model.views.best(this._model.shown);
     if (this._box || !view) {
-      this._endBox();
+      this.leaveBox();
     } else {
       this._box = middleBox(this._model.shown, view.map_bytes);
-      this.onBox(true);
+      this._sayBox(true);
       this.focus();
     }
     this.draw(false);
   }
 
-  private _boxKey(key: string, resizes: boolean): (() => void) | undefined {
-    const box = this._box;
-    const view = this._model.views.best(this._model.shown);
-    if (!box || !view) {
-      return undefined;
-    }
-    const way = ARROWS[key];
-    if (way) {
-      return () => {
-        const change = resizes ? growBox : moveBox;
-        this._box = change(box, way[0], way[1], this._model.shown, view.map_bytes);
-        this.draw(false);
-      };
-    }
-    if (key === 'Enter') {
-      return () => this._enclose();
-    }
-    return key === 'Escape' ? () => this._endBox() : undefined;
+  /** Whether a box is being drawn. */
+  get isBoxing(): boolean {
+    return this._box !== null;
   }
 
-  private _enclose(): void {
+  /** Move the box by steps to the right and up; `grows`: its right and upper edge alone. */
+  shiftBox(right: number, up: number, grows: boolean): void {
+    const view = this._model.views.best(this._model.shown);
+    if (this._box && view) {
+      const change = grows ? growBox : moveBox;
+      this._box = change(this._box, right, up, this._model.shown, view.map_bytes);
+      this.draw(false);
+    }
+  }
+
+  /** List what lies in the box. */
+  listBox(): void {
     const box = this._box;
-    this._endBox();
+    this.leaveBox();
     void this._model.enclose(box);
   }
 
-  private _endBox(): void {
+  leaveBox(): void {
     this._box = null;
-    this.onBox(false);
+    this._sayBox(false);
     this.draw(false);
+  }
+
+  private _sayBox(drawing: boolean): void {
+    this.node.classList.toggle('cl-boxing', drawing);
+    this.onBox(drawing);
   }
 
   /** Called when the person asks for the search field. */
@@ -644,6 +617,10 @@ export class Timeline {
     this._model.look(zoom(shown, factor, inside ? cursor : (shown.start + shown.end) / 2));
   }
 
+  fit(): void {
+    this._model.fit();
+  }
+
   /** Show all of the selected storage's life. */
   showSelected(): void {
     const { selected } = this._model;
@@ -653,7 +630,8 @@ export class Timeline {
     }
   }
 
-  private _panBy(share: number): void {
+  /** Move by a share of what is shown. */
+  panBy(share: number): void {
     const { shown } = this._model;
     this._model.look(pan(shown, share * (shown.end - shown.start)));
   }

@@ -1,0 +1,43 @@
+// Shows a trace's figure in a cell, and its page of its own: both as wide as the room they have.
+import { inLab, kernelIdle } from './lab.mjs';
+
+await inLab(async (page, picture) => {
+  const found = {};
+  await page.evaluate(() => window.jupyterapp.commands.execute('application:toggle-left-area'));
+  await kernelIdle(page);
+  await page.evaluate(() => window.jupyterapp.commands.execute('notebook:run-all-cells'));
+  const output = page.locator('.jp-NotebookPanel .jp-Cell').last().locator('.jp-OutputArea-output');
+  const drawing = output.locator('.main-svg').first();
+  await drawing.waitFor({ timeout: 90000 });
+  /** The widths of the figure and of its room, once the one has come near to the other. */
+  const widths = async (drawing, room) => {
+    let both = [];
+    for (let k = 0; k < 50; k++) {
+      both = [drawing, room].map(locator => locator.boundingBox());
+      both = (await Promise.all(both)).map(box => Math.round(box?.width ?? 0));
+      if (both[0] > both[1] - 60) {
+        break;
+      }
+      await page.waitForTimeout(200);
+    }
+    return both;
+  };
+  found.cell = await widths(drawing, output);
+  await page.setViewportSize({ width: 1200, height: 900 });
+  await page.waitForTimeout(500);
+  found.smaller = await widths(drawing, output);
+  await picture('cell');
+
+  const html = await page.evaluate(async () => {
+    const { contents } = window.jupyterapp.serviceManager;
+    return (await contents.get('figure.html', { type: 'file', format: 'text', content: true }))
+      .content;
+  });
+  await page.goto('about:blank');
+  await page.setContent(html);
+  const alone = page.locator('.main-svg').first();
+  await alone.waitFor({ timeout: 60000 });
+  found.page = await widths(alone, page.locator('body'));
+  await picture('page');
+  return found;
+});

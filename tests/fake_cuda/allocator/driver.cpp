@@ -1,0 +1,162 @@
+// Drives the forwarding allocator from Python: tensors of the fake GPUs that no kernel computes with, the memory that
+// libraries ask for, and what a session refuses.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/library.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "c10_cuda.h"
+#include "fake.h"
+#include "runtime.h"
+
+namespace py = pybind11;
+
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+namespace gpu = fake::c10_cuda;
+using chameleon::Residency;
+using chameleon::Runtime;
+
+// Kernels, through the dispatcher: what they use is here, and may leave afterwards.
+bool holds(const at::Tensor& x, int64_t value) {
+  const auto* bytes = static_cast<const uint8_t*>(x.const_data_ptr());
+  return bytes[0] == value && std::memcmp(bytes, bytes + 1, x.nbytes() - 1) == 0;
+}
+void fill(const at::Tensor& x, int64_t value) {
+  std::memset(x.mutable_data_ptr(), static_cast<int>(value), x.nbytes());
+}
+
+TORCH_LIBRARY(fake_gpu, library) {
+  library.def("holds(Tensor x, int value) -> bool");
+  library.def("fill(Tensor x, int value) -> ()");
+}
+TORCH_LIBRARY_IMPL(fake_gpu, CUDA, library) {
+  library.impl("holds", &holds);
+  library.impl("fill", &fill);
+}
+
+template <class Result>
+Result call(const char* name, const at::Tensor& x, int64_t value) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(const at::Tensor&, int64_t)>().call(
+      x, value);
+}
+
+class Tensor {
+ public:
+  Tensor(int device, size_t bytes, uint8_t value) : device_(c10::DeviceType::CUDA, static_cast<int8_t>(device)) {
+    c10::cuda::set_device(device_.index(), false);
+    tensor_ = at::detail::empty_generic({static_cast<int64_t>(bytes)}, c10::GetAllocator(c10::DeviceType::CUDA),
+                                        c10::DispatchKeySet(c10::DispatchKey::CUDA), at::kByte, std::nullopt);
+    fill(value);
+  }
+
+  bool holds(uint8_t value) const { return call<bool>("fake_gpu::holds", tensor_, value); }
+  void fill(uint8_t value) const { call<void>("fake_gpu::fill", tensor_, value); }
+  bool evict() { return Runtime::of(device_).evict(impl()); }
+  std::string where() {
+    const auto residency = Runtime::of(device_).residency(impl());
+    if (!residency) return "not ours";
+    return *residency == Residency::Away ? "away" : *residency == Residency::Resident ? "resident" : "on its way";
+  }
+  void hold() const { gpu::hold(data(), true); }
+  void record_stream() { caching::recordStream(tensor_.storage().data_ptr(), c10::cuda::getCurrentCUDAStream()); }
+  uintptr_t address() const { return reinterpret_cast<uintptr_t>(data()); }
+  bool has_our_deleter() const {
+    return impl()->_mutable_data_ptr_no_checks().get_deleter() == caching::get()->raw_deleter();
+  }
+
+ private:
+  c10::StorageImpl* impl() const { return tensor_.storage().unsafeGetStorageImpl(); }
+  void* data() const { return impl()->_mutable_data_ptr_no_checks().get(); }
+
+  c10::Device device_;
+  at::Tensor tensor_;
+};
+
+// What a library asks for, and gives back.
+class Workspace {
+ public:
+  Workspace(int device, size_t bytes, bool with_stream) {
+    c10::cuda::set_device(static_cast<int8_t>(device), false);
+    block_ = with_stream ? caching::raw_alloc_with_stream(bytes, fake::current()) : caching::raw_alloc(bytes);
+    gpu::hold(block_, true);
+  }
+  ~Workspace() { caching::raw_delete(block_); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+ private:
+  void* block_;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(_fake_allocator, m) {
+  py::class_<Tensor>(m, "Tensor")
+      .def(py::init<int, size_t, uint8_t>(), py::arg("device"), py::arg("bytes"), py::arg("value"))
+      .def("holds", &Tensor::holds)
+      .def("fill", &Tensor::fill)
+      .def("evict", &Tensor::evict)
+      .def("hold", &Tensor::hold)
+      .def("record_stream", &Tensor::record_stream)
+      .def_property_readonly("where", &Tensor::where)
+      .def_property_readonly("address", &Tensor::address)
+      .def_property_readonly("has_our_deleter", &Tensor::has_our_deleter);
+  py::class_<Workspace>(m, "Workspace")
+      .def(py::init<int, size_t, bool>(), py::arg("device"), py::arg("bytes"), py::arg("with_stream") = false);
+  // A session asks Python's torch to begin with CUDA, which this torch has not.
+  m.def("install", [] {
+    const py::module_ cuda = py::module_::import("torch.cuda");
+    for (const char* name : {"init", "_lazy_init"}) cuda.attr(name) = py::cpp_function([] {});
+  });
+  m.def("figures", [](int device) {
+    const gpu::Figures f = gpu::figures(device);
+    py::dict d;
+    d["allocated_bytes"] = f.allocated_bytes;
+    d["reserved_bytes"] = f.reserved_bytes;
+    d["held_segment_bytes"] = f.held_segment_bytes;
+    d["fraction"] = f.fraction;
+    d["recorded_streams"] = f.recorded_streams;
+    d["out_of_memory"] = f.out_of_memory;
+    d["observers"] = f.observers;
+    d["pools"] = f.pools;
+    return d;
+  });
+  m.def("segment_bytes", &gpu::segment_bytes);
+  m.def("set_total_bytes", &gpu::set_total_bytes);
+  m.def("set_fraction",
+        [](int device, double fraction) { caching::setMemoryFraction(fraction, static_cast<int8_t>(device)); });
+  m.def("fraction", [](int device) { return caching::getMemoryFraction(static_cast<int8_t>(device)); });
+  m.def("empty_cache", [] { caching::emptyCache(); });
+  m.def("set_name", &gpu::set_name);
+  m.def("set_initialized", &gpu::set_initialized);
+  m.def("set_history", &gpu::set_history);
+  m.def("set_capturing", &gpu::set_capturing);
+  m.def("trace_calls", [] {  // as torch's CUDA sanitizer does; there is no way back
+    static int nobody;
+    c10::impl::GPUTrace::set_trace(reinterpret_cast<const c10::impl::PyInterpreter*>(&nobody));
+  });
+  m.def("begin_pool", [](int device) {
+    caching::get()->beginAllocateToPool(static_cast<int8_t>(device), {0, 1}, [](cudaStream_t) { return true; });
+  });
+  m.def("record_history", [](bool on, bool stacks) {
+    constexpr auto kNoStack = []() -> std::shared_ptr<c10::GatheredContext> { return nullptr; };
+    const caching::CreateContextFn context = stacks ? caching::CreateContextFn(kNoStack) : nullptr;
+    caching::get()->recordHistory(on, context, 10, caching::RecordContext::ALL, false, {});
+  });
+  m.def("attach_observer", [] { caching::attachOutOfMemoryObserver(nullptr); });
+  m.def("delete_by_raw_deleter", [](int device, size_t bytes) {
+    c10::cuda::set_device(static_cast<int8_t>(device), false);
+    caching::get()->raw_deleter()(caching::raw_alloc(bytes));
+    caching::get()->raw_deleter()(nullptr);
+  });
+}

@@ -1,0 +1,53 @@
+"""Children whose chameleon_lab has a fake GPU: the CUDA device on one of the fakes of tests/fake_cuda."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training import ROOT, child
+
+BUILD = ROOT / "build"
+
+
+@cache
+def fake_library(target: str) -> Path:
+    """Builds it where it has changed."""
+    if not (BUILD / "build.ninja").exists():
+        pytest.skip("the core has not been built here with CMake: run `make build`")
+    done = subprocess.run(
+        ["cmake", "--build", str(BUILD), "--target", target], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    library = BUILD / target / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if not library.exists():
+        pytest.skip("CUDA's headers were not found: install nvidia-cuda-runtime and nvidia-cuda-crt")
+    return library
+
+
+def on_fake_gpu(target: str, code: str, timeout_s: float = 120.0) -> Any:
+    """Run code in a process that has the fake of that name, as ``fake``; returns the JSON of its last line."""
+    load = f"""
+        import sys, json
+        from importlib.machinery import ExtensionFileLoader
+        from importlib.util import module_from_spec, spec_from_loader
+        import torch
+
+        def load(name):
+            loader = ExtensionFileLoader(name, {str(fake_library(target))!r})
+            module = module_from_spec(spec_from_loader(name, loader))
+            sys.modules[name] = module
+            loader.exec_module(module)
+            return module
+
+        load("chameleon_lab._C")
+        fake = load("_{target}")
+        fake.install()
+    """
+    lines = child(code, timeout_s=timeout_s, first=load).stdout.strip().splitlines()
+    return json.loads(lines[-1]) if lines else None

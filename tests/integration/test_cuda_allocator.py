@@ -1,0 +1,269 @@
+"""The allocator in front of torch's caching one, on two fake GPUs (tests/fake_cuda/allocator).
+
+Runtime, swapper, device and the forwarding allocator are the real ones. Tensors are of CUDA's type, and the ops that
+read and fill them go through the dispatcher. Torch's caching allocator is played by one that cuts blocks from segments
+in torch's sizes, under the fraction of the GPU that it is given.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+from fake_gpu import on_fake_gpu as on
+
+on_fake_gpus = partial(on, "fake_allocator")
+
+SESSION = "cl.Session('64MiB', device='cuda', rematerialise=False, min_swap='4KiB')"
+
+
+@pytest.mark.parametrize("inherited", [False, True], ids=["all memory is ours", "some was taken before"])
+def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_helps(inherited: bool) -> None:
+    """The model: what cannot leave holds its segments; whatever fits beside them has to be given."""
+    seed = random.SystemRandom().getrandbits(32)
+    found = on_fake_gpus(f"""
+        import random
+
+        draw = random.Random({seed})
+        KEPT = 40
+        counts = dict.fromkeys(["given", "refused", "came back", "left for a workspace", "streams"], 0)
+        before = [fake.Workspace(0, 12 * MiB), fake.Workspace(0, 100 * KiB)] if {inherited} else []
+        fake.set_fraction(0, 0.5)
+        base = fake.figures(0)["allocated_bytes"]
+        capacity = 64 * MiB
+        tensors, held, elsewhere = {{}}, [], {{}}
+
+        def size():
+            return draw.choice([draw.randrange(1, 4096), draw.randrange(4096, MiB), draw.randrange(MiB, 6 * MiB)])
+
+        def fits(bytes):
+            return fake.figures(0)["held_segment_bytes"] - base + fake.segment_bytes(bytes) <= capacity
+
+        def attempt(bytes, action):
+            possible = fits(bytes)
+            try:
+                result = action()
+            except RuntimeError as error:
+                assert "below the floor" in str(error) or "out of memory" in str(error), error
+                assert not possible, f"{{bytes}} bytes were refused: {{fake.figures(0)}}, {{error}}"
+                counts["refused"] += 1
+                return None
+            counts["given"] += 1
+            return result if result is not None else True
+
+        def within():
+            reserved = fake.figures(0)["reserved_bytes"]
+            assert reserved - base <= capacity, reserved
+
+        with {SESSION} as session:
+            for number in range(1500):
+                what = draw.random()
+                key = draw.choice(list(tensors)) if tensors else None
+                if what < 0.3 and len(tensors) < KEPT:
+                    value, bytes = draw.randrange(256), size()
+                    tensor = attempt(bytes, lambda: fake.Tensor(0, bytes, value))
+                    if tensor:
+                        if bytes < 4096:
+                            tensor.hold()
+                        tensors[number] = [tensor, value, bytes]
+                elif what < 0.4 and key is not None:
+                    del tensors[key]
+                elif what < 0.65 and key is not None:
+                    tensor, value, bytes = tensors[key]
+                    away = tensor.where == "away"
+                    result = attempt(bytes, lambda: (tensor.holds(value),))
+                    assert result is None or result[0], f"wrong bytes: {{tensor.where}}"
+                    counts["came back"] += away and result is not None
+                    if draw.random() < 0.1 and tensor.where == "resident":
+                        tensor.record_stream()
+                        counts["streams"] += 1
+                elif what < 0.75 and key is not None:
+                    tensor, _, bytes = tensors[key]
+                    tensors[key][1] = value = draw.randrange(256)
+                    if attempt(bytes, lambda: tensor.fill(value)) is None:
+                        del tensors[key]
+                elif what < 0.8 and key is not None:
+                    tensors[key][0].evict()
+                elif what < 0.87:
+                    bytes = draw.choice([draw.randrange(1, MiB), draw.randrange(MiB, 24 * MiB)])
+                    away = sum(t.where == "away" for t, _, _ in tensors.values())
+                    workspace = attempt(bytes, lambda: fake.Workspace(0, bytes, draw.random() < 0.5))
+                    counts["left for a workspace"] += sum(t.where == "away" for t, _, _ in tensors.values()) > away
+                    held += [workspace] if workspace else []
+                elif what < 0.95 and held:
+                    held.pop(draw.randrange(len(held)))
+                elif what < 0.98:
+                    elsewhere[number] = fake.Tensor(1, 8 * MiB, number % 256)
+                else:
+                    assert all(tensor.holds(n % 256) for n, tensor in elsewhere.items())
+                    assert all(tensor.where == "not ours" for tensor in elsewhere.values())
+                    elsewhere.clear()
+                within()
+            held.clear()
+            assert fake.fraction(0) == 0.5, "as the user has set it"
+        assert all(tensor.where == "not ours" for tensor, _, _ in tensors.values())
+        assert all(tensor.holds(value) for tensor, value, _ in tensors.values())
+        assert fake.figures(0)["fraction"] == 0.5
+        assert fake.figures(0)["recorded_streams"] <= counts["streams"]
+        counts["out of memory"] = fake.figures(0)["out_of_memory"]
+        counts["recorded"] = fake.figures(0)["recorded_streams"]
+        tensor = workspace = None
+        for some in (tensors, elsewhere, before):
+            some.clear()
+        fake.empty_cache()
+        left = [fake.figures(device)[name] for device in (0, 1) for name in ("allocated_bytes", "reserved_bytes")]
+        print(json.dumps(counts | {{"left": left}}))
+    """)
+    assert found["left"] == [0, 0, 0, 0], f"seed {seed}: memory is not given back"
+    assert all(found[what] > 3 for what in ("given", "came back", "left for a workspace", "out of memory")), (
+        found
+    )
+    assert 0 < found["recorded"] <= found["streams"], "record_stream does not reach torch's allocator"
+
+
+def test_memory_in_pieces_makes_more_leave_until_a_segment_is_free() -> None:
+    found = on_fake_gpus(f"""
+        with {SESSION} as session:
+            tensors = [fake.Tensor(0, 4 * MiB, number) for number in range(15)]  # five in a segment of 20 MiB
+            for number in (0, 5, 10):
+                assert tensors[number].evict()  # room for 12 MiB, in three pieces
+            split = core.counters()["split_bytes"]
+            big = fake.Tensor(0, 12 * MiB, 77)
+            away = sum(tensor.where == "away" for tensor in tensors)
+            reserved = fake.figures(0)["reserved_bytes"]
+            right = all(tensor.holds(number) for number, tensor in enumerate(tensors)) and big.holds(77)
+        print(json.dumps({{"split": split, "away": away, "reserved": reserved, "right": right}}))
+    """)
+    assert found["split"] == 12 << 20
+    assert found["away"] >= 5 and found["reserved"] <= 64 << 20 and found["right"]
+
+
+def test_a_request_that_nothing_helps_leaves_everything_as_it_was() -> None:
+    found = on_fake_gpus(f"""
+        said = []
+        with {SESSION} as session:
+            tensors = [fake.Tensor(0, 4 * MiB, number) for number in range(20)]
+            for ask in (lambda: fake.Workspace(0, 80 * MiB), lambda: fake.Tensor(0, 80 * MiB, 1)):
+                try:
+                    ask()
+                except RuntimeError as error:
+                    said.append(str(error))
+            right = all(tensor.holds(number) for number, tensor in enumerate(tensors))
+            other = fake.Tensor(1, 80 * MiB, 3).holds(3)
+        print(json.dumps({{"said": said, "right": right, "other": other}}))
+    """)
+    assert "out of memory" in found["said"][0] and "below the floor" in found["said"][1]
+    assert found["right"] and found["other"], "another GPU has a capacity of its own"
+
+
+def test_blocks_may_die_after_the_session_and_by_any_deleter() -> None:
+    found = on_fake_gpus(f"""
+        before = fake.Tensor(0, MiB, 1)
+        with {SESSION} as session:
+            made = [fake.Tensor(0, 4 * MiB, number) for number in range(20)]
+            fake.delete_by_raw_deleter(0, 3 * MiB)
+            fake.delete_by_raw_deleter(1, 3 * MiB)
+            plain, ours = before.has_our_deleter, made[-1].has_our_deleter
+            del before
+        half, made = made[:10], made[10:]
+        right = all(tensor.holds(10 + number) for number, tensor in enumerate(made))
+        del made
+        with {SESSION} as session:  # the rest was made in the one before
+            again = all(tensor.holds(number) for number, tensor in enumerate(half))
+            del half
+            fake.delete_by_raw_deleter(0, 100)
+        fake.empty_cache()
+        print(json.dumps([plain, ours, right, again, fake.figures(0)["reserved_bytes"]]))
+    """)
+    assert found == [False, True, True, True, 0]
+
+
+def test_a_fraction_that_is_set_in_a_session_is_the_user_s() -> None:
+    found = on_fake_gpus(f"""
+        fake.set_total_bytes(0, 256 * MiB)
+        fake.set_fraction(0, 0.75)
+        seen = []
+
+        def look():
+            seen.append([fake.fraction(0), fake.figures(0)["fraction"]])
+
+        with {SESSION} as session:
+            look()
+            fake.set_fraction(0, 0.5)
+            look()
+            fake.set_fraction(0, 0.125)
+            look()
+            try:
+                fake.set_fraction(0, 1.5)
+            except RuntimeError as error:
+                seen.append(str(error))
+            fake.set_fraction(0, 0.625)
+            look()
+        look()
+        print(json.dumps(seen))
+    """)
+    refused = found.pop(3)
+    assert "invalid fraction" in refused
+    assert found == [[0.75, 0.25], [0.5, 0.25], [0.125, 0.125], [0.625, 0.25], [0.625, 0.625]]
+
+
+def test_what_the_allocator_refuses_and_says_why() -> None:
+    found = on_fake_gpus(f"""
+        said = {{}}
+
+        def attempt(name, action):
+            try:
+                action()
+            except (RuntimeError, ValueError, cl.SessionError) as error:
+                said[name] = str(error)
+
+        def start():
+            with {SESSION}:
+                pass
+
+        attempt("gpu 7", lambda: cl.Session("64MiB", device="cuda:7"))
+        for name, wrong, right in [
+            ("backend", lambda: fake.set_name("cudaMallocAsync"), lambda: fake.set_name("native")),
+            ("not initialized", lambda: fake.set_initialized(False), lambda: fake.set_initialized(True)),
+            ("history", lambda: fake.set_history(True), lambda: fake.set_history(False)),
+            ("capture", lambda: fake.set_capturing(True), lambda: fake.set_capturing(False)),
+            (
+                "no caching",
+                lambda: os.environ.__setitem__("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
+                lambda: os.environ.__delitem__("PYTORCH_NO_CUDA_MEMORY_CACHING"),
+            ),
+        ]:
+            wrong()
+            attempt(name, start)
+            right()
+        fake.begin_pool(0)
+        fake.attach_observer()
+        with {SESSION}:
+            attempt("pool", lambda: fake.begin_pool(0))
+            attempt("stacks", lambda: fake.record_history(True, True))
+            attempt("observer", fake.attach_observer)
+            fake.begin_pool(1)
+            fake.record_history(True, False)
+            fake.record_history(False, True)
+        fake.begin_pool(0)
+        fake.record_history(True, True)
+        fake.record_history(False, False)
+        fake.attach_observer()
+        passed = [fake.figures(0)[name] for name in ("pools", "observers")]
+        fake.trace_calls()
+        attempt("sanitizer", start)
+        print(json.dumps({{"said": said, "passed": passed}}))
+    """)
+    said = found["said"]
+    assert "torch finds 2 GPUs" in said["gpu 7"]
+    assert "'cudaMallocAsync': unset backend:cudaMallocAsync" in said["backend"]
+    assert "torch.cuda.init()" in said["not initialized"]
+    assert "_record_memory_history(enabled=None)" in said["history"]
+    assert "being captured" in said["capture"]
+    assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in said["no caching"]
+    assert "keep the addresses" in said["pool"]
+    assert "context=None" in said["stacks"]
+    assert "observer of out-of-memory" in said["observer"]
+    assert "TORCH_CUDA_SANITIZER" in said["sanitizer"]
+    assert found["passed"] == [3, 2], "outside of sessions, and on other GPUs, all of it goes on"

@@ -1,0 +1,130 @@
+"""Promises of the host layout: copies that exist at the same time share no bytes, in any step and under any policy."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import random_step
+
+from chameleon_lab.errors import BelowFloorError
+from chameleon_lab.policy import Link, floor, plan
+from chameleon_lab.policy.host import PAGE_BYTES, HostCopies, host_copies, host_layout, pack
+from chameleon_lab.policy.memory import step_memory
+from chameleon_lab.policy.program import SWAP_OUT, Program, bind, compile_program
+from chameleon_lab.trace import StepTrace
+
+
+def pages(step: StepTrace, row: int) -> int:
+    return -(-int(step.storages.bytes[row]) // PAGE_BYTES) * PAGE_BYTES
+
+
+def run(program: Program, step: StepTrace, dies: dict[int, int], periods: int = 4) -> int:
+    """Make and free the copies op by op, as the executor does; most bytes that existed at once.
+
+    Knows nothing of lifetimes: only of swap-outs, writes and deaths. ``dies`` says when in the next step a storage
+    dies that a step leaves behind.
+    """
+    n = program.ops
+    writes = set(
+        zip(
+            step.uses.storage[step.uses.writes].tolist(), step.uses.op[step.uses.writes].tolist(), strict=True
+        )
+    )
+    out = [(op, s) for op, kind, s in zip(
+        program.action_op.tolist(), program.action_kind.tolist(), program.action_storage.tolist(), strict=True
+    ) if kind == SWAP_OUT]  # fmt: skip
+    there: set[tuple[int, int]] = set()  # plan storage, step that made it; -1 for those that live on
+    most = 0
+    for period in range(periods):
+        for op in range(n):
+            for s, born in list(there):
+                row = int(program.storage_row[s])
+                if program.uid[s] >= 0:
+                    gone = (row, op) in writes
+                else:
+                    dead_at = int(step.storages.death_op[row])
+                    dead_at = born * n + (dead_at if dead_at < n else dies[s])
+                    gone = period * n + op > dead_at or (born == period and (row, op) in writes)
+                if gone:
+                    there.discard((s, born))
+            for at, s in out:
+                if at == op:  # what the step before made of it may die in this very op
+                    there -= {(s, period - 1)}
+                    there.add((s, -1 if program.uid[s] >= 0 else period))
+            placed = []
+            for s, _ in there:
+                assert program.host.place[s] >= 0, "what is swapped has a place"
+                begin = int(program.host.place[s])
+                placed.append((begin, begin + pages(step, int(program.storage_row[s]))))
+            placed.sort()
+            for (_, end), (begin, _) in zip(placed, placed[1:], strict=False):
+                assert end <= begin, f"copies share bytes after op {op} of step {period}"
+            assert not placed or placed[-1][1] <= program.host.pool_bytes
+            most = max(most, sum(end - begin for begin, end in placed))
+    return most
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    step=st.builds(
+        random_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40), storages=st.integers(1, 14)
+    ),
+    share=st.floats(0, 0.9),
+)
+def test_copies_that_exist_at_once_share_no_bytes(step: StepTrace, share: float) -> None:
+    lowest = floor(step, min_swap_bytes=1).bytes
+    capacity = max(1, lowest + int(share * (step.live_peak_bytes - lowest)))
+    try:
+        policy = plan(step, capacity, link=Link(None, None), min_swap_bytes=1)
+    except BelowFloorError:
+        return
+    program = compile_program(policy, step)
+    memory, swaps, *_ = bind(policy, step)
+    dies = dict(enumerate((memory.ops + program.birth_op).tolist()))
+    for gap, storage in enumerate(memory.gap_storage.tolist()):
+        if not memory.gap_returns[gap] and memory.gap_use[gap] > memory.ops:
+            dies[storage] = int(memory.gap_use[gap])
+    most = run(program, step, dies)
+    assert most <= program.host.peak_bytes <= program.host.pool_bytes
+    again = host_layout(memory, swaps, step)
+    assert (again.place == program.host.place).all() and again.pool_bytes == program.host.pool_bytes
+
+
+@st.composite
+def lifetimes(draw: st.DrawFn) -> HostCopies:
+    """Up to 30 storages with up to three lifetimes each, in a step of 50 ops."""
+    rows = []
+    for storage in range(draw(st.integers(1, 30))):
+        size = PAGE_BYTES * draw(st.integers(1, 9))
+        marks = sorted(draw(st.sets(st.integers(0, 50), min_size=2, max_size=6)))
+        rows += [(storage, b, e, size) for b, e in zip(marks[::2], marks[1::2], strict=False)]
+    return HostCopies(*np.array(rows, dtype=np.int64).T)
+
+
+@settings(max_examples=120, deadline=None)
+@given(copies=lifetimes(), random=st.randoms(use_true_random=False))
+def test_any_order_of_placing_keeps_them_apart(copies: HostCopies, random) -> None:
+    storages, first = np.unique(copies.storage, return_index=True)
+    order = list(range(len(storages)))
+    random.shuffle(order)
+    place = pack(copies, order)
+    assert (place >= 0).all()
+    for op in range(50):
+        here = np.flatnonzero((copies.begin <= op) & (op < copies.end))
+        begin = place[np.searchsorted(storages, copies.storage[here])]
+        by_begin = np.argsort(begin)
+        end = begin + copies.bytes[here]
+        assert (end[by_begin][:-1] <= begin[by_begin][1:]).all()
+    assert int((place + copies.bytes[first]).max()) >= copies.peak_bytes(50)
+
+
+def test_a_pool_of_a_real_step_wastes_little() -> None:
+    from synthetic import gpt_step
+
+    step = gpt_step()
+    policy = plan(step, int(0.4 * step.live_peak_bytes), link=Link(None, None))
+    host = compile_program(policy, step).host
+    assert 0 < host.peak_bytes <= host.pool_bytes <= 1.1 * host.peak_bytes
+    assert len(step_memory(step).row) == len(host.place)
+    assert host_copies(*bind(policy, step)[:2], step).peak_bytes(len(step.ops)) == host.peak_bytes

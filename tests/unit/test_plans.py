@@ -1,0 +1,110 @@
+"""Parts of the plans' life cycle that need no session."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chameleon_lab import plans
+
+
+def test_likeness_counts_the_runs_in_common() -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 2**32, 400).astype(np.uint32)
+    whole, half = plans._grams(tokens), plans._grams(np.append(tokens[:200], tokens[:200][::-1]))
+    assert plans._likeness(whole, whole) == 1.0
+    assert plans._likeness(whole, half) == pytest.approx(0.5, abs=0.01)
+    assert plans._likeness(whole, plans._grams(rng.integers(0, 2**32, 400).astype(np.uint32))) == 0.0
+    assert plans._likeness(whole, plans._grams(tokens[:2])) == 0.0  # too short for a run
+
+
+class Core:
+    """Notes which programs it was given."""
+
+    def __init__(self) -> None:
+        self.known: list[int] = []
+        self.waits = 0
+        self.backward = threading.Event()
+
+    def in_backward(self) -> bool:
+        self.waits += 1
+        return self.backward.is_set()
+
+    def reserve_host(self, planned_bytes: int, in_all_bytes: int) -> None:
+        pass
+
+    def add_program(self, plan: int, _: Any) -> None:
+        self.known.append(plan)
+
+    def drop_program(self, plan: int) -> None:
+        if plan in self.known:
+            self.known.remove(plan)
+
+
+def test_a_job_hands_over_what_it_made_and_takes_it_back_when_nobody_wants_it(monkeypatch: Any) -> None:
+    core = Core()
+    monkeypatch.setattr(plans, "core", core)
+    usual, turns, began, goes_on = sys.getswitchinterval(), [], threading.Event(), threading.Event()
+
+    def work() -> Any:
+        turns.append(sys.getswitchinterval())
+        began.set()
+        goes_on.wait(10)
+        host = SimpleNamespace(pool_bytes=0)
+        return SimpleNamespace(
+            summary=SimpleNamespace(plan=7), ready=None, program=SimpleNamespace(host=host)
+        )
+
+    def job(abandoned_at: str = "") -> plans._Job:
+        began.clear()
+        goes_on.clear()
+        made = plans._Job(work, (0, 0))
+        if abandoned_at == "during":
+            assert began.wait(10)
+            made.abandon()
+        goes_on.set()
+        made.join(10)
+        if abandoned_at == "after":
+            made.abandon()
+        return made
+
+    assert job().done and core.known == [7]
+    core.known.clear()
+    assert job("during").done and core.known == []
+    assert job("after").done and core.known == []
+    assert core.waits == 0
+    assert all(turn < usual for turn in turns) and sys.getswitchinterval() == pytest.approx(usual)
+
+
+@pytest.mark.parametrize("why", ["backward", "hurry", "no backward"])
+def test_a_job_begins_in_a_backward_when_it_is_waited_for_and_where_there_is_none(
+    why: str, monkeypatch: Any
+) -> None:
+    core = Core()
+    monkeypatch.setattr(plans, "core", core)
+    began = threading.Event()
+    job = plans._Job(began.set, (0, 0), patience_s=0.05 if why == "no backward" else 1000.0)  # type: ignore[arg-type]
+    if why != "no backward":
+        assert not began.wait(0.1) and core.waits > 0
+    if why == "backward":
+        core.backward.set()
+    elif why == "hurry":
+        job.hurry()
+    assert began.wait(10)
+    job.join(10)
+    assert job.done
+
+
+def test_a_job_abandoned_before_it_begins_does_nothing(monkeypatch: Any) -> None:
+    core = Core()
+    monkeypatch.setattr(plans, "core", core)
+    began = threading.Event()
+    job = plans._Job(began.set, (0, 0), patience_s=1000.0)  # type: ignore[arg-type]
+    job.abandon()
+    job.join(10)
+    assert not job.is_alive() and not began.is_set() and not job.done
