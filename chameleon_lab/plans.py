@@ -152,7 +152,10 @@ class _Job(threading.Thread):
         self._abandoned = False
         self._begins_by_s = time.monotonic() + patience_s
         self._begins = threading.Event()
-        self.start()
+        try:
+            self.start()
+        except RuntimeError as failure:  # the system has no thread left: that is a failed plan too
+            self.error, self.done = failure, True
 
     def run(self) -> None:
         """Plan."""
@@ -321,10 +324,11 @@ class Plans:
 
     def wait(self, timeout_s: float = 60.0) -> bool:
         """Wait until nothing is being planned any more. The plan is there from the next step's border on."""
-        if self._job is not None:
-            self._job.hurry()
-            self._job.join(timeout_s)
-        return self._job is None or not self._job.is_alive()
+        job = self._job
+        if job is not None and job.ident is not None:
+            job.hurry()
+            job.join(timeout_s)
+        return job is None or not job.is_alive()
 
     # ---------------------------------------------------------------------------------------------------- inside
 

@@ -231,8 +231,9 @@ class Bench:
         """Go on with what is wanted, in the thread. Call it last: the thread slows down whoever works beside it."""
         with self._lock:
             if self._worker is None and (self._wanted or self._sweep_left):
-                self._worker = threading.Thread(target=self._work, name="chameleon-lab-editor", daemon=True)
-                self._worker.start()
+                worker = threading.Thread(target=self._work, name="chameleon-lab-editor", daemon=True)
+                worker.start()
+                self._worker = worker
 
     def _work(self) -> None:
         """Plan for what is wanted; then go on with the curve. Ends when there is nothing left."""

@@ -43,10 +43,9 @@ class PanelLine:
             self._comms[comm.comm_id] = (comm, copy_context())
             if self._thread is None:
                 self._stop.clear()
-                self._thread = threading.Thread(
-                    target=self._tell_news, name="chameleon-lab-news", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._tell_news, name="chameleon-lab-news", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def close(self) -> None:
         """Hang up on every panel."""

@@ -76,10 +76,11 @@ class Dashboard(BokehView):
         if self._thread is None and not self._ending.is_set():
             # What the thread sends belongs to the cell that made the dashboard.
             context = copy_context()
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=context.run, args=(self._follow,), name="chameleon-lab-dashboard", daemon=True
             )
-            self._thread.start()
+            thread.start()
+            self._thread = thread
 
     def stop(self) -> None:
         """Bring everything up to date once more, and follow no longer. May be repeated."""

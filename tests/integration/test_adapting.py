@@ -540,6 +540,26 @@ def test_a_failed_plan_is_noted_once_and_the_run_goes_on(monkeypatch: pytest.Mon
     assert max(step.peak_bytes for step in report.history) <= live_peak // 2
 
 
+def test_a_thread_that_cannot_start_is_a_plan_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the system has no memory left for its stack."""
+    change, factory = CHANGES["larger_batch"]
+    _, live_peak = reference(factory)
+    want, _ = run(change, factory)
+    start, refused = plans._Job.start, []
+
+    def scarce(job: plans._Job) -> None:
+        if not refused:
+            refused.append(job)
+            raise RuntimeError("can't start new thread")
+        start(job)
+
+    monkeypatch.setattr(plans._Job, "start", scarce)
+    got, report = run(change, factory, live_peak // 2, wait=True)
+    assert got == want and report is not None and refused
+    assert sum("planning failed" in note and "new thread" in note for note in report.notes) == 1
+    assert report.plans[-1].made_from_step >= 12 and report.plans[-1].followed_steps > 0
+
+
 @pytest.mark.parametrize("first", [2, 12])
 def test_one_failure_of_the_planner_is_not_for_ever(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the very first plan, which is made within the loop, and of one in the background."""

@@ -182,6 +182,21 @@ def test_a_session_without_a_capacity_has_no_line():
     assert "recording only" in dashboard.summary_html()
 
 
+def test_a_thread_that_cannot_start_is_left_out(monkeypatch):
+    def full(thread):
+        raise RuntimeError("can't start new thread")
+
+    step = job()
+    with session() as s:
+        monkeypatch.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError, match="new thread"):
+            s.dashboard()
+        monkeypatch.undo()
+        step()
+        s.step()
+    assert not s.is_open and not watchers()
+
+
 def test_bad_input_is_named(monkeypatch):
     with session() as running:
         with pytest.raises(ValueError, match="every_s .* got 0"):
