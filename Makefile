@@ -14,7 +14,7 @@ endif
 say = @echo "==>"
 cpp_files = find csrc tests -name '*.cpp' -o -name '*.h'
 
-.PHONY: help demo test torture sanitize lab bench dev lint check-cuda format clean build tools chromium
+.PHONY: help demo test torture explore sanitize lab bench dev lint check-cuda format clean build tools chromium
 
 help: ## show this list
 	@echo "Chameleon Lab: train PyTorch models in less device memory."
@@ -37,6 +37,12 @@ torture: build ## try to break every promise, count, and write docs/reliability.
 	@scripts/setup.sh torture
 	$(say) "Trying to break the promises"
 	@python -m benchmarks.torture --json build/bench/torture.json --docs docs/reliability.md
+
+explore: build ## run the property tests with new examples, ten times over (a quarter of an hour)
+	@for round in 1 2 3 4 5 6 7 8 9 10; do \
+	  echo "==> Property tests with new examples, round $$round of 10"; \
+	  OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist load -p no:cacheprovider --hypothesis-profile=explore tests/property || exit 1; \
+	done
 
 sanitize: .venv/.installed ## run the C++ core's stress test under Address-, UndefinedBehavior- and ThreadSanitizer
 	@scripts/sanitize.sh $(CURDIR)/.venv/bin/python

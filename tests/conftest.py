@@ -1,10 +1,19 @@
-"""Lets every test import ``synthetic``, the maker of step traces."""
+"""Lets every test import ``synthetic``, the maker of step traces, and fixes what hypothesis draws."""
 
+import contextlib
 import gc
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "unit"))
+
+with contextlib.suppress(ImportError):  # where tests/cuda run there may be none
+    from hypothesis import settings
+
+    # The same examples each time: what fails after a change is the change's doing.
+    settings.register_profile("fixed", derandomize=True)
+    settings.register_profile("explore", print_blob=True)
+    settings.load_profile("fixed")
 
 
 def pytest_collection_finish() -> None:

@@ -239,10 +239,16 @@ class Mixer:
         return self.narrowed(replays.applied(self.memory))
 
     def fitting(self, gaps: Sequence[int]) -> Replays:
-        """The drops of ``gaps``, less those whose replays find no room for what they read and make on the way."""
+        """The drops of ``gaps``, less those that one which edits demand cannot be beside, and those whose replays find
+        no room for what they read and make on the way.
+        """
         must, chosen = set(self.must_drop), set(gaps)
         while True:
             replays = self.replayable.resolve(sorted(must | chosen), self.fixed, self.useful, must)
+            lost = must.intersection(replays.declined)
+            if lost and chosen:
+                chosen -= self._beside(lost, chosen) or chosen
+                continue
             least = self.view(replays).least_bytes()
             over = np.flatnonzero(least > self.capacity)
             chosen = {gap for gap in replays.gap.tolist() if gap not in must}
@@ -252,6 +258,15 @@ class Mixer:
             here = replays.in_op[free & (replays.in_op <= over[0])]
             last = free & (replays.in_op == (here.max() if len(here) else replays.in_op[free].max()))
             chosen -= set(replays.gap[last].tolist())
+
+    def _beside(self, gaps: Collection[int], others: Collection[int]) -> set[int]:
+        """Those of ``others`` whose replay reads a storage of ``gaps`` there, or the other way round."""
+        read = {other for gap in gaps for other in self.replayable.needs(gap)[1]}
+        return {
+            other
+            for other in others
+            if other in read or not self.replayable.needs(other)[1].keys().isdisjoint(gaps)
+        }
 
     def _pruned(self, mixed: Mixed) -> Mixed:
         """Without the drops that nobody needs, the dearest first: their storages fit where they are."""
