@@ -12,6 +12,21 @@
 #endif
 
 #include <exception>
+#include <unordered_map>
+#include <utility>
+
+// What each entry has been set to itself, while torch tells what it gets: most have none, and get what is set for the
+// entry above. The member is private; explicit instantiation may name it.
+namespace {
+using PrecisionKey = std::pair<at::Float32Backend, at::Float32Op>;
+using Precisions = std::unordered_map<PrecisionKey, at::Float32Precision, c10::hash<PrecisionKey>>;
+template <auto Member>
+struct ExposePrecisions {
+  friend Precisions& own_precisions(at::Context& context) { return context.*Member; }
+};
+Precisions& own_precisions(at::Context& context);
+template struct ExposePrecisions<&at::Context::fp32_precision>;
+}  // namespace
 
 namespace chameleon {
 
@@ -52,12 +67,23 @@ Surroundings read(c10::DeviceType device) {
   return s;
 }
 
+at::Float32Precision& own_precision(int i) {
+  return own_precisions(at::globalContext()).at({kBackends[i / 2], kOps[i % 2]});
+}
+
+void get_precision(int i, at::Float32Precision wanted) {
+  own_precision(i) = wanted;
+  if (at::globalContext().float32Precision(kBackends[i / 2], kOps[i % 2]) == wanted) return;
+  // Nothing was set anywhere, and now something is above it. Kernels ask whether it is TF32, or BF16.
+  own_precision(i) = at::Float32Precision::IEEE;
+}
+
 void set_reduction(at::CuBLASReductionOption option, void (at::Context::*set)(bool, bool)) {
   (at::globalContext().*set)(option == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK,
                              option != at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK);
 }
 
-// The autocast keys themselves are set by whoever forces the thread's key set.
+// The autocast keys themselves are set by whoever forces the thread's key set, precisions by Reenacted.
 void change(const Surroundings& from, const Surroundings& to) {
   at::Context& context = at::globalContext();
   if (from.threads != to.threads) at::set_num_threads(to.threads);
@@ -76,11 +102,6 @@ void change(const Surroundings& from, const Surroundings& to) {
   if (from.cudnn != to.cudnn) context.setUserEnabledCuDNN(to.cudnn);
   if (from.cudnn_benchmark != to.cudnn_benchmark) context.setBenchmarkCuDNN(to.cudnn_benchmark);
   if (from.cudnn_deterministic != to.cudnn_deterministic) context.setDeterministicCuDNN(to.cudnn_deterministic);
-  for (int i = 0; i < 4; ++i) {
-    if (from.precision[i] != to.precision[i]) {
-      context.setFloat32Precision(kBackends[i / 2], kOps[i % 2], to.precision[i]);
-    }
-  }
   if (from.reduction[0] != to.reduction[0]) {
     set_reduction(to.reduction[0], &at::Context::setAllowFP16ReductionCuBLAS);
   }
@@ -111,9 +132,16 @@ Reenacted::Reenacted(const Surroundings& then) : before_(Surroundings::now(then.
   before.autocast_dtype = at::autocast::get_autocast_dtype(then_.autocast_device);
   before_ = std::make_shared<const Surroundings>(before);
   change(*before_, then_);
+  for (int i = 0; i < 4; ++i) {
+    own_precision_[i] = own_precision(i);
+    if (before_->precision[i] != then_.precision[i]) get_precision(i, then_.precision[i]);
+  }
 }
 
 Reenacted::~Reenacted() {
+  for (int i = 0; i < 4; ++i) {
+    if (before_->precision[i] != then_.precision[i]) own_precision(i) = own_precision_[i];
+  }
   Surroundings changed = then_;
   if (changed.autocast_dtype == c10::ScalarType::Undefined) changed.autocast_dtype = before_->autocast_dtype;
   try {

@@ -25,7 +25,7 @@ struct Surroundings {
   bool cudnn = true;
   bool cudnn_benchmark = false;
   bool cudnn_deterministic = false;
-  at::Float32Precision precision[4] = {};       // matrix products and convolutions, of CUDA and oneDNN
+  at::Float32Precision precision[4] = {};       // what matrix products and convolutions get, of CUDA and oneDNN
   at::CuBLASReductionOption reduction[2] = {};  // of half precision sums in cuBLAS: fp16, bf16
   bool half_accumulation = false;
 
@@ -50,6 +50,7 @@ class Reenacted {
  private:
   std::shared_ptr<const Surroundings> before_;
   Surroundings then_;
+  at::Float32Precision own_precision_[4] = {};  // before: most entries have none, and inherit
 };
 
 }  // namespace chameleon

@@ -407,6 +407,44 @@ def test_denormals_are_treated_as_in_the_first_run(session: cl.Session) -> None:
     assert same(kept, expected)
 
 
+def precisions() -> tuple[str, ...]:
+    """What float32 matrix products and convolutions are computed with; of the entries, and of those above them."""
+    pairs = [(backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "conv", "rnn", "matmul")]
+    return tuple(torch._C._get_fp32_precision_getter(*pair) for pair in [("generic", "all"), *pairs])
+
+
+@pytest.mark.parametrize("parent", ["generic", "mkldnn"])
+@pytest.mark.parametrize(("then", "now"), [("bf16", "ieee"), ("bf16", "none"), ("none", "bf16"), ("ieee", "tf32")])
+def test_a_replay_leaves_float32_precisions_inherited(parent: str, then: str, now: str) -> None:
+    """What inherited before a replay inherits after it: it follows what the user says next."""
+
+    def run(drop: bool) -> list[tuple[str, ...] | torch.Tensor]:
+        seen: list[tuple[str, ...] | torch.Tensor] = []
+        with cl.Session("64MiB", min_swap="1KiB"):
+            core.keep_producers(True)
+            x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+            x.sum()
+            try:
+                torch._C._set_fp32_precision_setter(parent, "all", then)
+                product = x @ x
+                torch._C._set_fp32_precision_setter(parent, "all", now)
+                if drop:
+                    dropped(product)
+                seen += [product.clone(), precisions()]
+                for later in ("ieee", "bf16", "tf32", "none"):
+                    torch._C._set_fp32_precision_setter(parent, "all", later)
+                    seen += [precisions(), x @ x]
+            finally:
+                torch._C._set_fp32_precision_setter(parent, "all", "none")
+            return seen
+
+    for plain, replayed in zip(run(False), run(True), strict=True):
+        if isinstance(plain, torch.Tensor):
+            assert isinstance(replayed, torch.Tensor) and same(plain, replayed)
+        else:
+            assert plain == replayed
+
+
 def test_grad_and_inference_modes(session: cl.Session) -> None:
     x = made()
     with torch.inference_mode():
