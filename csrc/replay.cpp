@@ -73,6 +73,11 @@ c10::impl::GenericList copy_of(const c10::IValue& list) {
   return copy;
 }
 
+// TorchScript may change a list that an op was given.
+c10::IValue copy_of_number(const c10::IValue& number) {
+  return number.isList() ? c10::IValue(copy_of(number)) : number;
+}
+
 ResultForm form_of(const at::Tensor& tensor) {
   return {tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset(), tensor.storage().nbytes(),
           tensor.scalar_type()};
@@ -174,7 +179,7 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
       std::lock_guard<std::mutex> lock(generator.mutex());
       producer->arguments.emplace_back(generator.clone());
     } else if (is_number(argument)) {
-      producer->arguments.push_back(argument);
+      producer->arguments.push_back(copy_of_number(argument));
     } else {
       return maker;
     }
@@ -344,10 +349,8 @@ at::Tensor Producer::run(int32_t result, const std::vector<void*>& data) const {
     if (argument.isGenerator()) {
       generator = argument.toGenerator().clone();
       stack.emplace_back(generator);
-    } else if (is_tensor_list(argument) || (argument.isList() && !is_number(argument))) {
-      stack.emplace_back(copy_of(argument));
     } else {
-      stack.push_back(argument);
+      stack.push_back(argument.isList() ? c10::IValue(copy_of(argument)) : argument);
     }
   }
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -269,7 +269,7 @@ void Runtime::pin(Storage& storage, ThreadState& thread) {
 
 void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker) {
   Lock lock(mutex_);
-  for (const c10::IValue& output : function.outputs()) {
+  for (const c10::IValue& output : results_of(function)) {
     attach_output(output, !info.raw_written_output, thread);
     if (C10_UNLIKELY(info.outlasts_call)) keep_here(output);
   }

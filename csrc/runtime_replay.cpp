@@ -151,7 +151,7 @@ void Runtime::link_maker(ThreadState& thread) {
 }
 
 void Runtime::end_maker(const at::RecordFunction& function, Maker& maker) {
-  const auto outputs = function.outputs();
+  const auto outputs = results_of(function);
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].isTensor() || !outputs[i].toTensor().defined() || !outputs[i].toTensor().has_storage()) continue;
     const at::Tensor& tensor = outputs[i].toTensor();

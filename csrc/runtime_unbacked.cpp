@@ -43,11 +43,11 @@ void Runtime::leaf_start(const at::RecordFunction& function, const OpInfo& info,
 
 void Runtime::leaf_end(const at::RecordFunction& function, ThreadState& thread) {
   thread.leaf_frame = 0;
-  for (const c10::IValue& output : function.outputs()) thread.leaf_call.results.push_back(leaf_value(output));
+  for (const c10::IValue& output : results_of(function)) thread.leaf_call.results.push_back(leaf_value(output));
   Lock lock(mutex_);
   if (!open_ || !options_.unbacked) return;
   Storage* accumulated = thread.accumulated ? find(std::exchange(thread.accumulated, nullptr)) : nullptr;
-  for (const c10::IValue& output : function.outputs()) {
+  for (const c10::IValue& output : results_of(function)) {
     each_storage(output, [&](c10::StorageImpl* impl) {
       if (accumulated) {
         hand_over(*accumulated, impl);

@@ -21,6 +21,13 @@ inline c10::ArrayRef<const c10::IValue> arguments_of(const at::RecordFunction& f
   return stack.size() > count ? stack.slice(stack.size() - count) : stack;
 }
 
+// Its results, likewise: TorchScript leaves values of its own below them.
+inline c10::ArrayRef<c10::IValue> results_of(const at::RecordFunction& function) {
+  const c10::ArrayRef<c10::IValue> stack = function.outputs();
+  const size_t count = function.num_outputs();
+  return stack.size() > count ? stack.slice(stack.size() - count) : stack;
+}
+
 template <class F>
 void each_tensor(const c10::IValue& value, F&& f) {
   if (value.isTensor()) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -414,7 +414,9 @@ def precisions() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("parent", ["generic", "mkldnn"])
-@pytest.mark.parametrize(("then", "now"), [("bf16", "ieee"), ("bf16", "none"), ("none", "bf16"), ("ieee", "tf32")])
+@pytest.mark.parametrize(
+    ("then", "now"), [("bf16", "ieee"), ("bf16", "none"), ("none", "bf16"), ("ieee", "tf32")]
+)
 def test_a_replay_leaves_float32_precisions_inherited(parent: str, then: str, now: str) -> None:
     """What inherited before a replay inherits after it: it follows what the user says next."""
 
@@ -503,6 +505,77 @@ def test_random_numbers(session: cl.Session) -> None:
     attention = F.scaled_dot_product_attention(*[x.view(1, 2, 32, 256)] * 3)
     expected = dropped(attention)
     assert same(attention, expected)
+
+
+def _rolled_by_a_list_that_changes(x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    shifts = [3, 5]
+    rolled = torch.roll(x, shifts, [0, 1])
+    shifts[0] = 7
+    return rolled, shifts
+
+
+def _filled_by_a_list_that_changes(x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    sizes = [x.size(0), x.size(1)]
+    filled = torch.full(sizes, 2.0)
+    sizes[0] = 3
+    return filled, sizes
+
+
+def _padded_by_a_list_that_changes(x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    padding = [0, 0, 1, 1]
+    padded = torch.constant_pad_nd(x, padding, 0.0)
+    padding[2] = 2
+    padding[3] = 0
+    return padded, padding
+
+
+@pytest.mark.parametrize(
+    "program",
+    [_rolled_by_a_list_that_changes, _filled_by_a_list_that_changes, _padded_by_a_list_that_changes],
+)
+def test_lists_of_numbers_are_those_of_the_first_run(
+    session: cl.Session, program: Callable[[torch.Tensor], tuple[torch.Tensor, list[int]]]
+) -> None:
+    scripted, x = torch.jit.script(program), made()
+    for _ in range(3):  # TorchScript profiles twice, and specialises then
+        out = scripted(x)[0]
+        expected = dropped(out)
+        assert same(out, expected)
+
+
+def _list_in_a_loop(x: torch.Tensor, times: int) -> list[torch.Tensor]:
+    made = [x]
+    for _ in range(times):
+        x = torch.tanh(x * x)
+        made.append(x * 2)
+    return made[1:]
+
+
+def _in_place_in_a_loop(x: torch.Tensor, times: int) -> list[torch.Tensor]:
+    made = [x * 2]
+    for _ in range(times):
+        y = torch.tanh(made[-1])
+        y.mul_(1.5)
+        made.append(y)
+    return made[1:]
+
+
+def _list_of_results(x: torch.Tensor, times: int) -> list[torch.Tensor]:
+    return [x * times, torch.sin(x), x.exp()]
+
+
+@pytest.mark.parametrize("program", [_list_in_a_loop, _in_place_in_a_loop, _list_of_results])
+@pytest.mark.parametrize("grad", [False, True])
+def test_torchscript_leaves_values_below_a_result(
+    session: cl.Session, program: Callable[[torch.Tensor, int], list[torch.Tensor]], grad: bool
+) -> None:
+    """What an op of TorchScript has made are the last values of its stack, not the first ones."""
+    scripted, x = torch.jit.script(program), made().requires_grad_(grad)
+    for _ in range(4):  # TorchScript profiles twice, and specialises then
+        outs = scripted(x, 3)
+        expected = [out.detach().clone() for out in outs]
+        assert "" in [core.drop(out) for out in outs]  # some have been made of too many that are gone
+        assert all(same(out.detach(), before) for out, before in zip(outs, expected, strict=True))
 
 
 def test_hidden_writes_are_refused(session: cl.Session) -> None:
