@@ -175,9 +175,9 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
         if (!keep(elements[k].toTensor(), i, static_cast<int32_t>(k))) return maker;
       }
     } else if (argument.isGenerator()) {
-      at::Generator generator = argument.toGenerator();
-      std::lock_guard<std::mutex> lock(generator.mutex());
-      producer->arguments.emplace_back(generator.clone());
+      if (maker.draw) return maker;
+      maker.draw.emplace(argument.toGenerator());
+      producer->arguments.emplace_back(maker.draw->before());
     } else if (is_number(argument)) {
       producer->arguments.push_back(copy_of_number(argument));
     } else {
@@ -192,7 +192,7 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
     const auto& dropout = info.dropout_argument >= 0 ? producer->arguments[info.dropout_argument] : c10::IValue();
     c10::IValue* const own = info.generator_argument >= 0 ? &producer->arguments[info.generator_argument] : nullptr;
     if (own && own->isNone() && device == c10::DeviceType::CPU) {
-      maker.draw.emplace();
+      maker.draw.emplace(at::detail::getDefaultCPUGenerator());
       *own = maker.draw->before();
     } else if (!(own && own->isGenerator()) && !(dropout.isDouble() && dropout.toDouble() == 0.0)) {
       maker.refusal = Refusal::Random;
@@ -207,41 +207,65 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
 
 namespace {
 
-std::atomic<int64_t> draws_begun{0}, draws_running{0};
-thread_local int64_t own_draws_begun = 0, own_draws_running = 0;
+// The first one is the default generator's; others that meet in a slot count as one.
+constexpr int32_t kSlots = 64;
+struct Draws {
+  std::atomic<int64_t> begun{0}, running{0};
+};
+struct OwnDraws {
+  int64_t begun = 0, running = 0;
+};
+Draws draws[kSlots];
+thread_local OwnDraws own_draws[kSlots];
+thread_local std::vector<int32_t> open_draws;  // of this thread, by slot
+
+int32_t slot_of(const at::Generator& generator) {
+  if (generator == at::detail::getDefaultCPUGenerator()) return 0;
+  const auto address = reinterpret_cast<uintptr_t>(generator.unsafeGetGeneratorImpl());
+  return 1 + static_cast<int32_t>((address * 0x9E3779B97F4A7C15u >> 32) % (kSlots - 1));
+}
 
 }  // namespace
 
-void Draw::begin() {
-  ++draws_begun;
-  ++draws_running;
-  ++own_draws_begun;
-  ++own_draws_running;
+void Draw::begin(const at::RecordFunction& function, const OpInfo& info) {
+  const auto arguments = arguments_of(function);
+  const size_t own = static_cast<size_t>(info.generator_argument);
+  const bool named = info.generator_argument >= 0 && own < arguments.size() && arguments[own].isGenerator();
+  const int32_t slot = slot_of(named ? arguments[own].toGenerator() : at::detail::getDefaultCPUGenerator());
+  open_draws.push_back(slot);
+  ++draws[slot].begun;
+  ++draws[slot].running;
+  ++own_draws[slot].begun;
+  ++own_draws[slot].running;
 }
 
 void Draw::end() {
-  --draws_running;
-  --own_draws_running;
+  const int32_t slot = open_draws.back();
+  open_draws.pop_back();
+  --draws[slot].running;
+  --own_draws[slot].running;
 }
 
-void Draw::after_fork_in_child() { draws_running = own_draws_running; }
-
-Draw::Draw() : others_begun_(draws_begun - own_draws_begun), began_alone_(draws_running == own_draws_running) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  before_ = generator.clone();
+void Draw::after_fork_in_child() {
+  for (int32_t slot = 0; slot < kSlots; ++slot) draws[slot].running = own_draws[slot].running;
 }
 
-std::optional<uint64_t> Draw::drawn_to() const {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  uint64_t now;
-  {
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    now = position(generator);
+Draw::Draw(at::Generator generator)
+    : generator_(std::move(generator)),
+      slot_(slot_of(generator_)),
+      others_begun_(draws[slot_].begun - own_draws[slot_].begun),
+      began_alone_(draws[slot_].running == own_draws[slot_].running) {
+  std::lock_guard<std::mutex> lock(generator_.mutex());
+  before_ = generator_.clone();
+}
+
+bool Draw::ended(std::optional<uint64_t>* drawn_to) {
+  if (generator_.device().is_cpu()) {
+    std::lock_guard<std::mutex> lock(generator_.mutex());
+    *drawn_to = position(generator_);
   }
   // Asked last: who has drawn since would be in the position.
-  const bool alone = began_alone_ && draws_begun - own_draws_begun == others_begun_;
-  return alone ? std::optional<uint64_t>(now) : std::nullopt;
+  return began_alone_ && draws[slot_].begun - own_draws[slot_].begun == others_begun_;
 }
 
 uint64_t Draw::position(const at::Generator& generator) {
@@ -255,8 +279,7 @@ uint64_t Draw::position(const at::Generator& generator) {
 
 void Maker::end_draw() {
   if (!draw || !producer) return;
-  producer->drawn_to = draw->drawn_to();
-  if (producer->drawn_to) return;
+  if (draw->ended(&producer->drawn_to)) return;
   refusal = Refusal::Random;
   producer.reset();
 }
@@ -373,10 +396,11 @@ at::Tensor Producer::run(int32_t result, const std::vector<void*>& data) const {
               "Chameleon Lab: replaying ", info->name,
               " gave a tensor of another form than the first run. Please report this; "
               "`Session(rematerialise=False)` goes without replays.");
-  TORCH_CHECK(!drawn_to || Draw::position(generator) == *drawn_to, "Chameleon Lab: ", info->name,
-              " cannot draw its numbers again: while it drew them from the default generator, another thread set that "
-              "generator's state, or drew from it without an op. Give one of the two a generator of its own, or use "
-              "`Session(rematerialise=False)`.");
+  TORCH_CHECK(
+      !drawn_to || Draw::position(generator) == *drawn_to, "Chameleon Lab: ", info->name,
+      " cannot draw its numbers again: while it drew them, another thread set the state of its generator, or drew "
+      "from that without an op. Give one of the two a generator of its own, or use "
+      "`Session(rematerialise=False)`.");
   return made;
 }
 

@@ -12,7 +12,7 @@
 // An op in place makes a new value from the one that it ends. That one has no storage any more: it is made again first,
 // in memory that then becomes the result's. Where the op only overwrites it, any memory will do.
 //
-// Ops that draw from the default generator of the host draw again from a copy of what it was right before: see Draw.
+// Ops that draw random numbers draw again from a copy of what their generator was right before: see Draw.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -80,7 +80,7 @@ struct Producer {
   std::vector<ResultForm> results;
   std::shared_ptr<const Surroundings> surroundings;
   int32_t written = -1;              // of the inputs: the one that an op in place writes
-  std::optional<uint64_t> drawn_to;  // where the default generator stood afterwards, if the op has drawn from it
+  std::optional<uint64_t> drawn_to;  // where its generator stood afterwards, if it is one of the host
 
   bool writes(const KeptInput& input) const { return written >= 0 && &input == &inputs[written]; }
 
@@ -99,23 +99,26 @@ struct Producer {
   bool is_where_it_was(const at::Tensor& made, const std::vector<void*>& data) const;
 };
 
-// A draw of one op from the host's default generator, which all threads share. It can be repeated if no other thread
-// has drawn meanwhile: ops that draw are counted. One that draws without an op, or sets the state, is not seen; a
-// replay that does not leave the copy where the first run left the generator gives an error, and never other numbers.
+// A draw of one op from a generator, which threads may share: all of them share the host's default one. It can be
+// repeated if no other thread has drawn from it meanwhile: ops that draw are counted. One that draws without an op, or
+// sets the state, is not seen; a replay that does not leave the copy where the first run left the generator gives an
+// error, and never other numbers.
 class Draw {
  public:
-  static void begin();  // around every op that draws, on any thread
+  static void begin(const at::RecordFunction& function,
+                    const OpInfo& info);  // around every op that draws, on any thread
   static void end();
   static void after_fork_in_child();  // which has one thread
 
-  Draw();  // before the op looks at the generator
+  explicit Draw(at::Generator generator);  // before the op looks at it
   const at::Generator& before() const { return before_; }
-  std::optional<uint64_t> drawn_to() const;  // once the op has ended: where it stands now; nothing if not alone
+  bool ended(std::optional<uint64_t>* drawn_to);  // the op has: where it stands now. False: others have drawn too
 
-  static uint64_t position(const at::Generator& generator);  // a hash of its state
+  static uint64_t position(const at::Generator& generator);  // of the host: a hash of its state
 
  private:
-  at::Generator before_;
+  at::Generator generator_, before_;
+  int32_t slot_;
   int64_t others_begun_;
   bool began_alone_;
 };
@@ -128,7 +131,7 @@ struct Maker {
   const OpInfo* info = nullptr;
   std::shared_ptr<Producer> producer;  // null: not to be replayed, because of `refusal`
   Refusal refusal = Refusal::Op;
-  std::optional<Draw> draw;  // from the default generator
+  std::optional<Draw> draw;
 
   void end_draw();  // the op has ended. Call it without the core's lock: kernels allocate under the generator's
 };

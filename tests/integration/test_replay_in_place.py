@@ -392,8 +392,22 @@ def test_draws_of_two_threads_are_refused_or_right(session: cl.Session) -> None:
     assert same(alone, before), "with nobody beside it is sure again"
 
 
-def test_a_draw_while_another_thread_draws_is_refused(session: cl.Session) -> None:
+GENERATORS: dict[str, Callable[[], tuple[torch.Generator | None, torch.Generator | None, bool]]] = {
+    "default": lambda: (None, None, False),
+    "default by name": lambda: (torch.default_generator, None, False),
+    "default by the other's name": lambda: (None, torch.default_generator, False),
+    "one by name": lambda: (torch.Generator().manual_seed(3),) * 2 + (False,),
+    "a default and an own one": lambda: (None, torch.Generator().manual_seed(3), True),
+    "an own one and a default": lambda: (torch.Generator().manual_seed(3), None, True),
+}
+
+
+@pytest.mark.parametrize("generators", GENERATORS.values(), ids=GENERATORS)
+def test_a_draw_while_another_thread_draws_is_refused(
+    session: cl.Session, generators: Callable[[], tuple[torch.Generator | None, torch.Generator | None, bool]]
+) -> None:
     """The other thread's op is held in the middle by a sampler that it has to wait for."""
+    mine, others, apart = generators()
     inside, leave = threading.Event(), threading.Event()
 
     class Slow(torch.utils._python_dispatch.TorchDispatchMode):
@@ -404,34 +418,68 @@ def test_a_draw_while_another_thread_draws_is_refused(session: cl.Session) -> No
 
     def other() -> None:
         with Slow():
-            torch.rand(10)
+            torch.rand(10, generator=others)
 
     thread = threading.Thread(target=other)
     thread.start()
     assert inside.wait(30)
-    mask = torch.empty(ROWS, COLUMNS).bernoulli_(0.5)
+    mask = torch.empty(ROWS, COLUMNS).bernoulli_(0.5, generator=mine)
     leave.set()
     thread.join(30)
-    assert "random numbers" in core.drop(mask)
-    mask = torch.empty(ROWS, COLUMNS).bernoulli_(0.5)
+    if apart:
+        assert same(mask, dropped(mask))
+    else:
+        assert "random numbers" in core.drop(mask)
+    mask = torch.empty(ROWS, COLUMNS).bernoulli_(0.5, generator=mine)
     assert same(mask, dropped(mask))
 
 
-def test_a_state_that_is_set_while_an_op_draws_gives_no_other_numbers(session: cl.Session) -> None:
+@pytest.mark.parametrize("own", [False, True], ids=["default by name", "own"])
+def test_a_draw_during_the_swap_in_before_an_op_is_refused(own: bool) -> None:
+    """The generator's state is taken before the op waits for its inputs, and others may draw until it draws itself."""
+    generator = torch.Generator().manual_seed(3) if own else torch.default_generator
+    with cl.Session("64MiB", min_swap="1KiB", link="2MiB/s") as session:
+        core.keep_producers(True)
+        odds = torch.full((512, 512), 0.5)
+        odds.sum()
+        for _ in range(2):
+            assert session.evict(odds)
+            done = threading.Event()
+
+            def draw(done: threading.Event = done) -> None:
+                while not done.wait(0.01):
+                    torch.rand(7, generator=generator)
+
+            thread = threading.Thread(target=draw)
+            thread.start()
+            try:
+                mask = torch.bernoulli(odds, generator=generator)
+            finally:
+                done.set()
+                thread.join(30)
+            assert "random numbers" in core.drop(mask)
+        mask = torch.bernoulli(odds, generator=generator)
+        assert same(mask, dropped(mask))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["default", "own"])
+def test_a_state_that_is_set_while_an_op_draws_gives_no_other_numbers(session: cl.Session, own: bool) -> None:
     """No op tells of it. What cannot be drawn again says so, and is never something else."""
+    generator = torch.Generator() if own else torch.default_generator
     states = [torch.Generator().manual_seed(seed).get_state() for seed in (1, 2)]
     done = threading.Event()
 
     def disturb() -> None:
         while not done.wait(0.0002):  # or nobody else gets the generator's lock
             for state in states:
-                torch.default_generator.set_state(state)
+                generator.set_state(state)
 
     thread = threading.Thread(target=disturb)
     thread.start()
     try:
         for _ in range(100):
-            mask = torch.empty(ROWS, COLUMNS, dtype=torch.float64).bernoulli_(0.5)
+            mask = torch.empty(ROWS, COLUMNS, dtype=torch.float64)
+            mask.bernoulli_(0.5, generator=generator if own else None)
             before = raw(mask)
             if core.drop(mask) == "":
                 try:
