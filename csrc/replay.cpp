@@ -114,6 +114,8 @@ const char* refusal_text(Refusal refusal) {
       return "an op uses it, or it is not resident";
     case Refusal::Unmovable:
       return "it must stay where it is";
+    case Refusal::Denormals:
+      return "a thread flushes denormals to zero, and which of its workers do is not known";
   }
   return "";
 }
@@ -200,6 +202,10 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
     }
   }
   producer->surroundings = Surroundings::now(device);
+  if (device == c10::DeviceType::CPU && producer->surroundings->threads > 1 && Surroundings::workers_may_flush()) {
+    maker.refusal = Refusal::Denormals;
+    return maker;
+  }
   maker.producer = std::move(producer);
   maker.refusal = Refusal::None;
   return maker;

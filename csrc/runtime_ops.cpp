@@ -59,6 +59,7 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
       C10_UNLIKELY(unbacked) && runtime.accumulates(function, called, thread) ? OpInfo::add_in_place() : called;
   thread.frames.push_back(&info);
   if (info.seeded) Draw::begin(function, info);
+  Surroundings::watch_denormals();
   if (info.kind == OpKind::Op) {
     if (runtime.keeps_producers_.load(std::memory_order_relaxed)) runtime.begin_maker(function, info, thread);
     runtime.op_start(function, info, thread);

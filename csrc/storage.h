@@ -38,8 +38,9 @@ enum class Refusal : uint8_t {
   TooLong,    // more ops than the longest chain has would have to be replayed in a row
   InUse,      // an op uses it now, or it is not resident
   Unmovable,  // it may not leave
+  Denormals,  // some of the threads that made it may flush denormals to zero, and others not
 };
-inline constexpr int kRefusals = static_cast<int>(Refusal::Unmovable) + 1;
+inline constexpr int kRefusals = static_cast<int>(Refusal::Denormals) + 1;
 
 // The bytes on the host. Valid until the storage is written.
 struct HostCopy {

@@ -1,7 +1,9 @@
 #include "surroundings.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -11,6 +13,8 @@
 #include <xmmintrin.h>
 #endif
 
+#include <algorithm>
+#include <atomic>
 #include <exception>
 #include <unordered_map>
 #include <utility>
@@ -44,6 +48,19 @@ uint32_t float_control() { return 0; }
 void set_float_control(uint32_t) {}
 #endif
 
+std::atomic<bool> may_flush{false};
+
+// As many threads as there are words, this one first, each with its own word. Those of torch: a loop in here would be
+// shared by workers of another pool, or by none.
+template <class F>
+void on_each_worker(std::vector<uint32_t>* words, const F& f) {
+  const at::Tensor slots = at::from_blob(words->data(), {static_cast<int64_t>(words->size())}, at::kInt);
+  const auto loop = [&f](char** data, const int64_t* strides, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) f(reinterpret_cast<uint32_t*>(data[0] + i * strides[0]));
+  };
+  at::TensorIterator::borrowing_nullary_op(slots).for_each(loop, 1);
+}
+
 Surroundings read(c10::DeviceType device) {
   const at::Context& context = at::globalContext();
   Surroundings s;
@@ -64,6 +81,7 @@ Surroundings read(c10::DeviceType device) {
   s.reduction[0] = context.allowFP16ReductionCuBLAS();
   s.reduction[1] = context.allowBF16ReductionCuBLAS();
   s.half_accumulation = context.allowFP16AccumulationCuBLAS();
+  if (device == c10::DeviceType::CUDA) s.blas = at::globalContext().blasPreferredBackend();
   return s;
 }
 
@@ -111,6 +129,7 @@ void change(const Surroundings& from, const Surroundings& to) {
   if (from.half_accumulation != to.half_accumulation) {
     context.setAllowFP16AccumulationCuBLAS(to.half_accumulation);
   }
+  if (from.blas != to.blas) context.setBlasPreferredBackend(to.blas);
 }
 
 }  // namespace
@@ -126,11 +145,27 @@ std::shared_ptr<const Surroundings> Surroundings::now(c10::DeviceType device) {
   return last;
 }
 
+void Surroundings::watch_denormals() {
+  if (C10_UNLIKELY(chameleon::float_control() != 0) && !may_flush && at::get_num_threads() > 1) may_flush = true;
+}
+
+bool Surroundings::workers_may_flush() { return may_flush; }
+
 // The dtype of autocast is put back even where autocast was off before: it is what the next `with` starts from.
 Reenacted::Reenacted(const Surroundings& then) : before_(Surroundings::now(then.autocast_device)), then_(then) {
   Surroundings before = *before_;
   before.autocast_dtype = at::autocast::get_autocast_dtype(then_.autocast_device);
   before_ = std::make_shared<const Surroundings>(before);
+  const bool differs = may_flush || before.float_control != then_.float_control;
+  if (differs && then_.threads > 1 && then_.autocast_device == c10::DeviceType::CPU) {
+    // All that there are: torch ends those that a smaller number does not need, and makes new ones later.
+    workers_.resize(std::max(before.threads, then_.threads));
+    at::set_num_threads(static_cast<int>(workers_.size()));
+    on_each_worker(&workers_, [](uint32_t* word) { *word = float_control(); });
+    at::set_num_threads(then_.threads);
+    std::vector<uint32_t> wanted(then_.threads, then_.float_control);
+    on_each_worker(&wanted, [](const uint32_t* word) { set_float_control(*word); });
+  }
   change(*before_, then_);
   for (int i = 0; i < 4; ++i) {
     own_precision_[i] = own_precision(i);
@@ -145,6 +180,11 @@ Reenacted::~Reenacted() {
   Surroundings changed = then_;
   if (changed.autocast_dtype == c10::ScalarType::Undefined) changed.autocast_dtype = before_->autocast_dtype;
   try {
+    if (!workers_.empty()) {
+      at::set_num_threads(static_cast<int>(workers_.size()));
+      on_each_worker(&workers_, [](const uint32_t* word) { set_float_control(*word); });
+      changed.threads = static_cast<int32_t>(workers_.size());
+    }
     change(changed, *before_);
   } catch (const std::exception& error) {
     TORCH_WARN("Chameleon Lab: a setting could not be put back after replaying an op: ", error.what());

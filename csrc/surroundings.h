@@ -1,5 +1,11 @@
 // The settings beside its inputs that an op's numbers may depend on: taken when it runs, and put back while it runs
 // again.
+//
+// Note [Denormals]
+// Whether denormals are flushed to zero is a thread's own setting. The workers that share an op with it take it over
+// when they are made, and keep it when the thread changes it: an op's numbers may depend on when its workers were made.
+// From the first op on that runs on several threads while one flushes, what runs on several is not replayed any more.
+// What is gone by then was made by workers that do not flush: those of the thread that replays it are set so meanwhile.
 #pragma once
 
 #include <ATen/Context.h>
@@ -8,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace chameleon {
 
@@ -28,11 +35,16 @@ struct Surroundings {
   at::Float32Precision precision[4] = {};       // what matrix products and convolutions get, of CUDA and oneDNN
   at::CuBLASReductionOption reduction[2] = {};  // of half precision sums in cuBLAS: fp16, bf16
   bool half_accumulation = false;
+  at::BlasBackend blas = at::BlasBackend::Default;  // of ops on a GPU
 
   bool operator==(const Surroundings&) const = default;
 
   // Those of this thread, now; the same object as the last time where nothing has changed.
   static std::shared_ptr<const Surroundings> now(c10::DeviceType device);
+
+  // See Note [Denormals]: at the start of every op, and whether there has been such a one.
+  static void watch_denormals();
+  static bool workers_may_flush();
 
   // Autocast keys that are active on this thread.
   static c10::DispatchKeySet active_autocast();
@@ -51,6 +63,7 @@ class Reenacted {
   std::shared_ptr<const Surroundings> before_;
   Surroundings then_;
   at::Float32Precision own_precision_[4] = {};  // before: most entries have none, and inherit
+  std::vector<uint32_t> workers_;               // their float_control before, this thread's first; empty if left alone
 };
 
 }  // namespace chameleon

@@ -407,6 +407,72 @@ def test_denormals_are_treated_as_in_the_first_run(session: cl.Session) -> None:
     assert same(kept, expected)
 
 
+FLUSHING: dict[str, str] = {
+    "a thread without workers": "flush(True); read(); count()",
+    "a thread without workers, of one": "threads(1); flush(True); read(); threads(2); count()",
+    "workers": "flush(True); count(); flush(False); read(); count()",
+    "workers that do not": "count(); flush(True); read(); count()",
+    "fewer than there are": "threads(3); count(); flush(True); read(); count()",
+    "more than there are": "count(); threads(1); flush(True); read(); threads(3); count()",
+}
+
+
+@pytest.mark.parametrize("steps", FLUSHING.values(), ids=FLUSHING)
+def test_workers_that_flush_denormals_do_as_in_the_first_run_and_as_before(steps: str) -> None:
+    """Workers have the setting of the thread that made them, from then on, and share the op with a thread."""
+    program = f"""
+        torch.set_num_threads(2)
+        seen = []
+        with cl.Session("256MiB", min_swap="1KiB"):
+            core.keep_producers(True)
+            tiny = torch.full((3 << 16,), 1e-39)
+            (tiny * 1).sum()
+            made = tiny * 0.5
+            expected = made.clone()
+            if DROP:
+                assert core.drop(made) == ""
+
+            def other():
+                torch.set_num_threads(2)
+                flush, threads = torch.set_flush_denormal, torch.set_num_threads
+                def count():
+                    seen.append(int((tiny * 0.5 == 0).sum()))
+                def read():
+                    made[:1].clone()
+                    assert core.residency(made) == "resident"
+                    seen.append(raw(made) == raw(expected))
+                {steps}
+                flush(False)
+                count()
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+        print(seen)
+    """
+    plain, replayed = (child(program.replace("DROP", drop)).stdout for drop in ("False", "True"))
+    assert plain == replayed and "True" in plain and "False" not in plain
+
+
+def test_what_was_made_while_a_thread_with_workers_flushes_is_not_dropped() -> None:
+    child("""
+        torch.set_num_threads(2)
+        with cl.Session("256MiB", min_swap="1KiB"):
+            core.keep_producers(True)
+            tiny = torch.full((1 << 18,), 1e-39)
+            (tiny * 1).sum()
+            if torch.set_flush_denormal(True):
+                made = tiny * 0.5
+                torch.set_flush_denormal(False)
+                later = tiny * 0.5
+                assert "denormals" in core.drop(made) and "denormals" in core.drop(later)
+                torch.set_num_threads(1)
+                alone = tiny * 0.5
+                expected = alone.clone()
+                assert core.drop(alone) == "" and raw(alone) == raw(expected)
+    """)
+
+
 def precisions() -> tuple[str, ...]:
     """What float32 matrix products and convolutions are computed with; of the entries, and of those above them."""
     pairs = [(backend, op) for backend in ("cuda", "mkldnn") for op in ("all", "conv", "rnn", "matmul")]
