@@ -520,10 +520,11 @@ class Session:
         self._declined |= {
             step.storage_keys[row]: core.REFUSALS[code] for row, code in zip(rows, codes, strict=True)
         }
-        whole = {
-            name: why for name, why in self._replayable.refused.items() if name not in self._replayable.dtypes
-        }
-        return whole | self._declined
+        return self._refused()
+
+    def _refused(self) -> dict[str, str]:
+        dtypes, refused = self._replayable.dtypes, self._replayable.refused
+        return {name: why for name, why in refused.items() if name not in dtypes} | self._declined
 
     def _edits(self) -> tuple[Edit, ...]:
         return self._policy.edits if self._policy is not None else ()
@@ -674,6 +675,7 @@ class Session:
             "link_in_bytes_per_s": self.link.in_bytes_per_s,
             "created_s": self._created_s,
             "replay_class": self._replay_class,
+            "refused": sorted(self._refused()) if self._replay_class else [],
         }
 
     @property

@@ -16,10 +16,11 @@ from training import ConvNet, Gpt, Loop, Moe, adamw, reference, sgd, train
 import chameleon_lab as cl
 import chameleon_lab.session
 from chameleon_lab.plans import Plans
-from chameleon_lab.policy import Edit, EditAction, Policy
+from chameleon_lab.policy import Edit, EditAction, Policy, plan
 from chameleon_lab.policy.memory import step_op_times
 from chameleon_lab.runtime import core
 from chameleon_lab.runtime.replay_check import Replayable, replayable
+from chameleon_lab.trace import Trace
 from chameleon_lab.trace.replay_ops import REPLAY_CLASS
 
 pytestmark = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
@@ -269,6 +270,34 @@ def test_a_given_policy_goes_where_the_runtime_declines_its_drops(monkeypatch: p
     assert any("cannot be obeyed" in note and "is not replayed" in note for note in report.notes), (
         report.notes
     )
+
+
+def test_planning_offline_knows_what_the_session_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the trace says is refused is what the session plans without."""
+    given = mixed_policy()
+    allow = core.allow_replays
+    without = lambda dtypes: allow({name: d for name, d in dtypes.items() if name != "aten::gelu"})  # noqa: E731
+    monkeypatch.setattr(core, "allow_replays", without)
+    path, seen = tmp_path / "t.parquet", []
+
+    def look(number: int, model: Any, session: cl.Session) -> None:
+        session._plans.wait()
+        if number == 9:
+            session.trace().save(path)
+            seen.append(session.policy)
+
+    train(Gpt, adamw, 10, settings_of() | {"policy": given}, each_step=look)
+    (policy,) = seen
+    trace = Trace.load(path)
+    refused = policy.assumed["refused"]
+    assert "aten::_scaled_dot_product_flash_attention" in refused and any("gelu" in key for key in refused)
+    assert trace.meta["refused"] == refused
+    made = plan(trace, policy.capacity_bytes, policy.link, min_swap_bytes=4096)
+    assert made.assumed["refused"] == refused and made.assumed["rematerialise"] == 2
+    off, _ = run_of({"rematerialise": False}, steps=1)
+    assert off.report.not_replayed == {}
 
 
 def test_drops_that_edits_demand_and_nothing_replays_are_findings() -> None:
