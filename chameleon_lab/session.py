@@ -510,15 +510,17 @@ class Session:
         if not reasons:
             return None
         (most, _), *others = reasons.most_common()
-        also = f", and {len(others)} other reasons" if others else ""
+        also = f", and {len(others)} other reason{'s' * (len(others) > 1)}" if others else ""
         count = f"{reasons.total()} of its {len(policy.decisions)} decisions"
         return f"{count} cannot be obeyed, since what they drop cannot be replayed here ({most}{also})"
 
     def _not_replayed(self, step: StepTrace) -> dict[str, str]:
         """What the planner must not drop, and why: ops replayed with no dtype, and storages that were declined."""
-        rows, codes = step.declined.storage.tolist(), step.declined.refusal.tolist()
+        declined, names = step.declined, (*step.names, "")  # -1 is the last: unknown
+        told = zip(declined.storage.tolist(), declined.refusal.tolist(), declined.name.tolist(), strict=True)
         self._declined |= {
-            step.storage_keys[row]: core.REFUSALS[code] for row, code in zip(rows, codes, strict=True)
+            step.storage_keys[row]: self._replayable.why_declined(refusal, names[name])
+            for row, refusal, name in told
         }
         return self._refused()
 
@@ -676,6 +678,8 @@ class Session:
             "created_s": self._created_s,
             "replay_class": self._replay_class,
             "refused": sorted(self._refused()) if self._replay_class else [],
+            "not_replayed": dict(self._replayable.refused) if self._replay_class else {},
+            "replays_off": self._replays_off,
         }
 
     @property
@@ -781,7 +785,7 @@ class Session:
             dropped_bytes=newest.dropped_bytes if newest else 0,
             replays=newest.replays if newest else 0,
             replay_s=newest.replay_s if newest else 0.0,
-            declined_drops=declined_drops(logs[-1]) if logs else {},
+            declined_drops=declined_drops(logs[-1], self._replayable) if logs else {},
             not_replayed=dict(self._replayable.refused),
             replays_off=self._replays_off,
             reserved_bytes=sum(counters[name] for name in ("resident_bytes", "cached_bytes", "other_bytes")),

@@ -35,6 +35,15 @@ class Replayable:
     refused: dict[str, str]
     """Why an op of the list is not replayed, or not with every dtype."""
 
+    def why_declined(self, refusal: int, name: str) -> str:
+        """Why a drop was declined, in words. ``refusal`` is the core's, ``name`` that of the op that made the storage."""
+        text = core.REFUSALS[refusal]
+        if refusal != core.OP_NOT_REPLAYED:
+            return text
+        if dtypes := self.dtypes.get(name):
+            return f"{name} is replayed with {', '.join(dtypes)} alone, and not inside of dispatch modes"
+        return f"{name} is not replayed, {self.refused[name]}" if name in self.refused else text
+
 
 NOTHING = Replayable({}, {})
 
@@ -66,15 +75,16 @@ def _checked(device: torch.device, threads: int) -> Replayable:
     conditions = (device, threads, *_settings())
     with _plain(device):
         for names, cases in _CASES:
-            good, bad = [], []
+            good: list[str] = []
+            bad: dict[str, list[str]] = {}
             for dtype in _DTYPES:
                 why = _verdict(names[0], cases, device, dtype, conditions)
-                (bad if why else good).append((str(dtype).removeprefix("torch."), why))
+                (bad.setdefault(why, []) if why else good).append(str(dtype).removeprefix("torch."))
             for name in names:
                 if good:
-                    dtypes[name] = tuple(text for text, _ in good)
+                    dtypes[name] = tuple(good)
                 if bad:
-                    refused[name] = "; ".join(f"{text}: {why}" for text, why in bad)
+                    refused[name] = "; ".join(f"{', '.join(texts)}: {why}" for why, texts in bad.items())
     for name, kind in REPLAY_CLASS.items():
         if kind == 2 and name not in dtypes and name not in refused and name not in _MADE_OF_OTHERS:
             refused[name] = f"no check on {device} covers it"

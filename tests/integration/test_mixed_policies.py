@@ -300,6 +300,45 @@ def test_planning_offline_knows_what_the_session_does(
     assert off.report.not_replayed == {}
 
 
+class Complex(torch.nn.Module):
+    """Matrix products of complex numbers, which backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ParameterList(torch.randn(64, 64, 2) / 11 for _ in range(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, 64, 2) to a loss."""
+        z = torch.view_as_complex(x)
+        for layer in self.layers:
+            z = z @ torch.view_as_complex(layer)
+        return z.abs().square().mean()
+
+    def batch(self, generator: torch.Generator) -> torch.Tensor:
+        """Random numbers."""
+        return torch.randn(256, 64, 2, generator=generator)
+
+
+def test_reports_tell_why_a_dtype_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "keep_producers", lambda on: None)  # nothing says so beforehand
+    bare, live_peak = reference(Complex, adamw, 8)
+    declined: dict[str, int] = {}
+    texts: list[str] = []
+
+    def look(number: int, model: Any, session: cl.Session) -> None:
+        session._plans.wait()
+        report = session.report()
+        declined.update(report.declined_drops)
+        texts.append(str(report))
+
+    run = train(Complex, adamw, 8, {"capacity": int(0.5 * live_peak), **SLOW}, each_step=look)
+    assert run.same(bare)
+    reason = "aten::mm is replayed with float32, bfloat16, float16, float64 alone"
+    assert any(why.startswith(reason) for why in declined), declined
+    assert any(reason in text for text in texts)
+    assert "Not replayed" in texts[-1] and "it does not exist on cpu" in texts[-1]
+
+
 def test_drops_that_edits_demand_and_nothing_replays_are_findings() -> None:
     edit = Edit(EditAction.REMATERIALISE, category="activation", module="blocks.1")
     draft = mixed_policy().draft()

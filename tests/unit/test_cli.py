@@ -195,6 +195,19 @@ class Tags(HTMLParser):
         self.addresses += [value for name, value in attributes if name in ("src", "href", "srcset", "data")]
 
 
+def test_report_tells_what_was_not_replayed_and_why(trace, chameleon):
+    refused = {"aten::mm": "bfloat16: it did not repeat itself to the bit"}
+    Trace(trace.steps, trace.meta | {"replay_class": 2, "not_replayed": refused}).save("u.parquet")
+    out = chameleon("report", "u.parquet")[1]
+    (line,) = [line for line in out.splitlines() if line.startswith("Not replayed")]
+    assert "1 op" in line and "aten::mm, bfloat16: it did not repeat itself" in line
+    assert json.loads(chameleon("report", "u.parquet", "--json")[1])["meta"]["not_replayed"] == refused
+    Trace(trace.steps, trace.meta | {"replays_off": "rematerialise=False"}).save("u.parquet")
+    out = chameleon("report", "u.parquet")[1]
+    assert re.search(r"Replays +off +rematerialise=False", out) and "Not replayed" not in out
+    assert "eplay" not in chameleon("report", "t.parquet")[1].split("Step", 2)[1]
+
+
 def test_the_html_report_needs_no_network(trace, chameleon):
     code, out, _ = chameleon("report", "t.parquet", "--html", "t.html")
     assert code == 0 and out.endswith("Saved in t.html\n")

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from chameleon_lab.runtime import replay_check
+from chameleon_lab.runtime import core, replay_check
 from chameleon_lab.runtime.replay_check import Replayable, replayable
 
 CPU = torch.device("cpu")
@@ -171,7 +171,7 @@ def test_a_check_that_did_not_run_says_nothing_of_the_next_session(
     monkeypatch.setattr(replay_check, "_CASES", ((("aten::mm",), (replay_check._case(mm, (4, 3), (3, 2)),)),))
     found = checked()
     assert "aten::mm" not in found.dtypes
-    assert f"float32: it did not run ({failure})" in found.refused["aten::mm"]
+    assert f"float32, bfloat16, float16, float64: it did not run ({failure})" in found.refused["aten::mm"]
     failing = False
     found = checked()
     assert len(found.dtypes["aten::mm"]) == 4 and "aten::mm" not in found.refused
@@ -192,3 +192,23 @@ def test_what_does_not_repeat_itself_is_remembered(monkeypatch: pytest.MonkeyPat
     with deterministic():  # other settings may choose other kernels
         checked()
     assert len(runs) > ran
+
+
+def test_reasons_name_the_op_and_its_dtypes() -> None:
+    known = Replayable(
+        {"aten::mm": ("float32", "float64"), "aten::gelu": ()},
+        {"aten::mm": "bfloat16: it did not repeat itself to the bit", "aten::bmm": "float32: it did not run"},
+    )
+    code = core.OP_NOT_REPLAYED
+    assert core.REFUSALS[code] == "the op that made it is not replayed"
+    assert known.why_declined(code, "aten::mm").startswith("aten::mm is replayed with float32, float64 alone")
+    assert known.why_declined(code, "aten::bmm") == "aten::bmm is not replayed, float32: it did not run"
+    for name in ("aten::gelu", "aten::cumsum", ""):
+        assert known.why_declined(code, name) == core.REFUSALS[code]
+    for other, text in enumerate(core.REFUSALS):
+        assert other == code or known.why_declined(other, "aten::mm") == text
+
+
+def test_dtypes_of_one_reason_stand_together() -> None:
+    why = checked().refused["aten::_scaled_dot_product_efficient_attention"]
+    assert why == "float32, bfloat16, float16, float64: it does not exist on cpu"
