@@ -328,7 +328,7 @@ def not_replayed_rows(refused: Mapping[str, str]) -> list[tuple[str, str, str]]:
     for why in reasons[:_MOST_REASONS]:
         first, *others = names[why]
         also = f" and {len(others)} more" if others else ""
-        rows.append(("Not replayed", f"{len(names[why])} op{'s' * bool(others)}", f"{first}{also}, {why}"))
+        rows.append(("Not replayed", f"{len(names[why])} op{'s' * bool(others)}", f"{first}{also} ({why})"))
     if left := len(reasons) - len(rows):
         *rows, (head, value, remark) = rows
         rows.append((head, value, f"{remark}; {left} other reason{'s' * (left > 1)}: see not_replayed"))

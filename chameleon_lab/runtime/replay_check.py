@@ -36,7 +36,7 @@ class Replayable:
     """Why an op of the list is not replayed, or not with every dtype."""
 
     def why_declined(self, refusal: int, name: str) -> str:
-        """Why a drop was declined, in words. ``refusal`` is the core's, ``name`` that of the op that made the storage."""
+        """Why a drop was declined, in words: ``refusal`` is the core's, ``name`` is of the op that made the storage."""
         text = core.REFUSALS[refusal]
         if refusal != core.OP_NOT_REPLAYED:
             return text

@@ -200,7 +200,7 @@ def test_report_tells_what_was_not_replayed_and_why(trace, chameleon):
     Trace(trace.steps, trace.meta | {"replay_class": 2, "not_replayed": refused}).save("u.parquet")
     out = chameleon("report", "u.parquet")[1]
     (line,) = [line for line in out.splitlines() if line.startswith("Not replayed")]
-    assert "1 op" in line and "aten::mm, bfloat16: it did not repeat itself" in line
+    assert "1 op" in line and "aten::mm (bfloat16: it did not repeat itself" in line
     assert json.loads(chameleon("report", "u.parquet", "--json")[1])["meta"]["not_replayed"] == refused
     Trace(trace.steps, trace.meta | {"replays_off": "rematerialise=False"}).save("u.parquet")
     out = chameleon("report", "u.parquet")[1]
