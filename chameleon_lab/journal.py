@@ -14,6 +14,7 @@ from .report import Departure, StepSummary
 from .runtime import core
 from .runtime.discovery import Discovery
 from .runtime.recording import step_trace
+from .runtime.replay_check import Replayable
 from .trace import StepTrace
 
 _KEPT_SUMMARIES = 10_000
@@ -190,6 +191,12 @@ def overlap(log: core.StepLog) -> float:
     return max(0.0, 1.0 - log.stall_ticks / busy_ticks) if busy_ticks > 0 else 1.0
 
 
-def declined_drops(log: core.StepLog) -> dict[str, int]:
+def declined_drops(log: core.StepLog, replayable: Replayable) -> dict[str, int]:
     """How many drops were declined in a step, by reason."""
-    return dict(Counter(core.REFUSALS[refusal] for refusal in log.declined()["refusal"].tolist()))
+    rows, names = log.declined(), (*core.op_names(), "")  # -1 is the last: unknown
+    return dict(
+        Counter(
+            replayable.why_declined(refusal, names[name])
+            for refusal, name in zip(rows["refusal"].tolist(), rows["name"].tolist(), strict=True)
+        )
+    )

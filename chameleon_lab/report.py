@@ -12,6 +12,8 @@ from .units import format_bytes, format_percent, format_seconds
 
 _MUCH_SPLIT = 0.05
 """Share of what is reserved that is worth a remark when it lies in split segments."""
+_MOST_REASONS = 2
+"""Why ops are not replayed: so many lines at most."""
 
 
 @dataclass(frozen=True)
@@ -280,8 +282,9 @@ class Report(Mapping[str, Any]):
     def _replay_rows(self) -> list[tuple[str, str, str]]:
         if self.replays_off:
             return [("Replays", "off", self.replays_off)]
+        refused = not_replayed_rows(self.not_replayed)
         if not self.drops and not self.declined_drops:
-            return []
+            return refused
         declined = ", ".join(f"{count}: {reason}" for reason, count in self.declined_drops.items())
         return [
             (
@@ -290,6 +293,7 @@ class Report(Mapping[str, Any]):
                 f"{self.drops} storages; {self.replays} ops replayed in {format_seconds(self.replay_s)}",
             ),
             *([("Declined", f"{sum(self.declined_drops.values())} drops", declined)] if declined else []),
+            *refused,
         ]
 
     def __str__(self) -> str:
@@ -311,3 +315,21 @@ class Report(Mapping[str, Any]):
             for name, text, remark in self.rows()
         )
         return f"<table><caption>Chameleon Lab</caption>{cells}</table>"
+
+
+def not_replayed_rows(refused: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """One or two rows of a report: how many ops are not replayed, or not with every dtype, and why."""
+    names: dict[str, list[str]] = {}
+    for name, why in refused.items():
+        names.setdefault(why, []).append(name)
+    # What the device does not have is missed by nobody.
+    reasons = sorted(names, key=lambda why: ("does not exist" in why, -len(names[why])))
+    rows = []
+    for why in reasons[:_MOST_REASONS]:
+        first, *others = names[why]
+        also = f" and {len(others)} more" if others else ""
+        rows.append(("Not replayed", f"{len(names[why])} op{'s' * bool(others)}", f"{first}{also} ({why})"))
+    if left := len(reasons) - len(rows):
+        *rows, (head, value, remark) = rows
+        rows.append((head, value, f"{remark}; {left} other reason{'s' * (left > 1)}: see not_replayed"))
+    return rows

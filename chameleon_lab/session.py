@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -25,7 +26,7 @@ from .policy.edits import Edit, EditAction
 from .policy.memory import step_op_times
 from .policy.model import fingerprint
 from .policy.obey import plan_obeying
-from .policy.program import compile_program
+from .policy.program import compile_program, unreplayable
 from .report import Report, StepSummary
 from .runtime import binding, core
 from .runtime.compiling import compiling
@@ -74,8 +75,8 @@ class Session:
             machine copies, which is measured at the start, and again under load: in the step that a policy is made
             from. Only the embedded device's link can be set.
         policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one. Where it
-            fits, it is in force from the second step on. Where not, a note in the report says what did not fit, and a
-            policy is generated under its edits.
+            fits, it is in force from the second step on. Where not, or where it drops what this session cannot replay,
+            a note in the report says so, and a policy is generated under its edits.
         planning: False never makes a policy: eviction alone keeps the run within the capacity. It takes what is used
             furthest in the future, as far as the steps before tell.
         warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
@@ -139,7 +140,7 @@ class Session:
             raise ValueError(f'rematerialise must be True, False or "trusting", got {rematerialise!r}')
         self.rematerialise = rematerialise
         self._replayable = NOTHING
-        self._declined: set[str] = set()
+        self._declined: dict[str, str] = {}  # by the keys of storages, why they were not dropped
         self.warmup_steps = warmup_steps
         self.margin = margin
         self.stacks = stacks
@@ -463,19 +464,26 @@ class Session:
         edits = self._edits()
         if self._given is not None:
             reason = binding.misfit(self._given, step, self.capacity_bytes)
-            if reason is None:
+            lost = None if reason else self._lost_drops(self._given, step)
+            if reason is None and lost is None:
                 if not self._planned:
                     self._note("the given policy fits the profiled step: in force from the next one on")
                 return self._given
-            if not self._planned:  # later it goes on serving its own ops, beside the plans for others
+            if lost is not None:
+                self._note(f"the given policy: {lost}. Planned anew, with its {len(edits)} edits")
+            elif not self._planned:  # later it goes on serving its own ops, beside the plans for others
                 self._note(
                     f"the given policy does not fit: {reason}. Planned anew, with its {len(edits)} edits"
                 )
         if self._measures_link:
             self.link = self.link.under_load(step)
+        return self._planned_anew(step, self.capacity_bytes, edits)
+
+    def _planned_anew(self, step: StepTrace, capacity_bytes: int, edits: tuple[Edit, ...]) -> Policy:
+        """Generated, with what this session can replay; what is wrong with the edits is noted."""
         made, remarks = plan_obeying(
             step,
-            self.capacity_bytes,
+            capacity_bytes,
             self.link,
             edits,
             min_swap_bytes=self.min_swap_bytes,
@@ -488,12 +496,37 @@ class Session:
             self._note(remark)
         return made
 
-    def _not_replayed(self, step: StepTrace) -> set[str]:
-        """What the planner must not drop: ops that are replayed with no dtype, and what the runtime has declined."""
-        self._declined.update(step.storage_keys[row] for row in step.declined.storage.tolist())
-        return {
-            name for name in self._replayable.refused if name not in self._replayable.dtypes
-        } | self._declined
+    def _lost_drops(self, policy: Policy, step: StepTrace) -> str | None:
+        """How many decisions of a policy cannot be obeyed, since this session cannot replay what they drop; None: none.
+
+        As it is, such a policy would leave those storages to eviction.
+        """
+        if policy.drops and not self._replay_class:
+            why = self._replays_off or "nothing is replayed"
+            reasons = Counter({why: len(policy.drops)})
+        else:
+            refused = self._not_replayed(step)
+            reasons = Counter(unreplayable(policy, step, self._replay_class, refused).values())
+        if not reasons:
+            return None
+        (most, _), *others = reasons.most_common()
+        also = f", and {len(others)} other reason{'s' * (len(others) > 1)}" if others else ""
+        count = f"{reasons.total()} of its {len(policy.decisions)} decisions"
+        return f"{count} cannot be obeyed, since what they drop cannot be replayed here ({most}{also})"
+
+    def _not_replayed(self, step: StepTrace) -> dict[str, str]:
+        """What the planner must not drop, and why: ops replayed with no dtype, and storages that were declined."""
+        declined, names = step.declined, (*step.names, "")  # -1 is the last: unknown
+        told = zip(declined.storage.tolist(), declined.refusal.tolist(), declined.name.tolist(), strict=True)
+        self._declined |= {
+            step.storage_keys[row]: self._replayable.why_declined(refusal, names[name])
+            for row, refusal, name in told
+        }
+        return self._refused()
+
+    def _refused(self) -> dict[str, str]:
+        dtypes, refused = self._replayable.dtypes, self._replayable.refused
+        return {name: why for name, why in refused.items() if name not in dtypes} | self._declined
 
     def _edits(self) -> tuple[Edit, ...]:
         return self._policy.edits if self._policy is not None else ()
@@ -512,7 +545,10 @@ class Session:
             return False
         if not policy.assumed or log.truncated_ops:
             return False
-        reason = binding.misfit_at_start(policy, self._journal.trace(log), self.capacity_bytes)
+        first = self._journal.trace(log)
+        reason = binding.misfit_at_start(policy, first, self.capacity_bytes)
+        if reason is None:
+            reason = self._lost_drops(policy, first)
         if reason is not None:
             self._note(f"the given policy is not in force from the second step on: {reason}")
             return False
@@ -543,10 +579,17 @@ class Session:
             core.set_capacity(capacity_bytes)
             self.capacity_bytes = capacity_bytes
             self._capacity_since = live.index + 1
+        self._given = policy
+        if (lost := self._lost_drops(policy, step)) is not None:
+            self._note(f"the policy {why}: {lost}. Planned anew, with its {len(policy.edits)} edits")
+            step = self._device_times.completed(step)
+            try:
+                policy = self._planned_anew(step, capacity_bytes, policy.edits)
+            except BelowFloorError as error:  # in the middle of a run: eviction manages
+                self._note(f"planning failed: {error}")
         made = Made(policy, compile_program(policy, step), step)
         self._follow(self._plans.force(made, live.index, why))
         self._mark_spared(live)
-        self._given = policy
         self._planned = True
         self._stage = SessionStage.STABLE
 
@@ -634,6 +677,9 @@ class Session:
             "link_in_bytes_per_s": self.link.in_bytes_per_s,
             "created_s": self._created_s,
             "replay_class": self._replay_class,
+            "refused": sorted(self._refused()) if self._replay_class else [],
+            "not_replayed": dict(self._replayable.refused) if self._replay_class else {},
+            "replays_off": self._replays_off,
         }
 
     @property
@@ -739,7 +785,7 @@ class Session:
             dropped_bytes=newest.dropped_bytes if newest else 0,
             replays=newest.replays if newest else 0,
             replay_s=newest.replay_s if newest else 0.0,
-            declined_drops=declined_drops(logs[-1]) if logs else {},
+            declined_drops=declined_drops(logs[-1], self._replayable) if logs else {},
             not_replayed=dict(self._replayable.refused),
             replays_off=self._replays_off,
             reserved_bytes=sum(counters[name] for name in ("resident_bytes", "cached_bytes", "other_bytes")),

@@ -10,6 +10,7 @@ import numpy as np
 
 from .errors import TraceError
 from .policy import Floor, floor
+from .report import not_replayed_rows
 from .trace import Category, Cause, Departure, Direction, StepTrace, Trace
 from .units import format_bytes, format_percent, format_seconds
 
@@ -122,6 +123,10 @@ class TraceReport:
             declined = f"; {step.declined_drops} drops were declined" if step.declined_drops else ""
             share = _share(step.replay_s, step.step_s, "of the step")
             yield "Replays", format_seconds(step.replay_s), f"{step.replays} ops ran again, {share}{declined}"
+        if off := self.meta.get("replays_off"):
+            yield "Replays", "off", str(off)
+        elif isinstance(refused := self.meta.get("not_replayed"), dict):
+            yield from not_replayed_rows({name: str(why) for name, why in refused.items()})
         yield (
             "Capacity",
             "none" if capacity is None else format_bytes(capacity),

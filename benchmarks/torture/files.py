@@ -646,7 +646,10 @@ def _fuzz(target: str, seconds: int, tally: str = os.devnull) -> None:
             if name.startswith(target):
                 Path(corpus, name).write_bytes(data)
         _instrument(atheris)
-        options = [f"-max_total_time={seconds}", "-rss_limit_mb=4096", "-timeout=30", "-max_len=200000"]
+        limits = [f"-max_total_time={seconds}", "-rss_limit_mb=4096", "-timeout=30", "-max_len=200000"]
+        found = Path("build/bench/found")
+        found.mkdir(parents=True, exist_ok=True)
+        options = [*limits, f"-artifact_prefix={found}/"]  # else what fails is left in the checkout's root
         atheris.Setup([sys.argv[0], *options, corpus], one)
         atheris.Fuzz()
 

@@ -24,7 +24,7 @@ from ..policy.model import fingerprint
 from ..policy.replay import Chain
 from ..session import Session
 from ..staging import DryRun
-from ..trace import Category, StepTrace
+from ..trace import Category, StepTrace, Trace
 from ..units import format_bytes
 from .bench import Bench, Made
 from .decisions import ACTIONS, Table
@@ -103,7 +103,7 @@ class Desk:
         link = Link(out, back) if out and back else ASSUMED_LINK
         capacity = self._meta.get("capacity_bytes") or step.live_peak_bytes
         return plan(
-            step,
+            Trace([step], self._meta),
             max(int(capacity), floor(step).bytes),
             link,
             op_times=times,

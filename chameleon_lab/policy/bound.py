@@ -29,7 +29,7 @@ from ..errors import BelowFloorError
 from ..trace import StepTrace, Trace
 from ..units import format_seconds
 from .arguments import checked_capacity, checked_link
-from .generate import replay_class_of
+from .generate import refused_of, replay_class_of
 from .memory import (
     MIN_SWAP_BYTES,
     StepMemory,
@@ -87,7 +87,7 @@ def lower_bound(
     checkpoints: int = CHECKPOINTS,
     min_swap_bytes: int = MIN_SWAP_BYTES,
     rematerialise: bool | int | None = None,
-    refused: Collection[str] = (),
+    refused: Collection[str] | None = None,
 ) -> Bound:
     """The least stall of any policy that swaps storages of at least ``min_swap_bytes``, in the steady state.
 
@@ -101,7 +101,7 @@ def lower_bound(
     something else.
     """
     capacity, link = checked_capacity(capacity_bytes), checked_link(link)
-    replay_class = replay_class_of(rematerialise, trace)
+    replay_class, refused = replay_class_of(rematerialise, trace), refused_of(refused, trace)
     if checkpoints < 1:
         raise ValueError(f"checkpoints is {checkpoints}: give a number from 1 up")
     step = newest_step(trace)

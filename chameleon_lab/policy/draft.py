@@ -14,7 +14,7 @@ from ..units import parse_bandwidth, parse_bytes
 from .constraints import conditions
 from .diff import PolicyDiff, diff
 from .edits import Edit, EditAction, Finding
-from .generate import plan
+from .generate import plan, refused_of
 from .link import Link
 from .memory import MIN_SWAP_BYTES, newest_step, step_op_times
 from .model import Policy
@@ -52,6 +52,9 @@ class Draft:
             )
         self.base = base
         self.step = newest_step(trace if trace is not None else base.source)  # type: ignore[arg-type]
+        # Of its own step the base knows what is not replayed.
+        refused = frozenset() if trace is None or self.step is base.source else refused_of(None, trace)
+        self._refused = refused.union(base.assumed.get("refused", ()))
         self._op_times = step_op_times(self.step, op_times)
         # A policy file's step has none.
         self._knows_times = op_times is not None or bool(self.step.ops.duration_s.any())
@@ -218,7 +221,7 @@ class Draft:
                 margin=float(assumed.get("margin", 0.0)),
                 edits=self._edits,
                 rematerialise=int(assumed.get("rematerialise", 0)),
-                refused=tuple(assumed.get("refused", ())),
+                refused=self._refused,
             )
             self._made = (self._edits, made)
         return self._made[1]

@@ -73,7 +73,7 @@ def plan(
     margin: float = 0.0,
     edits: Sequence[Edit] = (),
     rematerialise: bool | int | None = None,
-    refused: Collection[str] = (),
+    refused: Collection[str] | None = None,
 ) -> Policy:
     """Generate a policy for a step (the newest of a trace) that never holds more than ``capacity_bytes``.
 
@@ -86,7 +86,8 @@ def plan(
     ``rematerialise`` is the highest class of ops that the runtime can replay (see
     :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS`), False for none, True for all, None for what the trace's
     ``meta["replay_class"]`` says, which is none where it is missing; ``refused`` holds names of ops and keys of
-    storages that the runtime has declined. Choosing between copies and replays needs op times: ``op_times`` are then
+    storages that the runtime does not replay, None for those of the trace: its ``meta["refused"]``, and what was
+    declined in the step. Choosing between copies and replays needs op times: ``op_times`` are then
     the recorded ones by default.
 
     The same arguments give the same policy. Raises BelowFloorError if no policy fits the capacity,
@@ -97,7 +98,7 @@ def plan(
     if not 0.0 <= margin < 1.0:
         raise ValueError(f"margin is {margin}: give a share of the capacity, from 0 to below 1")
     capacity_bytes, link = checked_capacity(capacity_bytes), checked_link(link)
-    replay_class = replay_class_of(rematerialise, trace)
+    replay_class, refused = replay_class_of(rematerialise, trace), refused_of(refused, trace)
     step = newest_step(trace)
     if step.truncated_ops:
         raise TraceError(
@@ -188,6 +189,23 @@ def replay_class_of(rematerialise: bool | int | None, trace: Trace | StepTrace) 
             f"1 to {HIGHEST_CLASS}"
         )
     return int(rematerialise)
+
+
+def refused_of(refused: Collection[str] | None, trace: Trace | StepTrace) -> frozenset[str]:
+    """Names of ops and keys of storages that are not replayed: what is given, or None for what the trace knows.
+
+    Raises TraceError if the trace's ``meta["refused"]`` is no list of texts, ValueError if the trace is empty.
+    """
+    if refused is not None:
+        return frozenset(refused)
+    told = trace.meta.get("refused", ()) if isinstance(trace, Trace) else ()
+    if not isinstance(told, list | tuple) or not all(isinstance(name, str) for name in told):
+        raise TraceError(
+            f"the trace's meta says that {told!r} is refused, and not a list of names: give refused=..."
+        )
+    step = newest_step(trace)
+    keys = step.storage_keys
+    return frozenset(told).union(keys[row] for row in step.declined.storage.tolist())
 
 
 def _around(

@@ -6,16 +6,18 @@ one it was made for. What does not fit is reported, and never guessed at.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..trace import StepTrace
+from ..trace.replay_ops import REPLAY_CLASS
 from .constraints import untouched
 from .host import HostLayout, host_layout
 from .memory import MIN_SWAP_BYTES, StepMemory, Swaps, step_memory, step_op_times
 from .model import NEVER, Action, Decision, Policy, fingerprint
-from .replay import Replayable, Replays
+from .replay import HIGHEST_CLASS, Chain, Replayable, Replays
 
 FREE, SWAP_IN, SWAP_OUT, DROP, REPLAY = 0, 1, 2, 3, 4
 """Kinds of action. FREE, SWAP_IN and REPLAY fire before their op, in this order, SWAP_OUT and DROP after it.
@@ -121,8 +123,7 @@ def bind(
 
     Replays take the ``op_times`` of their ops: by default those that were recorded.
     """
-    minimum = policy.assumed.get("min_swap_bytes", MIN_SWAP_BYTES)
-    memory = step_memory(step, minimum if isinstance(minimum, int) else MIN_SWAP_BYTES)
+    memory = _memory_of(policy, step)
     row_of = {key: row for row, key in enumerate(step.storage_keys)}
     candidate_of = {row: candidate for candidate, row in enumerate(memory.row.tolist())}
     pairs = zip(memory.gap_storage.tolist(), memory.gap_ordinal.tolist(), strict=True)
@@ -175,6 +176,58 @@ def bind(
     table = np.array(bound, dtype=np.int64).reshape(-1, 7)
     swaps = Swaps(*table.T[:6], table.T[6].astype(bool))
     return memory, swaps, replays, unmatched
+
+
+def unreplayable(
+    policy: Policy, step: StepTrace, replay_class: int, refused: Mapping[str, str]
+) -> dict[Decision, str]:
+    """The drops of a policy that a session cannot replay, and why.
+
+    ``replay_class`` is the highest class of ops that it replays; ``refused`` says of names of ops and keys of storages
+    why they are not replayed. Looked at is the step that the policy was made for, where it holds one, and else
+    ``step``. What fits neither is left to :func:`bind`.
+    """
+    step = step if policy.source is None else policy.source
+    known = refused.keys()
+    if not policy.drops or (
+        replay_class == HIGHEST_CLASS and known.isdisjoint(step.names) and known.isdisjoint(step.storage_keys)
+    ):
+        return {}
+    memory, times = _memory_of(policy, step), np.zeros(len(step.ops))
+    anywhere = Replayable(step, memory, times)
+    here = Replayable(step, memory, times, replay_class, known)
+    keys, rows = step.storage_keys, memory.row[memory.gap_storage].tolist()
+    gap_of = {
+        (keys[row], ordinal): gap
+        for gap, (row, ordinal) in enumerate(zip(rows, memory.gap_ordinal.tolist(), strict=True))
+    }
+    found = {}
+    for decision in policy.drops:
+        gap = gap_of.get((decision.storage, decision.gap))
+        if gap is None or anywhere.why_not(gap) is not None or (why := here.why_not(gap)) is None:
+            continue
+        chain = anywhere.chain(rows[gap], int(memory.gap_use[gap]))
+        assert chain is not None  # there is nothing against the gap elsewhere
+        found[decision] = _why_refused(chain, step, replay_class, refused) or why
+    return found
+
+
+def _why_refused(chain: Chain, step: StepTrace, replay_class: int, refused: Mapping[str, str]) -> str:
+    """Of a chain that cannot be replayed here: why the last op that cannot be is not; empty where nobody knows."""
+    for row, number in zip(reversed(chain.made), reversed(chain.names), strict=True):
+        key, name = step.storage_keys[row], step.names[number]
+        if key in refused:
+            return refused[key]
+        if name in refused:
+            return f"{name} is not replayed here, {refused[name]}"
+        if REPLAY_CLASS[name] > replay_class:
+            return f"{name} is not replayed here, nor is any op of class {REPLAY_CLASS[name]}"
+    return ""
+
+
+def _memory_of(policy: Policy, step: StepTrace) -> StepMemory:
+    minimum = policy.assumed.get("min_swap_bytes", MIN_SWAP_BYTES)
+    return step_memory(step, minimum if isinstance(minimum, int) else MIN_SWAP_BYTES)
 
 
 def _placed(decision: Decision, u: int, v: int, returns: bool) -> tuple[int, int, int, int, bool]:

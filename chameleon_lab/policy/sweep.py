@@ -13,7 +13,7 @@ from ..progress import bar, tick
 from ..trace import StepTrace, Trace
 from ..units import format_bytes, format_percent, format_seconds
 from .arguments import checked_capacity, checked_link
-from .generate import plan, replay_class_of
+from .generate import plan, refused_of, replay_class_of
 from .memory import MIN_SWAP_BYTES, Floor, floor, newest_step, step_op_times
 from .model import Link
 from .simulate import simulate
@@ -140,7 +140,7 @@ def sweep(
     within: float = KNEE,
     min_swap_bytes: int = MIN_SWAP_BYTES,
     rematerialise: bool | int | None = None,
-    refused: Collection[str] = (),
+    refused: Collection[str] | None = None,
 ) -> Sweep:
     """Plan and simulate the newest step of ``trace`` at each of ``capacities``, in bytes.
 
@@ -155,6 +155,7 @@ def sweep(
         raise ValueError(f"within is {within}: give a share from 0 up")
     link = checked_link(link)
     step, replay_class = newest_step(trace), replay_class_of(rematerialise, trace)
+    refused = refused_of(refused, trace)
     times = step_op_times(step, op_times)
     lowest = floor(step, min_swap_bytes=min_swap_bytes)
     if capacities is None:

@@ -29,6 +29,8 @@ SEES_RAW_ACCESS: bool = _C.sees_raw_access
 """Does this torch say when a storage's bytes are accessed outside of ops? Since 2.13."""
 
 REFUSALS: tuple[str, ...] = _C.refusals
+OP_NOT_REPLAYED = 2
+"""The refusal of a storage whose op is not replayed, or not with its dtype."""
 """Why a storage could not be dropped, in words, by the number of the reason. 0: it could."""
 
 LONGEST_CHAIN: int = _C.longest_chain

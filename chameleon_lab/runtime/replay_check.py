@@ -2,18 +2,20 @@
 
 Nothing promises that they do: a library may choose its kernel by what it finds in its caches, or add in the order in
 which threads finish. So they are replayed only where a run of each, with autograd around it, and two more without, with
-other work in between, gave the same bits: per op and dtype, once a process for each number of threads.
+other work in between, gave the same bits: per op and dtype, once a process for each number of threads and the settings
+that choose kernels.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..trace.replay_ops import REPLAY_CLASS
 from . import core
@@ -32,6 +34,15 @@ class Replayable:
     """The dtypes with which an op may be replayed, by its name; none named: all."""
     refused: dict[str, str]
     """Why an op of the list is not replayed, or not with every dtype."""
+
+    def why_declined(self, refusal: int, name: str) -> str:
+        """Why a drop was declined, in words: ``refusal`` is the core's, ``name`` is of the op that made the storage."""
+        text = core.REFUSALS[refusal]
+        if refusal != core.OP_NOT_REPLAYED:
+            return text
+        if dtypes := self.dtypes.get(name):
+            return f"{name} is replayed with {', '.join(dtypes)} alone, and not inside of dispatch modes"
+        return f"{name} is not replayed, {self.refused[name]}" if name in self.refused else text
 
 
 NOTHING = Replayable({}, {})
@@ -53,24 +64,81 @@ def replayable(device: torch.device, threads: int, *, trusting: bool = False) ->
     return _checked(device, threads)
 
 
-@functools.cache
+_verdicts: dict[tuple[Any, ...], str | None] = {}
+"""What is known of an op's cases with a dtype: why it is not replayed, None if it may be. Nothing of those that did not
+run: there may have been no memory, say."""
+
+
 def _checked(device: torch.device, threads: int) -> Replayable:
     dtypes: dict[str, tuple[str, ...]] = {name: () for name, kind in REPLAY_CLASS.items() if kind == 1}
     refused = {}
-    for names, cases in _CASES:
-        good, bad = [], []
-        for dtype in _DTYPES:
-            why = next((why for case in cases if (why := _differs(case, device, dtype))), None)
-            (bad if why else good).append((str(dtype).removeprefix("torch."), why))
-        for name in names:
-            if good:
-                dtypes[name] = tuple(text for text, _ in good)
-            if bad:
-                refused[name] = "; ".join(f"{text}: {why}" for text, why in bad)
+    conditions = (device, threads, *_settings())
+    with _plain(device):
+        for names, cases in _CASES:
+            good: list[str] = []
+            bad: dict[str, list[str]] = {}
+            for dtype in _DTYPES:
+                why = _verdict(names[0], cases, device, dtype, conditions)
+                (bad.setdefault(why, []) if why else good).append(str(dtype).removeprefix("torch."))
+            for name in names:
+                if good:
+                    dtypes[name] = tuple(good)
+                if bad:
+                    refused[name] = "; ".join(f"{', '.join(texts)}: {why}" for why, texts in bad.items())
     for name, kind in REPLAY_CLASS.items():
         if kind == 2 and name not in dtypes and name not in refused and name not in _MADE_OF_OTHERS:
             refused[name] = f"no check on {device} covers it"
     return Replayable(dtypes, refused)
+
+
+def _settings() -> tuple[Any, ...]:
+    """What else may choose a kernel, or forbid it."""
+    back = torch.backends
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        *(back.mkldnn.enabled, back.mkldnn.deterministic),
+        *(back.cudnn.enabled, back.cudnn.benchmark, back.cudnn.deterministic),
+        *(back.mkldnn.matmul.fp32_precision, back.mkldnn.conv.fp32_precision),
+        *(back.cuda.matmul.fp32_precision, back.cudnn.conv.fp32_precision),
+        back.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        back.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        back.cuda.matmul.allow_fp16_accumulation,
+    )
+
+
+@contextmanager
+def _plain(device: torch.device) -> Iterator[None]:
+    """Away from what the caller is inside of: a session may be started anywhere, and its replays run below all that."""
+    with ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())  # type: ignore[arg-type]
+        stack.enter_context(_disable_current_modes())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        if torch._C._autograd._saved_tensors_hooks_is_enabled():  # the innermost ones alone are called
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_itself, _itself))
+        stack.enter_context(torch.no_grad())
+        yield
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+class _DidNotRunError(Exception):
+    """Says nothing of the op."""
+
+
+def _verdict(
+    name: str, cases: tuple[Case, ...], device: torch.device, dtype: torch.dtype, conditions: tuple[Any, ...]
+) -> str | None:
+    key = (name, dtype, *conditions)
+    if key not in _verdicts:
+        try:
+            _verdicts[key] = next((why for case in cases if (why := _differs(case, device, dtype))), None)
+        except _DidNotRunError as error:
+            return str(error)
+    return _verdicts[key]
 
 
 def _differs(case: Case, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -81,14 +149,16 @@ def _differs(case: Case, device: torch.device, dtype: torch.dtype) -> str | None
         with torch.enable_grad():
             first = _bits(op(*graph_inputs))
         for _ in range(_REPEATS):
-            torch.full((257,), 1.0, device=device).cumsum(0)  # moves the next allocations
-            with torch.no_grad():
-                if not torch.equal(_bits(op(*inputs)), first):
-                    return "it did not repeat itself to the bit"
+            held = torch.full((257,), 1.0, dtype=dtype, device=device)  # moves the next allocations
+            work = held.mul(2)
+            if not torch.equal(_bits(op(*inputs)), first):
+                return "it did not repeat itself to the bit"
+            del held, work
     except NotImplementedError:
         return f"it does not exist on {device.type}"
-    except RuntimeError as error:
-        return f"it did not run ({str(error).splitlines()[0]})"
+    except Exception as error:  # a session starts without it
+        text = str(error).splitlines()
+        raise _DidNotRunError(f"it did not run ({text[0] if text else type(error).__name__})") from None
     return None
 
 
@@ -98,8 +168,9 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _random(*shapes: Iterable[int]) -> Callable[[torch.device, torch.dtype], tuple[torch.Tensor, ...]]:
     def make(device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        generator = torch.Generator().manual_seed(1)  # leaves the user's generators alone
-        return tuple(torch.randn(tuple(s), generator=generator).to(device, dtype) for s in shapes)
+        generator = torch.Generator("cpu").manual_seed(1)  # leaves the user's generators alone
+        made = (torch.randn(tuple(s), generator=generator, dtype=torch.float64, device="cpu") for s in shapes)
+        return tuple(tensor.to(device, dtype) for tensor in made)
 
     return make
 

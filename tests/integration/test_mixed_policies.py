@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +16,12 @@ from training import ConvNet, Gpt, Loop, Moe, adamw, reference, sgd, train
 import chameleon_lab as cl
 import chameleon_lab.session
 from chameleon_lab.plans import Plans
+from chameleon_lab.policy import Edit, EditAction, Policy, plan
 from chameleon_lab.policy.memory import step_op_times
 from chameleon_lab.runtime import core
+from chameleon_lab.runtime.replay_check import Replayable, replayable
+from chameleon_lab.trace import Trace
+from chameleon_lab.trace.replay_ops import REPLAY_CLASS
 
 pytestmark = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
 
@@ -164,6 +171,190 @@ def test_a_given_policy_is_not_made_again() -> None:
     run = train(Gpt, adamw, 8, settings | {"policy": slow}, each_step=look)
     assert run.report is not None and seen[-1] is slow
     assert not any("it was made for" in plan.why for plan in run.report.plans), run.report.plans
+
+
+def settings_of(share: float = 0.6) -> dict[str, Any]:
+    """A capacity of which the rest cannot be hidden behind copies."""
+    return {"capacity": int(share * reference(Gpt)[1]), **SLOW}
+
+
+@cache
+def mixed_policy() -> Policy:
+    """What a session plans that may replay."""
+    return run_of({})[1][-1]
+
+
+def run_of(kwargs: dict[str, Any], steps: int = 8) -> tuple[Any, list[Any]]:
+    """A run, and the policy in force after each step."""
+    seen: list[Any] = []
+
+    def look(number: int, model: Any, session: cl.Session) -> None:
+        session._plans.wait()
+        seen.append(session.policy)
+
+    return train(Gpt, adamw, steps, settings_of() | kwargs, each_step=look), seen
+
+
+@pytest.mark.parametrize("how", ["file", "object", "assigned", "enabled"])
+def test_a_policy_with_drops_is_planned_anew_where_nothing_is_replayed(how: str, tmp_path: Path) -> None:
+    """As it is, it would leave to eviction what it drops."""
+    policy, path = mixed_policy(), tmp_path / "policy.json"
+    policy.save(path)
+    swaps_alone, _ = run_of({"rematerialise": False})
+    seen: list[Any] = []
+
+    def look(number: int, model: Any, session: cl.Session) -> None:
+        if session is None:
+            return
+        session._plans.wait()
+        seen.append(session.policy)
+        if number == 4 and how == "assigned":
+            session.policy = path
+        elif number == 4 and how == "enabled":
+            session.enable(Policy.load(path))
+
+    given: dict[str, Callable[[], Any]] = {"file": lambda: path, "object": lambda: policy}
+    kwargs = {"rematerialise": False} | ({"policy": given[how]()} if how in given else {})
+    bare, _ = reference(Gpt, adamw, 10)
+    run = train(Gpt, adamw, 10, settings_of() | kwargs, each_step=look)
+    report = run.report
+    assert run.same(bare) and report is not None
+    assert seen[-1] is not policy and seen[-1].swaps and not seen[-1].drops
+    assert report.unmatched_decisions == () and not report.declined_drops
+    lost = f"{len(policy.drops)} of its {len(policy.decisions)} decisions cannot be obeyed"
+    assert any(lost in note and "rematerialise=False" in note for note in report.notes), report.notes
+    assert [step.evictions for step in report.history[-2:]] == [0, 0], report
+    assert report.history[-1].swapped_out_bytes <= 1.1 * swaps_alone.report.history[-1].swapped_out_bytes
+
+
+@pytest.mark.parametrize("refused", ["aten::gelu", "class 2"])
+def test_a_policy_with_drops_that_the_self_check_refuses_is_planned_anew(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = mixed_policy()
+    of_it = {name for name, kind in REPLAY_CLASS.items() if kind == 2} if refused == "class 2" else {refused}
+
+    def without(*args: Any, **kwargs: Any) -> Replayable:
+        known = replayable(*args, **kwargs)
+        here = {name: dtypes for name, dtypes in known.dtypes.items() if name not in of_it}
+        return Replayable(here, known.refused | dict.fromkeys(of_it, "it did not repeat itself to the bit"))
+
+    monkeypatch.setattr(chameleon_lab.session, "replayable", without)
+    bare, _ = reference(Gpt, adamw, 8)
+    run, seen = run_of({"policy": policy})
+    report = run.report
+    assert run.same(bare)
+    assert seen[-1] is not policy and seen[-1].drops
+    assert set(seen[-1].assumed["refused"]) >= of_it
+    assert any("cannot be obeyed" in note and "did not repeat itself" in note for note in report.notes), (
+        report.notes
+    )
+    assert report.history[-1].replays and not report.declined_drops and report.unmatched_decisions == ()
+
+
+def test_a_given_policy_goes_where_the_runtime_declines_its_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session thought that it could: the next plan is without those drops, and keeps the others."""
+    policy = mixed_policy()
+    allow = core.allow_replays
+    without = lambda dtypes: allow({name: d for name, d in dtypes.items() if name != "aten::gelu"})  # noqa: E731
+    monkeypatch.setattr(core, "allow_replays", without)
+    bare, _ = reference(Gpt, adamw, 10)
+    run, seen = run_of({"policy": policy}, steps=10)
+    report = run.report
+    assert run.same(bare)
+    assert seen[1] is policy and seen[-1] is not policy and seen[-1].drops
+    declined = [step.declined_drops for step in report.history]
+    assert max(declined) > 0 and declined[-1] == 0, declined
+    gone = set(seen[-1].assumed["refused"]) & {decision.storage for decision in policy.drops}
+    assert gone and gone.isdisjoint(decision.storage for decision in seen[-1].drops)
+    assert any("cannot be obeyed" in note and "is not replayed" in note for note in report.notes), (
+        report.notes
+    )
+
+
+def test_planning_offline_knows_what_the_session_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the trace says is refused is what the session plans without."""
+    given = mixed_policy()
+    allow = core.allow_replays
+    without = lambda dtypes: allow({name: d for name, d in dtypes.items() if name != "aten::gelu"})  # noqa: E731
+    monkeypatch.setattr(core, "allow_replays", without)
+    path, seen = tmp_path / "t.parquet", []
+
+    def look(number: int, model: Any, session: cl.Session) -> None:
+        session._plans.wait()
+        if number == 9:
+            session.trace().save(path)
+            seen.append(session.policy)
+
+    train(Gpt, adamw, 10, settings_of() | {"policy": given}, each_step=look)
+    (policy,) = seen
+    trace = Trace.load(path)
+    refused = policy.assumed["refused"]
+    assert "aten::_scaled_dot_product_flash_attention" in refused and any("gelu" in key for key in refused)
+    assert trace.meta["refused"] == refused
+    made = plan(trace, policy.capacity_bytes, policy.link, min_swap_bytes=4096)
+    assert made.assumed["refused"] == refused and made.assumed["rematerialise"] == 2
+    off, _ = run_of({"rematerialise": False}, steps=1)
+    assert off.report.not_replayed == {}
+
+
+class Complex(torch.nn.Module):
+    """Matrix products of complex numbers, which backward needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ParameterList(torch.randn(64, 64, 2) / 11 for _ in range(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, 64, 2) to a loss."""
+        z = torch.view_as_complex(x)
+        for layer in self.layers:
+            z = z @ torch.view_as_complex(layer)
+        return z.abs().square().mean()
+
+    def batch(self, generator: torch.Generator) -> torch.Tensor:
+        """Random numbers."""
+        return torch.randn(256, 64, 2, generator=generator)
+
+
+def test_reports_tell_why_a_dtype_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "keep_producers", lambda on: None)  # nothing says so beforehand
+    bare, live_peak = reference(Complex, adamw, 8)
+    declined: dict[str, int] = {}
+    texts: list[str] = []
+
+    def look(number: int, model: Any, session: cl.Session) -> None:
+        session._plans.wait()
+        report = session.report()
+        declined.update(report.declined_drops)
+        texts.append(str(report))
+
+    run = train(Complex, adamw, 8, {"capacity": int(0.5 * live_peak), **SLOW}, each_step=look)
+    assert run.same(bare)
+    reason = "aten::mm is replayed with float32, bfloat16, float16, float64 alone"
+    assert any(why.startswith(reason) for why in declined), declined
+    assert any(reason in text for text in texts)
+    assert "Not replayed" in texts[-1] and "it does not exist on cpu" in texts[-1]
+
+
+def test_drops_that_edits_demand_and_nothing_replays_are_findings() -> None:
+    edit = Edit(EditAction.REMATERIALISE, category="activation", module="blocks.1")
+    draft = mixed_policy().draft()
+    policy = draft.add(edit).policy()
+    assert any(decision.decided_by == "user" for decision in policy.drops)
+    run, seen = run_of({"policy": policy, "rematerialise": False})
+    assert seen[-1].edits == (edit,) and not seen[-1].drops
+    assert any(str(edit) in note and "switched off" in note for note in run.report.notes), run.report.notes
+
+
+def test_a_policy_whose_drops_can_be_replayed_is_taken_as_it_is() -> None:
+    policy = mixed_policy()
+    run, seen = run_of({"policy": policy})
+    assert all(each is policy for each in seen)
+    assert not any("cannot" in note for note in run.report.notes), run.report.notes
+    assert run.report.history[-1].drops == len(policy.drops)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.25], ids=["half", "quarter"])

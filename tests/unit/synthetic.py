@@ -291,6 +291,14 @@ def dropped_step(layers: int = 4) -> tuple[StepTrace, int]:
     return step, row
 
 
+def declining(step: StepTrace, *keys: str) -> StepTrace:
+    """The step, in which drops of these storages were declined."""
+    rows = np.array([step.storage_keys.index(key) for key in keys], np.int32)
+    ops = step.storages.birth_op[rows].astype(np.int32)
+    declined = Declined(ops, rows, step.ops.name[ops].astype(np.int32), np.full(len(rows), 1, np.uint8))
+    return replace(step, declined=declined)
+
+
 def random_step(seed: int, ops: int = 20, storages: int = 8, unit: int = 1 << 14) -> StepTrace:
     """An arbitrary step: persistent, carried, local and escaping storages of 1 to 9 units, some too small or pinned."""
     random = np.random.default_rng(seed)

@@ -95,6 +95,30 @@ def test_plan_and_sweep_replay_where_they_are_told_to(trace, chameleon):
     assert code == 2 and "'some' is not one of" in err
 
 
+def test_plan_and_sweep_know_what_the_session_did_not_replay(trace, chameleon):
+    def planned(*words):
+        command = ("plan", "u.parquet", "--capacity", "60%", "--link", "64MiB/s", "--bound", "--json", *words)
+        return json.loads(chameleon(*command, "-o", "p.json")[1]), cl.Policy.load("p.json")
+
+    swept = ("sweep", "u.parquet", "--capacity", "60%", "--link", "64MiB/s", "--json")
+    meta = trace.meta | {"replay_class": 2}
+    Trace(trace.steps, meta).save("u.parquet")  # as older versions have written it
+    values, free = planned()
+    (point,) = json.loads(chameleon(*swept)[1])["points"]
+    assert free.assumed["refused"] == [] and free.drops
+    names = sorted({decision.storage.split("/")[1].split(".")[0] for decision in free.drops})
+    Trace(trace.steps, meta | {"refused": names}).save("u.parquet")
+    for words in ((), ("--rematerialise", "all")):
+        held, policy = planned(*words)
+        assert policy.assumed["refused"] == names and not policy.drops
+        assert held["lower_bound_stall_s"] > values["lower_bound_stall_s"]
+    (alone,) = json.loads(chameleon(*swept)[1])["points"]
+    assert alone["replay_s"] == 0.0 < point["replay_s"] and alone["step_s"] > point["step_s"]
+    Trace(trace.steps, meta | {"refused": "all"}).save("u.parquet")
+    code, _, err = chameleon("plan", "u.parquet", "--capacity", "60%")
+    assert code == 4 and "'all' is refused" in err
+
+
 def test_simulate_says_whether_a_policy_fits(trace, chameleon):
     chameleon("plan", "t.parquet", "--capacity", "60%", "-o", "p.json")
     policy = cl.Policy.load("p.json")
@@ -169,6 +193,19 @@ class Tags(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.names.append(tag)
         self.addresses += [value for name, value in attributes if name in ("src", "href", "srcset", "data")]
+
+
+def test_report_tells_what_was_not_replayed_and_why(trace, chameleon):
+    refused = {"aten::mm": "bfloat16: it did not repeat itself to the bit"}
+    Trace(trace.steps, trace.meta | {"replay_class": 2, "not_replayed": refused}).save("u.parquet")
+    out = chameleon("report", "u.parquet")[1]
+    (line,) = [line for line in out.splitlines() if line.startswith("Not replayed")]
+    assert "1 op" in line and "aten::mm (bfloat16: it did not repeat itself" in line
+    assert json.loads(chameleon("report", "u.parquet", "--json")[1])["meta"]["not_replayed"] == refused
+    Trace(trace.steps, trace.meta | {"replays_off": "rematerialise=False"}).save("u.parquet")
+    out = chameleon("report", "u.parquet")[1]
+    assert re.search(r"Replays +off +rematerialise=False", out) and "Not replayed" not in out
+    assert "eplay" not in chameleon("report", "t.parquet")[1].split("Step", 2)[1]
 
 
 def test_the_html_report_needs_no_network(trace, chameleon):

@@ -225,6 +225,16 @@ def test_replays_stand_beside_swaps_in_rows_and_figures(mixed):
     assert "no op of the step makes it" in mixed.choices(weight["storage"])["cost"]["why_not_replay"]
 
 
+def test_the_first_plan_of_a_trace_knows_what_its_session_did_not_replay():
+    step, _ = dropped_step(layers=6)
+    slow = {"link_out_bytes_per_s": 3e8, "link_in_bytes_per_s": 3e8, "replay_class": 2}
+    desk = Desk("file:b.parquet", None, step, META | slow | {"refused": ["aten::gelu"]}, lambda: None)
+    opened(desk)
+    dropped = {row["storage"] for row in swapped_rows(desk, "remat")}
+    (declined,) = (step.storage_keys[row] for row in step.declined.storage.tolist())
+    assert dropped and declined not in dropped and not any("gelu" in key for key in dropped)
+
+
 def test_a_storage_and_a_rule_are_rematerialised_or_never_are(mixed):
     dropped = swapped_rows(mixed, "remat")
     storage = dropped[0]["storage"]

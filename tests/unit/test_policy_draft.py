@@ -6,10 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from synthetic import gpt_step
+from synthetic import declining, gpt_step
 
 from chameleon_lab.errors import BelowFloorError, PolicyError
 from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan, simulate
+from chameleon_lab.trace import Trace
 
 STEP = gpt_step(layers=4)
 BASE = plan(STEP, int(0.6 * STEP.live_peak_bytes), Link(4e9, 4e9), margin=0.02)
@@ -137,6 +138,27 @@ def test_a_draft_plans_with_the_replays_of_its_base() -> None:
     draft.rematerialise("h.3/aten::gelu.0#0")
     (drop,) = [d for d in draft.policy().drops if d.storage == "h.3/aten::gelu.0#0"]
     assert drop.decided_by == "user" and draft.validate()[0].fault is Fault.CONTRADICTED
+
+
+def test_a_draft_for_another_step_knows_what_that_one_declined() -> None:
+    step = gpt_step(layers=8)
+    capacity, link = int(0.5 * step.live_peak_bytes), Link(5e8, 5e8)
+    base = plan(step, capacity, link, rematerialise=True, refused=("h.5/aten::mm.0#0",))
+    declined = "h.3/aten::gelu.0#0"
+    newer = Trace([declining(step, declined)], {"replay_class": 2, "refused": ["aten::tanh"]})
+    made = base.draft(newer).policy()
+    assert made.assumed["refused"] == ["aten::tanh", declined, "h.5/aten::mm.0#0"]
+    assert made.drops and declined not in {decision.storage for decision in made.drops}
+    again = base.draft(declining(step, declined)).policy()
+    assert again.assumed["refused"] == [declined, "h.5/aten::mm.0#0"]
+
+
+def test_a_draft_of_a_plan_with_refusals_of_its_own_keeps_to_them() -> None:
+    step = declining(gpt_step(layers=8), "h.3/aten::gelu.0#0")
+    capacity, link = int(0.5 * step.live_peak_bytes), Link(5e8, 5e8)
+    base = plan(step, capacity, link, rematerialise=True, refused=())
+    for draft in (base.draft(), base.draft(step)):
+        assert draft.keep(category="parameter").policy().assumed["refused"] == []
 
 
 def test_without_replays_a_draft_says_that_it_cannot_rematerialise() -> None:

@@ -10,8 +10,8 @@ from synthetic import StepBuilder, gpt_step
 
 from chameleon_lab.policy import Decision, Link, Policy, plan
 from chameleon_lab.policy.model import Action, fingerprint
-from chameleon_lab.policy.program import FREE, SWAP_IN, SWAP_OUT, Program, compile_program
-from chameleon_lab.trace import Category, StepTrace
+from chameleon_lab.policy.program import FREE, SWAP_IN, SWAP_OUT, Program, compile_program, unreplayable
+from chameleon_lab.trace import Category, Stage, StepTrace
 
 BIG = 1 << 20
 
@@ -147,3 +147,52 @@ def test_size_limit_of_the_policy_holds() -> None:
     assert len(compile_program(swap(0, 2, 3, 5, 6), step).storage_row) == 0
     small = dataclasses.replace(swap(0, 2, 3, 5, 6), assumed={"min_swap_bytes": 4096})
     assert len(compile_program(small, step).storage_row) == 1
+
+
+def dropping() -> tuple[Policy, StepTrace]:
+    """Drops of what a gelu and a matrix product make, the second from the first."""
+    builder = StepBuilder()
+    x = builder.carried(Category.INPUT, BIG, "x")
+    (a,) = builder.op("aten::gelu", reads=(x,), makes=((Category.ACTIVATION, BIG),))
+    (b,) = builder.op("aten::mm", reads=(a,), makes=((Category.ACTIVATION, BIG),))
+    builder.op("aten::sum", reads=(a, b))
+    for _ in range(4):
+        builder.op("aten::unrelated")
+    builder.op("aten::backward", reads=(a, b), stage=Stage.BACKWARD)
+    step = builder.build()
+    uses = {a: 2, b: 1}
+    decisions = tuple(
+        Decision(step.storage_keys[row], "activation", "", BIG, Action.REMATERIALISE, gap, 2, 3, 7, 7)
+        for row, gap in uses.items()
+    )
+    return Policy(BIG, Link(None, None), decisions, source=step), step
+
+
+@pytest.mark.parametrize(
+    ("replay_class", "refused", "lost"),
+    [
+        (2, {}, {}),
+        (2, {"aten::conv2d": "it differs", "activation:gone": "it differs"}, {}),
+        (2, {"aten::gelu": "it differs"}, {0: "aten::gelu is not replayed here, it differs"}),
+        (2, {"aten::mm": "it differs"}, {1: "aten::mm is not replayed here, it differs"}),
+        (1, {}, {1: "aten::mm is not replayed here, nor is any op of class 2"}),
+        (2, {"{1}": "it was written"}, {1: "it was written"}),
+    ],
+)
+def test_drops_that_a_session_cannot_replay(
+    replay_class: int, refused: dict[str, str], lost: dict[int, str]
+) -> None:
+    policy, step = dropping()
+    keys = [decision.storage for decision in policy.decisions]
+    refused = {name.format(*keys): why for name, why in refused.items()}
+    found = unreplayable(policy, step, replay_class, refused)
+    assert found == {policy.decisions[index]: why for index, why in lost.items()}
+    without = dataclasses.replace(policy, source=None)
+    assert unreplayable(without, step, replay_class, refused) == found
+    assert unreplayable(without, gpt_step(), replay_class, refused) == {}, "nothing of it is in the step"
+
+
+def test_the_step_that_a_policy_was_made_for_tells_what_it_drops() -> None:
+    """A live step need not say how values are made: where nothing is replayed, nobody has watched."""
+    policy, _ = dropping()
+    assert len(unreplayable(policy, gpt_step(), 1, {})) == 1

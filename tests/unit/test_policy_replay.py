@@ -6,9 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from synthetic import StepBuilder, gpt_step
+from synthetic import StepBuilder, declining, gpt_step
 
-from chameleon_lab.policy import Link, plan, simulate
+from chameleon_lab.errors import TraceError
+from chameleon_lab.policy import Link, lower_bound, plan, simulate, sweep
 from chameleon_lab.policy.generate import _passes
 from chameleon_lab.policy.memory import step_memory
 from chameleon_lab.policy.mix import Mixer
@@ -331,6 +332,39 @@ def test_the_trace_says_what_its_session_can_replay() -> None:
     assert plan(Trace([step]), capacity, link).drops == ()
     assert plan(Trace([step], {"replay_class": 1}), capacity, link).drops
     assert plan(Trace([step], {"replay_class": 1}), capacity, link, rematerialise=False).drops == ()
+
+
+def test_the_trace_says_what_its_session_does_not_replay() -> None:
+    step = gpt_step(layers=8)
+    capacity, link = int(0.5 * step.live_peak_bytes), Link(5e8, 5e8)
+    free = plan(Trace([step], {"replay_class": 2}), capacity, link)
+    first, *_ = dropped = {decision.storage for decision in free.drops}
+    assert free.assumed["refused"] == [] and any("gelu" in storage for storage in dropped)
+
+    declined = declining(step, first)
+    trace = Trace([declined], {"replay_class": 2, "refused": ["aten::gelu"]})
+    made = plan(trace, capacity, link)
+    assert made.assumed["refused"] == sorted(["aten::gelu", first])
+    left = {decision.storage for decision in made.drops}
+    assert left and first not in left and not any("gelu" in storage for storage in left)
+    assert first not in {d.storage for d in plan(declined, capacity, link, rematerialise=True).drops}
+    anyhow = plan(trace, capacity, link, refused=())
+    assert anyhow.decisions == free.decisions and anyhow.assumed["refused"] == []
+
+    given = {"rematerialise": True, "refused": ["aten::gelu", first]}
+    assert sweep(trace, [capacity], link) == sweep(step, [capacity], link, **given)
+    assert sweep(trace, [capacity], link, refused=()) == sweep(
+        step, [capacity], link, rematerialise=True, refused=()
+    )
+    pytest.importorskip("scipy")
+    assert lower_bound(trace, capacity, link) == lower_bound(step, capacity, link, **given)
+    assert lower_bound(trace, capacity, link).stall_s > lower_bound(trace, capacity, link, refused=()).stall_s
+
+
+@pytest.mark.parametrize("told", ["aten::gelu", 5, None, [1], {"aten::gelu": "why"}])
+def test_refusals_of_a_trace_are_names(told: object) -> None:
+    with pytest.raises(TraceError, match=r"refused=\.\.\."):
+        plan(Trace([gpt_step()], {"refused": told}), 1 << 30, SLOW)
 
 
 @pytest.mark.parametrize("value", [3, -1, "all", 1.5])

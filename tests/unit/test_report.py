@@ -118,6 +118,28 @@ def test_rows_appear_for_what_is_out_of_the_ordinary(report):
     assert [text for name, text, _ in odd.rows() if name == "Note"] == ["the ops changed", "profiling again"]
 
 
+def test_what_is_not_replayed_is_told_with_its_reasons(report):
+    def rows(**refused):
+        return [
+            (text, remark)
+            for name, text, remark in replace(report, not_replayed=refused).rows()
+            if name == "Not replayed"
+        ]
+
+    absent, differs = "float32: it does not exist on cpu", "bfloat16: it did not repeat itself to the bit"
+    assert rows() == []
+    assert rows(a=absent, b=absent, c=absent) == [("3 ops", f"a and 2 more ({absent})")]
+    assert rows(a=absent, b=absent, mm=differs) == [
+        ("1 op", f"mm ({differs})"),
+        ("2 ops", f"a and 1 more ({absent})"),
+    ]
+    many = rows(a=absent, b="x", c="y", d="y")
+    assert many == [("2 ops", "c and 1 more (y)"), ("1 op", "b (x); 1 other reason: see not_replayed")]
+    assert differs in str(replace(report, not_replayed={"mm": differs}))
+    off = replace(report, not_replayed={"mm": differs}, replays_off="rematerialise=False")
+    assert "Not replayed" not in str(off) and "rematerialise=False" in str(off)
+
+
 def test_text_is_an_aligned_table(report):
     lines = str(replace(report, notes=("a note that is much longer than any value",))).splitlines()
     assert lines[0] == "Chameleon Lab"
