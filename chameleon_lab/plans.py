@@ -289,7 +289,7 @@ class Plans:
                 own.good_steps = 0
             else:
                 own.good_steps += 1
-                if own.good_steps >= 2 << own.renewals:
+                if own.good_steps >= _LONGEST_PAUSE:
                     own.renewals = 0
             if self._job is None:
                 if self.lacking:
@@ -334,13 +334,13 @@ class Plans:
 
     def _renew(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
         """Its ops come as they are planned, and what it moves does not. Where a new plan fares no better, the next one
-        waits twice as long.
+        waits eight times as long: a step after one of another kind may find other storages each time.
         """
         step, why, renewals = log.index, _left(summary), own.renewals + 1
         key = (log.fingerprint, log.live_peak_bytes)
         if log.truncated_ops or not self._may_try(key, step):
             return
-        if step < own.summary.made_from_step + min(1 << own.renewals, _LONGEST_PAUSE):
+        if step < own.summary.made_from_step + min(1 << 3 * own.renewals, _LONGEST_PAUSE):
             return
         self._job = _Job(
             lambda: replace(self._finish(self._make(log), step, why), renewals=min(renewals, _MOST_RENEWALS)),

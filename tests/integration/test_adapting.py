@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -502,6 +503,27 @@ def test_the_report_says_where_the_ops_departed() -> None:
     plan = report.plans[-1]
     followed = sum(p.followed_steps for p in report.plans if p.fingerprint == plan.fingerprint)
     assert followed >= 7 and plan.last_step == 11 and not plan.dropped
+
+
+def test_a_plan_that_no_new_one_would_better_is_not_made_again_each_time() -> None:
+    """A skipped step, and the one after it, find other storages across the border than those planned for."""
+    _, live_peak = reference(Gpt)
+    scalers: dict[Trainer, torch.amp.GradScaler] = {}
+
+    def scaled(t: Trainer, number: int) -> None:
+        scaler = scalers.setdefault(t, torch.amp.GradScaler("cpu", init_scale=1024.0))
+        loss = t.model(t.model.batch(t.generator))  # type: ignore[operator]
+        (scaler.scale(loss) * (math.inf if number % 9 == 8 else 1.0)).backward()
+        t.losses.append(raw(loss))
+        scaler.step(t.optimizer)
+        scaler.update()
+        t.optimizer.zero_grad()
+
+    want, _ = run(scaled, Gpt, steps=60)
+    got, report = run(scaled, Gpt, live_peak // 2, steps=60, wait=True)
+    assert got == want and report is not None
+    again = [plan.made_from_step for plan in report.plans if "left the device" in plan.why]
+    assert len(again) <= 4, again
 
 
 def test_plans_are_bounded_and_the_one_followed_longest_ago_goes(monkeypatch: pytest.MonkeyPatch) -> None:
