@@ -409,11 +409,11 @@ def test_plans_that_fare_no_better_are_made_ever_more_rarely(monkeypatch: pytest
         t.update()
 
     _, live_peak = reference(Gpt)
-    _, report = run(steady, Gpt, live_peak // 3, steps=40, wait=True)
+    _, report = run(steady, Gpt, live_peak // 3, steps=90, wait=True)
     assert report is not None
     made = [plan.made_from_step for plan in report.plans if plan.why.endswith("left the device")]
     gaps = [after - before for before, after in pairwise(made)]
-    assert len(made) >= 4 and gaps == sorted(gaps) and gaps[-1] >= 8, made
+    assert len(made) >= 3 and gaps == sorted(gaps) and gaps[-1] >= 64, made
     assert report.lacking
 
 
@@ -519,11 +519,11 @@ def test_a_plan_that_no_new_one_would_better_is_not_made_again_each_time() -> No
         scaler.update()
         t.optimizer.zero_grad()
 
-    want, _ = run(scaled, Gpt, steps=60)
-    got, report = run(scaled, Gpt, live_peak // 2, steps=60, wait=True)
+    want, _ = run(scaled, Gpt, steps=150)
+    got, report = run(scaled, Gpt, live_peak // 2, steps=150, wait=True)
     assert got == want and report is not None
     again = [plan.made_from_step for plan in report.plans if "left the device" in plan.why]
-    assert len(again) <= 4, again
+    assert len(again) <= 6, again
 
 
 def test_plans_are_bounded_and_the_one_followed_longest_ago_goes(monkeypatch: pytest.MonkeyPatch) -> None:
