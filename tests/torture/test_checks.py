@@ -90,7 +90,7 @@ def test_a_subclass_that_shows_nothing_is_refused() -> None:
     class Closed(torch.Tensor):
         @classmethod
         def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            raise NotImplementedError
+            raise RuntimeError("closed")
 
     with pytest.raises(TypeError, match="inside of a Closed cannot be compared"):
         bits(torch.Tensor._make_wrapper_subclass(Closed, (3,)))
