@@ -94,12 +94,24 @@ void Executor::send_to_places(int32_t cursor) {
     if (!storage || program_->storages[row].uid < 0 || last[row] == kUnknown) continue;
     const auto kind = static_cast<ActionKind>(last[row]);
     const bool goes = kind == ActionKind::SwapOut || kind == ActionKind::Free;
-    if (goes && storage->residency == Residency::Resident && storage->pins == 0 && swapper_.movable(*storage)) {
-      swapper_.swap_out(*storage, Cause::Planned);
+    if (goes) {
+      send_out(*storage);
     } else if (kind == ActionKind::SwapIn && storage->residency == Residency::Away) {
       swap_ins_.push_back(static_cast<int32_t>(row));
     }
   }
+}
+
+// Returns whether it was on the device, and leaves.
+bool Executor::send_out(Storage& storage) {
+  if (storage.pins > 0 || !swapper_.movable(storage)) return false;
+  if (storage.residency == Residency::Returning) {  // fetched for ops that never came
+    swapper_.undo_swap_in(storage);
+    return true;
+  }
+  if (storage.residency != Residency::Resident) return false;
+  swapper_.swap_out(storage, Cause::Planned);
+  return true;
 }
 
 void Executor::begin_step() {
@@ -392,11 +404,9 @@ void Executor::fire_swap_out(int32_t row, int32_t op) {
     if (op >= 0 && (planned.uid >= 0 || (op >= planned.birth_op && !came_[row]))) note_trigger(planned.bytes, false);
     return;
   }
-  if (storage->residency == Residency::Resident && storage->pins == 0 && swapper_.movable(*storage)) {
-    swapper_.swap_out(*storage, Cause::Planned);
-  } else if (storage->residency == Residency::Leaving) {
+  if (storage->residency == Residency::Leaving) {
     storage->moved_by = Cause::Planned;  // pressure has sent it ahead
-  } else {
+  } else if (!send_out(*storage)) {
     ++recorder_.log().dropped_triggers;
   }
   const bool leaves = storage->residency == Residency::Leaving || storage->residency == Residency::Away;

@@ -109,6 +109,7 @@ class Executor {
   // Op: of the program, whose action this is; -1 where no live op has been it.
   void fire_swap_out(int32_t storage, int32_t op);
   void fire_drop(int32_t storage, int32_t op);
+  bool send_out(Storage& storage);
   void note_trigger(int64_t bytes, bool fired);
 
   Swapper& swapper_;

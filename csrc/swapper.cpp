@@ -115,7 +115,11 @@ bool Swapper::evict(size_t block_bytes) {
 void Swapper::send_ahead(size_t waited_for_bytes) {
   while (!candidates_.empty() && candidates_.front().first > kSoon && !sent_enough(waited_for_bytes)) {
     Storage* storage = furthest_candidate();
-    if (storage->residency != Residency::Resident) continue;
+    if (storage->residency == Residency::Returning) {
+      undo_swap_in(*storage);
+      count_eviction(*storage);
+      continue;
+    }
     swap_out(*storage, Cause::Evict);
     if (storage->residency != Residency::Leaving) return;  // no host memory left
   }

@@ -42,6 +42,7 @@ class Swapper {
   bool movable(const Storage& storage) const;
 
   void swap_out(Storage& storage, Cause cause);  // begin; a clean storage needs no copy
+  void undo_swap_in(Storage& storage);           // of a storage that nothing has used since
   void finish_swap_out(Storage& storage);        // the free point: wait for the copy, give the block back
   bool swap_in(Storage& storage, Cause cause);   // begin, without evicting anything; false where there is no room
   // Be resident for what compute does from here on, or the host; false where there is no room.
@@ -66,7 +67,6 @@ class Swapper {
   void forget_leaving(Storage& storage);
   void give_block_back(Storage& storage);
   void begin_swap_in(Storage& storage, void* block, Cause cause);
-  void undo_swap_in(Storage& storage);
   void arrive(Storage& storage, bool host_reads);
   void wait(Storage& storage, const EventPtr& copy, Direction direction, int lane);
   void cancel(Storage& storage, EventPtr& copy, Direction direction);

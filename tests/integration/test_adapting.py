@@ -314,6 +314,24 @@ def test_triggers_that_find_nothing_where_their_op_ran_count_as_missed() -> None
     assert report.history[-1].trigger_recall > 0.99 and report.lacking is None
 
 
+def test_what_was_fetched_for_ops_that_never_came_leaves_as_the_next_plan_says() -> None:
+    """Blocks left out from one step on: the old plan still fetches their weights and states, and nothing uses them."""
+    _, live_peak = reference(Gpt)
+
+    def left_out(t: Trainer, number: int) -> None:
+        t.model.skip = 4 if number >= 10 else None  # type: ignore[assignment]
+        t.micro_batch()
+        t.update()
+
+    want, _ = run(left_out, Gpt, steps=20)
+    got, report = run(left_out, Gpt, live_peak // 3, steps=20, wait=True)
+    assert got == want and report is not None
+    settled = report.history[-6:]
+    assert all(step.match_rate == 1.0 for step in settled)
+    assert all(step.trigger_recall == 1.0 for step in settled), [step.trigger_recall for step in settled]
+    assert not any(step.evictions for step in settled), [step.evictions for step in settled]
+
+
 def test_storages_that_are_replaced_for_ever_are_not_planned_for_for_ever() -> None:
     """A chunk of data on the device, loaded anew every 4 steps: a plan for each would be of use for three steps."""
     torch.manual_seed(0)
