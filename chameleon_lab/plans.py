@@ -50,6 +50,8 @@ _MOST_RENEWALS = 16
 _MOST_FAILED = 256
 _SAME_TIME = 0.1
 """Compute times that differ by less than this share are no reason to."""
+_LIKELY = 0.95
+"""Likeness of a step and a plan's from which on the plan is given a try."""
 _CHEAP = 0.02
 """Share of the compute time that a plan may cost without being worth another look."""
 
@@ -104,7 +106,7 @@ class _Turns:
     time, and each would have to wait so long to get it back.
     """
 
-    _SHORT_S = 2e-5
+    _SHORT_S = 5e-6
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -137,7 +139,7 @@ class _Job(threading.Thread):
     follows, changes over at once.
     """
 
-    _LOOK_S = 0.001
+    _LOOK_S = 0.004  # each look takes the interpreter from the forward for a moment
 
     def __init__(
         self, work: Callable[[], Plan | None], key: tuple[int, int], patience_s: float = 0.0
@@ -152,6 +154,7 @@ class _Job(threading.Thread):
         self._abandoned = False
         self._begins_by_s = time.monotonic() + patience_s
         self._begins = threading.Event()
+        core.wake_promptly(True)  # this thread, where it waits for the interpreter
         try:
             self.start()
         except RuntimeError as failure:  # the system has no thread left: that is a failed plan too
@@ -264,6 +267,7 @@ class Plans:
         """Forget what is being planned."""
         job, self._job = self._job, None
         if job is not None:
+            core.wake_promptly(False)
             job.abandon()
 
     def step_ended(self, log: core.StepLog, summary: StepSummary) -> None:
@@ -316,6 +320,9 @@ class Plans:
         nearest = self._nearest(log)
         if nearest is not None and nearest.summary.plan != log.program:
             core.use_program(nearest.summary.plan)
+        # Where a new plan came in the step's middle, what was evicted before it says nothing about it.
+        if arrived is not None and nearest is arrived and _likeness(_grams(log.ops()["token"]), arrived.grams) >= _LIKELY:
+            return
         if self._job is None and self._pause == 0 and self._may_try(key, log.index) and not log.truncated_ops:
             why, step = self.lacking, log.index
             self._job = _Job(lambda: self._finish(self._make(log), step, why), key, patience_s)
@@ -445,6 +452,7 @@ class Plans:
         if job is None or not job.done:
             return None
         self._job = None
+        core.wake_promptly(False)
         if job.error is not None:
             self.failed(job.key, step, job.error)
             return None

@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <sys/prctl.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/version.h>
@@ -35,6 +36,8 @@ template <class Row>
 py::array_t<Row> as_array(const std::vector<Row>& rows) {
   return py::array_t<Row>(static_cast<py::ssize_t>(rows.size()), rows.data());
 }
+
+void wake_promptly(bool on) { prctl(PR_SET_TIMERSLACK, on ? 1UL : 0UL); }  // 0: what the thread began with
 
 // Tensor._cdata is the address of its TensorImpl: no need for torch's own (slow to compile) bindings.
 c10::StorageImpl* storage_of(uintptr_t tensor_impl) {
@@ -330,6 +333,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("logs", [] { return Runtime::instance().logs(); }, nogil());
   m.def("time_ops", [](int32_t every, int32_t first) { Runtime::instance().time_ops(every, first); });
   m.def("in_backward", [] { return Runtime::instance().in_backward(); }, "Does the newest op belong to a backward?");
+  m.def("wake_promptly", &wake_promptly, py::arg("on"),
+        "Whether timed waits of this thread end on time; else they end as the system likes, 50 us late by default.");
   m.def("set_optimizer_stage", [](bool on) { Runtime::instance().set_optimizer_stage(on); });
   m.def("op_names", &chameleon::op_names);
 

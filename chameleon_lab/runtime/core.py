@@ -58,6 +58,7 @@ set_link = _C.set_link
 measure_link = _C.measure_link
 end_step = _C.end_step
 in_backward = _C.in_backward
+wake_promptly = _C.wake_promptly
 logs = _C.logs
 set_optimizer_stage = _C.set_optimizer_stage
 time_ops = _C.time_ops

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import random
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from chameleon_lab.report import Report
 from chameleon_lab.trace import StepTrace
 
 STEPS = 24
+prctl = ctypes.CDLL(None).prctl
 
 
 @pytest.fixture(autouse=True)
@@ -626,6 +628,21 @@ def test_one_failure_of_the_planner_is_not_for_ever(first: int, monkeypatch: pyt
     assert any(
         plan.made_from_step > broken[0] and plan.decisions and not plan.dropped for plan in report.plans
     )
+
+
+def test_waits_end_on_time_while_a_plan_is_made_and_as_ever_afterwards() -> None:
+    """Of each op's wait for the interpreter, that is."""
+    _, live_peak = reference(Gpt)
+    get_timerslack = 30
+    usual = prctl(get_timerslack)
+    making, idle = set(), set()
+
+    def look(_: int, session: cl.Session | None) -> None:
+        (making if session and session._plans._job else idle).add(prctl(get_timerslack))
+
+    run(lengths, Gpt, live_peak // 3, each=look)
+    assert making == {1} and idle == {usual} and usual != 1
+    assert prctl(get_timerslack) == usual
 
 
 def test_stopping_while_a_plan_is_made_is_harmless() -> None:
