@@ -131,8 +131,14 @@ def _routing(t: Trainer, number: int) -> str:
                 if name.endswith("router.bias"):
                     parameter.copy_(torch.randn(parameter.shape, generator=rng) * 3)
     t.loss().backward()
+    # An expert that no token has chosen runs no ops: which ones do makes the op sequence.
+    idle = [
+        name.removesuffix(".0.weight")
+        for name, parameter in t.model.named_parameters()
+        if name.endswith(".0.weight") and ".experts." in name and parameter.grad is None
+    ]
     t.update()
-    return f"routing {number // 10}"
+    return f"routing {number // 10}{' set' if number % 10 == 0 else ''}, idle: {' '.join(idle) or 'none'}"
 
 
 def _scaler(t: Trainer, number: int) -> str:

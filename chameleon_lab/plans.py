@@ -321,7 +321,8 @@ class Plans:
         if nearest is not None and nearest.summary.plan != log.program:
             core.use_program(nearest.summary.plan)
         # Where a new plan came in the step's middle, what was evicted before it says nothing about it.
-        if arrived is not None and nearest is arrived and _likeness(_grams(log.ops()["token"]), arrived.grams) >= _LIKELY:
+        newcomer_grams = arrived.grams if arrived is not None and nearest is arrived else None
+        if newcomer_grams and _likeness(_grams(log.ops()["token"]), newcomer_grams) >= _LIKELY:
             return
         if self._job is None and self._pause == 0 and self._may_try(key, log.index) and not log.truncated_ops:
             why, step = self.lacking, log.index
