@@ -35,6 +35,9 @@ class Core:
         self.waits += 1
         return self.backward.is_set()
 
+    def wake_promptly(self, on: bool) -> None:
+        pass
+
     def reserve_host(self, planned_bytes: int, in_all_bytes: int) -> None:
         pass
 
