@@ -108,6 +108,40 @@ def test_freed_memory_leaves_the_process() -> None:
     )
 
 
+def test_blocks_of_all_sizes_share_the_capacity_and_keep_their_bytes() -> None:
+    """What is free under a full capacity is in pieces: pages change hands, no block loses any, and no page is left."""
+    child(
+        """
+        import random, re
+        def rss_anon():
+            return int(re.search(r"RssAnon:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * KiB
+
+        draw = random.Random(0)
+        with cl.Session("24MiB", planning=False, policy=None) as session:
+            torch.ones(MiB)
+            gc.collect()
+            base, held, most = rss_anon(), [], 0
+            for number in range(3000):
+                while held and (draw.random() < 0.3 or sum(t.nbytes for t, _ in held) > 22 * MiB):
+                    tensor, value = held.pop(draw.randrange(len(held)))
+                    assert bool((tensor == value).all())
+                    del tensor
+                size = draw.choice([8 * KiB, 48 * KiB, 64 * KiB, 200 * KiB, MiB, 3 * MiB]) + 4 * draw.randrange(999)
+                held.append((torch.full((size // 4,), float(number % 50)), float(number % 50)))
+                if number % 50 == 0:
+                    counters = core.counters()
+                    assert counters["resident_bytes"] + counters["cached_bytes"] <= 24 * MiB, counters
+                    most = max(most, rss_anon() - base - counters["host_reserved_bytes"])
+            assert core.counters()["peak_reserved_bytes"] <= 24 * MiB
+            assert 16 * MiB < most < 28 * MiB, most / MiB
+            assert all(bool((t == value).all()) for t, value in held)
+        del held
+        gc.collect()
+        assert core.counters()["cached_bytes"] == 0
+        """
+    )
+
+
 def test_everything_is_released_at_the_end() -> None:
     gc.collect()
     before = core.counters()["storages"]

@@ -4,8 +4,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <iterator>
 #include <new>
-#include <utility>
+#include <vector>
 
 namespace chameleon::cpu {
 
@@ -13,31 +14,45 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kSmallBytes = 512;
-constexpr size_t kMostPieces = 16;
+constexpr size_t kLeastArenaBytes = 64 << 20;  // of address space: it costs nothing
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-char* map(size_t bytes, int protection = PROT_READ | PROT_WRITE, void* at = nullptr) {
-  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0);
-  void* block = mmap(at, bytes, protection, flags, -1, 0);
-  if (block == MAP_FAILED) throw std::bad_alloc();
-  return static_cast<char*>(block);
+char* map(size_t bytes, void* at = nullptr) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
+  void* mapped = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+  return mapped == MAP_FAILED ? nullptr : static_cast<char*>(mapped);
+}
+
+// In one call: to fault in page by page takes twice as long. Where that fails, the pages come when they are touched.
+void warm_up([[maybe_unused]] char* at, [[maybe_unused]] size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  madvise(at, bytes, MADV_POPULATE_WRITE);
+#endif
+}
+
+void cool_down(char* at, size_t bytes) {
+  if (madvise(at, bytes, MADV_DONTNEED) != 0) map(bytes, at);  // pages locked in memory refuse
 }
 
 }  // namespace
 
-void* BlockPool::MappedChunks::do_allocate(size_t bytes, size_t) { return map(round_up(bytes, kPageBytes)); }
+void* BlockPool::MappedChunks::do_allocate(size_t bytes, size_t) {
+  void* chunk = map(round_up(bytes, kPageBytes));
+  if (!chunk) throw std::bad_alloc();
+  return chunk;
+}
 
 void BlockPool::MappedChunks::do_deallocate(void* chunk, size_t bytes, size_t) {
   munmap(chunk, round_up(bytes, kPageBytes));
 }
 
-size_t BlockPool::block_bytes(size_t bytes) { return round_up(bytes, bytes >= kMapBytes ? kPageBytes : kSmallBytes); }
+size_t BlockPool::block_bytes(size_t bytes) { return round_up(bytes, bytes >= kLargeBytes ? kPageBytes : kSmallBytes); }
 
 void* BlockPool::allocate(size_t block_bytes) {
   if (!has_room(block_bytes)) return nullptr;
   void* block;
-  if (block_bytes < kMapBytes) {
+  if (block_bytes < kLargeBytes) {
     trim(budget(block_bytes) - resident_bytes_ - block_bytes);
     block = c10::alloc_cpu(block_bytes);
   } else {
@@ -55,142 +70,169 @@ size_t BlockPool::budget(size_t block_bytes) const {
 }
 
 char* BlockPool::take_large(size_t block_bytes) {
-  const auto fit = by_size_.lower_bound({block_bytes, nullptr});
-  if (fit != by_size_.end()) {
-    Block block = pop(fit->first, fit->second);
-    if (block.bytes > block_bytes) insert(cut(&block, block_bytes));
-    return hold(std::move(block));
-  }
-  if (resident_bytes_ + cached_bytes_ + block_bytes <= budget(block_bytes)) {
-    return hold({map(block_bytes), block_bytes, Pieces({{block_bytes, ++mappings_}}, &nodes_)});
-  }
-  return assemble(block_bytes);
+  const auto fit = warm_by_size_.lower_bound({block_bytes, nullptr});
+  char* at = fit != warm_by_size_.end() ? fit->second : best_place(block_bytes);
+  if (!at) at = add_arena(block_bytes);
+  occupy(at, block_bytes);
+  arena_of(at).used_bytes += block_bytes;
+  return at;
 }
 
-// No free block is large enough: move free ones together, the largest first, and add new pages for what is missing.
-char* BlockPool::assemble(size_t block_bytes) {
-  Block block{map(block_bytes, PROT_NONE), block_bytes, Pieces(&nodes_)};
-  size_t filled = 0;
-  while (filled < block_bytes && !by_size_.empty()) {
-    const auto largest = std::prev(by_size_.end());
-    Block donor = pop(largest->first, largest->second);
-    if (donor.bytes > block_bytes - filled) insert(cut(&donor, block_bytes - filled));
-    if (block.pieces.size() + donor.pieces.size() > kMostPieces) {
-      insert(std::move(donor));
-      break;
+// The place of which most is warm; of such places that in the smallest room. Windows that begin or end where a warm
+// stretch does are enough to look at.
+char* BlockPool::best_place(size_t block_bytes) const {
+  char* best = nullptr;
+  size_t best_warm_bytes = 0, best_room_bytes = 0;
+  for (Position first = free_.begin(), end; first != free_.end(); first = end) {
+    size_t room_bytes = 0;
+    end = end_of_room(first, &room_bytes);
+    if (room_bytes < block_bytes) continue;
+    char* const begin = first->first;
+    char* const last = begin + (room_bytes - block_bytes);
+    const auto consider = [&](char* at) {
+      const size_t warm = warm_bytes(at, block_bytes);
+      if (best && (warm < best_warm_bytes || (warm == best_warm_bytes && room_bytes >= best_room_bytes))) return;
+      best = at;
+      best_warm_bytes = warm;
+      best_room_bytes = room_bytes;
+    };
+    consider(begin);
+    for (Position it = first; it != end; ++it) {
+      if (!it->second.warm) continue;
+      consider(std::min(it->first, last));
+      const size_t stop = it->first + it->second.bytes - begin;
+      if (stop > block_bytes) consider(begin + (stop - block_bytes));
     }
-    const size_t donor_bytes = donor.bytes;
-    move_to(block.address + filled, std::move(donor), &block.pieces);
-    filled += donor_bytes;
   }
-  if (filled < block_bytes) {
-    trim(budget(block_bytes) - resident_bytes_ - block_bytes);
-    map(block_bytes - filled, PROT_READ | PROT_WRITE, block.address + filled);
-    block.pieces.push_back({block_bytes - filled, ++mappings_});
-  }
-  return hold(std::move(block));
+  return best;
 }
 
-void BlockPool::move_to(char* to, Block block, Pieces* pieces) {
-  char* from = block.address;
-  for (const Piece& piece : block.pieces) {
-    if (mremap(from, piece.bytes, piece.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) == MAP_FAILED) {
-      map(piece.bytes, PROT_READ | PROT_WRITE, to);  // too many mappings: start anew with these pages
-      munmap(from, piece.bytes);
+// A room is a row of free stretches, side by side in an arena.
+BlockPool::Position BlockPool::end_of_room(Position first, size_t* room_bytes) const {
+  Position it = first;
+  char* end = first->first;
+  do {
+    end += it->second.bytes;
+    ++it;
+  } while (it != free_.end() && it->first == end && !arenas_.contains(end));
+  *room_bytes = end - first->first;
+  return it;
+}
+
+size_t BlockPool::warm_bytes(char* at, size_t bytes) const {
+  char* const end = at + bytes;
+  size_t warm = 0;
+  for (Position it = std::prev(free_.upper_bound(at)); it != free_.end() && it->first < end; ++it) {
+    if (it->second.warm) warm += std::min(it->first + it->second.bytes, end) - std::max(it->first, at);
+  }
+  return warm;
+}
+
+void BlockPool::occupy(char* at, size_t bytes) {
+  char* const end = at + bytes;
+  std::vector<std::pair<char*, size_t>> cold;
+  for (char* begin = at; begin < end;) {
+    const Position it = std::prev(free_.upper_bound(begin));
+    char* const first = it->first;
+    char* const last = first + it->second.bytes;
+    const bool warm = it->second.warm;
+    erase(it);
+    if (first < at) put(first, at - first, warm);
+    if (last > end) put(end, last - end, warm);
+    const size_t part = std::min(last, end) - begin;
+    if (!warm) cold.emplace_back(begin, part);
+    begin += part;
+  }
+  if (cold.empty()) return;
+  trim(budget(bytes) - resident_bytes_ - bytes);  // before others come
+  for (const auto& [begin, part] : cold) warm_up(begin, part);
+}
+
+void BlockPool::put(char* at, size_t bytes, bool warm) {
+  auto it = free_.lower_bound(at);
+  if (it != free_.end() && it->first == at + bytes && it->second.warm == warm && !arenas_.contains(it->first)) {
+    bytes += it->second.bytes;
+    erase(it);
+    it = free_.lower_bound(at);
+  }
+  if (it != free_.begin() && !arenas_.contains(at)) {
+    --it;
+    if (it->first + it->second.bytes == at && it->second.warm == warm) {
+      at = it->first;
+      bytes += it->second.bytes;
+      erase(it);
     }
-    pieces->push_back({piece.bytes, ++mappings_});
-    from += piece.bytes;
-    to += piece.bytes;
   }
+  free_.emplace(at, Stretch{bytes, warm});
+  if (!warm) return;
+  warm_by_size_.insert({bytes, at});
+  cached_bytes_ += bytes;
 }
 
-BlockPool::Block BlockPool::cut(Block* block, size_t front_bytes) {
-  const auto nodes = block->pieces.get_allocator();
-  Block rest{block->address + front_bytes, block->bytes - front_bytes, Pieces(nodes)};
-  Pieces front(nodes);
-  size_t offset = 0;
-  for (const Piece& piece : block->pieces) {
-    const size_t before = offset < front_bytes ? std::min(piece.bytes, front_bytes - offset) : 0;
-    if (before > 0) front.push_back({before, piece.mapping});
-    if (piece.bytes > before) rest.pieces.push_back({piece.bytes - before, piece.mapping});
-    offset += piece.bytes;
+void BlockPool::erase(Position stretch) {
+  if (stretch->second.warm) {
+    warm_by_size_.erase({stretch->second.bytes, stretch->first});
+    cached_bytes_ -= stretch->second.bytes;
   }
-  block->bytes = front_bytes;
-  block->pieces = std::move(front);
-  return rest;
+  free_.erase(stretch);
 }
 
-char* BlockPool::hold(Block block) {
-  pieces_[block.address] = std::move(block.pieces);
-  return block.address;
-}
-
-BlockPool::Block BlockPool::pop(size_t bytes, char* address) {
-  const auto entry = by_address_.find(address);
-  Block block = std::move(entry->second);
-  by_address_.erase(entry);
-  by_size_.erase({bytes, address});
-  cached_bytes_ -= bytes;
-  return block;
-}
-
-void BlockPool::put(Block block) {
-  const auto append = [](Block* front, Block back) {
-    for (const Piece& piece : back.pieces) {
-      if (front->pieces.back().mapping == piece.mapping) {
-        front->pieces.back().bytes += piece.bytes;
-      } else {
-        front->pieces.push_back(piece);
-      }
-    }
-    front->bytes += back.bytes;
-  };
-  const auto after = by_address_.find(block.address + block.bytes);
-  if (after != by_address_.end()) append(&block, pop(after->second.bytes, after->first));
-  auto before = by_address_.lower_bound(block.address);
-  if (before != by_address_.begin() && (--before)->first + before->second.bytes == block.address) {
-    Block front = pop(before->second.bytes, before->first);
-    append(&front, std::move(block));
-    block = std::move(front);
+// Twice as large as any before, as far as there is address space.
+char* BlockPool::add_arena(size_t block_bytes) {
+  size_t bytes = std::max(kLeastArenaBytes, 2 * block_bytes);
+  for (const auto& [_, arena] : arenas_) bytes = std::max(bytes, 2 * arena.bytes);
+  char* at = nullptr;
+  while (!(at = map(bytes))) {
+    if (bytes == block_bytes) throw std::bad_alloc();
+    bytes = std::max(block_bytes, round_up(bytes / 2, kPageBytes));
   }
-  insert(std::move(block));
-}
-
-void BlockPool::insert(Block block) {
-  cached_bytes_ += block.bytes;
-  by_size_.insert({block.bytes, block.address});
-  by_address_.emplace(block.address, std::move(block));
+  madvise(at, bytes, MADV_NOHUGEPAGE);  // those would warm up what is not asked for
+  arenas_.emplace(at, Arena{bytes, 0});
+  put(at, bytes, false);
+  return at;
 }
 
 void BlockPool::free(void* block, size_t block_bytes) {
   resident_bytes_ -= block_bytes;
-  if (block_bytes < kMapBytes) {
+  if (block_bytes < kLargeBytes) {
     c10::free_cpu(block);
     return;
   }
-  const auto held = pieces_.find(block);
-  Pieces pieces = std::move(held->second);
-  pieces_.erase(held);
-  put({static_cast<char*>(block), block_bytes, std::move(pieces)});
+  char* const at = static_cast<char*>(block);
+  arena_of(at).used_bytes -= block_bytes;
+  put(at, block_bytes, true);
   if (!keep_) {
-    trim(0);
+    give_up();
   } else if (resident_bytes_ + cached_bytes_ > capacity_bytes_) {
     trim(capacity_bytes_ > resident_bytes_ ? capacity_bytes_ - resident_bytes_ : 0);
   }
 }
 
+// The smallest first: they serve the fewest blocks.
 void BlockPool::trim(size_t keep_bytes) {
   while (cached_bytes_ > keep_bytes) {
-    const auto smallest = by_size_.begin();
-    Block block = pop(smallest->first, smallest->second);
-    const size_t needless_bytes = round_up(cached_bytes_ + block.bytes - keep_bytes, kPageBytes);
-    if (block.bytes > needless_bytes) {
-      const Block back = cut(&block, block.bytes - needless_bytes);
-      munmap(back.address, back.bytes);
-      insert(std::move(block));
-    } else {
-      munmap(block.address, block.bytes);
+    const Position smallest = free_.find(warm_by_size_.begin()->second);
+    const auto [at, stretch] = *smallest;
+    const size_t needless_bytes = std::min(stretch.bytes, round_up(cached_bytes_ - keep_bytes, kPageBytes));
+    const size_t rest_bytes = stretch.bytes - needless_bytes;
+    erase(smallest);
+    cool_down(at + rest_bytes, needless_bytes);
+    put(at + rest_bytes, needless_bytes, false);
+    if (rest_bytes > 0) put(at, rest_bytes, true);
+  }
+}
+
+void BlockPool::give_up() {
+  trim(0);
+  for (auto arena = arenas_.begin(); arena != arenas_.end();) {
+    const auto [at, books] = *arena;
+    if (books.used_bytes > 0) {
+      ++arena;
+      continue;
     }
+    free_.erase(at);  // all of it is one cold stretch
+    munmap(at, books.bytes);
+    arena = arenas_.erase(arena);
   }
 }
 
@@ -201,7 +243,7 @@ void BlockPool::set_capacity(size_t capacity_bytes) {
 
 void BlockPool::keep_free_blocks(bool keep) {
   keep_ = keep;
-  if (!keep) trim(0);
+  if (!keep) give_up();
 }
 
 MemoryInfo BlockPool::info() const {

@@ -3,27 +3,27 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory_resource>
 #include <set>
 #include <utility>
-#include <vector>
 
 #include "device/device.h"
 
 namespace chameleon::cpu {
 
-// Note [Blocks are made of pieces]
-// Under a tight capacity the pool is nearly always full, and what is free rarely has the size that is asked for. Giving
-// pages back to the system and taking others would have every one of them zeroed and faulted in again, which costs
-// several times the copy that swapping makes. So blocks keep their pages: a larger free block is cut, neighbours that
-// are free become one block again, and where that is not enough, smaller ones are moved together page table entry by
-// page table entry (mremap). A block then consists of several mappings, its pieces, side by side in the address space.
-// Every piece is a system call the next time that it is moved: what would take many gets new pages.
+// Note [Warm and cold stretches]
+// Under a tight capacity the pool is nearly always full, and what is free rarely has the size that is asked for. Only
+// pages count against the capacity, though: address space is there in plenty. Blocks lie in arenas, and what is free of
+// an arena is either warm (its pages are there for the next block) or cold (address space alone). A block that fits
+// into no warm stretch goes where most of it is warm, and as many pages as the rest of it needs are given back
+// elsewhere first. An arena stays one mapping for good: pages come and go by madvise. Moving them instead, mapping by
+// mapping, costs twice as much, since every move interrupts the other cores.
 class BlockPool {
  public:
-  // Large blocks come from mmap, so that they leave the process when they are given up.
-  static constexpr size_t kMapBytes = 64 << 10;
+  // Large blocks lie in arenas, so that their pages leave the process when they are given up.
+  static constexpr size_t kLargeBytes = 64 << 10;
 
   static size_t block_bytes(size_t bytes);
 
@@ -39,27 +39,14 @@ class BlockPool {
   void keep_free_blocks(bool keep);
 
  private:
-  struct Piece {
+  struct Arena {
     size_t bytes;
-    uint64_t mapping;  // neighbours of one mapping can be moved as one
+    size_t used_bytes;
   };
-  using Pieces = std::pmr::vector<Piece>;
-  struct Block {
-    char* address;
+  struct Stretch {
     size_t bytes;
-    Pieces pieces;  // in order
+    bool warm;
   };
-
-  char* take_large(size_t block_bytes);
-  char* assemble(size_t block_bytes);
-  char* hold(Block block);
-  Block pop(size_t bytes, char* address);
-  void put(Block block);  // joins it with its neighbours
-  void insert(Block block);
-  static Block cut(Block* block, size_t front_bytes);  // leaves the front in place, returns the rest
-  void move_to(char* to, Block block, Pieces* pieces);
-  void trim(size_t keep_bytes);  // give free blocks back to the system until at most this many bytes are cached
-  size_t budget(size_t block_bytes) const;
 
   // The books' nodes have chunks of their own: strewn among the blocks that a session hands to malloc when it ends,
   // they would keep malloc from returning those to the system.
@@ -70,14 +57,28 @@ class BlockPool {
   };
   MappedChunks chunks_;
   std::pmr::unsynchronized_pool_resource nodes_{&chunks_};
-  std::pmr::set<std::pair<size_t, char*>> by_size_{&nodes_};  // free blocks: no two are neighbours
-  std::pmr::map<char*, Block> by_address_{&nodes_};
-  std::pmr::map<const void*, Pieces> pieces_{&nodes_};  // of resident blocks
-  uint64_t mappings_ = 0;
+  std::pmr::map<char*, Arena> arenas_{&nodes_};
+  std::pmr::map<char*, Stretch> free_{&nodes_};  // no two neighbours are of one kind
+  std::pmr::set<std::pair<size_t, char*>> warm_by_size_{&nodes_};
+  using Position = decltype(free_)::const_iterator;
+
+  char* take_large(size_t block_bytes);
+  char* best_place(size_t block_bytes) const;
+  Position end_of_room(Position first, size_t* room_bytes) const;
+  size_t warm_bytes(char* at, size_t bytes) const;
+  void occupy(char* at, size_t bytes);
+  void put(char* at, size_t bytes, bool warm);  // joins it with its neighbours
+  void erase(Position stretch);
+  char* add_arena(size_t block_bytes);
+  Arena& arena_of(char* address) { return std::prev(arenas_.upper_bound(address))->second; }
+  void trim(size_t keep_bytes);  // give pages back to the system until at most this many bytes are warm
+  void give_up();                // all pages of what is free, and the arenas that nothing lies in
+  size_t budget(size_t block_bytes) const;
+
   bool keep_ = true;
   size_t capacity_bytes_ = SIZE_MAX;
   size_t resident_bytes_ = 0;
-  size_t cached_bytes_ = 0;
+  size_t cached_bytes_ = 0;  // of the warm stretches
   size_t peak_resident_bytes_ = 0;
   size_t peak_reserved_bytes_ = 0;
 };

@@ -1,6 +1,5 @@
 #include "device/cpu/copy_engine.h"
 
-#include <sched.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -18,7 +17,8 @@ namespace chameleon::cpu {
 namespace {
 
 constexpr size_t kChunkBytes = 512 << 10;
-// The scheduler wakes a sleeper late by about this much, so the last stretch is waited for awake.
+// The scheduler wakes a sleeper late by about this much. What is left is not waited for awake: copies end within this
+// much of their time, and a thread that never sleeps would take a core from the ops.
 constexpr double kSleepSlack_s = 60e-6;
 constexpr double kLongestSleep_s = 500e-6;
 
@@ -139,9 +139,6 @@ void CopyEngine::copy(const Job& job) {
     if (bytes_per_s <= 0) continue;
     link_free_s_ += static_cast<double>(bytes) / bytes_per_s;
     sleep_until(link_free_s_, event.cancelled_);
-  }
-  while (bytes_per_s > 0 && monotonic_s() < link_free_s_ && !event.cancelled_.load(std::memory_order_relaxed)) {
-    sched_yield();  // compute may want the core
   }
   event.finish();
 }
