@@ -9,6 +9,7 @@ final: every step is judged, for as long as the session lives.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import threading
 import time
@@ -42,13 +43,14 @@ _LONGEST_PAUSE = 64
 _MOST_ANSWERS = 4
 """Times that a sequence is planned for anew because the runtime declined drops."""
 _TRIAL_STEPS = 3
-"""Steps that a new plan is followed in which one is enough to show that its ops take less time than it was made for.
-Later it takes as many in a row."""
+"""Steps that a new plan is followed in which one is enough to show that its ops take less time than it was made for."""
+_QUICK_STEPS = 8
+"""Steps in a row that it takes later."""
 _MOST_REFINEMENTS = 3
 """Times that a sequence is planned for anew because its ops take less time."""
 _MOST_RENEWALS = 16
 _MOST_FAILED = 256
-_SAME_TIME = 0.1
+_SAME_TIME = 0.05
 """Compute times that differ by less than this share are no reason to."""
 _LIKELY = 0.95
 """Likeness of a step and a plan's from which on the plan is given a try."""
@@ -270,8 +272,11 @@ class Plans:
             core.wake_promptly(False)
             job.abandon()
 
-    def step_ended(self, log: core.StepLog, summary: StepSummary) -> None:
-        """Judge the step that has ended, and see that the next ones are served."""
+    def step_ended(self, log: core.StepLog, summary: StepSummary, least_compute_s: float = math.inf) -> None:
+        """Judge the step that has ended, and see that the next ones are served.
+
+        ``least_compute_s``: the fewest seconds that its ops have taken in any step, if that is known.
+        """
         key = (log.fingerprint, log.live_peak_bytes)
         same = key[0] == self._newest[0] and _alike(key[1], self._newest[1])
         self._in_a_row = self._in_a_row + 1 if same else 1
@@ -301,7 +306,7 @@ class Plans:
                 elif summary.declined_drops and own.answers < _MOST_ANSWERS:
                     self._answer(own, log, summary)
                 elif own.refinements < _MOST_REFINEMENTS:
-                    self._refine(own, log, summary)
+                    self._refine(own, log, summary, least_compute_s)
             return
         followed = self._plans.get(log.program)
         if arrived is not None and arrived.replaces == log.program >= 0:
@@ -368,11 +373,11 @@ class Plans:
             summary.step_s,
         )
 
-    def _refine(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
+    def _refine(self, own: Plan, log: core.StepLog, summary: StepSummary, least_compute_s: float) -> None:
         """Under eviction, or beside other programs, ops take longer, and copies seem to hide behind them that do not.
 
         Plan again once steps have shown how long they take, where the plan costs anything. A step that took longer
-        says nothing: other programs do that.
+        says nothing: other programs do that. Steps before this one count in, too.
         """
         before, own.quick_steps = own.quick_steps, 0
         if own.policy is None or summary.evictions or log.truncated_ops:
@@ -380,12 +385,12 @@ class Plans:
         foretold = own.policy.predicted
         planned_s = foretold.get("step_s", 0.0) - foretold.get("stall_s", 0.0) - foretold.get("replay_s", 0.0)
         cost_s = summary.stall_s + summary.replay_s
-        compute_s = summary.step_s - cost_s
+        compute_s = min(summary.step_s - cost_s, least_compute_s)
         if compute_s > (1.0 - _SAME_TIME) * planned_s or cost_s < _CHEAP * compute_s:
             return
         own.quick_steps = before + 1
         on_trial = own.summary.followed_steps <= _TRIAL_STEPS and not own.refinements
-        if not on_trial and own.quick_steps < _TRIAL_STEPS:
+        if not on_trial and own.quick_steps < _QUICK_STEPS:
             return
         why = f"its ops take {format_seconds(compute_s)}, it was made for {format_seconds(planned_s)}"
         refinements, own.refinements = own.refinements + 1, _MOST_REFINEMENTS  # it is asked for once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -33,6 +34,7 @@ from .runtime.compiling import compiling
 from .runtime.device_times import DeviceTimes
 from .runtime.discovery import Discovery
 from .runtime.graphs import no_graphs
+from .runtime.host_times import HostTimes
 from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
@@ -185,6 +187,7 @@ class Session:
         self._planned = False  # has the first plan been made, or the given policy bound?
         self._told_of_pageable = False
         self._device_times = DeviceTimes()
+        self._host_times = HostTimes()
         self._records_makings = False
 
     # ------------------------------------------------------------------------------------------------ life
@@ -365,10 +368,13 @@ class Session:
     def _end_this_step(self, whole: bool) -> None:
         log = core.end_step()
         stage = self._stage
+        least_compute_s = math.inf
         if self.device != "cpu":
             for settled, tick_s in self._journal.settle():
                 self._device_times.learn(settled, tick_s)
             self._warn_of_pageable_memory()
+        elif whole and self.capacity_bytes is not None:
+            least_compute_s = self._host_times.learn(log)
         summary = self._journal.ended(log, stage.value)
         self._steps += 1
         if log.op_count == 0 or not whole:
@@ -382,7 +388,7 @@ class Session:
         elif stage is SessionStage.PROFILE and not self._planned:
             self._make_policy(log)
         elif self.capacity_bytes is not None:
-            self._plans.step_ended(log, summary)
+            self._plans.step_ended(log, summary, least_compute_s)
             self._follow(self._plans.get(log.program))
             if self._plans.lacking and not self._told_of_change:  # once: the report's plans say the rest
                 self._note(f"step {summary.index}: {self._plans.lacking}; planning for it")
@@ -481,6 +487,7 @@ class Session:
 
     def _planned_anew(self, step: StepTrace, capacity_bytes: int, edits: tuple[Edit, ...]) -> Policy:
         """Generated, with what this session can replay; what is wrong with the edits is noted."""
+        known = self._host_times.least(step)
         made, remarks = plan_obeying(
             step,
             capacity_bytes,
@@ -488,7 +495,7 @@ class Session:
             edits,
             min_swap_bytes=self.min_swap_bytes,
             margin=self.margin,
-            op_times=step_op_times(step),
+            op_times=step_op_times(step) if known is None else known,
             rematerialise=self._replay_class,
             refused=self._not_replayed(step),
         )

@@ -111,3 +111,35 @@ def test_a_job_abandoned_before_it_begins_does_nothing(monkeypatch: Any) -> None
     job.abandon()
     job.join(10)
     assert not job.is_alive() and not began.is_set() and not job.done
+
+
+@pytest.mark.parametrize(
+    ("least_s", "stall_s", "steps", "again"),
+    [
+        (0.080, 0.010, 1, True),  # its first step is enough
+        (0.099, 0.010, 1, False),  # as foretold
+        (0.080, 0.001, 1, False),  # it costs next to nothing
+        (0.080, 0.010, 7, False),  # later it takes more of them
+        (0.080, 0.010, 8, True),
+        (float("inf"), 0.010, 8, False),  # this step took long, and no other is known
+    ],
+)
+def test_a_plan_is_made_again_where_its_ops_have_taken_less_time_before(
+    least_s: float, stall_s: float, steps: int, again: bool, monkeypatch: Any
+) -> None:
+    jobs: list[Any] = []
+    monkeypatch.setattr(plans, "_Job", lambda *arguments: jobs.append(arguments))
+    known = plans.Plans(lambda log: None, lambda text: None, lambda: 100)  # type: ignore[arg-type, return-value]
+    own: Any = SimpleNamespace(
+        policy=SimpleNamespace(predicted={"step_s": 0.110, "stall_s": 0.005, "replay_s": 0.005}),
+        summary=SimpleNamespace(followed_steps=1 if steps == 1 else 20),
+        refinements=0,
+        quick_steps=0,
+        answers=0,
+    )
+    log: Any = SimpleNamespace(truncated_ops=0, index=9, fingerprint=1, live_peak_bytes=2)
+    summary: Any = SimpleNamespace(evictions=0, stall_s=stall_s, replay_s=0.0, step_s=0.130)
+    for _ in range(steps):
+        assert not jobs
+        known._refine(own, log, summary, least_s)
+    assert bool(jobs) == again

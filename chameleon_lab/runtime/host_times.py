@@ -1,0 +1,75 @@
+"""What ops take on a device that keeps step with the host: the shortest of the times seen.
+
+A plan is only as good as its clock. The steps that are there to plan from ran under eviction, while pages were faulted
+in or other programs ran; all of that makes some ops take longer, and never one shorter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..trace import StepTrace
+from . import core
+
+_MOST_SEQUENCES = 64
+_ENOUGH_STEPS = 32
+"""Of one sequence; further ones tell nothing new."""
+
+
+@dataclass
+class _Seen:
+    least_op_s: np.ndarray  # float64 (ops,): of each op by itself
+    least_s: float  # of a whole step
+    steps: int = 1
+
+
+class HostTimes:
+    """Seconds of the ops of each sequence at one size, from the begin of an op to that of the next, less what stalls
+    and replays took. Python between the ops belongs to the op before it.
+
+    No step has every op at its shortest: together they take what they took in the shortest step.
+    """
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[tuple[int, int], _Seen] = OrderedDict()
+
+    def learn(self, log: core.StepLog) -> float:
+        """Take in a finished step. Returns the fewest compute seconds of its sequence so far; inf if it lacks ops."""
+        if log.truncated_ops or not log.op_count:
+            return math.inf
+        ops = log.ops()
+        key = (hash(ops["token"].tobytes()), int(ops["live_peak_bytes"].max()))
+        seen = self._seen.get(key)
+        if seen is None or seen.steps < _ENOUGH_STEPS:
+            times = _op_times(log, ops)
+            if seen is None:
+                seen = self._seen[key] = _Seen(times, float(times.sum()))
+            else:
+                seen.least_op_s = np.minimum(seen.least_op_s, times)
+                seen.least_s = min(seen.least_s, float(times.sum()))
+                seen.steps += 1
+        self._seen.move_to_end(key)
+        while len(self._seen) > _MOST_SEQUENCES:
+            self._seen.popitem(last=False)
+        return seen.least_s
+
+    def least(self, step: StepTrace) -> np.ndarray | None:
+        """Compute seconds of each op of a step, float64 (ops,); None if its like was never learnt."""
+        seen = self._seen.get((hash(step.ops.token.tobytes()), step.live_peak_bytes))
+        if seen is None:
+            return None
+        return seen.least_op_s * (seen.least_s / max(float(seen.least_op_s.sum()), 1e-12))
+
+
+def _op_times(log: core.StepLog, ops: np.ndarray) -> np.ndarray:
+    starts = np.append(ops["start_ticks"], log.end_ticks)
+    # Ops of other threads may begin while one runs: the clock goes on, and never back.
+    ticks = np.maximum(np.diff(np.maximum.accumulate(starts)), 0).astype(np.float64) - ops["stall_ticks"]
+    replays = log.replays()
+    replays = replays[replays["op"] < len(ops)]  # not those after the last op
+    ticks -= np.bincount(replays["op"], replays["end_ticks"] - replays["start_ticks"], minlength=len(ops))
+    return np.maximum(ticks, 0.0) * core.seconds_per_tick()
