@@ -1,5 +1,6 @@
 #include "device/cpu/copy_engine.h"
 
+#include <sched.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@ constexpr size_t kChunkBytes = 512 << 10;
 // much of their time, and a thread that never sleeps would take a core from the ops.
 constexpr double kSleepSlack_s = 60e-6;
 constexpr double kLongestSleep_s = 500e-6;
+constexpr double kAwake_s = 2e-3;  // longer waits sleep
 
 double monotonic_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -36,6 +38,12 @@ void sleep_until(double due_s, const std::atomic<bool>& cancelled) {
 }
 
 }  // namespace
+
+void CopyEvent::wait_awake() const {
+  const double until_s = monotonic_s() + kAwake_s;
+  while (!done() && monotonic_s() < until_s) sched_yield();
+  wait();
+}
 
 void CopyEvent::wait() const {
   for (uint32_t state; (state = state_.load(std::memory_order_acquire)) != kDone;) state_.wait(state);

@@ -19,6 +19,7 @@ class CopyEvent final : public Event {
   Ticks start_ticks() const override { return start_ticks_; }
   Ticks end_ticks() const override { return end_ticks_; }
   void wait() const;
+  void wait_awake() const;  // for compute: a thread that sleeps is put on another core, or finds its caches cold
 
  private:
   friend class CopyEngine;
