@@ -51,7 +51,7 @@ LINKS = {"all": 2.0, "half": 0.5, "third": 1 / 3, "fifth": 0.2}
 """How much of what does not fit can leave before the peak."""
 _USUAL_LINKS = ("all", "half", "fifth")
 
-SKIPPED_STEPS = 16
+SKIPPED_STEPS = 20
 """Untimed: as in the main job, and some for plans that are made again."""
 
 _MARGIN = 0.02

@@ -44,7 +44,7 @@ _MOST_ANSWERS = 4
 """Times that a sequence is planned for anew because the runtime declined drops."""
 _TRIAL_STEPS = 3
 """Steps that a new plan is followed in which one is enough to show that its ops take less time than it was made for."""
-_QUICK_STEPS = 8
+_QUICK_STEPS = 4
 """Steps in a row that it takes later."""
 _MOST_REFINEMENTS = 3
 """Times that a sequence is planned for anew because its ops take less time."""

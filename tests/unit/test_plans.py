@@ -119,9 +119,9 @@ def test_a_job_abandoned_before_it_begins_does_nothing(monkeypatch: Any) -> None
         (0.080, 0.010, 1, True),  # its first step is enough
         (0.099, 0.010, 1, False),  # as foretold
         (0.080, 0.001, 1, False),  # it costs next to nothing
-        (0.080, 0.010, 7, False),  # later it takes more of them
-        (0.080, 0.010, 8, True),
-        (float("inf"), 0.010, 8, False),  # this step took long, and no other is known
+        (0.080, 0.010, 3, False),  # later it takes more of them
+        (0.080, 0.010, 4, True),
+        (float("inf"), 0.010, 4, False),  # this step took long, and no other is known
     ],
 )
 def test_a_plan_is_made_again_where_its_ops_have_taken_less_time_before(
