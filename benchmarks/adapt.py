@@ -199,7 +199,7 @@ class GatePlans(Plans):
     counts: np.ndarray | None = None
     profiling = False
 
-    def step_ended(self, log: core.StepLog, summary: StepSummary) -> None:
+    def step_ended(self, log: core.StepLog, summary: StepSummary, least_compute_s: float = math.inf) -> None:
         """Compare the counts of ops with those of the profiled step."""
         counts = np.bincount(log.ops()["name"], minlength=4096).astype(float)
         if self.profiling:
@@ -338,6 +338,7 @@ class Scenario:
             "over_oracle": ours_s / oracle_s,
             "gate_over_oracle": gate_s / oracle_s,
             "steps_to_settle": settle,
+            "steps_to_settle_of_rounds": [self._settling(run.ours, oracle)[0] for run in runs],
             "known_steps": known,
             "known_steps_settled": known_settled,
             "known_steps_settled_of_oracle": oracle_settled,
@@ -431,7 +432,7 @@ def live_row(row: dict[str, Any]) -> list[str]:
         *(f"{row[key]:.2f}" for key in ("plain_s", "ours_s", "oracle_s", "gate_s")),
         f"{row['over_oracle']:.2f}",
         f"{row['gate_over_oracle']:.2f}",
-        str(row["steps_to_settle"]),
+        f"{row['steps_to_settle']} ({', '.join(map(str, row['steps_to_settle_of_rounds']))})",
         f"{row['known_steps_settled']}/{row['known_steps']} ({row['known_steps_settled_of_oracle']})",
         f"{row['match_rate']:.3f}",
         str(row["plans"]),
@@ -490,7 +491,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"\nA third of the peak, {LINK}. Times are sums over all steps but the first {FIRST}. The oracle is the "
             "same steps again,\nwith every plan made. A step counts (not the plain one) with the shortest of "
             "its times in the rounds.\nSettles in: most steps of a new kind until one is within "
-            f"{SETTLED} of its settled time.\nKnown, at once: steps of a kind seen before that follow another kind, "
+            f"{SETTLED} of its settled time; in brackets, in each round by itself.\n"
+            "Known, at once: steps of a kind seen before that follow another kind, "
             "and how many are settled at once; in\nbrackets, how many of the oracle's are."
         )
     print(f"\n{measure.device_line(environment)}")

@@ -33,7 +33,10 @@ const std::unordered_set<std::string_view> kShapeOnly = {
 };
 
 // In-place ops whose result does not depend on what they find.
-const std::unordered_set<std::string_view> kOverwriting = {"aten::bernoulli_", "aten::fill_", "aten::zero_"};
+const std::unordered_set<std::string_view> kOverwriting = {
+    "aten::bernoulli_",  "aten::cauchy_", "aten::exponential_", "aten::fill_",    "aten::geometric_",
+    "aten::log_normal_", "aten::normal_", "aten::random_",      "aten::uniform_", "aten::zero_",
+};
 
 bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }

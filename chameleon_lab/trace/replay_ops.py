@@ -6,8 +6,9 @@ before, which is made again first. What is not here, and why:
 
 - Ops with ``out=`` write what they are given.
 - ``rand``, ``native_dropout`` and other random ops take no generator, but the state of a global one that has moved on
-  since. ``bernoulli`` is here: where it has no generator of its own and draws from the host's default one, the state
-  that this had right before is kept. A GPU's is not, and such calls are refused.
+  since. ``bernoulli`` and what fills memory with draws, as ``normal_`` does, are here: where they have no generator of
+  their own and draw from the host's default one, the state that this had right before is kept. A GPU's is not, and such
+  calls are refused.
 - Batch norm writes its running statistics, and the schema does not say so; recurrent kernels keep hidden buffers.
 - ``scatter_add``, ``index_add``, ``index_put(accumulate=True)``, ``cumsum`` and ``convolution_backward`` add in an
   order that a GPU does not promise.
@@ -63,7 +64,7 @@ _POOL = _aten(
     "max_pool3d_with_indices pixel_shuffle pixel_unshuffle upsample_bicubic2d upsample_bilinear2d upsample_linear1d "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d"
 )
-_RANDOM = _aten("bernoulli bernoulli_")
+_RANDOM = _aten("bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_")
 _IN_PLACE = _aten(
     "abs_ add_ addcdiv_ addcmul_ clamp_ clamp_max_ clamp_min_ div_ elu_ exp_ fill_ gelu_ hardsigmoid_ hardswish_ "
     "hardtanh_ leaky_relu_ log_ masked_fill_ mul_ neg_ pow_ reciprocal_ relu_ rsqrt_ sigmoid_ silu_ sqrt_ sub_ tanh_ "

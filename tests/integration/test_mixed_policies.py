@@ -17,8 +17,7 @@ import chameleon_lab as cl
 import chameleon_lab.session
 from chameleon_lab.plans import Plans
 from chameleon_lab.policy import Edit, EditAction, Policy, plan
-from chameleon_lab.policy.memory import step_op_times
-from chameleon_lab.runtime import core
+from chameleon_lab.runtime import core, host_times
 from chameleon_lab.runtime.replay_check import Replayable, replayable
 from chameleon_lab.trace import Trace
 from chameleon_lab.trace.replay_ops import REPLAY_CLASS
@@ -32,7 +31,7 @@ SLOW = {"link": "64MiB/s", "min_swap": "4KiB"}
 @pytest.fixture(autouse=True)
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ops that take the same time whatever else the machine does: plans depend on it."""
-    monkeypatch.setattr(chameleon_lab.session, "step_op_times", lambda step: np.full(len(step.ops), 2e-5))
+    monkeypatch.setattr(host_times, "_op_times", lambda log, ops: np.full(len(ops), 2e-5))
 
 
 MODELS: dict[str, tuple[Any, Any, Loop]] = {
@@ -122,19 +121,17 @@ def test_a_plan_that_was_made_for_slower_ops_is_made_again(
     """
     _, live_peak = reference(Gpt)
     settings = {"capacity": int(0.6 * live_peak), **SLOW}
-    told: list[int] = []
 
-    def times(step: Any) -> Any:
-        told.append(step.index)
-        return step_op_times(step) * (1000.0 if len(told) == 1 else 1.0)
+    def times(log: Any, ops: Any) -> Any:
+        return op_times(log, ops) * (1000.0 if log.index <= max(1, slow_steps) else 1.0)
 
-    def judged(plans: Plans, log: Any, summary: Any) -> None:
+    def judged(plans: Plans, log: Any, summary: Any, *rest: float) -> None:
         if log.index <= slow_steps:
             summary = replace(summary, step_s=1e4 * summary.step_s)
-        step_ended(plans, log, summary)
+        step_ended(plans, log, summary, *rest)
 
-    step_ended = Plans.step_ended
-    monkeypatch.setattr("chameleon_lab.session.step_op_times", times)
+    op_times, step_ended = host_times._op_times, Plans.step_ended
+    monkeypatch.setattr(host_times, "_op_times", times)
     monkeypatch.setattr(Plans, "step_ended", judged)
     policies: list[Any] = []
 
@@ -143,8 +140,8 @@ def test_a_plan_that_was_made_for_slower_ops_is_made_again(
             session._plans.wait()
             policies.append(session.policy)
 
-    bare, _ = reference(Gpt, adamw, 14)
-    run = train(Gpt, adamw, 14, settings, each_step=look)
+    bare, _ = reference(Gpt, adamw, 16)
+    run = train(Gpt, adamw, 16, settings, each_step=look)
     assert run.same(bare)
     report = run.report
     assert report is not None and report.peak_bytes <= settings["capacity"]

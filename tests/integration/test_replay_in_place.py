@@ -317,6 +317,15 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "integers": lambda x: torch.empty(ROWS, COLUMNS, dtype=torch.int64).bernoulli_(0.5),
     "strided": lambda x: torch.empty(COLUMNS, ROWS).t().bernoulli_(0.5),
     "channels": lambda x: F.dropout2d(x.view(4, 16, 16, 16), 0.5),
+    "normal": lambda x: torch.empty_like(x).normal_(1.0, 2.0),
+    "few normal": lambda x: x.clone()[:3, :5].normal_()._base,  # one by one, in pairs
+    "uniform": lambda x: torch.empty_like(x).uniform_(-1.0, 3.0),
+    "exponential": lambda x: torch.empty_like(x).exponential_(2.0),
+    "log normal": lambda x: torch.empty_like(x).log_normal_(),
+    "Cauchy": lambda x: torch.empty_like(x).cauchy_(),
+    "geometric": lambda x: torch.empty_like(x).geometric_(0.3),
+    "random": lambda x: torch.empty_like(x).random_(100),
+    "random integers": lambda x: torch.empty(ROWS, COLUMNS, dtype=torch.int64).random_(3, 9),
 }
 
 
@@ -499,7 +508,7 @@ def test_other_random_ops_are_refused(session: cl.Session) -> None:
         torch.native_dropout(x, 0.3, True)[0],
         torch.rand_like(x),
         torch.randn(ROWS, COLUMNS),
-        torch.empty_like(x).normal_(),
+        torch.normal(x, 1.0),
     ):
         assert core.drop(refused) != ""
 

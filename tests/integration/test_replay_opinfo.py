@@ -175,6 +175,20 @@ MORE = {
     "index": lambda d: numbers(d, 9, 7)[torch.tensor([1, 5, 2])],
     "_unsafe_index": lambda d: torch.ops.aten._unsafe_index(numbers(d, 9, 7), [None, torch.arange(3)]),
     "bernoulli": lambda d: torch.bernoulli(numbers(d, 9, 7).clamp_(0, 1), generator=torch.Generator()),
+    **{
+        name: lambda d, name=name, rest=rest: getattr(numbers(d, 9, 7).clone(), name)(
+            *rest, generator=torch.Generator()
+        )
+        for name, *rest in (
+            ("cauchy_",),
+            ("exponential_",),
+            ("geometric_", 0.3),
+            ("log_normal_",),
+            ("normal_",),
+            ("random_", 9),
+            ("uniform_",),
+        )
+    },
     "attention": lambda d: F.scaled_dot_product_attention(*[numbers(d, 2, 2, 8, 16)] * 3, is_causal=True),
     "_addmm_activation": lambda d: torch._addmm_activation(numbers(d, 7), numbers(d, 9, 5), numbers(d, 5, 7)),
     "conj_physical": lambda d: torch.conj_physical(numbers(torch.complex64, 9, 7)),

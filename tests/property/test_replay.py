@@ -27,6 +27,7 @@ UNARY = (
     lambda t: F.dropout(t, 0.3),
     lambda t: torch.bernoulli(torch.sigmoid(t)),
     lambda t: torch.empty_like(t).bernoulli_(0.4),
+    lambda t: torch.empty_like(t).normal_(),
     lambda t: F.pad(torch.empty_like(t)[: SIDE // 2].bernoulli_(0.4).add_(t[0, 0]), (0, 0, 0, SIDE // 2)),
 )
 BINARY = (
@@ -45,6 +46,7 @@ WRITES = (
     lambda t: t[1:].add_(t[0].clone()),
     lambda t: t.bernoulli_(0.5),
     lambda t: t[2].bernoulli_(0.5),
+    lambda t: t[1].uniform_(-1.0, 1.0),
     lambda t: t.cumsum_(-1),
     lambda t: t.masked_fill_(t > 0.5, 0.25),
 )
