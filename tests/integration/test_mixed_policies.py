@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from training import ConvNet, Gpt, Loop, Moe, adamw, reference, sgd, train
 
 import chameleon_lab as cl
@@ -34,12 +35,35 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_times, "_op_times", lambda log, ops: np.full(len(ops), 2e-5))
 
 
+class Critic(nn.Module):
+    """A loss with the norm of a gradient in it: its backward goes through a backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(96), nn.Linear(96, 192), nn.GELU(), nn.Linear(192, 96)) for _ in range(5)
+        )
+        self.score = nn.Linear(96, 1)
+
+    def batch(self, generator: torch.Generator) -> torch.Tensor:
+        return torch.randn(256, 96, generator=generator)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = first = x.requires_grad_()
+        for block in self.blocks:
+            x = x + block(x)
+        score = self.score(x)
+        (slope,) = torch.autograd.grad(score.sum(), first, create_graph=True)
+        return score.square().mean() + (slope.norm(dim=1) - 1.0).square().mean()
+
+
 MODELS: dict[str, tuple[Any, Any, Loop]] = {
     "gpt": (Gpt, adamw, Loop()),
     "gpt with dropout": (lambda: Gpt(dropout=0.1), adamw, Loop(clip=True)),
     "gpt autocast": (Gpt, adamw, Loop(autocast=True)),
     "conv": (lambda: ConvNet(blocks=12), sgd, Loop()),
     "moe": (Moe, adamw, Loop()),
+    "gradient penalty": (Critic, adamw, Loop()),
 }
 
 
