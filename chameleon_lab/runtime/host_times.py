@@ -16,20 +16,17 @@ from ..trace import StepTrace
 from . import core
 
 _MOST_SEQUENCES = 64
-_ENOUGH_STEPS = 32
-"""Of one sequence; further ones tell nothing new."""
 
 
 @dataclass
 class _Seen:
     least_op_s: np.ndarray  # float64 (ops,): of each op by itself
     least_s: float  # of a whole step
-    steps: int = 1
 
 
 class HostTimes:
     """Seconds of the ops of each sequence at one size, from the begin of an op to that of the next, less what stalls
-    and replays took. Python between the ops belongs to the op before it.
+    and replays took. Python between the ops belongs to the op before it, and what comes before the first one to that.
 
     No step has every op at its shortest: together they take what they took in the shortest step.
     """
@@ -43,15 +40,12 @@ class HostTimes:
             return math.inf
         ops = log.ops()
         key = (hash(ops["token"].tobytes()), int(ops["live_peak_bytes"].max()))
-        seen = self._seen.get(key)
-        if seen is None or seen.steps < _ENOUGH_STEPS:
-            times = _op_times(log, ops)
-            if seen is None:
-                seen = self._seen[key] = _Seen(times, float(times.sum()))
-            else:
-                seen.least_op_s = np.minimum(seen.least_op_s, times)
-                seen.least_s = min(seen.least_s, float(times.sum()))
-                seen.steps += 1
+        times, seen = _op_times(log, ops), self._seen.get(key)
+        if seen is None:
+            seen = self._seen[key] = _Seen(times, float(times.sum()))
+        else:
+            seen.least_op_s = np.minimum(seen.least_op_s, times)
+            seen.least_s = min(seen.least_s, float(times.sum()))
         self._seen.move_to_end(key)
         while len(self._seen) > _MOST_SEQUENCES:
             self._seen.popitem(last=False)
@@ -66,7 +60,7 @@ class HostTimes:
 
 
 def _op_times(log: core.StepLog, ops: np.ndarray) -> np.ndarray:
-    starts = np.append(ops["start_ticks"], log.end_ticks)
+    starts = np.concatenate([[log.start_ticks], ops["start_ticks"][1:], [log.end_ticks]])
     # Ops of other threads may begin while one runs: the clock goes on, and never back.
     ticks = np.maximum(np.diff(np.maximum.accumulate(starts)), 0).astype(np.float64) - ops["stall_ticks"]
     replays = log.replays()

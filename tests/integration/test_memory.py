@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import resource
 import threading
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,6 +108,24 @@ def test_freed_memory_leaves_the_process() -> None:
         assert counters["live_bytes"] == counters["resident_bytes"] == counters["storages"] == 0, counters
         """
     )
+
+
+def rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_too_large_a_tensor_is_refused_and_not_mapped() -> None:
+    with cl.Session(device="cpu"):
+        kept = torch.ones(1 << 18)
+        for number in (1 << 50, (1 << 60) - 1):
+            with pytest.raises((RuntimeError, MemoryError)):
+                torch.empty(number, dtype=torch.float64)
+        before = rss_bytes()
+        sparse = torch.empty(1 << 28)  # 1 GiB, of which next to nothing is touched
+        sparse[0] = 1.0
+        assert rss_bytes() - before < 64 * MiB
+        del sparse
+        assert kept.sum().item() == 1 << 18
 
 
 def test_blocks_of_all_sizes_share_the_capacity_and_keep_their_bytes() -> None:

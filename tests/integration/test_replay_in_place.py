@@ -321,6 +321,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "few normal": lambda x: x.clone()[:3, :5].normal_()._base,  # one by one, in pairs
     "uniform": lambda x: torch.empty_like(x).uniform_(-1.0, 3.0),
     "exponential": lambda x: torch.empty_like(x).exponential_(2.0),
+    "many exponential": lambda x: torch.empty(1 << 17, dtype=x.dtype).exponential_(),
     "log normal": lambda x: torch.empty_like(x).log_normal_(),
     "Cauchy": lambda x: torch.empty_like(x).cauchy_(),
     "geometric": lambda x: torch.empty_like(x).geometric_(0.3),

@@ -27,6 +27,7 @@ def log(
     starts: list[int],
     end: int,
     *,
+    begin: int = 0,
     stalls: tuple[int, ...] = (),
     replays: tuple[tuple[int, int, int], ...] = (),
     tokens: tuple[int, ...] = (),
@@ -40,7 +41,12 @@ def log(
     ops["live_peak_bytes"] = peak
     rows = np.array(list(replays), _REPLAY)
     return SimpleNamespace(
-        ops=lambda: ops, replays=lambda: rows, end_ticks=end, truncated_ops=truncated, op_count=len(starts)
+        ops=lambda: ops,
+        replays=lambda: rows,
+        start_ticks=begin,
+        end_ticks=end,
+        truncated_ops=truncated,
+        op_count=len(starts),
     )
 
 
@@ -87,10 +93,16 @@ def test_each_sequence_and_size_has_its_own_and_the_oldest_is_forgotten(
     assert [None if least is None else least.sum() for least in found] == [20, None, 90, None]
 
 
-def test_enough_steps_are_enough_and_steps_without_their_ops_tell_nothing() -> None:
+def test_what_comes_before_the_first_op_belongs_to_it() -> None:
+    times = HostTimes()
+    assert times.learn(log([50, 60], 70, begin=10)) == 60
+    least = times.least(step(2))
+    assert least is not None and least.tolist() == [50, 10]
+
+
+def test_steps_without_their_ops_tell_nothing() -> None:
     times = HostTimes()
     assert times.learn(log([0, 10], 20, truncated=1)) == math.inf
     assert times.learn(log([], 20)) == math.inf
-    for _ in range(host_times._ENOUGH_STEPS):
-        assert times.learn(log([0, 10], 20)) == 20
-    assert times.learn(log([0, 1], 2)) == 20
+    assert times.learn(log([0, 10], 20)) == 20
+    assert times.learn(log([0, 1], 2)) == 2

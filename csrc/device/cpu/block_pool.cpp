@@ -19,7 +19,7 @@ constexpr size_t kLeastArenaBytes = 64 << 20;  // of address space: it costs not
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 char* map(size_t bytes, void* at = nullptr) {
-  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED : 0);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0);
   void* mapped = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
   return mapped == MAP_FAILED ? nullptr : static_cast<char*>(mapped);
 }
@@ -130,7 +130,11 @@ size_t BlockPool::warm_bytes(char* at, size_t bytes) const {
 
 void BlockPool::occupy(char* at, size_t bytes) {
   char* const end = at + bytes;
-  std::vector<std::pair<char*, size_t>> cold;
+  std::vector<std::pair<char*, size_t>> cold;  // first: what follows must not be left half done
+  for (Position it = std::prev(free_.upper_bound(at)); it != free_.end() && it->first < end; ++it) {
+    char* const begin = std::max(it->first, at);
+    if (!it->second.warm) cold.emplace_back(begin, std::min(it->first + it->second.bytes, end) - begin);
+  }
   for (char* begin = at; begin < end;) {
     const Position it = std::prev(free_.upper_bound(begin));
     char* const first = it->first;
@@ -139,12 +143,11 @@ void BlockPool::occupy(char* at, size_t bytes) {
     erase(it);
     if (first < at) put(first, at - first, warm);
     if (last > end) put(end, last - end, warm);
-    const size_t part = std::min(last, end) - begin;
-    if (!warm) cold.emplace_back(begin, part);
-    begin += part;
+    begin = last;
   }
   if (cold.empty()) return;
   trim(budget(bytes) - resident_bytes_ - bytes);  // before others come
+  if (capacity_bytes_ == SIZE_MAX) return;        // nobody says that there is memory for all of it
   for (const auto& [begin, part] : cold) warm_up(begin, part);
 }
 
@@ -177,18 +180,26 @@ void BlockPool::erase(Position stretch) {
   free_.erase(stretch);
 }
 
-// Twice as large as any before, as far as there is address space.
+// Twice as large as any before, where there is address space to spare.
 char* BlockPool::add_arena(size_t block_bytes) {
+  if (block_bytes > SIZE_MAX / 4) throw std::bad_alloc();
   size_t bytes = std::max(kLeastArenaBytes, 2 * block_bytes);
   for (const auto& [_, arena] : arenas_) bytes = std::max(bytes, 2 * arena.bytes);
-  char* at = nullptr;
-  while (!(at = map(bytes))) {
-    if (bytes == block_bytes) throw std::bad_alloc();
-    bytes = std::max(block_bytes, round_up(bytes / 2, kPageBytes));
+  char* at = map(bytes);
+  if (!at) {
+    drop_empty_arenas();
+    at = map(bytes = block_bytes);
   }
+  if (!at) throw std::bad_alloc();
   madvise(at, bytes, MADV_NOHUGEPAGE);  // those would warm up what is not asked for
-  arenas_.emplace(at, Arena{bytes, 0});
-  put(at, bytes, false);
+  try {
+    arenas_.emplace(at, Arena{bytes, 0});
+    put(at, bytes, false);
+  } catch (const std::bad_alloc&) {
+    arenas_.erase(at);
+    munmap(at, bytes);
+    throw;
+  }
   return at;
 }
 
@@ -224,13 +235,17 @@ void BlockPool::trim(size_t keep_bytes) {
 
 void BlockPool::give_up() {
   trim(0);
+  drop_empty_arenas();
+}
+
+void BlockPool::drop_empty_arenas() {
   for (auto arena = arenas_.begin(); arena != arenas_.end();) {
     const auto [at, books] = *arena;
     if (books.used_bytes > 0) {
       ++arena;
       continue;
     }
-    free_.erase(at);  // all of it is one cold stretch
+    for (Position it = free_.lower_bound(at); it != free_.end() && it->first < at + books.bytes;) erase(it++);
     munmap(at, books.bytes);
     arena = arenas_.erase(arena);
   }

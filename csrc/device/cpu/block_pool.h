@@ -72,7 +72,8 @@ class BlockPool {
   char* add_arena(size_t block_bytes);
   Arena& arena_of(char* address) { return std::prev(arenas_.upper_bound(address))->second; }
   void trim(size_t keep_bytes);  // give pages back to the system until at most this many bytes are warm
-  void give_up();                // all pages of what is free, and the arenas that nothing lies in
+  void give_up();                // all pages of what is free
+  void drop_empty_arenas();
   size_t budget(size_t block_bytes) const;
 
   bool keep_ = true;
