@@ -35,6 +35,9 @@ SEED = 20260101
 SKIPPED_STEPS = 3
 """Untimed steps: the warm-up, the one that is profiled, and the first under the policy."""
 
+SETTLING_STEPS = 20
+"""Untimed steps where a run is measured at its best: those, and some in which its plan is made again."""
+
 MEMORY_STEPS = 2
 """Steps after the timed ones in which process memory is sampled: the sampler would disturb the timing."""
 

@@ -51,9 +51,6 @@ LINKS = {"all": 2.0, "half": 0.5, "third": 1 / 3, "fifth": 0.2}
 """How much of what does not fit can leave before the peak."""
 _USUAL_LINKS = ("all", "half", "fifth")
 
-SKIPPED_STEPS = 20
-"""Untimed: as in the main job, and some for plans that are made again."""
-
 _MARGIN = 0.02
 _COPIES_NEVER_END = Link(1.0, 1.0)
 _PLANS = 3
@@ -113,7 +110,7 @@ class Remat:
             self.options.steps,
             session,
             tiny=self.options.quick,
-            skipped=SKIPPED_STEPS,
+            skipped=measure.SETTLING_STEPS,
             memory_steps=0,
             **options,
         )
