@@ -61,6 +61,22 @@ void on_each_worker(std::vector<uint32_t>* words, const F& f) {
   at::TensorIterator::borrowing_nullary_op(slots).for_each(loop, 1);
 }
 
+// torch 2.11 has no such setting.
+template <class Context>
+int32_t depthwise_kernel(const Context& context) {
+  if constexpr (requires { context.cudnnDepthwiseKernel(); }) {
+    return static_cast<int32_t>(context.cudnnDepthwiseKernel());
+  }
+  return 0;
+}
+
+template <class Context>
+void set_depthwise_kernel(Context& context, int32_t kernel) {
+  if constexpr (requires { context.cudnnDepthwiseKernel(); }) {
+    context.setCuDNNDepthwiseKernel(static_cast<decltype(context.cudnnDepthwiseKernel())>(kernel));
+  }
+}
+
 Surroundings read(c10::DeviceType device) {
   const at::Context& context = at::globalContext();
   Surroundings s;
@@ -74,13 +90,17 @@ Surroundings read(c10::DeviceType device) {
   s.deterministic_warn_only = context.deterministicAlgorithmsWarnOnly();
   s.mkldnn = context.userEnabledMkldnn();
   s.mkldnn_deterministic = context.deterministicMkldnn();
+  s.nnpack = context.userEnabledNNPACK();
   s.cudnn = context.userEnabledCuDNN();
   s.cudnn_benchmark = context.benchmarkCuDNN();
   s.cudnn_deterministic = context.deterministicCuDNN();
+  s.cudnn_depthwise = depthwise_kernel(context);
   for (int i = 0; i < 4; ++i) s.precision[i] = context.float32Precision(kBackends[i / 2], kOps[i % 2]);
   s.reduction[0] = context.allowFP16ReductionCuBLAS();
   s.reduction[1] = context.allowBF16ReductionCuBLAS();
   s.half_accumulation = context.allowFP16AccumulationCuBLAS();
+  s.half_reduction_on_host = context.allowFP16ReductionCPU();
+  s.multiprocessors_left = context._SMCarveout_EXPERIMENTAL();
   if (device == c10::DeviceType::CUDA) s.blas = at::globalContext().blasPreferredBackend();
   return s;
 }
@@ -117,9 +137,11 @@ void change(const Surroundings& from, const Surroundings& to) {
   }
   if (from.mkldnn != to.mkldnn) context.setUserEnabledMkldnn(to.mkldnn);
   if (from.mkldnn_deterministic != to.mkldnn_deterministic) context.setDeterministicMkldnn(to.mkldnn_deterministic);
+  if (from.nnpack != to.nnpack) context.setUserEnabledNNPACK(to.nnpack);
   if (from.cudnn != to.cudnn) context.setUserEnabledCuDNN(to.cudnn);
   if (from.cudnn_benchmark != to.cudnn_benchmark) context.setBenchmarkCuDNN(to.cudnn_benchmark);
   if (from.cudnn_deterministic != to.cudnn_deterministic) context.setDeterministicCuDNN(to.cudnn_deterministic);
+  if (from.cudnn_depthwise != to.cudnn_depthwise) set_depthwise_kernel(context, to.cudnn_depthwise);
   if (from.reduction[0] != to.reduction[0]) {
     set_reduction(to.reduction[0], &at::Context::setAllowFP16ReductionCuBLAS);
   }
@@ -128,6 +150,12 @@ void change(const Surroundings& from, const Surroundings& to) {
   }
   if (from.half_accumulation != to.half_accumulation) {
     context.setAllowFP16AccumulationCuBLAS(to.half_accumulation);
+  }
+  if (from.half_reduction_on_host != to.half_reduction_on_host) {
+    context.setAllowFP16ReductionCPU(to.half_reduction_on_host);
+  }
+  if (from.multiprocessors_left != to.multiprocessors_left) {
+    context._setSMCarveout_EXPERIMENTAL(to.multiprocessors_left);
   }
   if (from.blas != to.blas) context.setBlasPreferredBackend(to.blas);
 }

@@ -2,7 +2,7 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 
 import type { KernelClient } from './client';
 import { LabModel } from './model';
-import { type IStatus, type ISteps, LabError } from './protocol';
+import { type IStatus, type ISteps, type IStorage, LabError } from './protocol';
 
 vi.mock('./timeline/tables', () => ({ readView: () => ({ start: 0, end: 1, exact: true }) }));
 
@@ -16,6 +16,8 @@ class FakeKernel {
   beforeStorage: (() => Promise<void>) | undefined;
   draftLength = 2;
   noDraft = false;
+  /** Searches get no answer. */
+  hold = false;
   readonly asked: [string, object][] = [];
   private _opened = false;
   onEvent: (name: string, body: unknown) => void = () => undefined;
@@ -48,6 +50,9 @@ class FakeKernel {
       const { uid } = params as { uid: number };
       await this.beforeStorage?.();
       return { result: { uid, key: 'h.0/aten::gelu.0#0' } };
+    }
+    if (method === 'search' && this.hold) {
+      return new Promise(() => undefined);
     }
     const ofDraft = String((params as ISteps).source).startsWith('draft:');
     if (ofDraft && this.noDraft) {
@@ -130,6 +135,19 @@ test('what is selected while other steps come to be drawn is selected there', as
   };
   await model.select(107);
   expect(model.selected?.uid).toBe(108);
+});
+
+test('a row found in other steps selects the same storage in those drawn', async () => {
+  await model.search('gelu');
+  const row = { uid: 103, key: 'h.0/aten::gelu.0#0' } as IStorage;
+  await model.selectFound(row);
+  expect(model.selected?.uid).toBe(103);
+  kernel.hold = true; // the new steps are drawn, and the search in them has no answer yet
+  void model.show({ source: SESSION, first: 7, last: 7 });
+  await vi.advanceTimersByTimeAsync(0);
+  expect(drawn().last).toBe(7);
+  await model.selectFound(row);
+  expect(model.selected?.uid).toBe(107);
 });
 
 test('a draft is drawn on the axis of what ran, and what is zoomed to stays', async () => {

@@ -16,6 +16,7 @@ import {
   type IStatus,
   type IStepEntry,
   type ISteps,
+  type IStorage,
   type IStorageDetail,
   type ISummary,
   type ITouchingOp,
@@ -494,6 +495,11 @@ export class LabModel {
     this._emit('side');
   }
 
+  /** Select a storage that the search found; the steps it found it in may be drawn no more. */
+  async selectFound({ uid, key }: IStorage): Promise<void> {
+    await (this._foundIn === this.steps ? this.select(uid) : this.selectKey(key));
+  }
+
   /** Select a storage by its key, in whatever steps are drawn when the kernel has answered. */
   async selectKey(storage: string): Promise<void> {
     let asked: ISteps | null;
@@ -517,10 +523,12 @@ export class LabModel {
   async search(query: string): Promise<void> {
     this.query = query;
     const turn = ++this._searching;
+    const drawn = this.steps;
     await this._onScene(async (client, steps) => {
       const { result } = await client.request('search', { ...steps, axis: this.axis, query });
       if (turn === this._searching) {
         this.found = result;
+        this._foundIn = drawn;
         if (this.error?.code === 'query') {
           this.error = null;
         }
@@ -701,6 +709,7 @@ export class LabModel {
   private _measured: IScene['length'] | null = null;
   private _detailing = 0;
   private _searching = 0;
+  private _foundIn: ISteps | null = null;
   private _choosing = 0;
   private _failedFollowing = false;
   private _next: ISteps | null = null;

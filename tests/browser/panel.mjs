@@ -126,6 +126,10 @@ await inLab(async (page, picture) => {
   await panel.getByRole('searchbox').fill('layer.5');
   await listed.waitFor({ timeout: 10000 });
   found.whileRunning = !ended;
+  // What was typed counts, also where the field is left at once.
+  await panel.getByRole('searchbox').fill('gelu');
+  await page.keyboard.press('Enter');
+  found.entered = await look(({ model }) => model.query);
   await panel.getByRole('searchbox').fill('');
   // A row that has the focus keeps it, and a button that is held down is clicked, over the steps that come in.
   const stepCount = () => look(({ model }) => model.status.session.step_count);

@@ -20,6 +20,7 @@ def test_the_panel_draws_what_trains_beside_it(in_browser):
     assert found["several"]["All steps"]["drawn"] > 0
     assert found["zooms"] == [True, True, True]
     assert "h.3" in found["searched"]
+    assert found["entered"] == "gelu"
     assert found["selected"].startswith("output")
     assert found["lit"]
     assert found["tip"].startswith("aten::")

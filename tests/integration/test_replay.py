@@ -393,6 +393,23 @@ def test_settings_are_those_of_the_first_run_and_put_back(session: cl.Session) -
         torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("then", [True, False])
+def test_a_convolution_has_the_backend_of_its_first_run(session: cl.Session, then: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images, kernels = (torch.randn(*shape, generator=generator) for shape in [(32, 16, 16, 16), (16, 16, 3, 3)])
+    images.sum(), kernels.sum()
+    with torch.backends.mkldnn.flags(enabled=False):  # nnpack does it then, or torch's own kernel
+        with torch.backends.nnpack.flags(enabled=then):
+            out = F.conv2d(images, kernels, padding=1)
+        expected = dropped(out)
+        with torch.backends.nnpack.flags(enabled=not then):
+            assert same(out, expected)
+            assert torch._C._get_nnpack_enabled() is not then
+            other = F.conv2d(images, kernels, padding=1)
+    if raw(other) == raw(expected):
+        pytest.skip("nnpack does not support this processor")
+
+
 def test_denormals_are_treated_as_in_the_first_run(session: cl.Session) -> None:
     tiny = torch.full((ROWS, COLUMNS), 1e-39)
     kept = tiny * 0.5

@@ -74,7 +74,7 @@ export class Tables {
         { name: 'Stall', of: row => row.stall_s, text: row => seconds(row.stall_s), kind: 'lost' }
       ],
       'Size',
-      row => void _model.select(row.uid),
+      row => void _model.selectFound(row),
       row => row.uid === _model.selected?.uid
     );
     this._ops = new SortableTable<IOp>(
@@ -188,7 +188,7 @@ export class Tables {
       row => {
         _model.setCursor(row.x0);
         if (row.storage) {
-          void _model.select(row.storage.uid);
+          void _model.selectFound(row.storage);
         }
       },
       () => false

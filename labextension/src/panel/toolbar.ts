@@ -53,10 +53,11 @@ export class Toolbar {
       'aria-label': 'Search ops, modules and storages',
       spellcheck: 'false',
       input: () => this._searchLater(),
+      blur: () => this._timer !== undefined && this._searchNow(),
       keydown: (event: KeyboardEvent) => {
         if (event.key === 'Escape') {
           this._search.value = '';
-          void _model.search('');
+          this._searchNow();
           timeline.focus();
         } else if (event.key === 'Enter') {
           timeline.focus();
@@ -183,7 +184,13 @@ export class Toolbar {
 
   private _searchLater(): void {
     window.clearTimeout(this._timer);
-    this._timer = window.setTimeout(() => void this._model.search(this._search.value), SEARCH_MS);
+    this._timer = window.setTimeout(() => this._searchNow(), SEARCH_MS);
+  }
+
+  private _searchNow(): void {
+    window.clearTimeout(this._timer);
+    this._timer = undefined;
+    void this._model.search(this._search.value);
   }
 
   private readonly _steps: HTMLSelectElement;
