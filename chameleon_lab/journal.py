@@ -172,14 +172,16 @@ class Journal:
                     continue  # past the end of the ring
                 module = int(ops["module"][from_op])
                 end = to_op if to_op >= 0 else len(ops)
+                extra_ops = int((ops["plan_op"][from_op:end] < 0).sum())
+                found_ops = end - from_op - extra_ops  # the plan's, seen before it was sure where it goes on
                 yield Departure(
                     step=log.index,
                     from_op=from_op,
                     to_op=end,
                     op_name=names[ops["name"][from_op]],
                     module=modules[module] if 0 <= module < len(modules) else "",
-                    extra_ops=int((ops["plan_op"][from_op:end] < 0).sum()),
-                    left_out_ops=plan_to_op - plan_op if plan_to_op >= 0 else 0,
+                    extra_ops=extra_ops,
+                    left_out_ops=plan_to_op - plan_op - found_ops if plan_to_op >= 0 else 0,
                 )
 
 

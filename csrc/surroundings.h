@@ -34,12 +34,12 @@ struct Surroundings {
   bool cudnn = true;
   bool cudnn_benchmark = false;
   bool cudnn_deterministic = false;
-  int32_t cudnn_depthwise = 0;  // kernel of depthwise convolutions; of newer torch
+  int32_t cudnn_depthwise = 0;                  // kernel of depthwise convolutions; of newer torch
   at::Float32Precision precision[4] = {};       // what matrix products and convolutions get, of CUDA and oneDNN
   at::CuBLASReductionOption reduction[2] = {};  // of half precision sums in cuBLAS: fp16, bf16
   bool half_accumulation = false;
   bool half_reduction_on_host = false;
-  std::optional<int32_t> multiprocessors_left;  // by matrix products of cuBLAS
+  std::optional<int32_t> multiprocessors_left;      // by matrix products of cuBLAS
   at::BlasBackend blas = at::BlasBackend::Default;  // of ops on a GPU
 
   bool operator==(const Surroundings&) const = default;

@@ -525,6 +525,31 @@ def test_the_report_says_where_the_ops_departed() -> None:
     assert followed >= 7 and plan.last_step == 11 and not plan.dropped
 
 
+def test_the_report_counts_what_was_left_out_as_the_trace_does() -> None:
+    """Ops that match while it is not yet sure where the run goes on are not left out."""
+
+    def skips_once(t: Trainer, number: int) -> None:
+        t.model.skip = 2 if number == 10 else None  # type: ignore[assignment]
+        t.micro_batch()
+        t.update()
+
+    _, live_peak = reference(Gpt)
+    found: list[tuple[Report, StepTrace, StepTrace]] = []
+
+    def look(number: int, session: cl.Session | None) -> None:
+        if number == 10 and session:
+            steps = list(session.trace())
+            found.append((session.report(), steps[-2], steps[-1]))
+
+    run(skips_once, Gpt, live_peak // 2, steps=12, each=look)
+    ((report, whole, shorter),) = found
+    missing = len(whole.ops) - len(shorter.ops)
+    assert missing > 0
+    for departures in (report.departures, shorter.departures):
+        assert {departure.step for departure in departures} == {shorter.index}
+        assert sum(d.left_out_ops - d.extra_ops for d in departures) == missing
+
+
 def test_a_plan_that_no_new_one_would_better_is_not_made_again_each_time() -> None:
     """A skipped step, and the one after it, find other storages across the border than those planned for."""
     _, live_peak = reference(Gpt)

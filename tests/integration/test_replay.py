@@ -396,7 +396,9 @@ def test_settings_are_those_of_the_first_run_and_put_back(session: cl.Session) -
 @pytest.mark.parametrize("then", [True, False])
 def test_a_convolution_has_the_backend_of_its_first_run(session: cl.Session, then: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    images, kernels = (torch.randn(*shape, generator=generator) for shape in [(32, 16, 16, 16), (16, 16, 3, 3)])
+    images, kernels = (
+        torch.randn(*shape, generator=generator) for shape in [(32, 16, 16, 16), (16, 16, 3, 3)]
+    )
     images.sum(), kernels.sum()
     with torch.backends.mkldnn.flags(enabled=False):  # nnpack does it then, or torch's own kernel
         with torch.backends.nnpack.flags(enabled=then):
