@@ -77,6 +77,7 @@ void set_depthwise_kernel(Context& context, int32_t kernel) {
   }
 }
 
+// Of the backends, those that may run an op of the device: this is read for every op that may be replayed.
 Surroundings read(c10::DeviceType device) {
   const at::Context& context = at::globalContext();
   Surroundings s;
@@ -88,20 +89,24 @@ Surroundings read(c10::DeviceType device) {
   if (s.autocast != 0) s.autocast_dtype = at::autocast::get_autocast_dtype(device);
   s.deterministic = context.deterministicAlgorithms();
   s.deterministic_warn_only = context.deterministicAlgorithmsWarnOnly();
-  s.mkldnn = context.userEnabledMkldnn();
-  s.mkldnn_deterministic = context.deterministicMkldnn();
-  s.nnpack = context.userEnabledNNPACK();
-  s.cudnn = context.userEnabledCuDNN();
-  s.cudnn_benchmark = context.benchmarkCuDNN();
-  s.cudnn_deterministic = context.deterministicCuDNN();
-  s.cudnn_depthwise = depthwise_kernel(context);
-  for (int i = 0; i < 4; ++i) s.precision[i] = context.float32Precision(kBackends[i / 2], kOps[i % 2]);
-  s.reduction[0] = context.allowFP16ReductionCuBLAS();
-  s.reduction[1] = context.allowBF16ReductionCuBLAS();
-  s.half_accumulation = context.allowFP16AccumulationCuBLAS();
-  s.half_reduction_on_host = context.allowFP16ReductionCPU();
-  s.multiprocessors_left = context._SMCarveout_EXPERIMENTAL();
-  if (device == c10::DeviceType::CUDA) s.blas = at::globalContext().blasPreferredBackend();
+  if (device == c10::DeviceType::CUDA) {
+    s.cudnn = context.userEnabledCuDNN();
+    s.cudnn_benchmark = context.benchmarkCuDNN();
+    s.cudnn_deterministic = context.deterministicCuDNN();
+    s.cudnn_depthwise = depthwise_kernel(context);
+    s.reduction[0] = context.allowFP16ReductionCuBLAS();
+    s.reduction[1] = context.allowBF16ReductionCuBLAS();
+    s.half_accumulation = context.allowFP16AccumulationCuBLAS();
+    s.multiprocessors_left = context._SMCarveout_EXPERIMENTAL();
+    s.blas = at::globalContext().blasPreferredBackend();
+  } else {
+    s.mkldnn = context.userEnabledMkldnn();
+    s.mkldnn_deterministic = context.deterministicMkldnn();
+    s.nnpack = context.userEnabledNNPACK();
+    s.half_reduction_on_host = context.allowFP16ReductionCPU();
+  }
+  const int first = device == c10::DeviceType::CUDA ? 0 : 2;
+  for (int i = first; i < first + 2; ++i) s.precision[i] = context.float32Precision(kBackends[i / 2], kOps[i % 2]);
   return s;
 }
 

@@ -98,6 +98,7 @@ def _settings() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         *(back.mkldnn.enabled, back.mkldnn.deterministic, torch._C._get_nnpack_enabled()),
+        torch._C._get_cpu_allow_fp16_reduced_precision_reduction(),
         *(back.cudnn.enabled, back.cudnn.benchmark, back.cudnn.deterministic),
         *(back.mkldnn.matmul.fp32_precision, back.mkldnn.conv.fp32_precision),
         *(back.cuda.matmul.fp32_precision, back.cudnn.conv.fp32_precision),
