@@ -1,9 +1,13 @@
-"""Lets every test import ``synthetic``, the maker of step traces, and fixes what hypothesis draws."""
+"""Lets every test import ``synthetic``, the maker of step traces, and fixes op threads and what hypothesis draws."""
 
 import contextlib
 import gc
+import os
 import sys
 from pathlib import Path
+
+# Of this process and its children, before any of them imports torch. Another number gives other sums.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 sys.path.insert(0, str(Path(__file__).parent / "unit"))
 

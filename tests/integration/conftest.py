@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import ``training``, on one thread each, and fails those that leave a session open."""
+"""Lets the tests of this folder import ``training``, and fails those that leave a session open."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(autouse=True)
 def clean_slate() -> Iterator[None]:
     """A test that leaves a session open fails, and does not take the next ones with it."""
+    from training import OP_THREADS
+
     from chameleon_lab import current_session
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(OP_THREADS)
     yield
     left = current_session()
     if left is not None:

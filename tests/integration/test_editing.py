@@ -29,7 +29,6 @@ WEIGHT = "parameter:blocks.0.up.weight"
 @pytest.fixture(scope="module")
 def made() -> Policy:
     """The policy that a run of the GPT at half of its peak makes."""
-    torch.set_num_threads(1)  # as the tests run: another number gives other sums
     _, live_peak = reference(Gpt, steps=STEPS)
     found: list[Policy | None] = []
     train(

@@ -108,7 +108,6 @@ def checkpoint_bytes(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def hf_bare(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     folder = tmp_path_factory.mktemp("bare")
-    torch.set_num_threads(1)
     trainer = hf_trainer(folder)
     trainer.train()
     return trainer, folder

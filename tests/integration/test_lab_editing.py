@@ -55,7 +55,6 @@ class Loop:
 
 @pytest.fixture
 def loop():
-    torch.set_num_threads(1)
     _, live_peak = reference(Gpt, steps=STEPS)
     with cl.Session(capacity=live_peak // 2) as session:
         yield Loop(session)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training import Gpt, MiB, adamw, child, pressure, raw, reference, train
+from training import Gpt, MiB, adamw, child, pressure, raw, reference, tight_bytes, train
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -209,7 +209,7 @@ def test_tensors_outlive_their_session_and_go_on_training() -> None:
         optimizer = adamw(model.parameters())
         step(), step()
     step()
-    with cl.Session(live_peak // 8):
+    with cl.Session(tight_bytes(Gpt)):
         step(), step()
     step()
     assert tuple(losses) == bare.losses

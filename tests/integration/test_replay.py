@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from reads import every_read
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from training import KiB, MiB, child, pressure, raw
+from training import OP_THREADS, KiB, MiB, child, pressure, raw
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -390,7 +390,7 @@ def test_settings_are_those_of_the_first_run_and_put_back(session: cl.Session) -
         torch.use_deterministic_algorithms(False)
         torch.set_flush_denormal(False)
         torch.set_default_dtype(torch.float32)
-        torch.set_num_threads(1)
+        torch.set_num_threads(OP_THREADS)
 
 
 @pytest.mark.parametrize("then", [True, False])

@@ -1,7 +1,12 @@
-"""Small models, a training loop with the usual trimmings, and ways to compare two runs to the bit."""
+"""Small models, a training loop with the usual trimmings, and ways to compare two runs to the bit.
+
+What a step needs at least hangs on the CPU: the kernels that PyTorch and oneDNN choose for it ask for work spaces of
+their own. A test that means "tight" takes its capacity from :func:`tight_bytes`, which measures the floor here.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -19,9 +24,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import chameleon_lab as cl
+from chameleon_lab.runtime.optimizer_groups import small_groups
 
 KiB, MiB = 1 << 10, 1 << 20
 ROOT = Path(__file__).parents[2]
+OP_THREADS = int(os.environ.get("OMP_NUM_THREADS", 1))
+"""Of every test and its children: one, unless the suite is asked for more."""
+_EVICTED_FROM_BYTES = 512
+_ABOVE_THE_FLOOR = 1.25
 
 
 class Block(nn.Module):
@@ -261,6 +271,42 @@ def reference(
     return bare, recorded.report.live_peak_bytes
 
 
+@cache
+def floor_bytes(
+    model_factory: Callable[[], nn.Module],
+    optimizer_factory: Callable[..., torch.optim.Optimizer] = adamw,
+    steps: int = 6,
+    loop: Loop = Loop(),  # noqa: B008
+) -> int:
+    """The floor of the run's steps with this machine's kernels, list ops a parameter at a time."""
+    sessions: list[cl.Session] = []
+    parts = small_groups(lambda: 1)
+    parts.install()
+    try:
+        train(
+            model_factory,
+            optimizer_factory,
+            steps,
+            {"capacity": "4GiB", "split_optimizer": False, "planning": False},
+            loop=loop,
+            each_step=lambda _, __, session: sessions.append(session) if session else None,
+        )
+    finally:
+        parts.remove()
+    steps_seen = [step for step in sessions[-1].trace().steps if len(step.ops)]
+    return max(cl.policy.floor(step, min_swap_bytes=_EVICTED_FROM_BYTES).bytes for step in steps_seen)
+
+
+def tight_bytes(
+    model_factory: Callable[[], nn.Module],
+    optimizer_factory: Callable[..., torch.optim.Optimizer] = adamw,
+    steps: int = 6,
+    loop: Loop = Loop(),  # noqa: B008
+) -> int:
+    """A capacity a quarter above the floor: what a plan needs to be followed at all, and little more."""
+    return int(_ABOVE_THE_FLOOR * floor_bytes(model_factory, optimizer_factory, steps, loop))
+
+
 def child(
     code: str, *, timeout_s: float = 180.0, folder: Path | None = None, first: str = ""
 ) -> subprocess.CompletedProcess[str]:
@@ -277,7 +323,7 @@ def child(
         import chameleon_lab as cl
         from chameleon_lab.runtime import core
         from training import *
-        torch.set_num_threads(1)
+        torch.set_num_threads(OP_THREADS)
     """
     source = textwrap.dedent(first) + textwrap.dedent(prelude) + textwrap.dedent(code)
     if folder is not None:

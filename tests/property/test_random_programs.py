@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
@@ -147,11 +146,6 @@ def reference(seed: int) -> tuple[list[bytes], int, int]:
     bits, floor, peak = run(seed, None)
     assert bits == run(seed, None, plain=True)[0], "recording alone changed the numbers"
     return bits, floor, peak
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @settings(max_examples=12, deadline=None)

@@ -108,7 +108,6 @@ def run(steps: list[tuple], managed: bool) -> list[bytes]:
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(step, min_size=8, max_size=60), st.sampled_from(["64MiB", "200KiB"]))
 def test_a_random_life_leaves_the_same_bytes(steps: list[tuple], capacity: str) -> None:
-    torch.set_num_threads(1)
     expected = run(steps, managed=False)
     try:
         with cl.Session(capacity, min_swap="1KiB", planning=False):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
@@ -18,7 +17,6 @@ def clean_slate() -> Iterator[None]:
     from chameleon_lab import current_session
     from chameleon_lab.runtime import core
 
-    torch.set_num_threads(1)
     yield
     core.set_faults()
     left = current_session()

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import adapt, mutations
 from benchmarks.mutations import LiveOp, Recorded
@@ -15,7 +14,6 @@ from benchmarks.mutations import LiveOp, Recorded
 
 @pytest.fixture(scope="module")
 def gpt2() -> tuple[Recorded, dict[str, list[LiveOp]]]:
-    torch.set_num_threads(1)
     return mutations.runs("gpt2", 0, tiny=True)
 
 
