@@ -24,13 +24,8 @@ demo: build ## set up, build and run the main job: the first thing to try
 	$(say) "Running the main job"
 	@python -m benchmarks.demo
 
-test: lint build check-cuda chromium ## set up, lint, build and run every test
-	$(say) "Testing the panel's TypeScript"
-	@npm run --silent test -- --reporter=dot
-	$(say) "Testing: unit, property, integration, torture, tutorials, on two cores"
-	@OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist loadfile --ignore=tests/browser tests
-	$(say) "Testing the lab in a browser"
-	@python -m pytest -q tests/browser
+test: lint build check-cuda chromium ## set up, lint, build and run every test; what failed is listed last
+	@python scripts/test.py
 
 torture: build ## try to break every promise, count, and write docs/reliability.md (up to an hour)
 	$(say) "Installing what the tries need beyond the tests, where it is to be had"

@@ -1,0 +1,106 @@
+"""Runs every part of the tests, whatever fails before, and says at the end what failed and how to run it again.
+
+    python scripts/test.py [PART ...]
+
+Ends with 1 if anything failed. `make test` calls it when everything is built.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "build" / "tests"
+"""What the parts leave for this script: their failures."""
+_VITEST = KEPT / "vitest.json"
+_AGAIN = "OMP_NUM_THREADS=1 python -m pytest"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the tests: what it is, how it is run, and how each failure in it is run again."""
+
+    title: str
+    command: list[str]
+    failures: Callable[[str], list[str]]
+
+
+def main(names: list[str]) -> int:
+    """Run the parts with these names, or all."""
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        print(f"there is no part {unknown[0]!r}: there are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    failed: list[str] = []
+    for name in names or PARTS:
+        part = PARTS[name]
+        shutil.rmtree(KEPT / name, ignore_errors=True)
+        _VITEST.unlink(missing_ok=True)
+        print(f"==> Testing {part.title}", flush=True)
+        code = subprocess.run(part.command, cwd=ROOT, env={"OMP_NUM_THREADS": "1"} | os.environ).returncode
+        if code:
+            # A part that ended before any test could fail (a crash, an interrupt) is run again as a whole.
+            failed += part.failures(name) or [f"{shlex.join(part.command)}  # ended with {code}"]
+    if failed:
+        print(f"==> {len(failed)} failed. To run each again, with .venv/bin in PATH:")
+        print("\n".join(f"  {command}" for command in failed))
+    return int(bool(failed))
+
+
+def _pytest(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={KEPT / name}", *arguments]
+
+
+def pytest_failures(name: str) -> list[str]:
+    """What pytest's cache says has failed."""
+    try:
+        found = json.loads((KEPT / name / "v" / "cache" / "lastfailed").read_text())
+    except (OSError, ValueError):
+        return []
+    return [f"{_AGAIN} {shlex.quote(test)}" for test in found]
+
+
+def vitest_failures(_: str) -> list[str]:
+    """What vitest's report says has failed."""
+    try:
+        files = json.loads(_VITEST.read_text())["testResults"]
+    except (OSError, ValueError, KeyError):
+        return []
+    failed = []
+    for file in files:
+        again = f"npx vitest run {shlex.quote(os.path.relpath(file['name'], ROOT))}"
+        tests = [test for test in file["assertionResults"] if test["status"] == "failed"]
+        failed += [f"{again} -t {shlex.quote(test['fullName'])}" for test in tests]
+        if file["status"] == "failed" and not tests:  # it could not be loaded
+            failed.append(again)
+    return failed
+
+
+PARTS = {
+    "panel": Part(
+        "the panel's TypeScript",
+        [
+            *("npm", "run", "--silent", "test", "--", "--reporter=dot"),
+            *("--reporter=json", f"--outputFile.json={_VITEST}"),
+        ],
+        vitest_failures,
+    ),
+    "python": Part(
+        "unit, property, integration, torture, tutorials, on two cores",
+        _pytest("python", "-n", "2", "--dist", "loadfile", "--ignore=tests/browser", "tests"),
+        pytest_failures,
+    ),
+    "browser": Part("the lab in a browser", _pytest("browser", "tests/browser"), pytest_failures),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""`make test` (scripts/test.py): every part runs, and what failed is named last, with what runs it again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, with parts of its own: two of pytest, on the files first.py and second.py."""
+    spec = importlib.util.spec_from_file_location("test_script", ROOT / "scripts" / "test.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(module, "_VITEST", tmp_path / "kept" / "vitest.json")
+    parts = {
+        name: module.Part(name, module._pytest(name, "-p", "no:xdist", f"{name}.py"), module.pytest_failures)
+        for name in ("first", "second")
+    }
+    monkeypatch.setattr(module, "PARTS", parts)
+    (tmp_path / "second.py").write_text("def test_runs():\n    open('ran', 'w')\n")
+    return module
+
+
+def test_a_failure_is_named_and_the_next_part_runs(script, tmp_path, capfd) -> None:
+    (tmp_path / "first.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('x', ['a b', 'c'])\ndef test_x(x):\n    assert x == 'c'\n"
+    )
+    assert script.main([]) == 1
+    assert (tmp_path / "ran").exists()
+    lines = capfd.readouterr().out.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("==> 1 failed"))
+    assert lines[head + 1 :] == ["  OMP_NUM_THREADS=1 python -m pytest 'first.py::test_x[a b]'"]
+    again = shlex.split(lines[head + 1])[1:]
+    done = subprocess.run([sys.executable, *again[1:]], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "1 failed" in done.stdout and "passed" not in done.stdout
+
+    (tmp_path / "first.py").write_text("def test_x():\n    pass\n")
+    assert script.main([]) == 0  # nothing is left of the run before
+    assert "failed" not in capfd.readouterr().out
+
+
+def test_a_part_that_ends_without_a_failed_test_is_named_as_a_whole(script, tmp_path, capfd) -> None:
+    (tmp_path / "first.py").write_text("import os\ndef test_x():\n    os._exit(7)\n")
+    assert script.main(["first", "second"]) == 1
+    assert (tmp_path / "ran").exists()
+    assert capfd.readouterr().out.splitlines()[-1].endswith("first.py  # ended with 7")
+    assert script.main(["third"]) == 2 and "first, second" in capfd.readouterr().err
+
+
+def test_failures_of_the_panel_are_named(script, tmp_path) -> None:
+    (tmp_path / "kept").mkdir()
+    file = {"name": str(tmp_path / "src" / "a.test.ts"), "status": "failed"}
+    test = {"fullName": "a's test", "status": "failed"}
+    results = [
+        file | {"assertionResults": [test, test | {"status": "passed"}]},
+        file | {"assertionResults": []},
+        file | {"status": "passed", "assertionResults": [test | {"status": "passed"}]},
+    ]
+    (tmp_path / "kept" / "vitest.json").write_text(json.dumps({"testResults": results}))
+    named, whole = script.vitest_failures("panel")
+    assert shlex.split(named) == ["npx", "vitest", "run", "src/a.test.ts", "-t", "a's test"]
+    assert shlex.split(whole) == ["npx", "vitest", "run", "src/a.test.ts"]
