@@ -35,6 +35,7 @@ from .runtime.device_times import DeviceTimes
 from .runtime.discovery import Discovery
 from .runtime.graphs import no_graphs
 from .runtime.host_times import HostTimes
+from .runtime.kernels import kernels_of
 from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
@@ -189,6 +190,7 @@ class Session:
         self._device_times = DeviceTimes()
         self._host_times = HostTimes()
         self._records_makings = False
+        self._kernels = ""
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -231,6 +233,7 @@ class Session:
             core.open(options, self.device)
         except RuntimeError as error:
             raise SessionError(str(error).splitlines()[0]) from None
+        self._kernels = kernels_of(core.tensor_device(self.device))
         core.allow_replays(self._replayable.dtypes)
         self._records_makings = False
         self._record_makings()
@@ -679,6 +682,7 @@ class Session:
         return {
             "torch": torch.__version__,
             "device": self.device,
+            "kernels": self._kernels,
             "capacity_bytes": self.capacity_bytes,
             "link_out_bytes_per_s": self.link.out_bytes_per_s,
             "link_in_bytes_per_s": self.link.in_bytes_per_s,

@@ -95,7 +95,7 @@ class TraceReport:
             meta=dict(trace.meta),
             history=tuple(RecordedStep.of(each) for each in trace),
             step=RecordedStep.of(step),
-            floor=None if step.truncated_ops else floor(step),
+            floor=None if step.truncated_ops else floor(Trace([step], trace.meta)),
             truncated_ops=step.truncated_ops,
             peak_op=place(step.op_name(peak), step.module_path(int(step.ops.module[peak]))),
             peak_categories=tuple(_categories(step, peak)),
@@ -140,6 +140,7 @@ class TraceReport:
                 format_bytes(self.floor.bytes),
                 f"set by {place(self.floor.op_name, self.floor.module)}",
             )
+            yield "", "", self.floor.measured_on
         yield "Peak resident", format_bytes(step.peak_bytes), ""
         yield "Peak alive", format_bytes(step.live_peak_bytes), f"at {self.peak_op}; of which"
         for category, size in self.peak_categories:

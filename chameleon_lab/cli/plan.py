@@ -92,7 +92,7 @@ def plan(
     seen = Trace([step], trace.meta)
     allowed = replay_class(rematerialise)
     with failing_well(trace_file), working(f"Planning {len(step.ops)} ops"):
-        lowest = floor(step)
+        lowest = floor(seen)
         policy = plan_policy(
             seen,
             capacity_bytes(capacity, step),
@@ -132,7 +132,9 @@ def plan(
     print(f"With the op times of the trace: {prediction}")
     if bound is not None:
         print(bound)
-    print(f"Floor: {format_bytes(lowest.bytes)}, set by {place(lowest.op_name, lowest.module)}")
+    print(
+        f"Floor: {format_bytes(lowest.bytes)}, set by {place(lowest.op_name, lowest.module)}; {lowest.measured_on}"
+    )
     if output is not None:
         print(f"Saved in {output}")
 

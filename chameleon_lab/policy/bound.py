@@ -35,6 +35,7 @@ from .memory import (
     StepMemory,
     below_floor,
     floor_of,
+    kernels_in,
     newest_step,
     step_memory,
     step_op_times,
@@ -107,7 +108,7 @@ def lower_bound(
     step = newest_step(trace)
     times = step_op_times(step, op_times)
     memory = step_memory(step, min_swap_bytes)
-    lowest = floor_of(step, memory)
+    lowest = floor_of(step, memory, kernels_in(trace))
     if capacity < lowest.bytes:
         raise BelowFloorError(below_floor(capacity, lowest))
     at = _checkpoints(step, times, checkpoints)

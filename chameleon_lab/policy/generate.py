@@ -44,6 +44,7 @@ from .memory import (
     Swaps,
     below_floor,
     floor_of,
+    kernels_in,
     newest_step,
     step_memory,
     step_op_times,
@@ -108,7 +109,7 @@ def plan(
     given = {"capacity_bytes": capacity_bytes, "link": link.to_dict()}
     capacity_bytes, link, findings = conditions(edits, capacity_bytes, link)
     memory = step_memory(step, min_swap_bytes)
-    lowest = floor_of(step, memory)
+    lowest = floor_of(step, memory, kernels_in(trace))
     if capacity_bytes < lowest.bytes:
         raise _no_room(capacity_bytes, lowest, edits, [*findings, *Constraints(step, memory, edits).findings])
     if op_times is None and not replay_class:

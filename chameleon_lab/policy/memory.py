@@ -35,6 +35,24 @@ class Floor:
     stage: str
     working_set_bytes: int
     """Blocks that the op itself uses. The rest of ``bytes`` cannot move, or is the op's scratch memory."""
+    work_space_bytes: int = 0
+    """Blocks made and freed within the op, and bytes of no storage: its kernel's. Another kernel may want others."""
+    kernels: str | None = None
+    """Whose kernels ran (the CPU with its instructions, or the GPU); "" where none did, None where it is not known."""
+
+    @property
+    def measured_on(self) -> str:
+        """In words: what the floor was measured on, and what of it another device's kernels may change."""
+        if self.kernels is None:
+            return "of kernels that the trace does not name"
+        if not self.kernels:
+            return "from shapes alone, without the work space that kernels want"
+        space = (
+            f"{format_bytes(self.work_space_bytes)} of the op's is work space"
+            if self.work_space_bytes
+            else "the op has no work space"
+        )
+        return f"measured on {self.kernels}; {space}, other kernels may want another"
 
 
 @dataclass(frozen=True)
@@ -255,10 +273,16 @@ def floor(trace: Trace | StepTrace, *, min_swap_bytes: int = MIN_SWAP_BYTES) -> 
     most even then sets the floor. Raises TraceError if the step holds no op.
     """
     step = newest_step(trace)
-    return floor_of(step, step_memory(step, min_swap_bytes))
+    return floor_of(step, step_memory(step, min_swap_bytes), kernels_in(trace))
 
 
-def floor_of(step: StepTrace, memory: StepMemory) -> Floor:
+def kernels_in(trace: Trace | StepTrace) -> str | None:
+    """:attr:`Floor.kernels` of a trace. A step alone does not know it."""
+    kernels = trace.meta.get("kernels") if isinstance(trace, Trace) else None
+    return kernels if isinstance(kernels, str) else None
+
+
+def floor_of(step: StepTrace, memory: StepMemory, kernels: str | None = None) -> Floor:
     """:func:`floor`, for a step whose memory has been collected."""
     least = memory.least_bytes()
     used = np.bincount(step.uses.op, step.storages.block_bytes[step.uses.storage], minlength=memory.ops)
@@ -272,7 +296,15 @@ def floor_of(step: StepTrace, memory: StepMemory) -> Floor:
         module=step.module_path(int(step.ops.module[op])),
         stage=Stage(int(step.ops.stage[op])).name.lower(),
         working_set_bytes=int(used[op]),
+        work_space_bytes=_work_space_bytes(step, op),
+        kernels=kernels,
     )
+
+
+def _work_space_bytes(step: StepTrace, op: int) -> int:
+    blocks, birth, death = step.storages.block_bytes, step.storages.birth_op, step.storages.death_op
+    unseen = int(step.ops.live_peak_bytes[op]) - int(blocks[(birth <= op) & (op <= death)].sum())
+    return max(unseen, 0) + int(blocks[(birth == op) & (death == op)].sum())
 
 
 def below_floor(capacity_bytes: int, lowest: Floor) -> str:
@@ -283,12 +315,13 @@ def below_floor(capacity_bytes: int, lowest: Floor) -> str:
     change = "make the op's tensors smaller (batch, sequence, vocabulary)"
     if "_foreach_" in lowest.op_name or "_fused_" in lowest.op_name:
         change = "build the optimizer with foreach=False and fused=False"
+    measured = "" if lowest.kernels is None else f" ({lowest.measured_on})"
     beside = max(lowest.bytes - lowest.working_set_bytes, 0)
     return (
         f"capacity {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) is below the floor "
         f"{format_bytes(lowest.bytes)} ({lowest.bytes} bytes), set by {where}, which uses "
         f"{format_bytes(lowest.working_set_bytes)} of storages at once, beside {format_bytes(beside)} that cannot "
-        f"leave or is its own: "
+        f"leave or is its own{measured}: "
         f"give the session at least that capacity, or {change}"
     )
 

@@ -97,7 +97,7 @@ class Sweep:
         )
         return [
             f"Uncapped: {format_bytes(self.live_peak_bytes)}, step {format_seconds(self.compute_s)}. "
-            f"Floor: {format_bytes(lowest.bytes)}, set by {where}.",
+            f"Floor: {format_bytes(lowest.bytes)}, set by {where}; {lowest.measured_on}.",
             f"The step is within {format_percent(self.within, 0)} of uncapped {found}.",
         ]
 
@@ -157,7 +157,7 @@ def sweep(
     step, replay_class = newest_step(trace), replay_class_of(rematerialise, trace)
     refused = refused_of(refused, trace)
     times = step_op_times(step, op_times)
-    lowest = floor(step, min_swap_bytes=min_swap_bytes)
+    lowest = floor(trace, min_swap_bytes=min_swap_bytes)
     if capacities is None:
         capacities = np.linspace(lowest.bytes, max(step.live_peak_bytes, lowest.bytes), POINTS).tolist()
     chosen = sorted({checked_capacity(capacity) for capacity in capacities})

@@ -357,7 +357,8 @@ class Trace:
 
     steps: list[StepTrace]
     meta: dict[str, Any] = field(default_factory=dict)
-    """``torch``, ``device``, ``capacity_bytes`` (or None), ``link_out_bytes_per_s``, ``link_in_bytes_per_s``
+    """``torch``, ``device``, ``kernels`` (the CPU with its instructions, or the GPU; empty where none
+    ran, missing in older traces), ``capacity_bytes`` (or None), ``link_out_bytes_per_s``, ``link_in_bytes_per_s``
     (None: as fast as the machine copies), ``created_s``; ``replay_class``, the highest class of ops that could be
     replayed, and ``refused``, names of ops and keys of storages that were not, whatever their class. Older traces have
     neither, or the class alone. For reports: ``not_replayed``, why ops are not replayed, or not with every dtype, and

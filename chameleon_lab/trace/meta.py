@@ -98,6 +98,7 @@ def trace_meta(
         {
             "torch": torch.__version__,
             "device": f"{roofline.name}, traced without it",
+            "kernels": "",
             "capacity_bytes": capacity_bytes,
             "link_out_bytes_per_s": roofline.link_out_bytes_per_s,
             "link_in_bytes_per_s": roofline.link_in_bytes_per_s,

@@ -29,6 +29,7 @@ def trace(steps, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     meta = {
         "device": "cpu",
+        "kernels": "a CPU (AVX2)",
         "capacity_bytes": 8 * MiB,
         "link_out_bytes_per_s": 2.0**30,
         "link_in_bytes_per_s": 2.0**30,
@@ -57,7 +58,7 @@ def test_plan_writes_what_the_planner_plans(trace, chameleon):
     expected = plan(trace.last, capacity, Link(2.0**30, 2.0**30))
     assert (code, err) == (0, "")
     assert cl.Policy.load("p.json") == expected and expected.swaps
-    assert "Saved in p.json" in out and "Floor: " in out
+    assert "Saved in p.json" in out and re.search("Floor: .*; measured on a CPU \\(AVX2\\); ", out)
 
     code, out, _ = chameleon(
         *("plan", "t.parquet", "--capacity", str(capacity), "--link", "512MiB/s,2GiB/s"),
@@ -160,6 +161,7 @@ def test_diff_exits_like_diff(trace, chameleon):
 
 def test_sweep_shows_the_knee(trace, chameleon):
     code, out, _ = chameleon("sweep", "t.parquet")
+    assert re.search("Floor: .*; measured on a CPU \\(AVX2\\); ", out)
     assert code == 0 and "knee" in out and out.splitlines()[-1].split()[3] == "%"
     words = ("sweep", "t.parquet", "--json", "--capacity", "1%", "--capacity", "60%", "--capacity", "9000MiB")
     values = json.loads(chameleon(*words)[1])
@@ -169,6 +171,7 @@ def test_sweep_shows_the_knee(trace, chameleon):
 
 def test_report_shows_steps_and_what_fills_the_device(trace, chameleon):
     code, out, err = chameleon("report", "t.parquet")
+    assert "measured on a CPU (AVX2);" in out
     assert (code, err) == (0, "")
     assert re.search(r"^Peak alive +\S+ \wiB +at aten::", out, re.M)
     assert re.search(r"^  parameter +\S+ \wiB +[\d.]+ %$", out, re.M)

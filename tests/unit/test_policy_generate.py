@@ -90,7 +90,11 @@ def test_below_the_floor_names_op_bytes_and_way_out() -> None:
         plan(step, lowest.bytes - 1, FAST)
     message = str(caught.value)
     assert f"({lowest.bytes} bytes), set by aten::_foreach_addcdiv_ (op {lowest.op}, optimizer)" in message
-    assert "foreach=False" in message
+    assert "foreach=False" in message and "measured on" not in message
+    with pytest.raises(
+        BelowFloorError, match=r"its own \(measured on a CPU \(AVX2\); the op has no .*\): give"
+    ):
+        plan(Trace([step], {"kernels": "a CPU (AVX2)"}), lowest.bytes - 1, FAST)
     assert isinstance(caught.value, torch.OutOfMemoryError)
     with pytest.raises(BelowFloorError, match=r"aten::mm \(op \d+, backward, in h\.\d\).*batch"):
         plan(gpt_step(), BIG, FAST)

@@ -162,6 +162,21 @@ def test_floor_counts_scratch_and_what_cannot_move() -> None:
     step.op("aten::mm", scratch=BIG, module="h.0", stage=Stage.BACKWARD)
     lowest = floor(step.build())
     assert (lowest.bytes, lowest.working_set_bytes, lowest.module) == (2 * BIG, 0, "h.0")
+    assert lowest.work_space_bytes == BIG
+
+
+def test_the_floor_says_what_it_was_measured_on_and_what_other_kernels_may_change() -> None:
+    step = StepBuilder()
+    step.op("aten::conv2d", reads=(step.carried(Category.PARAMETER, BIG, "w"),), scratch=2 * BIG)
+    seen = step.build()
+    measured = floor(Trace([seen], {"kernels": "a CPU (AVX2, 1 op thread)"}))
+    assert measured.measured_on == (
+        "measured on a CPU (AVX2, 1 op thread); 2.00 MiB of the op's is work space, other kernels may want another"
+    )
+    assert "without the work space" in floor(Trace([seen], {"kernels": ""})).measured_on
+    for unknown in (floor(seen), floor(Trace([seen])), floor(Trace([seen], {"kernels": 7}))):
+        assert unknown.kernels is None and "does not name" in unknown.measured_on
+    assert floor(step_with(2, 5)).work_space_bytes == 0
 
 
 def test_of_ops_that_need_the_same_the_floor_names_the_one_that_uses_most() -> None:
