@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..policy import Policy, Sweep, simulate, sweep
-from ..policy.memory import newest_step
-from ..policy.sweep import SweepPoint
+from ..policy import Policy, Sweep, floor, simulate, sweep
+from ..policy.memory import MIN_SWAP_BYTES, newest_step
+from ..policy.sweep import POINTS, SweepPoint
 from ..trace import StepTrace, Trace
 from ..units import format_bytes, format_percent, format_seconds
 from .figures import byte_unit, load_plotly, style
@@ -19,13 +19,26 @@ if TYPE_CHECKING:
 
 
 def policy_sweep_figure(policy: Policy, trace: Trace | StepTrace) -> go.Figure:
-    """:func:`sweep_figure` from the floor to the peak of a step, for the link of a policy, whose place is marked.
+    """:func:`sweep_figure` from the floor to the peak of a step, under the conditions of a policy, whose place is marked.
 
-    Raises what :func:`~chameleon_lab.policy.sweep` and :func:`sweep_figure` raise.
+    Each capacity is planned for as the policy was: with its link, margin, edits and replays. Raises what :func:`~chameleon_lab.policy.sweep` and :func:`sweep_figure` raise.
     """
     load_plotly()  # before the work
     step = newest_step(trace)
-    found = sweep(step, None, policy.link)
+    assumed = policy.assumed
+    least = int(assumed.get("min_swap_bytes", MIN_SWAP_BYTES))
+    low = floor(step, min_swap_bytes=least).bytes
+    capacities = np.linspace(low, max(step.live_peak_bytes, low), POINTS).astype(np.int64).tolist()
+    found = sweep(
+        step,
+        [*capacities, policy.capacity_bytes],
+        policy.link,
+        min_swap_bytes=least,
+        margin=float(assumed.get("margin", 0.0)),
+        edits=policy.edits,
+        rematerialise=int(assumed.get("rematerialise", 0)),
+        refused=tuple(assumed.get("refused", ())),
+    )
     return sweep_figure(found, capacity_bytes=policy.capacity_bytes, step_s=simulate(step, policy).step_s)
 
 

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import EditsUnreachableError
 from ..progress import bar, tick
 from ..trace import StepTrace, Trace
 from ..units import format_bytes, format_percent, format_seconds
 from .arguments import checked_capacity, checked_link
+from .edits import Edit, EditAction
 from .generate import plan, refused_of, replay_class_of
 from .memory import MIN_SWAP_BYTES, Floor, floor, newest_step, step_op_times
 from .model import Link
@@ -139,14 +141,17 @@ def sweep(
     op_times: Sequence[float] | np.ndarray | None = None,
     within: float = KNEE,
     min_swap_bytes: int = MIN_SWAP_BYTES,
+    margin: float = 0.0,
+    edits: Sequence[Edit] = (),
     rematerialise: bool | int | None = None,
     refused: Collection[str] | None = None,
 ) -> Sweep:
     """Plan and simulate the newest step of ``trace`` at each of ``capacities``, in bytes.
 
     Without any, at evenly spaced ones from the floor to the step's peak. ``op_times`` as for
-    :func:`~chameleon_lab.policy.simulate`; ``within`` is what the knee allows, see :attr:`Sweep.knee`;
-    ``rematerialise`` and ``refused`` as for :func:`~chameleon_lab.policy.plan`.
+    :func:`~chameleon_lab.policy.simulate`; ``within`` is what the knee allows, see :attr:`Sweep.knee`; ``margin``,
+    ``edits`` (those of the capacity and the link aside), ``rematerialise`` and ``refused`` as for
+    :func:`~chameleon_lab.policy.plan`. A capacity at which the edits cannot be obeyed is as one below the floor.
 
     Raises TraceError if the trace holds no op, or its step has lost some, ValueError if ``capacities`` is empty or
     one of them, ``op_times``, ``within`` or ``rematerialise`` does not fit, TypeError if an argument is something else.
@@ -158,6 +163,7 @@ def sweep(
     refused = refused_of(refused, trace)
     times = step_op_times(step, op_times)
     lowest = floor(trace, min_swap_bytes=min_swap_bytes)
+    edits = tuple(edit for edit in edits if edit.action not in (EditAction.CAPACITY, EditAction.LINK))
     if capacities is None:
         capacities = np.linspace(lowest.bytes, max(step.live_peak_bytes, lowest.bytes), POINTS).tolist()
     chosen = sorted({checked_capacity(capacity) for capacity in capacities})
@@ -167,17 +173,23 @@ def sweep(
         )
 
     def point(capacity: int) -> SweepPoint:
+        nothing = SweepPoint(capacity, math.inf, math.inf, 0.0, 0, 0)
         if capacity < lowest.bytes:
-            return SweepPoint(capacity, math.inf, math.inf, 0.0, 0, 0)
-        policy = plan(
-            step,
-            capacity,
-            link,
-            op_times=times,
-            min_swap_bytes=min_swap_bytes,
-            rematerialise=replay_class,
-            refused=refused,
-        )
+            return nothing
+        try:
+            policy = plan(
+                step,
+                capacity,
+                link,
+                op_times=times,
+                min_swap_bytes=min_swap_bytes,
+                margin=margin,
+                edits=edits,
+                rematerialise=replay_class,
+                refused=refused,
+            )
+        except EditsUnreachableError:
+            return nothing
         predicted = simulate(step, policy, op_times=times)
         return SweepPoint(
             capacity,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 
 import pytest
-from synthetic import gpt_step
+from synthetic import dropped_step, gpt_step
 
 from chameleon_lab.errors import PolicyError
 from chameleon_lab.lab.packages import MissingPackageError
 from chameleon_lab.lab.sweep_figure import sweep_figure
 from chameleon_lab.policy import Link, Policy, floor, plan, simulate, sweep
+from chameleon_lab.policy.memory import step_op_times
+from chameleon_lab.trace import Trace
 
 MIB = 1 << 20
 STEP = gpt_step()
@@ -28,8 +30,8 @@ def test_it_draws_the_sweep_of_the_policys_own_step_and_link():
     found = sweep(STEP, None, POLICY.link)
     figure = POLICY.sweep_figure()
     line = drawn(figure, "Step, predicted")
-    assert list(line.x) == [point.capacity_bytes / MIB for point in found.points]
-    assert list(line.y) == [point.step_s for point in found.points]
+    curve = {x: y for x, y in zip(line.x, line.y, strict=True) if x != CAPACITY / MIB}
+    assert curve == {point.capacity_bytes / MIB: point.step_s for point in found.points}
     assert set(drawn(figure, "Without stalls").y) == {found.compute_s}
     knee = drawn(figure, "Knee")
     assert found.knee is not None and list(knee.x) == [found.knee.capacity_bytes / MIB]
@@ -41,6 +43,19 @@ def test_it_draws_the_sweep_of_the_policys_own_step_and_link():
     }
     assert marked[floor(STEP).bytes / MIB].startswith("Floor")
     assert marked[STEP.live_peak_bytes / MIB].startswith("Peak")
+
+
+def test_the_mark_of_a_policy_that_replays_lies_on_its_curve():
+    step, _ = dropped_step(layers=6)
+    trace = Trace([step], {"replay_class": 2, "refused": ["aten::gelu"]})
+    capacity = int(0.6 * step.live_peak_bytes)
+    policy = plan(trace, capacity, Link(3e8, 3e8), op_times=step_op_times(step), margin=0.02)
+    assert policy.drops, "a policy that does not replay shows nothing here"
+    for given in (None, trace, step):
+        figure = policy.sweep_figure(given)
+        line, now = drawn(figure, "Step, predicted"), drawn(figure, "Now")
+        assert now.y[0] == simulate(step, policy).step_s
+        assert dict(zip(line.x, line.y, strict=True))[now.x[0]] == pytest.approx(now.y[0])
 
 
 def test_points_below_the_floor_are_not_drawn():
