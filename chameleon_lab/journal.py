@@ -16,6 +16,7 @@ from .runtime.discovery import Discovery
 from .runtime.recording import step_trace
 from .runtime.replay_check import Replayable
 from .trace import StepTrace
+from .trace.overlap import exposed_share, hidden_share
 
 _KEPT_SUMMARIES = 10_000
 _KEPT_STAGES = 64  # more than the steps that the core keeps
@@ -80,6 +81,7 @@ class Journal:
             replays=log.replay_count,
             replay_s=log.replay_ticks * tick_s,
             declined_drops=len(log.declined()),
+            overlap=overlap(log),
         )
         self._history.append(summary)
         if not log.settled:
@@ -98,6 +100,7 @@ class Journal:
                     self._history[place],
                     stall_s=log.stall_ticks * self._tick_s,
                     late_prefetches=log.late_prefetches,
+                    overlap=overlap(log),
                 )
             if log.settled:
                 yield log, self._tick_s
@@ -185,12 +188,13 @@ class Journal:
                 )
 
 
-def overlap(log: core.StepLog) -> float:
-    """Share of a step's transfer time that was hidden behind compute; copies that still run do not count."""
-    transfers = log.transfers()
-    done = transfers["end_ticks"] != 0
-    busy_ticks = float((transfers["end_ticks"] - transfers["start_ticks"])[done].sum())
-    return max(0.0, 1.0 - log.stall_ticks / busy_ticks) if busy_ticks > 0 else 1.0
+def overlap(log: core.StepLog) -> float | None:
+    """See :mod:`chameleon_lab.trace.overlap`. None where nothing was copied; copies that still run do not count."""
+    rows, stalls = log.transfers(), log.stalls()
+    rows = rows[rows["end_ticks"] != 0]
+    copies = (rows["direction"], rows["start_ticks"], rows["end_ticks"])
+    waits = (stalls["direction"], stalls["start_ticks"], stalls["end_ticks"])
+    return hidden_share(exposed_share(*copies, *waits), rows["end_ticks"] - rows["start_ticks"])
 
 
 def declined_drops(log: core.StepLog, replayable: Replayable) -> dict[str, int]:

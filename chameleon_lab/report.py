@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .trace import Departure
-from .units import format_bytes, format_percent, format_seconds
+from .trace.overlap import DEFINITION
+from .units import NOTHING, format_bytes, format_percent, format_seconds
 
 _MUCH_SPLIT = 0.05
 """Share of what is reserved that is worth a remark when it lies in split segments."""
@@ -54,6 +55,8 @@ class StepSummary:
     """What that took; part of the step's time."""
     declined_drops: int = 0
     """Planned drops of what could not have been made again."""
+    overlap: float | None = None
+    """Share of the copies' time in which compute did not wait for their direction; None where nothing was copied."""
 
     @property
     def trigger_recall(self) -> float:
@@ -109,8 +112,8 @@ class Report(Mapping[str, Any]):
     host_peak_bytes: int
     step_s: float
     stall_s: float
-    overlap: float
-    """Share of the transfer time that was hidden behind compute; 1.0 where nothing was moved."""
+    overlap: float | None
+    """Share of the copies' time in which compute did not wait for their direction; None where nothing was copied."""
     link: str
     """The bandwidth out and in that policies are made for."""
     swapped_out_bytes: int
@@ -191,7 +194,7 @@ class Report(Mapping[str, Any]):
             ("Peak resident", format_bytes(self.peak_bytes), f"whole session{since}"),
             (
                 "Peak alive",
-                format_bytes(self.live_peak_bytes),
+                self._measured(self.live_peak_bytes, format_bytes),
                 "newest step; what it would need without swapping",
             ),
             *self._fragmentation_rows(),
@@ -200,13 +203,13 @@ class Report(Mapping[str, Any]):
                 format_bytes(self.host_bytes),
                 f"peak {format_bytes(self.host_peak_bytes)}{self._laid_out()}",
             ),
-            ("Step time", format_seconds(self.step_s), "median of the newest steps of this stage"),
-            ("Stall", format_seconds(self.stall_s), stall_share),
-            ("Overlap", format_percent(self.overlap), "of the transfer time hidden behind compute"),
+            ("Step time", self._measured(self.step_s, format_seconds), self._step_s_of()),
+            ("Stall", self._measured(self.stall_s, format_seconds), stall_share),
+            ("Overlap", *self._overlap_cells()),
             (
                 "Moved per step",
-                f"{format_bytes(self.swapped_out_bytes)} out",
-                f"{format_bytes(self.swapped_in_bytes)} in",
+                self._measured(self.swapped_out_bytes, lambda size: f"{format_bytes(size)} out"),
+                self._measured(self.swapped_in_bytes, lambda size: f"{format_bytes(size)} in"),
             ),
             ("Link", self.link, "out and in, as policies take it"),
             (
@@ -223,7 +226,9 @@ class Report(Mapping[str, Any]):
             (
                 "Policy",
                 f"{self.decisions} decisions",
-                f"match rate {format_percent(self.match_rate)}{self._of_late()}",
+                f"match rate {format_percent(self.match_rate)}{self._of_late()}"
+                if self.match_rate
+                else "no plan was followed",
             ),
         ]
         if self.plans:
@@ -249,6 +254,18 @@ class Report(Mapping[str, Any]):
             rows.append(("Not adopted", f"{len(self.refused)} tensors", f"{name}: {reason}"))
         rows.extend(("Note", note, "") for note in self.notes)
         return rows
+
+    def _measured(self, value: float, shown: Callable[[Any], str]) -> str:
+        """A figure of a step, or a dash where no step has ended."""
+        return shown(value) if self.history else NOTHING
+
+    def _step_s_of(self) -> str:
+        return "median of the newest steps of this stage" if self.history else "no step has ended"
+
+    def _overlap_cells(self) -> tuple[str, str]:
+        if self.overlap is None:
+            return NOTHING, "nothing was copied" if self.history else ""
+        return format_percent(self.overlap), DEFINITION
 
     def _of_late(self) -> str:
         """Of the running step, where that is followed otherwise than the newest finished one."""

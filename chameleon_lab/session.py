@@ -19,7 +19,7 @@ import torch
 
 from .arguments import parse_capacity, parse_device, parse_link
 from .errors import BelowFloorError, PolicyError, SessionError
-from .journal import Journal, declined_drops, overlap
+from .journal import Journal, declined_drops
 from .plans import Made, Plan, Plans
 from .policy import Draft, Link, Policy, Suggestion, floor, suggest
 from .policy.constraints import Spared, untouched
@@ -397,7 +397,7 @@ class Session:
                 self._note(f"step {summary.index}: {self._plans.lacking}; planning for it")
                 self._told_of_change = True
             self._stage = SessionStage.PROFILE if self._plans.lacking else SessionStage.STABLE
-        self._staging.step_ended(summary, overlap(log))
+        self._staging.step_ended(summary)
 
     def _warn_of_pageable_memory(self) -> None:
         if self._told_of_pageable or not (pageable := core.pageable_host_bytes()):
@@ -769,7 +769,7 @@ class Session:
             host_peak_bytes=counters["host_peak_bytes"],
             step_s=self._journal.median_step_s(),
             stall_s=stall_s,
-            overlap=overlap(logs[-1]) if logs else 1.0,
+            overlap=newest.overlap if newest else None,
             link=str(self.link),
             swapped_out_bytes=logs[-1].swapped_out_bytes if logs else 0,
             swapped_in_bytes=logs[-1].swapped_in_bytes if logs else 0,

@@ -6,8 +6,8 @@ import html
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from .errors import PolicyError, SessionError
@@ -16,11 +16,12 @@ from .policy.draft import Draft
 from .policy.edits import EditAction
 from .progress import bar, tick
 from .report import StepSummary
-from .units import format_bytes, format_percent, format_seconds
+from .units import NOTHING, format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from .session import Session
 
+_MOST_NOW = 8
 _MOST_BEFORE = 16  # a policy holds a step: a run that enables many must not keep them all
 
 
@@ -31,7 +32,7 @@ class Measured:
     peak_bytes: int
     step_s: float
     stall_s: float
-    overlap: float
+    overlap: float | None
     swapped_out_bytes: int
     swapped_in_bytes: int
     evictions: int
@@ -54,26 +55,29 @@ class DryRun:
     """Steps to measure."""
     settle: int
     """Steps before them, in which the storages take their new places."""
+    before: Measured | None = None
+    """The median of the newest steps before it, which ran under one plan; None where none has."""
     measured: list[Measured] = field(default_factory=list)
     done: bool = False
     note: str = ""
     """Why it ended early, if it did."""
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
-        """The table: what, predicted, measured (the median of the steps), and the difference."""
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """The table: what, before, measured (the median of the steps), how it differs from before, and predicted."""
         if not self.measured:
             return []
         rows = []
         for what, name, shown in _FIGURES:
             predicted = getattr(self.prediction, name)
-            measured = statistics.median(getattr(step, name) for step in self.measured)
-            if name == "replay_s" and not predicted and not measured:
+            if name == "overlap" and not self.prediction.transfer_s:
+                predicted = None
+            measured = _median(self.measured, name)
+            before = None if self.before is None else getattr(self.before, name)
+            if name == "replay_s" and not predicted and not measured and not before:
                 continue
-            if name == "overlap":
-                apart = f"{100 * (measured - predicted):+.1f} points"
-            else:
-                apart = f"{100 * (measured / predicted - 1):+.1f} %" if predicted else ""
-            rows.append((what, shown(predicted), shown(measured), apart))
+            cells = (NOTHING if value is None else shown(value) for value in (before, measured, predicted))
+            was, now, hoped = cells
+            rows.append((what, was, now, _apart(before, measured, name == "overlap"), hoped))
         return rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -85,14 +89,15 @@ class DryRun:
             "steps": self.steps,
             "settle": self.settle,
             "predicted": {name: getattr(self.prediction, name) for name in names},
+            "before": None if self.before is None else asdict(self.before),
             "measured": [asdict(step) for step in self.measured],
         }
 
     def __str__(self) -> str:
         lines = [self._headline()]
-        rows = [("", "predicted", "measured", ""), *self.rows()]
+        rows = [_HEADS, *self.rows()]
         if len(rows) > 1:
-            lines += [f"  {what:<9} {a:>12} {b:>12}  {apart}".rstrip() for what, a, b, apart in rows]
+            lines += ["  " + f"{row[0]:<9}" + "".join(f" {cell:>12}" for cell in row[1:]) for row in rows]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -104,7 +109,7 @@ class DryRun:
             + "</tr>"
             for row in self.rows()
         )
-        head = "<tr><th></th><th>predicted</th><th>measured</th><th></th></tr>" if rows else ""
+        head = f"<tr>{''.join(f'<th>{name}</th>' for name in _HEADS)}</tr>" if rows else ""
         return f"<table><caption>{html.escape(self._headline())}</caption>{head}{rows}</table>"
 
     def _headline(self) -> str:
@@ -112,6 +117,8 @@ class DryRun:
         ended = f" ({self.note})" if self.note else ""
         return f"Dry run: {len(self.measured)} of {self.steps} steps measured{state}{ended}"
 
+
+_HEADS = ("", "before", "measured", "change", "predicted")
 
 _FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("Peak", "peak_bytes", format_bytes),
@@ -192,7 +199,7 @@ class Staging:
                 f"dry_run takes a draft, not {type(draft).__name__}: make one with policy.draft()"
             )
         policy = self._checked(draft, "dry_run")
-        trial = DryRun(policy, draft.predict(), steps, settle)
+        trial = DryRun(policy, draft.predict(), steps, settle, self.measured_now())
         with self.lock:
             base = self._in_force("dry_run")
             self._end_trial("another dry run began")
@@ -202,6 +209,25 @@ class Staging:
         if step_fn is not None:
             self._drive(trial, step_fn)
         return trial
+
+    def measured_now(self) -> Measured | None:
+        """The median of the newest steps that followed the plan of the newest one, at most 8; None before the first.
+
+        Steps of a dry run are none of them: while one runs it is what was measured before it.
+        """
+        trial = self._trial
+        if trial is not None and trial.before is not None:
+            return trial.before
+        history = self._session.history[-_MOST_NOW:]
+        same = []
+        for step in reversed(history):
+            if (step.stage, step.plan) != (history[-1].stage, history[-1].plan) or not step.ops:
+                break
+            same.append(_measured(step))
+        if not same:
+            return None
+        figures = {figure.name: _median(same, figure.name) for figure in fields(Measured)}
+        return Measured(**figures)  # type: ignore[arg-type]
 
     def _drive(self, trial: DryRun, step_fn: Callable[[], object]) -> None:
         session = self._session
@@ -269,7 +295,7 @@ class Staging:
             self._session._enable(policy)
             self._trial_running = self._trial is not None and policy is self._trial.policy
 
-    def step_ended(self, summary: StepSummary, overlap: float) -> None:
+    def step_ended(self, summary: StepSummary) -> None:
         """A step has ended: note what a trial measured, and switch if somebody asked for it. Takes no lock: the session
         holds it while a step ends."""
         self._stepper = threading.get_ident()
@@ -277,7 +303,7 @@ class Staging:
         if trial is not None and self._trial_running:
             self._trial_left -= 1
             if self._trial_left < trial.steps:
-                trial.measured.append(_measured(summary, overlap))
+                trial.measured.append(_measured(summary))
             if self._session.stage.value != "Stable":
                 self._end_trial("the ops changed")
             elif self._trial_left == 0:
@@ -302,12 +328,12 @@ class Staging:
             self._end_trial("stopped")
 
 
-def _measured(summary: StepSummary, overlap: float) -> Measured:
+def _measured(summary: StepSummary) -> Measured:
     return Measured(
         peak_bytes=summary.peak_bytes,
         step_s=summary.step_s,
         stall_s=summary.stall_s,
-        overlap=overlap,
+        overlap=summary.overlap,
         swapped_out_bytes=summary.swapped_out_bytes,
         swapped_in_bytes=summary.swapped_in_bytes,
         evictions=summary.evictions,
@@ -316,3 +342,17 @@ def _measured(summary: StepSummary, overlap: float) -> Measured:
         demand_swap_ins=summary.demand_swap_ins,
         match_rate=summary.match_rate,
     )
+
+
+def _median(steps: Sequence[Measured], name: str) -> float | None:
+    """The median of one figure; None where no step has it."""
+    known = [value for step in steps if (value := getattr(step, name)) is not None]
+    return statistics.median(known) if known else None
+
+
+def _apart(before: float | None, after: float | None, is_share: bool) -> str:
+    """How much more a figure is than it was; empty where one of them is unknown."""
+    if before is None or after is None or (not is_share and not before):
+        return ""
+    apart = 100 * (after - before if is_share else after / before - 1)
+    return f"{round(apart, 1) + 0.0:+.1f} {'points' if is_share else '%'}"

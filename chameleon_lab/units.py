@@ -21,6 +21,9 @@ _UNITS = {
     "tb": 1000**4,
     "tib": 1024**4,
 }
+NOTHING = "–"
+"""What stands for a figure that nobody has measured, or that has no meaning."""
+
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 

@@ -29,7 +29,10 @@ _GUESSED_S_PER_OP = 2e-5
 _KEPT = 24
 """Plans remembered."""
 
-Edits = tuple[Edit, ...]
+_ANEW = "anew"
+
+Edits = tuple[Edit | str, ...]
+"""Edits, and :data:`_ANEW` behind them where the plan that is in force under them does not count."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +71,12 @@ class Bench:
     def __init__(
         self, draft: Draft, policy: Policy, news: Callable[[], None], is_measuring: Callable[[], bool]
     ) -> None:
-        self.step, self.base, self.op_times = draft.step, draft.base, draft.op_times
+        self.step, self.base = draft.step, draft.base
         self.least_bytes = int(policy.assumed.get("min_swap_bytes", MIN_SWAP_BYTES))
         """Storages with smaller blocks stay."""
         self._replay_class = int(policy.assumed.get("rematerialise", 0))
         self._refused = tuple(policy.assumed.get("refused", ()))
-        self.candidates = Candidates(
-            self.step, self.op_times, self.least_bytes, self._replay_class, self._refused
-        )
+        self._clock_by(draft.op_times)
         self.fingerprint = fingerprint(self.step)
         self.floor = floor(self.step, min_swap_bytes=self.least_bytes)
         self.plan_s = self._longest_s = _GUESSED_S_PER_OP * len(self.step.ops)
@@ -92,6 +93,35 @@ class Bench:
         self._worker: threading.Thread | None = None
         self.newest = self.in_force = self.take(policy)
         """``newest``: the plan made last that fits. ``in_force``: what the session runs."""
+
+    def _clock_by(self, op_times: np.ndarray) -> None:
+        self.op_times = op_times
+        self.candidates = Candidates(self.step, op_times, self.least_bytes, self._replay_class, self._refused)
+
+    def retime(self, draft: Draft) -> None:
+        """Predict on other op times, those of ``draft``, from now on: what is in force, and its plan if it has one.
+
+        Effects of edits and the curve are worked out again when they are asked for.
+        """
+        with self._lock:
+            kept = [self.in_force] + ([made] if (made := self._known.get(draft.edits)) is not None else [])
+            self._clock_by(draft.op_times)
+            self._known.clear()
+            self._wanted.clear()
+            self._estimate, self._sweep, self._sweep_left = None, None, []
+            again = {}
+            for old in kept:
+                if old.policy is None:
+                    again[old.edits] = old
+                    continue
+                twin = draft.retimed(draft.op_times, old.policy) if old.edits == draft.edits else None
+                judged = self.candidates.judged(old.policy)
+                again[old.edits] = Made(old.edits, True, old.policy, *judged, old.findings, draft=twin)
+            self._known.update(again)
+            self.in_force = again[self.in_force.edits]
+            self.newest = again.get(draft.edits, self.in_force)
+            if self.newest.policy is None:
+                self.newest = self.in_force
 
     def take(self, policy: Policy) -> Made:
         """What a policy that was made elsewhere comes to; it is in force from now on."""
@@ -140,14 +170,25 @@ class Bench:
         )
         return Made(edits, False, policy, *self.candidates.judged(policy))
 
-    def plan(self, edits: Edits) -> Made:
+    def anew(self, edits: tuple[Edit, ...]) -> Made | None:
+        """The plan that is made under these edits now, whatever is in force; None, and wanted, before it is known."""
+        key = (*edits, _ANEW)
+        made = self.get(key)
+        if made is None:
+            self.want(key)
+        return made
+
+    def plan(self, key: Edits) -> Made:
         """Plan under these edits now, and remember it."""
         begin = time.perf_counter()
-        twin = Draft(self.base, self.step, self.op_times)
+        anew = key[-1:] == (_ANEW,)
+        edits: tuple[Edit, ...] = key[:-1] if anew else key  # type: ignore[assignment]
+        candidates = self.candidates
+        twin = Draft(self.base, self.step, candidates.op_times)
         twin.edits = edits
         try:
-            policy = twin.policy()
-            made = Made(edits, True, policy, *self.candidates.judged(policy), policy.findings, draft=twin)
+            policy = twin.planned_anew() if anew else twin.policy()
+            made = Made(edits, True, policy, *candidates.judged(policy), policy.findings, draft=twin)
         except EditsUnreachableError as error:
             made = Made(edits, True, None, None, None, error.all_findings, str(error))
         except BelowFloorError as error:
@@ -155,8 +196,10 @@ class Bench:
         with self._lock:
             self.plan_s = time.perf_counter() - begin
             self._longest_s = max(self._longest_s, self.plan_s)
-            self._known[edits] = made
-            if made.policy is not None:
+            if candidates is not self.candidates:
+                return made  # on op times of before
+            self._known[key] = made
+            if made.policy is not None and not anew:
                 self.newest = made
             while len(self._known) > _KEPT:
                 oldest = next(key for key, kept in self._known.items() if kept is not self.in_force)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..policy import Decision, Link, Policy, Prediction, StallCause, diff, simulate
-from ..policy.memory import step_op_times
 from ..policy.model import NEVER, fingerprint
 from ..policy.program import bind
 from ..trace import Cause, Direction, StepTrace
+from .clock import Clock, clock_of
 from .lod import Intervals, steps_between
 from .protocol import ProtocolError
 from .scene import Scene
@@ -46,6 +46,7 @@ class Side:
         stalls: float64 (stalls, 2): seconds from and to which it waited.
         figures: what is compared, by name.
         policy: of a prediction.
+        says: of a prediction, which op times it takes.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Side:
     stalls: np.ndarray
     figures: dict[str, float | None]
     policy: Policy | None = None
+    says: str = ""
 
     @property
     def step(self) -> StepTrace:
@@ -104,7 +106,6 @@ def measured_side(scene: Scene) -> Side:
     stall_s = stalls["end_s"] - stalls["start_s"]
     out = stalls["direction"] == Direction.OUT
     demand = ~out & (stalls["cause"] != Cause.PLANNED)
-    busy_s = float((rows.end_s - rows.start_s).sum())
     peak = int(step.ops.resident_peak_bytes.argmax())
     held = scene.residencies
     on_device = np.zeros(count, dtype=bool)
@@ -130,7 +131,7 @@ def measured_side(scene: Scene) -> Side:
                 float(stall_s[~out & ~demand].sum()),
                 float(stall_s[demand].sum()),
             ),
-            overlap=min(max(1.0 - total_s / busy_s, 0.0), 1.0) if busy_s > 0 else None,
+            overlap=scene.overlap,
             out_bytes=rows.bytes[rows.direction == Direction.OUT].sum(),
             in_bytes=rows.bytes[rows.direction == Direction.IN].sum(),
             replay_s=step.replays.duration_s.sum(),
@@ -139,14 +140,18 @@ def measured_side(scene: Scene) -> Side:
     )
 
 
-def predicted_side(policy: Policy, step: StepTrace) -> Side:
-    """A step as it should run under a policy, in the steady state; see :func:`~chameleon_lab.policy.simulate`."""
+def predicted_side(policy: Policy, step: StepTrace, clock: Clock | None = None) -> Side:
+    """A step as it should run under a policy, in the steady state; see :func:`~chameleon_lab.policy.simulate`.
+
+    ``clock``: the op times that it should take; None for those of the step.
+    """
+    clock = clock_of(None, step) if clock is None else clock
     scene = Scene([step], {})
-    memory, swaps, replays, _ = bind(policy, step)
+    memory, swaps, replays, _ = bind(policy, step, clock.op_times)
     swaps, _ = replays.served(memory, swaps)
-    found: Prediction = simulate(step, policy)
+    found: Prediction = simulate(step, policy, op_times=clock.op_times)
     count, n = len(step.storages), memory.ops
-    starts = np.concatenate([[0.0], np.cumsum(step_op_times(step))])
+    starts = np.concatenate([[0.0], np.cumsum(clock.op_times)])
     starts[:n] += np.cumsum(found.stall_op_s + replays.seconds)
     starts[n] += found.stall_s + found.replay_s
     waits = np.flatnonzero(found.stall_op_s)
@@ -184,6 +189,7 @@ def predicted_side(policy: Policy, step: StepTrace) -> Side:
             replayed_bytes=found.replayed_bytes,
         ),
         policy=policy,
+        says=str(clock),
     )
 
 
@@ -192,19 +198,20 @@ class Sides:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._made: OrderedDict[tuple[int, int], tuple[Scene | Policy, Side]] = OrderedDict()
+        self._made: OrderedDict[tuple[int, ...], tuple[Scene | Policy, Side]] = OrderedDict()
         self._differences: OrderedDict[tuple[int, int, str], tuple[Side, Side, Any]] = OrderedDict()
 
     def of_scene(self, scene: Scene) -> Side:
         """The side of a recorded step."""
-        return self._kept(scene, 0, lambda: measured_side(scene))
+        return self._kept(scene, (), lambda: measured_side(scene))
 
-    def of_policy(self, policy: Policy, step: StepTrace) -> Side:
-        """The side of a policy on a step."""
-        return self._kept(policy, step.index, lambda: predicted_side(policy, step))
+    def of_policy(self, policy: Policy, step: StepTrace, clock: Clock | None = None) -> Side:
+        """The side of a policy on a step, by the clock's op times, or the step's own."""
+        numbers = (step.index, *(() if clock is None else clock.steps))
+        return self._kept(policy, numbers, lambda: predicted_side(policy, step, clock))
 
-    def _kept(self, what: Scene | Policy, number: int, make: Callable[[], Side]) -> Side:
-        key = (id(what), number)
+    def _kept(self, what: Scene | Policy, numbers: tuple[int, ...], make: Callable[[], Side]) -> Side:
+        key = (id(what), *numbers)
         with self._lock:
             if key not in self._made:
                 self._made[key] = (what, make())  # held, so that nothing else gets its id
@@ -292,6 +299,7 @@ def _difference(a: Side, b: Side, axis: str) -> tuple[np.ndarray, np.ndarray]:
 def _described(side: Side) -> dict[str, Any]:
     return {
         "kind": side.kind,
+        "clock": side.says,
         "step": side.step.index,
         "stage": side.step.session_stage,
         "length": {axis: side.length(axis) for axis in ("time", "op")},

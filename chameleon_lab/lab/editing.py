@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import BelowFloorError, ChameleonError, PolicyError, SessionError
-from ..policy import Draft, Edit, EditAction, Link, Policy, floor, plan
+from ..policy import Draft, Edit, EditAction, Link, Policy, Prediction, floor, plan
 from ..policy.diff import diff
 from ..policy.edits import edit_from_dict
 from ..policy.memory import step_op_times
@@ -27,7 +29,8 @@ from ..staging import DryRun
 from ..trace import Category, StepTrace, Trace
 from ..units import format_bytes
 from .bench import Bench, Made
-from .decisions import ACTIONS, Table
+from .clock import Clock, clock_of
+from .decisions import ACTIONS, Held, Table
 from .protocol import ProtocolError
 from .views import refusal
 
@@ -37,8 +40,11 @@ ASSUMED_LINK = Link(8 * 2.0**30, 8 * 2.0**30)
 _OPENING_S = 0.15
 """How long the first answer waits for the draft to be ready."""
 
-_TIMED_STEPS = 8
+_RECENT_STEPS = 8
 _SHOWN_CHANGES = 200
+_REST_S = 1.0
+_REST_SHARE = 10.0
+"""Predictions move on with the run this long after the last time at least: seconds, and times what that took."""
 
 
 class Desk:
@@ -75,6 +81,9 @@ class Desk:
         self._declined: dict[str, str] = {}
         self._opened = threading.Event()
         self._told: tuple[Any, ...] = ()
+        self._clock: Clock | None = None
+        self._clocked = self._retiming_s = 0.0
+        self._due = -1  # the newest step that the figures should move on to
         policy = session.staging.in_force if session is not None and step is None else None
         threading.Thread(
             target=self._open, args=(policy, step), name="chameleon-lab-editor", daemon=True
@@ -116,17 +125,19 @@ class Desk:
             raise PolicyError(
                 "the policy does not hold the step that it was made for: it cannot be planned anew"
             )
-        times = self._times_of(policy.source)
+        clock = clock_of(self._session, policy.source)
+        times = clock.op_times
         declined = self._declined_of(policy.source)
         new = policy.draft(op_times=times) if draft is None else draft.rebase(policy, op_times=times)
         bench = Bench(new, policy, self._say, self._is_measuring)
         with self._lock:
             self._opening, self._bench, self._table, self._declined = new, bench, None, declined
+            self._clock, self._clocked = clock, time.monotonic()
 
     def _declined_of(self, step: StepTrace) -> dict[str, str]:
         """By the key of a storage, why the runtime has declined to drop it, in the newest steps and in this one."""
         steps = [step]
-        for index in () if self._session is None else self._session.recorded_steps()[-_TIMED_STEPS:]:
+        for index in () if self._session is None else self._session.recorded_steps()[-_RECENT_STEPS:]:
             try:
                 steps.append(self._session.recorded_step(index))  # type: ignore[union-attr]
             except SessionError:
@@ -137,25 +148,38 @@ class Desk:
             for row, code in zip(each.declined.storage.tolist(), each.declined.refusal.tolist(), strict=True)
         }
 
-    def _times_of(self, step: StepTrace) -> np.ndarray:
-        """Compute seconds of each op: the median of the newest steps with the same ops, else as the step says."""
-        own = step_op_times(step)
+    def clock_for(self, step: StepTrace) -> Clock | None:
+        """The op times that the draft's predictions use, where they are for the ops of ``step``; else None."""
+        with self._lock:
+            if self._opening is None or self._clock is None:
+                return None
+            own = self._opening.step
+            same = own is step or (len(own.ops) == len(step.ops) and fingerprint(own) == fingerprint(step))
+            return self._clock if same else None
+
+    def _move_on(self) -> None:
+        """Where steps have run since, predict on their op times: the run goes on, and so do the figures."""
+        session = self._running()
+        if session is None or self._is_measuring() or not self._may_move_on():
+            return
+        draft, bench = self._drafted()
+        assert self._clock is not None
+        clock = clock_of(session, draft.step)
+        took = time.monotonic()
+        if clock.steps == self._clock.steps:
+            return
+        self._opening = draft.retimed(clock.op_times)
+        bench.retime(self._opening)
+        self._clock, self._table = clock, None
+        self._clocked, self._retiming_s = time.monotonic(), time.monotonic() - took
+
+    def _may_move_on(self) -> bool:
+        """Have steps ended since, and is it long enough ago? It takes time from the run."""
         session = self._session
-        if session is None:
-            return own
-        same, mark = [], fingerprint(step)
-        for index in session.recorded_steps()[-_TIMED_STEPS:]:
-            try:
-                other = session.recorded_step(index)
-            except SessionError:
-                continue  # steps come and go while a cell trains
-            if (
-                len(other.ops) == len(step.ops)
-                and other.session_stage == "Stable"
-                and fingerprint(other) == mark
-            ):
-                same.append(step_op_times(other))
-        return np.median(same, axis=0) if same else own
+        if session is None or self._clock is None or not (kept := session.recorded_steps()):
+            return False
+        rest_s = max(_REST_S, _REST_SHARE * self._retiming_s)
+        return kept[-1] != self._clock.steps[-1] and time.monotonic() - self._clocked >= rest_s
 
     # ------------------------------------------------------------------------------------------------ state
 
@@ -168,6 +192,7 @@ class Desk:
             return self._shut(str(self._failure))
         with self._lock:
             self._follow()
+            self._move_on()
             state = self._state()
         self._drafted()[1].wake()
         return state
@@ -207,6 +232,8 @@ class Desk:
                 for finding in made.findings
             ],
             "plan_s": bench.plan_s,
+            "clock": str(self._clock),
+            "now": self._now(),
             "current": _figures(current),
             "draft": _figures(made),
             "capacity_bytes": draft.capacity_bytes,
@@ -251,6 +278,14 @@ class Desk:
 
     def _is_measuring(self) -> bool:
         return self.trial is not None and not self.trial.done
+
+    def _now(self) -> dict[str, Any] | None:
+        """What was measured of the newest steps, beside a dry run of those before it; None where none has ended."""
+        if self._session is None:
+            return None
+        trial = self.trial
+        measured = trial.before if trial is not None else self._session.staging.measured_now()
+        return None if measured is None else asdict(measured)
 
     def _own_capacity(self) -> int | None:
         return None if self._session is None else self._session.own_capacity_bytes
@@ -382,9 +417,12 @@ class Desk:
     def poll(self) -> int:
         """The count of news, after a look at what the session has done meanwhile."""
         trial, session = self.trial, self._running()
+        if self._may_move_on():
+            self._due = self._session.recorded_steps()[-1]  # type: ignore[union-attr]
         mark = (
             None if session is None else (id(session.staging.in_force), session.staging.is_waiting),
             None if trial is None else (id(trial), len(trial.measured), trial.done),
+            self._due,
         )
         if mark != self._told:
             with self._lock:
@@ -445,35 +483,34 @@ class Desk:
         draft, bench = self._drafted()
         place = bench.candidates.place[storage]
         others = tuple(edit for edit in draft.edits if not (edit.is_residence and edit.storage == storage))
-        edits = (*others, Edit(EditAction(action), storage))
+        edit = Edit(EditAction(action), storage)
+        edits = (*others, edit)
         option: dict[str, Any] = {
             "action": action,
             "chosen": table.after[place] == action,
-            "own": edits == draft.edits or Edit(EditAction(action), storage) in draft.edits,
+            "own": edits == draft.edits or edit in draft.edits,
             "ready": False,
             "possible": True,
             "why": "",
             "effect": None,
         }
-        there = bench.get(edits)
+        # Planning anew changes much by itself. What the edit does is what it changes in a plan made anew without it.
+        without, there = bench.anew(others), bench.get(edits)
         if there is None:
             bench.want(edits)
-        if there is None or not made.exact:
+        if there is None or without is None or not made.exact:
             return option
         option["ready"] = True
         fault = next((f for f in there.findings if f.edit.storage == storage and f.fault != "clipped"), None)
         if there.policy is None or (fault is not None and fault.fault == "impossible"):
             option["possible"] = False
             option["why"] = fault.why if fault is not None else there.error
-        elif made.prediction is not None and there.prediction is not None and there.held is not None:
-            changed = (table.then.count != there.held.count) | (table.then.drops != there.held.drops)
-            changed[place] = False
-            option["effect"] = {
-                "step_s": there.prediction.step_s - made.prediction.step_s,
-                "stall_s": there.prediction.stall_s - made.prediction.stall_s,
-                "replay_s": there.prediction.replay_s - made.prediction.replay_s,
-                "peak_bytes": there.prediction.peak_bytes - made.prediction.peak_bytes,
-                "others": int(changed.sum()),
+        elif without.prediction is not None and without.held is not None:
+            if _does(without.held, place) == _asked(action):
+                there = without  # it is done anyway
+            assert there.prediction is not None and there.held is not None
+            option["effect"] = _effect(without.prediction, there.prediction) | {
+                "others": _others(without.held, there.held, place)
             }
         return option
 
@@ -580,6 +617,7 @@ class Desk:
             "started": not session.staging.is_waiting,
             "of_draft": trial.policy.edits == self._drafted()[0].edits,
             "predicted": trial.to_dict()["predicted"],
+            "before": None if trial.before is None else asdict(trial.before),
             "measured": measured[-1] if measured else None,
         }
 
@@ -629,6 +667,27 @@ class Desk:
             draft.edits = edits
 
 
+def _asked(action: str) -> str:
+    """What a plan that obeys an edit does with the storage."""
+    return EditAction.KEEP.value if action == EditAction.NEVER_TOUCH.value else action
+
+
+def _does(held: Held, place: int) -> str:
+    return str(held.action[place])
+
+
+def _effect(before: Prediction, after: Prediction) -> dict[str, float]:
+    names = ("step_s", "stall_s", "replay_s", "peak_bytes")
+    return {name: getattr(after, name) - getattr(before, name) for name in names}
+
+
+def _others(before: Held, after: Held, place: int) -> int:
+    """How many other storages two plans treat differently."""
+    changed = (before.count != after.count) | (before.drops != after.drops)
+    changed[place] = False
+    return int(changed.sum())
+
+
 def _figures(made: Made) -> dict[str, Any] | None:
     found = made.prediction
     if found is None or made.policy is None:
@@ -638,7 +697,7 @@ def _figures(made: Made) -> dict[str, Any] | None:
         "peak_bytes": found.peak_bytes,
         "step_s": found.step_s,
         "stall_s": found.stall_s,
-        "overlap": found.overlap,
+        "overlap": found.overlap if found.transfer_s else None,
         "swapped_out_bytes": found.swapped_out_bytes,
         "swapped_in_bytes": found.swapped_in_bytes,
         "replay_s": found.replay_s,

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..policy import Floor, floor
 from ..trace import Category, Direction, Stage, StepTrace, Transfers
+from ..trace.overlap import exposed_share, hidden_share
 from .blocks import DROPPED, ON_DEVICE, ON_HOST, Rectangles, stack_rows
 from .figures import resident_by_category
 from .lod import Intervals
@@ -278,17 +279,13 @@ class Scene:
     def transfer_exposed(self) -> np.ndarray:
         """float64 (transfers,): share of each transfer's time in which compute waited for its direction."""
         rows, stalls = self.transfers, self.stall_column
-        exposed = np.zeros(len(rows))
-        length = rows.end_s - rows.start_s
-        for direction in Direction:
-            chosen = np.flatnonzero(rows.direction == direction)
-            waits = stalls["direction"] == direction
-            waited = _covered(stalls["start_s"][waits], stalls["end_s"][waits])
-            inside = waited(rows.end_s[chosen]) - waited(rows.start_s[chosen])
-            exposed[chosen] = np.divide(
-                inside, length[chosen], out=np.zeros(len(chosen)), where=length[chosen] > 0
-            )
-        return np.clip(exposed, 0.0, 1.0)
+        waits = (stalls["direction"], stalls["start_s"], stalls["end_s"])
+        return exposed_share(rows.direction, rows.start_s, rows.end_s, *waits)
+
+    @cached_property
+    def overlap(self) -> float | None:
+        """See :mod:`chameleon_lab.trace.overlap`; None where nothing was copied."""
+        return hidden_share(self.transfer_exposed, self.transfers.end_s - self.transfers.start_s)
 
     # ------------------------------------------------------------------------------------------------ the axis
 
@@ -654,16 +651,3 @@ def _kind(name: str) -> int:
     if any(word in base for word in _HEAVY_WORDS):
         return HEAVY
     return MOVING if any(base == word or base.startswith(word + "_") for word in _MOVING_WORDS) else LIGHT
-
-
-def _covered(start: np.ndarray, end: np.ndarray) -> Any:
-    """A function of times: the seconds up to them that the union of intervals covers."""
-    if not len(start):
-        return lambda times: np.zeros(len(times))
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
-    begins = np.concatenate([[0], np.flatnonzero(start[1:] > reach[:-1]) + 1])
-    left, right = start[begins], reach[np.append(begins[1:] - 1, len(reach) - 1)]
-    points = np.column_stack([left, right]).ravel()
-    sums = np.cumsum(np.column_stack([np.zeros(len(left)), right - left]).ravel())
-    return lambda times: np.interp(times, points, sums, left=0.0)

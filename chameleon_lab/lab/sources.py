@@ -10,6 +10,7 @@ from ..errors import PolicyError, SessionError, TraceError
 from ..policy import Policy
 from ..session import Session, current_session
 from ..trace import StepTrace, Trace
+from .clock import Clock, clock_of
 from .compare import Side, Sides, policy_step
 from .editing import Desk
 from .predicted import predicted_step
@@ -258,7 +259,18 @@ class Sources:
         newest = None
         if policy.source is None and named is not None and (kept := named[1].recorded_steps()):
             newest = named[1].recorded_step(kept[-1])
-        return self.sides.of_policy(policy, policy_step(policy, newest))
+        step = policy_step(policy, newest)
+        return self.sides.of_policy(policy, step, self._clock_for(step))
+
+    def _clock_for(self, step: StepTrace) -> Clock:
+        """The op times of the draft that is shown, so that all predictions agree; else those of the newest steps."""
+        with self._lock:
+            desks = dict(self._desks)
+        named = self.session()
+        for desk in desks.values():
+            if (clock := desk.clock_for(step)) is not None:
+                return clock
+        return clock_of(None if named is None else named[1], step)
 
     def _steps(self, source: str, first: int, last: int) -> tuple[list[StepTrace], dict[str, Any]]:
         if source in self._files:

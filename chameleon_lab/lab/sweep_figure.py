@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 def policy_sweep_figure(policy: Policy, trace: Trace | StepTrace) -> go.Figure:
-    """:func:`sweep_figure` from the floor to the peak of a step, under the conditions of a policy, whose place is marked.
+    """:func:`sweep_figure` from the floor to the peak of a step, under the conditions of a policy, which is marked.
 
-    Each capacity is planned for as the policy was: with its link, margin, edits and replays. Raises what :func:`~chameleon_lab.policy.sweep` and :func:`sweep_figure` raise.
+    Each capacity is planned for as the policy was: with its link, margin, edits and replays. Raises what
+    :func:`~chameleon_lab.policy.sweep` and :func:`sweep_figure` raise.
     """
     load_plotly()  # before the work
     step = newest_step(trace)

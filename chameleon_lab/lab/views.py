@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..trace import Category, Cause, Direction, Stage
+from ..trace.overlap import hidden_share
 from .blocks import rasterise
 from .lod import Bars, steps_between
 from .protocol import MAX_REPLY_BYTES, ProtocolError
@@ -31,7 +32,6 @@ Buffers = list[bytes]
 def describe(scene: Scene) -> dict[str, Any]:
     """What holds for all of a scene: its axes, dictionaries and figures."""
     rows, stalls, replays = scene.transfers, scene.stall_column, scene.replay_column
-    busy_s = float((rows.end_s - rows.start_s).sum())
     stall_s = float((stalls["end_s"] - stalls["start_s"]).sum())
     by_way = [rows.direction == way for way in Direction]
     newest = scene.steps[-1]
@@ -63,7 +63,8 @@ def describe(scene: Scene) -> dict[str, Any]:
         "replay_s": float((replays["end_s"] - replays["start_s"]).sum()),
         "dropped_bytes": int(scene.storage_bytes[scene.away["storage"][scene.away["dropped"]]].sum()),
         "declined": len(scene.declined["op"]),
-        "overlap": max(0.0, 1.0 - stall_s / busy_s) if busy_s > 0 else 1.0,
+        "overlap": scene.overlap,
+        "match_rate": _match_rate(scene),
         "capacity_bytes": scene.meta.get("capacity_bytes"),
         "peak_bytes": max(step.peak_bytes for step in scene.steps),
         "live_peak_bytes": max(step.live_peak_bytes for step in scene.steps),
@@ -505,7 +506,6 @@ def summarise(scene: Scene, axis: str, start: float, end: float) -> dict[str, An
     part = _share_inside(x0, x1, start, end)
     time_s = (rows.end_s - rows.start_s) * part
     moved = rows.bytes * part
-    exposed_s = float((time_s * scene.transfer_exposed).sum())
     stalls = scene.stall_column
     stall_part = _share_inside(
         scene.x_of_time(axis, stalls["start_s"]), scene.x_of_time(axis, stalls["end_s"]), start, end
@@ -542,7 +542,7 @@ def summarise(scene: Scene, axis: str, start: float, end: float) -> dict[str, An
         "out_bytes": int(moved[rows.direction == Direction.OUT].sum()),
         "in_bytes": int(moved[rows.direction == Direction.IN].sum()),
         "transfer_s": float(time_s.sum()),
-        "overlap": 1.0 - exposed_s / float(time_s.sum()) if time_s.sum() > 0 else None,
+        "overlap": hidden_share(scene.transfer_exposed, time_s),
         "stalls": int((stall_part > 0).sum()),
         "stall_s": float(stall_s.sum()),
         "stall_causes": {
@@ -746,8 +746,13 @@ def _hidden(scene: Scene, rows: np.ndarray) -> float | None:
     """Share of these transfers' time that was hidden; None without any."""
     table = scene.transfers
     time_s = (table.end_s - table.start_s)[rows]
-    total = float(time_s.sum())
-    return 1.0 - float((time_s * scene.transfer_exposed[rows]).sum()) / total if total > 0 else None
+    return hidden_share(scene.transfer_exposed[rows], time_s)
+
+
+def _match_rate(scene: Scene) -> float | None:
+    """Share of the ops that were found in the plan that was followed; None where none was."""
+    matched = np.concatenate([step.ops.plan_op >= 0 for step in scene.steps])
+    return float(matched.mean()) if matched.any() else None
 
 
 def _share_inside(x0: np.ndarray, x1: np.ndarray, start: float, end: float) -> np.ndarray:

@@ -78,6 +78,16 @@ class Draft:
         other._edits, other._past, other._future = self._edits, list(self._past), list(self._future)
         return other
 
+    def retimed(self, op_times: Sequence[float] | np.ndarray, policy: Policy | None = None) -> Draft:
+        """The same draft on other op times, with the same changes to take back.
+
+        ``policy``: what its edits were planned to be, which then stays; else they are planned for anew.
+        """
+        other = self.rebase(self.base, self.step, op_times)
+        if policy is not None:
+            other._made = (self._edits, policy)
+        return other
+
     @property
     def op_times(self) -> np.ndarray:
         """Compute seconds of each op that plans and predictions assume, float64 (ops,)."""
@@ -207,6 +217,13 @@ class Draft:
         unchanged = self._edits == self.base.edits and self.step is self.base.source
         if unchanged and self.base.is_current and not self.base.disobeyed:
             return self.base
+        return self._planned()
+
+    def planned_anew(self) -> Policy:
+        """:meth:`policy`, but planned on the draft's op times where nothing was changed too.
+
+        Raises what :meth:`policy` does.
+        """
         return self._planned()
 
     def _planned(self) -> Policy:

@@ -11,6 +11,13 @@ const SECONDS: [string, number][] = [
   ['µs', 1e-6]
 ];
 
+/** What stands for a figure that nobody has measured, or that means nothing. */
+export const NOTHING = '–';
+
+export function orNothing<T>(value: T | null | undefined, format: (value: T) => string): string {
+  return value === null || value === undefined ? NOTHING : format(value);
+}
+
 /** Three significant digits, without an exponent. */
 function three(value: number): string {
   const magnitude = Math.abs(value);

@@ -58,7 +58,7 @@ export interface ISessionStatus {
   host_peak_bytes: number;
   step_s: number;
   stall_s: number;
-  overlap: number;
+  overlap: number | null;
   swapped_out_bytes: number;
   swapped_in_bytes: number;
   evictions: number;
@@ -109,7 +109,10 @@ export interface IScene {
   dropped_bytes: number;
   /** Planned drops that the runtime declined. */
   declined: number;
-  overlap: number;
+  /** See OVERLAP in words.ts; null where nothing was copied. */
+  overlap: number | null;
+  /** Share of the ops that were found in the plan; null where none was followed. */
+  match_rate: number | null;
   capacity_bytes: number | null;
   peak_bytes: number;
   live_peak_bytes: number;
@@ -350,7 +353,7 @@ export interface IFigures {
   peak_bytes: number;
   step_s: number;
   stall_s: number;
-  overlap: number;
+  overlap: number | null;
   swapped_out_bytes: number;
   swapped_in_bytes: number;
   replay_s: number;
@@ -375,6 +378,8 @@ export interface IDryRun {
   /** Whether the draft is still the one that is tried. */
   of_draft: boolean;
   predicted: IFigures;
+  /** What was measured before it, which it is judged against. */
+  before: IFigures | null;
   measured: (IFigures & { match_rate: number; evictions: number }) | null;
 }
 
@@ -409,6 +414,10 @@ export interface IOpenDraft {
   error: string;
   findings: IFinding[];
   plan_s: number;
+  /** Which op times all predictions use, in words. */
+  clock: string;
+  /** Measured: the median of the newest steps, beside a dry run of those before it; null where none has ended. */
+  now: IFigures | null;
   current: IPlanFigures;
   draft: IPlanFigures | null;
   capacity_bytes: number;
@@ -611,6 +620,8 @@ export interface ISideFigures {
 
 export interface ISideFacts {
   kind: 'measured' | 'predicted';
+  /** Of a prediction: which op times it takes. */
+  clock: string;
   step: number;
   stage: string;
   length: PerAxis;

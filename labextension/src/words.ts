@@ -11,6 +11,10 @@ export const BANDS = [
   { id: 'work', name: 'Inputs, other' }
 ] as const;
 
+/** What overlap means, where one is shown: as chameleon_lab/trace/overlap.py says it. */
+export const OVERLAP =
+  "Share of the copies' time in which compute did not wait for their direction";
+
 export type BandId = (typeof BANDS)[number]['id'];
 
 const BAND_OF_CATEGORY = [0, 2, 1, 3, 4, 4];

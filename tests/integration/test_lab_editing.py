@@ -1,16 +1,20 @@
 """The policy editor beside a session that trains: dry runs, enabling and rolling back from another thread."""
 
+import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from training import Gpt, adamw, raw, reference, state_bytes
 
 import chameleon_lab as cl
-from chameleon_lab.lab.protocol import MAX_ROWS, ProtocolError
+from chameleon_lab.lab import editing
+from chameleon_lab.lab.protocol import MAX_ROWS, ProtocolError, Side
 from chameleon_lab.lab.sources import Sources
+from chameleon_lab.policy.memory import step_op_times
 
 STEPS = 10
 
@@ -155,6 +159,53 @@ def test_a_storage_is_rematerialised_tried_and_enabled_and_no_number_changes(loo
     assert status["drops"] == len(loop.session.policy.drops) and status["replays"] >= len(step.replays) > 0
     loop.step()
     assert (tuple(loop.losses), state_bytes(loop.model, loop.optimizer)) == (bare.losses, bare.state)
+
+
+def test_a_dry_run_is_judged_against_what_was_measured_before_it(loop):
+    for _ in range(5):
+        loop.step()
+    desk = loop.desk()
+    alike = [step for step in loop.session.history if step.plan == loop.session.history[-1].plan]
+    now = loop.panel(desk.state)["now"]
+    assert now["step_s"] == statistics.median(step.step_s for step in alike[-8:])
+    assert now["stall_s"] == statistics.median(step.stall_s for step in alike[-8:])
+    key = loop.panel(desk.page, "swap", "bytes", True, 0, MAX_ROWS)["rows"][0]["storage"]
+    loop.panel(desk.edit, "add", [{"action": "keep", "storage": key}], -1)
+    loop.exact(desk)
+    loop.panel(desk.dry_run)
+    for _ in range(4):
+        loop.step()
+    state = loop.exact(desk)
+    assert state["dry_run"]["done"] and state["dry_run"]["before"] == state["now"] == now
+    assert {"before", "measured", "change", "predicted"} <= set(str(desk.trial).split())
+    assert f"{100 * (state['dry_run']['measured']['step_s'] / now['step_s'] - 1):+.1f} %" in str(desk.trial)
+
+
+def test_predictions_move_on_with_the_run_and_all_use_the_same_op_times(loop, monkeypatch):
+    monkeypatch.setattr(editing, "_REST_S", 0.0)
+    monkeypatch.setattr(editing, "_REST_SHARE", 0.0)
+    for _ in range(3):
+        loop.step()
+    desk = loop.desk()
+    first = loop.panel(desk.state)
+    news = loop.panel(loop.sources.draft_news)[loop.sources.session()[0]]
+    key = loop.panel(desk.page, "swap", "bytes", True, 0, MAX_ROWS)["rows"][0]["storage"]
+    loop.panel(desk.edit, "add", [{"action": "keep", "storage": key}], -1)
+    loop.exact(desk)
+    for _ in range(4):
+        loop.step()
+    assert loop.panel(loop.sources.draft_news)[loop.sources.session()[0]] > news
+    state = loop.exact(desk)
+    recorded = loop.session.recorded_steps()
+    assert state["clock"] != first["clock"] and state["clock"].endswith(f"to {recorded[-1]}")
+    assert state["staged"] == 1 and state["can_undo"], "the draft stays what it was"
+    times = [step_op_times(loop.session.recorded_step(index)) for index in recorded]
+    assert state["compute_s"] == pytest.approx(float(np.median(times, axis=0).sum()))
+    for source, figures in (("policy:in force", state["current"]), ("policy:draft", state["draft"])):
+        side = loop.panel(loop.sources.side, Side(source, 0))
+        assert side.says == state["clock"]
+        for name in ("step_s", "stall_s", "overlap"):
+            assert side.figures[name] == pytest.approx(figures[name])
 
 
 def test_a_dry_run_that_waits_for_steps_can_be_stopped(loop):

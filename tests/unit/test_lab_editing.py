@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from synthetic import dropped_step, gpt_step
 
@@ -12,7 +13,7 @@ from chameleon_lab.lab.dispatch import answer
 from chameleon_lab.lab.editing import Desk
 from chameleon_lab.lab.protocol import MAX_ROWS, VERSION, ProtocolError
 from chameleon_lab.lab.sources import Sources
-from chameleon_lab.policy import Policy, floor
+from chameleon_lab.policy import Edit, EditAction, Policy, floor
 from chameleon_lab.trace import Trace
 
 STEP = gpt_step(layers=6)
@@ -288,6 +289,61 @@ def test_the_curve_of_a_plan_with_replays_has_replays(mixed):
         time.sleep(0.02)
     here = min(curve["points"], key=lambda point: abs(point["capacity_bytes"] - CAPACITY))
     assert here["step_s"] < 1.5 * mixed.state()["draft"]["step_s"]
+
+
+def effects(desk, storage):
+    """The cards of a storage once all of them are known."""
+    until = time.monotonic() + 30
+    while True:
+        options = desk.choices(storage)["options"]
+        if all(option["ready"] for option in options):
+            break
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return {option["action"]: option for option in options}
+
+
+def test_what_an_edit_does_is_told_against_a_plan_made_anew_without_it(mixed):
+    nothing = {"step_s": 0, "stall_s": 0, "replay_s": 0, "peak_bytes": 0, "others": 0}
+    # What is in force was planned on other op times: planning anew changes it, whatever an edit says.
+    draft, bench_ = mixed._drafted()
+    other = draft.op_times * np.linspace(0.2, 3.0, len(draft.op_times))
+    mixed._opening = draft.retimed(other)
+    bench_.retime(mixed._opening)
+    mixed._table = None
+    anew = bench_.plan((bench._ANEW,))
+    in_force = bench_.in_force
+    assert anew.prediction.step_s != in_force.prediction.step_s, "planning anew shows nothing here"
+    rows = mixed.page("", "bytes", True, 0, MAX_ROWS)["rows"]
+    checked = set()
+    for row in rows:
+        done = str(anew.held.action[bench_.candidates.place[row["storage"]]])
+        if done in checked:
+            continue
+        checked.add(done)
+        options = effects(mixed, row["storage"])
+        assert options[done]["effect"] == nothing, (row["storage"], done)
+        if done == "keep":
+            assert options["never_touch"]["effect"] == nothing
+        for action, option in options.items():
+            there = bench_.get((Edit(EditAction(action), row["storage"]),))
+            if option["effect"] is not None and option["effect"] != nothing:
+                apart = there.prediction.step_s - anew.prediction.step_s
+                assert option["effect"]["step_s"] == pytest.approx(apart)
+    assert checked == {"keep", "swap", "rematerialise"}
+
+
+def test_figures_say_which_op_times_they_use_and_nothing_was_measured_of_a_file(desk):
+    state = desk.state()
+    assert state["clock"] == f"op times of step {STEP.index}"
+    assert state["now"] is None
+
+
+def test_a_plan_that_moves_nothing_has_no_overlap():
+    desk = Desk(
+        "file:a.parquet", None, STEP, META | {"capacity_bytes": 2 * STEP.live_peak_bytes}, lambda: None
+    )
+    assert opened(desk)["current"]["overlap"] is None
 
 
 def test_where_replays_are_off_a_card_says_so(desk):

@@ -6,12 +6,14 @@ from synthetic import dropped_step, gpt_step, swapped_step
 
 from chameleon_lab.lab import views
 from chameleon_lab.lab.blocks import DROPPED, ON_HOST
+from chameleon_lab.lab.compare import measured_side
 from chameleon_lab.lab.dispatch import answer
 from chameleon_lab.lab.protocol import MAX_REPLY_BYTES, VERSION, ProtocolError
 from chameleon_lab.lab.query import parse_query
 from chameleon_lab.lab.scene import Scene, below_layer, layer_of
 from chameleon_lab.lab.sources import Sources
 from chameleon_lab.trace import Category, Residencies, Stage, Trace
+from chameleon_lab.trace.overlap import overlap_of
 
 MIB = 1 << 20
 
@@ -205,6 +207,29 @@ def test_a_range_counts_what_lies_inside(scene):
     idle = views.summarise(scene, "op", start, end)
     assert idle["out_bytes"] == idle["in_bytes"] == idle["stalls"] == 0
     assert idle["overlap"] is None
+
+
+def test_overlap_is_the_same_in_header_lanes_range_and_figures(scene):
+    told = views.describe(scene)
+    whole = views.summarise(scene, "time", 0, scene.length("time"))
+    rows = scene.transfers
+    times = [float((rows.end_s - rows.start_s)[rows.direction == way].sum()) for way in (0, 1)]
+    lanes = sum(share * time for share, time in zip(told["hidden"], times, strict=True)) / sum(times)
+    others = (whole["overlap"], lanes, overlap_of(scene.steps[0]), measured_side(scene).figures["overlap"])
+    assert others == pytest.approx([told["overlap"]] * 4) and 0 < told["overlap"] < 1
+    still = Scene([replace(scene.steps[0], transfers=no_transfers(scene), stalls=no_stalls(scene))], {})
+    assert views.describe(still)["overlap"] is None and overlap_of(still.steps[0]) is None
+    assert views.describe(still)["match_rate"] is None
+
+
+def no_transfers(scene):
+    rows = scene.steps[0].transfers
+    return type(rows)(**{name: column[:0] for name, column in rows.columns().items()})
+
+
+def no_stalls(scene):
+    rows = scene.steps[0].stalls
+    return type(rows)(**{name: column[:0] for name, column in rows.columns().items()})
 
 
 def test_seeking_goes_round(scene):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from chameleon_lab.report import Report, StepSummary
+from chameleon_lab.trace.overlap import DEFINITION
 
 MIB = 1 << 20
 
@@ -100,7 +101,7 @@ def test_rows_of_a_session_without_capacity_or_steps(report):
         report, capacity_bytes=None, live_peak_bytes=0, steps=0, step_s=0.0, stall_s=0.0, history=()
     )
     assert row(empty, "Capacity") == ("none", "")
-    assert row(empty, "Stall") == ("0 µs", "")
+    assert row(empty, "Stall") == ("–", "")
 
 
 def test_rows_appear_for_what_is_out_of_the_ordinary(report):
@@ -168,3 +169,21 @@ def test_fragmentation_is_told_where_the_allocator_splits_segments(report: Repor
     assert "33.0 MiB" in str(little) and "3.00 MiB not in tensors; 1.00 MiB of it" in str(little), str(little)
     assert "expandable_segments" not in str(little)
     assert "expandable_segments:True" in str(replace(little, split_bytes=3 * MIB))
+
+
+def test_what_nobody_has_measured_is_a_dash_and_no_number(report):
+    begun = replace(
+        report,
+        **{name: 0 for name in ("steps", "step_s", "stall_s", "live_peak_bytes", "match_rate")},
+        swapped_out_bytes=0,
+        swapped_in_bytes=0,
+        overlap=None,
+        history=(),
+    )
+    for name in ("Peak alive", "Step time", "Stall", "Overlap", "Moved per step"):
+        assert row(begun, name)[0] == "–", name
+    assert row(begun, "Policy")[1] == "no plan was followed"
+    assert "100" not in str(begun) and "0 µs" not in str(begun)
+    still = replace(report, overlap=None, swapped_out_bytes=0, swapped_in_bytes=0)
+    assert row(still, "Overlap") == ("–", "nothing was copied")
+    assert row(report, "Overlap") == ("95.3 %", DEFINITION)

@@ -190,6 +190,7 @@ export class ComparePage {
     const rows = result ? figureRows(result.a.figures, result.b.figures) : [];
     const cell = (text: string, kind = '') => h('td', { class: `cl-number ${kind}` }, text);
     const kinds = (side: 'a' | 'b') => (result ? result[side].kind : '');
+    const clock = (side: 'a' | 'b') => (result ? result[side].clock : '');
     this._figures.replaceChildren(
       h(
         'table',
@@ -202,8 +203,8 @@ export class ComparePage {
             'tr',
             {},
             h('th', { scope: 'col' }, ''),
-            h('th', { scope: 'col', class: 'cl-number' }, `A, ${kinds('a')}`),
-            h('th', { scope: 'col', class: 'cl-number' }, `B, ${kinds('b')}`)
+            h('th', { scope: 'col', class: 'cl-number', title: clock('a') }, `A, ${kinds('a')}`),
+            h('th', { scope: 'col', class: 'cl-number', title: clock('b') }, `B, ${kinds('b')}`)
           )
         ),
         h(

@@ -1,11 +1,12 @@
 // The bottom bar: what is in force, the draft and its dry run side by side, and what can be done with the draft.
 
 import { button, h } from '../dom';
-import { formatBytes } from '../format';
+import { formatBytes, orNothing } from '../format';
 import type { Bindings } from '../keys/bindings';
-import type { IFigures, IOpenDraft } from '../protocol';
+import type { IOpenDraft } from '../protocol';
+import { OVERLAP } from '../words';
 import type { Editor } from './state';
-import { atLeast, delta, FIGURES, needed, standing } from './words';
+import { atLeast, delta, FIGURES, type IVersus, needed, standing, versus } from './words';
 
 export interface IBarActions {
   save(): void;
@@ -128,21 +129,21 @@ export class Bar {
   }
 
   private _fill(open: IOpenDraft): void {
-    const { dry_run } = open;
-    const tried = dry_run?.of_draft && dry_run.measured ? dry_run.measured : null;
-    const all = [open.current, open.draft, tried].filter(figures => figures !== null);
+    const rows = versus(open);
+    const all = rows.map(({ figures }) => figures).filter(figures => figures !== null);
     const columns = FIGURES.filter(column => !column.shown || all.some(column.shown));
-    const row = (name: string, kind: string, figures: IFigures | null, against: IFigures | null) =>
+    const row = ({ name, kind, figures, against, title }: IVersus) =>
       h(
         'tr',
         { class: kind },
-        h('th', { scope: 'row' }, name),
+        h('th', { scope: 'row', title }, name),
         ...columns.map(column => {
           const apart = figures && against ? delta(column, against, figures) : null;
+          const value = figures ? column.value(figures) : null;
           return h(
             'td',
             { 'data-figure': column.name },
-            h('span', { class: 'cl-figure' }, figures ? column.format(column.value(figures)) : '–'),
+            h('span', { class: 'cl-figure' }, orNothing(value, column.format)),
             h('span', { class: `cl-delta cl-${apart?.kind ?? 'dim'}` }, apart?.text ?? '')
           );
         })
@@ -154,24 +155,25 @@ export class Bar {
         h(
           'tr',
           {},
-          h('th', { scope: 'col' }, open.exact ? 'Predicted' : 'Estimate'),
+          h(
+            'th',
+            { scope: 'col', class: 'cl-clock', title: open.clock },
+            `${open.exact ? 'Predicted' : 'Estimate'}, ${open.clock}`
+          ),
           ...columns.map(column =>
-            h('th', { scope: 'col', 'data-figure': column.name }, column.name)
+            h(
+              'th',
+              {
+                scope: 'col',
+                'data-figure': column.name,
+                title: column.name === 'Overlap' ? OVERLAP : ''
+              },
+              column.name
+            )
           )
         )
       ),
-      h(
-        'tbody',
-        {},
-        row('Current', 'cl-current', open.current, null),
-        row(
-          'Draft',
-          open.exact ? 'cl-draft-row' : 'cl-draft-row cl-estimate',
-          open.draft,
-          open.current
-        ),
-        tried && row('Dry run', 'cl-tried', tried, open.draft)
-      )
+      h('tbody', {}, ...rows.map(row))
     );
   }
 

@@ -57,7 +57,8 @@ export class Cards {
       return [];
     }
     const own = row.by === 'you';
-    const by = h('span', { class: 'cl-dim' }, `by ${who(row)} · effect on the draft`);
+    const title = `Against a plan made anew without it; ${this._editor.open?.clock ?? ''}`;
+    const by = h('span', { class: 'cl-dim', title }, `by ${who(row)} · effect of the edit alone`);
     // Where the storage is in the drawing, the inspector above says what it is.
     const named = this._drawn() === row.storage;
     const head = h(

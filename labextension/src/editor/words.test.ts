@@ -12,7 +12,8 @@ import {
   parseSize,
   ruleOfFilter,
   ruleText,
-  standing
+  standing,
+  versus
 } from './words';
 
 const MIB = 1024 ** 2;
@@ -111,6 +112,44 @@ test('differences are good or bad by what the figure means', () => {
     { text: '▲ 5.0 pt', kind: 'good' },
     { text: '▲ 1.00 MiB', kind: 'dim' }
   ]);
+});
+
+test('a dry run is judged by what was measured before it, and a draft by what is predicted', () => {
+  const figures = (step_s: number): IFigures => ({
+    peak_bytes: 100 * MIB,
+    step_s,
+    stall_s: 0.1,
+    overlap: null,
+    swapped_out_bytes: 0,
+    swapped_in_bytes: 0,
+    replay_s: 0,
+    replayed_bytes: 0
+  });
+  const open = {
+    exact: true,
+    clock: 'op times of step 3',
+    current: figures(1.3),
+    draft: figures(1.3),
+    dry_run: { of_draft: true, done: true, measured: figures(1.4), before: figures(1.5) }
+  } as unknown as IOpenDraft;
+  const rows = versus(open);
+  expect(rows.map(row => row.name)).toEqual([
+    'Current',
+    'Draft',
+    'Now, measured',
+    'Dry run, measured'
+  ]);
+  const [current, draft, now, tried] = rows;
+  expect([current.against, draft.against, now.against]).toEqual([null, open.current, null]);
+  expect(current.title).toContain('op times of step 3');
+  const step = FIGURES.find(column => column.name === 'Step time');
+  expect(step && delta(step, tried.against as IFigures, tried.figures as IFigures)).toEqual({
+    text: '▼ 100 ms',
+    kind: 'good'
+  });
+  const overlap = FIGURES.find(column => column.name === 'Overlap');
+  expect(overlap && delta(overlap, open.current, figures(1))).toBeNull();
+  expect(versus({ ...open, dry_run: null }).map(row => row.name)).toEqual(['Current', 'Draft']);
 });
 
 test('the column of replays stands where there are some', () => {

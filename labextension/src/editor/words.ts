@@ -136,7 +136,8 @@ export function progress(run: IDryRun): string {
 
 export interface IFigureColumn {
   name: string;
-  value(figures: IFigures): number;
+  /** Null where it was not measured, or means nothing. */
+  value(figures: IFigures): number | null;
   format(value: number): string;
   /** How a difference is written. */
   apart(difference: number): string;
@@ -187,15 +188,64 @@ export const FIGURES: IFigureColumn[] = [
   }
 ];
 
+/** One row of the bottom bar: figures, and those that they are judged by. */
+export interface IVersus {
+  name: string;
+  kind: string;
+  figures: IFigures | null;
+  against: IFigures | null;
+  title: string;
+}
+
+/** The rows of the bottom bar: predictions against each other, and what was measured against what was measured. */
+export function versus(open: IOpenDraft): IVersus[] {
+  const { dry_run: run } = open;
+  const tried = run?.of_draft && run.measured ? run.measured : null;
+  const predicted = `Predicted: ${open.clock}`;
+  const rows: IVersus[] = [
+    { name: 'Current', kind: 'cl-current', figures: open.current, against: null, title: predicted },
+    {
+      name: 'Draft',
+      kind: open.exact ? 'cl-draft-row' : 'cl-draft-row cl-estimate',
+      figures: open.draft,
+      against: open.current,
+      title: predicted
+    }
+  ];
+  if (tried) {
+    rows.push(
+      {
+        name: 'Now, measured',
+        kind: 'cl-now',
+        figures: run?.before ?? null,
+        against: null,
+        title: 'Measured: the median of the newest steps before the dry run'
+      },
+      {
+        name: 'Dry run, measured',
+        kind: 'cl-tried',
+        figures: tried,
+        against: run?.before ?? null,
+        title: 'Measured, and judged by what was measured before it'
+      }
+    );
+  }
+  return rows;
+}
+
 export interface IDelta {
   text: string;
   kind: 'good' | 'lost' | 'dim';
 }
 
-/** How a figure differs from the one in force; null where it does not. */
+/** How a figure differs from the one that it is judged by; null where it does not, or one is unknown. */
 export function delta(column: IFigureColumn, now: IFigures, then: IFigures): IDelta | null {
-  const difference = column.value(then) - column.value(now);
-  if (Math.abs(difference) < Math.abs(column.value(now)) * 5e-4 + 1e-9) {
+  const [before, after] = [column.value(now), column.value(then)];
+  if (before === null || after === null) {
+    return null;
+  }
+  const difference = after - before;
+  if (Math.abs(difference) < Math.abs(before) * 5e-4 + 1e-9) {
     return null;
   }
   const up = difference > 0;

@@ -1,10 +1,10 @@
 // The top of the panel: which notebook and kernel, where the session stands, and its figures.
 
 import { button, h } from '../dom';
-import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
 import type { IFrontKernel } from '../kernelFollower';
 import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
+import { headerFigures } from './headerFigures';
 
 const STAGES = ['WarmUp', 'Profile', 'Stable'];
 
@@ -31,8 +31,9 @@ export class Header {
   }
 
   update(front: IFrontKernel | null): void {
-    const { status, hello } = this._model;
+    const { status, hello, steps, scene, drawn } = this._model;
     const session = status?.session;
+    const file = status?.files.find(({ source }) => source === steps?.source);
     const busy = front?.status === 'busy';
     this._compare.hidden = !hello || !status;
     this._open.hidden = !hello;
@@ -47,6 +48,7 @@ export class Header {
           : 'No notebook'
       ),
       session &&
+        !file &&
         h(
           'ol',
           { class: 'cl-stages', 'aria-label': 'Stage of the session' },
@@ -54,7 +56,14 @@ export class Header {
             h('li', { 'aria-current': stage === session.stage ? 'step' : 'false' }, stage)
           )
         ),
+      file &&
+        h(
+          'span',
+          { class: 'cl-live', title: file.path },
+          `Trace file ${file.path.split('/').at(-1)}`
+        ),
       session &&
+        !file &&
         h(
           'span',
           { class: 'cl-live' },
@@ -64,61 +73,13 @@ export class Header {
       hello && h('span', { class: 'cl-dim cl-how' }, this._how(busy, hello.subshell))
     ];
     this._said.replaceChildren(...said.filter(node => node instanceof HTMLElement));
-    this._figures.hidden = !session;
-    if (!session) {
-      return;
-    }
-    const declined = Object.values(session.declined_drops).reduce((sum, count) => sum + count, 0);
-    const figures: [string, string, string][] = [
-      [
-        'Capacity',
-        session.capacity_bytes === null ? 'none' : formatBytes(session.capacity_bytes),
-        session.capacity_bytes === null
-          ? 'recording only'
-          : !session.live_peak_bytes
-            ? ''
-            : session.capacity_bytes >= session.live_peak_bytes
-              ? `more than the ${formatBytes(session.live_peak_bytes)} alive`
-              : `${formatPercent(session.capacity_bytes / session.live_peak_bytes)} of ${formatBytes(session.live_peak_bytes)}`
-      ],
-      ['Peak, measured', formatBytes(session.peak_bytes), 'newest step'],
-      ['Step time', formatSeconds(session.step_s), 'median'],
-      ['Stall', formatSeconds(session.stall_s), 'newest step'],
-      ['Overlap', formatPercent(session.overlap), ''],
-      [
-        'Moved',
-        formatBytes(session.swapped_out_bytes + session.swapped_in_bytes),
-        'a step, both ways'
-      ],
-      [
-        'Host pool',
-        formatBytes(session.host_bytes),
-        `peak ${formatBytes(session.host_peak_bytes)}`
-      ],
-      [
-        'Match rate',
-        formatPercent(session.match_rate),
-        [
-          session.swaps && plural(session.swaps, 'swap'),
-          session.drops && plural(session.drops, 'drop')
-        ]
-          .filter(Boolean)
-          .join(', ') || 'no policy'
-      ]
-    ];
-    if (session.drops || session.replays || declined) {
-      figures.splice(6, 0, [
-        'Replays',
-        formatSeconds(session.replay_s),
-        `${formatCount(session.replays)}, ${formatBytes(session.dropped_bytes)} made again${declined ? `; ${formatCount(declined)} declined` : ''}`
-      ]);
-    }
+    this._figures.hidden = !session && !scene;
     this._figures.replaceChildren(
-      ...figures.map(([name, value, more]) => {
+      ...headerFigures(session ?? null, steps, scene, drawn).map(({ name, value, more, title }) => {
         const [number, unit = ''] = value.split(' ');
         return h(
           'div',
-          { 'data-figure': name },
+          { 'data-figure': name, title: title ?? '' },
           h('dt', {}, name),
           h('dd', {}, h('b', {}, number), ` ${unit} `, h('span', { class: 'cl-dim cl-more' }, more))
         );

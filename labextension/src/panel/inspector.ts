@@ -101,7 +101,7 @@ export class Inspector {
         ['Length', `${formatSeconds(summary.duration_s)}, ${plural(summary.ops, 'op')}`],
         ['Moved', `${formatBytes(summary.out_bytes)} out, ${formatBytes(summary.in_bytes)} in`],
         ['Transfers', `${summary.transfers[0]} out, ${summary.transfers[1]} in`],
-        ['Overlap', summary.overlap === null ? 'nothing moved' : formatPercent(summary.overlap)],
+        ['Overlap', summary.overlap === null ? '–, nothing moved' : formatPercent(summary.overlap)],
         [
           'Stalls',
           summary.stalls

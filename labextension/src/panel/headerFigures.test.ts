@@ -1,0 +1,75 @@
+import { expect, test } from 'vitest';
+
+import type { IScene, ISessionStatus } from '../protocol';
+import { headerFigures } from './headerFigures';
+
+const MIB = 1024 ** 2;
+const SESSION = {
+  source: 'session:1',
+  capacity_bytes: 16 * MIB,
+  step_s: 0.7,
+  stall_s: 0,
+  overlap: 1,
+  match_rate: 1,
+  host_bytes: 2 * MIB,
+  host_peak_bytes: 4 * MIB,
+  swaps: 3,
+  drops: 0,
+  declined_drops: {}
+} as unknown as ISessionStatus;
+const SCENE = {
+  steps: [{ index: 7, duration_s: 0.5 }],
+  capacity_bytes: MIB / 2,
+  peak_bytes: MIB / 4,
+  live_peak_bytes: 2 * MIB,
+  stall_s: 0.1,
+  overlap: 0.9,
+  moved_bytes: [MIB, MIB],
+  match_rate: 0.5,
+  replays: 0,
+  replay_s: 0,
+  dropped_bytes: 0,
+  declined: 0
+} as unknown as IScene;
+
+function values(...given: Parameters<typeof headerFigures>): Record<string, string> {
+  return Object.fromEntries(headerFigures(...given).map(({ name, value }) => [name, value]));
+}
+
+test('the figures are those of what is drawn, not of the session beside it', () => {
+  const file = { source: 'file:a.parquet', first: 7, last: 7 };
+  expect(values(SESSION, file, SCENE, 'measured')).toMatchObject({
+    Capacity: '512 KiB',
+    'Peak, measured': '256 KiB',
+    'Step time': '500 ms',
+    Stall: '100 ms',
+    Overlap: '90.0 %',
+    Moved: '2.00 MiB',
+    'Host pool': '–',
+    'Match rate': '50.0 %'
+  });
+  const own = { ...file, source: 'session:1' };
+  expect(values(SESSION, own, SCENE, 'measured')['Host pool']).toBe('2.00 MiB');
+  const step = headerFigures(SESSION, own, SCENE, 'measured').find(f => f.name === 'Step time');
+  expect(step?.more).toBe('step 7; median 700 ms');
+});
+
+test('what nobody has measured is a dash, and neither 100 % nor 0', () => {
+  const before = headerFigures(SESSION, null, null, 'measured');
+  for (const { name, value } of before.filter(({ name }) => name !== 'Capacity')) {
+    expect(value, name).toBe('–');
+  }
+  const still = { ...SCENE, overlap: null, match_rate: null };
+  const own = { source: 'session:1', first: 7, last: 7 };
+  expect(values(SESSION, own, still, 'measured')).toMatchObject({
+    Overlap: '–',
+    'Match rate': '–'
+  });
+});
+
+test('a drawn draft is called predicted', () => {
+  const own = { source: 'session:1', first: 7, last: 7 };
+  const found = headerFigures(SESSION, own, SCENE, 'draft');
+  expect(found.map(({ name }) => name)).toContain('Peak, predicted');
+  expect(found.find(({ name }) => name === 'Stall')?.more).toBe('draft, predicted');
+});
