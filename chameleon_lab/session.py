@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from .arguments import parse_capacity, parse_device, parse_link
+from .arguments import UNLIMITED, available_bytes, parse_capacity, parse_device, parse_link
 from .errors import BelowFloorError, PolicyError, SessionError
 from .journal import Journal, declined_drops
 from .plans import Made, Plan, Plans
@@ -71,9 +71,12 @@ class Session:
 
     Args:
         capacity: device bytes the run may use: a number, text such as ``"512MiB"``, or a fraction between 0 and 1 of
-            the device's memory. None takes that of ``policy``; without one it records only, and nothing ever leaves.
-        device: ``"cpu"`` is the embedded device, whose memory is host memory under a budget; None takes it. ``"cuda"``
-            is the current GPU, ``"cuda:1"`` another one. Tensors elsewhere are left alone.
+            the device's memory. None takes that of ``policy``; without one, all that the GPU has, but for what other
+            processes hold and a reserve of 512 MiB. The embedded device has no such limit: there it records only, and
+            nothing ever leaves. So does ``"unlimited"``, on any device.
+        device: ``"cuda"`` is the current GPU, ``"cuda:1"`` another one; ``"cpu"`` is the embedded device, whose memory
+            is host memory under a budget. None takes the current GPU, or the embedded device where there is none.
+            Tensors elsewhere are left alone; where none of a model's is on the device, a warning says so.
         link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
             machine copies, which is measured at the start, and again under load: in the step that a policy is made
             from. Only the embedded device's link can be set.
@@ -122,13 +125,19 @@ class Session:
         stacks: bool = False,
     ) -> None:
         self.device = parse_device(device)
-        self.capacity_bytes = parse_capacity(capacity, self.device)
+        if capacity == UNLIMITED and policy is not None:
+            raise ValueError(f"with capacity {UNLIMITED!r} a session only records: leave out the policy")
+        self._takes_what_there_is = capacity is None and policy is None and self.device != "cpu"
+        self.capacity_bytes = (
+            None if policy is not None and capacity is None else parse_capacity(capacity, self.device)
+        )
         self.link = parse_link(link)
         """What policies are made for. Where none was given, it is what was measured last."""
         self._measures_link = self.link == Link(None, None)
         if self.device != "cpu" and not self._measures_link:
             raise ValueError(
-                f"the link of {self.device!r} is what it is, and is measured: leave out link={link!r}"
+                f"the link of {self.device!r} is what it is, and is measured: leave out link={link!r}, or give "
+                "device='cpu', the embedded device"
             )
         self.host_capacity_bytes = (
             None if host_capacity is None else parse_bytes(host_capacity, "host_capacity")
@@ -169,7 +178,7 @@ class Session:
         self._created_s = time.time()
         self._spared = Spared()
         self._discovery = Discovery(
-            self._optimizer_stepped, core.tensor_device(self.device), spares=self._spares
+            self._optimizer_stepped, core.tensor_device(self.device), self._spares, self._misses
         )
         self._journal = Journal(self._discovery)
         self._parts: list[Discovery | Patches] = [compiling(), self._discovery, *guards()]
@@ -187,6 +196,7 @@ class Session:
         self._told_of_change = False
         self._planned = False  # has the first plan been made, or the given policy bound?
         self._told_of_pageable = False
+        self._told_of_missed = False
         self._device_times = DeviceTimes()
         self._host_times = HostTimes()
         self._records_makings = False
@@ -214,6 +224,8 @@ class Session:
         return self
 
     def _open(self) -> None:
+        if self._takes_what_there_is:  # other processes may have come and gone since
+            self.capacity_bytes = self.own_capacity_bytes = available_bytes(self.device)
         if self.rematerialise and self.capacity_bytes is not None:
             trusting = self.rematerialise == "trusting"
             self._replayable = replayable(
@@ -380,6 +392,8 @@ class Session:
             least_compute_s = self._host_times.learn(log)
         summary = self._journal.ended(log, stage.value)
         self._steps += 1
+        if self._takes_what_there_is and self._steps == 1:
+            self._leave_to_others()
         if log.op_count == 0 or not whole:
             return  # nothing to learn from
         if stage is not SessionStage.STABLE and self._start_given(log):
@@ -398,6 +412,21 @@ class Session:
                 self._told_of_change = True
             self._stage = SessionStage.PROFILE if self._plans.lacking else SessionStage.STABLE
         self._staging.step_ended(summary)
+
+    def _leave_to_others(self) -> None:
+        """After the first step: less what libraries have taken in it, and torch's blocks that are not the session's."""
+        assert self.capacity_bytes is not None
+        counters = core.counters()
+        counted = counters["resident_bytes"] + counters["other_bytes"]
+        foreign_bytes = max(0, torch.cuda.memory_allocated(self.device) - counted)
+        try:
+            left_bytes = available_bytes(self.device) - foreign_bytes
+        except SessionError:
+            return  # it ran, so eviction manages
+        if 0 < left_bytes < self.capacity_bytes:
+            core.set_capacity(left_bytes)
+            self.capacity_bytes = self.own_capacity_bytes = left_bytes
+            self._capacity_since = self._steps
 
     def _warn_of_pageable_memory(self) -> None:
         if self._told_of_pageable or not (pageable := core.pageable_host_bytes()):
@@ -602,6 +631,21 @@ class Session:
         self._mark_spared(live)
         self._planned = True
         self._stage = SessionStage.STABLE
+
+    def _misses(self, name: str, where: torch.device) -> None:
+        """A model has tensors, and none of them is on the session's device. Said once."""
+        if self._told_of_missed:
+            return
+        self._told_of_missed = True
+        text = f"{name} is on {where}, and this session's device is {self.device}: it is left alone. "
+        if where.type == "cuda" and (missing := core.missing_device(str(where))):
+            text += missing
+        elif where.type in ("cuda", "cpu"):
+            text += f"Use cl.Session(device={str(where)!r}) for it, or move it"
+        else:
+            text += "Move it"
+        warnings.warn(f"Chameleon Lab: {text}", stacklevel=2)
+        self._note(text)
 
     def _note(self, text: str) -> None:
         if text not in self._notes:

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 # Of this process and its children, before any of them imports torch. Another number gives other sums.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -18,6 +20,12 @@ with contextlib.suppress(ImportError):  # where tests/cuda run there may be none
     settings.register_profile("fixed", derandomize=True)
     settings.register_profile("explore", print_blob=True)
     settings.load_profile("fixed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only the tests of the GPU see one: a session takes it where it is, and the others' models are on the CPU."""
+    if not hasattr(config, "workerinput") and not any("cuda" in Path(word).parts for word in config.args):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_finish() -> None:

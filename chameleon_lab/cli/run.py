@@ -86,8 +86,9 @@ class Run:
     context_settings={"allow_interspersed_args": False},
     epilog=with_examples(
         """
+        chameleon run train.py --epochs 3
         chameleon run --capacity 512MiB train.py --epochs 3
-        chameleon run --capacity 0.25 --link 8GiB/s -m my_package.train
+        chameleon run --device cpu --capacity 0.25 --link 8GiB/s -m my_package.train
         chameleon run --capacity 512MiB --save-policy policy.json --save-trace t.parquet train.py
         chameleon run --policy policy.json --report run.html train.py
         """
@@ -97,7 +98,8 @@ class Run:
     "--capacity",
     metavar="SIZE",
     help="Device bytes the run may use, such as 512MiB; 0.25 is a quarter of the device. Left out: that of --policy; "
-    "without one the run is only recorded, and nothing leaves the device.",
+    "without one, all that the GPU has. unlimited, or the cpu device without one: the run is only recorded, and "
+    "nothing leaves the device.",
 )
 @click.option("--policy", "policy_file", metavar="FILE", help="Use this policy instead of a generated one.")
 @click.option("--save-policy", metavar="FILE", help="Write the policy of the run, as JSON.")
@@ -109,7 +111,12 @@ class Run:
     metavar="BANDWIDTH",
     help="Between device and host, such as 8GiB/s, or OUT,IN; only the cpu device's can be set.",
 )
-@click.option("--device", metavar="NAME", help="cpu is the embedded device: host memory under a budget.")
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="cuda or cuda:1 is a GPU, cpu the embedded device: host memory under a budget. Left out: the current GPU, or "
+    "cpu where there is none.",
+)
 @click.option("--host-capacity", type=BYTES, metavar="SIZE", help="The most host bytes for what is away.")
 @click.option("--min-swap", type=BYTES, metavar="SIZE", help="Storages smaller than this never leave.")
 @click.option("--margin", type=float, metavar="SHARE", help="Share of the capacity that plans leave free.")

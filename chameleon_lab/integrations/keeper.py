@@ -18,7 +18,7 @@ class SessionKeeper:
     """Opens a session where a training begins, and ends it, with files written, where the training does.
 
     Args:
-        capacity: as for :class:`~chameleon_lab.Session`. None records only.
+        capacity: as for :class:`~chameleon_lab.Session`.
         policy: a policy, or the path of one, to use instead of a generated one.
         save_policy: where to write the policy when the training ends, by an exception too.
         save_trace: where to write the trace of its newest steps.

@@ -38,9 +38,11 @@ _HELP = """\
 
 OPTIONS
   --capacity SIZE      device bytes the session may use, such as 256MiB; 0.25 is a quarter of the device.
-                       Left out: the session only records, and nothing ever leaves the device
+                       Left out: all that the GPU has. unlimited, or the cpu device without one: the
+                       session only records, and nothing ever leaves the device
   --link BANDWIDTH     between device and host, such as 8GiB/s, or OUT,IN; only the cpu device's can be set
-  --device NAME        cpu is the embedded device: host memory under a budget
+  --device NAME        cuda or cuda:1 is a GPU, cpu the embedded device: host memory under a budget.
+                       Left out: the current GPU, or cpu where there is none
   --policy FILE        use this policy instead of a generated one
   --no-planning        no policy: eviction alone keeps the run within the capacity
   --stacks             record the Python stack of every op (slow)

@@ -54,6 +54,7 @@ class Discovery:
         on_step_end: Callable[[], None],
         device: torch.device,
         spares: Callable[[Category, str, int], bool] = lambda category, label, block_bytes: False,
+        misses: Callable[[str, torch.device], None] = lambda name, where: None,
     ) -> None:
         self._device = device
         self.modules = Names(core.name_module)
@@ -62,6 +63,7 @@ class Discovery:
         """Tensors that stay where they are and do not count, and why."""
         self._on_step_end = on_step_end
         self._spares = spares  # shall eviction take the storage of this category, name and size last?
+        self._misses = misses  # told what has tensors, but none of them on the device, and where they are
         self._handles: list[Any] = []
         self._lock = threading.RLock()
         self._module_ids: dict[int, int] = {}  # by id(): entries go when the module dies
@@ -106,6 +108,7 @@ class Discovery:
                     tensors.append((parameter.grad, Category.GRADIENT, f"grad of {prefix}{name}"))
             for name, buffer in module.named_buffers():
                 tensors.append((buffer, Category.OTHER, f"{prefix}{name}"))
+            self._look_for_ours(f"the model {type(module).__name__}", module.parameters())
             self._adopt(tensors, trusted)
             # Last: another thread's forward must not run ahead while tensors still move.
             for path, child in module.named_modules():
@@ -119,6 +122,7 @@ class Discovery:
     def adopt_optimizer(self, optimizer: Optimizer, trusted: bool = False) -> None:
         """Let the device own an optimizer's parameters and its states."""
         with self._lock:
+            self._look_for_ours(f"what {type(optimizer).__name__} trains", _parameters(optimizer))
             parameters = [p for p in _parameters(optimizer) if trusted or p not in self._parameter_names]
             self._adopt([(p, Category.PARAMETER, self._name_of(p)) for p in parameters], trusted)
             self._adopt_states(optimizer, trusted)
@@ -219,6 +223,12 @@ class Discovery:
                 )
             if outcome in _REFUSED:
                 self.refused[name] = f"{_REFUSED[outcome]}: it stays where it is and does not count"
+
+    def _look_for_ours(self, name: str, parameters: Iterable[torch.Tensor]) -> None:
+        """Tell of what is trained, and has nothing on the device."""
+        elsewhere = {p.device for p in parameters if p.requires_grad and p.device.type != "meta"}
+        if elsewhere and self._device not in elsewhere:
+            self._misses(name, min(elsewhere, key=str))
 
     def _spared(self, part: torch.Tensor, category: Category, name: str) -> bool:
         return self._spares(category, name, core.block_bytes(part))
