@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,8 +34,34 @@ def parser(program: str, about: str) -> argparse.ArgumentParser:
     )
     made.add_argument("--tiny", action="store_true", help="models of no interest, in seconds")
     made.add_argument("--json", metavar="FILE", help="write the figures there")
+    made.add_argument("--part", metavar="NAME", help="as that part of the file, whose other parts stay")
     made.add_argument("--seconds", type=float, default=500.0, help="begin nothing new after so many")
     return made
+
+
+def write(options: argparse.Namespace, result: Mapping[str, Any]) -> None:
+    """Write the figures there are so far, if a file was asked for: who is stopped later has these."""
+    if options.json:
+        write_part(options.json, options.part, result)
+
+
+def write_part(file: str | os.PathLike[str], part: str | None, result: Mapping[str, Any]) -> None:
+    """The whole file, or one part of it: few files hold what many calls find."""
+    if part is None:
+        measure.write_json(file, result)
+        return
+    before: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        before = json.loads(Path(file).read_text())
+    measure.write_json(file, before | {part: result})
+
+
+def deterministic() -> None:
+    """Kernels in a fixed order of additions, since losses are compared to the bit. New memory is not filled for that:
+    users do not fill it either.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 @dataclass
@@ -93,6 +122,8 @@ class Gpu:
             found["device_bytes"] = properties.total_memory
             found["cuda"] = torch.version.cuda
             found["driver"] = _driver()
+            names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+            found["allocator"] = next((os.environ[name] for name in names if os.environ.get(name)), "default")
         else:
             found["device"] = "cpu: a trial run, no GPU figure"
         return found

@@ -1,103 +1,181 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can show, in one command: benchmarks/gpu_check.sh [build|facts|replay|tests|overlap|peers ...]
+# Everything that only a GPU can show, in the order of its worth: benchmarks/gpu_check.sh [PART ...]
+#
+#   ready     looks for what is needed, builds if nothing of this source is built, trains a small model to the bit, and
+#             runs out of memory once; first in every call
+#   tests     tests/cuda: bit identity, random kernels, and the rest, under the allocator's default settings
+#   overlap   how much of the traffic hides behind compute
+#   replay    every op that models use, again
+#   peers-24  other methods beside ours in 24 GiB
+#   facts     the link, pinning, blocks, what an op takes the host
+#   llama     Llama-3-8B's shape in 24, 78, 40 and 30 GiB, beside what is published
+#   peers-16, peers-40      in these (BUDGETS: "24 16 40")
+#   expandable              tests that are short, and overlap, with expandable segments
+#   sanitizer               a short training under compute-sanitizer
+#
+# One call ends within LIMIT seconds (570), the build counted in. What it did not get to is named at the end, with the
+# call that runs it; a machine that has forgotten everything meanwhile is no matter, since every call builds where it has
+# to. `build` among the parts builds anew.
 #
 # Needs: an NVIDIA GPU, torch 2.11 or newer with CUDA, CUDA's headers (a toolkit, or pip's nvidia-cuda-runtime and
-# nvidia-cuda-crt), a C++20 compiler, cmake, ninja, scikit-build-core and pytest: the first part, ready, looks for them.
-# Nothing is downloaded. Each part ends within LIMIT seconds (500) or little more, fails alone, and can be run alone, by
-# name. The peers are a part for each of BUDGETS (GiB, "24 16 40"), which can be named too (peers-16).
+# nvidia-cuda-crt), a C++20 compiler, cmake, ninja, scikit-build-core and pytest. Nothing is downloaded. Wheels in WHEELS
+# (./build/wheels) are unpacked for the peers: `pip download --no-deps -d build/wheels trl`, say.
 #
-# OUT (./build/gpu/out) gets facts.json, replay.json, tests.json, overlap.json, peers-24.json and so on, and log.txt: all
-# that the parts print. What is built lies in WORK (./build/gpu), and serves the next call. The table at the end is all
-# of it in short. DEVICE=cpu runs what can run on the embedded device, to see that it works.
+# All is printed as it comes. OUT (./build/gpu/out) gets tests.json, overlap.json, peers.json, facts.json, llama.json,
+# each written as it comes, and log.txt. What is built lies in WORK (./build/gpu), and serves the next call. DEVICE=cpu
+# runs every part on the embedded device with small models, to see that it works.
 set -u
 cd "$(dirname "$0")/.."
 work=${WORK:-$PWD/build/gpu}
-mkdir -p "$work/logs"
+mkdir -p "$work"
 work=$(cd "$work" && pwd)
 out=${OUT:-$work/out}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
+wheels=${WHEELS:-$PWD/build/wheels}
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 export CUBLAS_WORKSPACE_CONFIG=:4096:8 # matrix products repeat their bits
-limit=${LIMIT:-500}
+export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
+limit=${LIMIT:-570}
 python=${PYTHON:-python3}
 device=${DEVICE:-cuda}
-budgets=${BUDGETS:-24 16 40}
+methods=${METHODS:-}
 tiny=$([ "$device" = cpu ] && echo --tiny)
-parts=("$@")
+expandable=expandable_segments:True
+least=${LEAST:-40} # seconds that are worth beginning a part with
+
+# In order of worth, each with the most seconds that it takes of a call of 570 s that runs others too. The last one of a
+# call takes all that is left.
+read -ra budgets <<<"${BUDGETS:-24 16 40}"
+parts=(tests:240 overlap:240 replay:180 "peers-${budgets[0]}:500" facts:120 llama:540)
+for budget in "${budgets[@]:1}"; do parts+=("peers-$budget:500"); done
+parts+=(expandable:300 sanitizer:400)
+
+asked=" $* "
+known=" ready build peers ${parts[*]%%:*} "
+for name in "$@"; do
+    if [[ $known != *" $name "* ]]; then
+        echo "there is no part $name: there are$known" >&2
+        exit 2
+    fi
+done
+wanted() { # by its name, or since nothing is named
+    [[ -z ${asked// /} || $asked == *" $1 "* || ($1 == peers-* && $asked == *" peers "*) ]]
+}
 summary=()
-ran=()
+not_begun=()
 
-wanted() { [ ${#parts[@]} -eq 0 ] || [[ " ${parts[*]} " == *" $1 "* ]]; }
-
-part() { # name, command...
-    local name=$1 start=$SECONDS status=0
-    shift
-    echo "==> $name" | tee -a "$out/log.txt"
-    timeout -k 10 "$((limit + 40))" "$@" 2>&1 | tee "$work/logs/$name.txt" | tee -a "$out/log.txt" | tail -n 60
+part() { # name, seconds, command...
+    local name=$1 seconds=$2 start=$SECONDS status
+    shift 2
+    echo "==> $name (at most $seconds s)" | tee -a "$out/log.txt"
+    timeout -k 5 "$seconds" "$@" 2>&1 | tee -a "$out/log.txt"
     status=${PIPESTATUS[0]}
-    ran+=("$name")
     case $status in
         0) summary+=("$name: done in $((SECONDS - start)) s") ;;
         124 | 137) summary+=("$name: STOPPED after $((SECONDS - start)) s") ;;
-        *) summary+=("$name: FAILED ($status) after $((SECONDS - start)) s, see $out/log.txt") ;;
+        *) summary+=("$name: FAILED ($status) after $((SECONDS - start)) s") ;;
     esac
     return "$status"
 }
 
-on_gpu() { # the same, where there is a GPU
-    if [ "$device" = cuda ]; then part "$@"; else summary+=("$1: left out, it needs a GPU"); fi
-}
-
 finish() {
     {
-        echo
-        for name in "${ran[@]}"; do
-            [ "$name" = build ] || { echo "--- $name" && tail -n 25 "$work/logs/$name.txt"; }
-        done
-        echo "--- parts"
+        echo "--- parts, in $SECONDS s"
         printf '%s\n' "${summary[@]}"
+        [ ${#not_begun[@]} -eq 0 ] || echo "not begun, for want of time: benchmarks/gpu_check.sh ${not_begun[*]}"
     } | tee -a "$out/log.txt"
     [[ " ${summary[*]} " != *" FAILED "* && " ${summary[*]} " != *" STOPPED "* ]]
     exit
 }
 
-benchmark() { # name, module, arguments...
-    local name=$1 module=$2
-    shift 2
-    part "$name" "$python" -m "benchmarks.$module" --device "$device" $tiny --seconds "$limit" --json "$out/$name.json" "$@"
+left() { echo $((limit - SECONDS - 8)); } # the rest is for stopping what does not stop
+
+# ---------------------------------------------------------------------------------------------------------------- ready
+
+if compgen -G "$wheels/*.whl" >/dev/null; then
+    "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$work/extra" "$wheels"/*.whl
+    export PYTHONPATH="$work/extra${PYTHONPATH:+:$PYTHONPATH}"
+fi
+part "looking" "$(left)" "$python" -m benchmarks.gpu_ready --device "$device" || finish
+
+source_digest() {
+    find csrc chameleon_lab CMakeLists.txt pyproject.toml -type f \
+        -not -name '*.so' -not -path '*/__pycache__/*' -not -path '*/labextension/*' -print0 |
+        sort -z | xargs -0 sha256sum | sha256sum
+    "$python" -c 'import sys; from importlib.metadata import version; print(sys.version, version("torch"))'
 }
-
-part ready "$python" -m benchmarks.gpu_ready --device "$device" || finish
-
-if wanted build; then
-    on_gpu build "$python" -m pip install --no-build-isolation --no-deps --no-index --force-reinstall \
+digest=$(source_digest)
+if [ ! -d "$work/site/chameleon_lab" ] || [ "$(cat "$work/built" 2>/dev/null)" != "$digest" ] ||
+    [[ $asked == *" build "* ]]; then
+    rm -f "$work/built"
+    part build "$(left)" "$python" -m pip install --no-build-isolation --no-deps --no-index --force-reinstall \
         --target "$work/site" --upgrade --config-settings cmake.define.BUILD_PANEL=OFF \
-        --config-settings cmake.define.BUILD_CUDA=ON --config-settings build-dir="$work/cmake" . || finish
+        --config-settings cmake.define.BUILD_CUDA="$([ "$device" = cuda ] && echo ON || echo OFF)" \
+        --config-settings build-dir="$work/cmake" . || finish
+    echo "$digest" >"$work/built"
 fi
 # The installed package, not the folder of the checkout, which has no core for this torch. The benchmarks and the tests
-# are run from the checkout.
-if [ "$device" = cuda ]; then
-    if [ ! -d "$work/site/chameleon_lab" ]; then
-        summary+=("nothing is built in $work, FAILED: name build too, before what it is for")
-        finish
-    fi
-    rm -rf "$work/run" && mkdir -p "$work/run/tutorials"
-    cp -r benchmarks tests pyproject.toml "$work/run/"
-    cp -r tutorials/data "$work/run/tutorials/"
-    export PYTHONPATH="$work/site:$work/run${PYTHONPATH:+:$PYTHONPATH}"
-    cd "$work/run"
-fi
+# are run from a copy beside it.
+rm -rf "$work/run" && mkdir -p "$work/run/tutorials"
+cp -r benchmarks tests pyproject.toml "$work/run/"
+cp -r tutorials/data "$work/run/tutorials/"
+export PYTHONPATH="$work/site:$work/run${PYTHONPATH:+:$PYTHONPATH}"
+cd "$work/run" || exit 1
 
-pytest=("$python" -m pytest -q -p no:cacheprovider)
-wanted facts && benchmark facts gpu_facts
-wanted replay && on_gpu replay "${pytest[@]}" --results "$out/replay.json" tests/cuda/test_replay.py
-wanted tests && on_gpu tests "${pytest[@]}" --results "$out/tests.json" --durations=5 \
-    --ignore=tests/cuda/test_replay.py tests/cuda
-wanted overlap && benchmark overlap gpu_overlap
-for budget in $budgets; do
-    if wanted peers || wanted "peers-$budget"; then
-        benchmark "peers-$budget" gpu_peers --budgets "$budget"
+benchmark() { # file, part of it, seconds, module, arguments...
+    local file=$1 name=$2 seconds=$3 module=$4 most=$3
+    shift 4
+    most=$((seconds > 130 ? seconds - 45 : seconds * 2 / 3)) # nothing new begins after that
+    part "$name" "$seconds" "$python" -m "benchmarks.$module" --device "$device" $tiny --seconds "$most" \
+        --json "$out/$file.json" --part "$name" "$@"
+}
+tests() { # name, seconds, arguments...
+    local name=$1 seconds=$2
+    shift 2
+    part "$name" "$seconds" "$python" -m pytest -v -p no:cacheprovider --results "$out/tests.json" --part "$name" "$@"
+}
+
+ready_s=$((90 * limit / 570))
+benchmark facts ready "$(($(left) < ready_s ? $(left) : ready_s))" gpu_first
+
+# ---------------------------------------------------------------------------------------------------------------- parts
+
+run_part() { # name, seconds
+    local name=$1 seconds=$2
+    case $name in
+        tests)
+            tests tests "$seconds" --durations=5 --ignore=tests/cuda/test_replay.py \
+                --ignore=tests/cuda/test_sanitizer.py tests/cuda
+            ;;
+        replay) tests replay "$seconds" tests/cuda/test_replay.py ;;
+        sanitizer) CHECK_SECONDS=$seconds tests sanitizer "$seconds" tests/cuda/test_sanitizer.py ;;
+        overlap) benchmark overlap overlap "$seconds" gpu_overlap ;;
+        facts) benchmark facts facts "$seconds" gpu_facts ;;
+        llama) PYTORCH_CUDA_ALLOC_CONF=$expandable benchmark llama llama "$seconds" gpu_llama ;;
+        peers-*)
+            PYTORCH_CUDA_ALLOC_CONF=$expandable benchmark peers "$name" "$seconds" gpu_peers \
+                --budgets "${name#peers-}" --methods "$methods"
+            ;;
+        expandable)
+            PYTORCH_CUDA_ALLOC_CONF=$expandable tests tests-expandable "$((seconds / 2))" tests/cuda/test_device.py \
+                tests/cuda/test_bit_identity.py -k "not llama and not (fp32 and 2)"
+            PYTORCH_CUDA_ALLOC_CONF=$expandable benchmark overlap overlap-expandable "$((seconds / 2))" gpu_overlap \
+                --models gpt2
+            ;;
+    esac
+}
+
+todo=()
+for entry in "${parts[@]}"; do wanted "${entry%%:*}" && todo+=("$entry"); done
+for number in "${!todo[@]}"; do
+    name=${todo[number]%%:*} seconds=$((${todo[number]##*:} * limit / 570))
+    if [ "$(left)" -lt "$least" ]; then
+        not_begun+=("$name")
+        continue
     fi
+    [ "$number" -eq $((${#todo[@]} - 1)) ] && seconds=$(left)
+    [ "$seconds" -gt "$(left)" ] && seconds=$(left)
+    run_part "$name" "$seconds"
 done
 finish

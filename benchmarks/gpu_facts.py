@@ -1,4 +1,4 @@
-"""First facts of a GPU machine: the link, what pinning costs, what copies cost compute, and what blocks cost.
+"""First facts of a GPU machine: the link, pinning, what copies cost compute, what blocks and ops cost the host.
 
 python -m benchmarks.gpu_facts [--json FILE] [--device cpu --tiny]
 """
@@ -15,7 +15,8 @@ import torch
 import chameleon_lab as cl
 
 from . import measure
-from .gpu import GIB, Gpu, gpu_of, link_rates, parser
+from .gpu import GIB, Gpu, gpu_of, link_rates, parser, write
+from .gpu_host_cost import HEADERS, cells, host_cost
 
 MIB = 1 << 20
 _ROOM = 8  # blocks that fit at once where storages have to leave
@@ -90,7 +91,7 @@ def blocks(gpu: Gpu, size: int, times: int) -> dict[str, float]:
 
     gpu.clean()
     found = {"bytes": size, "torch_s": taken_s()}
-    with cl.Session(device=gpu.device):
+    with cl.Session("unlimited", device=gpu.device):
         found["session_s"] = taken_s()
     found["forwarded_s"] = taken_s()
     gpu.clean()
@@ -114,33 +115,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.tiny
         else [64 << 10, 256 << 10, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 512 * MIB]
     )
-    result = {
-        "environment": gpu.environment(vars(options)),
-        "link": link(gpu, sizes),
-        "pinning": pinning(gpu, [MIB] if options.tiny else [64 * MIB, 256 * MIB, GIB, 4 * GIB]),
-        "disturbance": disturbance(gpu, 64 if options.tiny else 8192, MIB if options.tiny else 64 * MIB),
-    }
-    if options.json:
-        measure.write_json(options.json, result)  # what there is, should a session not work here
-    result["blocks"] = blocks(gpu, MIB if options.tiny else 32 * MIB, 50 if options.tiny else 1000)
-    if options.json:
-        measure.write_json(options.json, result)
-    print(f"{result['environment']['device']}: the link, GB/s")
+    result: dict[str, Any] = {"environment": gpu.environment(vars(options))}
+    print(f"{result['environment']['device']}: the link, GB/s", flush=True)
+    result["link"] = link(gpu, sizes)
     rates = ("out", "in", "out_together", "in_together")
-    print(
-        measure.table(
-            ["copy of MiB", *(name.replace("_", " ") for name in rates)],
-            [
-                [measure.mib(row["bytes"]), *(f"{row[name] / 1e9:.1f}" for name in rates)]
-                for row in result["link"]
-            ],
-        )
-    )
+    rows = [
+        [measure.mib(row["bytes"]), *(f"{row[name] / 1e9:.1f}" for name in rates)] for row in result["link"]
+    ]
+    print(measure.table(["copy of MiB", *(name.replace("_", " ") for name in rates)], rows), flush=True)
+    write(options, result)
+    result["pinning"] = pinning(gpu, [MIB] if options.tiny else [64 * MIB, 256 * MIB, GIB, 4 * GIB])
     for row in result["pinning"]:
-        print(f"pinning {measure.mib(row['bytes'])} MiB takes {row['s_per_gib']:.2f} s a GiB")
+        print(f"pinning {measure.mib(row['bytes'])} MiB takes {row['s_per_gib']:.2f} s a GiB", flush=True)
+    write(options, result)
+    width, size = (64, MIB) if options.tiny else (8192, 64 * MIB)
+    result["disturbance"] = disturbance(gpu, width, size)
     for name, share in result["disturbance"].items():
-        print(f"{name.removesuffix('_slower')} beside copies both ways: {share:+.1%}")
-    taken = result["blocks"]
+        print(f"{name.removesuffix('_slower')} beside copies both ways: {share:+.1%}", flush=True)
+    write(options, result)
+    # From here on there are sessions.
+    result["blocks"] = taken = blocks(gpu, MIB if options.tiny else 32 * MIB, 50 if options.tiny else 1000)
     print(
         f"a block of {measure.mib(taken['bytes'])} MiB takes the host {taken['torch_s'] * 1e6:.1f} us;",
         end=" ",
@@ -150,7 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{taken['session_s'] * 1e6:.1f} us; where {measure.mib(taken['left_bytes'])} MiB leave for it",
         end=" ",
     )
-    print(f"{taken['no_room_s'] * 1e6:.0f} us, their copy alone {taken['copy_s'] * 1e6:.0f} us")
+    print(f"{taken['no_room_s'] * 1e6:.0f} us, their copy alone {taken['copy_s'] * 1e6:.0f} us", flush=True)
+    write(options, result)
+    result["host_cost"] = costs = host_cost(gpu, 200 if options.tiny else 20_000)
+    print("what an op takes the host")
+    print(measure.table(HEADERS, [cells(row) for row in costs]), flush=True)
+    write(options, result)
     return 0
 
 

@@ -22,7 +22,19 @@ import torch
 import chameleon_lab as cl
 
 from . import measure
-from .gpu import SHAPES, Gpu, Shape, build, gpu_of, link_rates, parser, tokens_of, train_step
+from .gpu import (
+    SHAPES,
+    Gpu,
+    Shape,
+    build,
+    deterministic,
+    gpu_of,
+    link_rates,
+    parser,
+    tokens_of,
+    train_step,
+    write,
+)
 
 SETTLING_STEPS = 4  # warm-up, the profiled step, and the first two under the plan
 BATCHES = {"gpt2": (16, 1024), "llama-1b": (4, 2048), "tiny": (4, 32)}
@@ -89,7 +101,7 @@ def measure_model(
         return row | {"ratio": row["step_s"] / bare["step_s"], "losses_identical": same}
 
     yield beside({"model": name, "variant": "no session", **bare})
-    recorded = run(gpu, name, shape, steps, {"capacity": None}, amp)
+    recorded = run(gpu, name, shape, steps, {"capacity": "unlimited"}, amp)
     yield beside({"model": name, "variant": "recorded", **recorded})
     for fraction in fractions:
         if gpu.left_s() < 3 * bare["step_s"] * (SETTLING_STEPS + steps) + 5:
@@ -138,18 +150,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--fp32", action="store_true", help="without bf16 autocast")
     options = options.parse_args(arguments)
     gpu = gpu_of(options)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # losses are compared to the bit
+    deterministic()
     names = ["tiny"] if options.tiny else options.models.split(",")
     rates = link_rates(gpu, 1 << 20 if options.tiny else 256 << 20)
     rows: list[dict[str, Any]] = []
     result = {"environment": gpu.environment(vars(options)), "link_bytes_per_s": rates, "rows": rows}
-    fractions = [Fraction(text) for text in options.fractions.split(",")]
+    fractions = [Fraction(text) for text in options.fractions.split(",")][: 1 if options.tiny else None]
     for name in names:
         measure.progress(f"{name} ...")
         for row in measure_model(gpu, name, options.steps, fractions, not options.fp32):
             rows.append(row)
-            if options.json:  # after each: who runs out of time has these
-                measure.write_json(options.json, result)
+            print(" | ".join(cells(row)), flush=True)
+            write(options, result)
     print(
         f"{result['environment']['device']}: GB/s "
         + ", ".join(f"{k} {v / 1e9:.1f}" for k, v in rates.items())

@@ -2,9 +2,10 @@
 
 For each budget (the memory of a smaller card, emulated by limiting torch's allocator): the largest batch, the longest
 sequence and the deepest model that train, tokens per second at one batch for all, memory reserved and pinned, and
-whether the losses are those of plain training in all of the device's memory, which is the first row.
+whether the losses are those of plain training in all of the device's memory, which is the first row. The common batch
+comes first, of all methods; then the searches for the largest, of a few.
 
-    python -m benchmarks.gpu_peers [--json FILE] [--budgets 24,16,40] [--methods ours,checkpoint]
+    python -m benchmarks.gpu_peers [--json FILE] [--budgets 24,16,40] [--methods "ours;checkpoint"]
         [--device cpu --tiny]
 """
 
@@ -14,7 +15,9 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
+import os
 import subprocess
 import sys
 import time
@@ -31,8 +34,22 @@ from chameleon_lab.policy.model import Action
 from chameleon_lab.runtime import core
 
 from . import measure
-from .gpu import GIB, SHAPES, Decoder, Gpu, Shape, build, gpu_of, parser, tokens_of, train_step
+from .gpu import (
+    GIB,
+    SHAPES,
+    Decoder,
+    Gpu,
+    Shape,
+    build,
+    deterministic,
+    gpu_of,
+    parser,
+    tokens_of,
+    train_step,
+    write,
+)
 from .gpu_ready import text_of, version_of
+from .host_memory import SHARE, available_bytes, guarded
 
 TIMED_STEPS = 4
 SETTLING_STEPS = 4  # ours plans after the second step; the others get as many
@@ -94,7 +111,10 @@ class Method:
     def session(self, gpu: Gpu, budget: int) -> cl.Session:
         """The promise that "trusting" asks for holds here: nothing outside of ops writes to tensors."""
         replays = "trusting" if self.rematerialise and not core.SEES_RAW_ACCESS else bool(self.rematerialise)
-        return cl.Session(budget, device=gpu.device, margin=_MARGIN, rematerialise=replays)
+        host_bytes = int(SHARE * available_bytes())
+        return cl.Session(
+            budget, device=gpu.device, margin=_MARGIN, rematerialise=replays, host_capacity=host_bytes
+        )
 
 
 def _checkpointed(model: Decoder) -> None:
@@ -127,15 +147,23 @@ def _offloaded_by_transformers(model: Decoder) -> None:
         gradient_checkpointing = False
 
     theirs = NoLayers(PretrainedConfig())
-    if hasattr(theirs, "activation_checkpointing_enable"):
-        theirs.activation_checkpointing_enable(offload=True)
-    else:
-        settings = {"use_reentrant": False, "offload": True}
-        theirs.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+    enable_offloading(theirs)
     run = theirs._gradient_checkpointing_func
-    if "offload" in run.keywords:  # one that does not know the setting hands it on to torch's
-        raise ImportError(f"transformers {text_of(OFFLOADING_TRANSFORMERS)} or newer is not installed")
     model.run_layer = lambda layer, x: run(layer, x)
+
+
+def enable_offloading(model: Any) -> None:
+    """Have transformers offload what it checkpoints, by the name that its version has for it.
+
+    Raises ImportError where it has none: an older version hands the setting on to torch's checkpoint, which does not
+    know it.
+    """
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+        enable = getattr(model, name, None)
+        if enable is not None and "offload" in inspect.signature(enable).parameters:
+            enable(offload=True)
+            return
+    raise ImportError(f"transformers {text_of(OFFLOADING_TRANSFORMERS)} or newer is not installed")
 
 
 def _offload_activations(gpu: Gpu, model: Decoder) -> contextlib.AbstractContextManager[Any]:
@@ -179,6 +207,12 @@ METHODS = {
 }
 """In order of interest: where the time ends too soon, the last ones are left out."""
 
+SEARCHED = ("ours", "checkpoint", "OffloadActivations", "transformers offload")
+"""Of these the largest batch, length and depth are searched for."""
+
+SEARCH_SHARE = 0.55
+"""Of the time, what is kept for the searches."""
+
 OFFLOADING_TRANSFORMERS = (5, 17)
 
 
@@ -214,11 +248,10 @@ def _copied(session: cl.Session, steps: int) -> int:
 
 @contextlib.contextmanager
 def _one_rank(gpu: Gpu) -> Iterator[None]:
-    import os
-
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29517")
-    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if gpu.real else "gloo", rank=0, world_size=1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # where the machine's own name has no address
+    backend = "cpu:gloo,cuda:nccl" if gpu.real else "gloo"
+    store = torch.distributed.HashStore()  # no port is needed for one rank
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
         yield
     finally:
@@ -329,13 +362,24 @@ def reference(gpu: Gpu, shape: Shape, length: int, batch: int) -> dict[str, Any]
     return {"method": ALL_MEMORY, "budget_bytes": budget, "common": common}
 
 
-def trial(
-    gpu: Gpu, name: str, budget: int, shape: Shape, length: int, common_batch: int, most: Most
-) -> dict[str, Any]:
-    """All figures of one method at one budget, in this process."""
+def common(gpu: Gpu, name: str, budget: int, shape: Shape, length: int, batch: int) -> dict[str, Any]:
+    """One method at one budget and the batch that all have in common, in this process."""
     method = METHODS[name]
+    _limit(gpu, budget)
+    with _one_rank(gpu) if method.fsdp else contextlib.nullcontext():
+        found = attempt(gpu, method, shape, budget, batch, length, timed=True)
+    return {"method": name, "budget_bytes": budget, "common": found}
+
+
+def _limit(gpu: Gpu, budget: int) -> None:
     if gpu.real:
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget / gpu.total_bytes()))
+
+
+def searches(gpu: Gpu, name: str, budget: int, shape: Shape, length: int, most: Most) -> dict[str, Any]:
+    """The largest that one method trains at one budget, in this process."""
+    method = METHODS[name]
+    _limit(gpu, budget)
     begun_s, all_s = time.monotonic(), gpu.left_s()
 
     def until(share: float) -> Callable[[], float]:
@@ -343,35 +387,33 @@ def trial(
         return lambda: begun_s + share * all_s - time.monotonic()
 
     found: dict[str, Any] = {"method": name, "budget_bytes": budget}
-    with _one_rank(gpu) if method.fsdp else contextlib.nullcontext():
-        try_at = functools.partial(attempt, gpu, method, shape, budget)
-        found["common"] = try_at(common_batch, length, timed=True)
-        reasons: list[str] = []
+    try_at = functools.partial(attempt, gpu, method, shape, budget)
+    reasons: list[str] = []
 
-        def ok(result: dict[str, Any]) -> bool:
-            if not result["ok"]:
-                reasons.append(result["why"])
-            return result["ok"]
+    def ok(result: dict[str, Any]) -> bool:
+        if not result["ok"]:
+            reasons.append(result["why"])
+        return result["ok"]
 
-        ended = {}
-        found["largest_batch"], ended["largest_batch"] = largest(
-            lambda b: ok(try_at(b, length, timed=False)), most.batch, until(0.45)
-        )
-        unit = 256 if gpu.real else 16
-        longest, ended["longest"] = largest(
-            lambda units: ok(try_at(1, units * unit, timed=False)), most.length // unit, until(0.7)
-        )
-        found["longest"] = longest * unit
-        per_layer = max(1, shape.layers // 4)
+    ended = {}
+    found["largest_batch"], ended["largest_batch"] = largest(
+        lambda b: ok(try_at(b, length, timed=False)), most.batch, until(0.45)
+    )
+    unit = 256 if gpu.real else 16
+    longest, ended["longest"] = largest(
+        lambda units: ok(try_at(1, units * unit, timed=False)), most.length // unit, until(0.7)
+    )
+    found["longest"] = longest * unit
+    per_layer = max(1, shape.layers // 4)
 
-        def deep(layers: int) -> bool:
-            deeper = dataclasses.replace(shape, layers=layers * per_layer)
-            return ok(attempt(gpu, method, deeper, budget, 1, min(length, 1024), timed=False))
+    def deep(layers: int) -> bool:
+        deeper = dataclasses.replace(shape, layers=layers * per_layer)
+        return ok(attempt(gpu, method, deeper, budget, 1, min(length, 1024), timed=False))
 
-        layers, ended["deepest"] = largest(deep, most.layers // per_layer, until(0.9))
-        found["deepest"] = per_layer * layers
-        found["at_least"] = [name for name, at_end in ended.items() if not at_end]
-        found["stopped_by"] = sorted(set(reasons))
+    layers, ended["deepest"] = largest(deep, most.layers // per_layer, until(0.9))
+    found["deepest"] = per_layer * layers
+    found["at_least"] = [name for name, at_end in ended.items() if not at_end]
+    found["stopped_by"] = sorted(set(reasons))
     if found["largest_batch"]:
         found["at_largest"] = attempt(gpu, method, shape, budget, found["largest_batch"], length, timed=True)
     # Weights, gradients and AdamW's two states, 4 bytes each.
@@ -394,27 +436,56 @@ def run_trials(options: Any, gpu: Gpu) -> Iterator[dict[str, Any]]:
     unknown = [name for name in methods if name not in METHODS]
     if unknown:
         raise SystemExit(f"there is no method {unknown[0]!r}: there are {', '.join(METHODS)}")
-    all_memory = gpu.total_bytes() / GIB
-    jobs = [(ALL_MEMORY, all_memory)]
-    jobs += [(name, float(budget)) for budget in options.budgets.split(",") for name in methods]
-    for number, (name, budget) in enumerate(jobs):
-        seconds = gpu.left_s() / (len(jobs) - number)
-        if seconds < 5:
+    budgets = [float(budget) for budget in options.budgets.split(",")]
+    jobs = [(ALL_MEMORY, gpu.total_bytes() / GIB, False)]
+    jobs += [(name, budget, False) for budget in budgets for name in methods]
+    searched = [(name, budget, True) for budget in budgets for name in SEARCHED if name in methods]
+    search_s = SEARCH_SHARE * gpu.left_s() if searched else 0.0
+    for number, (name, budget, search) in enumerate(jobs + searched):
+        if search:
+            seconds = gpu.left_s() / (len(jobs) + len(searched) - number)
+        else:
+            seconds = (gpu.left_s() - search_s) / (len(jobs) - number)
+        if min(seconds, gpu.left_s()) < 5:
             yield {"method": name, "budget_bytes": int(budget * GIB), "error": "no time left"}
             continue
-        measure.progress(f"{name} in {budget:g} GiB ({seconds:.0f} s) ...")
-        command = [sys.executable, "-m", "benchmarks.gpu_peers", "--device", options.device, "--one", name]
-        command += ["--budgets", str(budget), "--batch", str(options.batch), "--length", str(options.length)]
-        command += ["--seconds", str(0.8 * seconds), *(["--tiny"] if options.tiny else [])]
-        try:
-            # Who is slow takes from the others' time, but the rows there are must not be lost with the part.
-            timeout_s = min(seconds, gpu.left_s() - _LAST_S) + _GRACE_S
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-            yield json.loads(done.stdout.strip().splitlines()[-1])
-        except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
-            tail = getattr(error, "stderr", None) or (done.stderr if "done" in locals() else "")
-            last = (str(tail).strip().splitlines() or [type(error).__name__])[-1]
-            yield {"method": name, "budget_bytes": int(budget * GIB), "error": last}
+        what = "the largest of " if search else ""
+        measure.progress(f"{what}{name} in {budget:g} GiB ({seconds:.0f} s) ...")
+        yield _in_a_process(options, gpu, name, budget, search, seconds)
+
+
+def _in_a_process(
+    options: Any, gpu: Gpu, name: str, budget: float, search: bool, seconds: float
+) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.gpu_peers", "--device", options.device, "--one", name]
+    command += ["--budgets", str(budget), "--batch", str(options.batch), "--length", str(options.length)]
+    command += [*(["--search"] if search else []), *(["--tiny"] if options.tiny else [])]
+    command += ["--seconds", str(0.8 * seconds)]
+    done = None
+    try:
+        # Who is slow takes from the others' time, but the rows there are must not be lost with the part.
+        timeout_s = min(seconds, gpu.left_s() - _LAST_S) + _GRACE_S
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        tail = getattr(error, "stderr", None) or (done.stderr if done else "")
+        tail = tail.decode(errors="replace") if isinstance(tail, bytes) else tail
+        last = (str(tail).strip().splitlines() or [type(error).__name__])[-1]
+        return {"method": name, "budget_bytes": int(budget * GIB), "error": last}
+
+
+def merge(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+    """Put what a search found into the row of its method and budget, or add a row. Returns the row.
+
+    A search that failed does not take away what the row has.
+    """
+    key = (row["method"], row["budget_bytes"])
+    there = next((r for r in rows if (r["method"], r["budget_bytes"]) == key), None)
+    if there is None:
+        rows.append(row)
+        return row
+    there |= {"search_error": row["error"]} if "error" in row else row
+    return there
 
 
 def judge(rows: list[dict[str, Any]]) -> None:
@@ -466,7 +537,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     head = [row["method"], f"{row['budget_bytes'] / GIB:g}"]
     if "error" in row:
         return [*head, row["error"][:60], *[""] * (len(HEADERS) - 3)]
-    common = row["common"]
+    common = row.get("common", {"ok": False, "why": "-"})
     speed = f"{common['tokens_per_s']:.0f}" if common["ok"] else common["why"][:30]
     identical = row.get("losses_identical")
     return [
@@ -496,6 +567,23 @@ def _largest(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def _one(gpu: Gpu, shape: Shape, budget: int, options: Any) -> dict[str, Any]:
+    """What this process was started for."""
+    if options.one == ALL_MEMORY:
+        return reference(gpu, shape, options.length, options.batch)
+    if options.search:
+        most = Most(2, 32, 4) if options.tiny else Most()
+        return searches(gpu, options.one, budget, shape, options.length, most)
+    return common(gpu, options.one, budget, shape, options.length, options.batch)
+
+
+def _end(name: str, budget: int, left_bytes: int) -> None:
+    """The host's memory is about to run out: this method has taken it."""
+    error = f"host memory guard: {left_bytes / GIB:.1f} GiB were left"
+    print(json.dumps({"method": name, "budget_bytes": budget, "error": error}), flush=True)
+    os._exit(1)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and write; returns the exit code."""
     options = parser("gpu_peers", __doc__.splitlines()[0])
@@ -504,21 +592,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--batch", type=measure.count, default=2, help="of the common comparison")
     options.add_argument("--length", type=measure.count, default=2048)
     options.add_argument("--one", help=argparse.SUPPRESS)
+    options.add_argument("--search", action="store_true", help=argparse.SUPPRESS)
     options = options.parse_args(arguments)
     gpu = gpu_of(options)
     shape = SHAPES["tiny" if options.tiny else "llama-1b"]
     if options.tiny:
         options.batch, options.length = 2, 32
     if options.one:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        deterministic()
         if not gpu.real:
             torch.set_num_threads(1)
-        if options.one == ALL_MEMORY:
-            print(json.dumps(reference(gpu, shape, options.length, options.batch)))
-            return 0
         budget = int(float(options.budgets) * GIB)
-        most = Most(2, 32, 4) if options.tiny else Most()
-        print(json.dumps(trial(gpu, options.one, budget, shape, options.length, options.batch, most)))
+        with guarded(int((1 - SHARE) / 2 * available_bytes()), functools.partial(_end, options.one, budget)):
+            print(json.dumps(_one(gpu, shape, budget, options)))
         return 0
     rows: list[dict[str, Any]] = []
     result = {
@@ -528,10 +614,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rows": rows,
     }
     for row in run_trials(options, gpu):
-        rows.append(row)
+        row = merge(rows, row)
         judge(rows)
-        if options.json:  # after each: who runs out of time has these
-            measure.write_json(options.json, result)
+        print(" | ".join(cells(row)), flush=True)
+        write(options, result)
     print(
         f"{result['environment']['device']}: {result['model']['parameters'] / 1e9:.2f} billion parameters, bf16"
     )

@@ -26,9 +26,9 @@ TO_BUILD = ("pip", "scikit_build_core", "pathspec", "packaging")
 WISHES = {
     "transformers": "the Llama of tests/cuda is left out, and the peers offload checkpoints by save_on_cpu alone",
     "triton": "the Triton kernel of tests/cuda is left out",
-    "trl": "OffloadActivations is left out of the peers (torchtune has it too)",
+    "trl": "OffloadActivations is left out of the peers (a wheel in build/wheels brings it; torchtune has it too)",
 }
-TOOL_WISHES = {"compute-sanitizer": "its run over a short training is left out of tests/cuda"}
+TOOL_WISHES = {"compute-sanitizer": "its run over a short training is left out"}
 """What is done without, and what is lost: Python packages, and programs."""
 
 

@@ -46,6 +46,9 @@ WANTED = {
 }
 """Stalls and replays of the mixed plan, as a share of compute on an H100: at most this."""
 
+PLANNED = ("gpt2", "llama-1b", "llama-7b")
+"""The shapes that are planned for where none is named."""
+
 MANY_OPS = (9_000, 100_000)
 """Planning is also timed on steps of at least so many ops, made of the largest model's in a row."""
 
@@ -324,7 +327,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     parser.add_argument(
-        "--models", type=lambda text: text.split(","), default=list(SHAPES), help=f"of {', '.join(SHAPES)}"
+        "--models", type=lambda text: text.split(","), default=list(PLANNED), help=f"of {', '.join(SHAPES)}"
     )
     parser.add_argument(
         "--percent",

@@ -27,9 +27,15 @@ class Shape:
     make_model: Callable[[], torch.nn.Module]
     batch: int
     length: int
+    accumulated: int = 1
+    """Batches whose gradients are added up for one step of the optimizer."""
 
-    def build(self) -> Callable[[], None]:
-        """Model, optimizer and tokens; the function that trains one step."""
+    vocabulary: int = 32000
+
+    def build(self, tokens_of: Callable[[], torch.Tensor] | None = None) -> Callable[[], torch.Tensor]:
+        """Model, optimizer and tokens, where torch makes tensors; the function that trains one step, and gives its last
+        loss. ``tokens_of`` makes a batch's tokens, (batch, length); else they are all the same.
+        """
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
@@ -37,12 +43,16 @@ class Shape:
         finally:
             torch.set_default_dtype(before)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        tokens = torch.zeros(self.batch, self.length, dtype=torch.long)
+        same = torch.zeros(self.batch, self.length, dtype=torch.long)
 
-        def step() -> None:
+        def step() -> torch.Tensor:
             optimizer.zero_grad()
-            model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+            for _ in range(self.accumulated):
+                tokens = same if tokens_of is None else tokens_of()
+                loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+                loss.backward()
             optimizer.step()
+            return loss.detach()
 
         return step
 
@@ -89,8 +99,22 @@ SHAPES: dict[str, Shape] = {
             2,
             4096,
         ),
+        Shape(
+            "llama-3-8b",
+            "Llama-3-8B's shape, 8.0 B parameters, 4 times 1 x 8192 tokens",
+            lambda: _llama(4096, 14336, 32, 32, 8, 128256, 8192),
+            1,
+            8192,
+            4,
+            128256,
+        ),
     )
 }
+
+
+def tiny_llama() -> Shape:
+    """One of no interest, in seconds."""
+    return Shape("tiny", "tiny, no figure", lambda: _llama(64, 128, 3, 4, 2, 256, 32), 2, 32, 2, 256)
 
 
 def main() -> None:

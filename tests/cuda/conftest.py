@@ -25,15 +25,16 @@ def _missing() -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--results", metavar="FILE", help="write there how each test ended, as they end")
+    parser.addoption("--part", metavar="NAME", help="as that part of the file, whose other parts stay")
 
 
 class Results:
     """How each test ended: written after each, since what runs into its time limit is stopped."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, part: str | None) -> None:
         from benchmarks.gpu import Gpu
 
-        self.file = file
+        self.file, self.part = file, part
         self.environment = Gpu("cuda" if torch.cuda.is_available() else "cpu", 0.0).environment({})
         self.tests: list[dict[str, Any]] = []
 
@@ -49,17 +50,17 @@ class Results:
         self.write()
 
     def write(self) -> None:
-        from benchmarks.measure import write_json
+        from benchmarks.gpu import write_part
 
         found: dict[str, Any] = {"environment": self.environment, "tests": self.tests}
         if _replay_counts:
             found["replays"] = sum(_replay_counts[1:], _replay_counts[0]).lines()
-        write_json(self.file, found)
+        write_part(self.file, self.part, found)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if file := config.getoption("--results"):
-        config.pluginmanager.register(Results(Path(file)))
+        config.pluginmanager.register(Results(Path(file), config.getoption("--part")))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

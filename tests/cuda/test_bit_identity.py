@@ -19,7 +19,7 @@ def reference(model: str, amp: bool) -> tuple[GpuRun, int]:
     bare, again = (train(MODELS[model], amp=amp) for _ in range(2))
     if not bare.same(again):
         pytest.skip("the run without Chameleon Lab does not repeat its own bits here")
-    recorded = train(MODELS[model], session={"capacity": None}, amp=amp)
+    recorded = train(MODELS[model], session={"capacity": "unlimited"}, amp=amp)
     assert recorded.same(bare), "recording alone changed the numbers"
     assert recorded.report is not None
     return bare, recorded.report.live_peak_bytes
@@ -45,7 +45,7 @@ def test_the_same_bits_within_the_capacity(model: str, amp: bool, part: int) -> 
 def test_the_same_bits_on_two_streams(planning: bool) -> None:
     """Autograd's device thread runs each backward op on the stream of its forward op."""
     bare = train(lambda: gpt2(4), streams=True)
-    live = train(lambda: gpt2(4), session={"capacity": None}, streams=True)
+    live = train(lambda: gpt2(4), session={"capacity": "unlimited"}, streams=True)
     assert live.report is not None
     run = train(
         lambda: gpt2(4),
@@ -61,7 +61,7 @@ def test_adamw_of_all_parameters_at_once_with_states_larger_than_the_capacity(ho
     bare, again = (train(gpt2, **{how: True}) for _ in range(2))
     if not bare.same(again):
         pytest.skip("the run without Chameleon Lab does not repeat its own bits here")
-    live = train(gpt2, session={"capacity": None}, **{how: True})
+    live = train(gpt2, session={"capacity": "unlimited"}, **{how: True})
     assert live.report is not None
     states = 2 * sum(p.numel() * p.element_size() for p in gpt2().parameters())
     capacity = live.report.live_peak_bytes // 4

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
-from gpu_training import ROOT, MiB, child
+from gpu_training import MiB, child
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -169,7 +166,7 @@ def test_segments_of_both_kinds(expandable: bool) -> None:
     said = child(
         """
         bare = train(lambda: gpt2(4), 4)
-        live = train(lambda: gpt2(4), 4, {"capacity": None}).report.live_peak_bytes
+        live = train(lambda: gpt2(4), 4, {"capacity": "unlimited"}).report.live_peak_bytes
         run = train(lambda: gpt2(4), 4, {"capacity": live // 3})
         print(run.same(bare), run.reserved_bytes <= live // 3, core.counters()["split_bytes"])
         """,
@@ -202,19 +199,3 @@ def test_times_of_copies_and_stalls_come_from_the_gpu() -> None:
     assert (seconds > 256 * MiB / 200e9).all()
     assert float(step.stalls.duration_s.sum()) > 0
     assert (step.transfers.start_s >= step.transfers.issue_s - 1e-3).all()
-
-
-def test_compute_sanitizer_finds_nothing() -> None:
-    if shutil.which("compute-sanitizer") is None:
-        pytest.skip("compute-sanitizer is not installed")
-    code = (
-        "import sys; sys.path[:0] = ['tests/cuda', 'tests/integration', '.']\n"
-        "from gpu_training import *\n"
-        "train(lambda: gpt2(1), 3, {'capacity': SANITIZED_BYTES})\n"
-    )
-    done = subprocess.run(
-        ["compute-sanitizer", "--error-exitcode", "9", sys.executable, "-c", code],
-        capture_output=True, text=True, cwd=ROOT, timeout=500,
-    )  # fmt: skip
-    assert done.returncode != 9, done.stdout[-3000:]
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

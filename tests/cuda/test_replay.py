@@ -45,7 +45,7 @@ def test_training_with_replays_gives_the_same_bits(
     bare, again = (train(lambda: gpt2(6), amp=amp, streams=streams) for _ in range(2))
     if not bare.same(again):
         pytest.skip("the run without Chameleon Lab does not repeat its own bits here")
-    recorded = train(lambda: gpt2(6), session={"capacity": None}, amp=amp, streams=streams)
+    recorded = train(lambda: gpt2(6), session={"capacity": "unlimited"}, amp=amp, streams=streams)
     assert recorded.report is not None
     capacity = int(0.7 * recorded.report.live_peak_bytes)
     # Plans take the link for so slow that replays are worth their while.

@@ -1,0 +1,30 @@
+"""A short training under compute-sanitizer. Slow: a part of its own of benchmarks/gpu_check.sh."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from gpu_training import ROOT
+
+SECONDS = int(os.environ.get("CHECK_SECONDS", "500")) - 20
+"""Less than the part has, so that the result is written."""
+
+
+def test_compute_sanitizer_finds_nothing() -> None:
+    if shutil.which("compute-sanitizer") is None:
+        pytest.skip("compute-sanitizer is not installed")
+    code = (
+        "import sys; sys.path[:0] = ['tests/cuda', 'tests/integration', '.']\n"
+        "from gpu_training import *\n"
+        "train(lambda: gpt2(1), 3, {'capacity': SANITIZED_BYTES})\n"
+    )
+    done = subprocess.run(
+        ["compute-sanitizer", "--error-exitcode", "9", sys.executable, "-c", code],
+        capture_output=True, text=True, cwd=ROOT, timeout=SECONDS,
+    )  # fmt: skip
+    assert done.returncode != 9, done.stdout[-3000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
