@@ -35,6 +35,7 @@ class Journal:
         self._stages: dict[int, str] = {}
         self._kept: list[core.StepLog] | None = []  # None while the core has them
         self._counters: core.Counters | None = None
+        self._allocator_setting = ""
         self._tick_s = 0.0
         self._unsettled: list[tuple[int, core.StepLog]] = []  # with their places in the history, from its end
 
@@ -46,6 +47,7 @@ class Journal:
         """Keep what there is, before the core closes. May be repeated."""
         if self._kept is None:
             self._counters = core.counters()
+            self._allocator_setting = core.allocator_setting()
             self._kept = core.logs()  # from here on nobody asks the core
 
     # ------------------------------------------------------------------------------------------------ while it runs
@@ -82,6 +84,13 @@ class Journal:
             replay_s=log.replay_ticks * tick_s,
             declined_drops=len(log.declined()),
             overlap=overlap(log),
+            refusals=log.refusals,
+            soft_ooms=log.soft_ooms,
+            alloc_retries=log.alloc_retries,
+            device_allocs=log.device_allocs,
+            device_frees=log.device_frees,
+            device_syncs=log.device_syncs,
+            useless_bytes=log.useless_bytes,
         )
         self._history.append(summary)
         if not log.settled:
@@ -135,6 +144,10 @@ class Journal:
         if counters is None:
             raise SessionError("the session has not started: enter it with `with` or call start()")
         return counters
+
+    def allocator_setting(self) -> str:
+        """``"default"`` or ``"expandable_segments"``, as torch's allocator is set now; empty where there is none."""
+        return core.allocator_setting() if self._kept is None else self._allocator_setting
 
     # ------------------------------------------------------------------------------------------------ op by op
 

@@ -200,6 +200,8 @@ class Plans:
         make: plans for a recorded step; it runs in the background too.
         note: tells the session's user something.
         capacity_bytes: of the device, asked for anew each time.
+        reserve_grows: takes in a step that has followed its own plan, and says whether plans leave more free from now
+            on, so that its ops need another.
     """
 
     def __init__(
@@ -207,10 +209,12 @@ class Plans:
         make: Callable[[core.StepLog], Made],
         note: Callable[[str], None],
         capacity_bytes: Callable[[], int],
+        reserve_grows: Callable[[StepSummary], bool] = lambda _: False,
     ) -> None:
         self._make = make
         self._note = note
         self._capacity_bytes = capacity_bytes
+        self._reserve_grows = reserve_grows
         self._plans: dict[int, Plan] = {}
         self._gone: list[PlanSummary] = []
         self._ids = itertools.count()
@@ -305,6 +309,8 @@ class Plans:
                     self._renew(own, log, summary)
                 elif summary.declined_drops and own.answers < _MOST_ANSWERS:
                     self._answer(own, log, summary)
+                elif own.policy is not None and not log.truncated_ops and self._reserve_grows(summary):
+                    self._reserve_more(own, log, summary)
                 elif own.refinements < _MOST_REFINEMENTS:
                     self._refine(own, log, summary, least_compute_s)
             return
@@ -368,6 +374,19 @@ class Plans:
         self._job = _Job(
             lambda: replace(
                 self._finish(self._make(log), step, why), answers=answers, refinements=own.refinements
+            ),
+            (log.fingerprint, log.live_peak_bytes),
+            summary.step_s,
+        )
+
+    def _reserve_more(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
+        """The device's allocator had no room where the plan left some: plan with more of it free."""
+        told = f"{summary.refusals} refusals, {summary.alloc_retries} flushes"
+        why = f"the allocator found no room in one piece: {told}"
+        step = log.index
+        self._job = _Job(
+            lambda: replace(
+                self._finish(self._make(log), step, why), answers=own.answers, refinements=own.refinements
             ),
             (log.fingerprint, log.live_peak_bytes),
             summary.step_s,

@@ -57,6 +57,22 @@ class StepSummary:
     """Planned drops of what could not have been made again."""
     overlap: float | None = None
     """Share of the copies' time in which compute did not wait for their direction; None where nothing was copied."""
+    refusals: int = 0
+    """Requests for memory under the capacity that torch's allocator had no room for in one piece, asked or known
+    beforehand; not those of planned swap-ins, which wait. This and the rest is of GPUs."""
+    soft_ooms: int = 0
+    """Of those, the ones that it was asked for: each is an out-of-memory error inside torch that a session answers by
+    making room, and that counts in the user's ``num_ooms``."""
+    alloc_retries: int = 0
+    """Times that torch's allocator gave all that it kept for reuse back to the GPU, and waited for it."""
+    device_allocs: int = 0
+    """Segments, or pages of expandable ones, that it took from the GPU."""
+    device_frees: int = 0
+    """Those that it gave back."""
+    device_syncs: int = 0
+    """Times that it waited for all streams. 0 where torch does not count them."""
+    useless_bytes: int = 0
+    """Most bytes that were free, in pieces or in segments of other sizes, when a request for less found no room."""
 
     @property
     def trigger_recall(self) -> float:
@@ -162,6 +178,18 @@ class Report(Mapping[str, Any]):
     """Share of the swap-outs and drops due in those ops, by bytes, that took place; 1.0 where none was due."""
     split_bytes: int = 0
     """Of those: free parts of segments whose rest is in use. A larger request cannot have them (fragmentation)."""
+    allocator: str = ""
+    """The setting of torch's CUDA allocator that is in force: ``"default"`` or ``"expandable_segments"``; empty on the
+    embedded device, which has none."""
+    reserve_bytes: int = 0
+    """Part of the capacity that plans leave free, beside the margin, for what torch's allocator cannot use."""
+    refusals: int = 0
+    """This and the next are of the newest step; see :class:`StepSummary`."""
+    soft_ooms: int = 0
+    alloc_retries: int = 0
+    device_allocs: int = 0
+    device_frees: int = 0
+    device_syncs: int = 0
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -197,6 +225,7 @@ class Report(Mapping[str, Any]):
                 self._measured(self.live_peak_bytes, format_bytes),
                 "newest step; what it would need without swapping",
             ),
+            *self._allocator_rows(),
             *self._fragmentation_rows(),
             (
                 "Host pool",
@@ -284,6 +313,19 @@ class Report(Mapping[str, Any]):
         pool, least = format_bytes(plan.host_pool_bytes), format_bytes(plan.host_peak_bytes)
         return f"; laid out in {pool} for copies of {least} at once"
 
+    def _allocator_rows(self) -> list[tuple[str, str, str]]:
+        """Which setting of torch's allocator is in force, and what it did in the newest step; only on GPUs."""
+        if not self.allocator:
+            return []
+        told = [
+            f"{self.refusals} refusals" + (f" ({self.soft_ooms} asked for)" if self.soft_ooms else ""),
+            f"{self.alloc_retries} flushes",
+            f"{self.device_allocs} allocations and {self.device_frees} frees on the GPU in the newest step",
+        ]
+        if self.reserve_bytes:
+            told.append(f"plans leave {format_bytes(self.reserve_bytes)} free for what it cannot use")
+        return [("Allocator", self.allocator, "; ".join(told))]
+
     def _fragmentation_rows(self) -> list[tuple[str, str, str]]:
         """Only where the device's allocator splits segments, as a GPU's does."""
         if not self.split_bytes:
@@ -292,7 +334,7 @@ class Report(Mapping[str, Any]):
         remark = (
             f"{format_bytes(free)} not in tensors; {format_bytes(self.split_bytes)} of it in split segments"
         )
-        if self.split_bytes > _MUCH_SPLIT * self.reserved_bytes:
+        if self.split_bytes > _MUCH_SPLIT * self.reserved_bytes and self.allocator != "expandable_segments":
             remark += ": PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes them usable"
         return [("Reserved", format_bytes(self.reserved_bytes), remark)]
 

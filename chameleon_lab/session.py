@@ -29,6 +29,7 @@ from .policy.model import fingerprint
 from .policy.obey import plan_obeying
 from .policy.program import compile_program, unreplayable
 from .report import Report, StepSummary
+from .reserve import Reserve
 from .runtime import binding, core
 from .runtime.compiling import compiling
 from .runtime.device_times import DeviceTimes
@@ -36,6 +37,7 @@ from .runtime.discovery import Discovery
 from .runtime.graphs import no_graphs
 from .runtime.host_times import HostTimes
 from .runtime.kernels import kernels_of
+from .runtime.oom_observers import refuse_where_attached
 from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
@@ -192,7 +194,10 @@ class Session:
         self._staging = Staging(self)
         self._watchers: list[Dashboard] = []
         self._closed = False
-        self._plans = Plans(self._plan_for, self._note, lambda: self.capacity_bytes or core.UNLIMITED)
+        self._reserve = Reserve()
+        self._plans = Plans(
+            self._plan_for, self._note, lambda: self.capacity_bytes or core.UNLIMITED, self._reserve_grows
+        )
         self._told_of_change = False
         self._planned = False  # has the first plan been made, or the given policy bound?
         self._told_of_pageable = False
@@ -231,6 +236,8 @@ class Session:
             self._replayable = replayable(
                 core.tensor_device(self.device), torch.get_num_threads(), trusting=trusting
             )
+        if self.device != "cpu":
+            refuse_where_attached()
         options = core.Options()
         if self.capacity_bytes is not None:
             options.capacity_bytes = self.capacity_bytes
@@ -439,6 +446,11 @@ class Session:
         warnings.warn(f"Chameleon Lab: {text}", stacklevel=2)
         self._note(text)
 
+    def _reserve_grows(self, summary: StepSummary) -> bool:
+        return self.capacity_bytes is not None and self._reserve.learn(
+            summary, self.capacity_bytes, self.margin
+        )
+
     def _follow(self, plan: Plan | None) -> None:
         if plan is not None and plan.policy is not None:
             self._policy, self._unmatched = plan.policy, plan.program.unmatched
@@ -527,6 +539,7 @@ class Session:
             edits,
             min_swap_bytes=self.min_swap_bytes,
             margin=self.margin,
+            reserve_bytes=min(self._reserve.bytes, capacity_bytes // 2),
             op_times=step_op_times(step) if known is None else known,
             rematerialise=self._replay_class,
             refused=self._not_replayed(step),
@@ -727,6 +740,7 @@ class Session:
             "torch": torch.__version__,
             "device": self.device,
             "kernels": self._kernels,
+            **({"allocator": setting} if (setting := self._journal.allocator_setting()) else {}),
             "capacity_bytes": self.capacity_bytes,
             "link_out_bytes_per_s": self.link.out_bytes_per_s,
             "link_in_bytes_per_s": self.link.in_bytes_per_s,
@@ -845,6 +859,14 @@ class Session:
             replays_off=self._replays_off,
             reserved_bytes=sum(counters[name] for name in ("resident_bytes", "cached_bytes", "other_bytes")),
             split_bytes=counters["split_bytes"],
+            allocator=self._journal.allocator_setting(),
+            reserve_bytes=self._reserve.bytes,
+            refusals=newest.refusals if newest else 0,
+            soft_ooms=newest.soft_ooms if newest else 0,
+            alloc_retries=newest.alloc_retries if newest else 0,
+            device_allocs=newest.device_allocs if newest else 0,
+            device_frees=newest.device_frees if newest else 0,
+            device_syncs=newest.device_syncs if newest else 0,
         )
 
     @property

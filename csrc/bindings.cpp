@@ -274,6 +274,13 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("fingerprint", &chameleon::StepLog::fingerprint)
       .def_readonly("due_bytes", &chameleon::StepLog::due_bytes)
       .def_readonly("fired_bytes", &chameleon::StepLog::fired_bytes)
+      .def_property_readonly("refusals", [](const chameleon::StepLog& log) { return log.allocator.refusals; })
+      .def_property_readonly("soft_ooms", [](const chameleon::StepLog& log) { return log.allocator.soft_ooms; })
+      .def_property_readonly("alloc_retries", [](const chameleon::StepLog& log) { return log.allocator.retries; })
+      .def_property_readonly("device_allocs", [](const chameleon::StepLog& log) { return log.allocator.device_allocs; })
+      .def_property_readonly("device_frees", [](const chameleon::StepLog& log) { return log.allocator.device_frees; })
+      .def_property_readonly("device_syncs", [](const chameleon::StepLog& log) { return log.allocator.device_syncs; })
+      .def_readonly("useless_bytes", &chameleon::StepLog::useless_bytes)
       .def("departures", [](const chameleon::StepLog& log) { return as_array(log.departures); })
       .def_property_readonly("stall_ticks", [](chameleon::StepLog& log) { return log.settle(), log.stall_ticks; })
       .def_property_readonly("settled", [](chameleon::StepLog& log) { return log.settle(), log.settled(); })
@@ -484,6 +491,7 @@ PYBIND11_MODULE(_C, m) {
     d["recent_fired_bytes"] = c.recent.fired_bytes;
     return d;
   });
+  m.def("allocator_setting", [] { return Runtime::instance().allocator_setting(); });
   m.def("take_failure", []() -> py::object {
     const auto failure = Runtime::instance().take_failure();
     if (!failure) return py::none();

@@ -5,6 +5,10 @@
 
 namespace chameleon {
 
+namespace {
+constexpr size_t kMostInPieces = 8;  // swap-ins that are tried again at every op
+}
+
 void Executor::add(int64_t id, std::shared_ptr<const Program> program) {
   drop(id);
   known_.push_back({id, std::move(program), follows_});
@@ -359,11 +363,15 @@ void Executor::fire_before(int32_t op) {
 void Executor::prefetch() {
   if (swap_ins_.empty()) return;
   size_t waiting = 0;
+  bool all_wait = false;
   for (size_t i = 0; i < swap_ins_.size(); ++i) {
     Storage* storage = live_[swap_ins_[i]];
     if (!storage || storage->residency != Residency::Away) continue;
-    // Later ones must not overtake: the link carries them in the order in which they are needed.
-    if (waiting > 0 || !swapper_.swap_in(*storage, Cause::Planned)) swap_ins_[waiting++] = swap_ins_[i];
+    if (!all_wait && swapper_.swap_in(*storage, Cause::Planned)) continue;
+    swap_ins_[waiting++] = swap_ins_[i];
+    // Later ones must not overtake one that lacks bytes: the link carries them in the order in which they are needed.
+    // One that finds its bytes in pieces has them planned for all the same, and takes nothing from those behind it.
+    all_wait = all_wait || waiting >= kMostInPieces || !swapper_.has_bytes_for(*storage);
   }
   swap_ins_.resize(waiting);
 }

@@ -179,6 +179,8 @@ struct StepLog {
   int64_t due_bytes = 0;     // of the program's swap-outs and drops, but for what had died by then
   int64_t fired_bytes = 0;   // of those that took place
   Ticks stall_ticks = 0;
+  AllocatorEvents allocator;
+  int64_t useless_bytes = 0;  // the most that the allocator had free and that did not serve who asked for less
 
   void settle();  // call before reading ops, stalls, their sum, or late prefetches
   bool settled() const { return waits.empty() && spans.empty(); }

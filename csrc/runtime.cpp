@@ -164,6 +164,8 @@ void Runtime::open(const Options& options) {
   failure_.reset();
   optimizer_stage_ = false;
   timed_every_ = timed_first_ = 0;
+  if (!options.unbacked) allocator_events_ = device_->end_allocator_step();
+  device_->take_useless_bytes();
   begin_step();
   const size_t resident_bytes = device_->resident_bytes();
   if (resident_bytes > options.capacity_bytes && !swapper_.make_room(0)) {
@@ -293,6 +295,7 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   Lock lock(mutex_);
   executor_.end_step();
   recorder_.log().settle();
+  note_allocator_events();
   auto log = recorder_.end_step(table_, [this](const Storage& storage) { return swapper_.movable(storage); });
   if (Producer::count > 0) replays_.prune(table_);
   forward_modules_.end_step();
@@ -300,6 +303,21 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   in_backward_.store(false, std::memory_order_relaxed);
   thread_state().modules.clear();  // whatever an interrupt has left there
   return log;
+}
+
+void Runtime::note_allocator_events() {
+  StepLog& log = recorder_.log();
+  const AllocatorEvents before = std::exchange(allocator_events_, device_->end_allocator_step());
+  const AllocatorEvents& now = allocator_events_;
+  // Torch's counts begin anew where the user resets its statistics.
+  const auto since = [](int64_t now, int64_t before) { return now >= before ? now - before : now; };
+  log.allocator = {.refusals = since(now.refusals, before.refusals),
+                   .soft_ooms = since(now.soft_ooms, before.soft_ooms),
+                   .retries = since(now.retries, before.retries),
+                   .device_allocs = since(now.device_allocs, before.device_allocs),
+                   .device_frees = since(now.device_frees, before.device_frees),
+                   .device_syncs = since(now.device_syncs, before.device_syncs)};
+  log.useless_bytes = static_cast<int64_t>(device_->take_useless_bytes());
 }
 
 void Runtime::begin_step() {

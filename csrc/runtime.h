@@ -140,6 +140,7 @@ class Runtime {
   bool accessed(c10::StorageImpl* impl);
 
   Counters counters();
+  std::string allocator_setting() { return device_->allocator_setting(); }
   std::optional<Failure> take_failure();
   const Clock& clock() const { return clock_; }
 
@@ -155,6 +156,7 @@ class Runtime {
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
   bool make_way(size_t bytes);      // memory that is not the runtime's could not be had; false: nothing can leave
+  void make_way_where_refused(size_t bytes);  // the same ahead, where it is known that it cannot be had
 
  private:
   struct ThreadState;
@@ -172,6 +174,7 @@ class Runtime {
   };
   OpPlace& place(ThreadState& thread);  // and the recorder goes there
   void begin_step();
+  void note_allocator_events();
 
   explicit Runtime(std::unique_ptr<Device> device);
   static std::vector<Runtime*> all();
@@ -240,6 +243,7 @@ class Runtime {
   bool wait_for_pins();
   bool wait_for_other_ops();
   void hand_back();
+  void make_way_while_refused(size_t bytes);
   Storage* find(c10::StorageImpl* impl) const;
   Category guess_category(ThreadState& thread);
   ModuleStack& modules(ThreadState& thread);
@@ -292,9 +296,10 @@ class Runtime {
   uint64_t serials_ = 0;  // of outermost ops, and of replays between them
   int32_t timed_every_ = 0;
   int32_t timed_first_ = 0;
-  int64_t clock_ops_ = 0;    // outermost ops since the process began
-  int64_t step_serial_ = 0;  // steps begun, and programs loaded, since the process began
-  OpPlace newest_;           // of the op that started last; what happens between ops belongs there
+  int64_t clock_ops_ = 0;             // outermost ops since the process began
+  AllocatorEvents allocator_events_;  // when the step began
+  int64_t step_serial_ = 0;           // steps begun, and programs loaded, since the process began
+  OpPlace newest_;                    // of the op that started last; what happens between ops belongs there
   int32_t next_thread_ = 0;
   std::vector<Storage*> missing_;    // inputs of the op that are not resident
   std::vector<Storage*> written_;    // those that it writes, where a value ends by that

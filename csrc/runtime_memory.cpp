@@ -258,7 +258,22 @@ bool Runtime::make_way(size_t bytes) {
   Lock lock(mutex_);
   if (!limited_) return false;
   place(thread_state());
-  return swapper_.evict_any(bytes);
+  if (!swapper_.evict_any(bytes)) return false;
+  make_way_while_refused(bytes);
+  return true;
+}
+
+void Runtime::make_way_where_refused(size_t bytes) {
+  if (!is_open()) return;
+  Lock lock(mutex_);
+  if (!limited_) return;
+  place(thread_state());
+  make_way_while_refused(bytes);
+}
+
+void Runtime::make_way_while_refused(size_t bytes) {
+  while (device_->refuses(bytes) && swapper_.evict_any(bytes)) {
+  }
 }
 
 void Runtime::on_away_deleted(void* address) {

@@ -10,7 +10,7 @@ namespace chameleon {
 void* Swapper::take(size_t block_bytes, int lane) {
   for (;;) {
     if (void* block = device_.allocate(block_bytes, lane)) return block;
-    if (!free_something(block_bytes)) return nullptr;
+    if (!free_something(block_bytes)) return device_.allocate(block_bytes, lane, Effort::Last);
   }
 }
 
@@ -211,8 +211,12 @@ void Swapper::wait(Storage& storage, const EventPtr& copy, Direction direction, 
 }
 
 bool Swapper::swap_in(Storage& storage, Cause cause) {
-  void* block = device_.allocate(storage.block_bytes, storage.lane);
-  if (!block && finish_any_leaving()) block = device_.allocate(storage.block_bytes, storage.lane);
+  const Effort effort = cause == Cause::Planned ? Effort::Cheap : Effort::Last;  // a prefetch can wait
+  void* block = device_.allocate(storage.block_bytes, storage.lane, effort);
+  // Where the bytes are there, in pieces, what leaves does not have to be hurried.
+  if (!block && !device_.has_room(storage.block_bytes) && finish_any_leaving()) {
+    block = device_.allocate(storage.block_bytes, storage.lane, effort);
+  }
   if (!block) return false;
   begin_swap_in(storage, block, cause);
   return true;

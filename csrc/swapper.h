@@ -45,6 +45,7 @@ class Swapper {
   void undo_swap_in(Storage& storage);           // of a storage that nothing has used since
   void finish_swap_out(Storage& storage);        // the free point: wait for the copy, give the block back
   bool swap_in(Storage& storage, Cause cause);   // begin, without evicting anything; false where there is no room
+  bool has_bytes_for(const Storage& storage) const { return device_.has_room(storage.block_bytes); }
   // Be resident for what compute does from here on, or the host; false where there is no room.
   bool restore(Storage& storage, Cause cause, bool host_reads = false);
   void drop(Storage& storage);                 // a resident storage gives its block back, and has no copy

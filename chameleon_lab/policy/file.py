@@ -80,6 +80,7 @@ _ASSUMED: dict[str, _Rule] = {
     "live_peak_bytes": _whole(0),
     "min_swap_bytes": _whole(0),
     "margin": _number(0, 1),
+    "reserve_bytes": _whole(0),
     "rematerialise": _whole(1),
     "refused": _TEXTS,
     "edits": _HASH,

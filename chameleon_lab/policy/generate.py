@@ -72,6 +72,7 @@ def plan(
     op_times: Sequence[float] | np.ndarray | None = None,
     min_swap_bytes: int = MIN_SWAP_BYTES,
     margin: float = 0.0,
+    reserve_bytes: int = 0,
     edits: Sequence[Edit] = (),
     rematerialise: bool | int | None = None,
     refused: Collection[str] | None = None,
@@ -80,9 +81,10 @@ def plan(
 
     ``op_times`` are compute seconds of each op, shape (ops,); by default every op takes the same time.
     Storages with blocks below ``min_swap_bytes`` stay. ``margin``, 0 to 1, is a share of the capacity to
-    leave free, as far as the floor allows: it absorbs decisions that miss their op. ``edits`` are obeyed, and the rest
-    is planned around them; what is wrong with them stands in ``Policy.findings``. An edit of the capacity or the
-    link takes the place of the argument.
+    leave free, as far as the floor allows: it absorbs decisions that miss their op. ``reserve_bytes`` are left free
+    beside it, likewise: they absorb what the device's allocator cannot use, since it lies in pieces. ``edits`` are
+    obeyed, and the rest is planned around them; what is wrong with them stands in ``Policy.findings``. An edit of the
+    capacity or the link takes the place of the argument.
 
     ``rematerialise`` is the highest class of ops that the runtime can replay (see
     :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS`), False for none, True for all, None for what the trace's
@@ -93,11 +95,13 @@ def plan(
 
     The same arguments give the same policy. Raises BelowFloorError if no policy fits the capacity,
     EditsUnreachableError if one would without the edits, TraceError if the step has no ops or has lost some,
-    ValueError if ``capacity_bytes``, ``op_times``, ``margin`` or ``rematerialise`` does not fit, TypeError if the
-    trace, the capacity or the link is something else.
+    ValueError if ``capacity_bytes``, ``op_times``, ``margin``, ``reserve_bytes`` or ``rematerialise`` does not fit,
+    TypeError if the trace, the capacity or the link is something else.
     """
     if not 0.0 <= margin < 1.0:
         raise ValueError(f"margin is {margin}: give a share of the capacity, from 0 to below 1")
+    if reserve_bytes < 0:
+        raise ValueError(f"reserve_bytes is {reserve_bytes}: give a number of bytes from 0 up")
     capacity_bytes, link = checked_capacity(capacity_bytes), checked_link(link)
     replay_class, refused = replay_class_of(rematerialise, trace), refused_of(refused, trace)
     step = newest_step(trace)
@@ -117,7 +121,7 @@ def plan(
         times = np.full(memory.ops, compute_s / memory.ops)
     else:
         times = step_op_times(step, op_times)
-    target = int(capacity_bytes * (1.0 - margin))
+    target = max(int(capacity_bytes * (1.0 - margin)) - reserve_bytes, 1)
     told = op_times is not None or bool(replay_class)
     by_user: set[tuple[int, int]] = set()
     replayable = Replayable(step, memory, times, replay_class, refused) if replay_class else None
@@ -157,6 +161,7 @@ def plan(
             "min_swap_bytes": int(min_swap_bytes),
             "margin": float(margin),
         }
+        | ({"reserve_bytes": int(reserve_bytes)} if reserve_bytes else {})
         | ({"rematerialise": replay_class, "refused": sorted(refused)} if replay_class else {})
         | ({"edits": digest(edits), "without_edits": given} if edits else {}),
         predicted={

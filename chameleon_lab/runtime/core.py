@@ -82,6 +82,7 @@ evict_always = _C.evict_always
 set_faults = _C.set_faults
 torch_is_watched = _C.torch_is_watched
 take_transitions = _C.take_transitions
+allocator_setting = _C.allocator_setting
 seconds = _C.seconds
 seconds_per_tick = _C.seconds_per_tick
 

@@ -128,4 +128,11 @@ def step_trace(
             refusal=makings["refusal"].copy(),
         ),
         truncated_ops=log.truncated_ops,
+        refusals=log.refusals,
+        soft_ooms=log.soft_ooms,
+        alloc_retries=log.alloc_retries,
+        device_allocs=log.device_allocs,
+        device_frees=log.device_frees,
+        device_syncs=log.device_syncs,
+        useless_bytes=log.useless_bytes,
     )

@@ -260,6 +260,14 @@ class StepTrace:
     replays: Replays = field(default_factory=_no_replays)
     declined: Declined = field(default_factory=_none_declined)
     makings: Makings = field(default_factory=_no_makings)
+    # What the allocator below the session did, on a GPU; see :class:`~chameleon_lab.report.StepSummary`.
+    refusals: int = 0
+    soft_ooms: int = 0
+    alloc_retries: int = 0
+    device_allocs: int = 0
+    device_frees: int = 0
+    device_syncs: int = 0
+    useless_bytes: int = 0
 
     def __repr__(self) -> str:
         return (

@@ -40,7 +40,7 @@ from .parquet_footer import stated_size
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 4
+VERSION = 5
 """Version of the trace file that this package writes, and the newest that it reads."""
 
 _KEY = b"chameleon_lab.trace"
@@ -54,7 +54,16 @@ _SCALARS = {
     "start_s": "float64",
     "duration_s": "float64",
     "truncated_ops": "int64",
+    "refusals": "int64",
+    "soft_ooms": "int64",
+    "alloc_retries": "int64",
+    "device_allocs": "int64",
+    "device_frees": "int64",
+    "device_syncs": "int64",
+    "useless_bytes": "int64",
 }
+_SCALARS_OF_VERSION_1 = ("index", "session_stage", "start_s", "duration_s", "truncated_ops")
+"""The others came with version 5; from an older file they read as 0."""
 _DICTIONARIES = ("names", "modules", "labels", "stacks")
 _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
     "ops": (
@@ -234,14 +243,15 @@ def _check_size(file: BinaryIO, path: str | os.PathLike[str]) -> None:
 
 def _steps(table: Any) -> list[StepTrace]:
     tables = {name: _tables(table.column(name), name) for name in _TABLES if name in table.schema.names}
-    plain = table.select([*_SCALARS, *_DICTIONARIES]).to_pylist()
+    scalars = [name for name in _SCALARS if name in table.schema.names]
+    plain = table.select([*scalars, *_DICTIONARIES]).to_pylist()
     steps = []
     for position, values in enumerate(plain):
         values |= {name: tuple(values[name]) for name in _DICTIONARIES}
         if any(text is None for name in _DICTIONARIES for text in values[name]):
             raise ValueError("a name is missing")
-        if any(values[name] is None for name in _SCALARS):
-            raise ValueError("a step without its index, stage or times")
+        if any(values[name] is None for name in scalars):
+            raise ValueError("a step without its index, stage, times or counts")
         values |= {name: rows[position] for name, rows in tables.items()}
         step = StepTrace(**values)
         try:
@@ -296,7 +306,11 @@ def _schema(pa: Any, version: int = VERSION) -> pyarrow.Schema:
     def arrow(kind: str) -> Any:
         return pa.bool_() if kind == "bool" else getattr(pa, kind)()
 
-    columns = [(name, arrow(kind)) for name, kind in _SCALARS.items()]
+    columns = [
+        (name, arrow(kind))
+        for name, kind in _SCALARS.items()
+        if version >= 5 or name in _SCALARS_OF_VERSION_1
+    ]
     columns += [(name, pa.list_(pa.string())) for name in _DICTIONARIES]
     for name, (_, kinds) in _TABLES.items():
         if _TABLE_SINCE.get(name, 1) > version:

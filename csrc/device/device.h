@@ -32,6 +32,23 @@ using EventPtr = std::shared_ptr<Event>;
 using Lanes = uint32_t;
 inline Lanes lane_bit(int lane) { return Lanes{1} << lane; }
 
+// How much a request for memory may cost.
+enum class Effort : uint8_t {
+  Cheap,  // only what is to be had without keeping the host waiting
+  Usual,  // not where it is known that there is none
+  Last,   // whatever is known: nothing more can leave
+};
+
+// What the device's allocator has done, as counts since the process began.
+struct AllocatorEvents {
+  int64_t refusals = 0;   // requests under the capacity that found no room in one piece
+  int64_t soft_ooms = 0;  // of those, the ones that it was asked for and ran out of memory over; nobody else sees those
+  int64_t retries = 0;    // times that it gave back what it kept for reuse and tried again, here or for anybody
+  int64_t device_allocs = 0;  // of memory from the GPU
+  int64_t device_frees = 0;   // back to the GPU: each keeps the host waiting for it
+  int64_t device_syncs = 0;
+};
+
 struct MemoryInfo {
   size_t capacity_bytes;
   size_t resident_bytes;  // blocks that tensors hold
@@ -47,9 +64,10 @@ class Device {
   virtual ~Device() = default;
 
   // --- memory, in the program order of the lane it belongs to
-  virtual size_t block_bytes(size_t bytes) const = 0;        // what an allocation of `bytes` takes
-  virtual void* allocate(size_t block_bytes, int lane) = 0;  // nullptr where the capacity does not allow it
-  virtual void free(void* block, size_t block_bytes) = 0;    // what its lane is given later may reuse it at once
+  virtual size_t block_bytes(size_t bytes) const = 0;  // what an allocation of `bytes` takes
+  // nullptr where the capacity does not allow it
+  virtual void* allocate(size_t block_bytes, int lane, Effort effort = Effort::Usual) = 0;
+  virtual void free(void* block, size_t block_bytes) = 0;  // what its lane is given later may reuse it at once
   // The same of a block that was taken over, which may belong to another lane: it is reused when this one has done what
   // it was given.
   virtual void free_behind(void* block, size_t block_bytes, int /*lane*/) { free(block, block_bytes); }
@@ -59,7 +77,14 @@ class Device {
   virtual size_t resident_bytes() const = 0;             // asked at every op
   virtual MemoryInfo memory_info() const = 0;
   virtual void reset_peaks() = 0;
-  virtual void keep_free_blocks(bool keep) = 0;  // for reuse, or give them back to the system at once
+  // What the allocator below has done; all zero where there is none. A step ends here: what was learnt of it is old.
+  virtual AllocatorEvents end_allocator_step() { return {}; }
+  // Since this was asked last: the most bytes that were free, and of no use to who asked for less.
+  virtual size_t take_useless_bytes() { return 0; }
+  // Is it known that memory of such a size cannot be had, although the capacity leaves room for it?
+  virtual bool refuses(size_t /*bytes*/) const { return false; }
+  virtual const char* allocator_setting() const { return ""; }  // of the allocator below, in its own words
+  virtual void keep_free_blocks(bool keep) = 0;                 // for reuse, or give them back to the system at once
 
   // --- copies, each direction in order of issue, beginning when `after` (null: at once) is done. A copy out comes
   // after what wrote the block, a copy in after what used its memory before: both are record() at the time of issue.

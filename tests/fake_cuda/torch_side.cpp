@@ -121,8 +121,12 @@ c10::Device device(int) { return c10::DeviceType::CPU; }
 size_t total_bytes(int) { return fake::total_bytes(); }
 Stats stats(int) {
   Lock lock(mutex);
-  return {allocated_bytes, reserved_bytes, peak_reserved_bytes, 0};
+  return {allocated_bytes, reserved_bytes, peak_reserved_bytes, 0, {}};
 }
+// Its blocks have no segments: whatever fits by its bytes is there, once what is spare has been given back.
+Outlook outlook(int, size_t, size_t) { return {Source::AtHand, false, 0, 0, 0}; }
+uint64_t frees() { return 0; }
+bool expandable_segments() { return false; }
 void limit(int, size_t bytes) { limit_bytes = bytes; }
 cudaStream_t current_stream(int) { return fake::current(); }
 

@@ -18,12 +18,25 @@ on_fake_gpus = partial(on, "fake_allocator")
 SESSION = "cl.Session('64MiB', device='cuda', rematerialise=False, min_swap='4KiB')"
 
 
-@pytest.mark.parametrize("inherited", [False, True], ids=["all memory is ours", "some was taken before"])
-def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_helps(inherited: bool) -> None:
+EXPANDABLE = 'torch._C._accelerator_setAllocatorSettings("expandable_segments:True")'
+
+
+@pytest.mark.parametrize(
+    ("inherited", "setting"),
+    [(False, ""), (True, ""), (False, EXPANDABLE), (False, "fake.set_nvml(False)")],
+    ids=["all memory is ours", "some was taken before", "expandable segments", "NVML does not answer"],
+)
+def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_helps(
+    inherited: bool, setting: str
+) -> None:
     """The model: what cannot leave holds its segments; whatever fits beside them has to be given."""
     seed = random.SystemRandom().getrandbits(32)
     found = on_fake_gpus(f"""
         import random
+
+        {setting}
+        # The limit is compared with the request; expandable segments then grow by whole pages.
+        beyond = 20 * MiB if {setting == EXPANDABLE} else 0
 
         draw = random.Random({seed})
         KEPT = 40
@@ -54,7 +67,7 @@ def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_he
 
         def within():
             reserved = fake.figures(0)["reserved_bytes"]
-            assert reserved - base <= capacity, reserved
+            assert reserved - base <= capacity + beyond, reserved
 
         with {SESSION} as session:
             for number in range(1500):
@@ -106,7 +119,7 @@ def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_he
         assert all(tensor.holds(value) for tensor, value, _ in tensors.values())
         assert fake.figures(0)["fraction"] == 0.5
         assert fake.figures(0)["recorded_streams"] <= counts["streams"]
-        counts["out of memory"] = fake.figures(0)["out_of_memory"]
+        counts["out of memory"] = fake.figures(0)["retries"]
         counts["recorded"] = fake.figures(0)["recorded_streams"]
         tensor = workspace = None
         for some in (tensors, elsewhere, before):
@@ -120,6 +133,35 @@ def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_he
         found
     )
     assert 0 < found["recorded"] <= found["streams"], "record_stream does not reach torch's allocator"
+
+
+def test_out_of_memory_is_seen_as_such_where_nvml_does_not_answer() -> None:
+    """Torch's own error path then ends in an internal assertion, and no OutOfMemoryError (pytorch issue 112377)."""
+    found = on_fake_gpus(f"""
+        fake.set_nvml(False)
+        said = {{}}
+
+        def attempt(name, ask):
+            try:
+                ask()
+            except RuntimeError as error:
+                said[name] = [type(error).__name__, str(error).splitlines()[0]]
+
+        attempt("no session", lambda: fake.Workspace(0, 65 * 1024 * MiB))
+        with {SESSION} as session:
+            tensors = [fake.Tensor(0, 4 * MiB, number) for number in range(20)]
+            workspace = fake.Workspace(0, 24 * MiB)
+            right = all(tensor.holds(number) for number, tensor in enumerate(tensors))
+            attempt("workspace", lambda: fake.Workspace(0, 80 * MiB))
+            attempt("tensor", lambda: fake.Tensor(0, 80 * MiB, 1))
+            again = all(tensor.holds(number) for number, tensor in enumerate(tensors))
+        print(json.dumps({{"said": said, "right": right, "again": again}}))
+    """)
+    assert found["right"] and found["again"]
+    said = found["said"]
+    assert "INTERNAL ASSERT" in said["no session"][1], "outside of a session it is torch's own affair"
+    assert said["workspace"][0] == "OutOfMemoryError" and "out of memory" in said["workspace"][1], said
+    assert "below the floor" in said["tensor"][1], said
 
 
 def test_memory_in_pieces_makes_more_leave_until_a_segment_is_free() -> None:
@@ -250,6 +292,7 @@ def test_what_the_allocator_refuses_and_says_why() -> None:
         fake.record_history(True, True)
         fake.record_history(False, False)
         fake.attach_observer()
+        attempt("observed", start)
         passed = [fake.figures(0)[name] for name in ("pools", "observers")]
         fake.trace_calls()
         attempt("sanitizer", start)
@@ -264,6 +307,113 @@ def test_what_the_allocator_refuses_and_says_why() -> None:
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in said["no caching"]
     assert "keep the addresses" in said["pool"]
     assert "context=None" in said["stacks"]
-    assert "observer of out-of-memory" in said["observer"]
+    assert "no session starts after it either" in said["observer"]
+    assert "an observer of out-of-memory is attached" in said["observed"]
     assert "TORCH_CUDA_SANITIZER" in said["sanitizer"]
     assert found["passed"] == [3, 2], "outside of sessions, and on other GPUs, all of it goes on"
+
+
+def test_no_session_starts_where_an_observer_of_out_of_memory_was_attached() -> None:
+    """Torch would call it inside the allocator, where it asks for Python's lock, while the session holds the core's."""
+    found = on_fake_gpus(f"""
+        from chameleon_lab.runtime import oom_observers
+
+        called, said = [], []
+        torch._C._cuda_attach_out_of_memory_observer = called.append  # a CUDA build has it from the beginning
+        oom_observers.watch()
+        with {SESSION}:
+            pass
+        torch._C._cuda_attach_out_of_memory_observer(dump := print)
+        try:
+            with {SESSION}:
+                pass
+        except cl.SessionError as error:
+            said.append(str(error))
+        with cl.Session("64MiB"):  # the embedded device has no such allocator
+            pass
+        print(json.dumps([called == [dump], said]))
+    """)
+    assert found[0], "it is attached all the same"
+    assert "start the process without it" in found[1][0]
+
+
+TRAINING = """
+        import random
+
+        SIZES = [3 * MiB + 7 * 512, 6 * MiB, 12 * MiB + 3 * 512, 3 * MiB // 2, 700 * 1024, 200 * 1024]
+        LAYERS = 12
+        draw = random.Random(5)
+        layers = [[size * draw.choice([4, 5, 6, 7]) // 5 // 512 * 512 for size in SIZES] for _ in range(LAYERS)]
+        parameters = []
+
+        def step():
+            kept = []
+            for layer, sizes in enumerate(layers):
+                assert parameters[layer].holds(layer)
+                temporary = fake.Tensor(0, 2 * sizes[2], 99)
+                kept.append([fake.Tensor(0, size, 7 * layer + n) for n, size in enumerate(sizes)])
+                assert temporary.holds(99)
+                del temporary
+            while kept:
+                layer, here = len(kept) - 1, kept.pop()
+                gradient = fake.Tensor(0, layers[layer][1], 200)
+                for n in reversed(range(len(here))):
+                    assert here[n].holds(7 * layer + n)
+                    work = fake.Tensor(0, layers[layer][n], 50)
+                    here.pop()
+                    del work
+                parameters[layer].fill(layer)
+                del gradient
+"""
+
+
+@pytest.mark.parametrize("setting", ["", EXPANDABLE], ids=["default", "expandable segments"])
+def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_nothing(setting: str) -> None:
+    found = on_fake_gpus(f"""
+        {setting}
+        {TRAINING}
+        with cl.Session(device="cuda") as session:
+            parameters += [fake.Tensor(0, 4 * MiB, layer) for layer in range(LAYERS)]
+            step()
+            session.step()
+            live_peak = session.report().live_peak_bytes
+        fake.empty_cache()
+        seen = []
+        with cl.Session(live_peak // 2, device="cuda", rematerialise=False) as session:
+            # Plans depend on no time: whatever is copied is there at once.
+            session.link, session._measures_link = cl.Link(1e15, 1e15), False
+            for _ in range(14):
+                before = fake.figures(0)
+                step()
+                session.step()
+                session._plans.wait()
+                after = fake.figures(0)
+                names = ["retries", "out_of_memory", "device_allocs", "device_frees", "synchronizations"]
+                seen.append([after[name] - before[name] for name in names])
+            steps = [
+                [s.alloc_retries, s.soft_ooms, s.device_allocs, s.device_frees, s.device_syncs, s.refusals]
+                for s in session.history
+            ]
+            settled = [
+                [s.plan, s.alloc_retries, s.soft_ooms, s.device_frees, s.refusals, s.demand_swap_ins, s.evictions]
+                for s in session.history[-3:]
+            ]
+            last = session.trace().last
+            traced = [last.alloc_retries, last.soft_ooms, last.device_frees, last.refusals]
+            report = session.report()
+            rows = [row[1:] for row in report.rows() if row[0] == "Allocator"]
+            moved = session.history[-1].swapped_out_bytes
+        reserve, bound = report.reserve_bytes, report.capacity_bytes // 4
+        print(json.dumps([seen, steps, settled, traced, rows, moved, reserve, bound, report.allocator]))
+    """)
+    seen, steps, settled, traced, rows, moved, reserve, bound, allocator = found
+    # The first step has the blocks as well with which the link was measured.
+    assert [step[:5] for step in steps[1:]] == seen[1:], "what the report says is what the allocator did"
+    assert sum(step[5] for step in steps) > 0 and moved > 0, "the run is near its limit"
+    assert traced == settled[-1][1:5]
+    assert allocator == ("expandable_segments" if setting else "default")
+    assert rows[0][0] == allocator and "newest step" in rows[0][1]
+    assert 0 <= reserve <= bound
+    plans, *counts = zip(*settled, strict=True)
+    assert len(set(plans)) == 1 and plans[0] > 0
+    assert [sum(count) for count in counts] == [0] * 6, settled

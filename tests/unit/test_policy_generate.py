@@ -12,7 +12,7 @@ from synthetic import StepBuilder, gpt_step
 
 from chameleon_lab.errors import BelowFloorError, TraceError
 from chameleon_lab.policy import Link, floor, plan, simulate
-from chameleon_lab.policy.model import Action, fingerprint
+from chameleon_lab.policy.model import Action, Policy, fingerprint
 from chameleon_lab.trace import Category, StepTrace, Trace
 
 BIG = 1 << 20
@@ -136,6 +136,13 @@ def test_margin_leaves_room_down_to_the_floor() -> None:
     assert plan(step, capacity, FAST, margin=0.1).predicted["peak_bytes"] <= 0.9 * capacity
     lowest = floor(step).bytes
     assert plan(step, lowest, FAST, margin=0.5).predicted["peak_bytes"] <= lowest
+    reserved = plan(step, capacity, FAST, margin=0.1, reserve_bytes=capacity // 10)
+    assert reserved.predicted["peak_bytes"] <= 0.8 * capacity and reserved.capacity_bytes == capacity
+    assert reserved.assumed["reserve_bytes"] == capacity // 10
+    assert reserved == Policy.from_json(reserved.to_json())
+    assert plan(step, lowest, FAST, reserve_bytes=lowest).predicted["peak_bytes"] <= lowest
+    with pytest.raises(ValueError, match="reserve_bytes is -1"):
+        plan(step, capacity, FAST, reserve_bytes=-1)
     for margin in (-0.1, 1.0):
         with pytest.raises(ValueError, match="margin"):
             plan(step, capacity, FAST, margin=margin)

@@ -187,3 +187,18 @@ def test_what_nobody_has_measured_is_a_dash_and_no_number(report):
     still = replace(report, overlap=None, swapped_out_bytes=0, swapped_in_bytes=0)
     assert row(still, "Overlap") == ("–", "nothing was copied")
     assert row(report, "Overlap") == ("95.3 %", DEFINITION)
+
+
+def test_the_allocator_s_setting_is_told_on_gpus(report: Report) -> None:
+    assert "Allocator" not in str(report), "the embedded device has none"
+    gpu = replace(report, device="cuda:0", allocator="default")
+    told = replace(gpu, refusals=3, soft_ooms=1, alloc_retries=2, device_allocs=5, device_frees=4)
+    row = next(row for row in told.rows() if row[0] == "Allocator")
+    assert row[1] == "default"
+    assert row[2].startswith("3 refusals (1 asked for); 2 flushes; 5 allocations and 4 frees on the GPU")
+    assert "leave" not in row[2] and "1.00 MiB free" in str(replace(told, reserve_bytes=MIB))
+    for setting in ("default", "expandable_segments"):
+        assert setting in replace(gpu, allocator=setting)._repr_html_()
+    split = replace(gpu, reserved_bytes=33 * MIB, split_bytes=3 * MIB)
+    assert "expandable_segments:True" in str(split)
+    assert "expandable_segments:True" not in str(replace(split, allocator="expandable_segments"))

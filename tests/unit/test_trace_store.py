@@ -264,11 +264,27 @@ def test_a_file_of_version_3_has_no_makings(tmp_path: Path) -> None:
     assert len(read.makings) == 0 and len(read.replays) == 1
 
 
+COUNTS = ("refusals", "soft_ooms", "alloc_retries", "device_allocs", "device_frees", "device_syncs")
+
+
+def test_a_file_of_version_4_has_no_counts_of_the_allocator(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    step = dataclasses.replace(rich_step(), useless_bytes=77, **{name: n for n, name in enumerate(COUNTS, 1)})
+    store.save(Trace([step]), path)
+    read = store.load(path).last
+    assert [getattr(read, name) for name in COUNTS] == [1, 2, 3, 4, 5, 6] and read.useless_bytes == 77
+    table = parquet.read_table(path).drop_columns([*COUNTS, "useless_bytes"])
+    rewrite(path, table, {"version": 4, "meta": {}})
+    read = store.load(path).last
+    assert [getattr(read, name) for name in COUNTS] == [0] * 6 and read.useless_bytes == 0
+    assert len(read.makings) == len(step.makings)
+
+
 def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
     rewrite(path, parquet.read_table(path), {"version": store.VERSION + 1, "meta": {}})
-    with pytest.raises(TraceError, match="trace version 5.*reads up to 4: upgrade"):
+    with pytest.raises(TraceError, match="trace version 6.*reads up to 5: upgrade"):
         store.load(path)
 
 

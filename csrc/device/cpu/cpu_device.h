@@ -15,7 +15,7 @@ namespace chameleon::cpu {
 class CpuDevice final : public Device {
  public:
   size_t block_bytes(size_t bytes) const override { return BlockPool::block_bytes(bytes); }
-  void* allocate(size_t block_bytes, int) override {
+  void* allocate(size_t block_bytes, int, Effort) override {
     return Faults::hits(faults().refused_blocks) ? nullptr : pool_.allocate(block_bytes);
   }
   void free(void* block, size_t block_bytes) override { pool_.free(block, block_bytes); }

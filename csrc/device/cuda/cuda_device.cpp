@@ -11,8 +11,9 @@ namespace chameleon::cuda {
 
 namespace {
 
-constexpr size_t kBlockUnitBytes = 512;  // of torch's caching allocator
-constexpr int kMostLanes = 32;           // bits of Lanes
+constexpr size_t kBlockUnitBytes = 512;      // of torch's caching allocator
+constexpr size_t kMostSmallBytes = 1 << 20;  // it has pools of their own for blocks up to this
+constexpr int kMostLanes = 32;               // bits of Lanes
 
 cudaStream_t new_stream() {
   cudaStream_t stream;
@@ -36,21 +37,92 @@ bool CudaDevice::has_room(size_t block_bytes) const {
 
 // What fits by its bytes may not fit into what is left in one piece: then torch's allocator, which may not reserve more
 // than the capacity either, finds nothing.
-void* CudaDevice::allocate(size_t block_bytes, int lane) {
+void* CudaDevice::allocate(size_t block_bytes, int lane, Effort effort) {
   if (events_.forked() || !has_room(block_bytes)) return nullptr;
+  const bool limited = capacity_bytes_ != SIZE_MAX;
+  torch_side::Outlook seen{torch_side::Source::AtHand, false, 0, 0, -1};
+  if (limited && effort != Effort::Last && !worth_asking(block_bytes, lane, effort, &seen)) return nullptr;
   const std::vector<cudaStream_t>& streams = lanes_[lane].streams;
   const cudaStream_t current = torch_side::current_stream(index_);
   const bool own = std::find(streams.begin(), streams.end(), current) != streams.end();
-  void* block = torch_side::allocate(index_, block_bytes, own ? current : streams.front(),
-                                     /*may_fail=*/capacity_bytes_ != SIZE_MAX);
-  if (!block) return nullptr;
+  void* block = torch_side::allocate(index_, block_bytes, own ? current : streams.front(), /*may_fail=*/limited);
+  if (!block) {
+    ++own_events_.soft_ooms;
+    const torch_side::Outlook now = torch_side::outlook(index_, block_bytes, ceiling_bytes_);
+    useless_bytes_ = std::max(useless_bytes_, now.useless_bytes);
+    if (now.source == torch_side::Source::AtHand && !now.cached) {
+      ceiling_bytes_ = torch_side::stats(index_).reserved_bytes;
+    }
+    note_refusal(block_bytes, lane, effort, block_bytes);
+    return nullptr;
+  }
+  if (effort == Effort::Cheap && seen.cached &&
+      torch_side::outlook(index_, block_bytes, ceiling_bytes_).retries > seen.retries) {
+    wary_ = true;  // the block that was free is another stream's
+    useless_bytes_ = std::max(useless_bytes_, seen.flushed_bytes);
+    refusal_ = {block_bytes, lane, effort, frees(), freed_bytes_ + block_bytes};
+  }
   resident_bytes_ += block_bytes;
   peak_resident_bytes_ = std::max(peak_resident_bytes_, resident_bytes_);
   return block;
 }
 
+// Far from the limit a request is served whatever lies in pieces, and looking would be for nothing.
+bool CudaDevice::near_limit(size_t block_bytes) const {
+  constexpr size_t kNearShare = 8;
+  const size_t used = resident_bytes_ + other_bytes_ + block_bytes;
+  return used >= capacity_bytes_ || capacity_bytes_ - used < capacity_bytes_ / kNearShare;
+}
+
+bool CudaDevice::worth_asking(size_t block_bytes, int lane, Effort effort, torch_side::Outlook* seen) {
+  const bool same_pool = (block_bytes <= kMostSmallBytes) == (refusal_.block_bytes <= kMostSmallBytes);
+  const bool like_the_refused = same_pool && lane == refusal_.lane && block_bytes >= refusal_.block_bytes &&
+                                (effort == Effort::Cheap || refusal_.effort != Effort::Cheap);
+  if (like_the_refused && refusal_.frees == frees()) return false;
+  if (effort != Effort::Cheap && !wary_ && !near_limit(block_bytes)) return true;
+  *seen = torch_side::outlook(index_, block_bytes, ceiling_bytes_);
+  using torch_side::Source;
+  // What was free turned out to be another stream's: as much again has to come free first.
+  const bool misjudged = seen->cached && like_the_refused && freed_bytes_ < refusal_.freed_bytes;
+  if (seen->source == Source::AtHand && !misjudged) return true;
+  const bool flushes = seen->source == Source::Flush && effort != Effort::Cheap;
+  useless_bytes_ = std::max(useless_bytes_, flushes ? seen->flushed_bytes : seen->useless_bytes);
+  if (flushes) return true;
+  note_refusal(block_bytes, lane, effort, 0);
+  return false;
+}
+
+void CudaDevice::note_refusal(size_t block_bytes, int lane, Effort effort, size_t freed_bytes) {
+  own_events_.refusals += effort == Effort::Cheap && freed_bytes == 0 ? 0 : 1;  // it waits, and nobody waits for it yet
+  wary_ = true;
+  refusal_ = {block_bytes, lane, effort, frees(), freed_bytes_ + freed_bytes};
+}
+
+bool CudaDevice::refuses(size_t bytes) const {
+  if (events_.forked() || capacity_bytes_ == SIZE_MAX || !(wary_ || near_limit(bytes))) return false;
+  return torch_side::outlook(index_, bytes, ceiling_bytes_).source == torch_side::Source::None;
+}
+
+AllocatorEvents CudaDevice::end_allocator_step() {
+  if (events_.forked()) return {};
+  AllocatorEvents events = torch_side::stats(index_).events;
+  events.refusals = own_events_.refusals;
+  events.soft_ooms = own_events_.soft_ooms;
+  ceiling_bytes_ = SIZE_MAX;
+  const int64_t troubles = events.refusals + events.retries;
+  wary_ = troubles != troubles_before_;
+  troubles_before_ = troubles;
+  return events;
+}
+
+const char* CudaDevice::allocator_setting() const {
+  return torch_side::expandable_segments() ? "expandable_segments" : "default";
+}
+
 void CudaDevice::free(void* block, size_t block_bytes) {
   resident_bytes_ -= block_bytes;
+  ++frees_;
+  freed_bytes_ += block_bytes;
   if (!events_.forked()) torch_side::free(block);
 }
 

@@ -11,9 +11,18 @@
 
 #include "device/cuda/events.h"
 #include "device/cuda/pinned_pool.h"
+#include "device/cuda/torch_side.h"
 #include "device/device.h"
 
 namespace chameleon::cuda {
+
+// Note [Asking torch's allocator]
+// Where torch's allocator has no room it gives all that it keeps for reuse back to the GPU, which waits for the GPU's
+// work, and then says so by an error that counts in the user's statistics. So near the limit it is looked at first what
+// would come of asking (torch_side::outlook), and nobody asks
+// - for what is known not to be there, but as the last resort;
+// - for a copy in ahead of its use where that would give back what is kept: it waits until a block of its size is free;
+// - a second time for what was refused, before anything has been freed.
 
 // Note [Order on a GPU]
 // The host runs ahead: what it calls is given to streams, and happens later. A lane is a stream that ops have been
@@ -35,7 +44,7 @@ class CudaDevice final : public Device {
   explicit CudaDevice(int index) : index_(index) {}
 
   size_t block_bytes(size_t bytes) const override;
-  void* allocate(size_t block_bytes, int lane) override;
+  void* allocate(size_t block_bytes, int lane, Effort effort) override;
   void free(void* block, size_t block_bytes) override;
   void free_behind(void* block, size_t block_bytes, int lane) override;
   bool has_room(size_t block_bytes) const override;
@@ -44,6 +53,10 @@ class CudaDevice final : public Device {
   size_t resident_bytes() const override { return resident_bytes_; }
   MemoryInfo memory_info() const override;
   void reset_peaks() override;
+  AllocatorEvents end_allocator_step() override;
+  size_t take_useless_bytes() override { return std::exchange(useless_bytes_, 0); }
+  bool refuses(size_t bytes) const override;
+  const char* allocator_setting() const override;
   void keep_free_blocks(bool) override {}  // that is for torch's allocator to say
 
   EventPtr copy_out(void* host, const void* block, size_t bytes, EventPtr after) override;
@@ -97,6 +110,10 @@ class CudaDevice final : public Device {
   Link& link(Direction direction) { return *links_[static_cast<size_t>(direction)]; }
   void catch_up(Lane& lane);
   void refresh_other_bytes(size_t allocated_bytes) const;
+  bool near_limit(size_t block_bytes) const;
+  bool worth_asking(size_t block_bytes, int lane, Effort effort, torch_side::Outlook* seen);
+  void note_refusal(size_t block_bytes, int lane, Effort effort, size_t freed_bytes);
+  uint64_t frees() const { return frees_ + torch_side::frees(); }
   void limit() const;
 
   const int index_;
@@ -107,6 +124,21 @@ class CudaDevice final : public Device {
   size_t capacity_bytes_ = SIZE_MAX;
   size_t resident_bytes_ = 0;
   size_t peak_resident_bytes_ = 0;
+  struct Refusal {  // the newest
+    size_t block_bytes = SIZE_MAX;
+    int lane = -1;
+    Effort effort = Effort::Usual;
+    uint64_t frees = 0;
+    size_t freed_bytes = 0;  // so many have to be freed by us before it is tried with what another stream may have
+  };
+  Refusal refusal_;
+  uint64_t frees_ = 0;                  // blocks of ours that went back
+  size_t freed_bytes_ = 0;              // in all
+  AllocatorEvents own_events_;          // those that torch does not count
+  int64_t troubles_before_ = 0;         // refusals and retries, before this step
+  size_t useless_bytes_ = 0;            // see take_useless_bytes()
+  size_t ceiling_bytes_ = SIZE_MAX;     // in this step the GPU had no more, whatever the limit is: others use it
+  bool wary_ = false;                   // has anything been refused in this step or the one before?
   mutable size_t other_bytes_ = 0;      // of the capacity, taken by what is not ours
   mutable size_t inherited_bytes_ = 0;  // there before the session and not taken over: does not count
 };

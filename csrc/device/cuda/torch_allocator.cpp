@@ -1,5 +1,6 @@
 // Torch's CUDA allocator while a session is open: a forwarding one in front of the caching allocator. Blocks are the
 // caching allocator's own, so that its statistics, record_stream, snapshots and expandable segments stay what they are.
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -55,6 +56,33 @@ Fraction* limited(DeviceIndex device) {
   return &fractions[device];
 }
 
+std::array<std::atomic<size_t>, kMostDevices> allowed{};  // what torch may reserve of each device; 0: all there is
+std::atomic<uint64_t> frees_past_runtime{0};
+std::atomic<bool> observed{false};  // has somebody attached an observer of out-of-memory? There is no way back
+
+void set_fraction(double fraction, DeviceIndex device, size_t total_bytes) {
+  original->setMemoryFraction(fraction, device);
+  allowed[device] = fraction < 1 ? static_cast<size_t>(fraction * static_cast<double>(total_bytes)) : 0;
+  ++frees_past_runtime;
+}
+
+// Before torch throws an OutOfMemoryError it asks NVML who uses the memory. Where NVML does not answer (MIG, vGPU,
+// containers, Jetson), that ends in an internal assertion. It does so before anything has been counted or changed, and
+// lets go of the allocator's lock: asking again is as good as after an OutOfMemoryError.
+bool is_out_of_memory(const c10::Error& error) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error)) return true;
+  const std::string text = error.what_without_backtrace();
+  return text.find("NVML_SUCCESS") != std::string::npos || text.find("Can't find nvml") != std::string::npos;
+}
+
+// In a catch block: as it is, or in torch's words where it is no OutOfMemoryError.
+[[noreturn]] void throw_out_of_memory(const c10::Error& error, size_t bytes) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error)) throw;
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", bytes,
+                   " bytes in a Chameleon Lab session, and nothing more can leave the GPU. (NVML does not answer here, "
+                   "so that torch cannot say who uses the memory.)");
+}
+
 Runtime* runtime_of(DeviceIndex index) { return runtimes[index].load(std::memory_order_acquire); }
 
 bool any_open() {
@@ -71,17 +99,23 @@ void delete_block(void* block) {
     if (runtime && runtime->release(block)) return;
   }
   original->raw_deleter()(block);
+  ++frees_past_runtime;
 }
 
 // Memory that is no storage of ours counts against the same limit: storages leave for it.
 template <class F>
 auto making_way(size_t bytes, F allocate) {
+  constexpr size_t kWorthLooking = 1 << 20;  // below, torch packs many into a segment
+  Runtime* runtime = runtime_of(c10::cuda::current_device());
+  if (runtime && bytes >= kWorthLooking) runtime->make_way_where_refused(bytes);
   for (;;) {
     try {
       return allocate();
-    } catch (const c10::OutOfMemoryError&) {
-      Runtime* runtime = runtime_of(c10::cuda::current_device());
-      if (!runtime || !runtime->make_way(bytes)) throw;
+    } catch (const c10::Error& error) {
+      if (!runtime || !is_out_of_memory(error)) throw;
+      if (runtime->make_way(bytes)) continue;
+      if (!runtime->is_open()) throw;
+      throw_out_of_memory(error, bytes);
     }
   }
 }
@@ -95,6 +129,15 @@ void record_stream(void* data, c10::Device device, c10::cuda::CUDAStream stream)
     throw;
   }
   block.release_context();
+}
+
+void refuse_observers() {
+  TORCH_CHECK(
+      !any_open(),
+      "Chameleon Lab: an observer of out-of-memory would be called wherever a session makes room, and asks for "
+      "Python's lock inside the allocator, which can hang. It cannot be taken off again, so no session starts "
+      "after it either: leave it out of processes that run sessions; where memory does not suffice, a session's "
+      "error names the op and what it needs");
 }
 
 class ForwardingAllocator final : public caching::CUDAAllocator {
@@ -117,7 +160,10 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
     return making_way(bytes, [&] { return original->raw_alloc_with_stream(bytes, stream); });
   }
-  void raw_delete(void* block) override { original->raw_delete(block); }
+  void raw_delete(void* block) override {
+    original->raw_delete(block);
+    ++frees_past_runtime;
+  }
 
   // The original passes over blocks whose deleter is not its own.
   using CUDAAllocator::recordStream;
@@ -147,7 +193,10 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   void init(int devices) override { original->init(devices); }
   void enable(bool on) override { original->enable(on); }
   bool isEnabled() const override { return original->isEnabled(); }
-  void emptyCache(MempoolId_t pool) override { original->emptyCache(pool); }
+  void emptyCache(MempoolId_t pool) override {
+    original->emptyCache(pool);
+    ++frees_past_runtime;
+  }
   double getMemoryFraction(DeviceIndex device) override {
     const std::lock_guard lock(fractions_mutex);
     const Fraction* fraction = limited(device);
@@ -157,7 +206,8 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
     const std::lock_guard lock(fractions_mutex);
     Fraction* before = limited(device);
     const bool possible = fraction <= 1;  // what is not is for torch to refuse
-    original->setMemoryFraction(before && possible ? std::min(fraction, before->ours) : fraction, device);
+    set_fraction(before && possible ? std::min(fraction, before->ours) : fraction, device,
+                 cuda::torch_side::total_bytes(device));
     if (before) before->user = fraction;
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
@@ -196,10 +246,9 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   void setUserMetadata(const std::string& metadata) override { original->setUserMetadata(metadata); }
   std::string getUserMetadata() override { return original->getUserMetadata(); }
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override {
-    TORCH_CHECK(!any_open(),
-                "Chameleon Lab: an observer of out-of-memory would be called wherever a session makes room, and asks "
-                "for Python's lock inside the allocator, which can hang: attach it when no session is open");
+    refuse_observers();
     original->attachOutOfMemoryObserver(std::move(observer));
+    observed = true;
   }
   void attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) override {
     original->attachAllocatorTraceTracker(std::move(tracker));
@@ -221,7 +270,9 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
     return original->getContextForPointer(block);
   }
   void attachOomRejectionObserver(caching::OomRejectionObserver observer) override {
+    refuse_observers();
     original->attachOomRejectionObserver(std::move(observer));
+    observed = true;
   }
 #endif
 #if CHAMELEON_TORCH >= 213
@@ -272,6 +323,11 @@ void install(int index) {
   TORCH_CHECK(!c10::impl::GPUTrace::get_trace(),
               "Chameleon Lab: torch's CUDA sanitizer asks for Python's lock inside the allocator, which can hang a "
               "session: run without TORCH_CUDA_SANITIZER");
+  TORCH_CHECK(
+      !observed,
+      "Chameleon Lab: an observer of out-of-memory is attached in this process, which would be called wherever a "
+      "session makes room, and asks for Python's lock inside the allocator, which can hang. Torch has no way to "
+      "take it off: start the process without torch._C._cuda_attach_out_of_memory_observer");
   if (current != forwarding()) {
     original = current;
     caching::allocator.store(forwarding());
@@ -293,8 +349,66 @@ Stats stats(int index) {
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto stats = original->getDeviceStats(static_cast<DeviceIndex>(index));
   return {static_cast<size_t>(stats.allocated_bytes[kAll].current),
-          static_cast<size_t>(stats.reserved_bytes[kAll].current), static_cast<size_t>(stats.reserved_bytes[kAll].peak),
-          static_cast<size_t>(stats.inactive_split_bytes[kAll].current)};
+          static_cast<size_t>(stats.reserved_bytes[kAll].current),
+          static_cast<size_t>(stats.reserved_bytes[kAll].peak),
+          static_cast<size_t>(stats.inactive_split_bytes[kAll].current),
+          {.retries = stats.num_alloc_retries,
+           .device_allocs = stats.num_device_alloc,
+           .device_frees = stats.num_device_free,
+           .device_syncs = stats.num_sync_all_streams}};
+}
+
+namespace {
+size_t segment_bytes(size_t bytes) {  // as torch's get_allocation_size
+  namespace config = c10::CachingAllocator;
+  if (bytes <= config::kSmallSize) return config::kSmallBuffer;
+  if (bytes < config::kMinLargeAlloc) return config::AcceleratorAllocatorConfig::large_segment_size();
+  return (bytes + config::kRoundLarge - 1) / config::kRoundLarge * config::kRoundLarge;
+}
+}  // namespace
+
+bool expandable_segments() { return c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments(); }
+
+uint64_t frees() { return frees_past_runtime.load(std::memory_order_relaxed); }
+
+// In the words of torch's malloc(): a free block of the stream's pool; else a segment, if the limit allows it beside
+// what is reserved; else the same once all that is free and unsplit has been given back. Streams are not told apart
+// here.
+Outlook outlook(int index, size_t bytes, size_t ceiling_bytes) {
+  using c10::CachingAllocator::StatType;
+  const auto device = static_cast<DeviceIndex>(index);
+  const auto stats = original->getDeviceStats(device);
+  const auto current = [](const auto& stat, StatType type) {
+    return static_cast<size_t>(std::max<int64_t>(stat[static_cast<size_t>(type)].current, 0));
+  };
+  const size_t allowed_bytes = allowed[index];
+  const size_t limit = std::min(allowed_bytes > 0 ? allowed_bytes : SIZE_MAX, ceiling_bytes);
+  const size_t taken = segment_bytes(bytes);
+  const size_t reserved = current(stats.reserved_bytes, StatType::AGGREGATE);
+  const size_t active = current(stats.active_bytes, StatType::AGGREGATE);
+  const size_t allocated = current(stats.allocated_bytes, StatType::AGGREGATE);
+  const size_t split = current(stats.inactive_split_bytes, StatType::AGGREGATE);
+  const auto sum_fits = [limit, taken](size_t held) { return held <= limit && taken <= limit - held; };
+  Outlook found{Source::AtHand, false, 0, 0, stats.num_alloc_retries};
+  if (sum_fits(reserved)) return found;
+  const bool small = bytes <= c10::CachingAllocator::kSmallSize;
+  const StatType pool = small ? StatType::SMALL_POOL : StatType::LARGE_POOL;
+  const size_t free_bytes = current(stats.reserved_bytes, pool) -
+                            std::min(current(stats.reserved_bytes, pool), current(stats.active_bytes, pool));
+  if (small) {  // torch tells the largest of all pools alone; among so many pieces one is as large as the mean
+    found.cached = free_bytes / std::max<size_t>(current(stats.inactive_split, pool), 1) >= bytes;
+  } else if (free_bytes >= bytes) {
+    size_t largest = 1;  // not 0: torch would begin with what the GPU has left
+    original->cacheInfo(device, &largest);
+    found.cached = largest >= bytes;
+  }
+  // What other streams still use is waited for, and then goes back as well.
+  const size_t held = active > allocated ? allocated : active + split;
+  const size_t rounding = taken - std::min(taken, bytes);
+  found.source = found.cached ? Source::AtHand : sum_fits(held) ? Source::Flush : Source::None;
+  found.useless_bytes = split + rounding;
+  found.flushed_bytes = reserved - std::min(reserved, active) + rounding;
+  return found;
 }
 
 void limit(int index, size_t bytes) {
@@ -302,13 +416,14 @@ void limit(int index, size_t bytes) {
   const std::lock_guard lock(fractions_mutex);
   Fraction& fraction = fractions[index];
   if (bytes == SIZE_MAX) {
-    if (fraction.user) original->setMemoryFraction(*fraction.user, device);
+    if (fraction.user) set_fraction(*fraction.user, device, total_bytes(index));
     fraction.user.reset();
     return;
   }
   if (!fraction.user) fraction.user = original->getMemoryFraction(device);
-  fraction.ours = std::min(1.0, static_cast<double>(bytes) / static_cast<double>(total_bytes(index)));
-  original->setMemoryFraction(std::min(*fraction.user, fraction.ours), device);
+  const size_t total = total_bytes(index);
+  fraction.ours = std::min(1.0, static_cast<double>(bytes) / static_cast<double>(total));
+  set_fraction(std::min(*fraction.user, fraction.ours), device, total);
 }
 
 cudaStream_t current_stream(int index) {
@@ -319,8 +434,9 @@ void* allocate(int index, size_t bytes, cudaStream_t stream, bool may_fail) {
   const Guard guard(index);
   try {
     return original->raw_alloc_with_stream(bytes, stream);
-  } catch (const c10::OutOfMemoryError&) {
-    if (!may_fail) throw;
+  } catch (const c10::Error& error) {
+    if (!is_out_of_memory(error)) throw;
+    if (!may_fail) throw_out_of_memory(error, bytes);
     return nullptr;
   }
 }

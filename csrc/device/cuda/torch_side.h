@@ -7,6 +7,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
+
+#include "device/device.h"
 
 namespace chameleon::cuda::torch_side {
 
@@ -14,7 +17,23 @@ struct Stats {
   size_t allocated_bytes;  // blocks that are in use, by anybody
   size_t reserved_bytes;   // taken from the GPU
   size_t peak_reserved_bytes;
-  size_t split_bytes;  // free parts of segments whose rest is in use
+  size_t split_bytes;      // free parts of segments whose rest is in use
+  AllocatorEvents events;  // as far as torch counts them
+};
+
+// Where memory for a block would come from.
+enum class Source : uint8_t {
+  AtHand,  // what is kept for reuse, or the GPU, under the limit
+  Flush,   // all that is kept for reuse has to go back to the GPU first, which waits for it
+  None,
+};
+
+struct Outlook {
+  Source source;
+  bool cached;           // at hand, and under the limit only as it is kept for reuse: a guess, by sizes alone
+  size_t useless_bytes;  // free, and yet not for this block: in pieces, or lost by rounding
+  size_t flushed_bytes;  // and what is kept in other sizes
+  int64_t retries;       // as torch counts them
 };
 
 // Puts a forwarding allocator in front of torch's, once; it asks the runtime of each device that was installed. Raises
@@ -25,6 +44,10 @@ c10::Device device(int index);  // of the tensors
 size_t total_bytes(int index);
 Stats stats(int index);
 void limit(int index, size_t bytes);  // what may be reserved; SIZE_MAX: what it was before
+// What would come of asking for a block. `ceiling_bytes`: that more cannot be reserved in all.
+Outlook outlook(int index, size_t bytes, size_t ceiling_bytes);
+uint64_t frees();            // how often memory has gone back to torch past the runtime, or the limit has changed
+bool expandable_segments();  // are they in force?
 cudaStream_t current_stream(int index);
 
 // A block that belongs to the stream; nullptr where there is none, if that may be.

@@ -1,5 +1,5 @@
 // What the CUDA device's allocator needs of libc10_cuda, for tests: two GPUs whose memory is host memory, and torch's
-// caching allocator in short: segments in its sizes, blocks cut from them, a fraction of the GPU that it may take.
+// caching allocator (segments.h), of which a fraction of the GPU may be taken.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,17 @@ constexpr int kDevices = 2;
 
 struct Figures {
   size_t allocated_bytes, reserved_bytes, held_segment_bytes;  // of segments with a block that nobody can move
+  size_t expandable_bytes;
   size_t total_bytes;
   double fraction;
-  long recorded_streams, out_of_memory, observers, pools;
+  long recorded_streams, out_of_memory, retries, device_allocs, device_frees, synchronizations, observers, pools;
 };
 
 Figures figures(int device);
 void set_total_bytes(int device, size_t bytes);
-void hold(void* block, bool held);   // nobody can move it: counts for held_segment_bytes
-size_t segment_bytes(size_t bytes);  // what a block of so many bytes takes from the GPU if nothing is cached
+void set_others_bytes(int device, size_t bytes);  // taken by other processes
+void hold(void* block, bool held);                // nobody can move it: counts for held_segment_bytes
+void set_nvml(bool works);  // false: torch's out-of-memory path ends in an assertion, as where NVML is restricted
 
 // What install() looks at.
 void set_name(const std::string& name);

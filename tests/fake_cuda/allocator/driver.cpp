@@ -16,6 +16,7 @@
 #include "c10_cuda.h"
 #include "fake.h"
 #include "runtime.h"
+#include "segments.h"
 
 namespace py = pybind11;
 
@@ -117,6 +118,7 @@ PYBIND11_MODULE(_fake_allocator, m) {
   m.def("install", [] {
     const py::module_ cuda = py::module_::import("torch.cuda");
     for (const char* name : {"init", "_lazy_init"}) cuda.attr(name) = py::cpp_function([] {});
+    cuda.attr("get_device_name") = py::cpp_function([](const py::object&) { return "a fake GPU"; });
   });
   m.def("figures", [](int device) {
     const gpu::Figures f = gpu::figures(device);
@@ -124,15 +126,22 @@ PYBIND11_MODULE(_fake_allocator, m) {
     d["allocated_bytes"] = f.allocated_bytes;
     d["reserved_bytes"] = f.reserved_bytes;
     d["held_segment_bytes"] = f.held_segment_bytes;
+    d["expandable_bytes"] = f.expandable_bytes;
     d["fraction"] = f.fraction;
     d["recorded_streams"] = f.recorded_streams;
     d["out_of_memory"] = f.out_of_memory;
+    d["retries"] = f.retries;
+    d["device_allocs"] = f.device_allocs;
+    d["device_frees"] = f.device_frees;
+    d["synchronizations"] = f.synchronizations;
     d["observers"] = f.observers;
     d["pools"] = f.pools;
     return d;
   });
   m.def("segment_bytes", &gpu::segment_bytes);
   m.def("set_total_bytes", &gpu::set_total_bytes);
+  m.def("set_others_bytes", &gpu::set_others_bytes);
+  m.def("set_nvml", &gpu::set_nvml);
   m.def("set_fraction",
         [](int device, double fraction) { caching::setMemoryFraction(fraction, static_cast<int8_t>(device)); });
   m.def("fraction", [](int device) { return caching::getMemoryFraction(static_cast<int8_t>(device)); });
