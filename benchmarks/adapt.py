@@ -266,7 +266,7 @@ class Scenario:
 
     def _session(self, capacity: int) -> cl.Session:
         # Of a tiny model hardly a storage would be big enough to leave.
-        return cl.Session(capacity, link=LINK, min_swap="2KiB" if self.tiny else "16KiB")
+        return cl.Session(capacity, device="cpu", link=LINK, min_swap="2KiB" if self.tiny else "16KiB")
 
     def _run(self, trainer: Trainer, session: cl.Session | None) -> Pass:
         torch.manual_seed(measure.SEED)  # dropout

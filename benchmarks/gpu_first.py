@@ -23,7 +23,7 @@ STEPS = 6
 SMALL = Shape(256, 4, 4, 1024, 6, 4096)
 BATCHES = {True: (8, 256), False: (4, 32)}
 _PROBE_FRACTION = 0.02
-_PROBE_TIMEOUT_S = 60
+_PROBE_TIMEOUT_S = 40
 
 
 def _losses(gpu: Gpu, shape: Shape, session: cl.Session | None) -> tuple[list[str], list[torch.Tensor]]:
@@ -85,10 +85,13 @@ def out_of_memory(gpu: Gpu) -> dict[str, Any]:
     """
     if not gpu.real:
         return {"why": "it needs a GPU"}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_first", "--probe"],
-        capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.gpu_first", "--probe"],
+            capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"why": f"the probe did not end within {_PROBE_TIMEOUT_S} s"}
     try:
         return json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):

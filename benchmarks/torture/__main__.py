@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
@@ -40,6 +41,9 @@ _BEGIN, _END = "<!-- begin: python -m benchmarks.torture -->", "<!-- end -->"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print, write."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = (
+        ""  # else sessions would take a GPU, and all that is tried is on the CPU
+    )
     parser = argparse.ArgumentParser(
         "python -m benchmarks.torture", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
