@@ -26,6 +26,10 @@ class TraceError(ChameleonError, ValueError):
     """A trace file that cannot be read: truncated, of another version, or no trace at all."""
 
 
+class CutFileError(TraceError):
+    """A trace file that ends before its end: cut while it was copied or written."""
+
+
 class BelowFloorError(torch.OutOfMemoryError):
     """The capacity is below what a single op needs at once, so that no policy can run the step in it."""
 

@@ -76,7 +76,7 @@ def _dispatch(sources: Sources, request: Request) -> tuple[dict[str, Any], list[
         case "range":
             return views.summarise(scene, p.axis, p.start, p.end), []
         case "seek":
-            return views.seek(scene, p.axis, p.at, p.direction, p.what), []
+            return views.seek(scene, p.axis, p.at, p.direction, p.what, p.query), []
         case "box":
             return box.inside(scene, p.axis, p.start, p.end, p.low, p.high, p.rows), []
         case "search":

@@ -121,12 +121,13 @@ class Range(SceneOf):
 
 @dataclass(frozen=True)
 class Seek(SceneOf):
-    """The stall or peak after (``direction`` 1) or before (-1) a position of the axis."""
+    """The stall, peak or op that a query fits after (``direction`` 1) or before (-1) a position of the axis."""
 
     axis: str
     at: float
     direction: int
     what: str = "stall"
+    query: str = ""
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ _CHOICES = {
     "direction": (-1, 1),
     "change": ("add", "set", "replace", "remove", "undo", "redo", "discard"),
     "sort": ("name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "replay_s", "by"),
-    "what": ("stall", "peak"),
+    "what": ("stall", "peak", "op"),
 }
 _LIMITS = {"width": (1, 16384), "height": (1, 16384), "first_row": (0, 2**31), "count": (1, MAX_ROWS)}
 _MAX_TEXT = {"query": 400, "path": 4096, "source": 4200, "storage": 2000}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
-from ..errors import PolicyError, SessionError, TraceError
+from ..errors import CutFileError, PolicyError, SessionError, TraceError
 from ..policy import Policy
 from ..session import Session, current_session
 from ..trace import StepTrace, Trace
@@ -98,8 +99,13 @@ class Sources:
             if path.endswith(".json"):
                 return self._open_policy(path)
             trace = Trace.load(path)
+        except FileNotFoundError:
+            here = f"The kernel looks from {Path.cwd()}."
+            raise ProtocolError("no_file", f"{path}: nothing is there", here) from None
         except OSError as error:
             raise ProtocolError("bad_file", f"{path}: {error.strerror or error}", "Check the path.") from None
+        except CutFileError as error:
+            raise ProtocolError("cut_file", str(error)) from None
         except (TraceError, PolicyError, ImportError) as error:
             raise ProtocolError("bad_file", str(error)) from None
         if not any(len(step.ops) for step in trace.steps):

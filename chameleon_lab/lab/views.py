@@ -12,7 +12,7 @@ from ..trace.overlap import hidden_share
 from .blocks import rasterise
 from .lod import Bars, steps_between
 from .protocol import MAX_REPLY_BYTES, ProtocolError
-from .query import fits_text, parse_query
+from .query import Query, fits_text, parse_query
 from .scene import BANDS, Scene
 
 if TYPE_CHECKING:
@@ -567,12 +567,24 @@ def summarise(scene: Scene, axis: str, start: float, end: float) -> dict[str, An
     }
 
 
-def seek(scene: Scene, axis: str, at: float, direction: int, what: str = "stall") -> dict[str, Any]:
-    """The next or previous stall or peak from a position, in turn; round at the ends.
+def seek(
+    scene: Scene, axis: str, at: float, direction: int, what: str = "stall", query: str = ""
+) -> dict[str, Any]:
+    """The next or previous stall, peak or op that a query fits, from a position, in turn; round at the ends.
 
-    Of ``"stall"`` and ``"peak"`` the one that is not asked for is None, and both are where there is none.
+    Of ``"stall"``, ``"peak"`` and ``"op"`` those that are not asked for are None, and all are where there is none.
+    Raises ProtocolError with the code ``query`` if the query cannot be read.
     """
-    if what == "peak":
+    if what == "op":
+        ops = _ops_found(scene, query)
+        middle = (
+            (scene.x_of_op(axis, ops) + scene.x_of_op(axis, ops + 1)) / 2
+            if axis == "op"
+            else ((scene.op_start_s + scene.op_end_s)[ops] / 2)
+        )
+        order = np.argsort(middle, kind="stable")
+        middle = middle[order]
+    elif what == "peak":
         middle = scene.x_of_op(axis, scene.peaks)
         order = np.arange(len(middle))
     else:
@@ -582,15 +594,17 @@ def seek(scene: Scene, axis: str, at: float, direction: int, what: str = "stall"
         middle = middle[order]
     count = len(middle)
     if not count:
-        return {"stall": None, "peak": None, "number": 0, "count": 0}
+        return {"stall": None, "peak": None, "op": None, "number": 0, "count": 0}
     # A hair's breadth, so that what one stands on is not found again.
     hair = scene.length(axis) * 1e-9
     if direction > 0:
         position = int(np.searchsorted(middle, at + hair, side="right")) % count
     else:
         position = (int(np.searchsorted(middle, at - hair, side="left")) - 1) % count
-    found: dict[str, Any] = {"stall": None, "peak": None, "number": position + 1, "count": count}
-    if what == "peak":
+    found: dict[str, Any] = {"stall": None, "peak": None, "op": None, "number": position + 1, "count": count}
+    if what == "op":
+        found["op"] = op_facts(scene, axis, int(ops[order[position]]))
+    elif what == "peak":
         op = int(scene.peaks[position])
         resident = scene.steps[int(scene.op_step[op])].ops.resident_peak_bytes
         local = op - int(scene.first_op[scene.op_step[op]])
@@ -609,20 +623,12 @@ def search(scene: Scene, axis: str, text: str) -> dict[str, Any]:
 
     Raises ProtocolError with the code ``query`` if it cannot be read.
     """
-    try:
-        query = parse_query(text)
-    except ValueError as error:
-        raise ProtocolError("query", str(error), "Such as: layer.3 attn >4MiB stage:backward") from None
-    storages = _find_storages(scene, query)
+    storages = _find_storages(scene, _read_query(text))
     # A storage shows once, with its newest row.
     newest: dict[int, int] = {int(scene.storage_uid[row]): row for row in storages.tolist()}
     rows = np.fromiter(newest.values(), dtype=np.int64, count=len(newest))
     rows = rows[np.argsort(-scene.storage_bytes[rows], kind="stable")]
-    ops = (
-        np.empty(0, dtype=np.int64)
-        if query.asks_storages_alone or not text.split()
-        else _find_ops(scene, query)
-    )
+    ops = _ops_found(scene, text)
     life = _life_summary(scene, axis, rows[:_MOST_ROWS])
     marks = (
         ops[np.linspace(0, len(ops) - 1, min(len(ops), _MOST_MARKS)).astype(np.int64)] if len(ops) else ops
@@ -640,6 +646,21 @@ def search(scene: Scene, axis: str, text: str) -> dict[str, Any]:
         "marks": scene.x_of_op(axis, marks).tolist(),
         **_find_replays(scene, axis, storages),
     }
+
+
+def _read_query(text: str) -> Query:
+    try:
+        return parse_query(text)
+    except ValueError as error:
+        raise ProtocolError("query", str(error), "Such as: layer.3 attn >4MiB stage:backward") from None
+
+
+def _ops_found(scene: Scene, text: str) -> np.ndarray:
+    """int64, ascending: the ops that a search text fits. None, where it is empty or speaks of storages alone."""
+    query = _read_query(text)
+    if query.asks_storages_alone or not text.split():
+        return np.empty(0, dtype=np.int64)
+    return _find_ops(scene, query)
 
 
 def _find_replays(scene: Scene, axis: str, storages: np.ndarray) -> dict[str, Any]:

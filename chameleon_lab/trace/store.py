@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from ..errors import TraceError
+from ..errors import CutFileError, TraceError
 from ..files import misnomer, oddity, shown
 from ..progress import bar, tick
 from .check import check_step
@@ -44,6 +44,9 @@ VERSION = 5
 """Version of the trace file that this package writes, and the newest that it reads."""
 
 _KEY = b"chameleon_lab.trace"
+
+_MARK = b"PAR1"
+"""What a Parquet file begins and ends with."""
 
 _MOST_VALUES = 1 << 28
 _MOST_BYTES = 1 << 31
@@ -289,9 +292,27 @@ def _whole(pa: Any, path: str | os.PathLike[str]) -> Iterator[None]:
     except TraceError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise TraceError(
-            f"{path}: truncated, or no Parquet file ({error}); save the trace again, or record it anew"
-        ) from error
+        raise _unread(path, error) from error
+
+
+def _unread(path: str | os.PathLike[str], error: Exception) -> TraceError:
+    """Why a file does not read as Parquet, by the marks that such a file has at both of its ends."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        begins = _MARK.startswith(file.read(len(_MARK)))
+        file.seek(max(0, size - len(_MARK)))
+        ends = file.read() == _MARK and size > 2 * len(_MARK)
+    if not size:
+        return CutFileError(f"{path}: the file is empty; save the trace again")
+    if not begins:
+        return TraceError(f"{path}: this is no Parquet file; give a file that Trace.save wrote")
+    if not ends:
+        return CutFileError(
+            f"{path}: truncated: it begins as a trace, and of its {size} bytes the last ones, which say where all "
+            "else is, are missing; copy it again, or save the trace again"
+        )
+    return TraceError(f"{path}: damaged ({error}); save the trace again, or record it anew")
 
 
 def _import_pyarrow() -> Any:

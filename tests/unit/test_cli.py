@@ -247,7 +247,11 @@ def test_the_html_report_escapes_names(trace, chameleon):
             4,
             "gone.parquet: No such file or directory: check the path",
         ),
-        (["plan", "text", "--capacity", "60%"], 4, "text: truncated, or no Parquet file"),
+        (
+            ["plan", "text", "--capacity", "60%"],
+            4,
+            "text: this is no Parquet file; give a file that Trace.save wrote",
+        ),
         (["plan", "empty.parquet", "--capacity", "60%"], 4, "empty.parquet: the trace holds no step"),
         (["plan", "recorded.parquet", "--capacity", "60%"], 2, "give one, such as --link 8GiB/s"),
         (["simulate", "t.parquet", "text"], 4, "text, line 1"),

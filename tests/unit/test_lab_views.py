@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -308,6 +309,30 @@ def test_a_trace_file_is_opened_drawn_and_closed(tmp_path):
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(path.read_bytes()[:-200])
     error = ask("open", path=str(broken))
-    assert error["code"] == "bad_file"
+    assert error["code"] == "cut_file"
     assert "truncated" in error["message"]
-    assert ask("open", path=str(tmp_path / "none.parquet"))["code"] == "bad_file"
+    error = ask("open", path=str(tmp_path / "none.parquet"))
+    assert error["code"] == "no_file" and "none.parquet: nothing is there" in error["message"]
+    assert str(Path.cwd()) in error["hint"]
+    (tmp_path / "notes.txt").write_text("no trace")
+    error = ask("open", path=str(tmp_path / "notes.txt"))
+    assert error["code"] == "bad_file" and "no Parquet file" in error["message"]
+
+
+@pytest.mark.parametrize("axis", ["op", "time"])
+def test_ops_that_a_search_found_are_walked_in_turn(scene, axis):
+    found = views.search(scene, axis, "gelu_backward")
+    assert found["op_count"] == 4
+    at, rows = -1.0, []
+    for number in (1, 2, 3, 4, 1):
+        step = views.seek(scene, axis, at, 1, "op", "gelu_backward")
+        assert (step["number"], step["count"]) == (number, 4)
+        assert step["stall"] is None and step["peak"] is None
+        at = (step["op"]["x0"] + step["op"]["x1"]) / 2
+        rows.append(step["op"]["row"])
+    assert rows == [*(op["row"] for op in found["ops"]), found["ops"][0]["row"]]
+    back = views.seek(scene, axis, at, -1, "op", "gelu_backward")
+    assert (back["number"], back["op"]["row"]) == (4, rows[3])
+    assert views.seek(scene, axis, 0.0, 1, "op", "no such op")["op"] is None
+    with pytest.raises(ProtocolError, match="is not a size"):
+        views.seek(scene, axis, 0.0, 1, "op", ">lots")

@@ -170,7 +170,7 @@ def test_policies_and_traces_are_saved_after_the_end_and_loaded(cells, tmp_path)
         ("load no.json", "no.json: No such file or directory. Check the path"),
         ("load no.parquet", "no.parquet: No such file or directory. Check the path"),
         ("load bad.json", "bad.json, line 1 column 2: truncated, or not JSON"),
-        ("load bad.parquet", "bad.parquet: truncated, or no Parquet file"),
+        ("load bad.parquet", "bad.parquet: truncated: it begins as a trace"),
         ("load newer.json", "newer.json: it is of policy version 99"),
         ("start --capacity 1MiB --policy no.json", "no.json: No such file or directory. Check the path"),
         ("start --policy bad.json", "%chameleon start: a policy needs a capacity to hold to. Add --capacity"),

@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 import pytest
 from synthetic import gpt_step, random_step
 
-from chameleon_lab.errors import TraceError
+from chameleon_lab.errors import CutFileError, TraceError
 from chameleon_lab.trace import Declined, Makings, Replays, Stalls, StepTrace, Trace, Transfers, store
 from chameleon_lab.trace.parquet_footer import stated_size
 
@@ -136,10 +136,26 @@ def test_truncated_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
     data = path.read_bytes()
-    for length in (0, 3, len(data) // 2, len(data) - 1):
+    for length in (3, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:length])
-        with pytest.raises(TraceError, match=r"run\.parquet: truncated, or no Parquet file"):
+        with pytest.raises(
+            CutFileError, match=rf"run\.parquet: truncated: .* of its {length} bytes the last"
+        ):
             store.load(path)
+    path.write_bytes(b"")
+    with pytest.raises(CutFileError, match=r"run\.parquet: the file is empty"):
+        store.load(path)
+
+
+def test_what_is_whole_and_no_trace_is_not_called_truncated(tmp_path: Path) -> None:
+    path = tmp_path / "notes.parquet"
+    path.write_text("what I saw")
+    with pytest.raises(TraceError, match=r"notes\.parquet: this is no Parquet file") as caught:
+        store.load(path)
+    assert not isinstance(caught.value, CutFileError)
+    path.write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(TraceError, match=r"notes\.parquet: damaged"):
+        store.load(path)
 
 
 def test_the_footer_says_what_pyarrow_reads_in_it(tmp_path: Path) -> None:
