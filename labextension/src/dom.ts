@@ -1,5 +1,7 @@
 // Elements, in few words.
 
+import { splitName } from './words';
+
 type Child = Node | string | null | undefined | false;
 
 /** An element with attributes and children; `class` and `text` are attributes like the others. */
@@ -24,6 +26,22 @@ export function h<K extends keyof HTMLElementTagNameMap>(
     }
   }
   return element;
+}
+
+/** A name that keeps its end where it is cut: there is the number that tells it from its neighbours. */
+export function named(name: string, mark?: Node, whole = name): HTMLElement {
+  const [start, end] = splitName(name);
+  return h(
+    'span',
+    { class: 'cl-named', title: whole },
+    mark,
+    h(
+      'span',
+      { class: 'cl-parts' },
+      h('span', { class: 'cl-start' }, start),
+      end && h('span', { class: 'cl-end' }, h('bdi', {}, end))
+    )
+  );
 }
 
 /** A square of a category's colour. */

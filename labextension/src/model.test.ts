@@ -2,7 +2,7 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 
 import type { KernelClient } from './client';
 import { LabModel } from './model';
-import { type IStatus, type ISteps, type IStorage, LabError } from './protocol';
+import { type IOp, type IStatus, type ISteps, type IStorage, LabError } from './protocol';
 
 vi.mock('./timeline/tables', () => ({ readView: () => ({ start: 0, end: 1, exact: true }) }));
 
@@ -12,6 +12,8 @@ const FILE = 'file:run.parquet';
 /** A kernel whose session has made this many steps, with one whole trace file at hand. */
 class FakeKernel {
   stepCount = 1;
+  session = SESSION;
+  found = 3;
   /** What happens while the kernel looks a storage up. */
   beforeStorage: (() => Promise<void>) | undefined;
   draftLength = 2;
@@ -27,14 +29,18 @@ class FakeKernel {
   get status(): IStatus {
     const entry = (index: number) => ({ index, stage: 'stable' });
     return {
-      session: { source: SESSION, steps: [entry(this.stepCount)] },
+      session: { source: this.session, steps: this.stepCount ? [entry(this.stepCount)] : [] },
       files: this._opened ? [{ source: FILE, path: 'run.parquet', steps: [entry(0)] }] : []
     } as unknown as IStatus;
   }
 
   async request(method: string, params: object): Promise<object> {
     if (method === 'open') {
-      if ((params as { path: string }).path !== 'run.parquet') {
+      const { path } = params as { path: string };
+      if (path === 'good.json') {
+        return { result: { source: `policy:${path}` } };
+      }
+      if (path !== 'run.parquet') {
         throw new LabError('trace', 'half.parquet is truncated.');
       }
       this._opened = true;
@@ -53,6 +59,21 @@ class FakeKernel {
     }
     if (method === 'search' && this.hold) {
       return new Promise(() => undefined);
+    }
+    if (method === 'point') {
+      const { row } = params as { row: number };
+      const touches = { count: 1, bytes: 1, storages: [{ uid: 50 + row }] };
+      return { result: { op: { row, x0: row / 10, x1: row / 10 + 0.05, touches } } };
+    }
+    if (method === 'seek') {
+      const { at, direction } = params as { at: number; direction: number };
+      const rows = Array.from({ length: this.found }, (_, i) => i * 3);
+      const middle = (row: number) => row / 10 + 0.025;
+      const next = rows.filter(row => (middle(row) - at) * direction > 1e-9);
+      const all = next.length ? next : rows;
+      const row = direction > 0 ? all[0] : all[all.length - 1];
+      const op = { row, x0: row / 10, x1: row / 10 + 0.05 };
+      return { result: { op, number: rows.indexOf(row) + 1, count: this.found } };
     }
     const ofDraft = String((params as ISteps).source).startsWith('draft:');
     if (ofDraft && this.noDraft) {
@@ -119,6 +140,79 @@ test('a step that was about to be drawn does not take the place of an opened fil
   kernel.step();
   await vi.advanceTimersByTimeAsync(5000);
   expect(drawn().source).toBe(FILE);
+});
+
+test('following goes on when a new session starts after a file was opened', async () => {
+  await model.openFile('run.parquet');
+  expect(model.follow).toBe(false);
+  kernel.session = 'session:2';
+  kernel.stepCount = 0; // it has begun, and no step has ended
+  kernel.onEvent('status', kernel.status);
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(drawn().source).toBe(FILE);
+  kernel.step();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(drawn()).toMatchObject({ source: 'session:2', last: 1 });
+  expect(model.follow).toBe(true);
+  kernel.step();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(drawn().last).toBe(2);
+});
+
+test('and when the kernel has begun anew', async () => {
+  await model.openFile('run.parquet');
+  const next = new FakeKernel();
+  model.connect(null);
+  model.connect(next as unknown as KernelClient);
+  await vi.advanceTimersByTimeAsync(5000);
+  next.step();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(drawn()).toMatchObject({ source: SESSION, last: 2 });
+});
+
+test('who has turned following off is left alone', async () => {
+  model.setFollow(false);
+  kernel.session = 'session:2';
+  await model.openFile('run.parquet');
+  kernel.step();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(drawn().source).toBe(FILE);
+});
+
+test('a found op is selected, and the next and the one before are counted', async () => {
+  await model.search('gelu');
+  await model.seekFound(1);
+  expect([model.foundNumber, model.op?.row, model.selected?.uid]).toEqual([1, 0, 50]);
+  await model.seekFound(1);
+  expect([model.foundNumber, model.op?.row, model.selected?.uid]).toEqual([2, 3, 53]);
+  await model.seekFound(-1);
+  await model.seekFound(-1);
+  expect([model.foundNumber, model.op?.row]).toEqual([3, 6]); // round at the ends
+  expect(model.shown.start).toBeLessThanOrEqual(0.6);
+  expect(model.shown.end).toBeGreaterThanOrEqual(0.65);
+  await model.search('mm');
+  expect(model.foundNumber).toBe(0);
+});
+
+test('keys pressed quickly walk the ops found one by one', async () => {
+  await model.search('gelu');
+  await Promise.all([model.seekFound(1), model.seekFound(1), model.seekFound(1)]);
+  expect(model.foundNumber).toBe(3);
+  await Promise.all([model.seekFound(-1), model.seekFound(-1)]);
+  expect([model.foundNumber, model.op?.row]).toEqual([1, 0]);
+});
+
+test('an op of a row is selected as one in the drawing is', async () => {
+  await model.showOp({ row: 4, x0: 0.4, x1: 0.45 } as IOp, 5);
+  expect([model.foundNumber, model.op?.row, model.selected?.uid]).toEqual([5, 4, 54]);
+  expect(model.cursor).toBeCloseTo(0.425);
+});
+
+test('an error goes with the next file that can be read, also where it is a policy', async () => {
+  await model.openFile('half.parquet');
+  expect(model.error?.message).toContain('truncated');
+  await model.openFile('good.json');
+  expect(model.error).toBeNull();
 });
 
 test('what is selected while other steps come to be drawn is selected there', async () => {

@@ -10,6 +10,7 @@ import {
   type IBoxed,
   type IHello,
   type IMethods,
+  type IOp,
   type IPoint,
   type IScene,
   type ISearch,
@@ -49,7 +50,7 @@ export class LabModel {
   constructor(preferences: IPreferences) {
     this.axis = preferences.axis;
     this.rows = preferences.rows;
-    this.follow = preferences.follow;
+    this.follow = this._wish = preferences.follow;
   }
 
   hello: IHello | null = null;
@@ -69,6 +70,8 @@ export class LabModel {
   cursor: number | null = null;
   selected: IStorageDetail | null = null;
   found: ISearch | null = null;
+  /** Which of the ops found is selected, from 1; 0: none. */
+  foundNumber = 0;
   query = '';
   summary: ISummary | null = null;
   brush: IStretch | null = null;
@@ -129,6 +132,8 @@ export class LabModel {
   connect(client: KernelClient | null, hello?: IHello | LabError): void {
     this._client = client;
     this._generation++;
+    this._session = null;
+    this.follow = this._wish;
     this.hello = null;
     this.status = null;
     this._drop();
@@ -169,6 +174,7 @@ export class LabModel {
     this.error = null;
     this.stallNumber = 0;
     this.peakNumber = 0;
+    this.foundNumber = 0;
   }
 
   private _heard(status: IStatus): void {
@@ -177,6 +183,17 @@ export class LabModel {
     const session = status.session?.source;
     const drawn = this.steps;
     const lost = drawn !== null && !this._knows(drawn.source);
+    if (session && session !== this._session) {
+      // A session that begins is what the person looks at next; an opened file or an older step had stopped that.
+      this._resumes = this._session !== null || this._heardOnce;
+      this._session = session;
+    }
+    this._heardOnce = true;
+    const resumed = this._resumes && this._wish && newest !== undefined;
+    if (resumed && !this._choosing) {
+      this._resumes = false;
+      this.follow = true;
+    }
     if (this._choosing) {
       // What the person chose is on its way, and comes first.
     } else if (
@@ -184,9 +201,10 @@ export class LabModel {
       session &&
       (drawn === null ||
         lost ||
+        resumed ||
         (this.follow && drawn.source === session && this.drawn === 'measured'))
     ) {
-      if (!drawn || lost || drawn.last !== newest.index) {
+      if (!drawn || lost || drawn.source !== session || drawn.last !== newest.index) {
         this._followLater({ source: session, first: newest.index, last: newest.index });
       }
     } else if (lost) {
@@ -283,6 +301,7 @@ export class LabModel {
       this.op = null;
       this.stallNumber = 0;
       this.peakNumber = 0;
+      this.foundNumber = 0;
       const scaled = switched ? 1 : before ? length / before : null;
       const share = sameSource ? scaled : null;
       this.shown =
@@ -356,7 +375,7 @@ export class LabModel {
   }
 
   setFollow(follow: boolean): void {
-    this.follow = follow;
+    this.follow = this._wish = follow;
     if (this.status) {
       this._heard(this.status);
     }
@@ -399,6 +418,7 @@ export class LabModel {
     }
     return this._ask(async () => {
       const { source } = (await client.request('open', { path })).result;
+      this.error = null; // of the file before
       this.status = (await client.request('status', {})).result;
       await this.choose(source);
       this._emit('side');
@@ -521,6 +541,9 @@ export class LabModel {
   }
 
   async search(query: string): Promise<void> {
+    if (query !== this.query) {
+      this.foundNumber = 0;
+    }
     this.query = query;
     const turn = ++this._searching;
     const drawn = this.steps;
@@ -571,6 +594,42 @@ export class LabModel {
         }
       });
     }
+  }
+
+  /** Select an op and the first storage that it touches, as a click on it does, and bring it into sight. */
+  async showOp({ row, x0, x1 }: Pick<IOp, 'row' | 'x0' | 'x1'>, number = 0): Promise<void> {
+    const span = Math.max((x1 - x0) * 20, this.length / 200);
+    const [start, end] = [this.shown.start, this.shown.end];
+    if (end - start > 2 * span || x0 < start || x1 > end) {
+      this.look({ start: (x0 + x1) / 2 - span / 2, end: (x0 + x1) / 2 + span / 2 });
+    }
+    this.cursor = this._foundAt = (x0 + x1) / 2;
+    this.foundNumber = number;
+    const op = (await this.point('ops', row))?.op ?? null;
+    this.tell(op);
+    const storage = op?.touches.storages[0];
+    if (storage) {
+      await this.select(storage.uid);
+    }
+  }
+
+  /** Go to the next op that the search found, or to the one before; round at the ends. */
+  seekFound(direction: -1 | 1): Promise<void> {
+    // One after the other: each goes on from where the one before has led.
+    this._walk = this._walk.then(() => this._seekFound(direction));
+    return this._walk;
+  }
+
+  private async _seekFound(direction: -1 | 1): Promise<void> {
+    await this._onScene(async (client, steps) => {
+      const at = this.foundNumber ? this._foundAt : direction > 0 ? -1e-9 : this.length;
+      const params = { ...steps, axis: this.axis, at, direction, what: 'op' as const };
+      const { op, number } = (await client.request('seek', { ...params, query: this.query }))
+        .result;
+      if (op) {
+        await this.showOp(op, number);
+      }
+    });
   }
 
   /** Tell of an op beside what is selected, or forget it. */
@@ -711,6 +770,15 @@ export class LabModel {
   private _searching = 0;
   private _foundIn: ISteps | null = null;
   private _choosing = 0;
+  private _walk: Promise<void> = Promise.resolve();
+  /** Where on the axis the op found last is. */
+  private _foundAt = 0;
+  /** Whether the person wants the newest step, also while something else is drawn. */
+  private _wish: boolean;
+  /** The session heard of last. */
+  private _session: string | null = null;
+  private _heardOnce = false;
+  private _resumes = false;
   private _failedFollowing = false;
   private _next: ISteps | null = null;
   private _followedAt = 0;

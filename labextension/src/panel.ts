@@ -21,7 +21,7 @@ import { splitter } from './panel/splitter';
 import { Tables } from './panel/tables';
 import { Toolbar } from './panel/toolbar';
 import { Timeline } from './timeline/timeline';
-import { explained } from './words';
+import { errorTitle, explained } from './words';
 
 type Page = 'timeline' | 'tables' | 'selection';
 
@@ -203,7 +203,7 @@ export class ChameleonPanel extends Widget {
     this._banner.hidden = !error;
     if (error) {
       this._banner.replaceChildren(
-        h('b', {}, 'The kernel could not answer. '),
+        h('b', {}, `${errorTitle(error.code)} `),
         h('span', {}, explained(error)),
         h('span', { class: 'cl-grow' }),
         button('×', 'Dismiss', () => this.model.dismissError(), 'cl-square')

@@ -310,6 +310,7 @@ export interface ISearch {
 export interface ISeek {
   stall: IStall | null;
   peak: { at: number; bytes: number; op: IOp } | null;
+  op: IOp | null;
   number: number;
   count: number;
 }
@@ -706,7 +707,16 @@ export interface IMethods {
   storage: [OnScene<{ axis: Axis; uid: number }>, IStorageDetail];
   alive: [OnScene<{ axis: Axis; at: number }>, IAlive];
   range: [OnScene<{ axis: Axis; start: number; end: number }>, ISummary];
-  seek: [OnScene<{ axis: Axis; at: number; direction: -1 | 1; what?: 'stall' | 'peak' }>, ISeek];
+  seek: [
+    OnScene<{
+      axis: Axis;
+      at: number;
+      direction: -1 | 1;
+      what?: 'stall' | 'peak' | 'op';
+      query?: string;
+    }>,
+    ISeek
+  ];
   search: [OnScene<{ axis: Axis; query: string }>, ISearch];
   locate: [OnScene<{ storage: string }>, { uid: number | null }];
   draft: [OnDraft<{ rebase?: boolean }>, IDraft];

@@ -1,8 +1,20 @@
-import { expect, test } from 'vitest';
+import { describe, expect, test } from 'vitest';
 
 import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from './format';
 import type { IStorage } from './protocol';
-import { BANDS, bandOf, explained, inWords, ownFrames, placedName, storageName } from './words';
+import {
+  BANDS,
+  bandOf,
+  endOf,
+  errorTitle,
+  explained,
+  inWords,
+  nameBeside,
+  ownFrames,
+  placedName,
+  splitName,
+  storageName
+} from './words';
 
 const named = (key: string, module = '') => ({ key, module, category: 3 }) as IStorage;
 
@@ -35,6 +47,20 @@ test.each([
   ]
 ])('the keys in "%s" are said in words', (text, words) => {
   expect(inWords(text)).toBe(words);
+});
+
+test('an error about a file or a search is not the kernel’s', () => {
+  expect(errorTitle('no_file')).toBe('There is no such file.');
+  expect(errorTitle('cut_file')).toBe('The file ends early.');
+  expect(errorTitle('query')).toContain('search');
+  expect(errorTitle('internal')).toContain('kernel');
+});
+
+test('beside its module a name does not say it again', () => {
+  const module = 'model.blocks.3.mlp.up';
+  expect(nameBeside(`exp_avg of ${module}.weight`, module)).toBe('exp_avg of weight');
+  expect(nameBeside('output of gelu', module)).toBe('output of gelu');
+  expect(nameBeside('h.0.weight', '')).toBe('h.0.weight');
 });
 
 test('an error is followed by its way out', () => {
@@ -79,4 +105,34 @@ test('numbers read as the kernel writes them', () => {
   expect(formatPercent(0.901)).toBe('90.1 %');
   expect(formatCount(1234567)).toBe('1,234,567');
   expect([plural(1, 'op'), plural(2, 'op')]).toEqual(['1 op', '2 ops']);
+});
+
+describe('long names keep their end', () => {
+  test('from the number of the layer on', () => {
+    expect(splitName('model.blocks.3.mlp.up')).toEqual(['model.blocks', '.3.mlp.up']);
+    expect(splitName('exp_avg of model.blocks.12.mlp.up.weight')).toEqual([
+      'exp_avg of model.blocks',
+      '.12.mlp.up.weight'
+    ]);
+    expect(splitName('transformer.decoder.layer.10')).toEqual(['transformer.decoder.layer', '.10']);
+  });
+  test('or the last part', () => {
+    expect(splitName('encoder.final_projection.norm')).toEqual([
+      'encoder.final_projection',
+      '.norm'
+    ]);
+  });
+  test('short ones are whole', () => {
+    expect(splitName('h.3.mlp.up')).toEqual(['h.3.mlp.up', '']);
+    expect(splitName('output of gelu')).toEqual(['output of gelu', '']);
+  });
+  test('in a lane, the parts that fit', () => {
+    const fits = (most: number) => (text: string) => text.length <= most;
+    expect(endOf('blocks.3', fits(8))).toBe('blocks.3');
+    expect(endOf('blocks.3', fits(4))).toBe('3');
+    expect(endOf('mlp.up', fits(3))).toBe('…up');
+    expect(endOf('mlp.up', fits(2))).toBe('…p');
+    expect(endOf('model.blocks.10.mlp', fits(8))).toBe('…10.mlp');
+    expect(endOf('blocks.3', fits(0))).toBe('');
+  });
 });

@@ -4,11 +4,11 @@ import { CATEGORIES, type IStorage } from './protocol';
 
 /** The categories' bands, bottom first: as `BANDS` in chameleon_lab/lab/scene.py. */
 export const BANDS = [
-  { id: 'param', name: 'Parameters' },
-  { id: 'opt', name: 'Optimizer states' },
-  { id: 'grad', name: 'Gradients' },
-  { id: 'act', name: 'Activations' },
-  { id: 'work', name: 'Inputs, other' }
+  { id: 'param', name: 'Parameters', short: 'Params' },
+  { id: 'opt', name: 'Optimizer states', short: 'Optimizer' },
+  { id: 'grad', name: 'Gradients', short: 'Grads' },
+  { id: 'act', name: 'Activations', short: 'Activ.' },
+  { id: 'work', name: 'Inputs, other', short: 'Other' }
 ] as const;
 
 /** What overlap means, where one is shown: as chameleon_lab/trace/overlap.py says it. */
@@ -34,10 +34,47 @@ export function shortOp(name: string): string {
   return name.replace(/^aten::/, '');
 }
 
+const SHORT_NAME = 14;
+
+/** A long dotted name in two: the start, which may be cut, and the end, which tells it from its neighbours. */
+export function splitName(name: string): [start: string, end: string] {
+  const dots = /(?:\.\d+(?:\.[^\s.]+)*|\.[^\s.]+)$/.exec(name);
+  return name.length <= SHORT_NAME || !dots || !dots.index
+    ? [name, '']
+    : [name.slice(0, dots.index), dots[0]];
+}
+
+/** As much of the end of a dotted name as fits, by whole parts where it can be; a number alone, or nothing of it. */
+export function endOf(name: string, fits: (text: string) => boolean): string {
+  if (fits(name)) {
+    return name;
+  }
+  const parts = name.split('.');
+  for (let first = 1; first < parts.length; first++) {
+    const end = parts.slice(first).join('.');
+    const shown = /^\d+$/.test(end) ? end : `…${end}`;
+    if (fits(shown)) {
+      return shown;
+    }
+  }
+  const last = parts[parts.length - 1];
+  for (let letters = last.length - 1; letters > 0 && !/^\d+$/.test(last); letters--) {
+    if (fits(`…${last.slice(-letters)}`)) {
+      return `…${last.slice(-letters)}`;
+    }
+  }
+  return '';
+}
+
 /** What a storage is called, and the module it is in where the name does not say so. */
 export function placedName(storage: IStorage): string {
   const name = storageName(storage);
   return name.includes(storage.module) ? name : `${name}, ${storage.module}`;
+}
+
+/** What a storage is called beside its module: `exp_avg of weight`, for the module says where. */
+export function nameBeside(name: string, module: string): string {
+  return module ? name.replace(`${module}.`, '') : name;
 }
 
 /** The frames of a stack that the person wrote: not torch's, the notebook's or Python's own. */
@@ -72,6 +109,18 @@ const LABELLED = new RegExp(
   'g'
 );
 const MADE = /([\w.]*)\/(\w+::\w+)\.(~?)(\d+)(@\w+)?(?:#\d+)?/g;
+
+/** What an error is about, before it says itself what went wrong. */
+export function errorTitle(code: string): string {
+  const titles: Record<string, string> = {
+    bad_file: 'The file was not read.',
+    no_file: 'There is no such file.',
+    cut_file: 'The file ends early.',
+    query: 'The search could not be read.',
+    no_kernel: 'There is no kernel.'
+  };
+  return titles[code] ?? 'The kernel could not answer.';
+}
 
 /** What went wrong and the way out, as sentences. */
 export function explained({ message, hint }: { message: string; hint: string }): string {

@@ -200,10 +200,16 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "first": _small_cells(256, 4),
         "keys": _small_cells(256, 4),
         "second": _small_cells(128, 6),
+        "file": [TRAIN_CELLS[0]],
+        "axe": [TRAIN_CELLS[0]],
     }
     try:
         require_tools()
-        with jupyter_lab(tmp_path_factory.mktemp("jupyter"), notebooks) as address:
+        home = tmp_path_factory.mktemp("jupyter")
+        with jupyter_lab(home, notebooks) as address:
+            whole = (Path(__file__).parent / "data" / "blocks.parquet").read_bytes()
+            (home / "notebooks" / "blocks.parquet").write_bytes(whole)
+            (home / "notebooks" / "cut.parquet").write_bytes(whole[: len(whole) // 2])
             yield address
     except ServerError as error:
         pytest.fail(str(error))

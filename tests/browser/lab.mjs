@@ -171,7 +171,8 @@ export async function inLab(check) {
     await page.waitForSelector('#jp-main-dock-panel', { timeout: 90000 });
     await page.waitForFunction(() => window.jupyterapp?.restored);
     await theme(page, 'Light'); // whatever the check before this one left
-    const picture = name => page.screenshot({ path: screenshot.replace(/\.png$/, `-${name}.png`) });
+    const picture = (name, part = page, options = {}) =>
+      part.screenshot({ path: screenshot.replace(/\.png$/, `-${name}.png`), ...options });
     let found;
     try {
       found = await check(page, picture);

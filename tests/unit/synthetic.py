@@ -226,6 +226,75 @@ def gpt_step(layers: int = 4, size: int = 1 << 20, tokens: int = 4, foreach: boo
     return step.build()
 
 
+def blocks_step(layers: int = 6, unit: int = 1 << 18) -> StepTrace:
+    """A training step of a transformer, with the module paths, op names and sizes of one; for pictures of it.
+
+    Some 40 ops a block, in forward and backward. An activation has ``unit`` bytes, those within the MLP four times as
+    much; ops take 0.1 to 2 ms, by what they are.
+    """
+    step = StepBuilder()
+    took = {"linear": 2e-3, "scaled_dot_product_attention": 1.6e-3, "gelu": 6e-4, "native_layer_norm": 4e-4}
+
+    def run(name, module, reads, makes=(), stage=Stage.FORWARD):
+        seconds = took.get(name.removesuffix("_backward"), 1.5e-4) * (1.5 if "backward" in name else 1.0)
+        return step.op(f"aten::{name}", reads=reads, makes=makes, stage=stage, module=module, seconds=seconds)
+
+    parts = {
+        "ln_1": ("native_layer_norm", 1, 1 / 16),
+        "attn.in_proj": ("linear", 3, 3),
+        "attn": ("scaled_dot_product_attention", 1, 0),
+        "attn.out_proj": ("linear", 1, 1),
+        "ln_2": ("native_layer_norm", 1, 1 / 16),
+        "mlp.up": ("linear", 4, 4),
+        "mlp.gelu": ("gelu", 4, 0),
+        "mlp.down": ("linear", 1, 4),
+    }
+    weights: dict[str, int] = {}
+    states: dict[str, list[int]] = {}
+    for k in range(layers):
+        for part, (_, _, size) in parts.items():
+            if size:
+                path, bytes_ = f"model.blocks.{k}.{part}", int(size * unit)
+                weights[path] = step.carried(Category.PARAMETER, bytes_, f"{path}.weight")
+                states[path] = [
+                    step.carried(Category.OPTIMIZER_STATE, bytes_, f"{state} of {path}.weight")
+                    for state in ("exp_avg", "exp_avg_sq")
+                ]
+    (x,) = run("embedding", "model.tokens", (), ((Category.ACTIVATION, unit),))
+    tape: list[tuple[str, str, int, int]] = []
+    for k in range(layers):
+        for part, (name, size, _) in parts.items():
+            path = f"model.blocks.{k}.{part}"
+            reads = (x, weights[path]) if path in weights else (x,)
+            (made,) = run(name, path, reads, ((Category.ACTIVATION, size * unit),))
+            run("view", path, (made,))
+            tape.append((path, name, x, made))
+            x = made
+        run("add_", f"model.blocks.{k}", (x,))
+    (grad,) = run("nll_loss_backward", "loss", (x,), ((Category.OTHER, unit),), Stage.BACKWARD)
+    gradients: dict[str, int] = {}
+    for path, name, before, after in reversed(tape):
+        size = step.storages[before][0]
+        made = ((Category.OTHER, size),)
+        (inner,) = run(f"{name}_backward", path, (before, after, grad), made, Stage.BACKWARD)
+        step.free(after, grad)
+        if path in weights:
+            bytes_ = step.storages[weights[path]][0]
+            (gradients[path],) = run(
+                "mm", path, (before, inner), ((Category.GRADIENT, bytes_),), Stage.BACKWARD
+            )
+        grad = inner
+    run("embedding_dense_backward", "model.tokens", (grad,), stage=Stage.BACKWARD)
+    step.free(grad, tape[0][2])
+    for path, weight in weights.items():
+        step.op("aten::lerp_", reads=(gradients[path],), writes=tuple(states[path]), stage=Stage.OPTIMIZER)
+        step.op(
+            "aten::addcdiv_", reads=tuple(states[path]), writes=(weight,), stage=Stage.OPTIMIZER, seconds=4e-4
+        )
+        step.free(gradients[path])
+    return step.build()
+
+
 def swapped_step(layers: int = 4) -> tuple[StepTrace, int]:
     """The GPT step, with one activation away in the middle of its life, and a stall for its way in; and its row."""
     step = gpt_step(layers)

@@ -202,7 +202,7 @@ export class ComparePage {
           h(
             'tr',
             {},
-            h('th', { scope: 'col' }, ''),
+            h('td'),
             h('th', { scope: 'col', class: 'cl-number', title: clock('a') }, `A, ${kinds('a')}`),
             h('th', { scope: 'col', class: 'cl-number', title: clock('b') }, `B, ${kinds('b')}`)
           )

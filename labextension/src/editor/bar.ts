@@ -14,7 +14,7 @@ export interface IBarActions {
 }
 
 export class Bar {
-  readonly node = h('footer', { class: 'cl-bar-bottom', 'aria-label': 'Draft', tabindex: '-1' });
+  readonly node = h('section', { class: 'cl-bar-bottom', 'aria-label': 'Draft', tabindex: '-1' });
 
   constructor(
     private readonly _editor: Editor,

@@ -35,7 +35,7 @@ export class Curve {
     );
     this._begin.classList.add('cl-outlined');
     this._handle.addEventListener('pointerdown', event => this._grab(event));
-    this._handle.addEventListener('keydown', event => this._key(event));
+    this._handle.addEventListener('keydown', event => this._keyed(event));
     this.node.append(
       h(
         'div',
@@ -46,6 +46,7 @@ export class Curve {
         this._field
       ),
       h('div', { class: 'cl-curve-box' }, this._svg, this._handle),
+      this._key,
       h(
         'div',
         { class: 'cl-row cl-curve-foot' },
@@ -108,7 +109,12 @@ export class Curve {
       `<rect x="${LEFT}" y="${TOP}" width="${Math.max(0, x(low) - LEFT)}" height="${bottom - TOP}" fill="url(#cl-below)"/>`,
       `<line class="cl-floor" x1="${x(low)}" x2="${x(low)}" y1="${TOP}" y2="${bottom}"/>`,
       `<text class="cl-tick cl-strong" x="${Math.max(LEFT, x(low) - 8)}" y="${bottom + 12}">floor ${formatBytes(low)}</text>`,
-      `<text class="cl-tick" x="${width - RIGHT}" y="${bottom + 12}" text-anchor="end">${formatBytes(high)}</text>`
+      `<text class="cl-tick" x="${width - RIGHT}" y="${bottom + 12}" text-anchor="end">${formatBytes(high)}</text>`,
+      ...(x((low + high) / 2) - x(low) > 110
+        ? [
+            `<text class="cl-tick" x="${x((low + high) / 2)}" y="${bottom + 12}" text-anchor="middle">${formatBytes((low + high) / 2)}</text>`
+          ]
+        : [])
     );
     const points = (curve?.points ?? []).filter(p => Number.isFinite(p.step_s));
     if (points.length > 1) {
@@ -139,6 +145,20 @@ export class Curve {
     if (step_s !== null) {
       parts.push(`<circle class="cl-draft-dot" cx="${at}" cy="${y(step_s)}" r="4"/>`);
     }
+    // What each mark is; those that are drawn.
+    const marks: [string, string, boolean][] = [
+      ['<path class="cl-line" d="M0,5 L14,5"/>', 'planned, no edits', points.length > 1],
+      ['<circle class="cl-now" cx="7" cy="5" r="4"/>', 'in force', true],
+      ['<circle class="cl-draft-dot" cx="7" cy="5" r="4"/>', 'draft', step_s !== null],
+      ['<path class="cl-knee" d="M2,5 L7,0 L12,5 L7,10 Z"/>', 'knee', Boolean(knee)]
+    ];
+    this._key.innerHTML = marks
+      .filter(([, , drawn]) => drawn)
+      .map(
+        ([mark, name]) =>
+          `<li><svg viewBox="0 0 14 10" aria-hidden="true">${mark}</svg>${name}</li>`
+      )
+      .join('');
     this._svg.setAttribute('viewBox', `0 0 ${width} ${HEIGHT}`);
     this._svg.setAttribute('width', String(width));
     this._svg.setAttribute('height', String(HEIGHT));
@@ -205,7 +225,7 @@ export class Curve {
     this._handle.addEventListener('pointercancel', up);
   }
 
-  private _key(event: KeyboardEvent): void {
+  private _keyed(event: KeyboardEvent): void {
     const { open } = this._editor;
     const direction = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1 }[event.key];
     const end = { Home: 'low', End: 'high' }[event.key] as 'low' | 'high' | undefined;
@@ -257,6 +277,7 @@ export class Curve {
     return Math.min(Math.max(Math.round(bytes / round) * round, low), high);
   }
 
+  private readonly _key = h('ul', { class: 'cl-curve-key', 'aria-label': 'Marks of the curve' });
   private readonly _svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
   private readonly _handle = h('div', {
     class: 'cl-handle',

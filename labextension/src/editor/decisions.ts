@@ -1,10 +1,10 @@
 // The decisions as a table of any length: only the rows in view exist, and the kernel sorts and filters.
 
-import { button, h, swatch } from '../dom';
+import { button, h, named, swatch } from '../dom';
 import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { DecisionSort, IDecision, IStorage } from '../protocol';
-import { BANDS, bandOf, inWords, storageName } from '../words';
+import { BANDS, bandOf, inWords, nameBeside, storageName } from '../words';
 import { keepingFocus } from './focus';
 import { type Editor, type EditorChange, NEVER_REPLAY } from './state';
 import { actionMark, actionName, decisionText, who } from './words';
@@ -40,7 +40,7 @@ const COLUMNS: IColumn[] = [
   { name: 'Storage', id: 'name', sort: 'name' },
   { name: 'Module', id: 'module', sort: 'module' },
   { name: 'Size', id: 'size', sort: 'bytes', kind: 'number' },
-  { name: 'Life in the step', id: 'life' },
+  { name: 'Life', id: 'life' },
   { name: 'Idle', id: 'idle', sort: 'idle_s', kind: 'number' },
   { name: 'Decision', id: 'decision', sort: 'decision' },
   { name: 'Hidden', id: 'hidden', sort: 'hidden', kind: 'number' },
@@ -70,7 +70,11 @@ export class DecisionTable {
         'div',
         { class: `cl-cell cl-col-${column.id}`, role: 'columnheader' },
         column.sort
-          ? h('button', { type: 'button', click: () => this._sortBy(column) }, column.name)
+          ? h(
+              'button',
+              { type: 'button', tabindex: '-1', click: () => this._sortBy(column) },
+              column.name
+            )
           : column.name
       )
     );
@@ -88,6 +92,11 @@ export class DecisionTable {
         dblclick: () => this._editor.selected && this._actions.show(this._editor.selected),
         contextmenu: (event: MouseEvent) => this._menu(event)
       },
+      h(
+        'div',
+        { class: 'cl-head-group', role: 'rowgroup' },
+        h('div', { class: 'cl-cells cl-heads', role: 'row', 'aria-rowindex': '1' }, ...this._heads)
+      ),
       this._space
     );
     this.filter = h('input', {
@@ -108,13 +117,7 @@ export class DecisionTable {
         }
       }
     });
-    this.node = h(
-      'div',
-      { class: 'cl-decisions' },
-      this._together,
-      h('div', { class: 'cl-cells cl-heads', role: 'row' }, ...this._heads),
-      this._scroller
-    );
+    this.node = h('div', { class: 'cl-decisions' }, this._together, this._scroller);
     keys.follow(() => {
       this.filter.title = keys.hint(FILTERS, 'filter');
       const said = DECIDED.map(([action, what]) => [keys.first(action), what])
@@ -200,7 +203,7 @@ export class DecisionTable {
         this._heads[i].setAttribute('aria-sort', sorted);
       });
       this._space.style.height = `${total * ROW}px`;
-      this._scroller.setAttribute('aria-rowcount', String(total));
+      this._scroller.setAttribute('aria-rowcount', String(total + 1));
       const first = Math.max(0, Math.floor(this._scroller.scrollTop / ROW) - MARGIN);
       const last = Math.min(
         total,
@@ -227,7 +230,8 @@ export class DecisionTable {
       class: 'cl-cells',
       role: 'row',
       id,
-      'aria-rowindex': String(position + 1),
+      'aria-rowindex': String(position + 2),
+      'data-position': String(position),
       style: `top: ${position * ROW}px`
     });
     if (!row) {
@@ -247,13 +251,23 @@ export class DecisionTable {
       `${actionMark(row.after)} ${decisionText(row)}`
     );
     const contents: (Node | string)[] = [
-      h('span', {}, swatch(BANDS[bandOf(row.category)].id), nameOf(row)),
-      row.module,
+      named(
+        nameBeside(nameOf(row), row.module),
+        swatch(BANDS[bandOf(row.category)].id),
+        nameOf(row)
+      ),
+      named(row.module),
       formatBytes(row.bytes),
       life(row),
       formatSeconds(row.idle_s),
       row.before !== row.after
-        ? h('span', {}, h('s', { class: 'cl-dim' }, actionName(row.before)), ' → ', decision)
+        ? h(
+            'span',
+            { title: `${actionName(row.before)} → ${decisionText(row)}` },
+            h('s', { class: 'cl-dim cl-was' }, actionName(row.before)),
+            h('span', { class: 'cl-was' }, ' → '),
+            decision
+          )
         : decision,
       row.hidden === null ? '' : formatPercent(row.hidden),
       row.swaps ? (row.stall_s ? formatSeconds(row.stall_s) : '0') : '',
@@ -270,13 +284,11 @@ export class DecisionTable {
             class: `cl-cell cl-col-${column.id}${lost}${staged}`,
             role: 'gridcell',
             title:
-              column.id === 'name'
-                ? row.storage
-                : column.id === 'idle'
-                  ? plural(row.idle_ops, 'op')
-                  : column.id === 'replay'
-                    ? replayTitle(row)
-                    : ''
+              column.id === 'idle'
+                ? plural(row.idle_ops, 'op')
+                : column.id === 'replay'
+                  ? replayTitle(row)
+                  : ''
           },
           contents[i]
         )
@@ -345,8 +357,8 @@ export class DecisionTable {
   }
 
   private _positionAt(event: MouseEvent): number | null {
-    const row = (event.target as HTMLElement).closest<HTMLElement>('[aria-rowindex]');
-    return row ? Number(row.getAttribute('aria-rowindex')) - 1 : null;
+    const row = (event.target as HTMLElement).closest<HTMLElement>('[data-position]');
+    return row ? Number(row.dataset.position) : null;
   }
 
   private _menu(event: MouseEvent): void {
@@ -384,8 +396,8 @@ export class DecisionTable {
     const top = position * ROW;
     if (top < scrollTop) {
       this._scroller.scrollTop = top;
-    } else if (top + ROW > scrollTop + clientHeight) {
-      this._scroller.scrollTop = top + ROW - clientHeight;
+    } else if (top + 2 * ROW > scrollTop + clientHeight) {
+      this._scroller.scrollTop = top + 2 * ROW - clientHeight; // the head covers a row
     }
     const row = this._editor.row(position);
     if (row) {
@@ -395,8 +407,37 @@ export class DecisionTable {
     }
   }
 
+  /** The head's buttons are no tab stops: up from the first row leads to them, and the arrows from one to the next. */
+  private _keyInHead(event: KeyboardEvent): boolean {
+    const heads = [...this.node.querySelectorAll<HTMLElement>('.cl-heads button')].filter(head =>
+      head.checkVisibility()
+    );
+    const at = heads.indexOf(event.target as HTMLElement);
+    if (at < 0) {
+      if (event.key !== 'ArrowUp' || event.shiftKey || (this._position() ?? 0) > 0) {
+        return false;
+      }
+      heads[0]?.focus();
+      return true;
+    }
+    const next = { ArrowLeft: heads[at - 1], ArrowRight: heads[at + 1] }[event.key];
+    if (event.key === 'ArrowDown' || event.key === 'Escape') {
+      this._scroller.focus();
+    } else {
+      next?.focus();
+    }
+    return event.key !== 'Tab';
+  }
+
   private _key(event: KeyboardEvent): void {
     const { total, selected } = this._editor;
+    if (!event.ctrlKey && !event.metaKey && !event.altKey && this._keyInHead(event)) {
+      if (event.key !== 'Enter' && event.key !== ' ') {
+        event.preventDefault();
+      }
+      event.stopPropagation();
+      return;
+    }
     if ((event.ctrlKey || event.metaKey) && event.key === 'a') {
       event.preventDefault();
       event.stopPropagation();

@@ -114,6 +114,8 @@ export const ACTIONS: Record<string, IAction> = {
   'previous-peak': go('Previous peak', ({ model }) => void model.seekPeak(-1)),
   'next-stall': go('Next stall', ({ model }) => void model.seek(1)),
   'previous-stall': go('Previous stall', ({ model }) => void model.seek(-1)),
+  'next-found': go('Next op found', ({ model }) => void model.seekFound(1)),
+  'previous-found': go('Previous op found', ({ model }) => void model.seekFound(-1)),
   search: go('Search field', ({ timeline }) => timeline.onSearch()),
   filter: act(
     'Go to',

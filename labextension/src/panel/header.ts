@@ -9,7 +9,7 @@ import { headerFigures } from './headerFigures';
 const STAGES = ['WarmUp', 'Profile', 'Stable'];
 
 export class Header {
-  readonly node = h('header', { class: 'cl-header' });
+  readonly node = h('section', { class: 'cl-header', 'aria-label': 'Session' });
 
   constructor(
     private readonly _model: LabModel,
@@ -42,7 +42,10 @@ export class Header {
       h('span', { class: `cl-dot ${busy ? 'cl-busy' : ''}`, 'aria-hidden': 'true' }),
       h(
         'span',
-        { class: 'cl-front' },
+        {
+          class: 'cl-front',
+          title: front ? `${front.notebook} · ${front.kernel ?? 'no kernel'} · ${front.status}` : ''
+        },
         front
           ? `${front.notebook} · ${front.kernel ?? 'no kernel'} · ${front.status}`
           : 'No notebook'
@@ -70,7 +73,12 @@ export class Header {
           `${session.open ? 'Live' : 'Ended'} · ${session.step_count} steps`
         ),
       h('span', { class: 'cl-grow' }),
-      hello && h('span', { class: 'cl-dim cl-how' }, this._how(busy, hello.subshell))
+      hello &&
+        h(
+          'span',
+          { class: 'cl-dim cl-how', title: this._how(busy, hello.subshell) },
+          this._how(busy, hello.subshell)
+        )
     ];
     this._said.replaceChildren(...said.filter(node => node instanceof HTMLElement));
     this._figures.hidden = !session && !scene;

@@ -13,6 +13,7 @@ import {
   type ITotal,
   type ITouchingOp
 } from '../protocol';
+import { formatAt } from '../timeline/scale';
 import {
   BANDS,
   bandOf,
@@ -226,7 +227,7 @@ export class Inspector {
       h(
         'div',
         { class: 'cl-row' },
-        h('h2', { class: 'cl-title' }, op.name),
+        h('h2', { class: 'cl-title', title: op.name }, op.name),
         h('span', { class: 'cl-grow' }),
         button('Clear', this._keys.hint('Forget the op', 'clear'), () => this._model.tell(null))
       ),
@@ -272,7 +273,7 @@ export class Inspector {
         'div',
         { class: 'cl-row' },
         swatch(band),
-        h('h2', { class: 'cl-title' }, storageName(storage)),
+        h('h2', { class: 'cl-title', title: storageName(storage) }, storageName(storage)),
         h('span', { class: 'cl-grow' }),
         button('Zoom', this._keys.hint('Zoom to its life', 'show-selected'), this._zoom)
       ),
@@ -333,9 +334,14 @@ export class Inspector {
     }
     events.sort((a, b) => a[0] - b[0]);
     const list = h('ol', { class: 'cl-events' });
-    for (const [x, mark, text, detail] of events.slice(0, SHOWN_EVENTS)) {
+    const shown = events.slice(0, SHOWN_EVENTS);
+    const span = spanOf(
+      shown.map(([x]) => x),
+      this._model.length
+    );
+    for (const [x, mark, text, detail] of shown) {
       const at =
-        this._model.axis === 'time' ? formatSeconds(x) : `op ${formatCount(Math.floor(x))}`;
+        this._model.axis === 'time' ? formatAt(x, span) : `op ${formatCount(Math.floor(x))}`;
       list.append(
         h(
           'li',
@@ -359,6 +365,17 @@ export class Inspector {
     }
     return nodes;
   }
+}
+
+/** How closely to tell times of an axis of this length apart, as the span of a drawing that would: see `formatAt`. */
+export function spanOf(times: number[], length: number): number {
+  let least = length / 1000;
+  for (let i = 1; i < times.length; i++) {
+    if (times[i] > times[i - 1]) {
+      least = Math.min(least, times[i] - times[i - 1]);
+    }
+  }
+  return Math.max(least * 1000, length / 50);
 }
 
 function totalLine(total: ITotal, ...label: Node[]): HTMLElement {

@@ -1,4 +1,4 @@
-// A table that sorts by its header cells and is walked with the arrow keys.
+// A table that sorts by its header cells. It is one tab stop; the arrow keys walk its rows and its head.
 
 import { h } from '../dom';
 
@@ -10,6 +10,16 @@ export interface IColumn<T> {
   node?(row: T): Node;
   kind?: 'number' | 'dim' | 'lost';
 }
+
+const PAGE = 10;
+const MOVES: Record<string, number> = {
+  ArrowDown: 1,
+  ArrowUp: -1,
+  PageDown: PAGE,
+  PageUp: -PAGE,
+  Home: Number.NEGATIVE_INFINITY,
+  End: Number.POSITIVE_INFINITY
+};
 
 export class SortableTable<T> {
   readonly node: HTMLTableElement;
@@ -26,19 +36,26 @@ export class SortableTable<T> {
       h(
         'th',
         { scope: 'col', class: cellClass(column) },
-        h('button', { type: 'button', click: () => this._sortBy(column) }, column.name)
+        h(
+          'button',
+          { type: 'button', tabindex: '-1', click: () => this._sortBy(column) },
+          column.name
+        )
       )
     );
     this._by = _columns.find(column => column.name === by) ?? null;
     this._down = this._by?.kind === 'number' && by !== 'Op';
     this.node = h(
       'table',
-      {},
+      { role: 'grid' },
       h('caption', { class: 'cl-hidden' }, caption),
       h('thead', {}, h('tr', {}, ...this._heads)),
       this._body
     );
-    this._body.addEventListener('keydown', event => this._key(event));
+    this.node.addEventListener('keydown', event => this._key(event));
+    this._body.addEventListener('focusin', event =>
+      this._stopAt(this._rowsShown.indexOf(event.target as HTMLElement))
+    );
   }
 
   /** Show these rows; the same ones again stay as they are, with the focus, and under a pressed button. */
@@ -54,6 +71,22 @@ export class SortableTable<T> {
     this._sorted.forEach((row, i) => {
       this._body.children[i].setAttribute('aria-selected', String(this._isChosen(row)));
     });
+    this._stopAt(this._stop);
+  }
+
+  private get _rowsShown(): HTMLElement[] {
+    return [...this._body.children] as HTMLElement[];
+  }
+
+  /** Make this row the one that the Tab key comes to; that of the head, where there is none. */
+  private _stopAt(row: number): void {
+    const rows = this._rowsShown;
+    const chosen = this._sorted.findIndex(this._isChosen);
+    const at = row >= 0 && row < rows.length ? row : Math.max(0, chosen);
+    rows[this._stop]?.setAttribute('tabindex', '-1');
+    rows[at]?.setAttribute('tabindex', '0');
+    this._stop = at;
+    (this._heads[0].firstChild as HTMLElement).tabIndex = rows.length ? -1 : 0;
   }
 
   private _rebuild(rows: T[]): void {
@@ -78,6 +111,7 @@ export class SortableTable<T> {
     });
     const focused = [...this._body.children].indexOf(document.activeElement as Element);
     this._body.replaceChildren(...this._sorted.map(row => this._row(row)));
+    this._stopAt(focused);
     if (focused >= 0) {
       (this._body.children[focused] as HTMLElement | undefined)?.focus({ preventScroll: true });
     }
@@ -91,7 +125,7 @@ export class SortableTable<T> {
     return h(
       'tr',
       {
-        tabindex: '0',
+        tabindex: '-1',
         'aria-selected': String(this._isChosen(row)),
         click: () => this._onChoose(row)
       },
@@ -107,22 +141,40 @@ export class SortableTable<T> {
   }
 
   private _key(event: KeyboardEvent): void {
-    const rows = [...this._body.children] as HTMLElement[];
-    const at = rows.indexOf(event.target as HTMLElement);
-    if (at < 0) {
+    if (event.ctrlKey || event.metaKey || event.altKey) {
       return;
     }
-    if (event.key === 'ArrowDown' || event.key === 'ArrowUp') {
-      event.preventDefault();
-      rows[at + (event.key === 'ArrowDown' ? 1 : -1)]?.focus();
+    const rows = this._rowsShown;
+    const heads = this._heads.map(head => head.firstChild as HTMLElement);
+    const target = event.target as HTMLElement;
+    const [at, head] = [rows.indexOf(target), heads.indexOf(target)];
+    let next: HTMLElement | undefined;
+    if (head >= 0) {
+      const moves = { ArrowLeft: heads[head - 1], ArrowRight: heads[head + 1] };
+      next = event.key === 'ArrowDown' ? rows[this._stop] : moves[event.key as keyof typeof moves];
+      if (!next) {
+        return;
+      }
+    } else if (at < 0) {
+      return;
     } else if (event.key === 'Enter' || event.key === ' ') {
-      event.preventDefault();
       this._onChoose(this._sorted[at]);
+    } else if (event.key in MOVES) {
+      const to = Math.min(Math.max(at + MOVES[event.key], -1), rows.length - 1);
+      // Up from the first row is the head; a page up stops before it.
+      next = to >= 0 ? rows[to] : event.key === 'ArrowUp' ? heads[0] : rows[0];
+    } else {
+      return;
     }
+    event.preventDefault();
+    event.stopPropagation();
+    next?.focus();
   }
 
   private _rows: T[] = [];
   private _sorted: T[] = [];
+  /** The row that is the table's tab stop. */
+  private _stop = 0;
   private _by: IColumn<T> | null;
   private _down: boolean;
   private readonly _heads: HTMLTableCellElement[];

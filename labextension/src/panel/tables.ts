@@ -1,6 +1,6 @@
 // The tables below the drawing, which say in text what it shows: the storages found, the ops found, what is alive.
 
-import { button, h, swatch } from '../dom';
+import { button, h, named, swatch } from '../dom';
 import { formatBytes, formatCount, formatSeconds, plural } from '../format';
 import type { LabModel } from '../model';
 import {
@@ -12,7 +12,7 @@ import {
   type ISearch,
   type IStorage
 } from '../protocol';
-import { BANDS, bandOf, categoryName, inWords, shortOp, storageName } from '../words';
+import { BANDS, bandOf, categoryName, inWords, nameBeside, shortOp, storageName } from '../words';
 import { type IColumn, SortableTable } from './sortableTable';
 
 /** A tab that another part of the panel brings along. */
@@ -53,9 +53,9 @@ export class Tables {
       {
         name: 'Storage',
         of: row => storageName(row),
-        node: row => h('span', {}, swatch(BANDS[bandOf(row.category)].id), storageName(row))
+        node: row => storageCell(row)
       },
-      { name: 'Module', of: row => row.module, kind: 'dim' },
+      { name: 'Module', of: row => row.module, node: row => named(row.module), kind: 'dim' },
       { name: 'Category', of: row => categoryName(row.category), kind: 'dim' },
       { name: 'Size', of: row => row.bytes, text: row => formatBytes(row.bytes), kind: 'number' }
     ];
@@ -87,7 +87,7 @@ export class Tables {
           kind: 'number'
         },
         { name: 'Name', of: row => row.name },
-        { name: 'Module', of: row => row.module, kind: 'dim' },
+        { name: 'Module', of: row => row.module, node: row => named(row.module), kind: 'dim' },
         { name: 'Stage', of: row => row.stage, kind: 'dim' },
         {
           name: 'Time',
@@ -98,17 +98,15 @@ export class Tables {
         { name: 'Stall', of: row => row.stall_s, text: row => seconds(row.stall_s), kind: 'lost' }
       ],
       'Op',
-      row => {
-        const span = Math.max((row.x1 - row.x0) * 20, _model.length / 200);
-        _model.look({ start: row.x0 - span / 2, end: row.x1 + span / 2 });
-        _model.setCursor((row.x0 + row.x1) / 2);
-      },
-      () => false
+      row => void _model.showOp(row, (_model.found?.ops.indexOf(row) ?? -1) + 1),
+      row => row.row === _model.op?.row
     );
     this._alive = new SortableTable<IAliveStorage>(
       'Storages alive at the crosshair',
       [
-        ...storage,
+        storage[0],
+        storage[3],
+        storage[1],
         {
           name: 'Where',
           of: row => (row.resident ? 'on the device' : row.dropped ? 'dropped' : 'away'),
@@ -161,14 +159,14 @@ export class Tables {
           name: 'Storage',
           of: row => (row.storage ? storageName(row.storage) : 'died before the step'),
           node: row =>
-            h(
-              'span',
-              {},
-              row.storage && swatch(BANDS[bandOf(row.storage.category)].id),
-              row.storage ? storageName(row.storage) : 'died before the step'
-            )
+            row.storage ? storageCell(row.storage) : h('span', {}, 'died before the step')
         },
-        { name: 'Module', of: row => row.storage?.module ?? '', kind: 'dim' },
+        {
+          name: 'Module',
+          of: row => row.storage?.module ?? '',
+          node: row => named(row.storage?.module ?? ''),
+          kind: 'dim'
+        },
         {
           name: 'Size',
           of: row => row.storage?.bytes ?? 0,
@@ -204,6 +202,7 @@ export class Tables {
       ),
       this._body
     );
+    this._aliveScroll.append(this._alive.node);
     this._addTab('storages', 'Storages');
     this._addTab('ops', 'Ops');
     this._addTab('replays', 'Replays');
@@ -236,7 +235,7 @@ export class Tables {
   onShow: () => void = () => undefined;
 
   update(): void {
-    const { found, alive, query, scene } = this._model;
+    const { found } = this._model;
     if (this._model.asked !== this._lastAsked) {
       this._tab = 'alive';
       this.onShow();
@@ -246,9 +245,14 @@ export class Tables {
       this._tab = 'storages';
     }
     this._lastQuery = found?.query ?? '';
-    if (this.updateTabs()) {
-      return;
+    if (!this.updateTabs()) {
+      this._fill();
     }
+    this._said.title = this._said.textContent ?? '';
+  }
+
+  private _fill(): void {
+    const { found, alive, query, scene } = this._model;
     if (this._tab === 'alive') {
       this._said.textContent = alive
         ? `At ${alive.op.name}${alive.op.module ? ` in ${alive.op.module}` : ''}: ${formatBytes(alive.resident_bytes)} on the device, ${formatBytes(alive.away_bytes)} away,${alive.dropped_bytes ? ` ${formatBytes(alive.dropped_bytes)} dropped,` : ''} ${formatBytes(alive.can_leave_bytes)} could leave`
@@ -260,7 +264,7 @@ export class Tables {
           ...(alive ? [totals(alive, () => void this._model.ask())] : [])
         );
       }
-      this._present(this._totals, this._alive.node);
+      this._present(this._totals, this._aliveScroll);
     } else if (this._tab === 'replays') {
       const count = plural(found?.replay_count ?? 0, 'replay');
       const declined = found?.declined_count ?? 0;
@@ -288,6 +292,7 @@ export class Tables {
   /** Show these elements; those that are shown stay, for what is taken out and put back loses the focus. */
   private _present(...nodes: HTMLElement[]): void {
     const { children } = this._body;
+    this._body.classList.toggle('cl-body-split', nodes.length > 1);
     if (children.length !== nodes.length || nodes.some((node, i) => node !== children[i])) {
       this._body.replaceChildren(...nodes);
     }
@@ -323,6 +328,8 @@ export class Tables {
     }
     if (extra) {
       this._said.textContent = extra.said();
+      this._said.title = this._said.textContent;
+      this._body.classList.remove('cl-body-split');
     }
     return extra !== null;
   }
@@ -338,12 +345,20 @@ export class Tables {
   private readonly _said = h('span', { class: 'cl-dim', role: 'status' });
   private readonly _body = h('div', { class: 'cl-table-body' });
   private readonly _totals = h('div');
+  private readonly _aliveScroll = h('div', { class: 'cl-table-scroll' });
   private _summed: IAlive | null = null;
   private _listed: ISearch | null = null;
   private readonly _storages: SortableTable<IFoundStorage>;
   private readonly _ops: SortableTable<IOp>;
   private readonly _replays: SortableTable<IReplayRow>;
   private readonly _alive: SortableTable<IAliveStorage>;
+}
+
+/** A storage in a table that has a column for its module. */
+function storageCell(storage: IStorage): HTMLElement {
+  const name = storageName(storage);
+  const mark = swatch(BANDS[bandOf(storage.category)].id);
+  return named(nameBeside(name, storage.module), mark, name);
 }
 
 function replayRows(found: ISearch | null): IReplayRow[] {
@@ -356,6 +371,11 @@ function replayRows(found: ISearch | null): IReplayRow[] {
     })),
     ...(found?.replays ?? []).map(row => ({ ...row, declined: false }))
   ];
+}
+
+/** The first ones by what is shown of them: the bytes on the device. */
+function mostOnDevice(rows: IAlive['modules']): IAlive['modules'] {
+  return [...rows].sort((a, b) => b.resident_bytes - a.resident_bytes).slice(0, SHOWN_TOTALS);
 }
 
 /** The bytes alive by category and by module, as bars. */
@@ -374,11 +394,11 @@ function totals(alive: IAlive, toPeak: () => void): HTMLElement {
       'div',
       {},
       h('h3', {}, name),
-      ...rows.slice(0, SHOWN_TOTALS).map(row =>
+      ...mostOnDevice(rows).map(row =>
         h(
           'div',
           { class: 'cl-total' },
-          h('span', { class: 'cl-label' }, words(row.label)),
+          h('span', { class: 'cl-label' }, named(words(row.label))),
           h(
             'span',
             {

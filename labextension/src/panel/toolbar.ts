@@ -1,7 +1,7 @@
 // The timeline's controls: which steps, which axis, zoom, stalls, and the search field.
 
 import { button, h, segment } from '../dom';
-import { formatSeconds } from '../format';
+import { formatCount, formatSeconds } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { Drawn, LabModel } from '../model';
 import type { Axis, Rows } from '../protocol';
@@ -60,7 +60,8 @@ export class Toolbar {
           this._searchNow();
           timeline.focus();
         } else if (event.key === 'Enter') {
-          timeline.focus();
+          const direction = event.shiftKey ? -1 : 1;
+          void this._searchNow().then(() => _model.seekFound(direction));
         }
       }
     });
@@ -76,13 +77,16 @@ export class Toolbar {
       kind = 'cl-square'
     ) => {
       const element = button(text, title, run, kind);
+      if (text.length === 1) {
+        element.setAttribute('aria-label', title);
+      }
       keys.follow(() => {
         element.title = keys.hint(title, action);
       });
       return element;
     };
     this.node.append(
-      this._steps,
+      h('span', { class: 'cl-steps' }, this._drawnSteps, this._steps),
       h(
         'label',
         { class: 'cl-follow', title: 'Show each new step of the session' },
@@ -91,8 +95,12 @@ export class Toolbar {
       ),
       this._axis.node,
       this._drawn.node,
-      keyed('+', 'Zoom in', 'zoom-in', () => timeline.zoomBy(0.6), 'cl-square cl-roomy'),
-      keyed('−', 'Zoom out', 'zoom-out', () => timeline.zoomBy(1 / 0.6), 'cl-square cl-roomy'),
+      h(
+        'span',
+        { class: 'cl-group cl-zooms' },
+        keyed('+', 'Zoom in', 'zoom-in', () => timeline.zoomBy(0.6)),
+        keyed('−', 'Zoom out', 'zoom-out', () => timeline.zoomBy(1 / 0.6))
+      ),
       keyed('Fit', 'Show all', 'fit', () => _model.fit(), ''),
       h(
         'span',
@@ -110,7 +118,12 @@ export class Toolbar {
       ),
       this._rows.node,
       this._box,
-      this._search
+      h('span', { class: 'cl-search' }, this._search, this._matches)
+    );
+    this._matches.append(
+      keyed('‹', 'Previous op found', 'previous-found', () => void _model.seekFound(-1)),
+      this._match,
+      keyed('›', 'Next op found', 'next-found', () => void _model.seekFound(1))
     );
     keys.follow(() => {
       const words = 'Words, layer.3-5, >4MiB, stage:backward, category:act';
@@ -129,8 +142,18 @@ export class Toolbar {
   }
 
   update(): void {
-    const { scene, steps, status, follow, axis, rows, stallNumber, peakNumber, query } =
-      this._model;
+    const {
+      scene,
+      steps,
+      status,
+      follow,
+      axis,
+      rows,
+      stallNumber,
+      peakNumber,
+      foundNumber,
+      query
+    } = this._model;
     this._axis.press(axis);
     this._drawn.press(this._model.drawn);
     this._drawn.node.hidden = !this._model.draftable;
@@ -138,6 +161,9 @@ export class Toolbar {
     this._follow.checked = follow;
     this._peak.textContent = peakNumber ? `Peak ${peakNumber}` : 'Peak';
     this._stalls.textContent = `Stall ${stallNumber || '–'} of ${scene?.stalls ?? 0}`;
+    const count = this._model.found?.op_count ?? 0;
+    this._matches.hidden = !count || !query.trim();
+    this._match.textContent = `${foundNumber || '–'} of ${formatCount(count)}`;
     if (document.activeElement !== this._search && this._search.value !== query) {
       this._search.value = query;
     }
@@ -175,6 +201,14 @@ export class Toolbar {
       );
     }
     this._steps.value = value;
+    const file = status?.files.find(({ source }) => source === steps?.source);
+    const place = file ? `${file.path.split('/').at(-1)} · ` : '';
+    const which =
+      steps &&
+      (steps.first === steps.last ? `step ${steps.last}` : `steps ${steps.first}–${steps.last}`);
+    this._drawnSteps.textContent = which ? place + which : 'no step';
+    this._steps.title = this._steps.selectedOptions[0]?.textContent ?? '';
+    this._drawnSteps.title = this._steps.title;
   }
 
   private _choose(): void {
@@ -187,18 +221,23 @@ export class Toolbar {
     this._timer = window.setTimeout(() => this._searchNow(), SEARCH_MS);
   }
 
-  private _searchNow(): void {
+  private async _searchNow(): Promise<void> {
     window.clearTimeout(this._timer);
     this._timer = undefined;
-    void this._model.search(this._search.value);
+    if (this._search.value !== this._model.found?.query) {
+      await this._model.search(this._search.value);
+    }
   }
 
   private readonly _steps: HTMLSelectElement;
+  private readonly _drawnSteps = h('span', { 'aria-hidden': 'true' });
   private readonly _follow: HTMLInputElement;
   private readonly _axis: ReturnType<typeof segment<Axis>>;
   private readonly _drawn: ReturnType<typeof segment<Drawn>>;
   private readonly _rows: ReturnType<typeof segment<Rows>>;
   private readonly _search: HTMLInputElement;
+  private readonly _matches = h('span', { class: 'cl-group cl-matches', hidden: true });
+  private readonly _match = h('span', { class: 'cl-dim', 'aria-live': 'polite' });
   private readonly _stalls: HTMLElement;
   private readonly _peak: HTMLElement;
   private readonly _box: HTMLElement;

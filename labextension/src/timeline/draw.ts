@@ -2,9 +2,9 @@
 
 import { formatBytes } from '../format';
 import type { IScene } from '../protocol';
-import { BANDS, bandOf, shortOp } from '../words';
+import { BANDS, bandOf, endOf, shortOp } from '../words';
 import type { IColours } from './colours';
-import { type ITrackBox, type Layout, residentY } from './layout';
+import { type ITrackBox, type Layout, residentTicks, residentY } from './layout';
 import { Scale, tickLabel, ticks } from './scale';
 import { type IBars, type ILine, type ISpans, type IView, lastAtMost, PLACE } from './tables';
 
@@ -22,7 +22,8 @@ export interface IPicture {
   predicted: boolean;
 }
 
-const OP_HEIGHTS = [18, 13, 7];
+/** Of the lane's height, by kind: matmuls and attention, the rest of arithmetic, what only moves bytes. */
+const OP_HEIGHTS = [1, 0.72, 0.39];
 const OP_COLOURS = ['op1', 'op2', 'op3'] as const;
 const LEAST_PX = 0.7;
 const FONT_PX = 10;
@@ -130,6 +131,23 @@ export function fitText(
   c.fillText(shown, x, y);
 }
 
+/** The end of a dotted name, as much of it as fits: there is the number that tells layers apart. */
+function fitEnd(
+  c: CanvasRenderingContext2D,
+  name: string,
+  x: number,
+  y: number,
+  width: number
+): void {
+  if (width >= 6 && name) {
+    const letter = c.measureText(name).width / name.length;
+    const shown = endOf(name, text => text.length * letter <= width);
+    if (shown && c.measureText(shown).width <= width + 2) {
+      c.fillText(shown, x, y);
+    }
+  }
+}
+
 /** A text on a patch of the background, so that it can be read over a drawing. */
 export function label(
   picture: Pick<IPicture, 'context' | 'colours'>,
@@ -210,19 +228,25 @@ export function tracePath(
   c.lineTo(scale.width, height);
 }
 
+/** The texts of the ruler, where they begin, and the ticks that have none. */
+export function rulerLabels(scale: Scale, axis: string): { x: number; text: string }[] {
+  const { at, step } = ticks(scale, 90, axis === 'op');
+  return at.map(tick => {
+    const x = Math.round(scale.x(tick));
+    const text =
+      axis === 'op' ? `op ${tick.toLocaleString('en')}` : tickLabel(tick, step, scale.end);
+    return { x, text: x < scale.width - 40 ? text : '' };
+  });
+}
+
 function drawRuler(picture: IPicture): void {
   const { context: c, colours, layout, scale, view } = picture;
-  const { at, step } = ticks(scale, 90, view.axis === 'op');
   c.font = `${FONT_PX}px ${colours.font}`;
-  for (const tick of at) {
-    const x = Math.round(scale.x(tick));
+  for (const { x, text } of rulerLabels(scale, view.axis)) {
     c.fillStyle = colours.of.line;
     c.fillRect(x, layout.ruler.top + 2, 1, layout.bottom - layout.ruler.top - 2);
     c.fillStyle = colours.of['ink-2'];
-    const text = view.axis === 'op' ? `op ${tick.toLocaleString('en')}` : tickLabel(tick, step);
-    if (x < scale.width - 40) {
-      c.fillText(text, x + 4, layout.ruler.top + layout.ruler.height / 2);
-    }
+    c.fillText(text, x + 4, layout.ruler.top + layout.ruler.height / 2);
   }
 }
 
@@ -245,7 +269,10 @@ function drawSpans(
     c.globalAlpha = 1;
     if (spans.count[i] === 1) {
       c.fillStyle = colours.of.ink;
-      fitText(c, labels[spans.label[i]] ?? '', x + 4, top + height / 2 + 0.5, width - 6);
+      const name = labels[spans.label[i]] ?? '';
+      const inset = width < 24 ? 2 : 4;
+      const write = track === 'stages' ? fitText : fitEnd;
+      write(c, name, x + inset, top + height / 2 + 0.5, width - inset - 2);
     }
   });
 }
@@ -256,7 +283,7 @@ function drawOps({ context: c, colours, layout, scale, view, scene }: IPicture):
   c.font = `${FONT_PX}px ${colours.font}`;
   eachBar(ops, scale, (x, width, i) => {
     const kind = ops.kind[i];
-    const tall = OP_HEIGHTS[kind] ?? 13;
+    const tall = Math.round(height * (OP_HEIGHTS[kind] ?? OP_HEIGHTS[1]));
     c.globalAlpha = ops.count[i] > 1 ? 0.35 + 0.65 * ops.fill[i] : 1;
     c.fillStyle = colours.of[OP_COLOURS[kind] ?? 'op2'];
     c.fillRect(x, top + height - tall, Math.max(width - (width > 3 ? 0.7 : 0), LEAST_PX), tall);
@@ -393,7 +420,21 @@ function drawResidentLabels(
   const { scene, scale } = picture;
   const capacity = scene.capacity_bytes;
   const right = scale.width - 6;
-  label(picture, `Without swapping ${formatBytes(scene.live_peak_bytes)}`, 8, box.top + 8, 'left');
+  const axis = residentTicks(box, capacity, scene.live_peak_bytes);
+  if (axis.breakY !== null) {
+    drawBreak(picture, axis.breakY);
+  }
+  let start = 8;
+  for (const tick of axis.ticks) {
+    const y = Math.max(tick.y, box.top + 8);
+    picture.context.fillStyle = picture.colours.of['ink-2'];
+    picture.context.fillRect(0, Math.round(tick.y), 4, 1);
+    label(picture, formatBytes(tick.bytes), 8, y, 'left');
+    start = Math.max(start, 8 + picture.context.measureText(formatBytes(tick.bytes)).width + 12);
+  }
+  if (scale.width > 340) {
+    label(picture, 'Without swapping', start, box.top + 8, 'left');
+  }
   if (capacity !== null) {
     label(
       picture,
@@ -416,6 +457,21 @@ function drawResidentLabels(
     'right',
     'ink'
   );
+}
+
+/** A zigzag at the left edge: the bytes above it are on another scale. */
+function drawBreak({ context: c, colours }: IPicture, y: number): void {
+  c.lineWidth = 4;
+  c.strokeStyle = colours.of.bg;
+  for (let pass = 0; pass < 2; pass++) {
+    c.beginPath();
+    for (let i = 0; i <= 4; i++) {
+      c.lineTo(i * 4, y - 4 + (i % 2 ? -3 : 3));
+    }
+    c.stroke();
+    c.lineWidth = 1.2;
+    c.strokeStyle = colours.of.ink;
+  }
 }
 
 function drawAway(picture: IPicture): void {

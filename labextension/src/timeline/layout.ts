@@ -23,46 +23,59 @@ export interface ITrackBox {
 
 export type Layout = Record<TrackName, ITrackBox> & { bottom: number };
 
-const FIXED: [TrackName, height: number, gap: number][] = [
-  ['minimap', 32, 3],
-  ['ruler', 19, 2],
-  ['stages', 15, 1],
-  ['layers', 15, 1],
-  ['modules', 15, 2],
-  ['ops', 18, 7],
-  ['out', 16, 3],
-  ['in', 16, 4],
-  ['stalls', 13, 5],
-  ['replays', 13, 5],
-  ['selected', 18, 7]
+/** Each with its height and the gap after it, and with the least of both where room is short. */
+const FIXED: [TrackName, height: number, gap: number, least: number, leastGap: number][] = [
+  ['minimap', 32, 3, 20, 2],
+  ['ruler', 19, 2, 16, 1],
+  ['stages', 15, 1, 13, 1],
+  ['layers', 15, 1, 13, 1],
+  ['modules', 15, 2, 13, 1],
+  ['ops', 18, 7, 14, 5],
+  ['out', 16, 3, 11, 2],
+  ['in', 16, 4, 11, 2],
+  ['stalls', 13, 5, 11, 2],
+  ['replays', 13, 5, 11, 2],
+  ['selected', 18, 7, 11, 4]
 ];
-const LEAST_RESIDENT = 96;
-const AWAY = 22;
-const LEAST_BLOCKS = 56;
+const RESIDENT = [160, 54];
+const AWAY = [22, 11];
+const BLOCKS = [56, 36];
+const GAP = [8, 4];
+const TOP = 4;
 
 /**
- * Lay the tracks out in a timeline of this height; it grows beyond it where that is too little for all of them.
+ * Lay the tracks out in a timeline of this height. They share it: where it is short they get lower, down to what can
+ * still be read, so that all are in sight; only below that does the timeline grow beyond its height.
  * Steps without `replays` have no track for them: its height is 0.
  */
 export function layTracks(height: number, replays: boolean): Layout {
   const layout = {} as Layout;
-  let top = 4;
-  for (const [name, tall, gap] of FIXED) {
+  const tracks = FIXED.filter(([name]) => replays || name !== 'replays');
+  const sum = (of: 0 | 1) =>
+    tracks.reduce((all, [, tall, gap, low, narrow]) => all + (of ? low + narrow : tall + gap), 0);
+  const rest = (of: 0 | 1) => AWAY[of] + BLOCKS[of] + 3 * GAP[of] + (of ? RESIDENT[1] : 96);
+  const [full, least] = [sum(0) + rest(0), sum(1) + rest(1)];
+  const share = Math.min(1, Math.max(0, (height - TOP - least) / (full - least)));
+  const between = (most: number, fewest: number) => Math.floor(fewest + (most - fewest) * share);
+  let top = TOP;
+  for (const [name, tall, gap, low, narrow] of FIXED) {
     if (name === 'replays' && !replays) {
       layout[name] = { top, height: 0 };
       continue;
     }
-    layout[name] = { top, height: tall };
-    top += tall + gap;
+    layout[name] = { top, height: between(tall, low) };
+    top += layout[name].height + between(gap, narrow);
   }
-  const left = height - top - AWAY - 24;
-  const resident = Math.max(LEAST_RESIDENT, Math.min(160, Math.round(left * 0.45)));
+  const away = between(AWAY[0], AWAY[1]);
+  const gap = between(GAP[0], GAP[1]);
+  const left = height - top - away - 3 * gap;
+  const resident = Math.max(RESIDENT[1], Math.min(RESIDENT[0], Math.round(left * 0.52)));
   layout.resident = { top, height: resident };
-  top += resident + 8;
-  layout.away = { top, height: AWAY };
-  top += AWAY + 8;
-  layout.blocks = { top, height: Math.max(LEAST_BLOCKS, height - top - 6) };
-  layout.bottom = top + layout.blocks.height + 6;
+  top += resident + gap;
+  layout.away = { top, height: away };
+  top += away + gap;
+  layout.blocks = { top, height: Math.max(BLOCKS[1], height - top - gap) };
+  layout.bottom = top + layout.blocks.height + gap;
   return layout;
 }
 
@@ -96,4 +109,22 @@ export function residentY(
     bytes <= knee
       ? bottom - (bytes / knee) * box.height * 0.7
       : bottom - box.height * (0.7 + (0.28 * (bytes - knee)) / (live - knee));
+}
+
+/** The labels of the resident track's axis, one on each of its parts, and where it breaks; null: it does not. */
+export function residentTicks(
+  box: ITrackBox,
+  capacity: number | null,
+  live: number
+): { ticks: { bytes: number; y: number }[]; breakY: number | null } {
+  const y = residentY(box, capacity, live);
+  const broken = capacity !== null && live > capacity * 1.04;
+  const bytes = broken ? [live, capacity / 2] : [Math.max(live, capacity ?? 0)];
+  if (!broken) {
+    bytes.push(bytes[0] / 2);
+  }
+  return {
+    ticks: bytes.map(value => ({ bytes: value, y: y(value) })),
+    breakY: broken ? y(capacity * 1.04) : null
+  };
 }

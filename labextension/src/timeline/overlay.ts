@@ -1,12 +1,12 @@
 // Draws what moves with the person: crosshair, selection, search marks, brush, the minimap's frame.
 
-import { formatSeconds } from '../format';
 import type { IBox, IOp, IStorageDetail } from '../protocol';
 import { BANDS, bandOf } from '../words';
 import type { IColours } from './colours';
+import { rulerLabels } from './draw';
 import type { IHit } from './hit';
 import type { Layout } from './layout';
-import { type IStretch, Scale } from './scale';
+import { formatAt, type IStretch, Scale } from './scale';
 import type { IView } from './tables';
 
 export interface IOverlay {
@@ -190,11 +190,12 @@ function drawLife(
 ): void {
   const box = layout.selected;
   const middle = box.top + box.height / 2;
+  const inset = Math.round(box.height * 0.22);
   const colour = colours.of[id as keyof typeof colours.of];
   c.fillStyle = colour;
   for (const [start, end] of selected.resident) {
     const left = scale.x(start);
-    c.fillRect(left, box.top + 4, Math.max(scale.x(end) - left, 1.5), box.height - 8);
+    c.fillRect(left, box.top + inset, Math.max(scale.x(end) - left, 1.5), box.height - 2 * inset);
   }
   c.strokeStyle = colour;
   c.lineWidth = 1.5;
@@ -263,13 +264,30 @@ function drawCursor({ context: c, colours, layout, scale, cursor, view }: IOverl
   c.globalAlpha = 0.75;
   c.fillRect(x, layout.ruler.top + layout.ruler.height, 1, layout.bottom);
   c.globalAlpha = 1;
+  const axis = view?.axis ?? 'time';
   const text =
-    view?.axis === 'op' ? `op ${Math.floor(cursor).toLocaleString('en')}` : formatSeconds(cursor);
+    axis === 'op'
+      ? `op ${Math.floor(cursor).toLocaleString('en')}`
+      : formatAt(cursor, scale.end - scale.start);
+  const { top, height } = layout.ruler;
+  c.font = `10px ${colours.font}`;
+  const labels = rulerLabels(scale, axis).map(label => ({
+    from: label.x + 2,
+    to: label.x + 6 + c.measureText(label.text).width
+  }));
   c.font = `600 10px ${colours.font}`;
   const width = c.measureText(text).width + 10;
   const left = Math.min(Math.max(x - width / 2, 0), scale.width - width);
-  c.fillRect(left, layout.ruler.top + 1, width, 16);
+  // A label of the ruler that the readout would leave a part of goes whole.
+  c.fillStyle = colours.of.bg;
+  for (const { from, to } of labels) {
+    if (from < left + width + 2 && to > left - 2) {
+      c.fillRect(from, top, to - from, height);
+    }
+  }
+  c.fillStyle = colours.of.ink;
+  c.fillRect(left, top + 1, width, height - 2);
   c.fillStyle = colours.of.bg;
   c.textBaseline = 'middle';
-  c.fillText(text, left + 5, layout.ruler.top + 9.5);
+  c.fillText(text, left + 5, top + height / 2);
 }

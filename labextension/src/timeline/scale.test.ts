@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 
-import { clamp, pan, Scale, tickLabel, ticks, zoom } from './scale';
+import { clamp, formatAt, pan, Scale, tickLabel, ticks, zoom } from './scale';
 
 test('positions and pixels are each other’s inverse', () => {
   const scale = new Scale(10, 30, 400);
@@ -46,8 +46,26 @@ test('ticks between ops would name no op', () => {
   expect(ticks(new Scale(0, 3, 800), 90, true).step).toBe(1);
 });
 
-test('tick labels take the unit and the digits of the distance', () => {
+test('tick labels have as many digits as the distance between them needs', () => {
   expect(tickLabel(1.5, 0.5)).toBe('1.5 s');
   expect(tickLabel(0.2, 0.05)).toBe('200 ms');
-  expect(tickLabel(0.24712, 1e-5)).toBe('247120 µs');
+  expect(tickLabel(0.2, 1e-3, 0.9)).toBe('200 ms');
+  expect(tickLabel(0, 0.05)).toBe('0 ms');
+  expect(tickLabel(2e-5, 1e-5)).toBe('20 µs');
+});
+
+test('deep in a step they keep the step’s unit, so that no number is long', () => {
+  expect(tickLabel(0.291832, 5e-6)).toBe('291.832 ms');
+  expect(tickLabel(1.8351, 1e-4)).toBe('1.8351 s');
+  expect(tickLabel(0.24712, 1e-5)).toBe('247.12 ms');
+});
+
+test('times are told apart at every zoom', () => {
+  expect(formatAt(1.8423, 10)).toBe('1.84 s');
+  expect(formatAt(1.8423, 0.16)).toBe('1.8423 s');
+  expect(formatAt(0.0446, 0.56)).toBe('44.6 ms');
+  expect(formatAt(0, 0.56)).toBe('0.0 ms');
+  const shown = new Scale(1.84, 2, 900);
+  const texts = new Set(Array.from({ length: 900 }, (_, x) => formatAt(shown.at(x), shown.span)));
+  expect(texts.size).toBeGreaterThan(850);
 });

@@ -59,9 +59,28 @@ export function ticks(scale: Scale, gap: number, whole = false): { at: number[];
   return { at, step };
 }
 
-/** A tick in seconds, in the unit that fits the distance between ticks. */
-export function tickLabel(seconds: number, step: number): string {
-  const [unit, size] = step >= 0.5 ? ['s', 1] : step >= 5e-4 ? ['ms', 1e-3] : ['µs', 1e-6];
+const UNITS: [unit: string, size: number][] = [
+  ['s', 1],
+  ['ms', 1e-3],
+  ['µs', 1e-6]
+];
+
+/**
+ * A tick in seconds with the digits that the distance between ticks needs, in the unit that fits it; in a larger one
+ * where the numbers up to `most` would get long.
+ */
+export function tickLabel(seconds: number, step: number, most = Math.abs(seconds)): string {
+  let row = step >= 0.5 ? 0 : step >= 5e-4 ? 1 : 2;
+  while (row > 0 && most / UNITS[row][1] >= 1000) {
+    row -= 1;
+  }
+  const [unit, size] = UNITS[row];
   const digits = Math.max(0, -Math.floor(Math.log10(step / size) + 1e-9));
-  return `${(seconds / size).toFixed(Math.min(digits, 6))} ${unit}`;
+  return `${(seconds / size).toFixed(Math.min(digits, 9)).replace('-', '−')} ${unit}`;
+}
+
+/** A time on an axis of which `span` seconds are in sight, so that what lies apart there reads differently. */
+export function formatAt(seconds: number, span: number): string {
+  const step = 10 ** Math.floor(Math.log10(span / 1000) + 1e-9);
+  return tickLabel(seconds, step, Math.max(Math.abs(seconds), span / 10));
 }

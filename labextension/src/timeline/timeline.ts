@@ -18,6 +18,8 @@ import { lastAtMost } from './tables';
 const WHEEL = 0.0016;
 const POINT_MS = 90;
 const CLICK_PX = 3;
+/** The height of a resident track's legend with a line a band, under the track's name. */
+const LEGEND_PX = 90;
 /** What a block says of its bytes, by `PLACE`. */
 const WHERE = ['on the device', 'away, on the host', 'dropped, until a replay makes it again'];
 
@@ -205,7 +207,7 @@ export class Timeline {
         { class: 'cl-track', style: `top: ${box.top}px; height: ${box.height}px` },
         h(
           'div',
-          { class: 'cl-name', style: `line-height: ${Math.min(box.height, 18)}px` },
+          { class: 'cl-name', style: `line-height: ${Math.min(Math.max(box.height, 13), 18)}px` },
           h('span', {}, name),
           value
         ),
@@ -213,15 +215,20 @@ export class Timeline {
       );
     };
     this._values.clear();
-    const legend = h('div', { class: 'cl-legend' });
-    for (const band of [...BANDS].reverse()) {
+    // Where room is short, a band has its short name, and at the crosshair its bytes in the place of the name.
+    const tight = this._layout.resident.height < LEGEND_PX || this._gutter.clientWidth < 180;
+    const legend = h('div', {
+      class: `cl-legend ${this._layout.resident.height < LEGEND_PX ? 'cl-two' : ''} ${tight ? 'cl-tight' : ''}`
+    });
+    const item = (id: string, mark: HTMLElement, name: string, short: string) => {
       const value = h('b');
-      this._values.set(band.id, value);
-      legend.append(swatch(band.id), h('span', {}, band.name), value);
+      this._values.set(id, value);
+      legend.append(mark, h('span', { title: name }, tight ? short : name), value);
+    };
+    for (const band of [...BANDS].reverse()) {
+      item(band.id, swatch(band.id), band.name, band.short);
     }
-    const ghost = h('b');
-    this._values.set('live', ghost);
-    legend.append(h('i', { class: 'cl-swatch cl-ghost' }), h('span', {}, 'Unswapped'), ghost);
+    item('live', h('i', { class: 'cl-swatch cl-ghost' }), 'Unswapped', 'Unswap.');
     const key = h(
       'div',
       { class: 'cl-key' },
@@ -248,7 +255,7 @@ export class Timeline {
       line('in', 'Swap-in', 'in'),
       line('stalls', 'Stall', 'stalls'),
       ...(this._layout.replays.height ? [line('replays', 'Replays', 'replays')] : []),
-      line('selected', 'Selected storage', 'selected'),
+      line('selected', 'Selected', 'selected'),
       line('resident', 'Resident', 'resident', legend),
       line('away', 'On the host', 'away'),
       line('blocks', 'Block map', 'blocks', key)
@@ -271,6 +278,7 @@ export class Timeline {
       return;
     }
     const at = this._pointerAt ?? this._model.cursor;
+    this._gutter.classList.toggle('cl-reading', this._pointerAt !== null);
     const hidden = (share: number | null) =>
       share === null ? 'none' : `${formatPercent(share)} hidden`;
     this._say('selected', selected ? formatBytes(selected.bytes) : 'none');

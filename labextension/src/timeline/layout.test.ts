@@ -1,0 +1,60 @@
+import { describe, expect, test } from 'vitest';
+
+import { layTracks, residentTicks, residentY, trackAt } from './layout';
+
+describe('the lanes share the height', () => {
+  test.each([false, true])('all of them are in sight from 300 pixels on, replays: %s', replays => {
+    for (let height = 300; height < 900; height += 7) {
+      const layout = layTracks(height, replays);
+      expect(layout.bottom).toBeLessThanOrEqual(height);
+      expect(layout.resident.height).toBeGreaterThanOrEqual(54);
+      expect(layout.blocks.height).toBeGreaterThanOrEqual(36);
+    }
+  });
+
+  test('none lies on another, and each can be pointed at', () => {
+    for (const height of [200, 300, 360, 500]) {
+      const layout = layTracks(height, true);
+      const boxes = Object.entries(layout).filter(([name]) => name !== 'bottom') as [
+        keyof typeof layout,
+        { top: number; height: number }
+      ][];
+      boxes.sort((a, b) => a[1].top - b[1].top);
+      boxes.forEach(([name, box], i) => {
+        expect(box.height).toBeGreaterThanOrEqual(8);
+        expect(trackAt(layout, box.top + box.height / 2)).toBe(name);
+        if (i) {
+          const before = boxes[i - 1][1];
+          expect(box.top).toBeGreaterThanOrEqual(before.top + before.height);
+        }
+      });
+    }
+  });
+
+  test('a tall timeline has the full ones', () => {
+    const layout = layTracks(620, false);
+    expect(layout.minimap.height).toBe(32);
+    expect(layout.ops.height).toBe(18);
+    expect(layout.resident.height).toBe(160);
+  });
+});
+
+describe('the axis of the resident lane', () => {
+  const box = { top: 100, height: 100 };
+
+  test('is labelled on both of its parts where it breaks', () => {
+    const { ticks, breakY } = residentTicks(box, 100, 400);
+    const y = residentY(box, 100, 400);
+    expect(ticks.map(tick => tick.bytes)).toEqual([400, 50]);
+    for (const tick of ticks) {
+      expect(tick.y).toBeCloseTo(y(tick.bytes));
+    }
+    expect(breakY).toBeCloseTo(y(104));
+  });
+
+  test('has no break where all of it is linear', () => {
+    const { ticks, breakY } = residentTicks(box, null, 400);
+    expect(breakY).toBeNull();
+    expect(ticks.map(tick => tick.bytes)).toEqual([400, 200]);
+  });
+});

@@ -1,0 +1,12 @@
+def test_the_panel_is_usable_without_a_mouse_and_without_sight(in_browser):
+    found = in_browser("axe", notebook="axe")
+    assert found["errors"] == []
+    assert found["violations"] == []
+    assert len(found["seen"]) >= 14 and found["checked"] > 150
+    assert found["foundOp"] == ["aten::gelu", True]
+    assert (found["stops"], found["stopsAfter"]) == (1, 1)
+    assert found["walked"] == [1, 2, 199, 0, "Storage", "Module", 0]
+    assert found["left"]
+    assert found["missing"].startswith("There is no such file.") and "none.parquet" in found["missing"]
+    assert found["cut"].startswith("The file ends early.") and "cut.parquet: truncated" in found["cut"]
+    assert found["other"].startswith("The file was not read.") and "no Parquet file" in found["other"]
