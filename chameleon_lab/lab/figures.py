@@ -293,7 +293,21 @@ def _draw_stalls(go: Any, figure: go.Figure, step: StepTrace) -> None:
 
     bars = _bars(every, rows.start_s, rows.start_s + rows.duration_s, step.duration_s)
     _add_bars(go, figure, 3, "Stall", LOST, {"Stall": bars}, say)
-    figure.update_yaxes(categoryorder="array", categoryarray=["Stall"], range=[-0.6, 0.6], row=3, col=1)
+    figure.update_yaxes(
+        type="category", categoryorder="array", categoryarray=["Stall"], range=[-0.6, 0.6], row=3, col=1
+    )
+    if not len(every):
+        figure.add_annotation(
+            text="none",
+            x=0,
+            y="Stall",
+            xanchor="left",
+            xshift=4,
+            showarrow=False,
+            font={"color": INK_2},
+            row=3,
+            col=1,
+        )
 
 
 def _draw_replays(go: Any, figure: go.Figure, step: StepTrace) -> None:
@@ -350,11 +364,12 @@ def _add_bars(
 ) -> None:
     """Draw the bars of these lanes in one of the figure's rows; ``say`` tells of one at the pointer."""
     drawn = [(lane, bar) for lane, bars in lanes.items() for bar in bars]
+    # Lanes without a bar have one that is not drawn: an axis without any would be one of numbers.
     figure.add_trace(
         go.Bar(
-            x=[bar.end_s - bar.start_s for _, bar in drawn],
-            y=[lane for lane, _ in drawn],
-            base=[bar.start_s for _, bar in drawn],
+            x=[bar.end_s - bar.start_s for _, bar in drawn] or [None] * len(lanes),
+            y=[lane for lane, _ in drawn] or list(lanes),
+            base=[bar.start_s for _, bar in drawn] or None,
             orientation="h",
             name=name,
             marker={"color": colour, "line": {"width": 0}},

@@ -192,8 +192,19 @@ def test_step_figure_takes_the_newest_step_and_titles_it(step):
 
 
 def test_step_figure_names_the_stages():
-    texts = [note.text for note in step_figure(gpt_step()).layout.annotations]
+    notes = step_figure(gpt_step()).layout.annotations
+    texts = [note.text for note in notes if note.yref == "paper"]
     assert texts == ["Forward", "Backward", "Optimizer"]
+
+
+def test_lanes_without_a_bar_keep_their_names_and_say_none(step):
+    calm = replace(step, stalls=stalls([]))
+    figure = step_figure(calm)
+    stall = drawn(figure, "Stall")
+    assert list(stall.y) == ["Stall"] and list(stall.x) == [None] and not stall.showlegend
+    assert figure.layout.yaxis3.type == "category"
+    assert [note.text for note in figure.layout.annotations if note.yref == "y3"] == ["none"]
+    assert not [n for n in step_figure(step).layout.annotations if n.yref == "y3"]
 
 
 def test_step_figure_draws_replays_in_a_lane_below_the_stalls():
@@ -217,7 +228,8 @@ def test_session_figure_tells_replays_from_stall_and_from_the_rest():
 
 def test_step_figure_of_a_step_that_moved_nothing():
     figure = step_figure(gpt_step())
-    assert len(drawn(figure, "Planned transfer").x or ()) == 0
+    assert set(drawn(figure, "Planned transfer").x) == {None}
+    assert list(drawn(figure, "Planned transfer").y) == ["Out", "In"]
     assert figure.layout.yaxis2.categoryarray == ("Out", "In")
 
 
