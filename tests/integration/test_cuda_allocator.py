@@ -372,7 +372,7 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
     found = on_fake_gpus(f"""
         {setting}
         {TRAINING}
-        with cl.Session(device="cuda") as session:
+        with cl.Session("unlimited", device="cuda") as session:
             parameters += [fake.Tensor(0, 4 * MiB, layer) for layer in range(LAYERS)]
             step()
             session.step()
