@@ -18,6 +18,7 @@ LEAST = {
     "files": 150,
     "off": 4,
     "soak": 4,
+    "machines": 2,
 }
 
 

@@ -1,0 +1,95 @@
+"""The test suite as on other machines: kernels of other CPUs, other numbers of threads, other programs, other orders.
+
+A case is a setting; under it run the tests whose runs keep to a capacity, since what an op needs at once hangs on the
+kernel that is chosen for it. Every one of them must pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+from .outcome import Outcome
+from .pool import ROOT, Options
+
+_OLD_CPU = {
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+}
+_AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+SETTINGS: dict[str, dict[str, str]] = {
+    "AVX2, no bf16 instructions": _AVX2,
+    "SSE 4.1": _OLD_CPU,
+    "two op threads": {"OMP_NUM_THREADS": "2"},
+    "SSE 4.1, two op threads": _OLD_CPU | {"OMP_NUM_THREADS": "2"},
+    "busy": {},
+    "random order": {},
+}
+"""What is set in the environment of each case; "busy" has two busy processes beside it."""
+_TESTS = (
+    *("test_bit_identity.py", "test_memory.py", "test_bad_input.py", "test_mixed_policies.py"),
+    *("test_policy_in_session.py", "test_adapting.py", "test_replay.py", "test_replay_training.py"),
+)
+_SHARE = ["AVX2, no bf16 instructions"]
+_TESTS_OF_SHARE = ("test_bit_identity.py", "-k", "bf16 and tight")
+_TIMEOUT_S = 1500.0
+
+
+def cases(options: Options) -> list[str]:
+    """The settings."""
+    return _SHARE if options.share else list(SETTINGS)
+
+
+def check(case: str, options: Options) -> Outcome:
+    """Run the tests under a setting, and count those that passed."""
+    outcome = Outcome(case)
+    tests = _TESTS_OF_SHARE if options.share else _TESTS
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    if case == "random order":
+        command += ["--random-order-bucket=global", f"--random-order-seed={options.seed}"]
+    with tempfile.TemporaryDirectory() as folder, _busy(2 if case == "busy" else 0):
+        results = Path(folder) / "results.xml"
+        command += [f"--junitxml={results}", *tests]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | SETTINGS[case]
+        done = subprocess.run(
+            command,
+            cwd=ROOT / "tests" / "integration",
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+        found = list(ET.parse(results).iter("testcase")) if results.exists() else []
+    for test in found:
+        if (skipped := test.find("skipped")) is not None:
+            outcome.skipped[skipped.get("message", "")] += 1
+            continue
+        outcome.tried += 1
+        problem = test.find("failure") if test.find("failure") is not None else test.find("error")
+        if problem is not None:
+            why = (problem.get("message") or "without a message").partition("\n")[0]
+            outcome.wrong.append(f"{test.get('name')}: {why}")
+    if done.returncode and not outcome.wrong:
+        outcome.wrong.append(f"pytest ended with {done.returncode}: {done.stdout[-500:]}")
+    return outcome
+
+
+@contextlib.contextmanager
+def _busy(count: int) -> Iterator[None]:
+    """Inside, so many processes do nothing but compute."""
+    command = [sys.executable, "-c", f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(10**6))"]
+    others = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
