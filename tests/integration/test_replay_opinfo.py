@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -31,12 +33,15 @@ DTYPES = (
     torch.bool,
 )
 MOST_SAMPLES = 2
+SHARES = 6
+"""Of the database: each is a test, so that none takes long on a busy machine."""
 
 
 @pytest.fixture(autouse=True)
 def no_search_for_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """The database looks for torch's own test case in the source of every frame: minutes, where much is imported."""
-    monkeypatch.setattr("torch.testing._internal.common_utils.extract_test_fn", lambda: None)
+    for module in ("common_utils", "opinfo.core"):
+        monkeypatch.setattr(f"torch.testing._internal.{module}.extract_test_fn", lambda: None)
 
 
 @pytest.fixture
@@ -133,27 +138,44 @@ def in_place(op: Any, sample: Any) -> list[torch.Tensor]:
         return []
 
 
-seen_names: set[str] = set()
-
-
 def replayed_names() -> set[str]:
     """The ops replayed in the step, which ends."""
     names = core.op_names()
     return {names[name] for name in core.end_step().replays()["name"]}
 
 
-def test_replays_give_the_bits_of_the_first_run(recording: None) -> None:
-    torch.manual_seed(0)
+@dataclass
+class Found:
+    """What became of the drops of a share of the database, and the ops that were replayed for them."""
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+
+
+@cache
+def found_in(share: int) -> Found:
+    """Try a share of the database. The core must be recording."""
+    torch.manual_seed(share)
     warnings.simplefilter("ignore")
-    reasons: Counter[str] = Counter()
-    wrong: list[str] = []
-    for op in opinfo.op_db:
+    found = Found()
+    for op in opinfo.op_db[share::SHARES]:
         supported = op.supported_dtypes("cpu")
         for number, dtype in enumerate(d for d in DTYPES if d in supported):
-            if not try_op(op, dtype, reasons, wrong) and number == 0:
+            if not try_op(op, dtype, found.reasons, found.wrong) and number == 0:
                 break  # nothing in it is replayed
-        seen_names.update(replayed_names())
+        found.names |= replayed_names()
+    return found
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_replays_give_the_bits_of_the_first_run(recording: None, share: int) -> None:
+    wrong = found_in(share).wrong
     assert not wrong, wrong[:20]
+
+
+def test_what_is_not_replayed_says_why(recording: None) -> None:
+    reasons = sum((found_in(share).reasons for share in range(SHARES)), Counter())
     assert reasons.pop("") > 3000, reasons
     # The rest says why, by the op that made it or by what became of its inputs.
     told = {text.partition(",")[0] for text in reasons}
@@ -207,25 +229,29 @@ MORE = {
 }
 
 
-def test_what_the_database_does_not_reach(recording: None) -> None:
+@cache
+def found_in_more() -> Found:
+    """Try :data:`MORE`. The core must be recording."""
     torch.manual_seed(0)
-    reasons: Counter[str] = Counter()
-    wrong: list[str] = []
+    found = Found()
     for name, call in MORE.items():
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
-            check(name, [call(dtype)], reasons, wrong)
-        seen_names.update(replayed_names())
+            check(name, [call(dtype)], found.reasons, found.wrong)
+        found.names |= replayed_names()
     alive.clear()
-    assert not wrong
-    assert reasons[""] >= 3 * (len(MORE) - 2), reasons
+    return found
 
 
-def test_every_op_of_the_list_was_among_them() -> None:
-    if not seen_names:
-        pytest.skip("the tests before it did not run")
+def test_what_the_database_does_not_reach(recording: None) -> None:
+    found = found_in_more()
+    assert not found.wrong
+    assert found.reasons[""] >= 3 * (len(MORE) - 2), found.reasons
+
+
+def test_every_op_of_the_list_was_among_them(recording: None) -> None:
     leaves = {name for name in REPLAY_CLASS if any(has_kernel(overload) for overload in overloads(name))}
-    not_seen = leaves - seen_names
-    assert not not_seen
+    seen = found_in_more().names.union(*(found_in(share).names for share in range(SHARES)))
+    assert not leaves - seen
 
 
 def has_kernel(overload: str) -> bool:
