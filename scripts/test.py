@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "tests"
 """What the parts leave for this script: their failures."""
+ENDS_WITHIN_S = 4500
+"""A part that takes longer hangs: pytest-xdist waits for ever for a test whose worker died in some orders."""
 _VITEST = KEPT / "vitest.json"
 _AGAIN = "OMP_NUM_THREADS=1 python -m pytest"
 
@@ -45,14 +48,31 @@ def main(names: list[str]) -> int:
         shutil.rmtree(KEPT / name, ignore_errors=True)
         _VITEST.unlink(missing_ok=True)
         print(f"==> Testing {part.title}", flush=True)
-        code = subprocess.run(part.command, cwd=ROOT, env={"OMP_NUM_THREADS": "1"} | os.environ).returncode
-        if code:
-            # A part that ended before any test could fail (a crash, an interrupt) is run again as a whole.
-            failed += part.failures(name) or [f"{shlex.join(part.command)}  # ended with {code}"]
+        ending, before = _run(part.command), len(failed)
+        if ending:
+            failed += part.failures(name)
+        if ending and (ending != "ended with 1" or len(failed) == before):
+            # A crash, or what did not end: there is more than the failed tests.
+            failed.append(f"{shlex.join(part.command)}  # {ending}")
     if failed:
         print(f"==> {len(failed)} failed. To run each again, with .venv/bin in PATH:")
         print("\n".join(f"  {command}" for command in failed))
     return int(bool(failed))
+
+
+def _run(command: list[str]) -> str:
+    """Run a part. Returns how it ended, or "" if nothing failed."""
+    with subprocess.Popen(command, cwd=ROOT, env={"OMP_NUM_THREADS": "1"} | os.environ) as process:
+        try:
+            code = process.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # pytest then says what has failed so far
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            return f"did not end within {ENDS_WITHIN_S} s"
+    return f"ended with {code}" if code else ""
 
 
 def _pytest(name: str, *arguments: str) -> list[str]:

@@ -26,6 +26,7 @@ from .outcome import Outcome
 
 ROOT = Path(__file__).parents[2]
 _REASON_CHARACTERS = 600
+_STARTS_WITHIN_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,22 @@ class _Worker:
             start_new_session=True,
         )
         self.alive = True
+        self._ready = False
 
     def check(self, case: str, timeout_s: float) -> Outcome:
         assert self._process.stdin is not None and self._process.stdout is not None
-        start_s, hangs = time.monotonic(), threading.Event()
+        hangs = threading.Event()
 
         def too_long() -> None:
             hangs.set()
             self._kill()
 
+        if not self._ready:  # importing PyTorch takes its time on a busy machine, and is no case's
+            watchdog = threading.Timer(timeout_s + _STARTS_WITHIN_S, too_long)
+            watchdog.start()
+            self._ready = bool(self._process.stdout.readline())
+            watchdog.cancel()
+        start_s = time.monotonic()
         watchdog = threading.Timer(timeout_s, too_long)
         watchdog.start()
         try:
@@ -175,6 +183,7 @@ def _serve(name: str, options: Options) -> None:
 
     torch.set_num_threads(1)
     module = part(name)
+    print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:
         case = line.rstrip("\n")
         print("case", case, file=sys.stderr, flush=True)

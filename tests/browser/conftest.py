@@ -231,7 +231,7 @@ def in_browser(lab_address: str, tmp_path: Path) -> Callable[..., dict]:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=240,
+                timeout=900,
             )
             if done.returncode != BROWSER_DIED:
                 break

@@ -39,7 +39,7 @@ def opened(page: Path) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
     )
     return done.stdout + done.stderr
 

@@ -30,7 +30,7 @@ def fake_library(target: str) -> Path:
     return library
 
 
-def on_fake_gpu(target: str, code: str, timeout_s: float = 120.0) -> Any:
+def on_fake_gpu(target: str, code: str) -> Any:
     """Run code in a process that has the fake of that name, as ``fake``; returns the JSON of its last line."""
     load = f"""
         import sys, json
@@ -49,5 +49,5 @@ def on_fake_gpu(target: str, code: str, timeout_s: float = 120.0) -> Any:
         fake = load("_{target}")
         fake.install()
     """
-    lines = child(code, timeout_s=timeout_s, first=load).stdout.strip().splitlines()
+    lines = child(code, first=load).stdout.strip().splitlines()
     return json.loads(lines[-1]) if lines else None

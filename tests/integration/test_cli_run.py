@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training import ROOT
+from training import HANGS_AFTER_S, ROOT
 
 import chameleon_lab as cl
 
@@ -56,7 +56,7 @@ def python(folder: Path, *words: str, **kwargs) -> subprocess.CompletedProcess[s
         env=environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANGS_AFTER_S,
         **kwargs,
     )
 
@@ -187,7 +187,7 @@ def test_ctrl_c_leaves_the_files_and_dies_of_the_signal(folder):
         for _ in range(6):
             assert process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=HANGS_AFTER_S)
     finally:
         process.kill()
     assert process.returncode == -signal.SIGINT, stderr

@@ -81,5 +81,4 @@ def test_a_compiled_region_is_one_op() -> None:
         with cl.Session("8MiB", min_swap="1KiB") as session:
             assert steps(session) == bare
         """,
-        timeout_s=180,
     )

@@ -9,12 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from training import HANGS_AFTER_S
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
-    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=550)
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=HANGS_AFTER_S
+    )
     assert done.returncode == 0, f"{command}:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 

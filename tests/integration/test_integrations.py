@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from training import Gpt, KiB, raw, state_bytes
+from training import HANGS_AFTER_S, Gpt, KiB, raw, state_bytes
 
 import chameleon_lab as cl
 
@@ -358,7 +358,12 @@ except ImportError as error:
 """
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=180, check=True
+        [sys.executable, "-c", code],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_AFTER_S,
+        check=True,
     )
     assert f"chameleon_lab.integrations.{name} needs" in done.stdout and way_out in done.stdout
 

@@ -40,7 +40,7 @@ class Loop:
         self.session.step()
 
     def panel(self, ask, *args):
-        return self.thread.submit(ask, *args).result(timeout=180)
+        return self.thread.submit(ask, *args).result(timeout=1200)
 
     def desk(self):
         desk = self.panel(self.sources.desk, self.sources.session()[0])
@@ -48,7 +48,7 @@ class Loop:
         return desk
 
     def exact(self, desk):
-        until = time.monotonic() + 30
+        until = time.monotonic() + 600
         state = self.panel(desk.state)
         while not (state["editable"] and state["exact"]) and time.monotonic() < until:
             assert state["editable"] or state["why"] == "Preparing the draft", state

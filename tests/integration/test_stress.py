@@ -6,7 +6,7 @@ import re
 import subprocess
 
 import pytest
-from training import ROOT
+from training import HANGS_AFTER_S, ROOT
 
 BUILD = ROOT / "build"
 
@@ -19,7 +19,9 @@ def test_the_core_alone_under_many_threads() -> None:
         ["cmake", "--build", str(BUILD), "--target", "stress"], capture_output=True, text=True
     )
     assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
-    done = subprocess.run([str(BUILD / "csrc" / "stress"), "3"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [str(BUILD / "csrc" / "stress"), "3"], capture_output=True, text=True, timeout=HANGS_AFTER_S
+    )
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
     counts = {
         what: int(count) for count, what in re.findall(r"(\d+) (checks|wrong|planned copies)", done.stdout)

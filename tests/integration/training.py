@@ -30,6 +30,8 @@ KiB, MiB = 1 << 10, 1 << 20
 ROOT = Path(__file__).parents[2]
 OP_THREADS = int(os.environ.get("OMP_NUM_THREADS", 1))
 """Of every test and its children: one, unless the suite is asked for more."""
+HANGS_AFTER_S = 1200
+"""A busy machine is no hang: this is for what would never end."""
 _EVICTED_FROM_BYTES = 512
 _ABOVE_THE_FLOOR = 1.25
 
@@ -307,9 +309,7 @@ def tight_bytes(
     return int(_ABOVE_THE_FLOOR * floor_bytes(model_factory, optimizer_factory, steps, loop))
 
 
-def child(
-    code: str, *, timeout_s: float = 180.0, folder: Path | None = None, first: str = ""
-) -> subprocess.CompletedProcess[str]:
+def child(code: str, *, folder: Path | None = None, first: str = "") -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, which may crash or hang without harm. Returns it when it has exited with 0.
 
     ``first`` runs before anything of the package is imported.
@@ -332,10 +332,12 @@ def child(
     else:
         command = [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", source]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_AFTER_S)
     except subprocess.TimeoutExpired as error:
         stderr = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr
-        raise AssertionError(f"the child hangs (after {timeout_s} s):\n{(stderr or '')[-3000:]}") from None
+        raise AssertionError(
+            f"the child hangs (after {HANGS_AFTER_S} s):\n{(stderr or '')[-3000:]}"
+        ) from None
     assert done.returncode == 0, (
         f"the child exited with {done.returncode}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
     )

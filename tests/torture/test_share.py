@@ -26,7 +26,7 @@ LEAST = {
 def test_nothing_goes_wrong(part: str) -> None:
     options = pool.Options(share=True)
     cases = pool.part(part).cases(options)
-    outcomes = pool.run(part, cases, options, jobs=2, timeout_s=240)
+    outcomes = pool.run(part, cases, options, jobs=2, timeout_s=1200)
     whole = total(outcomes)
     assert not whole.wrong, "\n".join(whole.wrong[:30])
     assert len(outcomes) == len(cases)

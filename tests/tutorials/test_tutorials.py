@@ -43,7 +43,7 @@ def test_runs(path, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = read(path)
     client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+        notebook, timeout=1200, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
     )
     client.execute()
 

@@ -53,11 +53,19 @@ def test_a_failure_is_named_and_the_next_part_runs(script, tmp_path, capfd) -> N
     assert "failed" not in capfd.readouterr().out
 
 
-def test_a_part_that_ends_without_a_failed_test_is_named_as_a_whole(script, tmp_path, capfd) -> None:
+def test_a_part_that_ends_otherwise_is_named_as_a_whole(script, tmp_path, monkeypatch, capfd) -> None:
     (tmp_path / "first.py").write_text("import os\ndef test_x():\n    os._exit(7)\n")
     assert script.main(["first", "second"]) == 1
     assert (tmp_path / "ran").exists()
     assert capfd.readouterr().out.splitlines()[-1].endswith("first.py  # ended with 7")
+
+    (tmp_path / "first.py").write_text(
+        "import time\ndef test_x():\n    assert False\ndef test_y():\n    time.sleep(600)\n"
+    )
+    monkeypatch.setattr(script, "ENDS_WITHIN_S", 20)
+    assert script.main(["first"]) == 1
+    named, whole = capfd.readouterr().out.splitlines()[-2:]
+    assert named.endswith("first.py::test_x") and whole.endswith("first.py  # did not end within 20 s")
     assert script.main(["third"]) == 2 and "first, second" in capfd.readouterr().err
 
 

@@ -203,7 +203,7 @@ for place in places[:400]:
         refused += 1
 print(len(places), refused)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
     assert int(done.stdout.split()[1]) > 0
 
