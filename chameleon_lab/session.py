@@ -297,7 +297,9 @@ class Session:
             and "is below the floor" in str(error)
             and not isinstance(error, BelowFloorError)
         ):
-            raise BelowFloorError(str(error).splitlines()[0]).with_traceback(traceback) from None
+            # TorchScript puts the script's own traceback before it.
+            message = str(error)[str(error).find("Chameleon Lab:") :].splitlines()[0]
+            raise BelowFloorError(message).with_traceback(traceback) from None
 
     @property
     def is_open(self) -> bool:
@@ -346,8 +348,16 @@ class Session:
             )
 
     def evict(self, tensor: torch.Tensor) -> bool:
-        """Send a tensor's storage to the host now. False where it may not leave."""
+        """Send a tensor's storage to the host now. False where it may not leave.
+
+        Raises SessionError where the session has no capacity: it only records, and nothing of it ever leaves.
+        """
         self._require_open("evict")
+        if self.capacity_bytes is None:
+            raise SessionError(
+                "session.evict() needs a session with a capacity; this one only records, and nothing leaves: give "
+                'one, such as Session("1GiB")'
+            )
         return core.evict(tensor)
 
     # ------------------------------------------------------------------------------------------------ steps

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "compiled_regions.h"
+#include "dlpack_loans.h"
 #include "devices.h"
 #include "faults.h"
 #include "module_hooks.h"
@@ -376,7 +377,9 @@ PYBIND11_MODULE(_C, m) {
         [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted, bool evict_last) -> const char* {
           c10::StorageImpl* storage = storage_of(tensor);
           if (!storage) return "foreign";
-          if (!trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
+          // What is the device's already does not move now, and its pointers are seen.
+          const bool known = Runtime::instance().residency(storage).has_value();
+          if (!known && !trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
           const chameleon::Released release;
           return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label,
                                                         owners, trusted, evict_last));
@@ -443,7 +446,26 @@ PYBIND11_MODULE(_C, m) {
   // These take UntypedStorage._cdata, the address of the StorageImpl.
   m.def("hold", [](uintptr_t s) { return Runtime::instance().hold(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("let_go", [](uintptr_t s) { Runtime::instance().let_go(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
-  m.def("expose", [](uintptr_t s) { Runtime::instance().accessed(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
+  m.def(
+      "expose",
+      [](uintptr_t s) {
+        const bool by_hook = false;
+        Runtime::instance().accessed(reinterpret_cast<c10::StorageImpl*>(s), by_hook);
+      },
+      nogil());
+  py::class_<chameleon::Loan>(m, "Loan", "A raw pointer that is outside until end() is called, once.")
+      .def("end", &chameleon::Loan::end, nogil());
+  m.def(
+      "lend", [](uintptr_t s) { return Runtime::instance().lend(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
+  m.def("end_loan_with_capsule", [](const chameleon::Loan& loan, const py::object& capsule) {
+    return chameleon::end_with_capsule(capsule.ptr(), loan);
+  });
+  m.def(
+      "identity",
+      [](uintptr_t s) {
+        return reinterpret_cast<uintptr_t>(Runtime::instance().identity(reinterpret_cast<c10::StorageImpl*>(s)));
+      },
+      nogil());
   m.def(
       "enter_compiled_region",
       [](const std::vector<uintptr_t>& read, const std::vector<uintptr_t>& written) {
@@ -453,7 +475,6 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "leave_compiled_region",
       [](const std::vector<uintptr_t>& results) { chameleon::compiled_regions::leave(tensors_at(results)); }, nogil());
-  m.def("set_saving", [](bool on) { Runtime::instance().set_saving(on); }, nogil());
   m.def("storage_address", [](uintptr_t tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   m.def("residency", [](uintptr_t address) -> py::object {
     auto* storage = reinterpret_cast<c10::StorageImpl*>(address);
@@ -474,6 +495,7 @@ PYBIND11_MODULE(_C, m) {
     d["live_bytes"] = c.live_bytes;
     d["storages"] = c.storages;
     d["escaped"] = c.escaped;
+    d["escaped_bytes"] = c.escaped_bytes;
     d["dropped"] = c.dropped;
     d["ghosts"] = c.ghosts;
     d["producers"] = c.producers;

@@ -148,7 +148,7 @@ void Recorder::died(Storage& storage) {
   if (full() && storage.log_step != log_->index) return;
   StorageRow& row = log_->storages[row_of(storage)];
   row.death_op = std::max(op_, 0);
-  row.movable = storage.settled && !storage.escaped;
+  row.movable = storage.settled && !storage.given_out();
   row.category = static_cast<uint8_t>(storage.category);
   row.label = storage.label;
 }

@@ -304,7 +304,7 @@ void Replays::link(Maker* maker) {
     if (impl == written && !producer.writes(input)) return refuse(Refusal::Arguments);
     if (input.copy || !maker->info->reads_inputs) continue;  // zeros_like and the like want a shape
     Storage* storage = find_(impl);
-    if (!storage || storage->escaped) return refuse(Refusal::Foreign);
+    if (!storage || storage->given_out()) return refuse(Refusal::Foreign);
     if (input.blank) continue;
     if (producer.writes(input) && !(storage->value && storage->value->producer)) return refuse(Refusal::InputLost);
     if (!storage->value) {
@@ -318,7 +318,7 @@ void Replays::link(Maker* maker) {
 bool Replays::attach(Maker* maker, int32_t result, const at::Tensor& tensor, Storage* storage) {
   // An op inside may have made it; and where it returns an input, or was given the storage, it has not made it at all,
   // unless it is one in place: that has ended the value that was there.
-  if (storage->value || storage->escaped) return false;
+  if (storage->value || storage->given_out()) return false;
   if (storage->uid < maker->first_uid && !maker->info->in_place) return false;
   storage->maker = maker->info->id;
   storage->refusal = maker->refusal;

@@ -232,7 +232,7 @@ void Runtime::hand_back() {
   for (const auto& storage : table_.all()) ours.push_back(storage.get());
   for (Storage* storage : ours) {
     const bool goes = storage->residency == Residency::Resident && storage->pins == 0 && storage->settled &&
-                      !storage->escaped && access::movable(*storage) && access::keep(*storage);
+                      !storage->given_out() && access::movable(*storage) && access::keep(*storage);
     storage->escaped = true;  // what stays is out of sight from here on: no later session may move it
     if (!goes) continue;
     if (device_->hand_over(storage->block, storage->block_bytes)) {
@@ -380,7 +380,8 @@ Counters Runtime::counters() {
   counters.live_bytes = table_.live_bytes();
   counters.storages = table_.all().size();
   for (const auto& storage : table_.all()) {
-    counters.escaped += storage->escaped;
+    counters.escaped += storage->given_out();
+    counters.escaped_bytes += storage->given_out() ? storage->block_bytes : 0;
     counters.dropped += storage->residency == Residency::Dropped;
     counters.ghosts += storage->ghost;
   }

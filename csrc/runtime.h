@@ -48,6 +48,19 @@ struct Options {
   size_t unbacked_block_bytes = 0;   // their blocks are multiples of this; 0: as large as the device's would be
 };
 
+class Runtime;
+
+// Note [Loans]
+// A numpy array or a DLPack capsule holds a raw pointer for as long as it lives. While it does, the storage stays where it
+// is, as with a bare pointer; when the last one has gone, it may move again. Who asks for a bare address is not known to
+// be done with it, ever: that is an escape.
+struct Loan {
+  Runtime* owner;
+  Storage* storage;
+  int64_t uid;  // of the storage: records are reused, and never freed
+  void end() const;
+};
+
 // Why memory could not be had, for the error that the session raises.
 struct Failure {
   std::string op;
@@ -61,7 +74,8 @@ struct Counters {
   MemoryInfo memory;
   size_t live_bytes = 0;
   size_t storages = 0;
-  size_t escaped = 0;
+  size_t escaped = 0;        // storages with a raw pointer outside
+  size_t escaped_bytes = 0;  // of their blocks
   size_t dropped = 0;        // storages whose bytes are to be made again
   size_t ghosts = 0;         // that are kept for those
   int64_t producers = 0;     // calls of ops that are kept
@@ -128,16 +142,24 @@ class Runtime {
   void keep_producers(bool on);                                          // even where no program drops anything
   Refusal drop(c10::StorageImpl* impl);                                  // now, if its bytes can be made again
 
-  // For torch.save: the storage is resident from hold() to let_go(); while saving, reading a pointer is no escape.
+  // For calls that read the bytes, such as torch.save's: the storage is resident from hold() to let_go(), and whoever
+  // takes its pointer meanwhile gives it up before that.
   bool hold(c10::StorageImpl* impl);
   void let_go(c10::StorageImpl* impl);
-  void set_saving(bool on);
+
+  // A pointer whose end will be told; see Note [Loans]. The storage is held as well, until the pointer has been taken and
+  // let_go() is called. Null where the bytes are not ours; throws where they do not fit.
+  std::optional<Loan> lend(c10::StorageImpl* impl);
+
+  // An address that stands for the storage as long as it lives, wherever its bytes are, and is not to be read. Null
+  // where they are not ours.
+  const void* identity(c10::StorageImpl* impl);
 
   // A read has met the mark of a storage that is away: its bytes are put there. False: there are none behind it.
   bool show(const void* address);
 
   // A raw pointer to the bytes is about to leave the dispatcher: they come in, and stay. False: they are not ours.
-  bool accessed(c10::StorageImpl* impl);
+  bool accessed(c10::StorageImpl* impl, bool by_hook);
 
   Counters counters();
   std::string allocator_setting() { return device_->allocator_setting(); }
@@ -159,6 +181,7 @@ class Runtime {
   void make_way_where_refused(size_t bytes);  // the same ahead, where it is known that it cannot be had
 
  private:
+  friend struct Loan;
   struct ThreadState;
   static ThreadState& thread_state();
   class PinsOfReplay;
@@ -190,6 +213,9 @@ class Runtime {
   void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
   void keep_here(const c10::IValue& value);
+  void bring_for_pointer(Storage& storage, ThreadState& thread);
+  void expect_writes(Storage& storage, ThreadState& thread);
+  void hold_here(Storage& storage);
   void use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread);
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                   const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare);

@@ -60,8 +60,6 @@ struct Runtime::ThreadState {
   int began_lane = 0;
   uint32_t token = 0;     // of the outermost op, as far as its inputs have been looked at
   bool in_graph = false;  // does the op read a parameter or an activation?
-  bool saving = false;    // torch.save reads storages one at a time, each under hold()
-  std::vector<std::pair<Storage*, int64_t>> seen_saving;
 };
 
 }  // namespace chameleon

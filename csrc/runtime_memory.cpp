@@ -1,5 +1,6 @@
 // The runtime's memory: adoption, the allocator's requests, raw access, pressure.
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <sched.h>
 
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "compiled_regions.h"
+#include "marks.h"
 #include "runtime_internal.h"
 
 namespace chameleon {
@@ -155,9 +157,13 @@ bool Runtime::hold(c10::StorageImpl* impl) {
   place(thread_state());
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, false);
   if (storage->residency != Residency::Resident && !fetch(*storage)) return false;
-  ++storage->holds;
-  if (++storage->pins == 1 && storage->impl) access::disarm(*storage);
+  hold_here(*storage);
   return true;
+}
+
+void Runtime::hold_here(Storage& storage) {
+  ++storage.holds;
+  if (++storage.pins == 1 && storage.impl) access::disarm(storage);
 }
 
 void Runtime::let_go(c10::StorageImpl* impl) {
@@ -170,18 +176,40 @@ void Runtime::let_go(c10::StorageImpl* impl) {
   if (!storage->unbacked && !storage->escaped && access::intact(*storage)) access::arm(*storage);
 }
 
-void Runtime::set_saving(bool on) {
+std::optional<Loan> Runtime::lend(c10::StorageImpl* impl) {
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
-  thread.saving = on;
-  if (on) return;
-  for (auto& [storage, uid] : thread.seen_saving) {
-    if (storage->uid == uid && storage->pins == 0 && !storage->unbacked && !storage->escaped &&
-        access::intact(*storage)) {
-      access::arm(*storage);
-    }
+  Storage* storage = find(impl);
+  if (!storage || storage->unbacked) return std::nullopt;
+  const Loan loan{this, storage, storage->uid};
+  ++storage->loans;  // first: where others get the lock meanwhile, it stays
+  try {
+    bring_for_pointer(*storage, thread);
+    expect_writes(*storage, thread);
+  } catch (...) {
+    --storage->loans;
+    throw;
   }
-  thread.seen_saving.clear();
+  hold_here(*storage);
+  return loan;
+}
+
+// On any thread.
+void Loan::end() const {
+  Lock lock(owner->mutex_);
+  if (storage->uid != uid || storage->loans == 0) return;  // it has died, or lives on as a ghost
+  if (--storage->loans == 0 && owner->threads_waiting_ > 0) owner->pins_released_.notify_all();
+}
+
+const void* Runtime::identity(c10::StorageImpl* impl) {
+  Lock lock(mutex_);
+  Storage* storage = find(impl);
+  if (!storage || storage->unbacked) return nullptr;
+  if (!storage->mark) {
+    if (!limited_ && storage->block) return storage->block;  // nothing moves, and marks may have no place
+    storage->mark = marks::take(storage->bytes);
+  }
+  return storage->mark;
 }
 
 std::optional<Residency> Runtime::residency(c10::StorageImpl* impl) {
@@ -292,36 +320,57 @@ Category Runtime::guess_category(ThreadState& thread) {
 }
 
 void Runtime::on_access(c10::StorageImpl* impl) {
-  if (instance().accessed(impl)) return;
+  const bool by_hook = true;
+  if (instance().accessed(impl, by_hook)) return;
   for (Runtime* runtime : all()) {
-    if (runtime->accessed(impl)) return;
+    if (runtime->accessed(impl, by_hook)) return;
   }
 }
 
-bool Runtime::accessed(c10::StorageImpl* impl) {
+namespace {
+
+// torch.tensor([...]) and the like fill what they have just allocated, and keep no pointer. Nothing else turns all of
+// these off (see internal_new_from_data in torch).
+bool torch_fills_a_new_tensor() {
+  constexpr c10::DispatchKeySet kOff(
+      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+       c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::DeferredInit,
+       c10::DispatchKey::Functionalize, c10::DispatchKey::ADInplaceOrView});
+  return c10::impl::tls_local_dispatch_key_set().excluded_.has_all(kOff);
+}
+
+}  // namespace
+
+bool Runtime::accessed(c10::StorageImpl* impl, bool by_hook) {
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage) return false;
-  if (thread.saving) {
-    // torch has cleared the hook, or will: it is armed again when saving ends.
-    thread.seen_saving.emplace_back(storage, storage->uid);
-    return true;
-  }
-  place(thread);
-  if (storage->residency == Residency::Leaving) swapper_.touch(*storage, true);
-  device_->lane();  // whoever has the pointer comes after what this lane has waited for
-  const bool host_reads = true;
-  if (storage->residency != Residency::Resident) bring_in(*storage, Cause::Access, thread, host_reads);
+  // The op that reads it next settles it and arms it again; until then it cannot move.
+  if (by_hook && !storage->settled && thread.depth == 0 && torch_fills_a_new_tensor()) return true;
+  bring_for_pointer(*storage, thread);
   if (thread.depth > 0 && compiled_regions::inside()) pin(*storage, thread);
   const bool own_op = thread.depth > 0 && storage->pinned_by == thread.serial;
   if (!own_op) {
-    restore_dependents(*storage, Cause::Access, thread);
-    replays_.ended(*storage, Refusal::Foreign);
     storage->escaped = true;
-    swapper_.drop_host(*storage);  // whoever has the pointer may write through it
+    expect_writes(*storage, thread);
   }
   return true;
+}
+
+void Runtime::bring_for_pointer(Storage& storage, ThreadState& thread) {
+  place(thread);
+  if (storage.residency == Residency::Leaving) swapper_.touch(storage, true);
+  device_->lane();  // whoever has the pointer comes after what this lane has waited for
+  const bool host_reads = true;
+  if (storage.residency != Residency::Resident) bring_in(storage, Cause::Access, thread, host_reads);
+}
+
+// Whoever has the pointer may write through it.
+void Runtime::expect_writes(Storage& storage, ThreadState& thread) {
+  restore_dependents(storage, Cause::Access, thread);
+  replays_.ended(storage, Refusal::Foreign);
+  swapper_.drop_host(storage);
 }
 
 bool Runtime::on_mark_read(const void* address) {

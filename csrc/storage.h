@@ -61,7 +61,8 @@ struct Storage {
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> weak;
 
   Residency residency = Residency::Resident;
-  bool escaped = false;      // a raw pointer left the dispatcher: never moves again
+  bool escaped = false;      // a raw pointer left the dispatcher, for good: never moves again
+  int32_t loans = 0;         // raw pointers outside whose end will be told: see Note [Loans]
   bool settled = false;      // made by a kernel or read by an op: nobody is still filling it through a raw pointer
   bool unseen = false;       // would be settled, but for an op around that nobody saw begin
   bool failed = false;       // bringing it in failed: accesses raise until the op ends
@@ -107,6 +108,9 @@ struct Storage {
   Ticks resident_from_ticks = 0;
   int32_t plan = -1;        // row in the executor's program
   bool evict_last = false;  // the user wants it left alone, whichever program is followed, or none
+
+  // May somebody outside of the dispatcher read and write the bytes?
+  bool given_out() const { return escaped || loans > 0; }
 };
 
 // Storages' moves from state to state, in the order in which they happened. Kept while somebody asks for it; guarded by

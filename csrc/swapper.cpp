@@ -51,7 +51,7 @@ void Swapper::count_eviction(const Storage& storage) {
 }
 
 bool Swapper::movable(const Storage& storage) const {
-  return storage.settled && !storage.escaped && storage.bytes >= min_bytes && access::movable(storage);
+  return storage.settled && !storage.given_out() && storage.bytes >= min_bytes && access::movable(storage);
 }
 
 namespace {

@@ -75,8 +75,10 @@ set_module_resolver = _C.set_module_resolver
 forget_module = _C.forget_module
 hold = _C.hold
 let_go = _C.let_go
+identity = _C.identity
+end_loan_with_capsule = _C.end_loan_with_capsule
+Loan = _C.Loan
 set_evict_last = _C.set_evict_last
-set_saving = _C.set_saving
 keep_producers = _C.keep_producers
 evict_always = _C.evict_always
 set_faults = _C.set_faults
@@ -102,6 +104,7 @@ class Counters(TypedDict):
     live_bytes: int
     storages: int
     escaped: int
+    escaped_bytes: int
     dropped: int
     ghosts: int
     producers: int
@@ -232,3 +235,14 @@ def expose_tensor(tensor: torch.Tensor) -> None:
 def expose_storage(storage: torch.UntypedStorage) -> None:
     """The same of a storage."""
     _C.expose(storage._cdata)
+
+
+def lend(tensor: torch.Tensor) -> Loan | None:
+    """A raw pointer to a tensor's bytes is about to be handed out, whose end will be told: they come in, and stay until
+    ``loan.end()``. Call :func:`let_go` with the storage's address when the pointer has been taken. None where the bytes
+    are not the device's.
+
+    Raises torch.OutOfMemoryError where they do not fit.
+    """
+    address = storage_address(tensor)
+    return _C.lend(address) if address else None

@@ -9,19 +9,16 @@ gets the error.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.utils.dlpack
 
 from . import core
 from .patches import Patches, Replacement
 
-_TENSOR = ("data_ptr", "numpy", "__array__", "__dlpack__", "_lazy_clone")
 _STORAGE = (
-    *("_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_write_file", "_set_from_file"),
+    *("_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_set_from_file"),
     *("__getitem__", "__setitem__", "copy_", "fill_", "clone", "byteswap"),
 )
 
@@ -38,19 +35,6 @@ def _exposed_first(call: Callable[..., Any]) -> Callable[..., Any]:
     return exposed_first
 
 
-def _exposed_unless_told_apart(data_ptr: Callable[..., int]) -> Callable[..., int]:
-    def exposed_unless_told_apart(storage: torch.UntypedStorage) -> int:
-        caller = sys._getframe(1)
-        if caller.f_globals.get("__name__") == "torch.storage" and caller.f_back:
-            caller = caller.f_back
-        if caller.f_globals.get("__name__") == "torch.serialization":
-            return storage._cdata  # saving and loading only tell storages apart by it
-        core.expose_storage(storage)
-        return data_ptr(storage)
-
-    return exposed_unless_told_apart
-
-
 def _never_shared_while_away(is_shared: Callable[..., bool]) -> Callable[..., bool]:
     # torch's own looks at the pointer in a function that must not raise: the process would end.
     def resident_and_shared(storage: torch.UntypedStorage) -> bool:
@@ -61,13 +45,11 @@ def _never_shared_while_away(is_shared: Callable[..., bool]) -> Callable[..., bo
 
 def guards() -> Patches:
     """While installed, Python's raw accesses find the bytes."""
-    replacements: list[Replacement] = [
-        (torch.UntypedStorage, "is_shared", _never_shared_while_away),
-        (torch.UntypedStorage, "data_ptr", _exposed_unless_told_apart),
-    ]
-    for owner, names in ((torch.Tensor, _TENSOR), (torch.UntypedStorage, _STORAGE)):
-        replacements += [(owner, name, _exposed_first) for name in names if hasattr(owner, name)]
-    for owner in (torch._C, torch, torch.utils.dlpack):
-        names = ("_to_dlpack", "_to_dlpack_versioned", "to_dlpack", "_lazy_clone")
-        replacements += [(owner, name, _exposed_first) for name in names if hasattr(owner, name)]
+    replacements: list[Replacement] = [(torch.UntypedStorage, "is_shared", _never_shared_while_away)]
+    for name in _STORAGE:
+        if hasattr(torch.UntypedStorage, name):
+            replacements.append((torch.UntypedStorage, name, _exposed_first))
+    for owner in (torch._C, torch, torch.Tensor):
+        if hasattr(owner, "_lazy_clone"):
+            replacements.append((owner, "_lazy_clone", _exposed_first))
     return Patches(replacements)

@@ -1,26 +1,28 @@
-"""Python entry points that read a storage without an op, and without the hook on mutable access to see it.
+"""Python entry points that read storages without an op: each is on the device while its bytes are read, and not longer.
 
 ``torch.UntypedStorage.resize_`` copies the old bytes through a const pointer, and ``torch.Tensor.tolist`` reads through
 one after its last op has ended, when another thread may already evict: the storage is brought in first, and held.
+``torch.save`` and pickle hold each storage while they write it. safetensors takes the addresses of all tensors of a file
+and then writes them in one go: it gets copies on the host. So a file may be larger than the capacity.
 
-``torch.save`` asks every storage for its address (to tell them apart) before it writes the first one. For the escape
-detector that looks like raw pointers that somebody keeps: every parameter and state would have to stay on the device
-from then on. It keeps none of them, so the detector looks away for that one call, and each storage is brought in and
-held only while its bytes are written.
+Who asks for an address only is served by :mod:`.identities` and :mod:`.loans`.
 """
 
 from __future__ import annotations
 
-import threading
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.serialization
 
 from ..errors import BelowFloorError
 from ..units import format_bytes
-from . import core, older_torch
+from . import core, loans, older_torch
+from .identities import Identities, unmanaged
 from .patches import Patches
 
 
@@ -80,44 +82,89 @@ def _resident_list(tolist: Callable[..., Any]) -> Callable[..., Any]:
     return resident_list
 
 
-_thread = threading.local()
+def _resident_write(write: Callable[..., Any]) -> Callable[..., Any]:
+    def resident_write(storage: torch.UntypedStorage, *args: Any) -> Any:
+        if core.storage_residency(storage) is None:
+            return write(storage, *args)
+        _hold(storage._cdata, storage.nbytes(), "writing a storage to a file")
+        try:
+            return write(storage, *args)
+        finally:
+            core.let_go(storage._cdata)
+
+    return resident_write
 
 
 def _holding_save(save: Callable[..., Any]) -> Callable[..., Any]:
     def holding_save(obj: Any, zip_file: Any, *args: Any, **kwargs: Any) -> Any:
-        outer = getattr(_thread, "saving", False)
-        _thread.saving = True
-        try:
-            return save(obj, _HoldingWriter(zip_file), *args, **kwargs)
-        finally:
-            _thread.saving = outer
+        return save(obj, _HoldingWriter(zip_file), *args, **kwargs)
 
     return holding_save
 
 
-def _identity_while_saving(data_ptr: Callable[..., int]) -> Callable[..., int]:
-    # Only this call looks away: what an object's own __getstate__ takes while it is saved is kept by somebody.
-    def identity_while_saving(storage: torch.UntypedStorage) -> int:
-        if not getattr(_thread, "saving", False):
-            return data_ptr(storage)
-        core.set_saving(True)
-        try:
-            return data_ptr(storage)
-        finally:
-            core.set_saving(False)
+def _of_host_copy(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Reads a contiguous tensor's bytes from a copy in numpy's memory, which is none of the session's."""
 
-    return identity_while_saving
+    @functools.wraps(read)
+    def read_of_host_copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if unmanaged(tensor) or not tensor.is_contiguous():
+            return read(tensor, *args, **kwargs)
+        with torch.no_grad():
+            copy = torch.from_numpy(np.empty(tensor.nbytes, dtype=np.uint8)).view(tensor.dtype)
+            copy = copy.view(tensor.shape).copy_(tensor)
+        return read(copy, *args, **kwargs)
+
+    return read_of_host_copy
+
+
+_READERS = {"safetensors.torch": ("_to_ndarray", "_tobytes")}
+"""By module, functions that read a contiguous tensor through its address. The first came with version 0.7."""
+
+
+class _Readers(Patches):
+    """Patches such functions, each module's when it is there, or first asks for an address."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self._patches: dict[str, Patches] = {}
+        self._installed = False
+
+    def meet(self, module_name: str) -> None:
+        """Patch a module's functions, unless that is done."""
+        if not self._installed or module_name not in _READERS or module_name in self._patches:
+            return
+        module = sys.modules[module_name]
+        names = [name for name in _READERS[module_name] if hasattr(module, name)]
+        self._patches[module_name] = Patches([(module, name, _of_host_copy) for name in names])
+        self._patches[module_name].install()
+
+    def install(self) -> None:
+        """Patch what is imported already, and what will be."""
+        self._installed = True
+        for name in _READERS:
+            if name in sys.modules:
+                self.meet(name)
+
+    def remove(self) -> None:
+        """Put the originals back. May be repeated."""
+        self._installed = False
+        for patches in self._patches.values():
+            patches.remove()
+        self._patches.clear()
 
 
 def guards() -> list[Patches]:
-    """While installed, ``torch.save`` works under any capacity that training does, and storages can be resized and
-    tensors listed."""
+    """While installed, saving works under any capacity that training does and leaves all as movable as before, storages
+    can be resized, and tensors listed."""
+    readers = _Readers()
     always = Patches(
         [
             (torch.serialization, "_save", _holding_save),
-            (torch.UntypedStorage, "data_ptr", _identity_while_saving),
+            (torch.UntypedStorage, "_write_file", _resident_write),
             (torch.UntypedStorage, "resize_", _resident_resize),
             (torch.Tensor, "tolist", _resident_list),
+            *loans.replacements(),
+            *Identities(readers.meet).replacements(),
         ]
     )
-    return [always] if core.SEES_RAW_ACCESS else [always, older_torch.guards()]
+    return [readers, always] if core.SEES_RAW_ACCESS else [readers, always, older_torch.guards()]
