@@ -190,6 +190,8 @@ class Report(Mapping[str, Any]):
     device_allocs: int = 0
     device_frees: int = 0
     device_syncs: int = 0
+    escaped_bytes: int = 0
+    """Of the storages that stay on the device because a raw pointer to them is outside."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -277,7 +279,8 @@ class Report(Mapping[str, Any]):
         if self.unmatched_decisions:
             rows.append(("Unmatched", str(len(self.unmatched_decisions)), self.unmatched_decisions[0]))
         if self.escaped_storages:
-            rows.append(("Kept", f"{self.escaped_storages} storages", "a raw pointer to them is in use"))
+            held = f"{format_bytes(self.escaped_bytes)}; a raw pointer to them is in use"
+            rows.append(("Kept", f"{self.escaped_storages} storages", held))
         if self.refused:
             name, reason = next(iter(self.refused.items()))
             rows.append(("Not adopted", f"{len(self.refused)} tensors", f"{name}: {reason}"))

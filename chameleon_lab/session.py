@@ -851,6 +851,7 @@ class Session:
             decisions=len(self._policy.decisions) if self._policy else 0,
             unmatched_decisions=self._unmatched,
             escaped_storages=counters["escaped"],
+            escaped_bytes=counters["escaped_bytes"],
             refused=dict(self._discovery.refused),
             notes=tuple(self._notes),
             history=self._journal.history,

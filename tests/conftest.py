@@ -32,3 +32,12 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: no garbage collection of a test need look through it again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What soaks runs where it is asked for."""
+    if "soak" in config.getoption("-m"):
+        return
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.skip(reason="soaks for minutes: ask for it with `-m soak`"))

@@ -157,6 +157,35 @@ def test_below_the_floor_it_says_so(floor_op: str, run: Callable[[], Any]) -> No
     assert cl.current_session() is None and not core.is_open()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_below_the_floor_in_torchscript_it_says_so_too() -> None:
+    """Its interpreter puts a traceback of its own before the message."""
+
+    @torch.jit.script
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        return (x @ x).relu().sum()
+
+    said = r"^Chameleon Lab: the capacity of 1 MiB is below the floor: aten::\w+ needs [\d.]+ MiB at once"
+    with pytest.raises(cl.BelowFloorError, match=said), cl.Session("1MiB"):
+        loss_of(torch.ones(400, 400))
+
+
+def test_eviction_by_hand_needs_a_capacity() -> None:
+    child(
+        """
+        with cl.Session() as session:
+            x = torch.ones(MiB)
+            try:
+                session.evict(x)
+            except cl.SessionError as error:
+                assert "capacity" in str(error), error
+            else:
+                raise AssertionError("nothing leaves a session without a capacity")
+            assert session.where(x) == "resident" and x.sum().item() == MiB
+        """
+    )
+
+
 def test_below_the_floor_everything_stays_valid() -> None:
     """At ever smaller capacities: the error comes at any place of the step, and training goes on outside."""
     bare, live_peak = reference(Gpt)

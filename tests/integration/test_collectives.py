@@ -53,3 +53,26 @@ def test_what_a_collective_was_given_never_leaves_again() -> None:
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert all(all(each) for each in found["stayed"].values()), found
     assert found["right"] == [True] and found["escaped"] >= 9
+
+
+def test_parameters_of_ddp_are_adopted_and_none_is_said_not_to_be() -> None:
+    """DDP holds each parameter too. Those made inside of the session are its own all the same."""
+    child("""
+        import torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for view in (False, True):
+            with cl.Session("8MiB", planning=False) as session:
+                model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+                parallel = DistributedDataParallel(model, gradient_as_bucket_view=view)
+                optimizer = torch.optim.AdamW(parallel.parameters())
+                for _ in range(2):
+                    parallel(torch.ones(8, 256)).sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                assert not session.report().refused, session.report().refused
+                assert all(session.evict(p) for p in model.parameters() if p.numel() > 4096)
+        dist.destroy_process_group()
+    """)

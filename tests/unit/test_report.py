@@ -110,11 +110,12 @@ def test_rows_appear_for_what_is_out_of_the_ordinary(report):
         report,
         unmatched_decisions=("'x' is not in the step", "second"),
         escaped_storages=4,
+        escaped_bytes=3 * MIB,
         refused={"a": "foreign", "b": "foreign", "c": "foreign", "d": "foreign"},
         notes=("the ops changed", "profiling again"),
     )
     assert row(odd, "Unmatched") == ("2", "'x' is not in the step")
-    assert row(odd, "Kept")[0] == "4 storages"
+    assert row(odd, "Kept") == ("4 storages", "3.00 MiB; a raw pointer to them is in use")
     assert row(odd, "Not adopted") == ("4 tensors", "a: foreign")
     assert [text for name, text, _ in odd.rows() if name == "Note"] == ["the ops changed", "profiling again"]
 
