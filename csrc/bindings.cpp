@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "compiled_regions.h"
-#include "dlpack_loans.h"
 #include "devices.h"
+#include "dlpack_loans.h"
 #include "faults.h"
 #include "module_hooks.h"
 #include "op_info.h"
@@ -455,8 +455,7 @@ PYBIND11_MODULE(_C, m) {
       nogil());
   py::class_<chameleon::Loan>(m, "Loan", "A raw pointer that is outside until end() is called, once.")
       .def("end", &chameleon::Loan::end, nogil());
-  m.def(
-      "lend", [](uintptr_t s) { return Runtime::instance().lend(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
+  m.def("lend", [](uintptr_t s) { return Runtime::instance().lend(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
   m.def("end_loan_with_capsule", [](const chameleon::Loan& loan, const py::object& capsule) {
     return chameleon::end_with_capsule(capsule.ptr(), loan);
   });

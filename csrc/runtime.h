@@ -51,9 +51,9 @@ struct Options {
 class Runtime;
 
 // Note [Loans]
-// A numpy array or a DLPack capsule holds a raw pointer for as long as it lives. While it does, the storage stays where it
-// is, as with a bare pointer; when the last one has gone, it may move again. Who asks for a bare address is not known to
-// be done with it, ever: that is an escape.
+// A numpy array or a DLPack capsule holds a raw pointer for as long as it lives. While it does, the storage stays where
+// it is, as with a bare pointer; when the last one has gone, it may move again. Who asks for a bare address is not
+// known to be done with it, ever: that is an escape.
 struct Loan {
   Runtime* owner;
   Storage* storage;
@@ -147,8 +147,8 @@ class Runtime {
   bool hold(c10::StorageImpl* impl);
   void let_go(c10::StorageImpl* impl);
 
-  // A pointer whose end will be told; see Note [Loans]. The storage is held as well, until the pointer has been taken and
-  // let_go() is called. Null where the bytes are not ours; throws where they do not fit.
+  // A pointer whose end will be told; see Note [Loans]. The storage is held as well, until the pointer has been taken
+  // and let_go() is called. Null where the bytes are not ours; throws where they do not fit.
   std::optional<Loan> lend(c10::StorageImpl* impl);
 
   // An address that stands for the storage as long as it lives, wherever its bytes are, and is not to be read. Null

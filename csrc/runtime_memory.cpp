@@ -332,10 +332,10 @@ namespace {
 // torch.tensor([...]) and the like fill what they have just allocated, and keep no pointer. Nothing else turns all of
 // these off (see internal_new_from_data in torch).
 bool torch_fills_a_new_tensor() {
-  constexpr c10::DispatchKeySet kOff(
-      {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-       c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::DeferredInit,
-       c10::DispatchKey::Functionalize, c10::DispatchKey::ADInplaceOrView});
+  constexpr c10::DispatchKeySet kOff({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                                      c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                      c10::DispatchKey::FuncTorchDynamicLayerBackMode, c10::DispatchKey::DeferredInit,
+                                      c10::DispatchKey::Functionalize, c10::DispatchKey::ADInplaceOrView});
   return c10::impl::tls_local_dispatch_key_set().excluded_.has_all(kOff);
 }
 

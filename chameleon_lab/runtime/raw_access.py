@@ -2,8 +2,8 @@
 
 ``torch.UntypedStorage.resize_`` copies the old bytes through a const pointer, and ``torch.Tensor.tolist`` reads through
 one after its last op has ended, when another thread may already evict: the storage is brought in first, and held.
-``torch.save`` and pickle hold each storage while they write it. safetensors takes the addresses of all tensors of a file
-and then writes them in one go: it gets copies on the host. So a file may be larger than the capacity.
+``torch.save`` and pickle hold each storage while they write it. safetensors takes the addresses of all tensors of a
+file and then writes them in one go: it gets copies on the host. So a file may be larger than the capacity.
 
 Who asks for an address only is served by :mod:`.identities` and :mod:`.loans`.
 """

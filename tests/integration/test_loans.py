@@ -87,7 +87,9 @@ def test_a_pointer_taken_while_an_array_lives_is_kept_for_good() -> None:
         assert not session.evict(x) and x.data_ptr() == address
 
 
-@pytest.mark.parametrize("take", ["x.numpy().ctypes.data", "memoryview(x.numpy()).obj.ctypes.data", "x.data_ptr()"])
+@pytest.mark.parametrize(
+    "take", ["x.numpy().ctypes.data", "memoryview(x.numpy()).obj.ctypes.data", "x.data_ptr()"]
+)
 def test_an_address_that_is_a_number_is_kept_for_good(take: str) -> None:
     with cl.Session("4MiB") as session:
         x = torch.zeros(N)
@@ -161,7 +163,9 @@ def test_values_may_be_dropped_again_behind_an_array() -> None:
         assert core.drop(c) == "" and c[0].item() == 10
 
 
-@pytest.mark.parametrize("make", ["torch.tensor", "torch.as_tensor", "torch.zeros(1).new_tensor", "torch.FloatTensor"])
+@pytest.mark.parametrize(
+    "make", ["torch.tensor", "torch.as_tensor", "torch.zeros(1).new_tensor", "torch.FloatTensor"]
+)
 def test_a_tensor_of_numbers_may_move(make: str) -> None:
     with cl.Session("4MiB") as session:
         x = eval(make)([1.0, 2.0, 3.0, 4.0] * (N // 4))

@@ -29,7 +29,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint:UserWarning"),
 ]
 needs_hook = pytest.mark.skipif(
-    not core.SEES_RAW_ACCESS, reason="before 2.13 numpy's arrays and what torch.load makes stay where they are"
+    not core.SEES_RAW_ACCESS,
+    reason="before 2.13 numpy's arrays and what torch.load makes stay where they are",
 )
 
 
@@ -228,7 +229,11 @@ def _checkpoints(count: int, steps: int, folder: Path) -> None:
         before = session.counters()
         for number in range(count):
             run.step()
-            names = ("distributed.checkpoint async", "safetensors file") if number % 2 else ("torch.save", "pickle")
+            names = (
+                ("distributed.checkpoint async", "safetensors file")
+                if number % 2
+                else ("torch.save", "pickle")
+            )
             for name in names:
                 SAVERS[name](run.tensors(), folder)
         for _ in range(steps):
