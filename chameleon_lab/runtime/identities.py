@@ -68,11 +68,10 @@ class Identities:
     def _of_storage(self, data_ptr: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(data_ptr)
         def known_data_ptr(storage: torch.UntypedStorage) -> int:
-            if core.storage_residency(storage) is None:
-                return data_ptr(storage)
-            if self._tells_apart(sys._getframe(1)) and (identity := core.identity(storage._cdata)):
+            if not self._tells_apart(sys._getframe(1)):
+                core.expose_storage(storage)
+            elif identity := core.identity(storage._cdata):
                 return identity
-            core.expose_storage(storage)
             return data_ptr(storage)
 
         return known_data_ptr
@@ -80,14 +79,13 @@ class Identities:
     def _of_tensor(self, data_ptr: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(data_ptr)
         def known_data_ptr(tensor: torch.Tensor) -> int:
-            if has_torch_function_unary(tensor) or core.residency(tensor) is None:
+            if has_torch_function_unary(tensor):
                 return data_ptr(tensor)
-            if self._tells_apart(sys._getframe(1)):
-                if tensor.numel() == 0:
-                    return 0  # as torch says of it
-                if identity := core.identity(core.storage_address(tensor)):
-                    return identity + tensor.storage_offset() * tensor.element_size()
-            core.expose_tensor(tensor)
+            if not self._tells_apart(sys._getframe(1)):
+                core.expose_tensor(tensor)
+            elif (address := core.storage_address(tensor)) and (identity := core.identity(address)):
+                # Torch says 0 of an empty one.
+                return identity + tensor.storage_offset() * tensor.element_size() if tensor.numel() else 0
             return data_ptr(tensor)
 
         return known_data_ptr

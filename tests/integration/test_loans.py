@@ -30,7 +30,7 @@ HOLDERS = {
     "array of a memoryview": "np.frombuffer(memoryview(x.numpy()), dtype=np.float32)",
     "ctypes array": "(__import__('ctypes').c_float * N).from_buffer(x.numpy())",
     "tensor of an array": "torch.from_numpy(x.numpy())",
-    "forced array": "nn.Parameter(x).numpy(force=True)",
+    "forced array": "torch.nn.Parameter(x).numpy(force=True)",
     "numpy's DLPack": "np.from_dlpack(x)",
     "torch's DLPack": "torch.from_dlpack(x)",
     "capsule": "x.__dlpack__()",
