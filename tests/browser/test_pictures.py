@@ -71,15 +71,15 @@ def test_what_a_person_would_see_is_found(wanted, change):
     before = wanted["1280-light"]
     after = before.copy()
     if change == "a lane moved by 6 pixels":
-        after.paste(before.crop((164, 280, 613, 340)), (164, 286))
+        after.paste(before.crop((172, 320, 613, 380)), (172, 326))
     elif change == "another hue":
         pixels = np.asarray(before).copy()
-        pixels[280:420, 164:613] = pixels[280:420, 164:613][..., ::-1]
+        pixels[320:440, 172:613] = pixels[320:440, 172:613][..., ::-1]
         after = Image.fromarray(pixels)
     elif change == "a name gone":
-        after.paste((255, 255, 255), (628, 60, 780, 200))
+        after.paste((255, 255, 255), (628, 90, 780, 230))
     elif change == "a button moved":
-        after.paste(before.crop((8, 40, 420, 68)), (40, 40))
+        after.paste(before.crop((8, 84, 420, 112)), (40, 84))
     else:
         after = before.crop((0, 0, before.width - 8, before.height))
     assert difference(before, after) > MOST_TILES
