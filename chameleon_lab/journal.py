@@ -13,9 +13,10 @@ from .errors import SessionError
 from .report import Departure, StepSummary
 from .runtime import core
 from .runtime.discovery import Discovery
+from .runtime.pause_times import pause_times
 from .runtime.recording import step_trace
 from .runtime.replay_check import Replayable
-from .trace import StepTrace
+from .trace import Pause, StepTrace
 from .trace.overlap import exposed_share, hidden_share
 
 _KEPT_SUMMARIES = 10_000
@@ -58,11 +59,11 @@ class Journal:
             self._tick_s = core.seconds_per_tick()
         self._stages[log.index] = stage
         self._stages.pop(log.index - _KEPT_STAGES, None)
-        tick_s = self._tick_s
+        tick_s, paused = self._tick_s, pause_times(log)
         summary = StepSummary(
             index=log.index,
             stage=stage,
-            step_s=(log.end_ticks - log.start_ticks) * tick_s,
+            step_s=(log.end_ticks - log.start_ticks - paused.ticks) * tick_s,
             stall_s=log.stall_ticks * tick_s,
             peak_bytes=log.peak_resident_bytes,
             swapped_out_bytes=log.swapped_out_bytes,
@@ -91,6 +92,8 @@ class Journal:
             device_frees=log.device_frees,
             device_syncs=log.device_syncs,
             useless_bytes=log.useless_bytes,
+            paused_s=paused.ticks * tick_s,
+            loading_s=paused.ticks_of(Pause.LOADING) * tick_s,
         )
         self._history.append(summary)
         if not log.settled:
@@ -130,8 +133,12 @@ class Journal:
 
     def median_step_s(self) -> float:
         """Of the newest steps of the newest one's stage; 0.0 before the first."""
+        return self.median_s("step_s")
+
+    def median_s(self, name: str) -> float:
+        """The same of another figure of the steps, in seconds."""
         newest = self.newest
-        alike = [s.step_s for s in list(self._history)[-50:] if newest and s.stage == newest.stage]
+        alike = [getattr(s, name) for s in list(self._history)[-50:] if newest and s.stage == newest.stage]
         return statistics.median(alike) if alike else 0.0
 
     def peak_bytes_since(self, index: int) -> int:

@@ -171,8 +171,12 @@ class _Job(threading.Thread):
         if self._abandoned:
             return
         try:
-            with _short_turns:
-                result = self._work()
+            core.own_work(True)
+            try:
+                with _short_turns:
+                    result = self._work()
+            finally:
+                core.own_work(False)
         except Exception as failure:  # a failed plan must not end the run: the session notes it
             error = failure
         with self._lock:

@@ -9,10 +9,13 @@ from typing import Any
 
 from .trace import Departure
 from .trace.overlap import DEFINITION
+from .trace.stall_parts import WORDS
 from .units import NOTHING, format_bytes, format_percent, format_seconds
 
 _MUCH_SPLIT = 0.05
 """Share of what is reserved that is worth a remark when it lies in split segments."""
+_LEAST_PART = 5e-4
+"""Of the stall: shorter parts of it are not worth a line."""
 _MOST_REASONS = 2
 """Why ops are not replayed: so many lines at most."""
 
@@ -73,6 +76,10 @@ class StepSummary:
     """Times that it waited for all streams. 0 where torch does not count them."""
     useless_bytes: int = 0
     """Most bytes that were free, in pieces or in segments of other sizes, when a request for less found no room."""
+    paused_s: float = 0.0
+    """In which no op ran outside of the loop: no part of ``step_s``. Of those:"""
+    loading_s: float = 0.0
+    """What DataLoaders took in which no op ran."""
 
     @property
     def trigger_recall(self) -> float:
@@ -176,6 +183,12 @@ class Report(Mapping[str, Any]):
     is followed."""
     recent_trigger_recall: float = 1.0
     """Share of the swap-outs and drops due in those ops, by bytes, that took place; 1.0 where none was due."""
+    loading_s: float = 0.0
+    """What DataLoaders took a step, in which no op ran: no part of ``step_s``. Median as that."""
+    paused_s: float = 0.0
+    """In which no op ran outside of the loop, before or in the newest step: no part of its time."""
+    stall_parts: dict[str, float] = field(default_factory=dict)
+    """Why the newest step stalled, in seconds: see :mod:`chameleon_lab.trace.stall_parts`. Empty without a stall."""
     split_bytes: int = 0
     """Of those: free parts of segments whose rest is in use. A larger request cannot have them (fragmentation)."""
     allocator: str = ""
@@ -235,7 +248,9 @@ class Report(Mapping[str, Any]):
                 f"peak {format_bytes(self.host_peak_bytes)}{self._laid_out()}",
             ),
             ("Step time", self._measured(self.step_s, format_seconds), self._step_s_of()),
+            *self._pause_rows(),
             ("Stall", self._measured(self.stall_s, format_seconds), stall_share),
+            *stall_rows(self.stall_parts),
             ("Overlap", *self._overlap_cells()),
             (
                 "Moved per step",
@@ -293,6 +308,15 @@ class Report(Mapping[str, Any]):
 
     def _step_s_of(self) -> str:
         return "median of the newest steps of this stage" if self.history else "no step has ended"
+
+    def _pause_rows(self) -> list[tuple[str, str, str]]:
+        rows = []
+        if self.loading_s:
+            rows.append(("Data loading", format_seconds(self.loading_s), "a step, and no part of its time"))
+        other_s = self.paused_s - (self.history[-1].loading_s if self.history else 0.0)
+        if other_s > 1e-9:
+            rows.append(("Paused", format_seconds(other_s), "newest step; no op ran outside of the loop"))
+        return rows
 
     def _overlap_cells(self) -> tuple[str, str]:
         if self.overlap is None:
@@ -377,6 +401,21 @@ class Report(Mapping[str, Any]):
             for name, text, remark in self.rows()
         )
         return f"<table><caption>Chameleon Lab</caption>{cells}</table>"
+
+
+def stall_rows(parts: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    """A row of a report for each part of the stall, the longest first."""
+    whole = sum(parts.values())
+    rows = sorted(parts.items(), key=lambda item: -item[1])
+    return [
+        (
+            f"  {name}",
+            format_seconds(seconds),
+            f"{format_percent(seconds / whole)} of the stall: {WORDS[name]}",
+        )
+        for name, seconds in rows
+        if whole and seconds >= _LEAST_PART * whole
+    ]
 
 
 def not_replayed_rows(refused: Mapping[str, str]) -> list[tuple[str, str, str]]:

@@ -37,10 +37,12 @@ from .runtime.discovery import Discovery
 from .runtime.graphs import no_graphs
 from .runtime.host_times import HostTimes
 from .runtime.kernels import kernels_of
+from .runtime.loop_pauses import LoopPauses
 from .runtime.oom_observers import refuse_where_attached
 from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
 from .runtime.raw_access import guards
+from .runtime.recording import stall_totals
 from .runtime.replay_check import NOTHING, UNSEEN_WRITES, replayable
 from .staging import DryRun, Staging
 from .trace import Category, StepTrace, Trace
@@ -183,7 +185,12 @@ class Session:
             self._optimizer_stepped, core.tensor_device(self.device), self._spares, self._misses
         )
         self._journal = Journal(self._discovery)
-        self._parts: list[Discovery | Patches] = [compiling(), self._discovery, *guards()]
+        self._parts: list[Discovery | LoopPauses | Patches] = [
+            compiling(),
+            self._discovery,
+            LoopPauses(),
+            *guards(),
+        ]
         if self.device != "cpu":
             self._parts.append(no_graphs())
         if self.capacity_bytes is not None and split_optimizer:
@@ -378,10 +385,14 @@ class Session:
             self._end_step()
 
     def _end_step(self, *, whole: bool = True) -> None:
-        with self._staging.lock:
-            self._end_this_step(whole)
-            self._record_makings()
-            self._time_next_step()
+        core.own_work(True)
+        try:
+            with self._staging.lock:
+                self._end_this_step(whole)
+                self._record_makings()
+                self._time_next_step()
+        finally:
+            core.own_work(False)
 
     def _record_makings(self) -> None:
         """See how values are made in the steps that plans are made from; later on, only plans with drops need it."""
@@ -838,6 +849,9 @@ class Session:
             step_s=self._journal.median_step_s(),
             stall_s=stall_s,
             overlap=newest.overlap if newest else None,
+            loading_s=self._journal.median_s("loading_s"),
+            paused_s=newest.paused_s if newest else 0.0,
+            stall_parts=self._stall_parts(),
             link=str(self.link),
             swapped_out_bytes=logs[-1].swapped_out_bytes if logs else 0,
             swapped_in_bytes=logs[-1].swapped_in_bytes if logs else 0,
@@ -879,6 +893,13 @@ class Session:
             device_frees=newest.device_frees if newest else 0,
             device_syncs=newest.device_syncs if newest else 0,
         )
+
+    def _stall_parts(self) -> dict[str, float]:
+        """Why the newest step stalled, in seconds."""
+        logs, newest = self._journal.logs(), self._journal.newest
+        if not logs or newest is None or not newest.stall_s:
+            return {}
+        return stall_totals(logs[-1])
 
     @property
     def _replays_off(self) -> str:

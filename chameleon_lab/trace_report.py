@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .errors import TraceError
 from .policy import Floor, floor
-from .report import not_replayed_rows
-from .trace import Category, Cause, Departure, Direction, StepTrace, Trace
-from .units import format_bytes, format_percent, format_seconds
+from .report import not_replayed_rows, stall_rows
+from .trace import Category, Cause, Departure, Direction, Pause, StepTrace, Trace
+from .trace.overlap import DEFINITION, overlap_of
+from .trace.stall_parts import parts_of_step
+from .units import NOTHING, format_bytes, format_percent, format_seconds
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,12 @@ class RecordedStep:
     """Share of the ops that were found in the plan that was followed; 0.0 where none was."""
     departures: tuple[Departure, ...] = ()
     """Where the ops parted from the plan's."""
+    overlap: float | None = None
+    """Share of the copies' time in which compute did not wait for their direction; None where nothing was copied."""
+    loading_s: float = 0.0
+    """What DataLoaders took in which no op ran: no part of ``step_s``."""
+    paused_s: float = 0.0
+    """In which no op ran outside of the loop, loading too: no part of ``step_s``."""
 
     @classmethod
     def of(cls, step: StepTrace) -> RecordedStep:
@@ -57,6 +65,9 @@ class RecordedStep:
             declined_drops=len(step.declined),
             match_rate=step.match_rate,
             departures=step.departures,
+            overlap=overlap_of(step),
+            loading_s=step.paused_s(Pause.LOADING),
+            paused_s=step.paused_s(),
         )
 
 
@@ -78,6 +89,8 @@ class TraceReport:
     """Activations alive there, by the module that made them; the largest first."""
     stalls: tuple[tuple[str, float], ...]
     """Seconds waited, by the cause of the transfer waited for; the longest first."""
+    stall_parts: dict[str, float] = field(default_factory=dict)
+    """The same by why it was waited for, in seconds: see :mod:`chameleon_lab.trace.stall_parts`."""
 
     @classmethod
     def of(cls, trace: Trace, step: StepTrace | None = None) -> TraceReport:
@@ -101,6 +114,7 @@ class TraceReport:
             peak_categories=tuple(_categories(step, peak)),
             peak_modules=tuple(_modules(step, peak)),
             stalls=tuple(_stalls(step)),
+            stall_parts=parts_of_step(step).totals() if len(step.stalls) else {},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,9 +130,21 @@ class TraceReport:
             f"{step.stage}, {step.ops} ops, on {self.meta.get('device', 'a device not told')}",
         )
         yield "Step time", format_seconds(step.step_s), ""
+        if step.loading_s:
+            yield "Data loading", format_seconds(step.loading_s), "no part of the step's time"
+        if step.paused_s > step.loading_s:
+            paused_s = step.paused_s - step.loading_s
+            yield (
+                "Paused",
+                format_seconds(paused_s),
+                "no op ran outside of the loop; no part of the step's time",
+            )
         yield "Stall", format_seconds(step.stall_s), _share(step.stall_s, step.step_s, "of the step")
         for cause, seconds in self.stalls:
             yield f"  {cause}", format_seconds(seconds), _share(seconds, step.stall_s, "of the stall")
+        yield from stall_rows(self.stall_parts)
+        overlap = NOTHING if step.overlap is None else format_percent(step.overlap)
+        yield "Overlap", overlap, "nothing was copied" if step.overlap is None else DEFINITION
         if step.replays or step.declined_drops:
             declined = f"; {step.declined_drops} drops were declined" if step.declined_drops else ""
             share = _share(step.replay_s, step.step_s, "of the step")

@@ -226,14 +226,16 @@ PYBIND11_MODULE(_C, m) {
   PYBIND11_NUMPY_DTYPE(chameleon::StorageRow, uid, bytes, block_bytes, module, label, birth_op, birth_ordinal, death_op,
                        category, movable);
   PYBIND11_NUMPY_DTYPE(chameleon::UseRow, op, storage, reads, writes);
-  PYBIND11_NUMPY_DTYPE(chameleon::TransferRow, bytes, issue_ticks, start_ticks, end_ticks, storage, issue_op, direction,
-                       cause);
+  PYBIND11_NUMPY_DTYPE(chameleon::PauseRow, start_ticks, end_ticks, op, kind);
+  PYBIND11_NUMPY_DTYPE(chameleon::TransferRow, bytes, due_ticks, issue_ticks, start_ticks, end_ticks, storage, issue_op,
+                       direction, cause);
   PYBIND11_NUMPY_DTYPE(chameleon::ResidencyRow, from_ticks, to_ticks, storage, from_op, to_op);
   PYBIND11_NUMPY_DTYPE(chameleon::DepartureRow, from_op, to_op, plan_op, plan_to_op);
   PYBIND11_NUMPY_DTYPE(chameleon::ReplayRow, start_ticks, end_ticks, bytes, op, storage, name, cause);
   PYBIND11_NUMPY_DTYPE(chameleon::DeclinedRow, op, storage, name, refusal);
   PYBIND11_NUMPY_DTYPE(chameleon::MakingRow, making, op, storage, name, input, refusal);
-  PYBIND11_NUMPY_DTYPE(chameleon::StallRow, start_ticks, end_ticks, op, storage, direction, cause);
+  PYBIND11_NUMPY_DTYPE(chameleon::StallRow, start_ticks, end_ticks, due_ticks, issue_ticks, copy_start_ticks,
+                       copy_end_ticks, room_bytes, room_storage, op, storage, direction, cause);
 
   py::class_<chameleon::Options>(m, "Options")
       .def(py::init<>())
@@ -295,6 +297,7 @@ PYBIND11_MODULE(_C, m) {
       .def("residencies", [](const chameleon::StepLog& log) { return as_array(log.residencies); })
       .def("replays", [](const chameleon::StepLog& log) { return as_array(log.replays); })
       .def("declined", [](const chameleon::StepLog& log) { return as_array(log.declined); })
+      .def("pauses", [](const chameleon::StepLog& log) { return as_array(log.pauses); })
       .def("makings", [](const chameleon::StepLog& log) { return as_array(log.makings); })
       .def("stacks", &symbolized)
       .def_readonly("leaf_calls", &chameleon::StepLog::leaf_calls);
@@ -340,6 +343,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("end_step", [] { return Runtime::instance().end_step(); }, nogil());
   m.def("logs", [] { return Runtime::instance().logs(); }, nogil());
   m.def("time_ops", [](int32_t every, int32_t first) { Runtime::instance().time_ops(every, first); });
+  m.def(
+      "own_work", [](bool on) { Runtime::instance().own_work(on); }, nogil(),
+      "The session itself works between ops: no pause of the loop.");
+  m.def(
+      "begin_pause", [](int kind) { Runtime::instance().begin_pause(static_cast<chameleon::PauseKind>(kind)); },
+      nogil());
+  m.def("end_pause", [] { Runtime::instance().end_pause(); }, nogil());
   m.def("in_backward", [] { return Runtime::instance().in_backward(); }, "Does the newest op belong to a backward?");
   m.def("wake_promptly", &wake_promptly, py::arg("on"),
         "Whether timed waits of this thread end on time; else they end as the system likes, 50 us late by default.");

@@ -367,6 +367,7 @@ void Executor::prefetch() {
   for (size_t i = 0; i < swap_ins_.size(); ++i) {
     Storage* storage = live_[swap_ins_[i]];
     if (!storage || storage->residency != Residency::Away) continue;
+    if (storage->due[1] == 0) storage->due[1] = now_ticks();  // it may wait for room from here on
     if (!all_wait && swapper_.swap_in(*storage, Cause::Planned)) continue;
     swap_ins_[waiting++] = swap_ins_[i];
     // Later ones must not overtake one that lacks bytes: the link carries them in the order in which they are needed.

@@ -21,6 +21,9 @@ int64_t StepLog::moved_bytes(Direction direction) const {
 void StepLog::settle() {
   const auto settled = [this](Wait& wait) {
     if (!wait.event->done()) return false;
+    if (!wait.copy->done()) return false;
+    wait.stall.copy_start_ticks = wait.copy->start_ticks();
+    wait.stall.copy_end_ticks = wait.copy->end_ticks();
     wait.stall.start_ticks = wait.event->start_ticks();
     wait.stall.end_ticks = wait.event->end_ticks();
     const Ticks lasted = wait.stall.end_ticks - wait.stall.start_ticks;
@@ -57,10 +60,16 @@ void Recorder::begin_step() {
   log_ = std::move(log);
   op_ = -1;
   op_running_ = false;
+  idle_since_ = log_->start_ticks;
 }
 
 std::shared_ptr<StepLog> Recorder::close() {
   log_->end_ticks = now_ticks();
+  if (paused_since_) {  // the rest of it belongs to the next step
+    const PauseKind kind = paused_for_;
+    end_pause();
+    begin_pause(kind, nullptr);
+  }
   auto closed = log_;
   finished_.push_back(closed);
   while (finished_.size() > kKeptSteps) finished_.pop_front();
@@ -87,14 +96,43 @@ OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t seq
   row.token = 0;
   row.stage = static_cast<uint8_t>(stage);
   row.start_ticks = row.end_ticks = now_ticks();
+  const Ticks since = std::exchange(idle_since_, 0);
+  if (C10_UNLIKELY(since && row.start_ticks - since >= kLeastPause) && notices_pauses_ && own_work_ == 0) {
+    log_->pauses.push_back({since, row.start_ticks, op_, static_cast<uint8_t>(PauseKind::Idle)});
+  }
   row.stall_ticks = 0;
   row.device_ticks = -1;
   return &row;
 }
 
-void Recorder::end_op(int32_t op) {
+void Recorder::end_op(int32_t op, bool last) {
   op_running_ = false;
-  if (OpRow* ended = row(op)) ended->end_ticks = now_ticks();
+  const Ticks now = now_ticks();
+  if (OpRow* ended = row(op)) ended->end_ticks = now;
+  if (last) idle_since_ = now;
+}
+
+void Recorder::own_work(bool on) {
+  own_work_ = std::max(own_work_ + (on ? 1 : -1), 0);
+  if (idle_since_) idle_since_ = now_ticks();
+}
+
+void Recorder::begin_pause(PauseKind kind, EventPtr moment) {
+  paused_since_ = now_ticks();
+  paused_for_ = kind;
+  paused_at_ = std::move(moment);
+}
+
+void Recorder::end_pause() {
+  Ticks start = std::exchange(paused_since_, 0);
+  const EventPtr moment = std::move(paused_at_);
+  if (!start) return;
+  if (moment) {
+    if (!moment->done()) return;  // the device has not paused at all
+    start = std::max(start, moment->start_ticks());
+  }
+  const Ticks now = now_ticks();
+  if (now > start) log_->pauses.push_back({start, now, ops(), static_cast<uint8_t>(paused_for_)});
 }
 
 void Recorder::timed(int32_t op, EventPtr begin, EventPtr end) {
@@ -184,8 +222,8 @@ void Recorder::transfer(Storage& storage, Direction direction, Cause cause, Tick
     log_->unlisted_bytes[static_cast<size_t>(direction)] += bytes;
     return;
   }
-  log_->transfers.push_back({bytes, issue, 0, 0, row_of(storage), std::max(op_, 0), static_cast<uint8_t>(direction),
-                             static_cast<uint8_t>(cause)});
+  log_->transfers.push_back({bytes, storage.due[static_cast<size_t>(direction)], issue, 0, 0, row_of(storage),
+                             std::max(op_, 0), static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)});
   log_->transfer_events.push_back(std::move(event));
 }
 
@@ -227,12 +265,19 @@ void Recorder::replayed(Storage* storage, size_t bytes, int32_t name, Cause caus
                            name, static_cast<uint8_t>(cause)});
 }
 
-void Recorder::stalled(Storage& storage, Direction direction, Cause cause, EventPtr wait) {
+void Recorder::stalled(Storage& storage, Direction direction, Cause cause, EventPtr copy, EventPtr wait, Room room) {
   if (!wait) return;
-  const int32_t row = full() ? -1 : row_of(storage);
-  log_->waits.push_back({{0, 0, std::max(op_, 0), row, static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)},
-                         op_running_ ? op_ : -1,
-                         std::move(wait)});
+  const auto way = static_cast<size_t>(direction);
+  StallRow row{};
+  row.due_ticks = storage.due[way];
+  row.issue_ticks = storage.issued[way];
+  row.room_bytes = room.bytes;
+  row.room_storage = room.storage;
+  row.op = std::max(op_, 0);
+  row.storage = full() ? -1 : row_of(storage);
+  row.direction = static_cast<uint8_t>(direction);
+  row.cause = static_cast<uint8_t>(cause);
+  log_->waits.push_back({row, op_running_ ? op_ : -1, std::move(wait), std::move(copy)});
   if (log_->waits.back().event->done()) log_->settle();
 }
 

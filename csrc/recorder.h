@@ -61,6 +61,7 @@ struct UseRow {
 
 struct TransferRow {
   int64_t bytes;
+  Ticks due_ticks;  // when somebody asked for it: before its issue where there was no room
   Ticks issue_ticks;
   Ticks start_ticks;
   Ticks end_ticks;
@@ -73,10 +74,33 @@ struct TransferRow {
 struct StallRow {
   Ticks start_ticks;
   Ticks end_ticks;
+  Ticks due_ticks;  // of the copy that was waited for
+  Ticks issue_ticks;
+  Ticks copy_start_ticks;
+  Ticks copy_end_ticks;
+  int64_t room_bytes;    // that its end was to make room for; 0: nobody asked for room
+  int32_t room_storage;  // whose block that is; -1: a new one's
   int32_t op;
   int32_t storage;
   uint8_t direction;
   uint8_t cause;
+};
+
+// Why no op runs: for no known reason, while data are loaded, or between a notebook's cells.
+enum class PauseKind : uint8_t { Idle, Loading, Cells };
+
+// A stretch without ops; ops may lie in one that somebody has told of.
+struct PauseRow {
+  Ticks start_ticks;
+  Ticks end_ticks;
+  int32_t op;  // the next one
+  uint8_t kind;
+};
+
+// What a wait makes room for.
+struct Room {
+  int64_t bytes = 0;
+  int32_t storage = -1;
 };
 
 // An op that ran again to give a storage its bytes back.
@@ -139,6 +163,7 @@ struct StepLog {
     StallRow stall;  // without its times
     int32_t running_op;
     EventPtr event;
+    EventPtr copy;
   };
   std::vector<StallRow> stalls;
   std::vector<Wait> waits;  // of compute that has not got there yet: settle() makes stalls of them
@@ -150,6 +175,7 @@ struct StepLog {
   std::vector<ResidencyRow> residencies;
   std::vector<ReplayRow> replays;
   std::vector<DeclinedRow> declined;
+  std::vector<PauseRow> pauses;
   std::vector<MakingRow> makings;  // of the whole step, or none
   int32_t making_count = 0;
   bool has_makings = false;
@@ -205,7 +231,7 @@ class Recorder {
 
   // Returns the row of the op, or null past the end of the ring.
   OpRow* begin_op(int32_t name, Stage stage, int32_t module, int64_t sequence_nr, int32_t thread);
-  void end_op(int32_t op);
+  void end_op(int32_t op, bool last);  // last: no other op runs
   void timed(int32_t op, EventPtr begin, EventPtr end);
   void resume(int32_t op, bool running) {  // where several threads run ops, each comes back to its own
     op_ = op;
@@ -226,7 +252,14 @@ class Recorder {
   void record_makings(bool on);  // of a step that they are recorded of from its begin to its end
   void made(Storage& storage, const std::vector<Storage*>& from);  // by its maker, or why that cannot be repeated
   void replayed(Storage* storage, size_t bytes, int32_t name, Cause cause, Ticks start, Ticks end);
-  void stalled(Storage& storage, Direction direction, Cause cause, EventPtr wait);  // null: it did not
+  void stalled(Storage& storage, Direction direction, Cause cause, EventPtr copy, EventPtr wait,
+               Room room);  // wait null: it did not
+
+  // Stretches without ops. Where the host runs ahead of the device only those count that somebody tells of.
+  void notice_pauses(bool on) { notices_pauses_ = on; }
+  void own_work(bool on);                             // what the runtime itself does between ops is no pause
+  void begin_pause(PauseKind kind, EventPtr moment);  // moment: when what was given to the device before is done
+  void end_pause();
 
   // Close the step: every storage alive gets a row. Movable: may it leave the device?
   template <class Movable>
@@ -256,6 +289,15 @@ class Recorder {
   int64_t next_step_ = 0;
   int32_t op_ = -1;
   bool op_running_ = false;
+
+  // Shorter ones are Python between two ops. Ticks are a nanosecond at most: see what reads them.
+  static constexpr Ticks kLeastPause = 5'000'000;
+  bool notices_pauses_ = false;
+  int own_work_ = 0;
+  Ticks idle_since_ = 0;  // 0: an op runs
+  Ticks paused_since_ = 0;
+  PauseKind paused_for_ = PauseKind::Idle;
+  EventPtr paused_at_;
 };
 
 }  // namespace chameleon

@@ -166,6 +166,8 @@ void Runtime::open(const Options& options) {
   timed_every_ = timed_first_ = 0;
   if (!options.unbacked) allocator_events_ = device_->end_allocator_step();
   device_->take_useless_bytes();
+  // Where the host runs ahead, it tells nothing of the device.
+  recorder_.notice_pauses(!device_->moment(device_->lane()));
   begin_step();
   const size_t resident_bytes = device_->resident_bytes();
   if (resident_bytes > options.capacity_bytes && !swapper_.make_room(0)) {
@@ -318,6 +320,22 @@ void Runtime::note_allocator_events() {
                    .device_frees = since(now.device_frees, before.device_frees),
                    .device_syncs = since(now.device_syncs, before.device_syncs)};
   log.useless_bytes = static_cast<int64_t>(device_->take_useless_bytes());
+}
+
+void Runtime::own_work(bool on) {
+  Lock lock(mutex_);
+  recorder_.own_work(on);
+}
+
+// A GPU may have work to do while the host waits for data: no pause begins before that is done.
+void Runtime::begin_pause(PauseKind kind) {
+  Lock lock(mutex_);
+  if (open_) recorder_.begin_pause(kind, device_->moment(device_->lane()));
+}
+
+void Runtime::end_pause() {
+  Lock lock(mutex_);
+  if (open_) recorder_.end_pause();
 }
 
 void Runtime::begin_step() {

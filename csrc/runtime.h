@@ -108,6 +108,9 @@ class Runtime {
   c10::Device torch_device() const { return device_->torch_device(); }
   size_t total_bytes() const { return device_->total_bytes(); }
   std::shared_ptr<StepLog> end_step();
+  void own_work(bool on);  // the session's, between ops
+  void begin_pause(PauseKind kind);
+  void end_pause();
   std::vector<std::shared_ptr<StepLog>> logs();
   void add_program(int64_t id, std::shared_ptr<const Program> program);
   void drop_program(int64_t id);

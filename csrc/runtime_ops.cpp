@@ -289,7 +289,7 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   if (threads_waiting_ > 0) pins_released_.notify_all();  // those who wait for room, and adoption
   if (!open_ || thread.place.step != newest_.step) return;
   executor_.end_op(thread.place.plan_op);
-  recorder_.end_op(thread.place.op);
+  recorder_.end_op(thread.place.op, threads_in_ops_ == 0);
   if (thread.place.op == newest_.op) newest_ = thread.place;
 }
 

@@ -82,6 +82,8 @@ struct Storage {
   HostCopy host;
   EventPtr arriving;  // the copy in, while returning
   Cause moved_by = Cause::Planned;
+  Ticks due[2] = {0, 0};     // by direction: when its newest copy was asked for
+  Ticks issued[2] = {0, 0};  // and when that was issued
 
   // For replay: see Note [Values].
   std::shared_ptr<Value> value;        // what it holds; null where nobody asked yet

@@ -7,7 +7,23 @@
 
 namespace chameleon {
 
-void* Swapper::take(size_t block_bytes, int lane) {
+namespace {
+// While it lives, what is waited for makes room for this.
+class ForRoom {
+ public:
+  ForRoom(Room& place, Room room) : place_(place), before_(place) { place_ = room; }
+  ~ForRoom() { place_ = before_; }
+  ForRoom(const ForRoom&) = delete;
+  ForRoom& operator=(const ForRoom&) = delete;
+
+ private:
+  Room& place_;
+  const Room before_;
+};
+}  // namespace
+
+void* Swapper::take(size_t block_bytes, int lane, Storage* whose) {
+  const ForRoom reason(room_, {static_cast<int64_t>(block_bytes), whose ? recorder_.row_of(*whose) : -1});
   for (;;) {
     if (void* block = device_.allocate(block_bytes, lane)) return block;
     if (!free_something(block_bytes)) return device_.allocate(block_bytes, lane, Effort::Last);
@@ -15,6 +31,7 @@ void* Swapper::take(size_t block_bytes, int lane) {
 }
 
 bool Swapper::make_room(size_t block_bytes) {
+  const ForRoom reason(room_, {static_cast<int64_t>(block_bytes), -1});
   while (!device_.has_room(block_bytes)) {
     if (!free_something(block_bytes)) return false;
   }
@@ -144,6 +161,7 @@ void Swapper::swap_out(Storage& storage, Cause cause) {
     host_full_ = !storage.host.data;
     if (host_full_) return;
     const Ticks issue = now_ticks();
+    storage.due[0] = storage.issued[0] = issue;
     storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes,
                                             device_.record(storage.lanes | lane_bit(storage.lane)));
     recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
@@ -170,6 +188,7 @@ void Swapper::finish_swap_out(Storage& storage) {
   }
   recorder_.left(storage, std::max(recorder_.op(), 0));
   become(storage, Residency::Away);
+  storage.due[1] = 0;
   give_block_back(storage);
 }
 
@@ -207,10 +226,13 @@ bool Swapper::has_room(size_t block_bytes) {
 
 // Compute that is given to the lane from here on comes after the copy.
 void Swapper::wait(Storage& storage, const EventPtr& copy, Direction direction, int lane) {
-  if (!copy->done()) recorder_.stalled(storage, direction, storage.moved_by, device_.compute_wait(copy, lane));
+  if (!copy->done()) {
+    recorder_.stalled(storage, direction, storage.moved_by, copy, device_.compute_wait(copy, lane), room_);
+  }
 }
 
 bool Swapper::swap_in(Storage& storage, Cause cause) {
+  const ForRoom reason(room_, {static_cast<int64_t>(storage.block_bytes), recorder_.row_of(storage)});
   const Effort effort = cause == Cause::Planned ? Effort::Cheap : Effort::Last;  // a prefetch can wait
   void* block = device_.allocate(storage.block_bytes, storage.lane, effort);
   // Where the bytes are there, in pieces, what leaves does not have to be hurried.
@@ -228,6 +250,8 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   storage.moved_by = cause;
   storage.lanes = storage.made_by = 0;
   const Ticks issue = now_ticks();
+  storage.issued[1] = issue;
+  if (storage.due[1] == 0) storage.due[1] = issue;
   storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)));
   recorder_.arrived(storage);
   recorder_.transfer(storage, Direction::In, cause, issue, storage.arriving);
@@ -240,6 +264,7 @@ void Swapper::undo_swap_in(Storage& storage) {
   recorder_.left(storage, std::max(recorder_.op(), 0));
   void* block = storage.block;
   become(storage, Residency::Away);
+  storage.due[1] = 0;
   table_.set_block(&storage, nullptr);
   device_.free(block, storage.block_bytes);
 }
@@ -248,6 +273,7 @@ void Swapper::arrive(Storage& storage, bool host_reads) {
   wait(storage, storage.arriving, Direction::In, device_.lane());
   if (host_reads) device_.host_wait(storage.arriving);
   storage.arriving.reset();
+  storage.due[1] = 0;
   become(storage, Residency::Resident);
   access::mark_resident(storage);
 }
@@ -257,7 +283,8 @@ bool Swapper::restore(Storage& storage, Cause cause, bool host_reads) {
     const int64_t uid = storage.uid;
     const size_t block_bytes = storage.block_bytes;
     ++storage.pins;  // making room must not look at this one
-    void* block = take(block_bytes, storage.lane);
+    if (storage.due[1] == 0) storage.due[1] = now_ticks();
+    void* block = take(block_bytes, storage.lane, &storage);
     if (storage.uid != uid) {  // it died on another thread while this one waited
       if (block) device_.free(block, block_bytes);
       return true;

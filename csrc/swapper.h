@@ -31,8 +31,9 @@ class Swapper {
   size_t min_bytes = 16 << 10;                         // smaller storages stay
   std::optional<std::vector<Transition>> transitions;  // kept for tests
 
-  // A block of the lane; storages leave to make room for it. nullptr where even that does not suffice.
-  void* take(size_t block_bytes, int lane);
+  // A block of the lane; storages leave to make room for it. nullptr where even that does not suffice. `whose`: of a
+  // storage that comes back.
+  void* take(size_t block_bytes, int lane, Storage* whose = nullptr);
   bool make_room(size_t block_bytes);  // the same without taking it
   bool evict_any(size_t bytes);        // for those who take memory from elsewhere; false: nothing can leave
 
@@ -78,6 +79,7 @@ class Swapper {
   StorageTable& table_;
   Recorder& recorder_;
   bool host_full_ = false;
+  Room room_;  // that is being made
   // Eviction sends out ahead of need up to this share of the capacity, what is not used within so many ops.
   static constexpr size_t kAheadShare = 16;
   static constexpr int64_t kSoon = 32;

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..report import Report
-from ..trace import Category, Cause, Direction, StepTrace, Trace
+from ..trace import Category, Cause, Direction, Pause, StepTrace, Trace
 from ..trace_report import TraceReport
 from ..units import format_bytes, format_seconds
 from .packages import load
@@ -72,6 +72,7 @@ def step_figure(
     if len(step.replays):
         _draw_replays(go, figure, step)
     draw_stages(figure, step)
+    draw_pauses(figure, step)
     style(figure, _step_title(step) if title is None else title, height=560, bottom=90)
     figure.update_yaxes(title_text=f"On the device ({unit})", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(showgrid=False, range=[1.6, -0.6], row=2, col=1)
@@ -79,6 +80,33 @@ def step_figure(
     figure.update_xaxes(range=[0, step.duration_s], tickformat="~s", hoverformat=".4~s", ticksuffix="s")
     figure.update_layout(barmode="overlay", bargap=0.3)
     return figure
+
+
+PAUSES = {Pause.IDLE: "no op ran", Pause.LOADING: "data loading", Pause.CELLS: "between cells"}
+"""What pauses are called."""
+
+_MOST_PAUSES = 8
+_LEAST_PAUSE = 0.02
+
+
+def draw_pauses(figure: go.Figure, step: StepTrace) -> None:
+    """A mark where the longest pauses of a step lie, with what they were: the axis stands still meanwhile."""
+    rows = step.pauses
+    longest = np.argsort(-rows.duration_s, kind="stable")[:_MOST_PAUSES]
+    for row in longest[rows.duration_s[longest] >= _LEAST_PAUSE * step.duration_s].tolist():
+        figure.add_vline(
+            x=float(rows.at_s[row]),
+            line={"color": INK_2, "width": 1, "dash": "dashdot"},
+            annotation={
+                "text": f"⏸ {format_seconds(float(rows.duration_s[row]))} {PAUSES[Pause(int(rows.kind[row]))]}",
+                "font": {"size": 10, "color": INK_2},
+                "textangle": -90,
+                "yanchor": "top",
+            },
+            annotation_position="top right",
+            row=1,
+            col=1,
+        )
 
 
 def session_figure(report: Report | TraceReport) -> go.Figure:

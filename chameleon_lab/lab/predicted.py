@@ -13,7 +13,7 @@ from ..policy.program import bind
 from ..policy.replay import Replayable
 from ..policy.replay import Replays as BoundReplays
 from ..policy.simulate import Prediction
-from ..trace import Cause, Declined, Direction, Replays, Residencies, Stalls, StepTrace, Transfers
+from ..trace import Cause, Declined, Direction, Pauses, Replays, Residencies, Stalls, StepTrace, Transfers
 
 STAGE = "Draft"
 """What stands in the place of the session's stage."""
@@ -54,6 +54,7 @@ def predicted_step(policy: Policy, step: StepTrace, op_times: np.ndarray) -> Ste
         stalls=_stalls(found, starts),
         residencies=_residencies(step, away, starts),
         replays=_replays(step, replays, memory, op_times, starts + np.append(found.stall_op_s, 0.0)),
+        pauses=Pauses(**{name: column[:0] for name, column in step.pauses.columns().items()}),
         declined=Declined(**{name: column[:0] for name, column in step.declined.columns().items()}),
     )
 

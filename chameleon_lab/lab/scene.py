@@ -12,6 +12,7 @@ import numpy as np
 from ..policy import Floor, floor
 from ..trace import Category, Direction, Stage, StepTrace, Transfers
 from ..trace.overlap import exposed_share, hidden_share
+from ..trace.stall_parts import PARTS, StallParts, explained, parts_of_step
 from .blocks import DROPPED, ON_DEVICE, ON_HOST, Rectangles, stack_rows
 from .figures import resident_by_category
 from .lod import Intervals
@@ -74,11 +75,10 @@ class Scene:
             raise ValueError("the steps have no ops")
         self.first_op = np.concatenate([[0], np.cumsum(counts)])
         self.first_storage = np.concatenate([[0], np.cumsum([len(step.storages) for step in self.steps])])
-        begins = [max(0.0, step.start_s - self.steps[0].start_s) for step in self.steps]
-        for i in range(1, len(begins)):
-            begins[i] = max(begins[i], begins[i - 1] + self.steps[i - 1].duration_s)
-        self.begin_s = np.array(begins)
-        self.duration_s = float(begins[-1] + self.steps[-1].duration_s)
+        # One behind the other: what lies between steps, as within them, is a pause and no part of the axis.
+        ends = np.cumsum([step.duration_s for step in self.steps])
+        self.begin_s = np.concatenate([[0.0], ends[:-1]])
+        self.duration_s = float(ends[-1])
         self.op_step = np.repeat(np.arange(len(self.steps)), counts)
 
     # ------------------------------------------------------------------------------------------------ tables
@@ -249,6 +249,35 @@ class Scene:
             "cause": self._joined("stalls", "cause"),
             "start_s": start,
             "end_s": start + self._joined("stalls", "duration_s"),
+        }
+
+    @cached_property
+    def pause_column(self) -> dict[str, np.ndarray]:
+        """Where no op ran outside of the loop: ``op`` that came next, ``kind``, ``at_s``, ``duration_s``."""
+        first = np.repeat(self.first_op[:-1], [len(step.pauses) for step in self.steps])
+        return {
+            "op": self._joined("pauses", "op") + first,
+            "kind": self._joined("pauses", "kind"),
+            "at_s": self._joined("pauses", "at_s", "time"),
+            "duration_s": self._joined("pauses", "duration_s"),
+        }
+
+    def why_stalled(self, row: int) -> str:
+        """Why a stall was, in words: see :mod:`chameleon_lab.trace.stall_parts`."""
+        counts = np.cumsum([0, *(len(step.stalls) for step in self.steps)])
+        position = int(np.searchsorted(counts, row, side="right")) - 1
+        return explained(self.steps[position], row - int(counts[position]), self._stall_parts[position])
+
+    @cached_property
+    def _stall_parts(self) -> tuple[StallParts, ...]:
+        return tuple(parts_of_step(step) for step in self.steps)
+
+    @cached_property
+    def stall_part_column(self) -> dict[str, np.ndarray]:
+        """Seconds of each part of each stall, by the part's name."""
+        return {
+            name: np.concatenate([getattr(parts, f"{name}_s") for parts in self._stall_parts])
+            for name in PARTS
         }
 
     @cached_property

@@ -14,6 +14,7 @@ from .figures import (
     byte_unit,
     draw_capacity,
     draw_ghost,
+    draw_pauses,
     draw_resident,
     draw_stages,
     load_plotly,
@@ -82,6 +83,8 @@ def trace_figure(
     if capacity_bytes is not None:
         draw_capacity(go, figure, chosen, capacity_bytes, scale)
     draw_stages(figure, chosen)
+    if policy is None:
+        draw_pauses(figure, chosen)
     style(
         figure, _title(chosen, prediction), height=420 if rows == 1 else 570, bottom=90 if rows == 1 else 120
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..trace import Category, Cause, Direction, Stage
+from ..trace import Category, Cause, Direction, Pause, Stage
 from ..trace.overlap import hidden_share
 from .blocks import rasterise
 from .lod import Bars, steps_between
@@ -25,6 +25,7 @@ _MOST_ROWS = 200
 _MOST_USES = 400
 _MOST_TOUCHED = 24
 _MOST_MARKS = 2000
+_MOST_PAUSES = 100
 
 Buffers = list[bytes]
 
@@ -63,6 +64,7 @@ def describe(scene: Scene) -> dict[str, Any]:
         "replay_s": float((replays["end_s"] - replays["start_s"]).sum()),
         "dropped_bytes": int(scene.storage_bytes[scene.away["storage"][scene.away["dropped"]]].sum()),
         "declined": len(scene.declined["op"]),
+        "pauses": _pauses(scene),
         "overlap": scene.overlap,
         "match_rate": _match_rate(scene),
         "capacity_bytes": scene.meta.get("capacity_bytes"),
@@ -290,6 +292,7 @@ def stall_facts(scene: Scene, axis: str, row: int) -> dict[str, Any]:
         "direction": Direction(int(rows["direction"][row])).name.lower(),
         "cause": Cause(int(rows["cause"][row])).name.lower(),
         "duration_s": float(rows["end_s"][row] - rows["start_s"][row]),
+        "why": scene.why_stalled(row),
         "op": op_facts(scene, axis, op) if 0 <= op < scene.op_count else None,
         "storage": storage_facts(scene, storage) if storage >= 0 else None,
         "x0": float(x[0]),
@@ -550,6 +553,11 @@ def summarise(scene: Scene, axis: str, start: float, end: float) -> dict[str, An
             for cause in Cause
             if stall_s[stalls["cause"] == cause].sum() > 0
         },
+        "stall_parts": {
+            name: float((seconds * stall_part).sum())
+            for name, seconds in scene.stall_part_column.items()
+            if (seconds * stall_part).sum() > 0
+        },
         "replays": int((replay_part > 0).sum()),
         "replay_s": float(((replays["end_s"] - replays["start_s"]) * replay_part).sum()),
         "replayed_bytes": int((replays["bytes"] * replay_part).sum()),
@@ -768,6 +776,20 @@ def _hidden(scene: Scene, rows: np.ndarray) -> float | None:
     table = scene.transfers
     time_s = (table.end_s - table.start_s)[rows]
     return hidden_share(scene.transfer_exposed[rows], time_s)
+
+
+def _pauses(scene: Scene) -> list[dict[str, Any]]:
+    """The longest pauses, where they lie on each axis, in their order."""
+    rows = scene.pause_column
+    longest = np.sort(np.argsort(-rows["duration_s"], kind="stable")[:_MOST_PAUSES])
+    return [
+        {
+            "kind": Pause(int(rows["kind"][row])).name.lower(),
+            "duration_s": float(rows["duration_s"][row]),
+            "at": {"time": float(rows["at_s"][row]), "op": int(rows["op"][row])},
+        }
+        for row in longest.tolist()
+    ]
 
 
 def _match_rate(scene: Scene) -> float | None:

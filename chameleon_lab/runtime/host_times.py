@@ -14,6 +14,7 @@ import numpy as np
 
 from ..trace import StepTrace
 from . import core
+from .pause_times import pause_times
 
 _MOST_SEQUENCES = 64
 
@@ -62,7 +63,8 @@ class HostTimes:
 def _op_times(log: core.StepLog, ops: np.ndarray) -> np.ndarray:
     starts = np.concatenate([[log.start_ticks], ops["start_ticks"][1:], [log.end_ticks]])
     # Ops of other threads may begin while one runs: the clock goes on, and never back.
-    ticks = np.maximum(np.diff(np.maximum.accumulate(starts)), 0).astype(np.float64) - ops["stall_ticks"]
+    clock = np.maximum.accumulate(starts)
+    ticks = np.diff(clock - pause_times(log).before()(clock)) - ops["stall_ticks"]
     replays = log.replays()
     replays = replays[replays["op"] < len(ops)]  # not those after the last op
     ticks -= np.bincount(replays["op"], replays["end_ticks"] - replays["start_ticks"], minlength=len(ops))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from ..trace.columns import (
     Declined,
     Makings,
     Ops,
+    Pauses,
     Replays,
     Residencies,
     Stalls,
@@ -18,7 +19,9 @@ from ..trace.columns import (
     Transfers,
     Uses,
 )
+from ..trace.stall_parts import stall_parts
 from . import core
+from .pause_times import PauseTimes, pause_times
 
 
 def step_trace(
@@ -26,21 +29,15 @@ def step_trace(
 ) -> StepTrace:
     """The columns of one finished step. Copies that have not ended yet get NaN times."""
     ops, storages, uses = log.ops(), log.storages(), log.uses()
-    transfers, stalls, residencies = log.transfers(), log.stalls(), log.residencies()
     replays, declined, makings = log.replays(), log.declined(), log.makings()
-    tick_s = core.seconds_per_tick()
-
-    def since_start(ticks: np.ndarray) -> np.ndarray:
-        return (ticks - log.start_ticks) * tick_s
-
-    def when_done(ticks: np.ndarray) -> np.ndarray:
-        return np.where(ticks == 0, np.nan, since_start(ticks))
+    paused = pause_times(log)
+    since_start, when_done, tick_s = _clock(log, paused)
 
     return StepTrace(
         index=log.index,
         session_stage=session_stage,
         start_s=core.seconds(log.start_ticks),
-        duration_s=(log.end_ticks - log.start_ticks) * tick_s,
+        duration_s=(log.end_ticks - log.start_ticks - paused.ticks) * tick_s,
         names=tuple(core.op_names()),
         modules=tuple(modules),
         labels=tuple(labels),
@@ -79,31 +76,9 @@ def step_trace(
             reads=uses["reads"].astype(bool),
             writes=uses["writes"].astype(bool),
         ),
-        transfers=Transfers(
-            storage=transfers["storage"].copy(),
-            direction=transfers["direction"].copy(),
-            cause=transfers["cause"].copy(),
-            bytes=transfers["bytes"].copy(),
-            issue_op=transfers["issue_op"].copy(),
-            issue_s=since_start(transfers["issue_ticks"]),
-            start_s=when_done(transfers["start_ticks"]),
-            end_s=when_done(transfers["end_ticks"]),
-        ),
-        stalls=Stalls(
-            op=stalls["op"].copy(),
-            storage=stalls["storage"].copy(),
-            direction=stalls["direction"].copy(),
-            cause=stalls["cause"].copy(),
-            start_s=since_start(stalls["start_ticks"]),
-            duration_s=(stalls["end_ticks"] - stalls["start_ticks"]) * tick_s,
-        ),
-        residencies=Residencies(
-            storage=residencies["storage"].copy(),
-            from_op=residencies["from_op"].copy(),
-            to_op=residencies["to_op"].copy(),
-            from_s=since_start(residencies["from_ticks"]),
-            to_s=since_start(residencies["to_ticks"]),
-        ),
+        transfers=_transfers(log.transfers(), when_done, since_start),
+        stalls=_stalls(log.stalls(), when_done, since_start, tick_s),
+        residencies=_residencies(log.residencies(), since_start),
         replays=Replays(
             op=replays["op"].copy(),
             storage=replays["storage"].copy(),
@@ -127,6 +102,12 @@ def step_trace(
             input=makings["input"].copy(),
             refusal=makings["refusal"].copy(),
         ),
+        pauses=Pauses(
+            op=np.searchsorted(ops["start_ticks"], paused.start_ticks, side="right").astype(np.int32),
+            kind=paused.kind,
+            at_s=since_start(paused.start_ticks),
+            duration_s=(paused.end_ticks - paused.start_ticks) * tick_s,
+        ),
         truncated_ops=log.truncated_ops,
         refusals=log.refusals,
         soft_ooms=log.soft_ooms,
@@ -135,4 +116,73 @@ def step_trace(
         device_frees=log.device_frees,
         device_syncs=log.device_syncs,
         useless_bytes=log.useless_bytes,
+    )
+
+
+_Times = Callable[[np.ndarray], np.ndarray]
+
+
+def _clock(log: core.StepLog, paused: PauseTimes) -> tuple[_Times, _Times, float]:
+    """Ticks as seconds of the step, on a clock that stands still in pauses; the same with NaN for 0; and a tick."""
+    tick_s, stands_still = core.seconds_per_tick(), paused.before()
+
+    def since_start(ticks: np.ndarray) -> np.ndarray:
+        still = stands_still(ticks) if len(paused.kind) else 0
+        return (ticks - log.start_ticks - still) * tick_s
+
+    def when_done(ticks: np.ndarray) -> np.ndarray:
+        return np.where(ticks == 0, np.nan, since_start(ticks))
+
+    return since_start, when_done, tick_s
+
+
+def stall_totals(log: core.StepLog) -> dict[str, float]:
+    """Why a step stalled, in seconds: see :mod:`chameleon_lab.trace.stall_parts`. Reads no more than that takes."""
+    since_start, when_done, tick_s = _clock(log, pause_times(log))
+    return stall_parts(
+        _stalls(log.stalls(), when_done, since_start, tick_s),
+        _transfers(log.transfers(), when_done, since_start),
+        _residencies(log.residencies(), since_start),
+        log.op_count,
+    ).totals()
+
+
+def _transfers(rows: np.ndarray, when_done: _Times, since_start: _Times) -> Transfers:
+    return Transfers(
+        storage=rows["storage"].copy(),
+        direction=rows["direction"].copy(),
+        cause=rows["cause"].copy(),
+        bytes=rows["bytes"].copy(),
+        issue_op=rows["issue_op"].copy(),
+        issue_s=since_start(rows["issue_ticks"]),
+        start_s=when_done(rows["start_ticks"]),
+        end_s=when_done(rows["end_ticks"]),
+        due_s=when_done(rows["due_ticks"]),
+    )
+
+
+def _stalls(rows: np.ndarray, when_done: _Times, since_start: _Times, tick_s: float) -> Stalls:
+    return Stalls(
+        op=rows["op"].copy(),
+        storage=rows["storage"].copy(),
+        direction=rows["direction"].copy(),
+        cause=rows["cause"].copy(),
+        start_s=since_start(rows["start_ticks"]),
+        duration_s=(rows["end_ticks"] - rows["start_ticks"]) * tick_s,
+        due_s=when_done(rows["due_ticks"]),
+        issue_s=when_done(rows["issue_ticks"]),
+        copy_start_s=when_done(rows["copy_start_ticks"]),
+        copy_end_s=when_done(rows["copy_end_ticks"]),
+        room_bytes=rows["room_bytes"].copy(),
+        room_storage=rows["room_storage"].copy(),
+    )
+
+
+def _residencies(rows: np.ndarray, since_start: _Times) -> Residencies:
+    return Residencies(
+        storage=rows["storage"].copy(),
+        from_op=rows["from_op"].copy(),
+        to_op=rows["to_op"].copy(),
+        from_s=since_start(rows["from_ticks"]),
+        to_s=since_start(rows["to_ticks"]),
     )

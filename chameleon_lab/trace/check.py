@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .columns import Category, Cause, Direction, Stage, StepTrace
+from .columns import Category, Cause, Direction, Pause, Stage, StepTrace
 
 _MOST_BYTES = 1 << 56  # of all that a step could hold: sums of them still fit int64
 
@@ -39,6 +39,10 @@ def check_step(step: StepTrace) -> None:
         ("stalls.storage", step.stalls.storage, -1, storages),
         ("stalls.direction", step.stalls.direction, 0, len(Direction)),
         ("stalls.cause", step.stalls.cause, 0, len(Cause)),
+        ("stalls.room_bytes", step.stalls.room_bytes, 0, _MOST_BYTES),
+        ("stalls.room_storage", step.stalls.room_storage, -1, storages),
+        ("pauses.op", step.pauses.op, 0, n + 1),
+        ("pauses.kind", step.pauses.kind, 0, len(Pause)),
         ("replays.op", step.replays.op, 0, ops),
         ("replays.storage", step.replays.storage, -1, storages),
         ("replays.name", step.replays.name, 0, len(step.names)),
@@ -74,9 +78,14 @@ def check_step(step: StepTrace) -> None:
         ("residencies.from_s", step.residencies.from_s),
         ("residencies.to_s", step.residencies.to_s),
         ("transfers.issue_s", step.transfers.issue_s),
+        ("pauses.at_s", step.pauses.at_s),
+        ("pauses.duration_s", step.pauses.duration_s),
     )
     if np.isinf(step.ops.device_s).any() or (step.ops.device_s < 0).any():
         raise ValueError("ops.device_s holds what is no duration")
+    told = (getattr(step.stalls, name) for name in ("due_s", "issue_s", "copy_start_s", "copy_end_s"))
+    if any(np.isinf(column).any() for column in (*told, step.transfers.due_s)):
+        raise ValueError("stalls or transfers hold what is no time")
     for what, values in finite:
         if not np.isfinite(values).all():
             raise ValueError(f"{what} holds what is no finite number")

@@ -1,6 +1,6 @@
 """The trace model: what happened in a training step, as columns.
 
-A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds nine tables of equally long numpy
+A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds ten tables of equally long numpy
 columns. Rows refer to each other by row number within the same step: ``uses.storage`` is a row of ``storages``,
 ``uses.op`` a row of ``ops``. Bytes are ``*_bytes``, seconds ``*_s`` (from the step's start), op indices ``*_op``.
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from ..policy import Draft, Policy
+    from .alive import Alive
 
 
 class Stage(IntEnum):
@@ -59,6 +60,14 @@ class Cause(IntEnum):
     ACCESS = 3  # something outside the dispatcher reached for a storage that was away
 
 
+class Pause(IntEnum):
+    """Why no op ran for a while."""
+
+    IDLE = 0  # nobody said: sleep, the loop's own Python, a file that is written
+    LOADING = 1  # a DataLoader was asked for a batch
+    CELLS = 2  # no cell of the notebook ran
+
+
 class Table:
     """Equally long numpy columns; subclasses are dataclasses whose fields are the columns."""
 
@@ -70,9 +79,18 @@ class Table:
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
+        for column in fields(self):  # type: ignore[arg-type]
+            if getattr(self, column.name) is None:  # of what is older, or predicted
+                missing = np.full(len(self), column.metadata["missing"])
+                object.__setattr__(self, column.name, missing)
         lengths = {name: len(column) for name, column in self.columns().items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"{type(self).__name__} needs columns of one length, got {lengths}")
+
+
+def _or(missing: object, kind: str = "float64") -> Any:
+    """A column that may be left out: all of it then says ``missing``."""
+    return field(default=None, metadata={"missing": np.dtype(kind).type(missing)})
 
 
 @dataclass(frozen=True)
@@ -145,6 +163,9 @@ class Transfers(Table):
     issue_s: np.ndarray  # float64
     start_s: np.ndarray  # float64: when the copy engine took it up
     end_s: np.ndarray  # float64
+    due_s: np.ndarray = _or(
+        np.nan
+    )  # float64: when it was asked for: before its issue, where there was no room; NaN
 
 
 @dataclass(frozen=True)
@@ -157,6 +178,16 @@ class Stalls(Table):
     cause: np.ndarray  # uint8: Cause of the transfer waited for
     start_s: np.ndarray  # float64
     duration_s: np.ndarray  # float64
+    due_s: np.ndarray = _or(
+        np.nan
+    )  # float64: of the transfer waited for, as in Transfers; NaN where nobody knows
+    issue_s: np.ndarray = _or(np.nan)  # float64
+    copy_start_s: np.ndarray = _or(np.nan)  # float64
+    copy_end_s: np.ndarray = _or(np.nan)  # float64
+    room_bytes: np.ndarray = _or(
+        0, "int64"
+    )  # int64: of the block that room was made for; 0: nobody asked for any
+    room_storage: np.ndarray = _or(-1, "int32")  # int32: row of Storages whose block that is; -1: a new one's
 
 
 @dataclass(frozen=True)
@@ -221,6 +252,24 @@ class Makings(Table):
     )  # uint8: why it cannot be made again: index into chameleon_lab.runtime.core.REFUSALS; 0 it can
 
 
+@dataclass(frozen=True)
+class Pauses(Table):
+    """One row per stretch of time in which no op ran, outside of the loop, in order.
+
+    They are no part of the step: its ``duration_s`` and all its times are those of a clock that stands still meanwhile.
+    """
+
+    op: np.ndarray  # int32: the op that came next; len(ops) at the step's end
+    kind: np.ndarray  # uint8: Pause
+    at_s: np.ndarray  # float64: where it lies in the step
+    duration_s: np.ndarray  # float64
+
+
+def _no_pauses() -> Pauses:
+    none = np.zeros(0)
+    return Pauses(none.astype(np.int32), none.astype(np.uint8), none, none)
+
+
 def _no_replays() -> Replays:
     whole, real = np.zeros(0, dtype=np.int32), np.zeros(0)
     return Replays(whole, whole, whole, whole.astype(np.uint8), whole.astype(np.int64), real, real)
@@ -243,7 +292,7 @@ class StepTrace:
     index: int  # the session's step number, from 0
     session_stage: str  # "WarmUp", "Profile" or "Stable"
     start_s: float  # Unix time
-    duration_s: float
+    duration_s: float  # without its pauses
     names: tuple[str, ...]  # op names
     modules: tuple[str, ...]  # module paths
     labels: tuple[
@@ -268,6 +317,7 @@ class StepTrace:
     device_frees: int = 0
     device_syncs: int = 0
     useless_bytes: int = 0
+    pauses: Pauses = field(default_factory=_no_pauses)
 
     def __repr__(self) -> str:
         return (
@@ -284,6 +334,27 @@ class StepTrace:
     def live_peak_bytes(self) -> int:
         """Most bytes alive at once: the peak that a run without swapping would have."""
         return int(self.ops.live_peak_bytes.max(initial=0))
+
+    def paused_s(self, kind: Pause | None = None) -> float:
+        """Seconds of its pauses, or of those of one kind. No part of ``duration_s``."""
+        rows = self.pauses
+        return float(rows.duration_s[slice(None) if kind is None else rows.kind == kind].sum())
+
+    def alive(self, op: int | None = None) -> Alive:
+        """What is alive at an op, by default that with the most bytes, by category, module or storage.
+
+        Raises IndexError if the step has no such op, TypeError if ``op`` is no number.
+        """
+        from .alive import Alive
+
+        return Alive.at(self, op)
+
+    @cached_property
+    def used_bytes(self) -> np.ndarray:
+        """int64 (ops,): the blocks that each op reads and writes."""
+        rows = self.uses
+        sums = np.bincount(rows.op, self.storages.block_bytes[rows.storage], minlength=len(self.ops))
+        return sums.astype(np.int64)
 
     @cached_property
     def match_rate(self) -> float:
@@ -409,6 +480,32 @@ class Trace:
     def transfers(self) -> Transfers:
         """The newest step's transfers."""
         return self.last.transfers
+
+    def alive(self, op: int | None = None) -> Alive:
+        """What is alive at an op of the newest step, by default that with the most bytes.
+
+        See :meth:`StepTrace.alive`; raises ValueError if the trace is empty.
+        """
+        return self.last.alive(op)
+
+    def step_figure(self) -> go.Figure:
+        """The newest step: resident bytes by category, transfers and stalls, over its time.
+
+        See :func:`~chameleon_lab.lab.figures.step_figure`, which says what is raised.
+        """
+        from ..lab.figures import step_figure
+
+        return step_figure(self)
+
+    def history_figure(self) -> go.Figure:
+        """The time of each step, with its stall and its replays.
+
+        See :func:`~chameleon_lab.lab.figures.session_figure`, which says what is raised.
+        """
+        from ..lab.figures import session_figure
+        from ..trace_report import TraceReport
+
+        return session_figure(TraceReport.of(self))
 
     def figure(self, policy: Policy | Draft | None = None, *, step: int | None = None) -> go.FigureWidget:
         """The occupancy over a step (the newest) by category, as a Plotly widget.

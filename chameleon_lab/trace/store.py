@@ -25,6 +25,7 @@ from .columns import (
     Declined,
     Makings,
     Ops,
+    Pauses,
     Replays,
     Residencies,
     Stalls,
@@ -40,7 +41,7 @@ from .parquet_footer import stated_size
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 5
+VERSION = 6
 """Version of the trace file that this package writes, and the newest that it reads."""
 
 _KEY = b"chameleon_lab.trace"
@@ -115,6 +116,7 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
             "issue_s": "float64",
             "start_s": "float64",
             "end_s": "float64",
+            "due_s": "float64",
         },
     ),
     "stalls": (
@@ -126,6 +128,12 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
             "cause": "uint8",
             "start_s": "float64",
             "duration_s": "float64",
+            "due_s": "float64",
+            "issue_s": "float64",
+            "copy_start_s": "float64",
+            "copy_end_s": "float64",
+            "room_bytes": "int64",
+            "room_storage": "int32",
         },
     ),
     "residencies": (
@@ -162,12 +170,24 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
             "refusal": "uint8",
         },
     ),
+    "pauses": (
+        Pauses,
+        {"op": "int32", "kind": "uint8", "at_s": "float64", "duration_s": "float64"},
+    ),
 }
 
-_TABLE_SINCE = {"replays": 3, "declined": 3, "makings": 4}
+_TABLE_SINCE = {"replays": 3, "declined": 3, "makings": 4, "pauses": 6}
 """The version that brought a table; an older file has no rows for it."""
 
-_SINCE = {("ops", "token"): (2, 0), ("ops", "plan_op"): (2, -1), ("ops", "device_s"): (3, np.nan)}
+_SINCE: dict[tuple[str, str], tuple[int, float]] = {
+    ("ops", "token"): (2, 0),
+    ("ops", "plan_op"): (2, -1),
+    ("ops", "device_s"): (3, np.nan),
+    ("transfers", "due_s"): (6, np.nan),
+    **{("stalls", name): (6, np.nan) for name in ("due_s", "issue_s", "copy_start_s", "copy_end_s")},
+    ("stalls", "room_bytes"): (6, 0),
+    ("stalls", "room_storage"): (6, -1),
+}
 """The version that brought a column, and what it reads as from an older file."""
 
 

@@ -83,6 +83,12 @@ export interface IStatus {
   policies: { source: string; name: string; swaps: number; drops: number }[];
 }
 
+export interface IPause {
+  kind: 'idle' | 'loading' | 'cells';
+  duration_s: number;
+  at: PerAxis;
+}
+
 export interface IScene {
   steps: {
     index: number;
@@ -104,6 +110,8 @@ export interface IScene {
   hidden: [out: number | null, in_: number | null];
   stalls: number;
   stall_s: number;
+  /** The longest stretches in which no op ran outside of the loop; they are no part of the axis. */
+  pauses: IPause[];
   replays: number;
   replay_s: number;
   dropped_bytes: number;
@@ -174,6 +182,8 @@ export interface IStall {
   direction: 'out' | 'in';
   cause: string;
   duration_s: number;
+  /** Its parts in seconds, in words: the copy, the queue, missing room, a late trigger. */
+  why: string;
   op: IOp | null;
   storage: IStorage | null;
   x0: number;
@@ -274,6 +284,8 @@ export interface ISummary {
   stalls: number;
   stall_s: number;
   stall_causes: Record<string, number>;
+  /** The same stall by why it was, in seconds. */
+  stall_parts: Record<string, number>;
   replays: number;
   replay_s: number;
   replayed_bytes: number;

@@ -15,6 +15,26 @@ export const BANDS = [
 export const OVERLAP =
   "Share of the copies' time in which compute did not wait for their direction";
 
+/** Why stalls are, as chameleon_lab/trace/stall_parts.py tells their parts. */
+export const STALL_PARTS: Record<string, string> = {
+  copy: 'the copy itself',
+  queue: 'queue before it',
+  room: 'no room',
+  late: 'triggered late',
+  other: 'other'
+};
+
+const PAUSES: Record<string, string> = {
+  idle: 'no op ran',
+  loading: 'data loading',
+  cells: 'between cells'
+};
+
+/** What a pause is called, the reason without its time. */
+export function pauseName(kind: string): string {
+  return PAUSES[kind] ?? kind;
+}
+
 export type BandId = (typeof BANDS)[number]['id'];
 
 const BAND_OF_CATEGORY = [0, 2, 1, 3, 4, 4];

@@ -43,6 +43,7 @@ def log(
     return SimpleNamespace(
         ops=lambda: ops,
         replays=lambda: rows,
+        pauses=lambda: np.zeros(0),
         start_ticks=begin,
         end_ticks=end,
         truncated_ops=truncated,

@@ -19,6 +19,7 @@ from synthetic import gpt_step, random_step
 from chameleon_lab.errors import CutFileError, TraceError
 from chameleon_lab.trace import Declined, Makings, Replays, Stalls, StepTrace, Trace, Transfers, store
 from chameleon_lab.trace.parquet_footer import stated_size
+from chameleon_lab.trace.stall_parts import parts_of_step
 
 META = {"torch": "2.13.0", "device": "cpu", "capacity_bytes": None, "link_out_bytes_per_s": 1e9}
 
@@ -240,21 +241,35 @@ def rewrite(path: Path, table: pa.Table, header: object) -> None:
     parquet.write_table(table.replace_schema_metadata({b"chameleon_lab.trace": text.encode()}), path)
 
 
-def without(table: pa.Table, *lacking: str) -> pa.Table:
-    """The table with fewer columns of its ops."""
-    ops = table.column("ops").chunk(0)
-    names = [field.name for field in ops.type.value_type if field.name not in lacking]
-    rows = pa.StructArray.from_arrays([ops.values.field(name) for name in names], names=names)
-    old = pa.ListArray.from_arrays(ops.offsets, rows)
+V6 = {
+    "transfers": ("due_s",),
+    "stalls": ("due_s", "issue_s", "copy_start_s", "copy_end_s", "room_bytes", "room_storage"),
+}
+"""Columns that version 6 brought."""
+
+
+def before_6(path: Path) -> pa.Table:
+    table = parquet.read_table(path).combine_chunks().drop_columns(["pauses"])
+    for name, columns in V6.items():
+        table = without(table, *columns, of=name)
+    return table
+
+
+def without(table: pa.Table, *lacking: str, of: str = "ops") -> pa.Table:
+    """The table with fewer columns of its ops, or of another of its tables."""
+    rows_of = table.column(of).chunk(0)
+    names = [field.name for field in rows_of.type.value_type if field.name not in lacking]
+    rows = pa.StructArray.from_arrays([rows_of.values.field(name) for name in names], names=names)
+    old = pa.ListArray.from_arrays(rows_of.offsets, rows)
     fields = pa.list_(pa.struct([(f.name, f.type) for f in rows.type]))
-    return table.set_column(table.schema.get_field_index("ops"), pa.field("ops", fields), old.cast(fields))
+    return table.set_column(table.schema.get_field_index(of), pa.field(of, fields), old.cast(fields))
 
 
 def test_a_file_of_version_1_reads_without_what_it_lacks(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     step = rich_step()
     store.save(Trace([step]), path)
-    table = parquet.read_table(path).combine_chunks()
+    table = before_6(path)
     rewrite(path, without(table, "token", "plan_op", "device_s"), {"version": 1, "meta": {}})
     read = store.load(path).last
     assert (read.ops.name == step.ops.name).all()
@@ -264,7 +279,7 @@ def test_a_file_of_version_1_reads_without_what_it_lacks(tmp_path: Path) -> None
 def test_a_file_of_version_2_has_no_replays_and_no_times_of_a_device(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
-    table = parquet.read_table(path).combine_chunks().drop_columns(["replays", "declined"])
+    table = before_6(path).drop_columns(["replays", "declined"])
     rewrite(path, without(table, "device_s"), {"version": 2, "meta": {}})
     read = store.load(path).last
     assert len(read.replays) == len(read.declined) == 0
@@ -275,7 +290,7 @@ def test_a_file_of_version_2_has_no_replays_and_no_times_of_a_device(tmp_path: P
 def test_a_file_of_version_3_has_no_makings(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
-    rewrite(path, parquet.read_table(path).drop_columns(["makings"]), {"version": 3, "meta": {}})
+    rewrite(path, before_6(path).drop_columns(["makings"]), {"version": 3, "meta": {}})
     read = store.load(path).last
     assert len(read.makings) == 0 and len(read.replays) == 1
 
@@ -289,18 +304,35 @@ def test_a_file_of_version_4_has_no_counts_of_the_allocator(tmp_path: Path) -> N
     store.save(Trace([step]), path)
     read = store.load(path).last
     assert [getattr(read, name) for name in COUNTS] == [1, 2, 3, 4, 5, 6] and read.useless_bytes == 77
-    table = parquet.read_table(path).drop_columns([*COUNTS, "useless_bytes"])
+    table = before_6(path).drop_columns([*COUNTS, "useless_bytes"])
     rewrite(path, table, {"version": 4, "meta": {}})
     read = store.load(path).last
     assert [getattr(read, name) for name in COUNTS] == [0] * 6 and read.useless_bytes == 0
     assert len(read.makings) == len(step.makings)
 
 
+def test_a_file_of_version_5_has_no_pauses_and_its_stalls_know_their_copies_by_the_transfers(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.parquet"
+    step = rich_step()
+    store.save(Trace([step]), path)
+    rewrite(path, before_6(path), {"version": 5, "meta": {}})
+    read = store.load(path).last
+    assert len(read.pauses) == 0 and read.paused_s() == 0.0
+    assert np.isnan(read.stalls.copy_end_s).all() and (read.stalls.room_storage == -1).all()
+    assert np.isnan(read.transfers.due_s).all()
+    total = sum(parts_of_step(read).totals().values())
+    assert total == pytest.approx(step.stalls.duration_s.sum())
+    store.save(Trace([read]), tmp_path / "again.parquet")
+    assert_same(store.load(tmp_path / "again.parquet"), Trace([read]))
+
+
 def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
     rewrite(path, parquet.read_table(path), {"version": store.VERSION + 1, "meta": {}})
-    with pytest.raises(TraceError, match="trace version 6.*reads up to 5: upgrade"):
+    with pytest.raises(TraceError, match="trace version 7.*reads up to 6: upgrade"):
         store.load(path)
 
 

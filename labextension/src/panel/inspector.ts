@@ -21,6 +21,7 @@ import {
   inWords,
   ownFrames,
   placedName,
+  STALL_PARTS,
   shortOp,
   storageName
 } from '../words';
@@ -97,6 +98,9 @@ export class Inspector {
     const causes = Object.entries(summary.stall_causes).map(
       ([cause, s]) => `${cause} ${formatSeconds(s)}`
     );
+    const parts = Object.entries(summary.stall_parts)
+      .sort(([, a], [, b]) => b - a)
+      .map(([part, s]) => `${STALL_PARTS[part] ?? part} ${formatSeconds(s)}`);
     node.append(
       facts([
         ['Length', `${formatSeconds(summary.duration_s)}, ${plural(summary.ops, 'op')}`],
@@ -109,6 +113,7 @@ export class Inspector {
             ? `${formatCount(summary.stalls)}, ${formatSeconds(summary.stall_s)}${causes.length ? ` (${causes.join(', ')})` : ''}`
             : 'none'
         ],
+        ...(parts.length ? [['· why', parts.join(', ')] as [string, string]] : []),
         ...(summary.replays
           ? [
               [

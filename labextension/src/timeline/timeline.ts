@@ -12,6 +12,7 @@ import { drawTracks } from './draw';
 import { hitTest, type IHit } from './hit';
 import { type Layout, layTracks } from './layout';
 import { drawOverlay } from './overlay';
+import { drawPauses, pauseMarks } from './pauses';
 import { type IStretch, pan, Scale, zoom } from './scale';
 import { lastAtMost } from './tables';
 
@@ -132,6 +133,11 @@ export class Timeline {
       op: this._model.op,
       focused: document.activeElement === this._overlay
     });
+    if (this._model.drawn === 'measured') {
+      const { axis } = this._model;
+      const marks = pauseMarks(scene.pauses, axis, scale, scene.length.time);
+      drawPauses(over, this._colours, this._layout, marks, scale.width);
+    }
     this._readOut();
     this.frames.push(performance.now() - began);
     if (this.frames.length > 1000) {
@@ -682,6 +688,9 @@ export class Timeline {
       title = `Stall ${formatSeconds(stall.duration_s)}`;
       rows.push(['Waits for', stall.direction === 'out' ? 'a swap-out' : 'a swap-in']);
       rows.push(['Cause', stall.cause]);
+      for (const part of stall.why.split('; ').filter(Boolean)) {
+        rows.push(['Of it', part]);
+      }
       rows.push(['Storage', stall.storage ? storageName(stall.storage) : 'unknown']);
       rows.push(['Op', stall.op ? `${stall.op.name} ${stall.op.module}` : 'outside any']);
     } else if (point.replay) {
