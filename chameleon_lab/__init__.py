@@ -19,7 +19,8 @@ from .errors import (
 from .policy import Link, Policy, floor, lower_bound, plan, simulate, sweep
 from .report import Report
 from .session import Session, SessionStage, current_session
-from .trace import StepTrace, Trace
+from .trace import Category, Stage, StepTrace, Trace
+from .units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from .trace.meta import trace_meta
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BelowFloorError",
+    "Category",
     "ChameleonError",
     "EditsUnreachableError",
     "Link",
@@ -41,11 +43,14 @@ __all__ = [
     "Session",
     "SessionError",
     "SessionStage",
+    "Stage",
     "StepTrace",
     "Trace",
     "TraceError",
     "current_session",
     "floor",
+    "format_bytes",
+    "format_seconds",
     "lower_bound",
     "plan",
     "simulate",

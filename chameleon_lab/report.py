@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .trace import Departure
 from .trace.overlap import DEFINITION
 from .trace.stall_parts import WORDS
 from .units import NOTHING, format_bytes, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _MUCH_SPLIT = 0.05
 """Share of what is reserved that is worth a remark when it lies in split segments."""
@@ -216,6 +219,15 @@ class Report(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.__dataclass_fields__)
+
+    def figure(self) -> go.Figure:
+        """The time of each step, with its stall and its replays.
+
+        See :func:`~chameleon_lab.lab.figures.session_figure`, which says what is raised.
+        """
+        from .lab.figures import session_figure
+
+        return session_figure(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values."""

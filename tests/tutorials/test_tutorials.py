@@ -1,11 +1,14 @@
 """Every notebook in tutorials/ runs from top to bottom, headless, as a reader would run it."""
 
+import base64
 import os
+import re
 import sys
 from pathlib import Path
 
 import nbclient
 import nbformat
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +31,13 @@ def test_is_stored_without_outputs(path):
     for cell in notebook.cells:
         if cell.cell_type == "code":
             assert cell.outputs == [] and cell.execution_count is None, cell.source
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_imports_nothing_from_inside_the_package(path):
+    for cell in read(path).cells:
+        if cell.cell_type == "code":
+            assert not re.findall(r"(?:from|import) chameleon_lab\.\S+", cell.source), cell.source
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -55,6 +65,33 @@ def test_runs(path, monkeypatch, tmp_path):
     drawn = [output for output in outputs if FIGURES & set(output.get("data", {}))]
     assert len(drawn) >= 2
     assert outputs[-1] is drawn[-1] and outputs[-1] in notebook.cells[-1].outputs, "it ends with a figure"
+    if path.stem in CHECKS:
+        CHECKS[path.stem](outputs)
+
+
+def has_a_knee(outputs):
+    drawn = outputs[-1]["data"]["application/vnd.plotly.v1+json"]["data"]
+    curve = next(trace for trace in drawn if trace["name"] == "Step, predicted")
+    knee = next(trace for trace in drawn if trace["name"].startswith("Knee"))
+    now = next(trace for trace in drawn if trace["name"].startswith("Now"))
+    x, y = values(curve["x"]), values(curve["y"])
+    assert min(x) < values(knee["x"])[0] < max(x) and max(y) > 1.05 * min(y)
+    assert dict(zip(x, y, strict=True))[values(now["x"])[0]] == pytest.approx(values(now["y"])[0], rel=0.1)
+
+
+def says_where_it_trains(outputs):
+    assert texts(outputs)[0] in ("Training on the 'cpu' device.\n", "Training on the 'cuda' device.\n")
+
+
+def values(column):
+    """Of a figure's JSON, in which numpy arrays are bytes."""
+    if isinstance(column, dict):
+        return np.frombuffer(base64.b64decode(column["bdata"]), dtype=column["dtype"]).tolist()
+    return column
+
+
+CHECKS = {"03-edit-a-policy": has_a_knee, "04-train-an-oversize-model": says_where_it_trains}
+"""What some of them promise besides."""
 
 
 def texts(outputs):
