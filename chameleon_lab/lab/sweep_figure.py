@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def policy_sweep_figure(policy: Policy, trace: Trace | StepTrace) -> go.Figure:
     """:func:`sweep_figure` from the floor to the peak of a step, under the conditions of a policy, which is marked.
 
-    Each capacity is planned for as the policy was: with its link, margin, edits and replays. Raises what
+    Each capacity is planned for as the policy was, with its link, margin, edits and replays, for the op times of the
+    step. A policy that was planned for other op times lies a little above the curve. Raises what
     :func:`~chameleon_lab.policy.sweep` and :func:`sweep_figure` raise.
     """
     load_plotly()  # before the work
