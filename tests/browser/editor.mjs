@@ -49,7 +49,7 @@ await inLab(async (page, picture) => {
   const filter = panel.locator('.cl-filter');
   await filter.fill('swap >500KiB');
   await page.waitForFunction(() =>
-    [...document.querySelectorAll('.cl-rows .cl-col-decision')].every(cell =>
+    [...document.querySelectorAll('.cl-space .cl-col-decision')].every(cell =>
       cell.innerText.includes('Swap')
     )
   );

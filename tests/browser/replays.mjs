@@ -64,7 +64,7 @@ await inLab(async (page, picture) => {
   const rows = panel.locator('.cl-rows .cl-cells[data-storage]');
   await filter.fill('remat');
   await page.waitForFunction(() => {
-    const cells = [...document.querySelectorAll('.cl-rows .cl-col-decision')];
+    const cells = [...document.querySelectorAll('.cl-space .cl-col-decision')];
     return cells.length > 2 && cells.every(cell => cell.innerText.includes('Rematerialise'));
   });
   await rows.nth(0).click();
