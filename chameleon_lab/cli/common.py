@@ -117,6 +117,13 @@ link_option = click.option(
     metavar="BANDWIDTH",
     help="Between device and host, such as 8GiB/s, or OUT,IN. Left out: that of the trace.",
 )
+host_capacity_option = click.option(
+    "--host-capacity",
+    "host_bytes",
+    type=BYTES,
+    metavar="SIZE",
+    help="The most host bytes for what is away. Left out: no limit.",
+)
 step_option = click.option(
     "--step", "index", type=int, metavar="N", help="The session's step number N of the trace, not the newest."
 )

@@ -19,6 +19,7 @@ from .common import (
     CAPACITY_OF_TRACE,
     capacity_bytes,
     failing_well,
+    host_capacity_option,
     json_option,
     link_of,
     link_option,
@@ -41,6 +42,7 @@ from .simulate import prediction_values
         """
         chameleon plan t.parquet --capacity 256MiB -o policy.json
         chameleon plan t.parquet --capacity 60% --link 16GiB/s --rematerialise all
+        chameleon plan t.parquet --capacity 40GiB --host-capacity 96GiB
         chameleon plan t.parquet --capacity 256MiB --json | jq .predicted.stall_s
         """
     ),
@@ -53,6 +55,7 @@ from .simulate import prediction_values
     required=True,
     help="Device bytes, such as 256MiB, or a share of what the step keeps alive, such as 60%.",
 )
+@host_capacity_option
 @link_option
 @click.option("-o", "--output", metavar="FILE", help="Write the policy there, as JSON.")
 @click.option(
@@ -73,6 +76,7 @@ from .simulate import prediction_values
 def plan(
     trace_file: str,
     capacity: float | int,
+    host_bytes: int | None,
     link: Link | None,
     output: str | None,
     margin: float,
@@ -84,7 +88,7 @@ def plan(
 ) -> None:
     """Make a policy for the newest step of TRACE, and predict what it costs.
 
-    Exits with 3 if the capacity is below the floor.
+    Exits with 3 if the capacity is below the floor, or no policy was found that fits the host's.
     """
     trace = load_trace(trace_file)
     step = step_of(trace, index)
@@ -100,6 +104,7 @@ def plan(
             min_swap_bytes=min_swap,
             margin=margin,
             rematerialise=allowed,
+            host_capacity_bytes=host_bytes,
         )
         prediction = simulate(step, policy)
     bound = None
@@ -115,6 +120,7 @@ def plan(
         print_json(
             {
                 "capacity_bytes": policy.capacity_bytes,
+                "host_capacity_bytes": policy.host_capacity_bytes,
                 "link": asdict(link),
                 "live_peak_bytes": step.live_peak_bytes,
                 "floor": asdict(lowest),

@@ -15,6 +15,7 @@ from .common import (
     ExitCode,
     capacity_bytes,
     failing_well,
+    host_capacity_option,
     json_option,
     load_policy,
     load_trace,
@@ -51,6 +52,7 @@ from .common import (
     metavar="BANDWIDTH",
     help="Between device and host, such as 8GiB/s, or OUT,IN. Left out: the policy's.",
 )
+@host_capacity_option
 @step_option
 @json_option
 @click.pass_context
@@ -60,18 +62,25 @@ def simulate(
     policy_file: str,
     capacity: float | int | None,
     link: Link | None,
+    host_bytes: int | None,
     index: int | None,
     as_json: bool,
 ) -> None:
     """Predict the newest step of TRACE under POLICY: peak, step time, stall, overlap.
 
-    Exits with 3 if the peak exceeds the capacity. Decisions of POLICY that fit no gap of the step are listed.
+    Exits with 3 if the peak exceeds the capacity, or that of the copies the host's.
+
+    Decisions of POLICY that fit no gap of the step are listed.
     """
     step = step_of(load_trace(trace_file), index)
     policy = load_policy(policy_file)
     with failing_well(trace_file), working(f"Simulating {len(step.ops)} ops"):
         prediction = simulate_policy(
-            step, policy, None if capacity is None else capacity_bytes(capacity, step), link
+            step,
+            policy,
+            None if capacity is None else capacity_bytes(capacity, step),
+            link,
+            host_capacity_bytes=host_bytes,
         )
     if as_json:
         print_json(prediction_values(prediction))

@@ -15,6 +15,7 @@ from .common import (
     CAPACITY_OF_TRACE,
     capacity_bytes,
     failing_well,
+    host_capacity_option,
     json_option,
     link_of,
     link_option,
@@ -49,6 +50,7 @@ from .common import (
     help="Look at this one, such as 256MiB or 60% of what the step keeps alive; may be given several times. Left out: "
     "from the floor to the peak.",
 )
+@host_capacity_option
 @link_option
 @rematerialise_option
 @step_option
@@ -56,6 +58,7 @@ from .common import (
 def sweep(
     trace_file: str,
     capacities: tuple[float | int, ...],
+    host_bytes: int | None,
     link: Link | None,
     rematerialise: str | None,
     index: int | None,
@@ -68,7 +71,11 @@ def sweep(
     chosen = [capacity_bytes(capacity, step) for capacity in capacities] or None
     with failing_well(trace_file):
         found = sweep_capacities(
-            Trace([step], trace.meta), chosen, link, rematerialise=replay_class(rematerialise)
+            Trace([step], trace.meta),
+            chosen,
+            link,
+            rematerialise=replay_class(rematerialise),
+            host_capacity_bytes=host_bytes,
         )
     if as_json:
         print_json(_values(found))

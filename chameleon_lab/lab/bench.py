@@ -259,6 +259,7 @@ class Bench:
             min_swap_bytes=self.least_bytes,
             rematerialise=self._replay_class,
             refused=self._refused,
+            host_capacity_bytes=self.base.host_capacity_bytes,
         )
         with self._lock:
             if capacity not in self._sweep_left or link != self._sweep_link:

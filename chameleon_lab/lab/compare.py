@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..policy import Decision, Link, Policy, Prediction, StallCause, diff, simulate
+from ..policy.host_room import HostRoom
 from ..policy.model import NEVER, fingerprint
 from ..policy.program import bind
 from ..trace import Cause, Direction, StepTrace
@@ -164,7 +165,8 @@ def predicted_side(policy: Policy, step: StepTrace, clock: Clock | None = None) 
         away |= (swaps.free_op <= op) & (op < swaps.in_op)
     on_device[row[away]] = False
     on_device[memory.row[replays.storage[(replays.out_op < peak) & (peak < replays.in_op)]]] = False
-    moved = size * (swaps.needs_copy(memory).astype(np.int64) + swaps.returns)
+    kept = HostRoom(step, policy.host_capacity_bytes).kept(memory, swaps)
+    moved = size * (swaps.needs_copy(memory, kept).astype(np.int64) + swaps.returns)
     causes = found.stall_by_cause
     return Side(
         kind="predicted",

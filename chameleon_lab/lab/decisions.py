@@ -12,6 +12,7 @@ import numpy as np
 from ..policy import EditAction, Policy, Prediction
 from ..policy.edits import Edit, StorageIndex
 from ..policy.estimate import Deciders
+from ..policy.host_room import HostRoom
 from ..policy.memory import step_memory
 from ..policy.model import Action
 from ..policy.program import bind
@@ -141,6 +142,7 @@ class Candidates:
     def judged(self, policy: Policy) -> tuple[Prediction, Held]:
         """What a step takes under a policy, and what the policy does with each row."""
         memory, swaps, replays, unmatched = bind(policy, self.step, self.op_times)
+        room = HostRoom(self.step, policy.host_capacity_bytes)
         prediction = simulate_swaps(
             memory,
             swaps,
@@ -148,6 +150,7 @@ class Candidates:
             policy.link,
             self.op_times,
             replays,
+            host=room,
             unmatched=tuple(unmatched),
             step=self.step,
         )
@@ -160,7 +163,7 @@ class Candidates:
         action = np.where(count > 0, Action.SWAP.value, Action.KEEP.value).astype(object)
         action[drops * 2 > count] = Action.REMATERIALISE.value
         storages = len(self.step.storages)
-        copied, link = swaps.needs_copy(memory), policy.link
+        copied, link = swaps.needs_copy(memory, room.kept(memory, swaps)), policy.link
         size = memory.block_bytes[swaps.storage]
         owner = memory.row[swaps.storage]
         moved = np.bincount(owner, weights=size * copied + size * swaps.returns, minlength=storages)

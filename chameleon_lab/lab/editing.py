@@ -117,6 +117,7 @@ class Desk:
             link,
             op_times=times,
             rematerialise=int(self._meta.get("replay_class") or 0),
+            host_capacity_bytes=self._meta.get("host_capacity_bytes"),
         )
 
     def _take(self, policy: Policy, draft: Draft | None) -> None:

@@ -40,6 +40,7 @@ def policy_sweep_figure(policy: Policy, trace: Trace | StepTrace) -> go.Figure:
         edits=policy.edits,
         rematerialise=int(assumed.get("rematerialise", 0)),
         refused=tuple(assumed.get("refused", ())),
+        host_capacity_bytes=policy.host_capacity_bytes,
     )
     return sweep_figure(found, capacity_bytes=policy.capacity_bytes, step_s=simulate(step, policy).step_s)
 

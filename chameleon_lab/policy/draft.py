@@ -238,6 +238,7 @@ class Draft:
                 margin=float(assumed.get("margin", 0.0)),
                 edits=self._edits,
                 rematerialise=int(assumed.get("rematerialise", 0)),
+                host_capacity_bytes=self.base.host_capacity_bytes,
                 refused=self._refused,
             )
             self._made = (self._edits, made)

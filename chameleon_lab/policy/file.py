@@ -81,6 +81,7 @@ _ASSUMED: dict[str, _Rule] = {
     "min_swap_bytes": _whole(0),
     "margin": _number(0, 1),
     "reserve_bytes": _whole(0),
+    "host_capacity_bytes": _whole(1),
     "rematerialise": _whole(1),
     "refused": _TEXTS,
     "edits": _HASH,
@@ -88,7 +89,8 @@ _ASSUMED: dict[str, _Rule] = {
     "without_edits": _OBJECT,
 }
 _PREDICTED: dict[str, _Rule] = {
-    **dict.fromkeys(("peak_bytes", "swapped_out_bytes", "swapped_in_bytes", "replayed_bytes"), _whole(0)),
+    **dict.fromkeys(("peak_bytes", "host_peak_bytes"), _whole(0)),
+    **dict.fromkeys(("swapped_out_bytes", "swapped_in_bytes", "replayed_bytes"), _whole(0)),
     **dict.fromkeys(("step_s", "stall_s", "replay_s"), _number(0)),
     "overlap": _number(0, 1),
 }

@@ -19,6 +19,9 @@ One plan takes four passes, each O((ops + gaps) log gaps):
 
 Where the plan stalls in the simulator, a few others are made, and the one that stalls least is taken. Where
 replays are allowed and swapping alone stalls, :mod:`~chameleon_lab.policy.mix` looks for gaps to rematerialise.
+
+Where the copies of such a plan need more host memory than there is, it is made again within it: see
+:mod:`~chameleon_lab.policy.host_room`.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -33,9 +37,11 @@ import torch
 from ..errors import BelowFloorError, EditsUnreachableError, TraceError
 from ..progress import bar, tick
 from ..trace import StepTrace, Trace
-from .arguments import checked_capacity, checked_link
+from ..units import format_bytes
+from .arguments import checked_capacity, checked_host_capacity, checked_link
 from .constraints import Constraints, conditions, joined
 from .edits import CATEGORIES, Edit, EditAction, Fault, Finding, digest
+from .host_room import HostRoom
 from .link import Link
 from .memory import (
     MIN_SWAP_BYTES,
@@ -60,6 +66,9 @@ _PERIODS = 3
 """Steps that a sweep goes over. Gaps that begin in the middle one are the plan: those of the first lack what
 was away before it, those of the last may end after it."""
 
+_PACKINGS = 6
+"""Plans made for less and less host memory, until one fits when its copies are packed."""
+
 _NEEDLESS_STALL = 0.01
 """Share of the compute time. A first plan that stalls less is good enough to stop at."""
 
@@ -76,8 +85,12 @@ def plan(
     edits: Sequence[Edit] = (),
     rematerialise: bool | int | None = None,
     refused: Collection[str] | None = None,
+    host_capacity_bytes: int | None = None,
 ) -> Policy:
     """Generate a policy for a step (the newest of a trace) that never holds more than ``capacity_bytes``.
+
+    ``host_capacity_bytes`` bounds the copies on the host, in whole pages: at any op, and packed as they will lie there.
+    What finds no room there stays on the device, or is rematerialised. None: no limit.
 
     ``op_times`` are compute seconds of each op, shape (ops,); by default every op takes the same time.
     Storages with blocks below ``min_swap_bytes`` stay. ``margin``, 0 to 1, is a share of the capacity to
@@ -93,7 +106,8 @@ def plan(
     declined in the step. Choosing between copies and replays needs op times: ``op_times`` are then
     the recorded ones by default.
 
-    The same arguments give the same policy. Raises BelowFloorError if no policy fits the capacity,
+    The same arguments give the same policy. Raises BelowFloorError if no policy fits the capacity, or none was found
+    that fits the host's,
     EditsUnreachableError if one would without the edits, TraceError if the step has no ops or has lost some,
     ValueError if ``capacity_bytes``, ``op_times``, ``margin``, ``reserve_bytes`` or ``rematerialise`` does not fit,
     TypeError if the trace, the capacity or the link is something else.
@@ -103,6 +117,7 @@ def plan(
     if reserve_bytes < 0:
         raise ValueError(f"reserve_bytes is {reserve_bytes}: give a number of bytes from 0 up")
     capacity_bytes, link = checked_capacity(capacity_bytes), checked_link(link)
+    host_bytes = checked_host_capacity(host_capacity_bytes)
     replay_class, refused = replay_class_of(rematerialise, trace), refused_of(refused, trace)
     step = newest_step(trace)
     if step.truncated_ops:
@@ -123,36 +138,19 @@ def plan(
         times = step_op_times(step, op_times)
     target = max(int(capacity_bytes * (1.0 - margin)) - reserve_bytes, 1)
     told = op_times is not None or bool(replay_class)
-    by_user: set[tuple[int, int]] = set()
     replayable = Replayable(step, memory, times, replay_class, refused) if replay_class else None
     with bar(f"Planning {memory.ops} ops", unit="pass"):
-        if edits:
-            constraints = Constraints(step, memory, edits, replayable)
+        constraints = Constraints(step, memory, edits, replayable) if edits else None
+        if constraints is not None:
             constraints.findings += findings
-            swaps, replays, prediction, by_user = _around(
-                constraints, capacity_bytes, target, link, times, told
-            )
             findings = constraints.findings
-        else:
-            target = max(target, lowest.bytes)
-            swaps, prediction = _best(memory, target, link, times, told)
-            replays = Replays.none(memory.ops)
-            if replayable is not None and _stalls(prediction, times):
-                mixer = Mixer(
-                    memory,
-                    replayable,
-                    target,
-                    link,
-                    times,
-                    _passes(target, link),
-                    may_drop=replayable.gaps(),
-                )
-                mixed = _mixed(mixer, Mixed(swaps, replays, prediction))
-                swaps, replays, prediction = mixed.swaps, mixed.replays, mixed.prediction
+        search = _Search(step, memory, capacity_bytes, target, link, times, told, replayable, constraints)
+        made = search.within(host_bytes)
+    prediction = made.prediction
     return Policy(
         capacity_bytes=capacity_bytes,
         link=link,
-        decisions=_decisions(step, memory, swaps, replays, by_user),
+        decisions=_decisions(step, memory, made.swaps, made.replays, made.by_user),
         assumed={
             "fingerprint": fingerprint(step),
             "ops": memory.ops,
@@ -162,10 +160,12 @@ def plan(
             "margin": float(margin),
         }
         | ({"reserve_bytes": int(reserve_bytes)} if reserve_bytes else {})
+        | ({} if host_bytes is None else {"host_capacity_bytes": host_bytes})
         | ({"rematerialise": replay_class, "refused": sorted(refused)} if replay_class else {})
         | ({"edits": digest(edits), "without_edits": given} if edits else {}),
         predicted={
             "peak_bytes": prediction.peak_bytes,
+            "host_peak_bytes": prediction.host_peak_bytes,
             "step_s": prediction.step_s,
             "stall_s": prediction.stall_s,
             "overlap": prediction.overlap,
@@ -214,48 +214,149 @@ def refused_of(refused: Collection[str] | None, trace: Trace | StepTrace) -> fro
     return frozenset(told).union(keys[row] for row in step.declined.storage.tolist())
 
 
-def _around(
-    constraints: Constraints, capacity: int, target: int, link: Link, times: np.ndarray, told: bool
-) -> tuple[Swaps, Replays, Prediction, set[tuple[int, int]]]:
-    """The best plan that obeys edits, and the (candidate, gap ordinal) pairs that follow from them."""
-    memory = constraints.memory
-    forced = constraints.forced_swaps(link, times)
-    narrowed = constraints.narrowed(forced)
-    lowest = floor_of(constraints.step, narrowed)
-    if lowest.bytes > capacity:
-        forced = constraints.forced_swaps(link, times, widest=True)
+@dataclass(frozen=True)
+class _Found:
+    """A plan, what the simulator says of it, and the (candidate, gap ordinal) pairs that follow from edits."""
+
+    swaps: Swaps
+    replays: Replays
+    prediction: Prediction
+    by_user: set[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The conditions that a step is planned under.
+
+    ``target`` is the capacity less its margin; ``told``: are the op ``times`` more than a guess? ``replayable`` is None
+    where nothing may be dropped, ``constraints`` where there are no edits.
+    """
+
+    step: StepTrace
+    memory: StepMemory
+    capacity: int
+    target: int
+    link: Link
+    times: np.ndarray
+    told: bool
+    replayable: Replayable | None
+    constraints: Constraints | None
+
+    def within(self, host_bytes: int | None) -> _Found:
+        """The best plan whose copies take at most so many bytes on the host."""
+        found, room = self._best(None), HostRoom(self.step, host_bytes)
+        allowed = host_bytes
+        for _ in range(_PACKINGS):
+            wasted = self._overflow(found, room)
+            if wasted <= 0 or allowed is None:
+                break
+            # Until a plan was made for less, what is too much are the copies themselves; then, what packing wastes.
+            allowed = allowed if found.prediction.host_capacity_bytes is None else allowed - wasted
+            found = self._best(HostRoom(self.step, max(allowed, 1)))
+            self._require_room(found, room)
+        if self._overflow(found, room) > 0:
+            raise BelowFloorError(_no_host_room(self.capacity, room, found.prediction))
+        prediction = simulate_swaps(
+            self.memory,
+            found.swaps,
+            found.prediction.capacity_bytes,
+            self.link,
+            self.times,
+            found.replays,
+            host=room,
+        )
+        return replace(found, prediction=prediction)
+
+    def _overflow(self, found: _Found, room: HostRoom) -> int:
+        """What the packed copies take beyond the host's room; at most 0: they fit."""
+        if room.limit_bytes is None:
+            return 0
+        served, _ = found.replays.served(self.memory, found.swaps)
+        if 2 * room.peak_bytes(self.memory, served) <= room.limit_bytes:  # packing never wastes as much
+            return 0
+        return room.layout(self.memory, served).pool_bytes - room.limit_bytes
+
+    def _require_room(self, found: _Found, room: HostRoom) -> None:
+        """Raises BelowFloorError or EditsUnreachableError for a plan that the host or the device has no room for."""
+        predicted = found.prediction
+        if predicted.peak_bytes <= self.capacity and not predicted.host_short_bytes:
+            return
+        text = _no_host_room(self.capacity, room, predicted)
+        if self.constraints is None:
+            raise BelowFloorError(text)
+        op = int(predicted.resident_bytes.argmax())
+        blamed = self.constraints.blame(op, int(predicted.resident_bytes[op]), self.capacity)
+        if not blamed:
+            raise BelowFloorError(text)
+        raise EditsUnreachableError(text, tuple(blamed), tuple(self.constraints.findings))
+
+    def _best(self, host: HostRoom | None) -> _Found:
+        return self._free(host) if self.constraints is None else self._around(self.constraints, host)
+
+    def _free(self, host: HostRoom | None) -> _Found:
+        """The best plan without edits."""
+        memory, link, times = self.memory, self.link, self.times
+        target = max(self.target, int(memory.least_bytes().max()))
+        swaps, prediction = _best(memory, target, link, times, self.told, host)
+        mixed = Mixed(swaps, Replays.none(memory.ops), prediction)
+        if self.replayable is not None and (mixed.cost[0] or _stalls(prediction, times)):
+            mixer = Mixer(
+                memory,
+                self.replayable,
+                target,
+                link,
+                times,
+                _passes(target, link, host),
+                may_drop=self.replayable.gaps(),
+                host=host,
+            )
+            mixed = _mixed(mixer, mixed)
+        return _Found(mixed.swaps, mixed.replays, mixed.prediction, set())
+
+    def _around(self, constraints: Constraints, host: HostRoom | None) -> _Found:
+        """The best plan that obeys edits."""
+        memory, link, times = self.memory, self.link, self.times
+        forced = constraints.forced_swaps(link, times)
         narrowed = constraints.narrowed(forced)
         lowest = floor_of(constraints.step, narrowed)
-    if lowest.bytes > capacity:
-        blamed = constraints.blame(lowest.op, lowest.bytes, capacity)
-        text = "\n".join(str(finding) for finding in blamed)
-        raise EditsUnreachableError(text, tuple(blamed), tuple(constraints.findings))
-    target = max(target, lowest.bytes)
-    swaps, prediction = _best(narrowed, target, link, times, told)
-    swaps, replays = joined(forced, swaps), Replays.none(memory.ops)
-    must_drop, may_drop = constraints.drops(target, forced)
-    if must_drop or (may_drop and _stalls(prediction, times)):
-        assert constraints.replayable is not None
-        mixer = Mixer(
-            memory,
-            constraints.replayable,
-            target,
-            link,
-            times,
-            _passes(target, link),
-            may_drop=may_drop,
-            must_drop=must_drop,
-            forced=forced,
-            fixed=gaps_of(memory, forced).tolist(),
-            narrowed=lambda seen: constraints.narrowed(forced, seen),
-        )
-        alone = simulate_swaps(memory, swaps, target, link, times)
-        mixed = _mixed(mixer, Mixed(swaps, replays, alone))
-        swaps, replays = mixed.swaps, mixed.replays
-    swaps, moved = constraints.shifted(swaps, target, replays)
-    by_user = moved | set(zip(forced.storage.tolist(), forced.ordinal.tolist(), strict=True))
-    by_user |= set(constraints.named(must_drop))
-    return swaps, replays, simulate_swaps(memory, swaps, target, link, times, replays), by_user
+        if lowest.bytes > self.capacity:
+            forced = constraints.forced_swaps(link, times, widest=True)
+            narrowed = constraints.narrowed(forced)
+            lowest = floor_of(constraints.step, narrowed)
+        if lowest.bytes > self.capacity:
+            blamed = constraints.blame(lowest.op, lowest.bytes, self.capacity)
+            text = "\n".join(str(finding) for finding in blamed)
+            raise EditsUnreachableError(text, tuple(blamed), tuple(constraints.findings))
+        if host is not None:
+            host = HostRoom(self.step, host.limit_bytes, forced)
+        target = max(self.target, lowest.bytes)
+        swaps, prediction = _best(narrowed, target, link, times, self.told, host)
+        swaps, replays = joined(forced, swaps), Replays.none(memory.ops)
+        must_drop, may_drop = constraints.drops(target, forced)
+        alone = Mixed(swaps, replays, simulate_swaps(memory, swaps, target, link, times, host=host))
+        if must_drop or (may_drop and (alone.cost[0] or _stalls(prediction, times))):
+            assert constraints.replayable is not None
+            mixer = Mixer(
+                memory,
+                constraints.replayable,
+                target,
+                link,
+                times,
+                _passes(target, link, host),
+                may_drop=may_drop,
+                must_drop=must_drop,
+                forced=forced,
+                fixed=gaps_of(memory, forced).tolist(),
+                narrowed=lambda seen: constraints.narrowed(forced, seen),
+                host=host,
+            )
+            mixed = _mixed(mixer, alone)
+            swaps, replays = mixed.swaps, mixed.replays
+        swaps, moved = constraints.shifted(swaps, target, replays)
+        by_user = moved | set(zip(forced.storage.tolist(), forced.ordinal.tolist(), strict=True))
+        by_user |= set(constraints.named(must_drop))
+        prediction = simulate_swaps(memory, swaps, target, link, times, replays, host=host)
+        return _Found(swaps, replays, prediction, by_user)
 
 
 def _stalls(prediction: Prediction, times: np.ndarray) -> bool:
@@ -263,12 +364,17 @@ def _stalls(prediction: Prediction, times: np.ndarray) -> bool:
     return prediction.stall_s > _NEEDLESS_STALL * float(times.sum())
 
 
-def _passes(capacity: int, link: Link) -> Callable[[StepMemory, np.ndarray], Swaps]:
-    """One plan for a memory, on a clock."""
+def _passes(
+    capacity: int, link: Link, host: HostRoom | None = None
+) -> Callable[[StepMemory, np.ndarray], Swaps]:
+    """One plan for a memory, on a clock. ``host``: what its copies have to fit; None: anything."""
 
     def planned(memory: StepMemory, clock: np.ndarray) -> Swaps:
         tick()
-        return _Planner(memory, capacity, link, clock).plan()
+        swaps = _Planner(memory, capacity, link, clock).plan()
+        if host is None or host.fits(memory, swaps):
+            return swaps
+        return _Planner(host.narrowed(memory, capacity, swaps), capacity, link, clock).plan()
 
     return planned
 
@@ -280,20 +386,18 @@ def _mixed(mixer: Mixer, alone: Mixed) -> Mixed:
         return best
     seen, clock = mixer.view(best.replays), mixer.times + best.replays.seconds
     for later in (clock + best.prediction.stall_op_s, np.full(len(clock), float(clock.mean()))):
-        best = min(
-            best, mixer.judged(mixer.planned(seen, later), best.replays), key=lambda plan: plan.overhead_s
-        )
+        best = min(best, mixer.judged(mixer.planned(seen, later), best.replays), key=lambda plan: plan.cost)
     own = best.swaps.taken(np.arange(len(mixer.forced), len(best.swaps)))
     early = _with_early_copies(seen, own, mixer.link, clock + best.prediction.stall_op_s)
     if len(early) > len(own):
-        best = min(best, mixer.judged(early, best.replays), key=lambda plan: plan.overhead_s)
+        best = min(best, mixer.judged(early, best.replays), key=lambda plan: plan.cost)
     own = best.swaps.taken(np.arange(len(mixer.forced), len(best.swaps)))
     roomy = mixer.judged(retimed(seen, own, mixer.link, clock + best.prediction.stall_op_s), best.replays)
     return roomy if _no_slower(roomy.prediction, best.prediction) else best
 
 
 def _best(
-    memory: StepMemory, capacity: int, link: Link, times: np.ndarray, told: bool
+    memory: StepMemory, capacity: int, link: Link, times: np.ndarray, told: bool, host: HostRoom | None
 ) -> tuple[Swaps, Prediction]:
     """Of a few plans the one that stalls least in the simulator.
 
@@ -303,25 +407,26 @@ def _best(
     is right: not where ``times`` are a guess and nobody has ``told`` them. Where they are told, the plan that is taken
     is retimed too.
     """
+    passes = _passes(capacity, link, host)
 
     def judged(swaps: Swaps) -> tuple[Swaps, Prediction]:
-        return swaps, simulate_swaps(memory, swaps, capacity, link, times)
+        return swaps, simulate_swaps(memory, swaps, capacity, link, times, host=host)
 
     def planned(clock: np.ndarray) -> tuple[Swaps, Prediction]:
-        return judged(_Planner(memory, capacity, link, clock).plan())
+        return judged(passes(memory, clock))
 
-    def stall_s(plan: tuple[Swaps, Prediction]) -> float:
-        return plan[1].stall_s
+    def cost(plan: tuple[Swaps, Prediction]) -> tuple[int, float]:
+        return Mixed(plan[0], Replays.none(memory.ops), plan[1]).cost
 
     best = planned(times)
     if _stalls(best[1], times):
         if told:
             even = np.full(memory.ops, float(times.mean()))
-            best = min(best, planned(even), key=stall_s)
-        best = min(best, planned(times + best[1].stall_op_s), key=stall_s)
+            best = min(best, planned(even), key=cost)
+        best = min(best, planned(times + best[1].stall_op_s), key=cost)
         early = _with_early_copies(memory, best[0], link, times + best[1].stall_op_s) if told else best[0]
         if len(early) > len(best[0]):
-            best = min(best, judged(early), key=stall_s)
+            best = min(best, judged(early), key=cost)
     if told:
         roomy = judged(retimed(memory, best[0], link, times + best[1].stall_op_s))
         best = roomy if _no_slower(roomy[1], best[1]) else best
@@ -613,6 +718,19 @@ def _decisions(
             )
         )
     return tuple(decisions)
+
+
+def _no_host_room(capacity_bytes: int, room: HostRoom, predicted: Prediction) -> str:
+    """What to say where no plan was found that fits both memories."""
+    host_bytes = room.limit_bytes or 0
+    over = int(predicted.resident_bytes.argmax())
+    short = max(predicted.peak_bytes - capacity_bytes, 0) + predicted.host_short_bytes
+    what = f"host_capacity {format_bytes(host_bytes)} ({host_bytes} bytes) is too little beside the capacity "
+    return (
+        f"{what}{format_bytes(capacity_bytes)}: no policy was found for both, and the best leaves "
+        f"{format_bytes(short)} too much at op {over}: give at least {format_bytes(host_bytes + short)} of "
+        f"host_capacity, or of capacity {format_bytes(capacity_bytes + short)}"
+    )
 
 
 def _no_room(

@@ -22,6 +22,9 @@ class HostLayout:
 
     place: np.ndarray
     """int64 (C,): where the copy of a candidate of :class:`StepMemory` begins; -1 if it is never swapped"""
+    kept: np.ndarray
+    """bool (C,): does the copy outlive the swap-in, so that the next swap-out needs none? Else its bytes are free when
+    the storage is used."""
     pool_bytes: int
     """What the pool needs for it"""
     peak_bytes: int
@@ -33,8 +36,9 @@ class HostCopies:
     """The lifetimes of copies in a steady step, ``L`` of them; a storage may have several, which do not meet.
 
     A copy exists from the swap-out that makes it until an op writes the storage or the storage dies: it outlives the
-    swap-in, so that the next swap-out needs no copy. Here it is there when op ``i`` has ended for
-    ``begin <= i < end``: the op that writes the storage leaves none. A lifetime over the step's end is two.
+    swap-in, so that the next swap-out needs no copy. Where host memory is short, it goes when the storage is used. Here
+    it is there when op ``i`` has ended for ``begin <= i < end``: the op that writes the storage leaves none. A lifetime
+    over the step's end is two.
     """
 
     storage: np.ndarray
@@ -54,10 +58,13 @@ class HostCopies:
         return int(np.cumsum(change).max(initial=0))
 
 
-def host_copies(memory: StepMemory, swaps: Swaps, step: StepTrace) -> HostCopies:
+def host_copies(
+    memory: StepMemory, swaps: Swaps, step: StepTrace, kept: np.ndarray | None = None
+) -> HostCopies:
     """The lifetimes of the copies that swaps make in a steady step, unrolled over the steps around it.
 
-    What pressure evicts beside them comes on top.
+    ``kept``, bool (C,): of which candidates the copies outlive the swap-in; None: of all. What pressure evicts beside
+    them comes on top.
     """
     n = memory.ops
     dies = step.storages.death_op[memory.row].astype(np.int64)
@@ -67,9 +74,14 @@ def host_copies(memory: StepMemory, swaps: Swaps, step: StepTrace) -> HostCopies
     dies[memory.gap_storage[dead]] = memory.gap_use[dead]
     taken: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for place in np.lexsort((swaps.ordinal, swaps.storage)).tolist():
-        storage, begin = int(swaps.storage[place]), int(swaps.out_op[place])
+        storage, out = int(swaps.storage[place]), int(swaps.out_op[place])
+        begin = out % n  # eviction may come in the step after that of the use
         if swaps.in_op[place] < 0:
             taken[storage].append((0, n))  # away through every step
+            continue
+        if kept is not None and swaps.returns[place] and not kept[storage]:
+            end = int(swaps.use_op[place]) - (out - begin)
+            taken[storage] += [(begin, min(end, n)), (0, end - n)]
             continue
         uses = slice(memory.uses_offset[storage], memory.uses_offset[storage + 1])
         writes = memory.uses_op[uses][memory.uses_write[uses]].tolist()
@@ -84,23 +96,32 @@ def host_copies(memory: StepMemory, swaps: Swaps, step: StepTrace) -> HostCopies
         taken[storage] += [(begin, min(end, n)), (0, end - n)]
     rows = [(storage, begin, end) for storage in sorted(taken) for begin, end in _joined(taken[storage])]
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    size = -(-step.storages.bytes[memory.row].astype(np.int64) // PAGE_BYTES) * PAGE_BYTES
-    return HostCopies(table[:, 0], table[:, 1], table[:, 2], size[table[:, 0]])
+    return HostCopies(table[:, 0], table[:, 1], table[:, 2], host_bytes(memory, step)[table[:, 0]])
 
 
-def host_layout(memory: StepMemory, swaps: Swaps, step: StepTrace) -> HostLayout:
+def host_bytes(memory: StepMemory, step: StepTrace) -> np.ndarray:
+    """What a copy of each candidate takes on the host, int64 (C,): whole pages."""
+    return -(-step.storages.bytes[memory.row].astype(np.int64) // PAGE_BYTES) * PAGE_BYTES
+
+
+def host_layout(
+    memory: StepMemory, swaps: Swaps, step: StepTrace, kept: np.ndarray | None = None
+) -> HostLayout:
     """Pack the host copies of a policy's swaps. Of equal inputs it makes equal layouts.
+
+    ``kept`` as for :func:`host_copies`.
 
     Storages are placed one after another, each in the tightest gap between those placed that exist while it does: as
     memory planners of inference engines do, largest first. Orders by bytes times lifetime, and by lifetime, are tried
     too where that leaves waste, and the smallest pool is taken.
     """
-    copies = host_copies(memory, swaps, step)
+    copies = host_copies(memory, swaps, step, kept)
+    kept = np.ones(len(memory.row), dtype=bool) if kept is None else kept
     place = np.full(len(memory.row), -1, dtype=np.int64)
     peak_bytes = copies.peak_bytes(memory.ops)
     storages, first = np.unique(copies.storage, return_index=True)
     if not len(storages):
-        return HostLayout(place, 0, 0)
+        return HostLayout(place, kept, 0, 0)
     size = copies.bytes[first]
     length = np.add.reduceat(copies.end - copies.begin, first)
     begin = copies.begin[first]
@@ -114,7 +135,7 @@ def host_layout(memory: StepMemory, swaps: Swaps, step: StepTrace) -> HostLayout
             break
     assert best is not None
     place[storages] = best[1]
-    return HostLayout(place, best[0], peak_bytes)
+    return HostLayout(place, kept, best[0], peak_bytes)
 
 
 def pack(copies: HostCopies, order: Sequence[int] | np.ndarray) -> np.ndarray:

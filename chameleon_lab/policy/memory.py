@@ -149,12 +149,13 @@ class Swaps:
         """Some of the swaps: ``which`` is an index or a mask."""
         return Swaps(*(getattr(self, f.name)[which] for f in fields(self)))
 
-    def needs_copy(self, memory: StepMemory) -> np.ndarray:
+    def needs_copy(self, memory: StepMemory, kept: np.ndarray | None = None) -> np.ndarray:
         """Which swap-outs have to copy in the steady state, bool (swaps,).
 
         The host copy stays after a swap-in until the storage is written or dies. A swap-out is clean, and
         copies nothing, if no use between the storage's swap before it (the last one of the previous step, for
-        the first of a persistent storage) and this one writes.
+        the first of a persistent storage) and this one writes. ``kept``, bool (C,): of which candidates copies stay;
+        None: of all.
         """
         writes_before = np.concatenate([[0], np.cumsum(memory.uses_write)])
         needed = np.ones(len(self), dtype=bool)
@@ -174,6 +175,8 @@ class Swaps:
         end = memory.uses_offset[storage[first] + 1]
         written[first] += writes_before[end] - writes_before[here[last]]
         clean = (written == 0) & (same | memory.persistent[storage])
+        if kept is not None:
+            clean &= kept[storage]
         needed[order[clean]] = False
         return needed
 
@@ -282,9 +285,14 @@ def kernels_in(trace: Trace | StepTrace) -> str | None:
     return kernels if isinstance(kernels, str) else None
 
 
-def floor_of(step: StepTrace, memory: StepMemory, kernels: str | None = None) -> Floor:
-    """:func:`floor`, for a step whose memory has been collected."""
-    least = memory.least_bytes()
+def floor_of(
+    step: StepTrace, memory: StepMemory, kernels: str | None = None, least: np.ndarray | None = None
+) -> Floor:
+    """:func:`floor`, for a step whose memory has been collected.
+
+    ``least``, int64 (ops,): the bytes that have to be there at each op.
+    """
+    least = memory.least_bytes() if least is None else least
     used = np.bincount(step.uses.op, step.storages.block_bytes[step.uses.storage], minlength=memory.ops)
     # Many ops need the same where most of it cannot move: the one to name is that which uses most.
     highest = np.flatnonzero(least == least.max())

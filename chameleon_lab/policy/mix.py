@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .constraints import joined
+from .host_room import HostRoom
 from .link import Link
 from .memory import StepMemory, Swaps, no_swaps
 from .range_max import RangeMax
@@ -48,13 +49,23 @@ class Mixed:
         """Stalls and replays."""
         return self.prediction.stall_s + self.prediction.replay_s
 
+    @property
+    def cost(self) -> tuple[int, float]:
+        """What a plan is judged by: bytes that the host, or the device for its sake, has no room for; then time."""
+        predicted = self.prediction
+        if predicted.host_capacity_bytes is None:
+            return 0, self.overhead_s
+        over = max(predicted.peak_bytes - predicted.capacity_bytes, 0)
+        return over + predicted.host_short_bytes, self.overhead_s
+
 
 class Mixer:
     """The search for one step and capacity.
 
     ``planned`` makes the swaps for a memory and a clock. ``may_drop`` are the gaps to choose from, ``must_drop`` those
     that edits demand; ``forced`` are swaps that edits demand, in the gaps ``fixed``, and ``narrowed`` takes from a
-    memory what they and other edits have decided.
+    memory what they and other edits have decided. ``host`` is given where its room is what is short: then a plan that
+    fits comes first, whatever its replays take.
     """
 
     def __init__(
@@ -71,9 +82,10 @@ class Mixer:
         forced: Swaps | None = None,
         fixed: Collection[int] = (),
         narrowed: Callable[[StepMemory], StepMemory] = lambda memory: memory,
+        host: HostRoom | None = None,
     ) -> None:
         self.memory, self.replayable, self.capacity = memory, replayable, capacity
-        self.link, self.times, self.planned = link, times, planned
+        self.link, self.times, self.planned, self.host = link, times, planned, host
         self.must_drop, self.fixed, self.narrowed = tuple(must_drop), fixed, narrowed
         self.forced = no_swaps() if forced is None else forced
         over = memory.live_bytes > capacity
@@ -102,7 +114,7 @@ class Mixer:
                 continue
             chain = self._chain(gap)
             size = int(memory.block_bytes[memory.gap_storage[gap]])
-            if chain.seconds < most_s * size:
+            if chain.seconds < most_s * size or self.host is not None:
                 ranked.append((not begin <= summit < use, chain.seconds / size, begin - use, gap))
         return [gap for *_, gap in sorted(ranked)]
 
@@ -182,9 +194,20 @@ class Mixer:
         if not self.must_drop:
             self._tried[0] = alone
         most = min(max(_PLANNED_OPS // self.memory.ops, _LEAST_PLANS), _MOST_PLANS)
-        best = self._narrowed_down(self._first_tries(most), most)
+        first = self._first_fitting()
+        most += len(self._tried)
+        best = self._narrowed_down(min(first, self._first_tries(most), key=self._cost), most)
         left = _PLANNED_OPS // self.memory.ops - len(self._tried)
         return self._retracted(self._pruned(self._at(best)), min(left, _MOST_RETRACTIONS))
+
+    def _first_fitting(self) -> int:
+        """Drop more and more until the rest fits the host; the best of that."""
+        count = best = 0
+        while self.host is not None and (short := self._at(count).cost[0]) and count < len(self.moves):
+            wanted = float(self.total_bytes[count]) + max(short, 0.25 * float(self.total_bytes[count]))
+            count = max(self._count(wanted), count + 1)
+            best = min(best, count, key=self._cost)
+        return best
 
     def _first_tries(self, most: int) -> int:
         """Drop what would end the stall if every byte dropped were a byte less to copy, and again; the best of that."""
@@ -214,8 +237,8 @@ class Mixer:
         """How many candidates it takes to drop so many bytes."""
         return min(int(np.searchsorted(self.total_bytes, size)), len(self.moves))
 
-    def _cost(self, count: int) -> tuple[float, int]:
-        return self._at(count).overhead_s, count
+    def _cost(self, count: int) -> tuple[tuple[int, float], int]:
+        return self._at(count).cost, count
 
     def _at(self, count: int) -> Mixed:
         if count not in self._tried:
@@ -231,7 +254,9 @@ class Mixer:
     def judged(self, swaps: Swaps, replays: Replays) -> Mixed:
         """A plan with its prediction."""
         swaps = joined(self.forced, swaps)
-        prediction = simulate_swaps(self.memory, swaps, self.capacity, self.link, self.times, replays)
+        prediction = simulate_swaps(
+            self.memory, swaps, self.capacity, self.link, self.times, replays, host=self.host
+        )
         return Mixed(swaps, replays, prediction)
 
     def view(self, replays: Replays) -> StepMemory:
@@ -284,7 +309,7 @@ class Mixer:
         if len(kept) == len(replays):
             return mixed
         fewer = self.made(sorted(kept))
-        return min(mixed, fewer, key=lambda plan: plan.overhead_s)
+        return min(mixed, fewer, key=lambda plan: plan.cost)
 
     def _retracted(self, mixed: Mixed, most: int) -> Mixed:
         """Without the drops whose replays cost more than the swaps in their place, the dearest tried first."""
@@ -295,5 +320,5 @@ class Mixer:
             if mixed.overhead_s <= _CHEAP * float(self.times.sum()):
                 break
             others = [other for other in mixed.replays.gap.tolist() if other != gap]
-            mixed = min(mixed, self.made(others), key=lambda plan: plan.overhead_s)
+            mixed = min(mixed, self.made(others), key=lambda plan: plan.cost)
         return mixed

@@ -140,12 +140,13 @@ class Policy:
     decisions: tuple[Decision, ...]
     assumed: dict[str, Any] = field(default_factory=dict)
     """The step it was made for: ``fingerprint`` (see :func:`fingerprint`), ``ops``, ``torch``,
-    ``live_peak_bytes``, ``min_swap_bytes``; where replays were allowed, ``rematerialise`` (the highest class of ops)
+    ``live_peak_bytes``, ``min_swap_bytes``; where host memory was bounded, ``host_capacity_bytes``; where replays were
+    allowed, ``rematerialise`` (the highest class of ops)
     and ``refused`` (names of ops and keys of storages). Values are plain JSON."""
     predicted: dict[str, Any] = field(default_factory=dict)
     """What :func:`~chameleon_lab.policy.simulate` says of it: ``peak_bytes``, ``step_s``, ``stall_s``,
-    ``overlap``, ``swapped_out_bytes``, ``swapped_in_bytes``; where replays were allowed, ``replay_s`` and
-    ``replayed_bytes``. Values are plain JSON."""
+    ``overlap``, ``swapped_out_bytes``, ``swapped_in_bytes``, ``host_peak_bytes``; where replays were allowed,
+    ``replay_s`` and ``replayed_bytes``. Values are plain JSON."""
     edits: tuple[Edit, ...] = ()
     """The user's layer, in order. The decisions are what the planner made of it, see :attr:`is_current`."""
     findings: tuple[Finding, ...] = field(default=(), compare=False)
@@ -225,6 +226,11 @@ class Policy:
     def is_current(self) -> bool:
         """Were the decisions made under these very edits? Not if somebody changed the edits in the file."""
         return self.assumed.get("edits", digest(())) == digest(self.edits)
+
+    @property
+    def host_capacity_bytes(self) -> int | None:
+        """Host bytes that its copies may take at once; None: no limit."""
+        return self.assumed.get("host_capacity_bytes")
 
     @property
     def disobeyed(self) -> tuple[int, ...]:

@@ -14,7 +14,8 @@ import numpy as np
 from ..trace import StepTrace
 from ..trace.replay_ops import REPLAY_CLASS
 from .constraints import untouched
-from .host import HostLayout, host_layout
+from .host import HostLayout
+from .host_room import HostRoom
 from .memory import MIN_SWAP_BYTES, StepMemory, Swaps, step_memory, step_op_times
 from .model import NEVER, Action, Decision, Policy, fingerprint
 from .replay import HIGHEST_CLASS, Chain, Replayable, Replays
@@ -60,7 +61,7 @@ class Program:
     action_storage: np.ndarray
     """int32 (A,): plan storage"""
     host: HostLayout
-    """Where the copies lie; its places are of shape (S,)"""
+    """Where the copies lie, and which are kept; its columns are of shape (S,)"""
     unmatched: tuple[str, ...]
     """Decisions that found no gap in the step, and why"""
 
@@ -111,7 +112,7 @@ def compile_program(policy: Policy, step: StepTrace) -> Program:
         action_op=op[order].astype(np.int32),
         action_kind=kind[order].astype(np.uint8),
         action_storage=storage[order].astype(np.int32),
-        host=host_layout(memory, swaps, step),
+        host=HostRoom(step, policy.host_capacity_bytes).layout(memory, swaps),
         unmatched=tuple(unmatched),
     )
 

@@ -23,7 +23,8 @@ import numpy as np
 from ..trace import Direction, Stage, StepTrace, Trace
 from ..trace.columns import Table
 from ..units import format_bytes, format_percent, format_seconds
-from .arguments import checked_capacity, checked_link
+from .arguments import checked_capacity, checked_host_capacity, checked_link
+from .host_room import HostRoom
 from .memory import StepMemory, Swaps, newest_step, step_op_times
 from .model import Link, Policy
 from .pressure import with_evictions
@@ -121,6 +122,10 @@ class Prediction:
     """Time of the replays of what was dropped."""
     replayed_bytes: int = 0
     """Blocks that are dropped and replayed in a step."""
+    host_peak_bytes: int = 0
+    """Most bytes of copies on the host at once; 0 where nobody asked."""
+    host_capacity_bytes: int | None = None
+    """What they may take; None: no limit."""
     unmatched: tuple[str, ...] = ()
     """Decisions that found no gap in the step, and why."""
     step: StepTrace | None = field(default=None, repr=False)
@@ -161,8 +166,15 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Is the peak within the capacity?"""
-        return self.peak_bytes <= self.capacity_bytes
+        """Are the peaks within the capacities, of the device and of the host?"""
+        return self.peak_bytes <= self.capacity_bytes and self.host_short_bytes == 0
+
+    @property
+    def host_short_bytes(self) -> int:
+        """What the host's capacity lacks at the peak."""
+        return (
+            0 if self.host_capacity_bytes is None else max(self.host_peak_bytes - self.host_capacity_bytes, 0)
+        )
 
     def worst_ops(self, count: int = 10) -> tuple[OpStall, ...]:
         """The ``count`` ops that wait longest, longest first."""
@@ -229,10 +241,14 @@ class Prediction:
                 f"replays {format_seconds(self.replay_s)} ({format_percent(self.replay_share)}) of "
                 f"{format_bytes(self.replayed_bytes)}, "
             )
-        over = "" if self.fits else ", which is too little"
+        over = "" if self.peak_bytes <= self.capacity_bytes else ", which is too little"
+        host = ""
+        if self.host_capacity_bytes is not None:
+            host = f", host {format_bytes(self.host_peak_bytes)} of {format_bytes(self.host_capacity_bytes)}"
+            host += ", which is too little" if self.host_short_bytes else ""
         unmatched = f", {len(self.unmatched)} decisions unmatched" if self.unmatched else ""
         return (
-            f"Prediction: peak {format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}{over}, "
+            f"Prediction: peak {format_bytes(self.peak_bytes)} of {format_bytes(self.capacity_bytes)}{over}{host}, "
             f"step {format_seconds(self.step_s)}, stall {format_seconds(self.stall_s)}{share}, {replays}"
             f"overlap {format_percent(self.overlap)}, out {format_bytes(self.swapped_out_bytes)}, "
             f"in {format_bytes(self.swapped_in_bytes)}{unmatched}"
@@ -247,13 +263,15 @@ def simulate(
     op_times: Sequence[float] | np.ndarray | None = None,
     *,
     evict: bool = False,
+    host_capacity_bytes: int | None = None,
 ) -> Prediction:
     """Predict a step of ``trace`` (the newest) under ``policy``, in the steady state.
 
     ``capacity_bytes`` and ``link`` default to the policy's; ``op_times`` (compute seconds of each op, shape
     (ops,)) to the recorded durations less stalls. Decisions are bound to the step as the executor binds them,
     and those that do not fit are left out and listed in ``unmatched``. A plan over capacity is simulated too:
-    see ``Prediction.fits``. With ``evict``, what is too much is evicted, as the executor does; see
+    see ``Prediction.fits``. ``host_capacity_bytes`` bounds what copies take on the host; it defaults to what the policy
+    was planned within. With ``evict``, what is too much is evicted, as the executor does; see
     :func:`~chameleon_lab.policy.pressure.with_evictions`.
 
     Raises TraceError if the trace holds no op, ValueError if ``capacity_bytes`` or ``op_times`` does not fit, TypeError
@@ -263,6 +281,7 @@ def simulate(
         raise TypeError(f"policy is {policy!r}: give a Policy, such as plan(...) or Policy.load(...) returns")
     capacity_bytes = policy.capacity_bytes if capacity_bytes is None else checked_capacity(capacity_bytes)
     link = policy.link if link is None else checked_link(link)
+    host_bytes = policy.host_capacity_bytes if host_capacity_bytes is None else host_capacity_bytes
     step = newest_step(trace)
     times = step_op_times(step, op_times)
     memory, swaps, replays, unmatched = bind(policy, step, times)
@@ -276,6 +295,7 @@ def simulate(
         link,
         times,
         replays,
+        host=HostRoom(step, checked_host_capacity(host_bytes)),
         unmatched=tuple(unmatched),
         step=step,
     )
@@ -289,18 +309,25 @@ def simulate_swaps(
     op_times: np.ndarray,
     replays: Replays | None = None,
     *,
+    host: HostRoom | None = None,
     unmatched: tuple[str, ...] = (),
     step: StepTrace | None = None,
 ) -> Prediction:
-    """:func:`simulate`, for swaps that are bound to a step's memory, and replays of that memory."""
+    """:func:`simulate`, for swaps that are bound to a step's memory, and replays of that memory.
+
+    ``host``: where copies lie; None leaves out what that takes, and keeps them all.
+    """
     early = np.zeros(len(swaps), dtype=bool)
     replay_s, replayed_bytes = np.zeros(len(op_times)), 0
     if replays is not None:
         swaps, early = replays.served(memory, swaps)
         replay_s, replayed_bytes = replays.seconds, int(memory.block_bytes[replays.storage].sum())
+    kept = None if host is None else host.kept(memory, swaps)
+    host_peak_bytes = 0 if host is None else host.peak_bytes(memory, swaps)
+    if replays is not None:
         memory = replays.applied(memory)
     size = memory.block_bytes[swaps.storage]
-    needs_copy = swaps.needs_copy(memory)
+    needs_copy = swaps.needs_copy(memory, kept)
     out_s, in_s = link.out_s(size) * needs_copy, link.in_s(size) * swaps.returns
     clock = _Clock(swaps, early, needs_copy, out_s, in_s, op_times, replay_s)
     op, swap, cause, duration_s = clock.run()
@@ -322,6 +349,8 @@ def simulate_swaps(
         replay_op_s=replay_s,
         replay_s=float(replay_s.sum()),
         replayed_bytes=replayed_bytes,
+        host_peak_bytes=host_peak_bytes,
+        host_capacity_bytes=None if host is None else host.limit_bytes,
         unmatched=unmatched,
         step=step,
     )

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import EditsUnreachableError
+from ..errors import BelowFloorError
 from ..progress import bar, tick
 from ..trace import StepTrace, Trace
 from ..units import format_bytes, format_percent, format_seconds
-from .arguments import checked_capacity, checked_link
+from .arguments import checked_capacity, checked_host_capacity, checked_link
 from .edits import Edit, EditAction
 from .generate import plan, refused_of, replay_class_of
-from .memory import MIN_SWAP_BYTES, Floor, floor, newest_step, step_op_times
+from .host_room import floor_within
+from .memory import MIN_SWAP_BYTES, Floor, newest_step, step_memory, step_op_times
 from .model import Link
+from .replay import Replayable
 from .simulate import simulate
 
 POINTS = 13
@@ -26,12 +28,12 @@ POINTS = 13
 KNEE = 0.05
 """A step is as good as uncapped if it takes at most this share longer."""
 
-_HEADS = ("capacity", "of peak", "step", "stall", "replays", "overlap", "out", "in", "")
+_HEADS = ("capacity", "of peak", "step", "stall", "replays", "overlap", "out", "in", "host", "")
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """What the generator's policy for one capacity should achieve. Below the floor ``step_s`` is infinite."""
+    """What the generator's policy for one capacity should achieve. Without any ``step_s`` is infinite."""
 
     capacity_bytes: int
     step_s: float
@@ -40,10 +42,12 @@ class SweepPoint:
     swapped_out_bytes: int
     swapped_in_bytes: int
     replay_s: float = 0.0
+    host_peak_bytes: int = 0
+    """Most bytes of copies on the host at once."""
 
     @property
     def feasible(self) -> bool:
-        """Can any policy run the step in this capacity?"""
+        """Is there a policy that runs the step in this capacity, and in what the host has?"""
         return math.isfinite(self.step_s)
 
 
@@ -60,6 +64,8 @@ class Sweep:
     link: Link
     within: float
     """Share of ``compute_s`` that a step may take longer at the knee."""
+    host_capacity_bytes: int | None = None
+    """What copies may take on the host; None: no limit."""
 
     @property
     def knee(self) -> SweepPoint | None:
@@ -99,7 +105,12 @@ class Sweep:
         )
         return [
             f"Uncapped: {format_bytes(self.live_peak_bytes)}, step {format_seconds(self.compute_s)}. "
-            f"Floor: {format_bytes(lowest.bytes)}, set by {where}; {lowest.measured_on}.",
+            f"Floor: {format_bytes(lowest.bytes)}, set by {where}; {lowest.measured_on}."
+            + (
+                f" On the host: {format_bytes(self.host_capacity_bytes)} at most."
+                if self.host_capacity_bytes is not None
+                else ""
+            ),
             f"The step is within {format_percent(self.within, 0)} of uncapped {found}.",
         ]
 
@@ -112,7 +123,9 @@ class Sweep:
             )
             head = (format_bytes(point.capacity_bytes), share)
             if not point.feasible:
-                rows.append((*head, "-", "-", "-", "-", "-", "-", "below the floor"))
+                below = point.capacity_bytes < self.floor.bytes
+                why = "below the floor" if below else "too little host memory"
+                rows.append((*head, "-", "-", "-", "-", "-", "-", "-", why))
                 continue
             stall, replays = (
                 format_percent(seconds / self.compute_s) if self.compute_s else format_seconds(seconds)
@@ -127,6 +140,7 @@ class Sweep:
                     format_percent(point.overlap, 0),
                     format_bytes(point.swapped_out_bytes),
                     format_bytes(point.swapped_in_bytes),
+                    format_bytes(point.host_peak_bytes),
                     "knee" if point is knee else "",
                 )
             )
@@ -145,13 +159,15 @@ def sweep(
     edits: Sequence[Edit] = (),
     rematerialise: bool | int | None = None,
     refused: Collection[str] | None = None,
+    host_capacity_bytes: int | None = None,
 ) -> Sweep:
     """Plan and simulate the newest step of ``trace`` at each of ``capacities``, in bytes.
 
     Without any, at evenly spaced ones from the floor to the step's peak. ``op_times`` as for
     :func:`~chameleon_lab.policy.simulate`; ``within`` is what the knee allows, see :attr:`Sweep.knee`; ``margin``,
-    ``edits`` (those of the capacity and the link aside), ``rematerialise`` and ``refused`` as for
-    :func:`~chameleon_lab.policy.plan`. A capacity at which the edits cannot be obeyed is as one below the floor.
+    ``edits`` (those of the capacity and the link aside), ``rematerialise``, ``refused`` and ``host_capacity_bytes`` as
+    for :func:`~chameleon_lab.policy.plan`. A capacity at which the edits cannot be obeyed, or for which the host has
+    too little, is as one below the floor.
 
     Raises TraceError if the trace holds no op, or its step has lost some, ValueError if ``capacities`` is empty or
     one of them, ``op_times``, ``within`` or ``rematerialise`` does not fit, TypeError if an argument is something else.
@@ -162,7 +178,11 @@ def sweep(
     step, replay_class = newest_step(trace), replay_class_of(rematerialise, trace)
     refused = refused_of(refused, trace)
     times = step_op_times(step, op_times)
-    lowest = floor(trace, min_swap_bytes=min_swap_bytes)
+    host_bytes = checked_host_capacity(host_capacity_bytes)
+    replayable = None
+    if host_bytes is not None and replay_class:
+        replayable = Replayable(step, step_memory(step, min_swap_bytes), times, replay_class, refused)
+    lowest = floor_within(trace, host_bytes, min_swap_bytes=min_swap_bytes, replayable=replayable)
     edits = tuple(edit for edit in edits if edit.action not in (EditAction.CAPACITY, EditAction.LINK))
     if capacities is None:
         capacities = np.linspace(lowest.bytes, max(step.live_peak_bytes, lowest.bytes), POINTS).tolist()
@@ -187,8 +207,9 @@ def sweep(
                 edits=edits,
                 rematerialise=replay_class,
                 refused=refused,
+                host_capacity_bytes=host_bytes,
             )
-        except EditsUnreachableError:
+        except BelowFloorError:  # with the edits, or with what the host has
             return nothing
         predicted = simulate(step, policy, op_times=times)
         return SweepPoint(
@@ -199,6 +220,7 @@ def sweep(
             predicted.swapped_out_bytes,
             predicted.swapped_in_bytes,
             predicted.replay_s,
+            predicted.host_peak_bytes,
         )
 
     points = []
@@ -206,4 +228,4 @@ def sweep(
         for capacity in chosen:
             points.append(point(capacity))
             tick()
-    return Sweep(tuple(points), lowest, step.live_peak_bytes, float(times.sum()), link, within)
+    return Sweep(tuple(points), lowest, step.live_peak_bytes, float(times.sum()), link, within, host_bytes)

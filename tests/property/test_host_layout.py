@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from host_walk import deaths, walk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import random_step
@@ -11,58 +12,8 @@ from chameleon_lab.errors import BelowFloorError
 from chameleon_lab.policy import Link, floor, plan
 from chameleon_lab.policy.host import PAGE_BYTES, HostCopies, host_copies, host_layout, pack
 from chameleon_lab.policy.memory import step_memory
-from chameleon_lab.policy.program import SWAP_OUT, Program, bind, compile_program
+from chameleon_lab.policy.program import bind, compile_program
 from chameleon_lab.trace import StepTrace
-
-
-def pages(step: StepTrace, row: int) -> int:
-    return -(-int(step.storages.bytes[row]) // PAGE_BYTES) * PAGE_BYTES
-
-
-def run(program: Program, step: StepTrace, dies: dict[int, int], periods: int = 4) -> int:
-    """Make and free the copies op by op, as the executor does; most bytes that existed at once.
-
-    Knows nothing of lifetimes: only of swap-outs, writes and deaths. ``dies`` says when in the next step a storage
-    dies that a step leaves behind.
-    """
-    n = program.ops
-    writes = set(
-        zip(
-            step.uses.storage[step.uses.writes].tolist(), step.uses.op[step.uses.writes].tolist(), strict=True
-        )
-    )
-    out = [(op, s) for op, kind, s in zip(
-        program.action_op.tolist(), program.action_kind.tolist(), program.action_storage.tolist(), strict=True
-    ) if kind == SWAP_OUT]  # fmt: skip
-    there: set[tuple[int, int]] = set()  # plan storage, step that made it; -1 for those that live on
-    most = 0
-    for period in range(periods):
-        for op in range(n):
-            for s, born in list(there):
-                row = int(program.storage_row[s])
-                if program.uid[s] >= 0:
-                    gone = (row, op) in writes
-                else:
-                    dead_at = int(step.storages.death_op[row])
-                    dead_at = born * n + (dead_at if dead_at < n else dies[s])
-                    gone = period * n + op > dead_at or (born == period and (row, op) in writes)
-                if gone:
-                    there.discard((s, born))
-            for at, s in out:
-                if at == op:  # what the step before made of it may die in this very op
-                    there -= {(s, period - 1)}
-                    there.add((s, -1 if program.uid[s] >= 0 else period))
-            placed = []
-            for s, _ in there:
-                assert program.host.place[s] >= 0, "what is swapped has a place"
-                begin = int(program.host.place[s])
-                placed.append((begin, begin + pages(step, int(program.storage_row[s]))))
-            placed.sort()
-            for (_, end), (begin, _) in zip(placed, placed[1:], strict=False):
-                assert end <= begin, f"copies share bytes after op {op} of step {period}"
-            assert not placed or placed[-1][1] <= program.host.pool_bytes
-            most = max(most, sum(end - begin for begin, end in placed))
-    return most
 
 
 @settings(max_examples=120, deadline=None)
@@ -81,11 +32,7 @@ def test_copies_that_exist_at_once_share_no_bytes(step: StepTrace, share: float)
         return
     program = compile_program(policy, step)
     memory, swaps, *_ = bind(policy, step)
-    dies = dict(enumerate((memory.ops + program.birth_op).tolist()))
-    for gap, storage in enumerate(memory.gap_storage.tolist()):
-        if not memory.gap_returns[gap] and memory.gap_use[gap] > memory.ops:
-            dies[storage] = int(memory.gap_use[gap])
-    most = run(program, step, dies)
+    most = walk(program, step, deaths(program, step))
     assert most <= program.host.peak_bytes <= program.host.pool_bytes
     again = host_layout(memory, swaps, step)
     assert (again.place == program.host.place).all() and again.pool_bytes == program.host.pool_bytes
