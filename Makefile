@@ -33,11 +33,13 @@ torture: build ## try to break every promise, count, and write docs/reliability.
 	$(say) "Trying to break the promises"
 	@python -m benchmarks.torture --json build/bench/torture.json --docs docs/reliability.md
 
-explore: build ## run the property tests with new examples, ten times over (a quarter of an hour)
+explore: build ## run the property tests with new examples, ten times over, and 10,000 programs of each kind on the fake GPU (half an hour)
 	@for round in 1 2 3 4 5 6 7 8 9 10; do \
 	  echo "==> Property tests with new examples, round $$round of 10"; \
 	  OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist load -p no:cacheprovider --hypothesis-profile=explore tests/property || exit 1; \
 	done
+	$(say) "Random programs on the fake GPU, in random legal order"
+	@CHAMELEON_PROGRAMS=10000 OMP_NUM_THREADS=1 python -m pytest -q tests/integration/test_cuda_device.py -k "legal_order or more_streams"
 
 sanitize: .venv/.installed ## run the C++ core's stress test under Address-, UndefinedBehavior- and ThreadSanitizer
 	@scripts/sanitize.sh $(CURDIR)/.venv/bin/python

@@ -30,8 +30,9 @@ class Journal:
         discovery: knows what modules and tensors are called.
     """
 
-    def __init__(self, discovery: Discovery) -> None:
+    def __init__(self, discovery: Discovery, keeps_host_copies: bool = True) -> None:
         self._discovery = discovery
+        self._keeps_host_copies = keeps_host_copies
         self._history: deque[StepSummary] = deque(maxlen=_KEPT_SUMMARIES)
         self._stages: dict[int, str] = {}
         self._kept: list[core.StepLog] | None = []  # None while the core has them
@@ -176,7 +177,8 @@ class Journal:
         stage = self._stages.get(log.index)
         if stage is None:  # long past, and kept by a planner; or so new that it has not been taken in
             stage = self.newest.stage if self.newest else ""
-        return step_trace(log, stage, self._discovery.modules.texts, self._discovery.labels.texts)
+        texts = self._discovery.modules.texts, self._discovery.labels.texts
+        return step_trace(log, stage, *texts, keeps_host_copies=self._keeps_host_copies)
 
     def resident_peaks(self, index: int, parts: int) -> np.ndarray:
         """See :meth:`chameleon_lab.Session.resident_peaks`."""

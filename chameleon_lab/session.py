@@ -184,7 +184,9 @@ class Session:
         self._discovery = Discovery(
             self._optimizer_stepped, core.tensor_device(self.device), self._spares, self._misses
         )
-        self._journal = Journal(self._discovery)
+        self._journal = Journal(
+            self._discovery, keeps_host_copies=core.SEES_RAW_ACCESS or rematerialise == "trusting"
+        )
         self._parts: list[Discovery | LoopPauses | Patches] = [
             compiling(),
             self._discovery,
@@ -255,6 +257,7 @@ class Session:
         options.min_swap_bytes = self.min_swap_bytes
         options.max_ops = self.max_ops
         options.stacks = self.stacks
+        options.trusting = self.rematerialise == "trusting"
         try:
             core.open(options, self.device)
         except RuntimeError as error:

@@ -92,8 +92,11 @@ py::array_t<chameleon::TransferRow> transfers(const chameleon::StepLog& log) {
   std::vector<chameleon::TransferRow> rows = log.transfers;
   for (size_t i = 0; i < rows.size(); ++i) {
     const bool done = log.transfer_events[i]->done();
-    rows[i].start_ticks = done ? log.transfer_events[i]->start_ticks() : 0;
-    rows[i].end_ticks = done ? log.transfer_events[i]->end_ticks() : 0;
+    const chameleon::Ticks start = done ? log.transfer_events[i]->start_ticks() : chameleon::kNoTime;
+    const chameleon::Ticks end = done ? log.transfer_events[i]->end_ticks() : chameleon::kNoTime;
+    const bool known = start != chameleon::kNoTime && end != chameleon::kNoTime;
+    rows[i].start_ticks = known ? start : 0;
+    rows[i].end_ticks = known ? end : 0;
     rows[i].bytes = log.copied_bytes(i);
   }
   return as_array(rows);
@@ -247,6 +250,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("min_tracked_bytes", &chameleon::Options::min_tracked_bytes)
       .def_readwrite("max_ops", &chameleon::Options::max_ops)
       .def_readwrite("stacks", &chameleon::Options::stacks)
+      .def_readwrite("trusting", &chameleon::Options::trusting)
       .def_readwrite("unbacked", &chameleon::Options::unbacked)
       .def_readwrite("unbacked_block_bytes", &chameleon::Options::unbacked_block_bytes);
 
@@ -443,6 +447,8 @@ PYBIND11_MODULE(_C, m) {
       },
       py::arg("refused_blocks") = 0, py::arg("refused_buffers") = 0, py::arg("copies") = -1,
       "Faults on purpose, for tests; see faults.h. Without arguments: none.");
+  m.def("pretend_no_hook", &chameleon::access::pretend_no_hook, py::arg("on"),
+        "For tests: raw accesses are not seen, as before torch 2.13. Call it while no session is open.");
   m.def(
       "take_transitions",
       [] {

@@ -26,6 +26,7 @@ void StepLog::settle() {
     wait.stall.copy_end_ticks = wait.copy->end_ticks();
     wait.stall.start_ticks = wait.event->start_ticks();
     wait.stall.end_ticks = wait.event->end_ticks();
+    if (wait.stall.start_ticks == kNoTime || wait.stall.end_ticks == kNoTime) return true;  // left out
     const Ticks lasted = wait.stall.end_ticks - wait.stall.start_ticks;
     if (lasted <= 0) return true;  // compute got there when the copy had ended
     stall_ticks += lasted;
@@ -41,8 +42,9 @@ void StepLog::settle() {
   std::erase_if(waits, settled);
   for (; !spans.empty() && spans.front().end->done() && spans.front().begin->done(); spans.pop_front()) {
     const Span& span = spans.front();
-    const Ticks lasted = span.end->start_ticks() - span.begin->start_ticks();
-    if (span.op < static_cast<int32_t>(ops.size())) ops[span.op].device_ticks = std::max<Ticks>(lasted, 0);
+    const Ticks begin = span.begin->start_ticks(), end = span.end->start_ticks();
+    if (begin == kNoTime || end == kNoTime) continue;
+    if (span.op < static_cast<int32_t>(ops.size())) ops[span.op].device_ticks = std::max<Ticks>(end - begin, 0);
   }
 }
 

@@ -80,6 +80,7 @@ struct Producer {
   std::vector<ResultForm> results;
   std::shared_ptr<const Surroundings> surroundings;
   int32_t written = -1;              // of the inputs: the one that an op in place writes
+  int lane = 0;                      // that it ran along
   std::optional<uint64_t> drawn_to;  // where its generator stood afterwards, if it is one of the host
 
   bool writes(const KeptInput& input) const { return written >= 0 && &input == &inputs[written]; }

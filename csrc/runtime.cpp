@@ -138,6 +138,7 @@ void Runtime::open(const Options& options) {
   unbacked_ = options.unbacked;
   stacks_ = options.stacks;
   limited_ = options.capacity_bytes != SIZE_MAX;
+  if (!unbacked_) device_->host_wait_for_compute();
   device_->set_capacity(options.capacity_bytes);
   device_->set_link(options.link_out_bytes_per_s, options.link_in_bytes_per_s);
   device_->reset_peaks();
@@ -145,6 +146,7 @@ void Runtime::open(const Options& options) {
   host_.set_capacity(options.host_capacity_bytes);
   host_.reset_peak();
   swapper_.min_bytes = options.min_swap_bytes;
+  swapper_.keeps_host_copies = access::has_hook() || options.trusting;
   tracked_bytes_ = replays_.copied_bytes = options.min_tracked_bytes;
   recorder_ = Recorder(options.max_ops);
   for (const auto& storage : table_.all()) {
@@ -214,6 +216,10 @@ void Runtime::close() {
   tracked_bytes_ = kTrackedBytes;
   // A real device may not hold everything at once. Then what is away comes back when it is used, as it did before.
   if (!swapper_.restore_all()) return;
+  Lanes replays = 0;
+  for (const auto& storage : table_.all()) replays |= storage->made_by | storage->replays_read;
+  const EventPtr replayed = replays ? device_->record(replays) : nullptr;
+  if (replayed) device_->host_wait(replayed, Order::SessionEndsReplayed);
   device_->set_capacity(SIZE_MAX);
   forget_values();
   forget_unbacked();
@@ -237,6 +243,7 @@ void Runtime::hand_back() {
                       !storage->given_out() && access::movable(*storage) && access::keep(*storage);
     storage->escaped = true;  // what stays is out of sight from here on: no later session may move it
     if (!goes) continue;
+    if (storage->moved) device_->used_by_all(storage->block);
     if (device_->hand_over(storage->block, storage->block_bytes)) {
       void* block = storage->block;
       storage->impl->_mutable_data_ptr_no_checks().release_context();

@@ -44,6 +44,7 @@ struct Options {
   size_t min_tracked_bytes = kTrackedBytes;
   size_t max_ops = size_t{1} << 20;  // of a step that are recorded
   bool stacks = false;               // record the Python stack of every op
+  bool trusting = false;             // that nothing outside of ops writes unseen
   bool unbacked = false;             // follow meta tensors, which have no memory, instead of the device's
   size_t unbacked_block_bytes = 0;   // their blocks are multiples of this; 0: as large as the device's would be
 };
@@ -182,6 +183,8 @@ class Runtime {
   bool release(const void* block);  // false: not ours
   bool make_way(size_t bytes);      // memory that is not the runtime's could not be had; false: nothing can leave
   void make_way_where_refused(size_t bytes);  // the same ahead, where it is known that it cannot be had
+  // Its user says that a stream uses it, which torch then knows of its block of now. False: not ours.
+  bool recorded(const c10::DataPtr& pointer, const void* stream);
 
  private:
   friend struct Loan;
@@ -258,7 +261,8 @@ class Runtime {
   void take_over(Storage& storage, const at::Tensor& made, ThreadState& thread);
   Refusal drop_bytes(Storage& storage);
   void free_ghost(Storage& ghost);
-  void follow_replays(const Storage& storage, int lane);
+  void follow_replays(const Storage& storage, int lane, bool writes);
+  void host_follows(const Storage& storage);
   c10::DataPtr allocate_kept(size_t bytes);
   bool accumulates(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void leaf_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);

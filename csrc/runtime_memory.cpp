@@ -63,6 +63,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     storage = table_.add(bytes, block_bytes, block);
     storage->lane = static_cast<uint8_t>(lane);
     storage->adopted = storage->first_block = as_it_is;
+    storage->lanes = as_it_is ? ~Lanes{0} : 0;  // see Note [Adopted blocks]
     void* old = pointer.release_context();
     impl->set_data_ptr_noswap({block, block, block_deleter_, device_->torch_device()});
     if (!as_it_is) deleter(old);
@@ -157,6 +158,7 @@ bool Runtime::hold(c10::StorageImpl* impl) {
   place(thread_state());
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, false);
   if (storage->residency != Residency::Resident && !fetch(*storage)) return false;
+  follow_replays(*storage, device_->lane(), /*writes=*/false);
   hold_here(*storage);
   return true;
 }
@@ -304,6 +306,16 @@ void Runtime::make_way_while_refused(size_t bytes) {
   }
 }
 
+bool Runtime::recorded(const c10::DataPtr& pointer, const void* stream) {
+  Lock lock(mutex_);
+  Storage* storage = access::away_storage(pointer);
+  if (!storage && pointer.get_deleter() == block_deleter_) storage = table_.at(pointer.get());
+  if (!storage || storage->owner != this) return false;
+  const int lane = device_->lane_of(stream);
+  if (lane >= 0) storage->recorded |= lane_bit(lane);
+  return true;
+}
+
 void Runtime::on_away_deleted(void* address) {
   auto* storage = static_cast<Storage*>(address);
   Runtime& runtime = *storage->owner;
@@ -361,14 +373,15 @@ bool Runtime::accessed(c10::StorageImpl* impl, bool by_hook) {
 void Runtime::bring_for_pointer(Storage& storage, ThreadState& thread) {
   place(thread);
   if (storage.residency == Residency::Leaving) swapper_.touch(storage, true);
-  device_->lane();  // whoever has the pointer comes after what this lane has waited for
   const bool host_reads = true;
   if (storage.residency != Residency::Resident) bring_in(storage, Cause::Access, thread, host_reads);
+  storage.lanes = ~Lanes{0};  // whoever has the pointer may use it along any of them
 }
 
 // Whoever has the pointer may write through it.
 void Runtime::expect_writes(Storage& storage, ThreadState& thread) {
   restore_dependents(storage, Cause::Access, thread);
+  host_follows(storage);
   replays_.ended(storage, Refusal::Foreign);
   swapper_.drop_host(storage);
 }

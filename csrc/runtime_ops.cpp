@@ -103,7 +103,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   if (outermost && stacks_.load(std::memory_order_relaxed) && open_)
     stack = torch::CapturedTraceback::gather(true, false, false);
   Lock lock(mutex_);
-  thread.lane = device_->lane();
+  thread.lane = device_->lane();  // behind what other lanes have been told to wait for: Order::ArrivalElsewhere
   ++thread.depth;
   if (outermost) {
     ++clock_ops_;
@@ -251,8 +251,8 @@ void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& 
       storage->host_stale = true;
     }
   }
-  if (C10_UNLIKELY(storage->made_by)) follow_replays(*storage, thread.lane);
-  storage->lanes |= lane_bit(thread.lane);
+  follow_replays(*storage, thread.lane, writes);
+  storage->lanes |= lane_bit(thread.lane);  // before its block is there, if it is away
   if (writes && storage->value) written_.push_back(storage);
   storage->last_use = clock_ops_;
   if (storage->anchor && thread.depth == 1) thread.token = mix_token(thread.token, storage->anchor);

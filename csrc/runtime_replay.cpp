@@ -97,7 +97,8 @@ class Runtime::ReplayInputs {
   void pin(const std::shared_ptr<Value>& value) {
     Storage& storage = *value->storage;
     ++storage.pins;
-    runtime_.follow_replays(storage, lane_);
+    runtime_.follow_replays(storage, lane_, /*writes=*/false);
+    storage.replays_read |= lane_bit(lane_);
     storage.lanes |= lane_bit(lane_);
     if (storage.impl) access::disarm(storage);
     pinned_.push_back(value);
@@ -147,6 +148,7 @@ void Runtime::link_maker(ThreadState& thread) {
   if (thread.makers.empty() || thread.makers.back().frame != thread.frames.size()) return;
   Maker& maker = thread.makers.back();
   maker.first_uid = table_.next_uid();
+  if (maker.producer) maker.producer->lane = thread.lane;
   replays_.link(&maker);
 }
 
@@ -201,12 +203,12 @@ void Runtime::bring_in(Storage& storage, Cause cause, ThreadState& thread, bool 
     if (storage.residency == Residency::Dropped) {
       TORCH_CHECK_WITH(OutOfMemoryError, storage.value, kLost);
       rematerialise(storage.value, cause, thread);
-      const EventPtr made = host_reads ? device_->record(lane_bit(device_->lane())) : nullptr;
-      if (made) device_->host_wait(made);
     } else if (!swapper_.restore(storage, cause, host_reads)) {
       const std::string message = note_failure(storage.block_bytes, thread);
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);
     }
+    // Another thread may have made it, along another lane.
+    if (storage.uid == uid) follow_replays(storage, device_->lane(), /*writes=*/false);
   }
 }
 
@@ -280,6 +282,10 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, const std::s
   }
   TORCH_CHECK(producer->written < 0 || written.defined(),
               "Chameleon Lab: an op in place would change a tensor that is in use; please report this");
+  // Whoever wrote what it reads did so before the op ran first. What asks for it now may know nothing of that: another
+  // op ahead of the one that needs it, or the user at the end of a session.
+  const int lane = device_->lane();
+  device_->join(lane, lane_bit(producer->lane), Order::FirstRun);
   at::Tensor made;
   std::exception_ptr error;
   const Ticks start = now_ticks();
@@ -334,17 +340,29 @@ void Runtime::take_over(Storage& storage, const at::Tensor& made, ThreadState& t
     storage.lane = static_cast<uint8_t>(device_->lane());
     device_->copy_now(block, impl->_mutable_data_ptr_no_checks().get(), storage.bytes);
   }
-  storage.lanes = storage.made_by = lane_bit(device_->lane());
+  storage.made_by = lane_bit(device_->lane());
+  storage.lanes |= storage.made_by;
   swapper_.remade(storage, block);
   replays_.restored(storage);
   recorder_.arrived(storage);
   recorder_.levels(table_.live_bytes(), resident_bytes());
 }
 
-// The program orders an op behind the one that made its input, and knows nothing of the replay.
-void Runtime::follow_replays(const Storage& storage, int lane) {
-  const Lanes others = storage.made_by & ~lane_bit(lane);
-  if (others) device_->join(lane, others);
+// The program orders an op behind the one that made its input, and a write behind those that read what it overwrites.
+// It knows nothing of replays.
+void Runtime::follow_replays(const Storage& storage, int lane, bool writes) {
+  if (C10_UNLIKELY(storage.made_by)) device_->join(lane, storage.made_by, Order::Replayed);
+  if (C10_UNLIKELY(writes && storage.replays_read)) device_->join(lane, storage.replays_read, Order::ReplayRead);
+}
+
+// Whoever gets an address may use it along any lane, or on the host, in an order that was right before copies and
+// replays came in between.
+void Runtime::host_follows(const Storage& storage) {
+  device_->host_wait_for_arrivals();
+  const EventPtr made = storage.made_by ? device_->record(storage.made_by) : nullptr;
+  if (made) device_->host_wait(made, Order::HostReadReplayed);
+  const EventPtr read = storage.replays_read ? device_->record(storage.replays_read) : nullptr;
+  if (read) device_->host_wait(read, Order::PointerReplayed);
 }
 
 // What a producer keeps is the host's.
@@ -389,6 +407,7 @@ void Runtime::end_values(const std::vector<Storage*>& written, ThreadState& thre
     if (storage->failed || !storage->value) continue;  // the op raises; or an op inside was there first
     try {
       restore_dependents(*storage, Cause::Demand, thread);
+      follow_replays(*storage, thread.lane, /*writes=*/true);
       replays_.ended(*storage, Refusal::Written);
       storage->maker = -1;
       if (!in_place) recorder_.made(*storage, {});

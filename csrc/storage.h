@@ -71,8 +71,11 @@ struct Storage {
   uint8_t lane = 0;          // that its block belongs to
   bool adopted = false;      // made before, maybe for another lane: see Note [Adopted blocks]
   bool first_block = false;  // does it still lie where it did then?
-  Lanes lanes = 0;           // that used it since its block was taken
+  bool moved = false;        // does it lie elsewhere than its user knows?
+  Lanes lanes = 0;           // that used its block, or are about to
   Lanes made_by = 0;         // that replayed its bytes, if they were: no program orders its ops behind that
+  Lanes replays_read = 0;    // that replayed others from its bytes: nor its writes and its death behind that
+  Lanes recorded = 0;        // that its user has recorded (record_stream), whichever block it had then
   int32_t pins = 0;          // ops on the stack that use it, and holds
   int32_t holds = 0;         // of torch.save and the like
   uint64_t pinned_by = 0;    // the op that pinned it last

@@ -1,5 +1,6 @@
 #include "storage_access.h"
 
+#include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,7 @@ namespace chameleon::access {
 namespace {
 
 [[maybe_unused]] Hook hook = nullptr;
+std::atomic<bool> no_hook{!CHAMELEON_HAS_MATERIALIZER};
 Deleter away_deleter = nullptr;
 
 void delete_away(void* context) { away_deleter(context); }
@@ -57,7 +59,8 @@ void set_pointer(Storage& storage, void* data, void* context, c10::DeleterFnPtr 
 
 void set_hook(Hook h) { hook = h; }
 void set_away_deleter(Deleter deleter) { away_deleter = deleter; }
-bool has_hook() { return CHAMELEON_HAS_MATERIALIZER; }
+bool has_hook() { return !no_hook.load(std::memory_order_relaxed); }
+void pretend_no_hook(bool on) { no_hook = on || !CHAMELEON_HAS_MATERIALIZER; }
 
 bool dying(const Storage& storage) { return storage.weak && storage.weak->use_count() == 0; }
 
@@ -101,8 +104,9 @@ bool movable(const Storage& storage) {
   return intact(storage) && (storage.ghost || has_hook() || storage.impl->resizable());
 }
 
-Storage* away_storage(c10::StorageImpl* impl) {
-  const c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
+Storage* away_storage(c10::StorageImpl* impl) { return away_storage(impl->_mutable_data_ptr_no_checks()); }
+
+Storage* away_storage(const c10::DataPtr& pointer) {
   return pointer.get_deleter() == &delete_away ? static_cast<Storage*>(pointer.get_context()) : nullptr;
 }
 
@@ -112,23 +116,38 @@ void mark_away(Storage& storage) {
   if (!storage.mark) storage.mark = marks::take(storage.bytes);
   if (std::exchange(storage.shown, false)) marks::hide(storage.mark, storage.bytes);
   set_pointer(storage, storage.mark, &storage, &delete_away);
-#if CHAMELEON_HAS_MATERIALIZER
-  arm(storage);
-#else
+  if (has_hook()) {
+    arm(storage);
+  } else {
+    raise_on_access(storage,
+                    "Chameleon Lab: this tensor's storage (" + std::to_string(storage.bytes) +
+                        " bytes) is away, on the host, and torch before 2.13 gives no way to bring it back from a raw "
+                        "access. Use a torch op on it first (t.clone()), or call session.restore(t).");
+  }
+}
+
+void forbid(Storage& storage) {
+  if (has_hook() || storage.ghost) return;
   raise_on_access(storage,
                   "Chameleon Lab: this tensor's storage (" + std::to_string(storage.bytes) +
-                      " bytes) is away, on the host, and torch before 2.13 gives no way to bring it back from a raw "
-                      "access. Use a torch op on it first (t.clone()), or call session.restore(t).");
-#endif
+                      " bytes) is leaving for the host, and torch before 2.13 gives no way to stop it at a raw access. "
+                      "Use a torch op on it first (t.clone()), or call session.restore(t).");
+}
+
+void allow(Storage& storage) {
+  if (has_hook() || storage.ghost || storage.failed || !storage.impl || dying(storage)) return;
+  stop_raising(storage);
+  if (!intact(storage)) return;  // its DataPtr was moved elsewhere
+  set_pointer(storage, storage.block, storage.block, storage.block_deleter);
 }
 
 void mark_resident(Storage& storage) {
   if (storage.ghost) return;
-#if CHAMELEON_HAS_MATERIALIZER
-  disarm(storage);
-#else
-  stop_raising(storage);
-#endif
+  if (has_hook()) {
+    disarm(storage);
+  } else {
+    stop_raising(storage);
+  }
   set_pointer(storage, storage.block, storage.block, storage.block_deleter);
 }
 
@@ -159,7 +178,7 @@ void give_mark_back(Storage& storage) {
 
 void arm([[maybe_unused]] Storage& storage) {
 #if CHAMELEON_HAS_MATERIALIZER
-  if (!storage.ghost && !storage.impl->has_materializer()) storage.impl->set_materializer(hook);
+  if (has_hook() && !storage.ghost && !storage.impl->has_materializer()) storage.impl->set_materializer(hook);
 #endif
 }
 

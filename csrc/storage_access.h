@@ -15,7 +15,8 @@ namespace chameleon::access {
 // Called on mutable access to a storage whose hook is armed. May throw.
 using Hook = void (*)(c10::StorageImpl*);
 void set_hook(Hook hook);
-bool has_hook();  // does this torch have materializers?
+bool has_hook();                // does this torch have materializers?
+void pretend_no_hook(bool on);  // for tests: as torch 2.11 and 2.12 are. Call it while nothing is tracked
 
 // Whether the StorageImpl still holds our block or our mark: a DataPtr can be moved elsewhere behind our back.
 bool intact(const Storage& storage);
@@ -34,9 +35,13 @@ bool movable(const Storage& storage);
 
 // The away storage behind an impl, or null.
 Storage* away_storage(c10::StorageImpl* impl);
+Storage* away_storage(const c10::DataPtr& pointer);
 
 void mark_away(Storage& storage);
 void mark_resident(Storage& storage);
+// Where nothing tells of a write: no raw access to a storage that is leaving, whose copy would miss it.
+void forbid(Storage& storage);
+void allow(Storage& storage);
 void mark_failed(Storage& storage, const std::string& message);  // every access raises RuntimeError(message)
 void clear_failed(Storage& storage);
 bool show_at_mark(Storage& storage);    // for reading; see Note [Reads through a const pointer]

@@ -163,10 +163,11 @@ void Swapper::swap_out(Storage& storage, Cause cause) {
     const Ticks issue = now_ticks();
     storage.due[0] = storage.issued[0] = issue;
     storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes,
-                                            device_.record(storage.lanes | lane_bit(storage.lane)));
+                                            device_.record(storage.lanes | storage.recorded | lane_bit(storage.lane)));
     recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
   }
   become(storage, Residency::Leaving);
+  if (!keeps_host_copies) access::forbid(storage);
   storage.moved_by = cause;
   leaving_.push_back(&storage);
 }
@@ -183,6 +184,7 @@ void Swapper::finish_swap_out(Storage& storage) {
   forget_leaving(storage);
   if (!access::keep(storage)) {  // it dies on another thread, or its DataPtr was moved elsewhere, while the copy ran
     become(storage, Residency::Resident);
+    if (!keeps_host_copies) access::allow(storage);
     drop_host(storage);
     return;
   }
@@ -196,7 +198,9 @@ void Swapper::give_block_back(Storage& storage) {
   void* block = storage.block;
   access::mark_away(storage);
   table_.set_block(&storage, nullptr);
-  device_.join(storage.lane, storage.lanes);  // those that only read it are not behind any copy
+  device_.join(storage.lane, storage.lanes, Order::BlockBack);  // those that only read it are not behind any copy
+  device_.join(storage.lane, storage.recorded, Order::UserRecorded);
+  storage.lanes = storage.made_by = storage.replays_read = 0;  // from here on, of the next block
   if (std::exchange(storage.first_block, false)) {
     device_.free_behind(block, storage.block_bytes, storage.lane);
   } else {
@@ -213,6 +217,7 @@ void Swapper::drop(Storage& storage) {
 
 void Swapper::remade(Storage& storage, void* block) {
   table_.set_block(&storage, block);
+  storage.moved = true;
   become(storage, Residency::Resident);
   access::mark_resident(storage);
 }
@@ -248,7 +253,7 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   table_.set_block(&storage, block);
   become(storage, Residency::Returning);
   storage.moved_by = cause;
-  storage.lanes = storage.made_by = 0;
+  storage.moved = true;
   const Ticks issue = now_ticks();
   storage.issued[1] = issue;
   if (storage.due[1] == 0) storage.due[1] = issue;
@@ -271,11 +276,12 @@ void Swapper::undo_swap_in(Storage& storage) {
 
 void Swapper::arrive(Storage& storage, bool host_reads) {
   wait(storage, storage.arriving, Direction::In, device_.lane());
-  if (host_reads) device_.host_wait(storage.arriving);
+  if (host_reads) device_.host_wait(storage.arriving, Order::HostRead);
   storage.arriving.reset();
   storage.due[1] = 0;
   become(storage, Residency::Resident);
   access::mark_resident(storage);
+  if (!keeps_host_copies) drop_host(storage);
 }
 
 bool Swapper::restore(Storage& storage, Cause cause, bool host_reads) {
@@ -307,8 +313,9 @@ void Swapper::touch(Storage& storage, bool writes) {
   if (storage.residency == Residency::Leaving) {  // not expected this soon; the copy is good for the next time
     forget_leaving(storage);
     become(storage, Residency::Resident);
+    if (!keeps_host_copies) access::allow(storage);
   }
-  if (writes && storage.host.data) drop_host(storage);
+  if (writes || !keeps_host_copies) drop_host(storage);
 }
 
 // A copy that nobody wants any more: its memory must not go back before the engine has let go of it.
@@ -334,8 +341,22 @@ void Swapper::release(Storage& storage) {
   if (storage.arriving) cancel(storage, storage.arriving, Direction::In);
   drop_host(storage);
   access::give_mark_back(storage);
-  if (storage.block && storage.adopted && !storage.first_block) device_.join(storage.lane, storage.lanes);
-  if (storage.block) device_.free(storage.block, storage.block_bytes);
+  if (storage.block) let_block_die(storage);
+}
+
+// See Note [Deaths].
+void Swapper::let_block_die(Storage& storage) {
+  if (storage.moved) {
+    // Who has its address may have used it where no op was seen, in an order that some lane knows.
+    device_.join(storage.lane, storage.given_out() ? ~Lanes{0} : storage.lanes, Order::Death);
+    device_.join(storage.lane, storage.recorded, Order::UserRecorded);
+  }
+  if (storage.replays_read) device_.join(storage.lane, storage.replays_read, Order::ReplayRead);
+  if (storage.first_block && storage.replays_read) {
+    device_.free_behind(storage.block, storage.block_bytes, storage.lane);
+  } else {
+    device_.free(storage.block, storage.block_bytes);
+  }
 }
 
 bool Swapper::restore_all() {

@@ -15,8 +15,21 @@ namespace chameleon {
 // Note [Adopted blocks]
 // A block that was taken over as it is belongs to the lane that it was made for, and nobody says which that is: its
 // storage counts as one of the lane that adopted it. When the block goes back, it is not reused before that lane has
-// done what it was given. And a storage's owner orders its death by the lane that it knows: if that is not where the
-// storage lies by then, its own lane comes after those that used it first.
+// done what it was given. Who wrote it before it was adopted is not known either: the first copy out of it comes after
+// all lanes, and a session begins when the device has done what it was given before.
+//
+// Note [Copies on the host]
+// A storage that comes back keeps its copy on the host until it is written, so that it may leave again for nothing.
+// That needs every write to be seen. Where raw ones are not (torch before 2.13, without a promise), a copy is there
+// only while its storage is not resident: what is resident may be written by anybody, and what is leaving by ops alone.
+//
+// Note [Deaths]
+// A storage's user orders its death: its stream comes after those that use it, or they were recorded (record_stream).
+// Both are about the block that the user knows, the first one, and are enough for what has not moved: its death costs
+// nothing here. Any later block may belong to another lane, and torch knows of nobody that uses it. So its lane comes
+// after all that used the storage, and after the lanes that its user has recorded at any time, before it goes back.
+//
+// Of replays the user knows nothing: whoever writes what one has read, or lets it die, comes after that.
 class Swapper {
  public:
   Swapper(Device& device, HostPool& host, StorageTable& table, Recorder& recorder)
@@ -29,6 +42,7 @@ class Swapper {
   // Called when nothing more can leave: waits for another thread's op to end. False: there is none to wait for.
   std::function<bool()> wait_for_pins;
   size_t min_bytes = 16 << 10;                         // smaller storages stay
+  bool keeps_host_copies = true;                       // see Note [Copies on the host]
   std::optional<std::vector<Transition>> transitions;  // kept for tests
 
   // A block of the lane; storages leave to make room for it. nullptr where even that does not suffice. `whose`: of a
@@ -68,6 +82,7 @@ class Swapper {
   void count_eviction(const Storage& storage);
   void forget_leaving(Storage& storage);
   void give_block_back(Storage& storage);
+  void let_block_die(Storage& storage);
   void begin_swap_in(Storage& storage, void* block, Cause cause);
   void arrive(Storage& storage, bool host_reads);
   void wait(Storage& storage, const EventPtr& copy, Direction direction, int lane);

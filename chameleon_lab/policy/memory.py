@@ -84,7 +84,7 @@ class StepMemory:
     uses_op: np.ndarray
     """int64 (U,): ascending for each candidate."""
     uses_write: np.ndarray
-    """bool (U,): does that use write?"""
+    """bool (U,): does that use write, or end the storage's copy on the host all the same?"""
     gap_storage: np.ndarray
     """int64 (G,): candidate"""
     gap_ordinal: np.ndarray
@@ -227,6 +227,8 @@ def step_memory(step: StepTrace, min_swap_bytes: int = MIN_SWAP_BYTES) -> StepMe
     key, position = np.unique(key, return_inverse=True)
     uses_write = np.zeros(len(key), dtype=bool)
     np.logical_or.at(uses_write, position, write)
+    if not step.keeps_host_copies:  # as if every use wrote: the copy goes when the storage comes back for it
+        uses_write[:] = True
     owner, uses_op = np.divmod(key, n)
     uses_offset = np.searchsorted(owner, np.arange(len(row) + 1))
 

@@ -59,6 +59,8 @@ def encode(step: StepTrace) -> str:
         "labels": list(step.labels),
         "columns": {name: len(column) for name, column in columns.items()},
     }
+    if not step.keeps_host_copies:
+        header["keeps_host_copies"] = False
     head = json.dumps(header, separators=(",", ":")).encode()
     planes = [_planes(column) for column in columns.values()]
     data = b"".join([len(head).to_bytes(4, "little"), head, *planes])
@@ -101,6 +103,7 @@ def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
         names=tuple(map(str, header["names"])),
         modules=tuple(map(str, header["modules"])),
         labels=tuple(map(str, header["labels"])),
+        keeps_host_copies=bool(header.get("keeps_host_copies", True)),
         ops=Ops(
             name=columns["ops.name"].astype(np.int32),
             module=columns["ops.module"].astype(np.int32),

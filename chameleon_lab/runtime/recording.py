@@ -25,7 +25,11 @@ from .pause_times import PauseTimes, pause_times
 
 
 def step_trace(
-    log: core.StepLog, session_stage: str, modules: Sequence[str], labels: Sequence[str]
+    log: core.StepLog,
+    session_stage: str,
+    modules: Sequence[str],
+    labels: Sequence[str],
+    keeps_host_copies: bool = True,
 ) -> StepTrace:
     """The columns of one finished step. Copies that have not ended yet get NaN times."""
     ops, storages, uses = log.ops(), log.storages(), log.uses()
@@ -36,6 +40,7 @@ def step_trace(
     return StepTrace(
         index=log.index,
         session_stage=session_stage,
+        keeps_host_copies=keeps_host_copies,
         start_s=core.seconds(log.start_ticks),
         duration_s=(log.end_ticks - log.start_ticks - paused.ticks) * tick_s,
         names=tuple(core.op_names()),

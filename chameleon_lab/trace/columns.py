@@ -305,6 +305,8 @@ class StepTrace:
     stalls: Stalls
     residencies: Residencies
     truncated_ops: int = 0  # ops that the ring buffer had no room for
+    # Do copies on the host last while their storages are resident and unwritten? Not where writes may go unseen.
+    keeps_host_copies: bool = True
     stacks: tuple[str, ...] = ()  # Python stacks, innermost frame first, one "file:line function" a line
     replays: Replays = field(default_factory=_no_replays)
     declined: Declined = field(default_factory=_none_declined)

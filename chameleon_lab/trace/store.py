@@ -203,7 +203,10 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> None:
     if (wrong := misnomer(path)) is not None:
         raise TraceError(f"{shown(path)}: {wrong}; give another name")
     try:
-        header = json.dumps({"version": VERSION, "meta": trace.meta}, allow_nan=False)
+        values: dict[str, Any] = {"version": VERSION, "meta": trace.meta}
+        if any(not step.keeps_host_copies for step in trace.steps):
+            values["keeps_host_copies"] = False
+        header = json.dumps(values, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TraceError(f"trace.meta must hold plain, finite JSON values: {error}") from error
     schema = _schema(pa).with_metadata({_KEY: header.encode()})
@@ -233,7 +236,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
             file.seek(0)
             source = parquet.ParquetFile(file)
             schema = source.schema_arrow
-        version, meta = _header(schema, path)
+        version, meta, keeps_host_copies = _header(schema, path)
         expected = _schema(pa, version)
         for column in expected:
             position = schema.get_field_index(column.name)
@@ -249,7 +252,7 @@ def load(path: str | os.PathLike[str]) -> Trace:
                 tick()
     table = pa.Table.from_arrays(columns, schema=expected).combine_chunks()
     try:
-        return Trace(_steps(table), meta)
+        return Trace(_steps(table, keeps_host_copies), meta)
     except (pa.ArrowException, ValueError, TypeError, IndexError, OverflowError) as error:
         raise TraceError(f"{path}: damaged ({error}); save the trace again, or record it anew") from error
 
@@ -264,7 +267,7 @@ def _check_size(file: BinaryIO, path: str | os.PathLike[str]) -> None:
         )
 
 
-def _steps(table: Any) -> list[StepTrace]:
+def _steps(table: Any, keeps_host_copies: bool) -> list[StepTrace]:
     tables = {name: _tables(table.column(name), name) for name in _TABLES if name in table.schema.names}
     scalars = [name for name in _SCALARS if name in table.schema.names]
     plain = table.select([*scalars, *_DICTIONARIES]).to_pylist()
@@ -276,7 +279,7 @@ def _steps(table: Any) -> list[StepTrace]:
         if any(values[name] is None for name in scalars):
             raise ValueError("a step without its index, stage, times or counts")
         values |= {name: rows[position] for name, rows in tables.items()}
-        step = StepTrace(**values)
+        step = StepTrace(**values, keeps_host_copies=keeps_host_copies)
         try:
             check_step(step)
         except ValueError as error:
@@ -406,7 +409,7 @@ def _tables(column: Any, name: str) -> list[Table]:
     return rows
 
 
-def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> tuple[int, dict[str, Any]]:
+def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> tuple[int, dict[str, Any], bool]:
     header = (schema.metadata or {}).get(_KEY)
     if header is None:
         raise TraceError(
@@ -415,6 +418,7 @@ def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> tuple[int, 
     try:
         values = json.loads(header)
         version, meta = int(values["version"]), dict(values["meta"])
+        keeps_host_copies = bool(values.get("keeps_host_copies", True))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise TraceError(f"{path}: the trace's header is broken ({error}); save the trace again") from error
     if version > VERSION:
@@ -422,4 +426,4 @@ def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> tuple[int, 
             f"{path}: it is of trace version {version}, and this Chameleon Lab reads up to {VERSION}: "
             "upgrade Chameleon Lab"
         )
-    return version, meta
+    return version, meta, keeps_host_copies

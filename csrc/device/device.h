@@ -10,10 +10,13 @@
 #include <utility>
 
 #include "clock.h"
+#include "order.h"
 
 namespace chameleon {
 
 enum class Direction : uint8_t { Out, In };
+
+inline constexpr Ticks kNoTime = INT64_MIN;  // of what the device could not tell
 
 // A stretch of work: a copy, or a wait of the compute for one. Its times are on the host's clock.
 class Event {
@@ -22,7 +25,7 @@ class Event {
   virtual bool done() const = 0;
   virtual void cancel() = 0;                // a hint: the bytes are no longer wanted
   virtual size_t copied_bytes() const = 0;  // valid once done; less than asked for if it was cancelled
-  virtual Ticks start_ticks() const = 0;    // valid once done
+  virtual Ticks start_ticks() const = 0;    // valid once done; kNoTime where nobody knows
   virtual Ticks end_ticks() const = 0;
 };
 using EventPtr = std::shared_ptr<Event>;
@@ -102,8 +105,13 @@ class Device {
   virtual EventPtr record(Lanes lanes) = 0;  // done when the compute they were given so far is; null if that is now
   // What the lane is given from here on comes after the copy. Returns how long it stood still; null: not at all.
   virtual EventPtr compute_wait(const EventPtr& copy, int lane) = 0;
-  virtual void join(int lane, Lanes lanes) = 0;  // what the lane is given from here on comes after what they were given
-  virtual void host_wait(const EventPtr& event) = 0;
+  // What the lane is given from here on comes after what those were given; `why` is for those who leave one out.
+  virtual void join(int lane, Lanes lanes, Order why) = 0;
+  virtual void host_wait(const EventPtr& event, Order why) = 0;
+  virtual void host_wait_for_arrivals() {}  // the host waits for the copies in that any lane was told to wait for
+  virtual void host_wait_for_compute() {}   // and for all that the device was given, by anybody
+  // The lane of a stream, which somebody else names; -1 where it is not the device's.
+  virtual int lane_of(const void* /*stream*/) { return -1; }
   // A moment of the lane's compute, with its time. Null where ops are over when their calls return: the host's time is
   // the op's.
   virtual EventPtr moment(int) { return nullptr; }
@@ -132,6 +140,9 @@ class Device {
   // Where torch's own allocator makes the device's blocks too, they change hands as they are. False: they are copied.
   virtual bool take_over(void*, size_t) { return false; }
   virtual bool hand_over(void*, size_t) { return false; }
+  // The block of a storage that has moved, before it is handed over: it is not reused before all lanes have done what
+  // they are given until it is freed.
+  virtual void used_by_all(void*) {}
 
   // --- plain access, for adoption
   virtual void copy_now(void* block, const void* source, size_t bytes) = 0;

@@ -52,6 +52,8 @@ constexpr size_t kPoisonedBytes = 256 << 10;  // of a slab: all that the toy pro
 size_t gpu_bytes = size_t{1} << 36;
 std::unordered_map<void*, size_t> pinned_blocks;
 thread_local cudaStream_t current_lane = nullptr;
+thread_local int current_device = 0;
+long calls_astray = 0;
 
 Stream* default_lane() {
   static Stream* lane = reinterpret_cast<Stream*>(make_lane(/*eager=*/true));
@@ -61,6 +63,8 @@ Stream* default_lane() {
 Stream* stream_of(cudaStream_t stream) { return stream ? reinterpret_cast<Stream*>(stream) : default_lane(); }
 
 size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random_source); }
+
+void count_astray() { calls_astray += current_device != 0; }
 
 double now_ms() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -161,6 +165,7 @@ void start(uint64_t seed) {
   dropped_pairs.clear();
   dropped_count = 0;
   waits_of_host.clear();
+  calls_astray = 0;
   pinned_limit = SIZE_MAX;
 }
 
@@ -186,6 +191,10 @@ cudaStream_t make_lane(bool eager) {
 cudaStream_t current() { return current_lane ? current_lane : reinterpret_cast<cudaStream_t>(default_lane()); }
 void set_current(cudaStream_t lane) { current_lane = lane; }
 
+void set_device(int index) { current_device = index; }
+int device() { return current_device; }
+long astray() { return calls_astray; }
+
 void set_default_lane_late(bool late) {
   Lock lock(mutex);
   run_all();
@@ -194,7 +203,7 @@ void set_default_lane_late(bool late) {
 
 void catch_up() {
   Lock lock(mutex);
-  if (!stream_of(current_lane)->queue.empty()) synchronize(record(current_lane));
+  if (!current_lane && !default_lane()->queue.empty()) synchronize(record(current_lane));
 }
 
 void launch(cudaStream_t stream, std::function<void()> kernel) {
@@ -255,6 +264,7 @@ extern "C" {
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int) {
   Lock lock(fake::mutex);
+  fake::count_astray();
   auto* made = new fake::Stream{fake::own_streams++ % 2 == 0 ? "out" : "in", false, {}};
   fake::streams.push_back(made);
   *stream = reinterpret_cast<cudaStream_t>(made);
@@ -278,6 +288,7 @@ cudaError_t cudaDeviceSynchronize(void) {
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
   Lock lock(fake::mutex);
+  fake::count_astray();
   const fake::MarkPtr mark = fake::event_of(event)->mark;
   if (!mark || fake::is_dropped(stream_of(stream)->role, mark->stream->role)) return cudaSuccess;
   fake::wait(stream, mark);
@@ -285,12 +296,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
+  fake::count_astray();
   *event = reinterpret_cast<cudaEvent_t>(new fake::Event());
   return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   Lock lock(fake::mutex);
+  fake::count_astray();
   fake::event_of(event)->mark = fake::record(stream);
   return cudaSuccess;
 }

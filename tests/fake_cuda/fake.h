@@ -4,6 +4,7 @@
 // somewhere: memory that is freed, or handed out, is overwritten in the order of its stream.
 #pragma once
 
+#include <c10/core/Allocator.h>
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -28,15 +29,23 @@ long dropped();  // waits that were left out
 // How often CUDA calls have kept the host waiting since start(), by call: synchronizing, copies that block, and
 // pinning.
 std::map<std::string, long> host_waits();
+// What torch's CUDA allocator does where a user asks for record_stream, or the autograd engine.
+void record_stream(const c10::DataPtr& pointer, cudaStream_t stream);
 long record_streams();  // how often torch's allocator was told that another stream uses a block
 
 cudaStream_t make_lane(bool eager);  // eager: what it is given happens at once, as the CPU's own kernels do
 // The lane of whoever has set none. Late: what it is given happens when it may, or when an op begins or memory is asked
 // for, since the CPU's kernels do not wait by themselves (catch_up()). Eager at first.
 void set_default_lane_late(bool late);
-void catch_up();  // the current lane does what it was given
+void catch_up();  // it does what it was given, if it is current
 cudaStream_t current();
 void set_current(cudaStream_t lane);
+
+// The GPU that is the calling thread's, and how many calls of the device under test, whose GPU is 0, found another one
+// there: what they waited for was then on that one's default stream.
+void set_device(int index);
+int device();
+long astray();
 
 void launch(cudaStream_t stream, std::function<void()> kernel);
 MarkPtr record(cudaStream_t stream);  // the user's own order between streams: never dropped

@@ -17,8 +17,10 @@
 #include "device/cuda/pinned_pool.h"
 #include "device/cuda/torch_side.h"
 #include "fake.h"
+#include "faults.h"
 #include "host_pool.h"
 #include "marks.h"
+#include "programs.h"
 #include "recorder.h"
 #include "runtime.h"
 #include "storage.h"
@@ -35,7 +37,7 @@ void keep_block(void*) {}  // the harness frees blocks itself
 
 struct Result {
   std::vector<std::string> errors;
-  int kernels = 0, copies_out = 0, copies_in = 0, refused = 0;
+  int kernels = 0, copies_out = 0, copies_in = 0, refused = 0, replays = 0;
   long dropped = 0;
 };
 
@@ -48,6 +50,8 @@ class Harness {
     device_.install_allocator();
     device_.set_capacity(capacity_bytes);
     for (int i = 0; i < lanes; ++i) lanes_.push_back(fake::make_lane(/*eager=*/false));
+    recorded_ = below(3) == 0;
+    replays_ = below(2);
     swapper_.min_bytes = 0;
     swapper_.next_use = [this](const Storage&) { return static_cast<int64_t>(below(1000)); };
   }
@@ -56,7 +60,9 @@ class Harness {
     for (int step = 0; step < steps; ++step) {
       use_lane(below(lanes_.size()));
       const size_t choice = below(16);
-      if (tensors_.size() < 3 || (choice == 0 && tensors_.size() < 24)) {
+      if (replays_ && below(8) == 0 && tensors_.size() > 3) {
+        replay(pick());
+      } else if (tensors_.size() < 3 || (choice == 0 && tensors_.size() < 24)) {
         make();
       } else if (choice == 1 && tensors_.size() > 6) {
         destroy(below(tensors_.size()));
@@ -101,6 +107,8 @@ class Harness {
     fake::MarkPtr written;
     std::vector<fake::MarkPtr> read;
     cudaStream_t made_for;  // as the user sees it
+    bool recorded;          // of every stream, when it was made: nothing else orders its death
+    fake::MarkPtr remade;   // by a replay, of which the user knows nothing
   };
 
   size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random_); }
@@ -141,6 +149,7 @@ class Harness {
     Storage* storage = table_.add(bytes, block_bytes, block);
     storage->lane = static_cast<uint8_t>(lane);
     storage->adopted = storage->first_block = adopted;
+    storage->lanes = adopted ? ~Lanes{0} : 0;
     storage->settled = true;
     if (adopted) {
       device_.take_over(block, block_bytes);
@@ -152,9 +161,12 @@ class Harness {
         c10::GetAllocator(c10::DeviceType::CPU), /*resizable=*/true);
     storage->impl = impl.get();
     storage->weak = c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl.get());
-    tensors_.push_back(
-        std::make_unique<Tensor>(Tensor{next_id_++, 0, storage, std::move(impl), nullptr, {}, made_for}));
+    tensors_.push_back(std::make_unique<Tensor>(
+        Tensor{next_id_++, 0, storage, std::move(impl), nullptr, {}, made_for, recorded_ && below(2) == 0, nullptr}));
     Tensor& tensor = *tensors_.back();
+    if (tensor.recorded) {
+      for (const cudaStream_t one : lanes_) cuda::torch_side::used_on(0, block, one);
+    }
     launch({}, &tensor);
     if (!adopted || swapper_.make_room(0)) return;
     result_.errors.push_back("no room for what is adopted");
@@ -163,13 +175,40 @@ class Harness {
   void destroy(size_t index) {
     Tensor& tensor = *tensors_[index];
     // The user's part: a tensor dies in the order of the stream that its memory belongs to.
-    fake::wait(tensor.made_for, tensor.written);
-    for (const fake::MarkPtr& mark : tensor.read) fake::wait(tensor.made_for, mark);
+    if (!tensor.recorded) {
+      fake::wait(tensor.made_for, tensor.written);
+      for (const fake::MarkPtr& mark : tensor.read) fake::wait(tensor.made_for, mark);
+    }
     tensor.impl->_mutable_data_ptr_no_checks().release_context();
     access::disarm(*tensor.storage);
     swapper_.release(*tensor.storage);
     table_.remove(tensor.storage);
     tensors_.erase(tensors_.begin() + static_cast<std::ptrdiff_t>(index));
+  }
+
+  // Dropped, and made again by the lane that happens to need it: what Runtime::take_over() does.
+  void replay(Tensor& tensor) {
+    Storage& storage = *tensor.storage;
+    if (storage.residency != Residency::Resident || storage.pins || !device_.has_room(storage.block_bytes)) return;
+    swapper_.drop(storage);
+    const int lane = device_.lane();
+    ++storage.pins;
+    void* block = swapper_.take(storage.block_bytes, lane);
+    --storage.pins;
+    if (!block) {
+      result_.errors.push_back("no room for a replay");
+      return;
+    }
+    fake::wait(stream(), tensor.written);  // Order::FirstRun
+    const uint64_t value = word(tensor.id, tensor.version);
+    fake::launch(stream(), [block, bytes = storage.bytes, value] { fill(block, bytes, value); });
+    tensor.remade = fake::record(stream());
+    storage.lane = static_cast<uint8_t>(lane);
+    storage.made_by = lane_bit(lane);
+    storage.lanes |= storage.made_by;
+    swapper_.remade(storage, block);
+    access::release_kept();
+    ++result_.replays;
   }
 
   // One or two inputs, and one that is written or none: what an op's start and end do around it.
@@ -195,9 +234,9 @@ class Harness {
       } else if (tensor == output && storage.host.data) {
         storage.host_stale = true;
       }
+      if (storage.made_by) device_.join(lane, storage.made_by, Order::Replayed);
       storage.lanes |= lane_bit(lane);
       if (storage.residency != Residency::Resident) here = swapper_.restore(storage, Cause::Demand) && here;
-      storage.lanes |= lane_bit(lane);
     }
     device_.lane();
     if (here) {
@@ -277,6 +316,7 @@ class Harness {
 
   void check_on_host(Tensor& tensor, const std::string& when) {
     fake::synchronize(tensor.written);
+    if (tensor.remade) fake::synchronize(tensor.remade);
     if (!holds(tensor.storage->block, tensor.storage->bytes, word(tensor.id, tensor.version))) {
       result_.errors.push_back("wrong bytes of tensor " + std::to_string(tensor.id) + " " + when);
     }
@@ -291,8 +331,36 @@ class Harness {
   std::vector<cudaStream_t> lanes_;
   std::vector<std::unique_ptr<Tensor>> tensors_;
   int64_t next_id_ = 1;
+  bool recorded_ = false, replays_ = false;
   Result result_;
 };
+
+// Is a moment's time ever asked for before the anchor is over that it is counted from? That lies on the stream of the
+// copies out, behind a copy that waits for another lane.
+std::string read_a_moment_early(uint64_t seed) {
+  fake::start(seed);
+  auto* device = new cuda::CudaDevice(0);
+  device->install_allocator();
+  const cudaStream_t a = fake::make_lane(/*eager=*/false), b = fake::make_lane(/*eager=*/false);
+  fake::set_current(b);
+  const int lane_b = device->lane();
+  fake::set_current(a);
+  const int lane_a = device->lane();
+  void* block = device->allocate(4096, lane_b);
+  void* host = device->allocate_host(4096);
+  const EventPtr copy = device->copy_out(host, block, 4096, device->record(lane_bit(lane_b)));
+  const EventPtr moment = device->moment(lane_a);
+  std::string said = "never done";
+  for (int i = 0; i < 200 && said == "never done"; ++i) {
+    if (!moment->done()) continue;
+    const bool first = !copy->done();  // all that is before the anchor has happened by then
+    said = moment->start_ticks() == kNoTime ? "no time" : first ? "before its anchor" : "right";
+  }
+  fake::run_all();
+  if (said == "never done" && moment->done() && moment->start_ticks() != kNoTime) said = "right";
+  fake::set_current(nullptr);
+  return said;
+}
 
 }  // namespace
 
@@ -317,6 +385,7 @@ PYBIND11_MODULE(_fake_cuda, m) {
         d["copies_out"] = result.copies_out;
         d["copies_in"] = result.copies_in;
         d["refused"] = result.refused;
+        d["replays"] = result.replays;
         d["dropped"] = result.dropped;
         return d;
       },
@@ -339,6 +408,7 @@ PYBIND11_MODULE(_fake_cuda, m) {
         fake::set_default_lane_late(true);
       },
       "From here on the lane of a session does what it is given no sooner than an op begins. Call in every session.");
+  chameleon::bind_programs(m);
   m.def("host_waits", &fake::host_waits, "How often CUDA calls have kept the host waiting since start(), by call.");
   m.def("record_streams", &fake::record_streams, "How often the device has asked for what record_stream does.");
   using Pool = chameleon::cuda::PinnedPool;
@@ -354,6 +424,10 @@ PYBIND11_MODULE(_fake_cuda, m) {
       .def("set_limit", &Pool::set_limit)
       .def("release", &Pool::release)
       .def_property_readonly("reserved_bytes", &Pool::reserved_bytes);
+  m.def("read_a_moment_early", &chameleon::read_a_moment_early, "What comes of asking for a moment's time.");
+  m.def(
+      "anchor_every", [](double seconds) { chameleon::cuda::Timeline::anchor_every_s = seconds; },
+      "How often times get a new anchor; 5 s else.");
   m.def("start", &fake::start);
   m.def("drop", &fake::drop);
   m.def("dropped", &fake::dropped);

@@ -182,12 +182,21 @@ c10::DeleterFnPtr block_deleter() { return &delete_block; }
 c10::DeleterFnPtr plain_deleter() { return &delete_plain; }
 c10::DataPtr allocate_plain(int, size_t bytes) { return original->allocate(bytes); }
 
-Guard::Guard(int index) : index_(index), before_(index) {}
-Guard::~Guard() = default;
+Guard::Guard(int index) : index_(index), before_(fake::device()) { fake::set_device(index_); }
+Guard::~Guard() { fake::set_device(before_); }
 
 }  // namespace cuda::torch_side
 
 }  // namespace chameleon
+
+void fake::record_stream(const c10::DataPtr& pointer, cudaStream_t stream) {
+  {
+    const chameleon::Lock lock(chameleon::mutex);
+    const auto found = chameleon::in_use.find(pointer.get());
+    if (found != chameleon::in_use.end() && found->second.stream != stream) found->second.used_on.push_back(stream);
+  }
+  if (chameleon::fake_runtime) chameleon::fake_runtime->recorded(pointer, stream);
+}
 
 long fake::record_streams() {
   chameleon::Lock lock(chameleon::mutex);

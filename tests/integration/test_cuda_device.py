@@ -6,15 +6,19 @@ a wait that is missing reads or leaves wrong bytes; each kind of wait is also le
 
 from __future__ import annotations
 
+import os
 import random
 import re
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
 from fake_gpu import on_fake_gpu as on
 
 on_fake_gpu = partial(on, "fake_cuda")
+
+# `make explore` runs as many as this of each kind.
+PROGRAMS = int(os.environ.get("CHAMELEON_PROGRAMS", "0"))
 
 # Who waits for whom; see Note [Order on a GPU] in csrc/device/cuda/cuda_device.h.
 WAITS = {
@@ -26,6 +30,13 @@ WAITS = {
     "the host waits for the copy in": ("host", "in"),
 }
 
+# Of csrc/order.h. HostRead is among the waits above; the end of a session has a test of its own.
+ORDERS = [
+    *("CopyOut", "CopyIn", "FreePoint", "Arrival", "ArrivalElsewhere", "BufferReused", "BlockBack", "Death"),
+    *("AdoptedBack", "FirstRun", "Replayed", "ReplayRead", "HandedBack"),
+    *("HostReadReplayed", "PointerTaken", "PointerReplayed", "SessionEndsReplayed"),
+]
+
 
 def programs(
     seed: int,
@@ -34,8 +45,13 @@ def programs(
     first_error: bool = False,
     pinned: bool = True,
 ) -> dict[str, Any]:
-    """Random programs of toy kernels, each with its own lanes and capacity; a quarter of their tensors are adopted."""
-    return on_fake_gpu(f"""
+    """Random programs of toy kernels around the swapper, each with its own lanes and capacity.
+
+    A quarter of their tensors are adopted. In some programs tensors are recorded on all streams (``record_stream``)
+    instead of being ordered at their deaths, and in half of them storages are dropped and made again on any stream.
+    """
+    return on_fake_gpu(
+        f"""
         import random
         from collections import Counter
         draw = random.Random({seed})
@@ -49,17 +65,111 @@ def programs(
             if {first_error} and errors:
                 break
         print(json.dumps(dict(total) | {{"errors": errors[:10]}}))
-    """)
+    """,
+        timeout_s=600.0,
+    )
+
+
+def session_programs(
+    seed: int,
+    count: int,
+    lanes: tuple[int, ...] = (1, 2, 3, 3),
+    session: bool = True,
+) -> dict[str, Any]:
+    """Random programs of ops in sessions: of torch's dispatcher, with kernels that run late, on several streams.
+
+    They make, read and write tensors, record streams, let tensors die, take raw pointers for kernels that are no ops,
+    evict, restore, drop, and end a session to begin another. The user's waits are those that keep the program right
+    without a session.
+    """
+    return on_fake_gpu(
+        f"""
+        import random
+        from collections import Counter
+        draw = random.Random({seed})
+        total, errors = Counter(), []
+        for number in range({count}):
+            seed = draw.getrandbits(60)
+            lanes, capacity = draw.choice({lanes!r}), draw.choice([24, 40, 80, 400]) * 1024
+            found = fake.run_in_session(seed, lanes, capacity, 120, None, {session})
+            errors += [f"seed {{seed}}, {{lanes}} lanes, {{capacity}} bytes: {{e}}" for e in found.pop("errors")]
+            total.update(found, programs=1)
+        print(json.dumps(dict(total) | {{"errors": errors[:10]}}))
+    """,
+        timeout_s=600.0,
+    )
 
 
 def test_every_legal_order_reads_the_right_bytes() -> None:
     seed = random.SystemRandom().getrandbits(32)
-    found = programs(seed, 1500)
+    found = programs(seed, PROGRAMS or 1000)
     assert found["errors"] == [], f"seed {seed}"
     # The programs do what they are there for.
     assert found["kernels"] > 20 * found["programs"]
     assert found["copies_out"] > 10 * found["programs"] and found["copies_in"] > 10 * found["programs"]
+    assert found["replays"] > found["programs"]
     assert found["dropped"] == 0
+
+
+def test_every_legal_order_of_a_session_reads_the_right_bytes() -> None:
+    seed = random.SystemRandom().getrandbits(32)
+    assert session_programs(seed, 100, session=False)["errors"] == [], (
+        f"seed {seed}: the programs are wrong themselves"
+    )
+    found = session_programs(seed, PROGRAMS or 500)
+    assert found["errors"] == [], f"seed {seed}"
+    assert found["kernels"] > 50 * found["programs"] and found["evictions"] > 10 * found["programs"]
+    assert found["drops"] > found["programs"] and found["died"] > 10 * found["programs"]
+    assert found["pointers"] > 0 and found["unseen"] > 0 and found["left_out"] == 0
+    assert found["astray"] == 0, "while another GPU is the thread's, waits go to that one's default stream"
+
+
+def test_more_streams_than_lanes_read_the_right_bytes() -> None:
+    """The streams beyond the 31st share a lane, and are ordered among each other too."""
+    seed = random.SystemRandom().getrandbits(32)
+    found = session_programs(seed, PROGRAMS // 10 or 100, lanes=(38,))
+    assert found["errors"] == [], f"seed {seed}"
+
+
+@cache
+def left_out_in_turn() -> dict[str, Any]:
+    """By order: how many waits were left out, and the first wrong program; -1 where there was none."""
+    return on_fake_gpu(
+        f"""
+        import random
+        found = {{}}
+        for order in {ORDERS!r}:
+            draw, left_out, wrong = random.Random(5), 0, -1
+            for number in range(4000):
+                seed = draw.getrandbits(60)
+                lanes, capacity = draw.choice([2, 3]), draw.choice([24, 40, 80, 400]) * 1024
+                run = fake.run_in_session(seed, lanes, capacity, 120, order)
+                left_out += run["left_out"]
+                if run["errors"]:
+                    wrong = number
+                    break
+            found[order] = [left_out, wrong]
+        print(json.dumps(found))
+    """,
+        timeout_s=600.0,
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_missing_order_is_seen(order: str) -> None:
+    """See csrc/order.h: each is left out once."""
+    left_out, wrong = left_out_in_turn()[order]
+    assert left_out > 0, "no session waits like that"
+    assert wrong >= 0, "all programs ran right although no wait of this kind took place"
+
+
+def test_a_time_is_not_asked_for_before_its_anchor_is_over() -> None:
+    found = on_fake_gpu("""
+        from collections import Counter
+        fake.anchor_every(0.0)
+        print(json.dumps(Counter(fake.read_a_moment_early(seed) for seed in range(100))))
+    """)
+    assert set(found) == {"right"}, found
 
 
 def test_pageable_memory_is_not_freed_under_a_copy() -> None:

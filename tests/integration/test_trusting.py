@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,11 +19,14 @@ SLOW = Link(32 * MiB, 32 * MiB)  # so slow that replays are worth their while
 
 
 @pytest.fixture(autouse=True)
-def sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def sees_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As torch 2.11 and 2.12 do; what the guards of older torch see is seen."""
+    core.pretend_no_hook(True)
     monkeypatch.setattr(core, "SEES_RAW_ACCESS", False)
     monkeypatch.setattr(core, "measure_link", lambda: (SLOW.out_bytes_per_s, SLOW.in_bytes_per_s))
     monkeypatch.setattr(Link, "under_load", lambda link, step: link)
+    yield
+    core.pretend_no_hook(False)
 
 
 def planned(_number: int, _model: torch.nn.Module, session: cl.Session | None) -> None:
@@ -57,6 +64,83 @@ def test_what_python_writes_through_a_pointer_is_seen_all_the_same() -> None:
         x.numpy()[:] = 2.0
         assert torch.equal(out, expected)
         assert "raw pointer" in core.drop(F.gelu(x))
+
+
+DATA_PTR = torch.Tensor.data_ptr  # what C++ calls: the guards of older torch are not on its way
+
+
+def zero_from_outside(tensor: torch.Tensor) -> None:
+    """As an extension's kernel does which is no op."""
+    ctypes.memset(DATA_PTR(tensor), 0, tensor.nbytes)
+
+
+@pytest.mark.parametrize("how", [True, False])
+def test_a_write_that_nobody_sees_is_not_undone_by_a_copy_on_the_host(how: bool) -> None:
+    with cl.Session("16MiB", min_swap="1KiB", rematerialise=how) as session:
+        x = torch.ones(64, 256)
+        assert session.evict(x)
+        with pytest.raises(RuntimeError, match="is away, on the host"):
+            DATA_PTR(x)
+        assert x.sum() == 64 * 256  # it is back, by an op that only reads
+        zero_from_outside(x)
+        assert session.evict(x) and session.where(x) == "away"
+        assert x.sum() == 0
+    assert x.sum() == 0
+
+
+def test_a_promise_keeps_the_copy_and_the_second_way_out_is_free() -> None:
+    moved = {}
+    for how in ("trusting", True):
+        with cl.Session("16MiB", min_swap="1KiB", rematerialise=how) as session:  # type: ignore[arg-type]
+            x = torch.ones(64, 256)
+            for _ in range(3):
+                assert session.evict(x)
+                assert x.sum() == 64 * 256
+            session.step()
+            moved[how] = session.report().swapped_out_bytes
+    assert moved == {"trusting": x.nbytes, True: 3 * x.nbytes}
+
+
+def test_what_is_leaving_cannot_be_written_unseen() -> None:
+    """Its copy is on the way, and would miss the write."""
+    with cl.Session("2MiB", min_swap="1KiB", rematerialise=False) as session:
+        held = [torch.full((64, 256), float(number)) for number in range(80)]
+        for _ in range(64):  # what is used soon does not leave ahead of need
+            held[-1].sum()
+        held += [torch.full((64, 256), float(number)) for number in range(80, 90)]
+        leaving = [number for number, tensor in enumerate(held) if session.where(tensor) == "leaving"]
+        assert leaving, "nothing leaves ahead of need: the case tests nothing"
+        for number in leaving[:4]:
+            with pytest.raises(RuntimeError, match="is leaving for the host"):
+                DATA_PTR(held[number])
+            assert held[number].mean() == number  # an op has it stay
+            assert session.where(held[number]) == "resident"
+            zero_from_outside(held[number])
+            assert session.evict(held[number])
+            assert held[number].sum() == 0
+        assert all(tensor.mean() == number for number, tensor in enumerate(held) if number not in leaving[:4])
+
+
+def test_plans_know_that_no_copy_lasts() -> None:
+    """Every planned swap-out copies then, and so it is predicted."""
+    _, live_peak = reference(Gpt, adamw, 8)
+    copied = {}
+    for how in (False, "trusting"):
+        steps: list[tuple[int, int]] = []
+
+        def look(number: int, model: torch.nn.Module, session: cl.Session | None, steps: Any = steps) -> None:
+            if session is None or number < 6:
+                return
+            policy, step = session.policy, session.report().history[-1]
+            assert policy is not None and step.match_rate == 1.0
+            steps.append((policy.predicted["swapped_out_bytes"], step.swapped_out_bytes))
+
+        kwargs = {"capacity": live_peak // 2, "min_swap": "2KiB", "rematerialise": how}
+        assert train(Gpt, adamw, 8, kwargs, each_step=look).report is not None
+        predicted, measured = steps[-1]
+        assert measured == pytest.approx(predicted, rel=0.02), (how, steps)
+        copied[how] = measured
+    assert copied[False] > 1.2 * copied["trusting"], "parameters went out for nothing all the same"
 
 
 @pytest.mark.parametrize("value", [None, "trust", "Trusting", 2, 0.5, ()])

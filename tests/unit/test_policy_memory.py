@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,6 +139,9 @@ def test_clean_swaps_are_told_from_dirty_ones() -> None:
     # What is never written is copied once, in the first step.
     assert needs_copy(3, 5) == [False, False]
     assert needs_copy(2, 3) == [True, False]
+    # Where no copy outlives its storage's stay on the host, all have to copy.
+    memory = step_memory(replace(step.build(), keeps_host_copies=False))
+    assert needs_copy(0, 1, 2) == [True] * 3 and needs_copy(3, 5) == [True] * 2
     assert needs_copy() == []
 
 

@@ -394,3 +394,10 @@ def test_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for call in (lambda: store.save(Trace([]), tmp_path / "x"), lambda: store.load(tmp_path / "x")):
         with pytest.raises(ImportError, match="pip install pyarrow"):
             call()
+
+
+def test_whether_copies_on_the_host_last_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    for keeps in (True, False):
+        store.save(Trace([dataclasses.replace(rich_step(), keeps_host_copies=keeps)], META), path)
+        assert [step.keeps_host_copies for step in store.load(path).steps] == [keeps]

@@ -55,7 +55,7 @@ std::pair<double, double> CpuDevice::measure_link() {
     Ticks best_ticks = INT64_MAX;
     for (int i = 0; i < kCopies; ++i) {  // the first one touches the pages
       const EventPtr event = copy();
-      host_wait(event);
+      host_wait(event, Order::HostRead);
       best_ticks = std::min(best_ticks, event->end_ticks() - event->start_ticks());
     }
     return kBytes / clock.duration(std::max<Ticks>(best_ticks, 1));
@@ -67,7 +67,7 @@ std::pair<double, double> CpuDevice::measure_link() {
   return {out, in};
 }
 
-void CpuDevice::host_wait(const EventPtr& event) { static_cast<const CopyEvent&>(*event).wait(); }
+void CpuDevice::host_wait(const EventPtr& event, Order) { static_cast<const CopyEvent&>(*event).wait(); }
 
 void CpuDevice::drain() {
   out_.drain();

@@ -36,8 +36,8 @@ class CpuDevice final : public Device {
   int lane() override { return 0; }
   EventPtr record(Lanes) override { return nullptr; }
   EventPtr compute_wait(const EventPtr& copy, int) override;
-  void join(int, Lanes) override {}
-  void host_wait(const EventPtr& event) override;
+  void join(int, Lanes, Order) override {}
+  void host_wait(const EventPtr& event, Order why) override;
   void drain() override;
 
   c10::Device torch_device() const override { return c10::DeviceType::CPU; }

@@ -6,6 +6,7 @@
 #include "device/cuda/check.h"
 #include "device/cuda/torch_side.h"
 #include "devices.h"
+#include "faults.h"
 
 namespace chameleon::cuda {
 
@@ -128,9 +129,18 @@ void CudaDevice::free(void* block, size_t block_bytes) {
 
 void CudaDevice::free_behind(void* block, size_t block_bytes, int lane) {
   if (!events_.forked()) {
-    for (const cudaStream_t stream : lanes_[lane].streams) torch_side::used_on(index_, block, stream);
+    for (const cudaStream_t stream : lanes_[lane].streams) {
+      if (!faults().leaves_out(Order::AdoptedBack)) torch_side::used_on(index_, block, stream);
+    }
   }
   free(block, block_bytes);
+}
+
+void CudaDevice::used_by_all(void* block) {
+  if (events_.forked() || faults().leaves_out(Order::HandedBack)) return;
+  for (const Lane& lane : lanes_) {
+    for (const cudaStream_t stream : lane.streams) torch_side::used_on(index_, block, stream);
+  }
 }
 
 void CudaDevice::set_capacity(size_t capacity_bytes) {
@@ -187,7 +197,8 @@ void CudaDevice::copy_now(void* block, const void* source, size_t bytes) {
 EventPtr CudaDevice::copy(Direction direction, void* to, const void* from, size_t bytes, const EventPtr& after) {
   const torch_side::Guard guard(index_);
   Link& link = this->link(direction);
-  if (after) static_cast<const Moment&>(*after).block(link.stream);
+  const Order why = direction == Direction::Out ? Order::CopyOut : Order::CopyIn;
+  if (after && !faults().leaves_out(why)) static_cast<const Moment&>(*after).block(link.stream);
   auto copy = std::make_shared<Copy>(events_, link.timeline, link.stream, direction, ++link.copies, bytes);
   CHAMELEON_CUDA_CALL(cudaMemcpyAsync, to, from, bytes,
                       direction == Direction::Out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, link.stream);
@@ -226,9 +237,11 @@ std::pair<double, double> CudaDevice::measure_link() {
   const auto best = [&](auto copy) {
     Ticks best_ticks = INT64_MAX;
     for (int i = 0; i < kCopies; ++i) {
+      const Ticks issued = now_ticks();
       const EventPtr event = copy();
-      host_wait(event);
-      best_ticks = std::min(best_ticks, event->end_ticks() - event->start_ticks());
+      host_wait(event, Order::HostRead);
+      const Ticks start = event->start_ticks(), end = event->end_ticks();
+      best_ticks = std::min(best_ticks, start == kNoTime || end == kNoTime ? now_ticks() - issued : end - start);
     }
     return static_cast<double>(bytes) / clock.duration(std::max<Ticks>(best_ticks, 1));
   };
@@ -243,7 +256,17 @@ std::pair<double, double> CudaDevice::measure_link() {
 
 int CudaDevice::lane() {
   if (events_.forked()) return 0;
-  const cudaStream_t stream = torch_side::current_stream(index_);
+  const size_t lane = index_of(torch_side::current_stream(index_));
+  catch_up(lanes_[lane]);
+  return static_cast<int>(lane);
+}
+
+int CudaDevice::lane_of(const void* stream) {
+  if (events_.forked()) return -1;
+  return static_cast<int>(index_of(static_cast<cudaStream_t>(const_cast<void*>(stream))));
+}
+
+size_t CudaDevice::index_of(cudaStream_t stream) {
   size_t lane = 0;
   for (; lane < lanes_.size(); ++lane) {
     const std::vector<cudaStream_t>& streams = lanes_[lane].streams;
@@ -257,17 +280,23 @@ int CudaDevice::lane() {
       lanes_[lane].behind[0] = lanes_[lane].behind[1] = 0;  // the new one is behind nothing yet
     }
   }
-  catch_up(lanes_[lane]);
-  return static_cast<int>(lane);
+  return lane;
 }
 
 void CudaDevice::catch_up(Lane& lane) {
-  for (size_t way = 0; way < 2; ++way) {
-    const std::shared_ptr<const Copy>& copy = links_[way]->waited_for;
-    if (!copy || lane.behind[way] >= copy->number()) continue;
-    for (const cudaStream_t stream : lane.streams) copy->end_mark().block(stream);
-    lane.behind[way] = copy->number();
-  }
+  come_after(lane, static_cast<size_t>(Direction::Out), Order::FreePoint);
+  come_after(lane, static_cast<size_t>(Direction::In), Order::ArrivalElsewhere);
+}
+
+// Behind the newest copy of that way which any lane waits for. The lane's stream may be the default one, whose handle
+// means whichever GPU is the thread's.
+void CudaDevice::come_after(Lane& lane, size_t way, Order why) {
+  const std::shared_ptr<const Copy>& copy = links_[way]->waited_for;
+  if (!copy || lane.behind[way] >= copy->number()) return;
+  lane.behind[way] = copy->number();
+  if (faults().leaves_out(why)) return;
+  const torch_side::Guard guard(index_);
+  for (const cudaStream_t stream : lane.streams) copy->end_mark().block(stream);
 }
 
 EventPtr CudaDevice::record(Lanes lanes) {
@@ -275,7 +304,8 @@ EventPtr CudaDevice::record(Lanes lanes) {
   auto moment = std::make_shared<Moment>();
   for (size_t lane = 0; lane < lanes_.size(); ++lane) {
     if (!(lanes & lane_bit(static_cast<int>(lane)))) continue;
-    catch_up(lanes_[lane]);
+    come_after(lanes_[lane], static_cast<size_t>(Direction::Out), Order::FreePoint);
+    come_after(lanes_[lane], static_cast<size_t>(Direction::In), Order::BufferReused);
     for (const cudaStream_t stream : lanes_[lane].streams) {
       moment->add(std::make_unique<const Mark>(events_, stream, /*timed=*/false));
     }
@@ -292,19 +322,33 @@ EventPtr CudaDevice::compute_wait(const EventPtr& event, int lane) {
   if (lanes_[lane].behind[way] >= copy->number()) return nullptr;
   const torch_side::Guard guard(index_);
   auto wait = std::make_shared<Wait>(events_, lanes_[lane].streams.front(), copy);
-  catch_up(lanes_[lane]);
+  come_after(lanes_[lane], way, copy->direction() == Direction::Out ? Order::FreePoint : Order::Arrival);
   return wait;
 }
 
-void CudaDevice::join(int lane, Lanes lanes) {
-  lanes &= ~lane_bit(lane);
-  catch_up(lanes_[lane]);
-  if (lanes == 0) return;
+void CudaDevice::join(int lane, Lanes lanes, Order why) {
+  if (events_.forked()) return;
+  if (lanes_[lane].streams.size() == 1) lanes &= ~lane_bit(lane);
+  if (lanes == 0 || faults().leaves_out(why)) return;
+  const torch_side::Guard guard(index_);
   const EventPtr moment = record(lanes);
   for (const cudaStream_t stream : lanes_[lane].streams) static_cast<const Moment&>(*moment).block(stream);
 }
 
-void CudaDevice::host_wait(const EventPtr& event) {
+void CudaDevice::host_wait_for_arrivals() {
+  if (events_.forked() || !links_[0]) return;
+  const auto& newest = link(Direction::In).waited_for;
+  if (newest && !faults().leaves_out(Order::PointerTaken)) newest->end_mark().wait();
+}
+
+void CudaDevice::host_wait_for_compute() {
+  if (events_.forked() || faults().leaves_out(Order::SessionBegins)) return;
+  const torch_side::Guard guard(index_);
+  CHAMELEON_CUDA_CALL(cudaDeviceSynchronize);
+}
+
+void CudaDevice::host_wait(const EventPtr& event, Order why) {
+  if (faults().leaves_out(why)) return;
   const torch_side::Guard guard(index_);
   if (const auto* copy = dynamic_cast<const Copy*>(event.get())) {
     copy->end_mark().wait();
@@ -322,6 +366,7 @@ EventPtr CudaDevice::moment(int lane) {
 void CudaDevice::drain() {
   if (events_.forked() || !links_[0]) return;
   const torch_side::Guard guard(index_);
+  if (faults().leaves_out(Order::SessionEnds)) return;
   for (const auto& link : links_) CHAMELEON_CUDA_CALL(cudaStreamSynchronize, link->stream);
 }
 

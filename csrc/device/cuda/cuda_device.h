@@ -68,8 +68,11 @@ class CudaDevice final : public Device {
   EventPtr record(Lanes lanes) override;
   EventPtr moment(int lane) override;
   EventPtr compute_wait(const EventPtr& copy, int lane) override;
-  void join(int lane, Lanes lanes) override;
-  void host_wait(const EventPtr& event) override;
+  void join(int lane, Lanes lanes, Order why) override;
+  void host_wait(const EventPtr& event, Order why) override;
+  void host_wait_for_arrivals() override;
+  void host_wait_for_compute() override;
+  int lane_of(const void* stream) override;
   void drain() override;
 
   void* allocate_host(size_t bytes) override;
@@ -89,6 +92,7 @@ class CudaDevice final : public Device {
   c10::DataPtr allocate_plain(size_t bytes) override;
   bool take_over(void* plain_block, size_t block_bytes) override;
   bool hand_over(void* block, size_t block_bytes) override;
+  void used_by_all(void* block) override;
   void copy_now(void* block, const void* source, size_t bytes) override;
 
   void after_fork_in_child() override { events_.after_fork_in_child(); }
@@ -108,7 +112,9 @@ class CudaDevice final : public Device {
 
   EventPtr copy(Direction direction, void* to, const void* from, size_t bytes, const EventPtr& after);
   Link& link(Direction direction) { return *links_[static_cast<size_t>(direction)]; }
+  size_t index_of(cudaStream_t stream);
   void catch_up(Lane& lane);
+  void come_after(Lane& lane, size_t way, Order why);
   void refresh_other_bytes(size_t allocated_bytes) const;
   bool near_limit(size_t block_bytes) const;
   bool worth_asking(size_t block_bytes, int lane, Effort effort, torch_side::Outlook* seen);

@@ -7,10 +7,6 @@
 
 namespace chameleon::cuda {
 
-namespace {
-constexpr double kAnchorEvery_s = 5;
-}
-
 cudaEvent_t EventPool::take(bool timed) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -60,12 +56,15 @@ void Mark::wait() const {
   if (!done()) CHAMELEON_CUDA_CALL(cudaEventSynchronize, event_);
 }
 
-double Mark::since_ms(const Mark& earlier) const {
+std::optional<double> Mark::since_ms(const Mark& earlier) const {
   if (pool_.forked()) return 0;
   float ms = 0;
-  CHAMELEON_CUDA_CALL(cudaEventElapsedTime, &ms, earlier.event_, event_);
-  return ms;
+  if (cudaEventElapsedTime(&ms, earlier.event_, event_) == cudaSuccess) return ms;
+  (void)cudaGetLastError();  // torch would take it for its own kernel's
+  return std::nullopt;
 }
+
+std::atomic<double> Timeline::anchor_every_s{5};
 
 struct Timeline::Anchor {
   Anchor(EventPool& pool, cudaStream_t stream, std::shared_ptr<Anchor> before_it)
@@ -74,7 +73,7 @@ struct Timeline::Anchor {
   const Mark mark;
   std::shared_ptr<Anchor> before;  // until the time between them is known
   Ticks ticks = 0;                 // of the mark
-  double ticks_per_ms = 0;         // one for all that is counted from here: what comes first stays first
+  double ticks_per_ms = 0;         // one for all that is counted from here: what comes first stays first. 0: not placed
 };
 
 Timeline::Timeline(EventPool& pool, cudaStream_t stream)
@@ -83,10 +82,13 @@ Timeline::Timeline(EventPool& pool, cudaStream_t stream)
   newest_->ticks = anchored_ticks_ = now_ticks();
 }
 
+bool Timeline::passed(const Anchor& anchor) { return anchor.mark.done(); }
+
 std::shared_ptr<Timeline::Anchor> Timeline::anchor() {
   std::lock_guard<std::mutex> lock(mutex_);
   const Ticks now = now_ticks();
-  if (clock_.duration(now - anchored_ticks_) > kAnchorEvery_s) {
+  if (clock_.duration(now - anchored_ticks_) > anchor_every_s) {
+    if (passed(*newest_)) place(newest_);  // also where nobody reads any time: no line of them grows
     newest_ = std::make_shared<Anchor>(pool_, stream_, newest_);
     anchored_ticks_ = now;
   }
@@ -95,19 +97,29 @@ std::shared_ptr<Timeline::Anchor> Timeline::anchor() {
 
 Ticks Timeline::ticks(const std::shared_ptr<Anchor>& anchor, const Mark& mark) {
   std::lock_guard<std::mutex> lock(mutex_);
-  place(*anchor);
-  return anchor->ticks + static_cast<Ticks>(mark.since_ms(anchor->mark) * anchor->ticks_per_ms);
+  if (!place(anchor)) return kNoTime;
+  const std::optional<double> ms = mark.since_ms(anchor->mark);
+  return ms ? anchor->ticks + static_cast<Ticks>(*ms * anchor->ticks_per_ms) : kNoTime;
 }
 
-void Timeline::place(Anchor& anchor) {
-  if (anchor.ticks_per_ms > 0) return;
+// Oldest first: each is counted from the one before. What fails is as it was, and may be tried again.
+bool Timeline::place(const std::shared_ptr<Anchor>& anchor) {
+  std::vector<Anchor*> open;
+  for (Anchor* one = anchor.get(); one && one->ticks_per_ms == 0; one = one->before.get()) open.push_back(one);
+  if (open.empty()) return true;
   constexpr Ticks kMany = 1'000'000'000;
-  anchor.ticks_per_ms = 1e-3 / clock_.duration(kMany) * kMany;
-  if (!anchor.before) return;  // the first
-  place(*anchor.before);
-  const double ms = anchor.mark.since_ms(anchor.before->mark);
-  anchor.ticks = anchor.before->ticks + static_cast<Ticks>(ms * anchor.ticks_per_ms);
-  anchor.before.reset();
+  const double ticks_per_ms = 1e-3 / clock_.duration(kMany) * kMany;
+  for (; !open.empty(); open.pop_back()) {
+    Anchor& one = *open.back();
+    if (one.before) {  // not the first
+      const std::optional<double> ms = one.mark.since_ms(one.before->mark);
+      if (!ms) return false;
+      one.ticks = one.before->ticks + static_cast<Ticks>(*ms * ticks_per_ms);
+      one.before.reset();
+    }
+    one.ticks_per_ms = ticks_per_ms;
+  }
+  return true;
 }
 
 Copy::Copy(EventPool& pool, Timeline& timeline, cudaStream_t stream, Direction direction, uint64_t number, size_t bytes)
@@ -121,7 +133,10 @@ Copy::Copy(EventPool& pool, Timeline& timeline, cudaStream_t stream, Direction d
 
 void Copy::end(cudaStream_t stream) { end_ = std::make_unique<Mark>(pool_, stream, /*timed=*/true); }
 
-Ticks Wait::end_ticks() const { return std::max(start_ticks(), copy_->end_ticks()); }
+Ticks Wait::end_ticks() const {
+  const Ticks start = start_ticks(), end = copy_->end_ticks();
+  return start == kNoTime || end == kNoTime ? kNoTime : std::max(start, end);
+}
 
 void Moment::block(cudaStream_t stream) const {
   for (const auto& mark : marks_) mark->block(stream);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "clock.h"
@@ -38,9 +39,9 @@ class Mark {
   Mark& operator=(const Mark&) = delete;
 
   bool done() const;
-  void block(cudaStream_t stream) const;       // what the stream is given from here on comes after it
-  void wait() const;                           // the host does
-  double since_ms(const Mark& earlier) const;  // both timed, and done
+  void block(cudaStream_t stream) const;                      // what the stream is given from here on comes after it
+  void wait() const;                                          // the host does
+  std::optional<double> since_ms(const Mark& earlier) const;  // both timed, and done; null: CUDA does not say
 
  private:
   EventPool& pool_;
@@ -59,10 +60,15 @@ class Timeline {
 
   Timeline(EventPool& pool, cudaStream_t stream);  // waits for the stream
   std::shared_ptr<Anchor> anchor();                // of what is given to the stream next
-  Ticks ticks(const std::shared_ptr<Anchor>& anchor, const Mark& mark);
+  // When all that is counted from it may be read: what is on the stream itself comes after it, and what is elsewhere
+  // may not.
+  static bool passed(const Anchor& anchor);
+  Ticks ticks(const std::shared_ptr<Anchor>& anchor, const Mark& mark);  // kNoTime where CUDA does not say
+
+  static std::atomic<double> anchor_every_s;
 
  private:
-  void place(Anchor& anchor);
+  bool place(const std::shared_ptr<Anchor>& anchor);
 
   EventPool& pool_;
   const cudaStream_t stream_;
@@ -122,7 +128,8 @@ class Instant final : public Event {
   Instant(EventPool& pool, Timeline& timeline, cudaStream_t stream)
       : timeline_(timeline), anchor_(timeline.anchor()), mark_(pool, stream, /*timed=*/true) {}
 
-  bool done() const override { return mark_.done(); }
+  // The anchor lies on another stream, which may be far behind this one's.
+  bool done() const override { return mark_.done() && Timeline::passed(*anchor_); }
   void cancel() override {}
   size_t copied_bytes() const override { return 0; }
   Ticks start_ticks() const override { return timeline_.ticks(anchor_, mark_); }

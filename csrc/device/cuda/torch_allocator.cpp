@@ -168,8 +168,15 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   // The original passes over blocks whose deleter is not its own.
   using CUDAAllocator::recordStream;
   void recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) override {
-    if (pointer.get_deleter() != &delete_block) return original->recordStream(pointer, stream);
-    record_stream(pointer.get(), pointer.device(), stream);
+    if (pointer.get_deleter() == &delete_block) {
+      record_stream(pointer.get(), pointer.device(), stream);
+    } else {
+      original->recordStream(pointer, stream);
+    }
+    // Its storage may be away, or leave later, and the streams that its user names are those of its next block too.
+    const c10::Device device = pointer.device();
+    Runtime* runtime = device.is_cuda() && device.index() >= 0 ? runtime_of(device.index()) : nullptr;
+    if (runtime && stream.device_index() == device.index()) runtime->recorded(pointer, stream.stream());
   }
 
   // Graphs hold addresses: what they hold must not move.

@@ -1,0 +1,414 @@
+// Random programs in sessions on the fake GPU: ops of torch's dispatcher whose kernels run late, on several streams, in
+// any order that the program and the device under test allow. Every kernel checks the bytes that it reads when it runs.
+//
+// The user's part is what keeps the same program right without a session: a stream waits for what it reads or
+// overwrites, or the host does; a tensor dies in the order of the stream that it was made on, or was told to
+// record_stream what else uses it.
+#include "programs.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fake.h"
+#include "faults.h"
+#include "runtime.h"
+
+namespace py = pybind11;
+
+namespace chameleon {
+
+namespace {
+
+constexpr const char* kOrderNames[] = {
+    "CopyOut",          "CopyIn",       "FreePoint",       "Arrival",      "ArrivalElsewhere",
+    "BufferReused",     "BlockBack",    "Death",           "UserRecorded", "AdoptedBack",
+    "FirstRun",         "Replayed",     "ReplayRead",      "HandedBack",   "HostRead",
+    "HostReadReplayed", "PointerTaken", "PointerReplayed", "SessionEnds",  "SessionEndsReplayed",
+    "SessionBegins",
+};
+static_assert(std::size(kOrderNames) == kOrders);
+
+std::vector<std::string> errors;
+int kernels = 0;
+
+uint64_t word(int64_t value) { return static_cast<uint64_t>(value) * 0x9E3779B97F4A7C15ull | 1; }
+
+void fill(void* data, size_t bytes, int64_t value) {
+  const uint64_t filled = word(value);
+  for (size_t i = 0; i + sizeof(filled) <= bytes; i += sizeof(filled)) {
+    std::memcpy(static_cast<char*>(data) + i, &filled, sizeof(filled));
+  }
+}
+
+void check(const void* data, size_t bytes, int64_t value, const std::string& who) {
+  const uint64_t expected = word(value);
+  for (size_t i = 0; i + sizeof(expected) <= bytes; i += sizeof(expected)) {
+    if (std::memcmp(static_cast<const char*>(data) + i, &expected, sizeof(expected)) == 0) continue;
+    errors.push_back(who + " read wrong bytes instead of value " + std::to_string(value));
+    return;
+  }
+}
+
+struct View {
+  const void* data;
+  size_t bytes;
+  int64_t value;
+};
+
+// Every address is asked for before anything is given to the stream: a tensor that could not be brought in raises.
+void give_kernel(std::vector<View> reads, void* out, size_t bytes, int64_t value, const char* kind) {
+  const std::string who = kind + std::string(" ") + std::to_string(kernels++);
+  fake::launch(fake::current(), [reads = std::move(reads), out, bytes, value, who] {
+    for (const View& view : reads) check(view.data, view.bytes, view.value, who);
+    if (out) fill(out, bytes, value);
+  });
+}
+
+std::vector<View> views(at::TensorList inputs, at::IntArrayRef values) {
+  std::vector<View> reads;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    reads.push_back({inputs[i].const_data_ptr(), inputs[i].storage().nbytes(), values[i]});
+  }
+  return reads;
+}
+
+// The values are what the inputs hold; in a replay, too.
+at::Tensor toy_make(at::TensorList inputs, at::IntArrayRef values, int64_t bytes, int64_t value) {
+  at::Tensor made = at::empty({bytes}, at::TensorOptions(at::kByte));
+  void* out = made.mutable_data_ptr();
+  give_kernel(views(inputs, values), out, static_cast<size_t>(bytes), value, "make");
+  return made;
+}
+
+at::Tensor& toy_write_(at::Tensor& self, at::TensorList inputs, at::IntArrayRef values, int64_t before, int64_t value) {
+  void* out = self.mutable_data_ptr();
+  std::vector<View> reads = views(inputs, values);
+  reads.push_back({out, self.storage().nbytes(), before});
+  give_kernel(std::move(reads), out, self.storage().nbytes(), value, "write");
+  return self;
+}
+
+void toy_read(at::TensorList inputs, at::IntArrayRef values) {
+  give_kernel(views(inputs, values), nullptr, 0, 0, "read");
+}
+
+void toy_record_stream(at::Tensor& self, int64_t stream) {
+  fake::record_stream(self.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks(),
+                      reinterpret_cast<cudaStream_t>(stream));
+}
+
+// In torch's own namespace, since of other ops the core believes no schema.
+TORCH_LIBRARY_FRAGMENT(aten, m) {
+  m.def("_toy_make(Tensor[] inputs, int[] values, int bytes, int value) -> Tensor");
+  m.def("_toy_write_(Tensor(a!) self, Tensor[] inputs, int[] values, int before, int value) -> Tensor(a!)");
+  m.def("_toy_read(Tensor[] inputs, int[] values) -> ()");
+  m.def("_toy_record_stream(Tensor(a!) self, int stream) -> ()");
+}
+TORCH_LIBRARY_IMPL(aten, CompositeExplicitAutograd, m) {
+  m.impl("_toy_make", &toy_make);
+  m.impl("_toy_write_", &toy_write_);
+  m.impl("_toy_read", &toy_read);
+  m.impl("_toy_record_stream", &toy_record_stream);
+}
+
+template <class F>
+c10::TypedOperatorHandle<F> op(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<F>();
+}
+
+class RandomProgram {
+ public:
+  RandomProgram(uint64_t seed, int lanes, size_t capacity_bytes)
+      : random_(seed), runtime_(Runtime::of(c10::Device(c10::DeviceType::CUDA, 0))), capacity_bytes_(capacity_bytes) {
+    static std::vector<cudaStream_t> made;  // the device knows them from program to program
+    while (made.size() < static_cast<size_t>(lanes)) made.push_back(fake::make_lane(/*eager=*/false));
+    lanes_.assign(made.begin(), made.begin() + lanes);
+    use_any_lane();
+    recorded_ = below(2);
+    swaps_ = below(3) > 0;  // copies order much: without them, replays show what they rest on
+  }
+
+  void run(int steps, bool session) {
+    const at::NoGradGuard no_grad;
+    for (int i = 0; i < 3; ++i) make();  // which the session adopts
+    if (session) open();
+    for (int step = 0; step < steps; ++step) {
+      use_any_lane();
+      try {
+        act(session);
+      } catch (const c10::OutOfMemoryError&) {
+        ++counts_["refused"];
+      } catch (const c10::Error& error) {
+        if (std::string(error.what()).find("below the floor") == std::string::npos) throw;
+        ++counts_["refused"];
+      }
+      if (session && step == steps / 3 && below(2)) {  // a session ends, and another one begins
+        runtime_.close();
+        for (int more = below(20); more > 0; --more) act(false);
+        open();
+      }
+    }
+    use_any_lane();
+    if (session) runtime_.close();
+    for (int more = 20; more > 0; --more) act(false);
+    while (!tensors_.empty()) destroy(below(tensors_.size()));
+    fake::run_all();
+  }
+
+  std::map<std::string, int> counts_;
+
+ private:
+  struct Tensor {
+    at::Tensor tensor;
+    int64_t value;
+    cudaStream_t made_on;
+    fake::MarkPtr written;
+    std::vector<fake::MarkPtr> read;
+    bool recorded;  // at birth, of every stream: nothing else orders its death
+    void* raw = nullptr;
+  };
+
+  size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random_); }
+  Tensor& pick() { return *tensors_[below(tensors_.size())]; }
+  void use_any_lane() { fake::set_current(lanes_[below(lanes_.size())]); }
+  static c10::StorageImpl* impl(Tensor& tensor) { return tensor.tensor.storage().unsafeGetStorageImpl(); }
+
+  void open() {
+    Options options;
+    options.capacity_bytes = swaps_ ? capacity_bytes_ : size_t{1} << 30;
+    options.min_swap_bytes = 1;
+    runtime_.open(options);
+    runtime_.allow_replays({{"aten::_toy_make", ~uint64_t{0}}, {"aten::_toy_write_", ~uint64_t{0}}});
+    runtime_.keep_producers(true);
+    for (auto& tensor : tensors_) {
+      use_any_lane();
+      if (!tensor->raw) runtime_.adopt(impl(*tensor), Category::Other, -1, 1, /*trusted=*/true, /*evict_last=*/false);
+    }
+    if (swaps_ && below(2)) runtime_.evict_always(below(1 << 30));
+  }
+
+  void act(bool session) {
+    const size_t choice = below(session ? 20 : 9);
+    if (tensors_.size() < 4 || (choice < 2 && tensors_.size() < 20)) {
+      make();
+    } else if (choice == 2 && tensors_.size() > 6) {
+      destroy(below(tensors_.size()));
+    } else if (choice < 6) {
+      read();
+    } else if (choice < 9) {
+      write();
+    } else if (choice < 13 && swaps_) {
+      counts_["evictions"] += runtime_.evict(impl(pick()));
+    } else if (choice < 17) {
+      counts_["drops"] += runtime_.drop(impl(pick())) == Refusal::None;
+    } else if (choice < 19) {
+      runtime_.restore(impl(pick()));
+    } else if (below(3) == 0) {
+      take_pointer(pick());
+    }
+  }
+
+  // The user's order: on the GPU, or by the host.
+  void come_after(const fake::MarkPtr& mark) {
+    if (!mark || fake::reached(mark)) return;
+    if (below(8) == 0) {
+      fake::synchronize(mark);
+    } else {
+      fake::wait(fake::current(), mark);
+    }
+  }
+
+  std::vector<Tensor*> inputs() {
+    std::vector<Tensor*> chosen;
+    for (size_t count = 1 + below(2); count > 0; --count) {
+      Tensor* one = &pick();
+      if (std::find(chosen.begin(), chosen.end(), one) == chosen.end()) chosen.push_back(one);
+    }
+    for (const Tensor* one : chosen) come_after(one->written);
+    return chosen;
+  }
+  static std::vector<at::Tensor> tensors_of(const std::vector<Tensor*>& chosen) {
+    std::vector<at::Tensor> found;
+    for (const Tensor* one : chosen) found.push_back(one->tensor);
+    return found;
+  }
+  static std::vector<int64_t> values_of(const std::vector<Tensor*>& chosen) {
+    std::vector<int64_t> found;
+    for (const Tensor* one : chosen) found.push_back(one->value);
+    return found;
+  }
+  static void note_reads(const std::vector<Tensor*>& chosen) {
+    const fake::MarkPtr mark = fake::record(fake::current());
+    for (Tensor* one : chosen) one->read.push_back(mark);
+  }
+
+  void make() {
+    const auto from = tensors_.empty() ? std::vector<Tensor*>() : inputs();
+    const int64_t bytes = 512 * static_cast<int64_t>(1 + below(8)), value = next_value_++;
+    static const auto make_op = op<at::Tensor(at::TensorList, at::IntArrayRef, int64_t, int64_t)>("aten::_toy_make");
+    at::Tensor made = make_op.call(tensors_of(from), values_of(from), bytes, value);
+    note_reads(from);
+    auto tensor = std::make_unique<Tensor>();
+    tensor->tensor = std::move(made);
+    tensor->value = value;
+    tensor->made_on = fake::current();
+    tensor->written = fake::record(fake::current());
+    tensor->recorded = recorded_ && below(2);
+    Tensor& added = *tensor;
+    tensors_.push_back(std::move(tensor));
+    if (added.recorded) {
+      for (const cudaStream_t lane : lanes_) {
+        if (lane != added.made_on) record_stream(added, lane);
+      }
+    }
+    ++counts_["made"];
+  }
+
+  // As Tensor.record_stream does, which is an op; or the autograd engine, which calls the allocator.
+  void record_stream(Tensor& tensor, cudaStream_t stream) {
+    if (below(2)) {
+      fake::record_stream(impl(tensor)->_mutable_data_ptr_no_checks(), stream);
+      return;
+    }
+    static const auto record_op = op<void(at::Tensor&, int64_t)>("aten::_toy_record_stream");
+    record_op.call(tensor.tensor, reinterpret_cast<int64_t>(stream));
+  }
+
+  // A kernel that is no op, of C++ that has the address through a const pointer, which nothing shows: along a stream
+  // that has been recorded, and that an op has used the tensor on since it came.
+  bool read_unseen(Tensor& tensor) {
+    if (!tensor.recorded || tensor.raw) return false;
+    read_by_op({&tensor});
+    if (runtime_.residency(impl(tensor)).value_or(Residency::Resident) != Residency::Resident) return false;
+    const void* data = tensor.tensor.const_data_ptr();
+    give_kernel({{data, tensor.tensor.storage().nbytes(), tensor.value}}, nullptr, 0, 0, "unseen read");
+    note_reads({&tensor});
+    ++counts_["unseen"];
+    return true;
+  }
+
+  void read() {
+    const auto from = inputs();
+    if (below(4) == 0 && read_unseen(*from.front())) return;
+    if (from.front()->raw && below(2)) {
+      Tensor& tensor = *from.front();
+      give_kernel({{tensor.raw, tensor.tensor.storage().nbytes(), tensor.value}}, nullptr, 0, 0, "raw read");
+      note_reads({&tensor});
+      return;
+    }
+    read_by_op(from);
+  }
+
+  void read_by_op(const std::vector<Tensor*>& from) {
+    static const auto read_op = op<void(at::TensorList, at::IntArrayRef)>("aten::_toy_read");
+    read_op.call(tensors_of(from), values_of(from));
+    note_reads(from);
+  }
+
+  void write() {
+    Tensor& tensor = pick();
+    auto from = inputs();
+    from.erase(std::remove(from.begin(), from.end(), &tensor), from.end());
+    come_after(tensor.written);
+    for (const fake::MarkPtr& mark : tensor.read) come_after(mark);
+    const int64_t value = next_value_++;
+    if (tensor.raw && below(2)) {
+      const size_t bytes = tensor.tensor.storage().nbytes();
+      give_kernel({{tensor.raw, bytes, tensor.value}}, tensor.raw, bytes, value, "raw write");
+    } else {
+      static const auto write_op =
+          op<at::Tensor&(at::Tensor&, at::TensorList, at::IntArrayRef, int64_t, int64_t)>("aten::_toy_write_");
+      write_op.call(tensor.tensor, tensors_of(from), values_of(from), tensor.value, value);
+      note_reads(from);
+    }
+    tensor.value = value;
+    tensor.written = fake::record(fake::current());
+    tensor.read.clear();
+    ++counts_["written"];
+  }
+
+  // For kernels that are no ops, and for the host, whose own wait is for the op that wrote it.
+  void take_pointer(Tensor& tensor) {
+    if (raw_count_ >= 3 || tensor.raw) return;
+    tensor.raw = tensor.tensor.mutable_data_ptr();
+    if (below(2)) {
+      fake::synchronize(tensor.written);
+      check(tensor.raw, tensor.tensor.storage().nbytes(), tensor.value, "the host");
+    }
+    ++raw_count_;
+    ++counts_["pointers"];
+  }
+
+  void destroy(size_t index) {
+    Tensor& tensor = *tensors_[index];
+    if (!tensor.recorded) {
+      fake::wait(tensor.made_on, tensor.written);
+      for (const fake::MarkPtr& mark : tensor.read) fake::wait(tensor.made_on, mark);
+    }
+    raw_count_ -= tensor.raw != nullptr;
+    tensors_.erase(tensors_.begin() + static_cast<std::ptrdiff_t>(index));
+    ++counts_["died"];
+  }
+
+  std::mt19937_64 random_;
+  Runtime& runtime_;
+  const size_t capacity_bytes_;
+  std::vector<cudaStream_t> lanes_;
+  std::vector<std::unique_ptr<Tensor>> tensors_;
+  bool recorded_ = false, swaps_ = true;
+  int raw_count_ = 0;
+  int64_t next_value_ = 1;
+};
+
+}  // namespace
+
+void bind_programs(py::module_& m) {
+  m.def(
+      "run_in_session",
+      [](uint64_t seed, int lanes, size_t capacity_bytes, int steps, const std::optional<std::string>& left_out,
+         bool session) {
+        fake::start(seed);
+        const auto order = std::find(std::begin(kOrderNames), std::end(kOrderNames), left_out.value_or(""));
+        TORCH_CHECK(!left_out || order != std::end(kOrderNames), "there is no order ", left_out.value_or(""));
+        faults().left_out = 0;
+        faults().orders = left_out ? 1u << (order - std::begin(kOrderNames)) : 0;
+        fake::set_device(1);
+        errors.clear();
+        kernels = 0;
+        auto program = std::make_unique<RandomProgram>(seed, lanes, capacity_bytes);
+        {
+          py::gil_scoped_release release;
+          program->run(steps, session);
+        }
+        faults().orders = 0;
+        fake::set_device(0);
+        fake::set_current(nullptr);
+        py::dict d;
+        d["errors"] = errors;
+        d["kernels"] = kernels;
+        d["left_out"] = faults().left_out.load();
+        d["astray"] = fake::astray();
+        for (const auto& [name, count] : program->counts_) d[name.c_str()] = count;
+        return d;
+      },
+      py::arg("seed"), py::arg("lanes"), py::arg("capacity_bytes"), py::arg("steps"),
+      py::arg("left_out") = std::nullopt, py::arg("session") = true,
+      "A random program of ops on several streams in a session; what its kernels read wrong, and counts.");
+}
+
+}  // namespace chameleon
