@@ -27,9 +27,9 @@ enum class Order : uint8_t {
   HandedBack,    // a storage that has moved dies after the session: after all that uses it
   // --- the host
   HostRead,             // reads what is there: after its copy in
-  HostReadReplayed,     // after the replay
+  HostReadReplayed,     // or after the replay that made it
   PointerTaken,         // hands out an address, for any use along any lane: after copies in that only lanes wait for
-  PointerReplayed,      // after replays of those bytes
+  PointerReplayed,      // and after the replays that read there
   SessionEnds,          // after which nobody follows copies any more
   SessionEndsReplayed,  // nor replays
   SessionBegins,        // which finds storages that are still being written, nobody knows where

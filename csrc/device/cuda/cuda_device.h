@@ -26,7 +26,8 @@ namespace chameleon::cuda {
 
 // Note [Order on a GPU]
 // The host runs ahead: what it calls is given to streams, and happens later. A lane is a stream that ops have been
-// given to. Two streams of our own carry the copies, one each way. What keeps them right:
+// given to. Two streams of our own carry the copies, one each way. What keeps them right (each wait by its purpose:
+// order.h; deaths: swapper.h):
 //
 // - A copy out comes after all lanes that used the storage since it came (record() of those lanes).
 // - The block goes back to torch's allocator in the program order of the lane that it belongs to, once that lane is
