@@ -346,7 +346,7 @@ std::string read_a_moment_early(uint64_t seed) {
   const int lane_b = device->lane();
   fake::set_current(a);
   const int lane_a = device->lane();
-  void* block = device->allocate(4096, lane_b);
+  void* block = device->allocate(4096, lane_b, Effort::Last);
   void* host = device->allocate_host(4096);
   const EventPtr copy = device->copy_out(host, block, 4096, device->record(lane_bit(lane_b)));
   const EventPtr moment = device->moment(lane_a);
