@@ -93,7 +93,9 @@ def repeat(step: StepTrace, times: int) -> StepTrace:
         ops=Ops(**columns),
         storages=Storages(**again),
         uses=Uses(
-            tiled(step.uses.op, n), rows(step.uses.storage), tiled(step.uses.reads), tiled(step.uses.writes)
+            tiled(step.uses.op, n),
+            rows(step.uses.storage),
+            *(tiled(getattr(step.uses, name)) for name in ("reads", "writes", "part")),
         ),
         transfers=Transfers(
             rows(step.transfers.storage),

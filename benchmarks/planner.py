@@ -216,6 +216,7 @@ def in_a_row(step: StepTrace, count: int) -> StepTrace:
             storage=np.concatenate(used_storage).astype(np.int32),
             reads=uses.reads[use],
             writes=uses.writes[use],
+            part=uses.part[use],
         ),
     )
 

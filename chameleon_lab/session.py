@@ -46,6 +46,7 @@ from .runtime.recording import stall_totals
 from .runtime.replay_check import NOTHING, UNSEEN_WRITES, replayable
 from .staging import DryRun, Staging
 from .trace import Category, StepTrace, Trace
+from .trace.list_ops import part_limit_bytes
 from .trace.replay_ops import REPLAY_CLASS
 from .units import format_bytes, parse_bytes
 
@@ -92,7 +93,7 @@ class Session:
         warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
         host_capacity: the most host bytes for storages that are away. None: no limit.
         margin: share of the capacity that plans leave free, for what a step does differently from the profiled one.
-        min_swap: storages smaller than this never leave.
+        min_swap: storages smaller than this leave only where the capacity cannot do without.
         split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
             :mod:`chameleon_lab.runtime.optimizer_groups`.
         rematerialise: False never drops a storage to run the op that made it again. True leaves the choice to the
@@ -195,6 +196,7 @@ class Session:
         ]
         if self.device != "cpu":
             self._parts.append(no_graphs())
+        self._splits_lists = split_optimizer
         if self.capacity_bytes is not None and split_optimizer:
             self._parts.append(small_groups(self._group_bytes))
         self.own_capacity_bytes = self.capacity_bytes
@@ -258,6 +260,7 @@ class Session:
         options.max_ops = self.max_ops
         options.stacks = self.stacks
         options.trusting = self.rematerialise == "trusting"
+        options.splits_lists = self._splits_lists
         try:
             core.open(options, self.device)
         except RuntimeError as error:
@@ -922,8 +925,7 @@ class Session:
         return None if since is None else self._journal.peak_bytes_since(since)
 
     def _group_bytes(self) -> int:
-        """The most bytes that one list op of an optimizer should touch; its temporaries take about half again."""
-        return max(1, (self.capacity_bytes or core.UNLIMITED) // 8)
+        return part_limit_bytes(self.capacity_bytes or core.UNLIMITED)
 
     def _require_open(self, call: str) -> None:
         if not self.is_open:

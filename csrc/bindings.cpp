@@ -228,7 +228,7 @@ PYBIND11_MODULE(_C, m) {
                        live_peak_bytes, resident_peak_bytes, name, module, thread, stack, plan_op, stage, token);
   PYBIND11_NUMPY_DTYPE(chameleon::StorageRow, uid, bytes, block_bytes, module, label, birth_op, birth_ordinal, death_op,
                        category, movable);
-  PYBIND11_NUMPY_DTYPE(chameleon::UseRow, op, storage, reads, writes);
+  PYBIND11_NUMPY_DTYPE(chameleon::UseRow, op, storage, part, reads, writes);
   PYBIND11_NUMPY_DTYPE(chameleon::PauseRow, start_ticks, end_ticks, op, kind);
   PYBIND11_NUMPY_DTYPE(chameleon::TransferRow, bytes, due_ticks, issue_ticks, start_ticks, end_ticks, storage, issue_op,
                        direction, cause);
@@ -248,6 +248,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readwrite("link_in_bytes_per_s", &chameleon::Options::link_in_bytes_per_s)
       .def_readwrite("min_swap_bytes", &chameleon::Options::min_swap_bytes)
       .def_readwrite("min_tracked_bytes", &chameleon::Options::min_tracked_bytes)
+      .def_readwrite("splits_lists", &chameleon::Options::splits_lists)
       .def_readwrite("max_ops", &chameleon::Options::max_ops)
       .def_readwrite("stacks", &chameleon::Options::stacks)
       .def_readwrite("trusting", &chameleon::Options::trusting)

@@ -1,6 +1,7 @@
 #include "executor.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace chameleon {
@@ -461,7 +462,7 @@ void Executor::died(Storage& storage) {
 }
 
 int64_t Executor::next_use(const Storage& storage, int64_t clock) const {
-  if (storage.evict_last) return -1;
+  if (storage.evict_last) return std::numeric_limits<int64_t>::min();
   if (storage.plan >= 0) return program_->next_use_distance(storage.plan, matcher_.cursor() - 1);
   return clock - storage.last_use;
 }

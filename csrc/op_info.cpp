@@ -38,6 +38,13 @@ const std::unordered_set<std::string_view> kOverwriting = {
     "aten::log_normal_", "aten::normal_", "aten::random_",      "aten::uniform_", "aten::zero_",
 };
 
+// Composite ops of any number of steps and layers, which would hold all that they make until they end: the ops inside
+// of them are the step's.
+const std::unordered_set<std::string_view> kSeenThrough = {
+    "aten::lstm",     "aten::gru",           "aten::rnn_tanh",      "aten::rnn_relu",     "aten::lstm_cell",
+    "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell", "aten::chain_matmul", "aten::linalg_multi_dot",
+};
+
 bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
@@ -68,6 +75,13 @@ OpKind kind_of(std::string_view name) {
   if (starts_with(name, "autograd::") || starts_with(name, "torch::autograd::")) return OpKind::Ignored;
   if (!contains(name, "::")) return OpKind::Ignored;
   return kViews.count(name) ? OpKind::View : OpKind::Op;
+}
+
+// Is it made of other ops alone, whatever its inputs?
+bool is_composite(const std::optional<c10::OperatorName>& operator_name) {
+  const auto handle =
+      operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
+  return handle && handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
 
 void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* info) {
@@ -124,7 +138,10 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
   auto* made = new OpInfo();
   made->name = name;
   made->kind = kind_of(made->name);
+  if (kSeenThrough.count(made->name) && is_composite(operator_name)) made->kind = OpKind::Ignored;
   if (made->kind == OpKind::Op || made->kind == OpKind::View) {
+    made->list_op = contains(made->name, "::_foreach_") || contains(made->name, "::_amp_foreach_") ||
+                    contains(made->name, "::_fused_adam") || contains(made->name, "::_fused_sgd");
     made->reads_inputs = kShapeOnly.count(made->name) == 0;
     made->outlasts_call = starts_with(made->name, "c10d::") || starts_with(made->name, "_c10d_functional");
     made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");

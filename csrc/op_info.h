@@ -35,6 +35,7 @@ struct OpInfo {
   bool in_place = false;            // by its schema: writes its first argument, and nothing else, and returns it
   bool overwrites = false;          // in place, and does not read what it writes
   bool seeded = false;              // draws random numbers
+  bool list_op = false;             // the same for each element of its lists: may run in parts
   bool outlasts_call = false;       // goes on with its tensors when it has ended, where nobody sees: collectives
   uint64_t written_arguments = 0;   // bit per argument, from the schema's alias annotations
   uint64_t out_arguments = 0;       // the same, of those that are written without being read

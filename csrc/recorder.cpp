@@ -193,7 +193,7 @@ void Recorder::died(Storage& storage) {
   row.label = storage.label;
 }
 
-void Recorder::used(Storage& storage, bool reads, bool writes) {
+void Recorder::used(Storage& storage, bool reads, bool writes, int32_t part) {
   if (full()) return;
   const int32_t op = std::max(op_, 0);
   const int32_t row = row_of(storage);
@@ -202,11 +202,18 @@ void Recorder::used(Storage& storage, bool reads, bool writes) {
     if (last.op == op) {
       last.reads |= reads;
       last.writes |= writes;
+      if (part >= 0 && part != last.part) last.part = -1;  // of two elements
       return;
     }
   }
   storage.last_use_row = static_cast<int32_t>(log_->uses.size());
-  log_->uses.push_back({op, row, reads, writes});
+  log_->uses.push_back({op, row, part, reads, writes});
+}
+
+void Recorder::belongs(Storage& storage, int32_t part) {
+  if (storage.log_step != log_->index || storage.last_use_row < 0) return;
+  UseRow& last = log_->uses[storage.last_use_row];
+  if (last.op == op_ && storage.birth_op == op_) last.part = part;
 }
 
 void Recorder::levels(size_t live_bytes, size_t resident_bytes) {

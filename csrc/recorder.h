@@ -55,6 +55,7 @@ struct StorageRow {
 struct UseRow {
   int32_t op;
   int32_t storage;
+  int32_t part;  // of an op that may run in parts: the element of its lists; -1: of all, or nobody knows
   uint8_t reads;
   uint8_t writes;
 };
@@ -241,7 +242,8 @@ class Recorder {
 
   void born(Storage& storage, int32_t ordinal);
   void died(Storage& storage);
-  void used(Storage& storage, bool reads, bool writes);
+  void used(Storage& storage, bool reads, bool writes, int32_t part = -1);
+  void belongs(Storage& storage, int32_t part);           // what this op made is the result of one of its elements
   int32_t row_of(Storage& storage);                       // of this step's storages; made where missing
   void levels(size_t live_bytes, size_t resident_bytes);  // after memory was taken
   void arrived(Storage& storage);                         // its block was taken

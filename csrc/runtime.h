@@ -43,6 +43,7 @@ struct Options {
   size_t min_swap_bytes = 16 << 10;
   size_t min_tracked_bytes = kTrackedBytes;
   size_t max_ops = size_t{1} << 20;  // of a step that are recorded
+  bool splits_lists = false;         // list ops run in parts where the capacity asks for it
   bool stacks = false;               // record the Python stack of every op
   bool trusting = false;             // that nothing outside of ops writes unseen
   bool unbacked = false;             // follow meta tensors, which have no memory, instead of the device's
@@ -222,10 +223,12 @@ class Runtime {
   void bring_for_pointer(Storage& storage, ThreadState& thread);
   void expect_writes(Storage& storage, ThreadState& thread);
   void hold_here(Storage& storage);
-  void use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread);
+  void use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part = -1);
+  void use_elements(const c10::IValue& list, size_t argument, const OpInfo& info, ThreadState& thread);
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                   const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare);
   void bring_in_missing(const std::vector<Storage*>& missing, ThreadState& thread);
+  void mark_results(const at::RecordFunction& function, size_t parts);
   void attach_output(const c10::IValue& value, bool settled, const ThreadState& thread);
   void settle(Storage& storage, const ThreadState& thread);
   bool settle_unseen();

@@ -55,8 +55,9 @@ struct Runtime::ThreadState {
   LeafCall leaf_call;
   c10::StorageImpl* accumulated = nullptr;  // what the leaf adds to in place
   const char* op_name = nullptr;
-  OpPlace place;   // of the outermost op
-  EventPtr began;  // the same on the device, where its time is taken
+  size_t parts = 0;  // elements of the outermost op's lists, if it may run in parts
+  OpPlace place;     // of the outermost op
+  EventPtr began;    // the same on the device, where its time is taken
   int began_lane = 0;
   uint32_t token = 0;     // of the outermost op, as far as its inputs have been looked at
   bool in_graph = false;  // does the op read a parameter or an activation?

@@ -6,6 +6,7 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <optional>
@@ -33,6 +34,13 @@ uint32_t shapes_token(const at::RecordFunction& function) {
     token = token << 10 ^ token >> 22 ^ (static_cast<uint32_t>(tensor.dim()) << 6 | dtype);
   }
   return token;
+}
+
+// How many elements a list op works on: as many as its first list has.
+size_t list_length(c10::ArrayRef<const c10::IValue> inputs) {
+  const auto* list =
+      std::find_if(inputs.begin(), inputs.end(), [](const c10::IValue& input) { return input.isList(); });
+  return list != inputs.end() ? list->toListRef().size() : 0;
 }
 
 // Kernels below autograd call ops with its keys off; so does inference mode, everywhere, and Python when it makes a
@@ -110,6 +118,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     thread.serial = next_serial();
     thread.op_name = info.name.c_str();
     thread.in_graph = false;
+    thread.parts = 0;
     if (thread.index < 0) thread.index = next_thread_++;
     ++threads_in_ops_;
     if (C10_UNLIKELY(thread.seen != epoch_)) {
@@ -186,13 +195,30 @@ void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info,
   const auto inputs = arguments_of(function);
   missing_.clear();
   written_.clear();
-  for (size_t i = 0; i < inputs.size(); ++i) use_input(inputs[i], i, info, thread);
+  const size_t parts = info.list_op && options_.splits_lists && thread.depth == 1 ? list_length(inputs) : 0;
+  if (parts > 1) thread.parts = parts;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (C10_UNLIKELY(parts > 1) && inputs[i].isList() && inputs[i].toListRef().size() == parts) {
+      use_elements(inputs[i], i, info, thread);
+    } else {
+      use_input(inputs[i], i, info, thread);
+    }
+  }
   for (const at::Tensor& tensor : inner) {
     if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, true, thread);
   }
   for (const c10::Storage& storage : bare) use(storage.unsafeGetStorageImpl(), true, true, thread);
   if (C10_UNLIKELY(info.outlasts_call)) {
     for (const c10::IValue& input : inputs) keep_here(input);
+  }
+}
+
+void Runtime::use_elements(const c10::IValue& list, size_t argument, const OpInfo& info, ThreadState& thread) {
+  int32_t part = 0;
+  for (const c10::IValue& element : list.toListRef()) {
+    each_storage(element,
+                 [&](c10::StorageImpl* impl) { use(impl, info.reads(argument), info.writes(argument), thread, part); });
+    ++part;
   }
 }
 
@@ -229,7 +255,7 @@ void Runtime::use_input(const c10::IValue& value, size_t argument, const OpInfo&
   each_storage(value, [&](c10::StorageImpl* impl) { use(impl, info.reads(argument), info.writes(argument), thread); });
 }
 
-void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread) {
+void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part) {
   Storage* storage = find(impl);
   if (!storage && options_.unbacked) storage = see_unbacked(impl, thread);  // made before, or out of torch's sight
   if (!storage) return;
@@ -257,7 +283,7 @@ void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& 
   storage->last_use = clock_ops_;
   if (storage->anchor && thread.depth == 1) thread.token = mix_token(thread.token, storage->anchor);
   if (storage->category == Category::Activation || storage->category == Category::Parameter) thread.in_graph = true;
-  if (open_) recorder_.used(*storage, reads, writes);
+  if (open_) recorder_.used(*storage, reads, writes, part);
 }
 
 void Runtime::pin(Storage& storage, ThreadState& thread) {
@@ -276,6 +302,7 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   }
   if (maker) end_maker(function, *maker);
   place(thread);
+  if (C10_UNLIKELY(thread.parts > 1) && thread.depth == 1) mark_results(function, thread.parts);
   if (--thread.depth > 0) return;
   --threads_in_ops_;
   if (const EventPtr began = std::exchange(thread.began, nullptr)) {
@@ -291,6 +318,20 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   executor_.end_op(thread.place.plan_op);
   recorder_.end_op(thread.place.op, threads_in_ops_ == 0);
   if (thread.place.op == newest_.op) newest_ = thread.place;
+}
+
+// The results of a list op: one for each element of its lists.
+void Runtime::mark_results(const at::RecordFunction& function, size_t parts) {
+  for (const c10::IValue& output : results_of(function)) {
+    if (!output.isList() || output.toListRef().size() != parts) continue;
+    int32_t part = 0;
+    for (const c10::IValue& element : output.toListRef()) {
+      each_storage(element, [&](c10::StorageImpl* impl) {
+        if (Storage* storage = find(impl)) recorder_.belongs(*storage, part);
+      });
+      ++part;
+    }
+  }
 }
 
 void Runtime::unpin_all(ThreadState& thread) {

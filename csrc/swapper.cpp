@@ -68,7 +68,7 @@ void Swapper::count_eviction(const Storage& storage) {
 }
 
 bool Swapper::movable(const Storage& storage) const {
-  return storage.settled && !storage.given_out() && storage.bytes >= min_bytes && access::movable(storage);
+  return storage.settled && !storage.given_out() && access::movable(storage);
 }
 
 namespace {
@@ -82,7 +82,10 @@ void Swapper::gather_candidates() {
   for (const auto& storage : table_.all()) {
     const bool here = storage->residency == Residency::Resident || storage->residency == Residency::Returning;
     if (here && storage->pins == 0 && movable(*storage)) {
-      candidates_.emplace_back(next_use(*storage), storage.get());
+      // Small ones leave where nothing else is left, the largest first.
+      const int64_t distance = next_use(*storage);
+      const bool small = storage->bytes < min_bytes && distance >= 0;
+      candidates_.emplace_back(small ? static_cast<int64_t>(storage->bytes) - kLastResort : distance, storage.get());
     }
   }
   std::make_heap(candidates_.begin(), candidates_.end(), sooner);  // a few of many are taken

@@ -41,7 +41,7 @@ class Swapper {
   std::function<int64_t(const Storage&)> host_place;
   // Called when nothing more can leave: waits for another thread's op to end. False: there is none to wait for.
   std::function<bool()> wait_for_pins;
-  size_t min_bytes = 16 << 10;                         // smaller storages stay
+  size_t min_bytes = 16 << 10;                         // smaller storages leave last
   bool keeps_host_copies = true;                       // see Note [Copies on the host]
   std::optional<std::vector<Transition>> transitions;  // kept for tests
 
@@ -98,6 +98,7 @@ class Swapper {
   // Eviction sends out ahead of need up to this share of the capacity, what is not used within so many ops.
   static constexpr size_t kAheadShare = 16;
   static constexpr int64_t kSoon = 32;
+  static constexpr int64_t kLastResort = int64_t{1} << 60;
 
   std::vector<Storage*> leaving_;                         // in order of issue
   std::vector<std::pair<int64_t, Storage*>> candidates_;  // a heap: the one used furthest in the future is on top

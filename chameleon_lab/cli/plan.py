@@ -67,7 +67,7 @@ from .simulate import prediction_values
     help="Share of the capacity to leave free, for what a step does differently.",
 )
 @click.option(
-    "--min-swap", type=BYTES, default=MIN_SWAP_BYTES, metavar="SIZE", help="Smaller storages never leave."
+    "--min-swap", type=BYTES, default=MIN_SWAP_BYTES, metavar="SIZE", help="Smaller storages leave last."
 )
 @click.option("--bound", "with_bound", is_flag=True, help="Say what no policy can beat, too (takes seconds).")
 @rematerialise_option

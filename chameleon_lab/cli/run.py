@@ -118,7 +118,7 @@ class Run:
     "cpu where there is none.",
 )
 @click.option("--host-capacity", type=BYTES, metavar="SIZE", help="The most host bytes for what is away.")
-@click.option("--min-swap", type=BYTES, metavar="SIZE", help="Storages smaller than this never leave.")
+@click.option("--min-swap", type=BYTES, metavar="SIZE", help="Storages smaller than this leave last.")
 @click.option("--margin", type=float, metavar="SHARE", help="Share of the capacity that plans leave free.")
 @click.option(
     "--warmup-steps", type=int, metavar="N", help="Steps before the one that the policy is made from."

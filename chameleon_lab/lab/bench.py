@@ -78,7 +78,7 @@ class Bench:
         self._refused = tuple(policy.assumed.get("refused", ()))
         self._clock_by(draft.op_times)
         self.fingerprint = fingerprint(self.step)
-        self.floor = floor(self.step, min_swap_bytes=self.least_bytes)
+        self.floor = floor(self.step)
         self.plan_s = self._longest_s = _GUESSED_S_PER_OP * len(self.step.ops)
         """What the newest plan took."""
         self._news, self._is_measuring = news, is_measuring

@@ -25,21 +25,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import BelowFloorError
 from ..trace import StepTrace, Trace
 from ..units import format_seconds
 from .arguments import checked_capacity, checked_link
 from .generate import refused_of, replay_class_of
-from .memory import (
-    MIN_SWAP_BYTES,
-    StepMemory,
-    below_floor,
-    floor_of,
-    kernels_in,
-    newest_step,
-    step_memory,
-    step_op_times,
-)
+from .memory import MIN_SWAP_BYTES, StepMemory, fitting_memory, kernels_in, newest_step, step_op_times
 from .model import Link
 from .replay import Replayable
 
@@ -107,10 +97,7 @@ def lower_bound(
         raise ValueError(f"checkpoints is {checkpoints}: give a number from 1 up")
     step = newest_step(trace)
     times = step_op_times(step, op_times)
-    memory = step_memory(step, min_swap_bytes)
-    lowest = floor_of(step, memory, kernels_in(trace))
-    if capacity < lowest.bytes:
-        raise BelowFloorError(below_floor(capacity, lowest))
+    memory, _ = fitting_memory(step, min_swap_bytes, capacity, kernels_in(trace))
     at = _checkpoints(step, times, checkpoints)
     replayable = Replayable(step, memory, times, replay_class, refused) if replay_class else None
     stall_s = _Program(memory, at, capacity, link, times, replayable).least_stall_s()

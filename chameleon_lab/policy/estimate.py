@@ -16,7 +16,7 @@ import numpy as np
 from ..trace import Category, StepTrace
 from .edits import Edit, EditAction, StorageIndex
 from .link import Link
-from .memory import MIN_SWAP_BYTES, StepMemory, step_memory
+from .memory import MIN_SWAP_BYTES, StepMemory, memory_under
 from .model import USER, Action, Decision, Policy
 from .replay import Replayable
 
@@ -91,7 +91,8 @@ def estimate(
         A policy to simulate and to show, and not to run: it need not fit its capacity.
     """
     index = index or StorageIndex(step)
-    memory = memory or step_memory(step, int(made.assumed.get("min_swap_bytes", MIN_SWAP_BYTES)))
+    least = int(made.assumed.get("min_swap_bytes", MIN_SWAP_BYTES))
+    memory = memory or memory_under(step, least, capacity_bytes)[0]
     deciders = Deciders(index, edits)
     decisions: list[Decision] = []
     for decision in made.decisions:

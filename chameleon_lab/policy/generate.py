@@ -49,6 +49,8 @@ from .memory import (
     StepMemory,
     Swaps,
     below_floor,
+    fitting_memory,
+    floor,
     floor_of,
     kernels_in,
     newest_step,
@@ -93,11 +95,11 @@ def plan(
     What finds no room there stays on the device, or is rematerialised. None: no limit.
 
     ``op_times`` are compute seconds of each op, shape (ops,); by default every op takes the same time.
-    Storages with blocks below ``min_swap_bytes`` stay. ``margin``, 0 to 1, is a share of the capacity to
-    leave free, as far as the floor allows: it absorbs decisions that miss their op. ``reserve_bytes`` are left free
-    beside it, likewise: they absorb what the device's allocator cannot use, since it lies in pieces. ``edits`` are
-    obeyed, and the rest is planned around them; what is wrong with them stands in ``Policy.findings``. An edit of the
-    capacity or the link takes the place of the argument.
+    Storages with blocks below ``min_swap_bytes`` stay, unless the capacity cannot do without them. ``margin``, 0 to 1,
+    is a share of the capacity to leave free, as far as the floor allows: it absorbs decisions that miss their op.
+    ``reserve_bytes`` are left free beside it, likewise: they absorb what the device's allocator cannot use, since it
+    lies in pieces. ``edits`` are obeyed, and the rest is planned around them; what is wrong with them stands in
+    ``Policy.findings``. An edit of the capacity or the link takes the place of the argument.
 
     ``rematerialise`` is the highest class of ops that the runtime can replay (see
     :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS`), False for none, True for all, None for what the trace's
@@ -127,10 +129,11 @@ def plan(
         )
     given = {"capacity_bytes": capacity_bytes, "link": link.to_dict()}
     capacity_bytes, link, findings = conditions(edits, capacity_bytes, link)
-    memory = step_memory(step, min_swap_bytes)
-    lowest = floor_of(step, memory, kernels_in(trace))
+    lowest = floor(trace)
     if capacity_bytes < lowest.bytes:
-        raise _no_room(capacity_bytes, lowest, edits, [*findings, *Constraints(step, memory, edits).findings])
+        others = Constraints(step, step_memory(step, min_swap_bytes), edits).findings
+        raise _no_room(capacity_bytes, lowest, edits, [*findings, *others])
+    memory, min_swap_bytes = fitting_memory(step, min_swap_bytes, capacity_bytes, kernels_in(trace))
     if op_times is None and not replay_class:
         compute_s = max(float(step.duration_s) - float(step.ops.stall_s.sum()), 0.0)
         times = np.full(memory.ops, compute_s / memory.ops)

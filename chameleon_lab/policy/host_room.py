@@ -20,6 +20,7 @@ from .memory import (
     Floor,
     StepMemory,
     Swaps,
+    floor,
     floor_of,
     kernels_in,
     newest_step,
@@ -42,10 +43,10 @@ def floor_within(
     At each op what is away is on the host, or can be made again there: ``replayable`` says what, None: nothing. No
     policy does with less; that one does with as much is not said. Raises TraceError if the step holds no op.
     """
+    if host_capacity_bytes is None:
+        return floor(trace)
     step = newest_step(trace)
     memory = step_memory(step, min_swap_bytes)
-    if host_capacity_bytes is None:
-        return floor_of(step, memory, kernels_in(trace))
     least = memory.least_bytes()
     # A block may be larger than its copy.
     largest = float((memory.block_bytes / host_bytes(memory, step)).max(initial=1.0))

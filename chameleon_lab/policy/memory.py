@@ -9,16 +9,20 @@ less the blocks that are away: op indices alone decide them, and no time does. E
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from ..errors import TraceError
+from ..errors import BelowFloorError, TraceError
 from ..trace import Stage, StepTrace, Trace
+from ..trace.list_ops import part_limit_bytes
 from ..units import format_bytes
 
 MIN_SWAP_BYTES = 16 * 1024
-"""Storages with smaller blocks stay: a copy of theirs costs more to issue than it frees."""
+"""Storages with smaller blocks stay where the capacity allows it: a copy costs more to issue than it frees."""
+
+LEAST_SWAP_BYTES = 512
+"""Smaller ones never leave, and do not count."""
 
 _UNWRITTEN = ("empty", "new_empty")
 
@@ -34,7 +38,7 @@ class Floor:
     """Path of the module that ran the op; empty outside any."""
     stage: str
     working_set_bytes: int
-    """Blocks that the op itself uses. The rest of ``bytes`` cannot move, or is the op's scratch memory."""
+    """Blocks that the op itself uses at once. The rest of ``bytes`` cannot move, or is the op's scratch memory."""
     work_space_bytes: int = 0
     """Blocks made and freed within the op, and bytes of no storage: its kernel's. Another kernel may want others."""
     kernels: str | None = None
@@ -67,12 +71,13 @@ class StepMemory:
     ``zero_grad`` are the usual case.
 
     Storages that the step before left behind, and that die in this one, are no candidates: the executor could not
-    tell them from one another.
+    tell them from one another. Eviction can, and so what is left of them where the capacity has no room for it does not
+    count. Nor do the elements of list ops beyond the part that runs: see :mod:`~chameleon_lab.trace.list_ops`.
     """
 
     ops: int
     live_bytes: np.ndarray
-    """int64 (ops,): bytes of the device with every storage resident."""
+    """int64 (ops,): bytes of the device with every storage resident, but for what yields to the capacity by itself."""
     row: np.ndarray
     """int64 (C,): row of the candidate in ``StepTrace.storages``."""
     block_bytes: np.ndarray
@@ -92,8 +97,8 @@ class StepMemory:
     gap_out: np.ndarray
     """int64 (G,): op of that use, ``u``"""
     gap_use: np.ndarray
-    """int64 (G,): op of the use that ends the gap, ``v`` (``>= ops`` in the next step); of dead time, the op during
-    which the storage dies, which is in the next step where that is known"""
+    """int64 (G,): op of the use that ends the gap, ``v`` (``>= ops`` in the next step); of dead time, the op after
+    that during which the storage dies, which is in the next step where that is known"""
     gap_returns: np.ndarray
     """bool (G,): false for dead time"""
     dormant: np.ndarray
@@ -129,8 +134,8 @@ class Swaps:
     """Swaps bound to the candidates of a StepMemory. All columns are int64 of shape (swaps,).
 
     The op indices are those of :class:`~chameleon_lab.policy.Decision`, but that ``in_op`` and ``use_op`` of a swap
-    in dead time are the op during which the storage dies. Of a dormant storage ``ordinal``, ``in_op`` and ``use_op``
-    are -1.
+    in dead time are the op after that during which the storage dies. Of a dormant storage ``ordinal``, ``in_op`` and
+    ``use_op`` are -1.
     """
 
     storage: np.ndarray
@@ -203,8 +208,18 @@ def newest_step(trace: Trace | StepTrace) -> StepTrace:
     return step
 
 
-def step_memory(step: StepTrace, min_swap_bytes: int = MIN_SWAP_BYTES) -> StepMemory:
+def step_memory(
+    step: StepTrace,
+    min_swap_bytes: int = MIN_SWAP_BYTES,
+    capacity_bytes: int | None = None,
+    *,
+    left_yields: bool = True,
+    yields_all: bool = False,
+) -> StepMemory:
     """Collect the candidates of a step, with their uses and gaps.
+
+    Under a capacity, what yields to it by itself does not count where it does not fit (``yields_all``: nowhere); see
+    :class:`StepMemory`. Unless ``left_yields``, what the step before left behind does not yield.
 
     Gaps without an op between their uses are left out, and so is the gap after a birth in an op that only
     allocates (``aten::empty`` and kin): ``torch.tensor`` and others write into that memory after the op,
@@ -237,25 +252,36 @@ def step_memory(step: StepTrace, min_swap_bytes: int = MIN_SWAP_BYTES) -> StepMe
     has_use = end > first
     last = end[has_use] - 1
     dies = np.minimum(storages.death_op[row][has_use], n).astype(np.int64)
+    dies += dies < n  # it takes its block to the end of that op
     # A gradient that zero_grad frees early in the next step: the last step's one shows when.
     freed_next = {
-        (int(storages.category[s]), int(storages.name[s])): int(storages.death_op[s])
+        (int(storages.category[s]), int(storages.name[s])): s
         for s in np.flatnonzero(left_behind & (storages.name >= 0)).tolist()
     }
+    succeeded = np.zeros(len(storages), dtype=bool)
     for c in np.flatnonzero((dies == n) & ~persistent[has_use]).tolist():
         s = row[has_use][c]
-        freed = freed_next.get((int(storages.category[s]), int(storages.name[s])), 0)
-        # From its birth on, the next step's own one is what the executor knows by its key.
-        dies[c] += min(freed, int(birth[has_use][c]))
+        before = freed_next.get((int(storages.category[s]), int(storages.name[s])))
+        if before is not None:
+            succeeded[before] = True
+            # From its birth on, the next step's own one is what the executor knows by its key.
+            dies[c] += min(int(storages.death_op[before]) + 1, int(birth[has_use][c]))
     next_op[last] = np.where(persistent[has_use], uses_op[first[has_use]] + n, dies)
     returns = np.ones(len(key), dtype=bool)
     returns[last] = persistent[has_use]
     allocates_only = np.array([_only_allocates(name) for name in step.names], dtype=bool)
     unwritten = (uses_op == birth[owner]) & allocates_only[step.ops.name[uses_op]]
     gap = np.flatnonzero((next_op > uses_op + 1) & ~unwritten)
+    live_bytes = step.ops.live_peak_bytes.astype(np.int64)
+    if capacity_bytes is not None:
+        yielding = _beyond_parts(step, capacity_bytes)
+        if left_yields:
+            yielding += _idle_bytes(step, left_behind & ~succeeded)
+        excess = live_bytes if yields_all else np.maximum(live_bytes - capacity_bytes, 0)
+        live_bytes = live_bytes - np.minimum(yielding, excess)
     return StepMemory(
         ops=n,
-        live_bytes=step.ops.live_peak_bytes.astype(np.int64),
+        live_bytes=live_bytes,
         row=row,
         block_bytes=block_bytes,
         persistent=persistent,
@@ -271,14 +297,69 @@ def step_memory(step: StepTrace, min_swap_bytes: int = MIN_SWAP_BYTES) -> StepMe
     )
 
 
-def floor(trace: Trace | StepTrace, *, min_swap_bytes: int = MIN_SWAP_BYTES) -> Floor:
-    """The smallest capacity that any policy can run the step in.
+def _idle_bytes(step: StepTrace, which: np.ndarray) -> np.ndarray:
+    """Blocks of some movable storages, bool (storages,), that no op uses while they are alive: int64 (ops,)."""
+    n, storages, uses = len(step.ops), step.storages, step.uses
+    rows = np.flatnonzero(which & storages.movable)
+    change = np.zeros(n + 2, dtype=np.int64)
+    np.add.at(change, np.maximum(storages.birth_op[rows], 0), storages.block_bytes[rows])
+    np.subtract.at(change, np.minimum(storages.death_op[rows], n) + 1, storages.block_bytes[rows])
+    used = (which & storages.movable)[uses.storage]
+    busy = np.bincount(uses.op[used], storages.block_bytes[uses.storage[used]], minlength=n)[:n]
+    return np.cumsum(change)[:n] - busy.astype(np.int64)
 
-    At each op everything may be away that the op does not use and that has a gap there. The op that needs
-    most even then sets the floor. Raises TraceError if the step holds no op.
+
+def _beyond_parts(step: StepTrace, capacity_bytes: int) -> np.ndarray:
+    """What list ops do not need at once where they run in the parts that suit a capacity: int64 (ops,)."""
+    beyond = np.zeros(len(step.ops), dtype=np.int64)
+    limit = part_limit_bytes(capacity_bytes)
+    for run in step.list_runs:
+        beyond[list(run.ops)] = run.beyond_one_part(step, limit, step.storages.movable)
+    return beyond
+
+
+def fitting_memory(
+    step: StepTrace, min_swap_bytes: int, capacity_bytes: int, kernels: str | None = None
+) -> tuple[StepMemory, int]:
+    """The memory of a step, with smaller storages among its candidates where the capacity cannot do without them.
+
+    Returns it with the size of the smallest candidates. Raises BelowFloorError if no policy fits the capacity.
+    """
+    memory, min_swap_bytes = memory_under(step, min_swap_bytes, capacity_bytes)
+    if int(memory.least_bytes().max()) > capacity_bytes:
+        raise BelowFloorError(below_floor(capacity_bytes, replace(floor(step), kernels=kernels)))
+    return memory, min_swap_bytes
+
+
+def memory_under(step: StepTrace, min_swap_bytes: int, capacity_bytes: int) -> tuple[StepMemory, int]:
+    """The same, whether it fits or not."""
+    sizes = [min_swap_bytes]
+    while sizes[-1] > LEAST_SWAP_BYTES:
+        sizes.append(max(sizes[-1] // 2, LEAST_SWAP_BYTES))
+    for left_yields in (False, True):  # what a plan moves is there in time; what yields waits for its copy
+        for size in sizes:
+            memory = step_memory(step, size, capacity_bytes, left_yields=left_yields)
+            if int(memory.least_bytes().max(initial=0)) <= capacity_bytes:
+                return memory, size
+    return memory, size
+
+
+def floor(trace: Trace | StepTrace, *, min_swap_bytes: int = LEAST_SWAP_BYTES) -> Floor:
+    """The smallest capacity that any policy, or eviction alone, can run the step in.
+
+    At each op everything may be away that the op does not use and that has a gap there; list ops run in the parts that
+    a session would run them in. The op that needs most even then sets the floor. ``min_swap_bytes`` is for a policy
+    that moves nothing smaller. Raises TraceError if the step holds no op.
     """
     step = newest_step(trace)
-    return floor_of(step, step_memory(step, min_swap_bytes), kernels_in(trace))
+    capacity_bytes = 0
+    while True:  # a larger capacity has larger parts
+        lowest = floor_of(
+            step, step_memory(step, min_swap_bytes, capacity_bytes, yields_all=True), kernels_in(trace)
+        )
+        if lowest.bytes <= capacity_bytes:
+            return lowest
+        capacity_bytes = lowest.bytes
 
 
 def kernels_in(trace: Trace | StepTrace) -> str | None:
@@ -295,7 +376,10 @@ def floor_of(
     ``least``, int64 (ops,): the bytes that have to be there at each op.
     """
     least = memory.least_bytes() if least is None else least
-    used = np.bincount(step.uses.op, step.storages.block_bytes[step.uses.storage], minlength=memory.ops)
+    storages, uses = step.storages, step.uses
+    lasts = (storages.birth_op[uses.storage] < uses.op) | (storages.death_op[uses.storage] > uses.op)
+    used = np.bincount(uses.op[lasts], storages.block_bytes[uses.storage[lasts]], minlength=memory.ops)
+    used = np.minimum(used, least)  # what an op makes and frees again, and parts that do not run: no more
     # Many ops need the same where most of it cannot move: the one to name is that which uses most.
     highest = np.flatnonzero(least == least.max())
     op = int(highest[used[highest].argmax()])
@@ -326,7 +410,7 @@ def below_floor(capacity_bytes: int, lowest: Floor) -> str:
     if "_foreach_" in lowest.op_name or "_fused_" in lowest.op_name:
         change = "build the optimizer with foreach=False and fused=False"
     measured = "" if lowest.kernels is None else f" ({lowest.measured_on})"
-    beside = max(lowest.bytes - lowest.working_set_bytes, 0)
+    beside = lowest.bytes - lowest.working_set_bytes
     return (
         f"capacity {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) is below the floor "
         f"{format_bytes(lowest.bytes)} ({lowest.bytes} bytes), set by {where}, which uses "

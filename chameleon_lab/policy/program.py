@@ -16,7 +16,7 @@ from ..trace.replay_ops import REPLAY_CLASS
 from .constraints import untouched
 from .host import HostLayout
 from .host_room import HostRoom
-from .memory import MIN_SWAP_BYTES, StepMemory, Swaps, step_memory, step_op_times
+from .memory import MIN_SWAP_BYTES, StepMemory, Swaps, memory_under, step_op_times
 from .model import NEVER, Action, Decision, Policy, fingerprint
 from .replay import HIGHEST_CLASS, Chain, Replayable, Replays
 
@@ -228,7 +228,8 @@ def _why_refused(chain: Chain, step: StepTrace, replay_class: int, refused: Mapp
 
 def _memory_of(policy: Policy, step: StepTrace) -> StepMemory:
     minimum = policy.assumed.get("min_swap_bytes", MIN_SWAP_BYTES)
-    return step_memory(step, minimum if isinstance(minimum, int) else MIN_SWAP_BYTES)
+    minimum = minimum if isinstance(minimum, int) else MIN_SWAP_BYTES
+    return memory_under(step, minimum, policy.capacity_bytes)[0]
 
 
 def _placed(decision: Decision, u: int, v: int, returns: bool) -> tuple[int, int, int, int, bool]:

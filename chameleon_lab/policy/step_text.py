@@ -47,6 +47,8 @@ def encode(step: StepTrace) -> str:
     columns |= {f"ops.{name}": getattr(step.ops, name) for name in _OPS[1:]}
     columns |= {f"storages.{name}": getattr(step.storages, name) for name in _STORAGES}
     columns |= {f"uses.{name}": getattr(step.uses, name) for name in _USES}
+    if (step.uses.part >= 0).any():
+        columns["uses.part"] = step.uses.part
     if len(step.makings):
         columns |= {f"makings.{name}": getattr(step.makings, name) for name in _MAKINGS}
         known = step.makings.name >= 0
@@ -136,6 +138,7 @@ def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
             storage=columns["uses.storage"].astype(np.int32),
             reads=columns["uses.reads"].astype(bool),
             writes=columns["uses.writes"].astype(bool),
+            part=columns["uses.part"].astype(np.int32) if "uses.part" in columns else None,  # type: ignore[arg-type]
         ),
         transfers=Transfers(empty, empty, empty, empty, empty, zeros[:0], zeros[:0], zeros[:0]),
         stalls=Stalls(empty, empty, empty, empty, zeros[:0], zeros[:0]),

@@ -80,6 +80,7 @@ def step_trace(
             storage=uses["storage"].copy(),
             reads=uses["reads"].astype(bool),
             writes=uses["writes"].astype(bool),
+            part=uses["part"].copy(),
         ),
         transfers=_transfers(log.transfers(), when_done, since_start),
         stalls=_stalls(log.stalls(), when_done, since_start, tick_s),

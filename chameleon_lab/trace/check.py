@@ -6,6 +6,7 @@ import numpy as np
 
 from .columns import Category, Cause, Direction, Pause, Stage, StepTrace
 
+_MOST_PARTS = 1 << 20
 _MOST_BYTES = 1 << 56  # of all that a step could hold: sums of them still fit int64
 
 
@@ -30,6 +31,7 @@ def check_step(step: StepTrace) -> None:
         ("storages.block_bytes", step.storages.block_bytes, 0, _MOST_BYTES),
         ("uses.op", step.uses.op, 0, ops),
         ("uses.storage", step.uses.storage, 0, storages),
+        ("uses.part", step.uses.part, -1, _MOST_PARTS),
         ("transfers.storage", step.transfers.storage, -1, storages),
         ("transfers.direction", step.transfers.direction, 0, len(Direction)),
         ("transfers.cause", step.transfers.cause, 0, len(Cause)),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .departures import Departure, departures
+from .list_ops import ListRun, list_runs
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -149,6 +150,13 @@ class Uses(Table):
     storage: np.ndarray  # int32: row of Storages
     reads: np.ndarray  # bool
     writes: np.ndarray  # bool
+    part: np.ndarray = None  # type: ignore[assignment]  # int32: of a list op that may run in parts, the element of
+    # its lists that the storage belongs to; -1: to all of them, or it is no such op. Left out: -1
+
+    def __post_init__(self) -> None:
+        if self.part is None:
+            object.__setattr__(self, "part", np.full(len(self.op), -1, dtype=np.int32))
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -370,6 +378,11 @@ class StepTrace:
         See :func:`~chameleon_lab.trace.departures.departures`.
         """
         return departures(self)
+
+    @cached_property
+    def list_runs(self) -> tuple[ListRun, ...]:
+        """List ops that could run in smaller parts; see :mod:`~chameleon_lab.trace.list_ops`."""
+        return list_runs(self)
 
     def op_name(self, op: int) -> str:
         """The dispatcher's name of an op, such as ``aten::mm``."""

@@ -26,6 +26,7 @@ from ..runtime.optimizer_groups import small_groups
 from ..runtime.recording import step_trace
 from ..units import parse_bytes
 from .columns import StepTrace, Trace
+from .list_ops import part_limit_bytes
 from .meta_autocast import MetaAutocast
 from .meta_kernels import DeviceKernels
 from .roofline import Roofline, find_device
@@ -115,6 +116,7 @@ class _Tracer:
     ) -> None:
         self.roofline = roofline
         self.logs: list[core.StepLog] = []
+        self.splits_lists = split_bytes is not None
         self.discovery = Discovery(self.end_step, torch.device("meta"))
         self.parts: list[Any] = [
             self.discovery,
@@ -122,11 +124,12 @@ class _Tracer:
             MetaAutocast(roofline.is_gpu),
         ]
         if split_bytes is not None:
-            self.parts.append(small_groups(lambda: max(1, split_bytes // 8)))
+            self.parts.append(small_groups(lambda: part_limit_bytes(split_bytes)))
 
     def run(self, build_or_step: Callable[[], Any], steps: int) -> list[StepTrace]:
         options = core.Options()
         options.unbacked = True
+        options.splits_lists = self.splits_lists
         options.unbacked_block_bytes = _GPU_BLOCK_BYTES if self.roofline.is_gpu else 0
         try:
             core.open(options)

@@ -104,7 +104,10 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
             "movable": "bool",
         },
     ),
-    "uses": (Uses, {"op": "int32", "storage": "int32", "reads": "bool", "writes": "bool"}),
+    "uses": (
+        Uses,
+        {"op": "int32", "storage": "int32", "reads": "bool", "writes": "bool", "part": "int32"},
+    ),
     "transfers": (
         Transfers,
         {
@@ -183,6 +186,7 @@ _SINCE: dict[tuple[str, str], tuple[int, float]] = {
     ("ops", "token"): (2, 0),
     ("ops", "plan_op"): (2, -1),
     ("ops", "device_s"): (3, np.nan),
+    ("uses", "part"): (6, -1),
     ("transfers", "due_s"): (6, np.nan),
     **{("stalls", name): (6, np.nan) for name in ("due_s", "issue_s", "copy_start_s", "copy_end_s")},
     ("stalls", "room_bytes"): (6, 0),

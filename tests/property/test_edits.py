@@ -14,6 +14,7 @@ import chameleon_lab
 from chameleon_lab.errors import EditsUnreachableError
 from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan, simulate
 from chameleon_lab.policy.edits import CATEGORIES, STAGES, StorageIndex
+from chameleon_lab.policy.memory import LEAST_SWAP_BYTES, step_memory
 from chameleon_lab.policy.program import compile_program
 from chameleon_lab.trace import StepTrace
 
@@ -48,7 +49,9 @@ def edits_of(draw: st.DrawFn, step: StepTrace) -> tuple[Edit, ...]:
 
 
 def capacity_of(step: StepTrace, share: float) -> int:
-    lowest = floor(step).bytes
+    lowest = int(
+        step_memory(step, LEAST_SWAP_BYTES).least_bytes().max()
+    )  # of policies alone, without eviction
     return max(1, lowest + int(share * (step.live_peak_bytes - lowest)))
 
 

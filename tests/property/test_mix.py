@@ -12,8 +12,8 @@ from placements import every_choice, swaps_of
 from synthetic import StepBuilder, random_calls_step, random_step
 
 from chameleon_lab.errors import EditsUnreachableError
-from chameleon_lab.policy import Edit, EditAction, Link, Policy, floor, lower_bound, plan, simulate
-from chameleon_lab.policy.memory import StepMemory, step_memory, step_op_times
+from chameleon_lab.policy import Edit, EditAction, Link, Policy, lower_bound, plan, simulate
+from chameleon_lab.policy.memory import LEAST_SWAP_BYTES, StepMemory, step_memory, step_op_times
 from chameleon_lab.policy.model import Action
 from chameleon_lab.policy.program import DROP, FREE, REPLAY, SWAP_IN, SWAP_OUT, Program, compile_program
 from chameleon_lab.policy.replay import CHAIN, Replayable
@@ -32,7 +32,9 @@ steps = st.one_of(
 
 def capacity_of(step: StepTrace, share: float) -> int:
     """A capacity between the floor (share 0) and the live peak (share 1)."""
-    lowest = floor(step).bytes
+    lowest = int(
+        step_memory(step, LEAST_SWAP_BYTES).least_bytes().max()
+    )  # of policies alone, without eviction
     return max(1, lowest + int(share * (step.live_peak_bytes - lowest)))
 
 
@@ -166,7 +168,7 @@ class Machine:
         return hash((call, tuple(read))), level
 
     def execute(self, op: int) -> None:
-        gone = {row for row in self.away | self.dropped if self.persistent[row] or op < self.death[row]}
+        gone = {row for row in self.away | self.dropped if self.persistent[row] or op <= self.death[row]}
         self.away = {row for row in self.away if row in gone}
         assert not {row for row in self.dropped if op >= self.death[row]}, (
             "what is dropped is replayed before it dies"

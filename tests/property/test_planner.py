@@ -13,7 +13,7 @@ from synthetic import random_step
 
 from chameleon_lab.errors import BelowFloorError
 from chameleon_lab.policy import Link, Policy, floor, lower_bound, plan, simulate
-from chameleon_lab.policy.memory import StepMemory, Swaps, step_memory
+from chameleon_lab.policy.memory import LEAST_SWAP_BYTES, StepMemory, Swaps, step_memory
 from chameleon_lab.policy.program import FREE, SWAP_IN, Program, compile_program
 from chameleon_lab.policy.range_max import RangeMax
 from chameleon_lab.policy.simulate import simulate_swaps
@@ -28,7 +28,9 @@ steps = st.builds(
 
 def capacity_of(step: StepTrace, share: float) -> int:
     """A capacity between the floor (share 0) and the live peak (share 1)."""
-    lowest = floor(step).bytes
+    lowest = int(
+        step_memory(step, LEAST_SWAP_BYTES).least_bytes().max()
+    )  # of policies alone, without eviction
     return max(1, lowest + int(share * (step.live_peak_bytes - lowest)))
 
 
@@ -56,10 +58,10 @@ def replay(program: Program, step: StepTrace, periods: int = 4) -> np.ndarray:
                     away.add(s)
                 elif at == op and kind == SWAP_IN:
                     away.discard(s)
-            away -= {s for s in away if not persistent[s] and op >= death[s]}  # it dies away
+            away -= {s for s in away if not persistent[s] and op > death[s]}  # it dies away
             for s in away:
                 assert op not in uses[s], f"op {op} uses storage {s}, which is away"
-                assert program.birth_op[s] < op < death[s] or persistent[s], (
+                assert program.birth_op[s] < op <= death[s] or persistent[s], (
                     f"storage {s} is away at op {op} without being alive"
                 )
             gone = sum(int(program.block_bytes[s]) for s in away)

@@ -252,7 +252,7 @@ KEEP_ALL, SWAP_ALL = (
         ((KEEP_GELU, SWAP_GELU), True, [(Fault.CONTRADICTED, 0)]),
         ((SWAP_GELU, KEEP_GELU), False, [(Fault.CONTRADICTED, 0)]),
         ((SWAP_ALL, KEEP_ALL), False, [(Fault.CONTRADICTED, 0)]),
-        ((KEEP_GELU, Edit(EditAction.SWAP, GELU, gap=1)), True, [(Fault.OVERRIDDEN, 0)]),
+        ((KEEP_GELU, Edit(EditAction.SWAP, GELU, gap=1)), True, []),  # kept where it is used no more
         ((Edit(EditAction.KEEP, GELU, gap=1), SWAP_GELU), False, [(Fault.OVERRIDDEN, 1)]),
         ((KEEP_GELU, KEEP_GELU), False, [(Fault.OVERRIDDEN, 0)]),
     ],

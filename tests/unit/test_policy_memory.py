@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from synthetic import StepBuilder, gpt_step
 
-from chameleon_lab.errors import TraceError
-from chameleon_lab.policy import floor
+from chameleon_lab.errors import BelowFloorError, TraceError
+from chameleon_lab.policy import Link, floor, plan
 from chameleon_lab.policy.memory import Swaps, newest_step, step_memory, step_op_times
 from chameleon_lab.trace import Category, Stage, StepTrace, Trace
 
@@ -145,12 +145,54 @@ def test_clean_swaps_are_told_from_dirty_ones() -> None:
     assert needs_copy() == []
 
 
-def test_floor_is_the_working_set_and_what_has_no_next_use() -> None:
+def test_floor_is_the_working_set_and_what_has_no_next_use_may_leave() -> None:
     lowest = floor(gpt_step(layers=4, size=BIG, tokens=4))
-    assert (lowest.op_name, lowest.stage) == ("aten::mm", "backward")
-    # Two activations and a weight; the layer's input has had its last use and dies after the op.
-    assert lowest.working_set_bytes == (2 * 4 + 1) * BIG
-    assert lowest.bytes == lowest.working_set_bytes + 4 * BIG
+    # Three activations. Of the next op, a mm, the layer's input has had its last use, and dies while the op runs.
+    assert (lowest.op_name, lowest.stage) == ("aten::gelu_backward", "backward")
+    assert lowest.bytes == lowest.working_set_bytes == 3 * 4 * BIG
+
+
+def test_what_dies_in_an_op_that_does_not_use_it_may_leave_before() -> None:
+    """As gradients do in the most common loop: zero_grad comes first, and reads of the loss before it."""
+    step = StepBuilder()
+    gradient = step.carried(Category.GRADIENT, 8 * BIG)
+    loss = step.carried(Category.ACTIVATION, BIG)
+    step.op("aten::item", reads=(loss,))
+    step.free(gradient)
+    step.op("aten::mm", makes=((Category.ACTIVATION, 2 * BIG),))
+    lowest = floor(step.build())
+    assert (lowest.op_name, lowest.bytes) == ("aten::mm", 2 * BIG)
+    policy = plan(step.build(), 3 * BIG, Link(1e9, 1e9))
+    assert policy.predicted["peak_bytes"] <= 3 * BIG
+
+
+def test_a_list_op_needs_its_largest_element_alone() -> None:
+    """And from eight times the bytes of a part on, no more than the part that runs."""
+    step = StepBuilder()
+    sizes = (BIG, 4 * BIG, BIG, BIG)
+    weights = [step.carried(Category.PARAMETER, size, f"w{k}") for k, size in enumerate(sizes)]
+    step.op("aten::_foreach_mul_", reads=tuple(weights), writes=tuple(weights), stage=Stage.OPTIMIZER)
+    step.op("aten::relu")
+    whole = step.build()
+    assert floor(whole).bytes == sum(sizes)
+    parts = dataclasses.replace(whole, uses=dataclasses.replace(whole.uses, part=np.arange(4)))
+    assert floor(parts).bytes == floor(parts).working_set_bytes == 4 * BIG
+    policy = plan(parts, 4 * BIG, Link(1e9, 1e9))
+    assert policy.predicted["peak_bytes"] == 4 * BIG
+    with pytest.raises(BelowFloorError):
+        plan(parts, 4 * BIG - 1, Link(1e9, 1e9))
+
+
+def test_planning_near_the_floor_takes_smaller_storages_too() -> None:
+    step = StepBuilder()
+    small = [step.carried(Category.PARAMETER, 4096, f"w{k}") for k in range(40)]
+    for _ in range(2):
+        for weight in small:
+            step.op("aten::mul", reads=(weight,))
+    lowest = floor(step.build())
+    assert lowest.bytes == 4096
+    policy = plan(step.build(), 10 * 4096, Link(1e9, 1e9))
+    assert policy.assumed["min_swap_bytes"] == 4096 and policy.predicted["peak_bytes"] <= 10 * 4096
 
 
 def test_foreach_optimizer_sets_the_floor() -> None:

@@ -243,6 +243,7 @@ def rewrite(path: Path, table: pa.Table, header: object) -> None:
 
 
 V6 = {
+    "uses": ("part",),
     "transfers": ("due_s",),
     "stalls": ("due_s", "issue_s", "copy_start_s", "copy_end_s", "room_bytes", "room_storage"),
 }
@@ -320,6 +321,7 @@ def test_a_file_of_version_5_has_no_pauses_and_its_stalls_know_their_copies_by_t
     store.save(Trace([step]), path)
     rewrite(path, before_6(path), {"version": 5, "meta": {}})
     read = store.load(path).last
+    assert (read.uses.part == -1).all()
     assert len(read.pauses) == 0 and read.paused_s() == 0.0
     assert np.isnan(read.stalls.copy_end_s).all() and (read.stalls.room_storage == -1).all()
     assert np.isnan(read.transfers.due_s).all()

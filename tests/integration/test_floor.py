@@ -1,0 +1,147 @@
+"""The floor is exact: the smallest capacity at which a loop runs, as a search over capacities shows."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from test_bit_identity import CASES
+from torch import nn
+from training import Loop, adamw, raw, reference, train
+
+import chameleon_lab as cl
+
+SHORT = ("gpt-adamw", "gpt-foreach", "gpt-scaler-fused", "gpt-checkpoint-bf16", "conv-bf16")
+"""The others are searched where CHAMELEON_SOAK is set."""
+
+SEARCHED = tuple(CASES) if os.environ.get("CHAMELEON_SOAK") else SHORT
+NEAR = 0.02
+"""Below the floor by this share nothing runs. An op's own work space is counted to within its alignment."""
+
+
+def floor_of_loop(model: Any, optimizer: Any, loop: Loop) -> cl.policy.Floor:
+    """The highest floor of the steps that a run with room enough has recorded."""
+    kept: list[cl.Session] = []
+    train(
+        *(model, optimizer, 4, {"capacity": 1 << 33}),
+        loop=loop,
+        each_step=lambda number, model, session: kept.append(session),
+    )
+    floors = [cl.policy.floor(step) for step in kept[0].trace() if len(step.ops)]
+    return max(floors, key=lambda lowest: lowest.bytes)
+
+
+def runs(model: Any, optimizer: Any, loop: Loop, capacity: int) -> bool:
+    try:
+        train(model, optimizer, 4, {"capacity": capacity}, loop=loop)
+    except cl.BelowFloorError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("case", SEARCHED)
+def test_the_floor_is_the_smallest_capacity_that_runs(case: str) -> None:
+    lowest = floor_of_loop(*CASES[case]).bytes
+    assert runs(*CASES[case], int(lowest * (1 + NEAR)))
+    assert not runs(*CASES[case], int(lowest * (1 - NEAR)))
+
+
+class Plain(nn.Module):
+    """Linear layers whose gradients are as large as all that is used at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(128, 128) for _ in range(8)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).pow(2).mean()
+
+
+def common_loop(capacity: int | None, steps: int = 5) -> tuple[list[float], cl.Session]:
+    """As most loops are written: ``zero_grad`` first, and the loss is read after the step."""
+    torch.manual_seed(0)
+    model = Plain()
+    with cl.Session(capacity, link="4GiB/s") as session:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+        losses = []
+        for _ in range(steps):
+            x = torch.randn(32, 128)
+            optimizer.zero_grad()
+            loss = model(x)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses, session
+
+
+def test_the_most_common_loop_has_the_floor_of_its_largest_op() -> None:
+    bare, session = common_loop(None)
+    lowest = cl.policy.floor(session.trace())
+    gradients = sum(parameter.numel() * 4 for parameter in Plain().parameters())
+    assert lowest.op_name != "aten::item"
+    assert lowest.bytes < gradients
+    trace = session.trace()
+    capacity = int(1.1 * lowest.bytes)
+    policy = cl.policy.plan(trace, capacity, cl.policy.Link(4e9, 4e9))
+    assert policy.predicted["peak_bytes"] <= capacity
+    losses, session = common_loop(2 * lowest.bytes)
+    assert losses == bare
+    assert session.policy is not None and session.policy.decisions
+
+
+class Recurrent(nn.Module):
+    """Two layers over 96 steps of a batch whose lengths differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(32, 64, 2, batch_first=True), nn.Linear(64, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.arange(96, 80, -1), batch_first=True)
+        return self.head(self.lstm(packed)[0].data.tanh()).pow(2).mean()
+
+    def batch(self, generator: torch.Generator) -> torch.Tensor:
+        return torch.randn(16, 96, 32, generator=generator)
+
+
+def test_a_packed_lstm_is_seen_through() -> None:
+    """``aten::lstm`` as one op would hold all that its steps make."""
+    bare, live_peak = reference(Recurrent, adamw, 3)
+    lowest = floor_of_loop(Recurrent, adamw, Loop())
+    assert lowest.bytes < live_peak / 3
+    run = train(Recurrent, adamw, 3, {"capacity": int(lowest.bytes * (1 + NEAR))})
+    assert run.same(bare)
+
+
+def averaged(capacity: int | None) -> tuple[list[bytes], cl.Session]:
+    """An average of all weights, as swa_utils keeps it."""
+    torch.manual_seed(0)
+    model = Plain()
+    with cl.Session(capacity) as session:
+        average = torch.optim.swa_utils.AveragedModel(
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for _ in range(4):
+            model(torch.randn(8, 128)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            average.update_parameters(model)
+        names = [session.trace().last.op_name(op) for op in range(len(session.trace().ops))]
+        assert "aten::_foreach_lerp_" in names
+        with torch.no_grad():
+            norms = torch._foreach_norm(list(model.parameters()), 2)
+        found = [raw(value) for value in (*average.parameters(), *norms)]
+    return found, session
+
+
+def test_an_average_of_all_weights_is_split_as_optimizers_are() -> None:
+    bare, session = averaged(None)
+    lowest = cl.policy.floor(session.trace())
+    weights = sum(parameter.numel() * 4 for parameter in Plain().parameters())
+    assert lowest.bytes < weights
+    found, session = averaged(int(1.1 * lowest.bytes))
+    assert found == bare
+    assert session.report().evictions > 0
