@@ -505,8 +505,9 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
          " needs " + human(needed) + " at once (" + human(failure.request_bytes) + " asked for, " +
          human(failure.pinned_bytes) + " in use by the op, " + human(failure.unmovable_bytes) +
          " in storages that cannot leave). Give a capacity of at least that, since other ops of the step may need more "
-         "(`chameleon run SCRIPT` without a capacity says how much is enough), or make the op's tensors smaller "
-         "(a smaller batch, or the loss computed in chunks).";
+         "(`chameleon report` of a trace that `chameleon run --capacity MORE --save-trace FILE` has saved says how "
+         "much "
+         "is enough), or make the op's tensors smaller (a smaller batch, or the loss computed in chunks).";
 }
 
 }  // namespace chameleon

@@ -68,7 +68,6 @@ def programs(
                 break
         print(json.dumps(dict(total) | {{"errors": errors[:10]}}))
     """,
-        timeout_s=600.0,
     )
 
 
@@ -98,7 +97,6 @@ def session_programs(
             total.update(found, programs=1)
         print(json.dumps(dict(total) | {{"errors": errors[:10]}}))
     """,
-        timeout_s=600.0,
     )
 
 
@@ -153,7 +151,6 @@ def left_out_in_turn() -> dict[str, Any]:
             found[order] = [left_out, wrong]
         print(json.dumps(found))
     """,
-        timeout_s=600.0,
     )
 
 
