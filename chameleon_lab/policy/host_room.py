@@ -16,7 +16,7 @@ from ..trace import StepTrace, Trace
 from .constraints import joined
 from .host import HostLayout, host_bytes, host_copies, host_layout
 from .memory import (
-    MIN_SWAP_BYTES,
+    LEAST_SWAP_BYTES,
     Floor,
     StepMemory,
     Swaps,
@@ -35,18 +35,20 @@ def floor_within(
     trace: Trace | StepTrace,
     host_capacity_bytes: int | None,
     *,
-    min_swap_bytes: int = MIN_SWAP_BYTES,
+    min_swap_bytes: int = LEAST_SWAP_BYTES,
     replayable: Replayable | None = None,
 ) -> Floor:
     """The smallest device capacity that any policy can run the step in whose copies take so much host memory.
 
     At each op what is away is on the host, or can be made again there: ``replayable`` says what, None: nothing. No
-    policy does with less; that one does with as much is not said. Raises TraceError if the step holds no op.
+    policy does with less; that one does with as much is not said, since what yields by itself (see
+    :class:`StepMemory`) takes host memory that is not counted here. Raises TraceError if the step holds no op.
     """
     if host_capacity_bytes is None:
-        return floor(trace)
+        return floor(trace, min_swap_bytes=min_swap_bytes)
     step = newest_step(trace)
-    memory = step_memory(step, min_swap_bytes)
+    without_limit = floor(trace, min_swap_bytes=min_swap_bytes).bytes
+    memory = step_memory(step, min_swap_bytes, without_limit, yields_all=True)
     least = memory.least_bytes()
     # A block may be larger than its copy.
     largest = float((memory.block_bytes / host_bytes(memory, step)).max(initial=1.0))
@@ -54,7 +56,8 @@ def floor_within(
     dropped = np.zeros(memory.ops, dtype=np.int64)
     if replayable is not None:
         gaps = np.array(replayable.gaps(), dtype=np.int64)
-        dropped = memory.away_bytes(memory.gap_storage[gaps], memory.gap_out[gaps] + 1, memory.gap_use[gaps])
+        of = replayable.memory
+        dropped = of.away_bytes(of.gap_storage[gaps], of.gap_out[gaps] + 1, of.gap_use[gaps])
     away = np.minimum(memory.live_bytes - least, on_host + dropped)
     return floor_of(step, memory, kernels_in(trace), memory.live_bytes - away)
 

@@ -41,6 +41,9 @@ class Core:
     def reserve_host(self, planned_bytes: int, in_all_bytes: int) -> None:
         pass
 
+    def own_work(self, on: bool) -> None:
+        pass
+
     def add_program(self, plan: int, _: Any) -> None:
         self.known.append(plan)
 
