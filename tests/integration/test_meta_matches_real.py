@@ -23,6 +23,8 @@ class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(96, 64)
+        # As it is, the head is so sure of the token it is given that the gradient's norm may be 0 in float32.
+        nn.init.normal_(self.tokens.weight, std=0.02)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
             for _ in range(3)
@@ -66,8 +68,9 @@ MODELS = {"tied": tied, **{name: case(name) for name in ("char-gpt", "gpt2", "ll
 
 
 def real_and_traced(build: Callable[[], Callable[[], object]]) -> tuple[StepTrace, StepTrace]:
-    step = build()
+    torch.manual_seed(0)
     with cl.Session() as session:
+        step = build()  # inside, as in the trace: the batch is a storage of the session
         for _ in range(3):
             step()
         real = session.trace().last
@@ -105,9 +108,13 @@ def test_a_trace_without_memory_is_the_recording(name: str) -> None:
     assert ops_of(traced) == ops_of(real)
     assert lasting(traced) == lasting(real)
     # What kernels take for themselves and give back is the CPU's: convolutions take much, the others little.
-    of_peak, of_floor = (0.05, 0.3) if name == "convnet" else (0.01, 0.02)
+    of_peak = 0.05 if name == "convnet" else 0.01
     assert traced.live_peak_bytes == pytest.approx(real.live_peak_bytes, rel=of_peak)
-    assert floor(traced).bytes == pytest.approx(floor(real).bytes, rel=of_floor)
+    measured, from_shapes = floor(real), floor(traced)
+    if name == "convnet":
+        assert 0 <= measured.bytes - from_shapes.bytes <= measured.work_space_bytes
+    else:
+        assert from_shapes.bytes == pytest.approx(measured.bytes, rel=0.02)
 
 
 def test_a_policy_made_without_memory_binds_to_the_run() -> None:
