@@ -361,7 +361,7 @@ class Session:
             )
 
     def evict(self, tensor: torch.Tensor) -> bool:
-        """Send a tensor's storage to the host now. False where it may not leave.
+        """Send a tensor's storage to the host now. False where it may not leave, or has been dropped already.
 
         Raises SessionError where the session has no capacity: it only records, and nothing of it ever leaves.
         """

@@ -61,8 +61,23 @@ def test_what_python_writes_through_a_pointer_is_seen_all_the_same() -> None:
         out = F.gelu(x)
         expected = out.clone()
         assert core.drop(out) == "" and session.where(out) == "dropped"
-        x.numpy()[:] = 2.0
+        view = x.numpy()
+        view[:] = 2.0
         assert torch.equal(out, expected)
+        made_meanwhile = F.gelu(x)
+        assert "raw pointer" in core.drop(made_meanwhile)
+        view[:] = 3.0
+        del view
+        assert "raw pointer" in core.drop(made_meanwhile)  # it is of what was there before the last write
+
+        out = F.gelu(x)  # of what nobody can write unseen any more
+        expected = out.clone()
+        assert core.drop(out) == "" and torch.equal(out, expected)
+        assert core.drop(out) == "" and session.where(out) == "dropped"
+        x.numpy()[:] = 4.0  # another array: what is to be made of x is made before
+        assert torch.equal(out, expected)
+
+        x.data_ptr()  # an address has no end
         assert "raw pointer" in core.drop(F.gelu(x))
 
 
