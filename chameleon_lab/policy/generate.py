@@ -44,6 +44,7 @@ from .edits import CATEGORIES, Edit, EditAction, Fault, Finding, digest
 from .host_room import HostRoom
 from .link import Link
 from .memory import (
+    LEAST_SWAP_BYTES,
     MIN_SWAP_BYTES,
     Floor,
     StepMemory,
@@ -141,14 +142,23 @@ def plan(
         times = step_op_times(step, op_times)
     target = max(int(capacity_bytes * (1.0 - margin)) - reserve_bytes, 1)
     told = op_times is not None or bool(replay_class)
-    replayable = Replayable(step, memory, times, replay_class, refused) if replay_class else None
+    asked = findings
     with bar(f"Planning {memory.ops} ops", unit="pass"):
-        constraints = Constraints(step, memory, edits, replayable) if edits else None
-        if constraints is not None:
-            constraints.findings += findings
-            findings = constraints.findings
-        search = _Search(step, memory, capacity_bytes, target, link, times, told, replayable, constraints)
-        made = search.within(host_bytes)
+        while True:
+            replayable = Replayable(step, memory, times, replay_class, refused) if replay_class else None
+            constraints = Constraints(step, memory, edits, replayable) if edits else None
+            if constraints is not None:
+                constraints.findings += asked
+                findings = constraints.findings
+            search = _Search(step, memory, capacity_bytes, target, link, times, told, replayable, constraints)
+            try:
+                made = search.within(host_bytes)
+                break
+            except EditsUnreachableError:  # smaller storages may make room for what the edits keep
+                if min_swap_bytes <= LEAST_SWAP_BYTES:
+                    raise
+                smaller = max(min_swap_bytes // 2, LEAST_SWAP_BYTES)
+                memory, min_swap_bytes = fitting_memory(step, smaller, capacity_bytes, kernels_in(trace))
     prediction = made.prediction
     return Policy(
         capacity_bytes=capacity_bytes,

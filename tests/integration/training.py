@@ -314,6 +314,9 @@ def child(code: str, *, folder: Path | None = None, first: str = "") -> subproce
 
     ``first`` runs before anything of the package is imported.
     """
+    threads = (
+        1 if "os.fork" in code else OP_THREADS
+    )  # forked, GNU's OpenMP waits for workers that are not there
     prelude = f"""
         import sys
         sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
@@ -323,7 +326,7 @@ def child(code: str, *, folder: Path | None = None, first: str = "") -> subproce
         import chameleon_lab as cl
         from chameleon_lab.runtime import core
         from training import *
-        torch.set_num_threads(OP_THREADS)
+        torch.set_num_threads({threads})
     """
     source = textwrap.dedent(first) + textwrap.dedent(prelude) + textwrap.dedent(code)
     if folder is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from synthetic import gpt_step
+from synthetic import StepBuilder, gpt_step
 
 from chameleon_lab.errors import BelowFloorError, EditsUnreachableError, PolicyError
 from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan, simulate
@@ -353,6 +353,28 @@ def test_a_capacity_edit_below_the_floor_is_the_edits_fault() -> None:
     with pytest.raises(BelowFloorError) as plain:
         edited(Edit(EditAction.KEEP, GELU), capacity=floor(STEP).bytes - 1)
     assert not isinstance(plain.value, EditsUnreachableError)
+
+
+def test_the_capacity_that_an_edit_is_said_to_need_is_enough() -> None:
+    """Small storages leave where the edits keep so much that nothing else helps."""
+    step = StepBuilder()
+    kept, small = (
+        step.carried(Category.PARAMETER, size, name) for size, name in ((1 << 20, "w"), (8192, "b"))
+    )
+    for op in range(8):
+        step.op(
+            "aten::mm",
+            reads=(kept,) if op in (0, 7) else (small,) if op == 1 else (),
+            scratch=(op == 3) << 18,
+        )
+    seen = step.build()
+    edits = (Edit(EditAction.KEEP, "parameter:w"),)
+    with pytest.raises(EditsUnreachableError) as caught:
+        plan(seen, 1 << 20, LINK, edits=edits)
+    (finding,) = caught.value.findings
+    assert finding.least_bytes == (1 << 20) + (1 << 18)  # at the op that uses neither: "b" is away there
+    policy = plan(seen, finding.least_bytes, LINK, edits=edits)
+    assert {decision.storage for decision in policy.swaps} == {"parameter:b"}
 
 
 def test_edits_of_another_length_and_other_rows_mean_the_same_storages() -> None:
