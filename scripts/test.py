@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -21,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "tests"
 """What the parts leave for this script: their failures."""
-ENDS_WITHIN_S = 4500
+ENDS_WITHIN_S = 14400
 """A part that takes longer hangs: pytest-xdist waits for ever for a test whose worker died in some orders."""
 _VITEST = KEPT / "vitest.json"
 _AGAIN = "OMP_NUM_THREADS=1 python -m pytest"
@@ -98,10 +99,15 @@ def vitest_failures(_: str) -> list[str]:
     for file in files:
         again = f"npx vitest run {shlex.quote(os.path.relpath(file['name'], ROOT))}"
         tests = [test for test in file["assertionResults"] if test["status"] == "failed"]
-        failed += [f"{again} -t {shlex.quote(test['fullName'])}" for test in tests]
+        failed += [f"{again} -t {shlex.quote(_pattern(test['fullName']))}" for test in tests]
         if file["status"] == "failed" and not tests:  # it could not be loaded
             failed.append(again)
     return failed
+
+
+def _pattern(name: str) -> str:
+    """A regular expression of JavaScript that a test's name matches."""
+    return re.sub(r"[.*+?^${}()|[\]\\]", r"\\\g<0>", name)
 
 
 PARTS = {

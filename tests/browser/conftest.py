@@ -69,7 +69,7 @@ EDIT_CELLS = [
 import os
 import time
 
-until = time.time() + 60
+until = time.time() + 12000
 while time.time() < until and not os.path.exists("enough.txt"):
     train()
     time.sleep(0.1)""",
@@ -127,7 +127,7 @@ import os
 import threading
 import time
 
-until = time.time() + 120
+until = time.time() + 1200
 while time.time() < until and not os.path.exists("drawn.txt"):
     train()
     time.sleep(0.05)

@@ -43,7 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def check(case: str, share: str, way: str) -> None:
-    """``share``: of the peak, as far as the floor allows, or "tight": little above the floor that was measured here."""
+    """``share``: of the peak, or "tight": little above the floor measured here. A share is never less than tight."""
     model, optimizer, loop = CASES[case]
     bare, live_peak = reference(model, optimizer, 4, loop)
     tight = tight_bytes(model, optimizer, 4, loop)

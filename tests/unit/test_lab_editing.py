@@ -1,6 +1,7 @@
 """The policy editor's side in the kernel, on a trace file's step; integration tests run it beside a session."""
 
 import json
+import threading
 import time
 from dataclasses import replace
 
@@ -183,13 +184,13 @@ def test_a_slow_plan_is_estimated_first_and_told_to_be(monkeypatch):
     opened(desk)
     monkeypatch.setattr(bench, "_AT_ONCE_S", 0.0)
     plans = desk._bench.plan
-    monkeypatch.setattr(desk._bench, "plan", lambda edits: (time.sleep(0.3), plans(edits))[1])
+    goes_on = threading.Event()
+    monkeypatch.setattr(desk._bench, "plan", lambda edits: (goes_on.wait(600), plans(edits))[1])
     key = swapped_rows(desk)[0]["storage"]
     heard, news = len(told), desk.state()["news"]
     desk.edit("add", [{"action": "keep", "storage": key}], -1)
-    began = time.monotonic()
-    first = desk.state()
-    assert time.monotonic() - began < 0.3, "the plan was waited for"
+    first = desk.state()  # the plan is not waited for
+    goes_on.set()
     assert not first["exact"] and first["fits"] and first["draft"]["peak_bytes"] > 0
     assert desk.page("by:you", "bytes", True, 0, 10)["rows"][0]["after"] == "keep"
     state = planned(desk)

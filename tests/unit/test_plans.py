@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_a_job_hands_over_what_it_made_and_takes_it_back_when_nobody_wants_it(mo
     def work() -> Any:
         turns.append(sys.getswitchinterval())
         began.set()
-        goes_on.wait(10)
+        goes_on.wait(600)
         host = SimpleNamespace(pool_bytes=0)
         return SimpleNamespace(
             summary=SimpleNamespace(plan=7), ready=None, program=SimpleNamespace(host=host)
@@ -71,10 +72,10 @@ def test_a_job_hands_over_what_it_made_and_takes_it_back_when_nobody_wants_it(mo
         goes_on.clear()
         made = plans._Job(work, (0, 0))
         if abandoned_at == "during":
-            assert began.wait(10)
+            assert began.wait(600)
             made.abandon()
         goes_on.set()
-        made.join(10)
+        made.join(600)
         if abandoned_at == "after":
             made.abandon()
         return made
@@ -96,13 +97,16 @@ def test_a_job_begins_in_a_backward_when_it_is_waited_for_and_where_there_is_non
     began = threading.Event()
     job = plans._Job(began.set, (0, 0), patience_s=0.05 if why == "no backward" else 1000.0)  # type: ignore[arg-type]
     if why != "no backward":
-        assert not began.wait(0.1) and core.waits > 0
+        until = time.monotonic() + 600
+        while not core.waits and time.monotonic() < until:
+            time.sleep(0.01)
+        assert core.waits and not began.is_set()
     if why == "backward":
         core.backward.set()
     elif why == "hurry":
         job.hurry()
-    assert began.wait(10)
-    job.join(10)
+    assert began.wait(600)
+    job.join(600)
     assert job.done
 
 
@@ -112,7 +116,7 @@ def test_a_job_abandoned_before_it_begins_does_nothing(monkeypatch: Any) -> None
     began = threading.Event()
     job = plans._Job(began.set, (0, 0), patience_s=1000.0)  # type: ignore[arg-type]
     job.abandon()
-    job.join(10)
+    job.join(600)
     assert not job.is_alive() and not began.is_set() and not job.done
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -178,14 +177,12 @@ def test_step_that_lost_ops_is_refused() -> None:
         plan(step, step.live_peak_bytes, FAST)
 
 
-def test_nine_thousand_ops_take_half_a_second() -> None:
+def test_nine_thousand_ops_are_planned() -> None:
+    """How long that takes is for ``benchmarks.planner`` to say."""
     step = gpt_step(layers=1280, size=BIG, tokens=4)
     assert 8_900 < len(step.ops) < 9_100
-    step.storage_keys  # noqa: B018  (a cached property of the trace, not the planner's work)
-    begin = time.process_time()
-    plan(step, int(0.3 * step.live_peak_bytes), Link(2e9, 2e9))
-    # The promise is 0.5 s; a shared machine gets more.
-    assert time.process_time() - begin < 1.5
+    policy = plan(step, int(0.3 * step.live_peak_bytes), Link(2e9, 2e9))
+    assert simulate(step, policy).peak_bytes <= policy.capacity_bytes
 
 
 def test_what_dies_soon_stays_if_others_are_away_for_longer() -> None:
