@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +64,9 @@ def main(names: list[str]) -> int:
 
 def _run(command: list[str]) -> str:
     """Run a part. Returns how it ended, or "" if nothing failed."""
-    with subprocess.Popen(command, cwd=ROOT, env={"OMP_NUM_THREADS": "1"} | os.environ) as process:
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # in the background of a shell it would not
+    with subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=heeds) as process:
         try:
             code = process.wait(ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
