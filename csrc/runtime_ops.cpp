@@ -277,7 +277,7 @@ void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& 
       storage->host_stale = true;
     }
   }
-  follow_replays(*storage, thread.lane, writes);
+  if (C10_UNLIKELY(storage->made_by | storage->replays_read)) follow_replays(*storage, thread.lane, writes);
   storage->lanes |= lane_bit(thread.lane);  // before its block is there, if it is away
   if (writes && storage->value) written_.push_back(storage);
   storage->last_use = clock_ops_;
