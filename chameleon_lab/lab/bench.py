@@ -18,6 +18,7 @@ from ..policy.estimate import estimate
 from ..policy.memory import MIN_SWAP_BYTES
 from ..policy.model import fingerprint
 from ..policy.sweep import POINTS, sweep
+from ..trace import Trace
 from .decisions import Candidates, Held
 
 _AT_ONCE_S = 0.08
@@ -64,12 +65,18 @@ class Bench:
     Args:
         draft: whose base, step and op times hold; its edits are not looked at.
         policy: the policy in force, of the same step.
+        meta: what the trace of that step says of itself.
         news: called in the thread, when something new is known.
         is_measuring: says when no time may be taken from the steps for what can wait.
     """
 
     def __init__(
-        self, draft: Draft, policy: Policy, news: Callable[[], None], is_measuring: Callable[[], bool]
+        self,
+        draft: Draft,
+        policy: Policy,
+        meta: dict[str, Any],
+        news: Callable[[], None],
+        is_measuring: Callable[[], bool],
     ) -> None:
         self.step, self.base = draft.step, draft.base
         self.least_bytes = int(policy.assumed.get("min_swap_bytes", MIN_SWAP_BYTES))
@@ -78,7 +85,7 @@ class Bench:
         self._refused = tuple(policy.assumed.get("refused", ()))
         self._clock_by(draft.op_times)
         self.fingerprint = fingerprint(self.step)
-        self.floor = floor(self.step)
+        self.floor = floor(Trace([self.step], meta))
         self.plan_s = self._longest_s = _GUESSED_S_PER_OP * len(self.step.ops)
         """What the newest plan took."""
         self._news, self._is_measuring = news, is_measuring

@@ -32,7 +32,7 @@ from .bench import Bench, Made
 from .clock import Clock, clock_of
 from .decisions import ACTIONS, Held, Table
 from .protocol import ProtocolError
-from .views import refusal
+from .views import floor_facts, refusal
 
 ASSUMED_LINK = Link(8 * 2.0**30, 8 * 2.0**30)
 """For traces that do not say how fast their link was."""
@@ -71,7 +71,7 @@ class Desk:
         """Counts what became new."""
         self.trial: DryRun | None = None
         self._session = session
-        self._meta = meta
+        self.meta = meta
         self._tell = news
         self._lock = threading.RLock()
         self._opening: Draft | None = None
@@ -108,16 +108,16 @@ class Desk:
 
     def _first_plan(self, step: StepTrace) -> Policy:
         times = step_op_times(step)
-        out, back = (self._meta.get(f"link_{way}_bytes_per_s") for way in ("out", "in"))
+        out, back = (self.meta.get(f"link_{way}_bytes_per_s") for way in ("out", "in"))
         link = Link(out, back) if out and back else ASSUMED_LINK
-        capacity = self._meta.get("capacity_bytes") or step.live_peak_bytes
+        capacity = self.meta.get("capacity_bytes") or step.live_peak_bytes
         return plan(
-            Trace([step], self._meta),
+            Trace([step], self.meta),
             max(int(capacity), floor(step).bytes),
             link,
             op_times=times,
-            rematerialise=int(self._meta.get("replay_class") or 0),
-            host_capacity_bytes=self._meta.get("host_capacity_bytes"),
+            rematerialise=int(self.meta.get("replay_class") or 0),
+            host_capacity_bytes=self.meta.get("host_capacity_bytes"),
         )
 
     def _take(self, policy: Policy, draft: Draft | None) -> None:
@@ -130,7 +130,7 @@ class Desk:
         times = clock.op_times
         declined = self._declined_of(policy.source)
         new = policy.draft(op_times=times) if draft is None else draft.rebase(policy, op_times=times)
-        bench = Bench(new, policy, self._say, self._is_measuring)
+        bench = Bench(new, policy, self.meta, self._say, self._is_measuring)
         with self._lock:
             self._opening, self._bench, self._table, self._declined = new, bench, None, declined
             self._clock, self._clocked = clock, time.monotonic()
@@ -241,12 +241,7 @@ class Desk:
             "own_capacity_bytes": self._own_capacity(),
             "live_peak_bytes": draft.step.live_peak_bytes,
             "compute_s": float(draft.op_times.sum()),
-            "floor": {
-                "bytes": bench.floor.bytes,
-                "op": bench.floor.op_name,
-                "module": bench.floor.module,
-                "stage": bench.floor.stage,
-            },
+            "floor": floor_facts(bench.floor),
             "link_assumed": draft.link == ASSUMED_LINK,
             "ops": len(draft.step.ops),
             "rows": len(bench.candidates),

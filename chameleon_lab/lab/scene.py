@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..policy import Floor, floor
-from ..trace import Category, Direction, Stage, StepTrace, Transfers
+from ..trace import Category, Direction, Stage, StepTrace, Trace, Transfers
 from ..trace.overlap import exposed_share, hidden_share
 from ..trace.stall_parts import PARTS, StallParts, explained, parts_of_step
 from .blocks import DROPPED, ON_DEVICE, ON_HOST, Rectangles, stack_rows
@@ -493,7 +493,7 @@ class Scene:
     @cached_property
     def floor(self) -> Floor:
         """The smallest capacity that a policy can run the newest step in, and the op that sets it."""
-        return floor(self.steps[-1])
+        return floor(Trace([self.steps[-1]], self.meta))
 
     # ------------------------------------------------------------------------------------------------ spans
 

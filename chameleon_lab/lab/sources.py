@@ -227,10 +227,11 @@ class Sources:
 
     def _draft_scene(self, source: str) -> Scene:
         """The step of a draft as it is predicted: of the newest plan, where the draft itself fits no capacity."""
-        policy, step, op_times = self.desk(source).predicted()
+        desk = self.desk(source)
+        policy, step, op_times = desk.predicted()
         with self._lock:
             if self._predicted is None or self._predicted[0] is not policy:
-                meta = {"capacity_bytes": policy.capacity_bytes}
+                meta = desk.meta | {"capacity_bytes": policy.capacity_bytes}
                 self._predicted = (policy, Scene([predicted_step(policy, step, op_times)], meta))
             return self._predicted[1]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..policy import Policy, Sweep, floor, simulate, sweep
+from ..policy import Floor, Policy, Sweep, floor, simulate, sweep
 from ..policy.memory import MIN_SWAP_BYTES, newest_step
 from ..policy.sweep import POINTS, SweepPoint
 from ..trace import StepTrace, Trace
@@ -27,12 +27,13 @@ def policy_sweep_figure(policy: Policy, trace: Trace | StepTrace) -> go.Figure:
     """
     load_plotly()  # before the work
     step = newest_step(trace)
+    seen = Trace([step], trace.meta if isinstance(trace, Trace) else {})
     assumed = policy.assumed
     least = int(assumed.get("min_swap_bytes", MIN_SWAP_BYTES))
-    low = floor(step, min_swap_bytes=least).bytes
+    low = floor(seen, min_swap_bytes=least).bytes
     capacities = np.linspace(low, max(step.live_peak_bytes, low), POINTS).astype(np.int64).tolist()
     found = sweep(
-        step,
+        seen,
         [*capacities, policy.capacity_bytes],
         policy.link,
         min_swap_bytes=least,
@@ -121,9 +122,14 @@ def sweep_figure(
                 hoverinfo="name+y",
             )
         )
-    _mark(figure, found.floor.bytes / scale, f"Floor {format_bytes(found.floor.bytes)}")
+    _mark(
+        figure, found.floor.bytes / scale, f"Floor {format_bytes(found.floor.bytes)}", found.floor.measured_on
+    )
     _mark(figure, found.live_peak_bytes / scale, f"Peak {format_bytes(found.live_peak_bytes)}")
     style(figure, "Step time against capacity", height=380, bottom=96)
+    figure.update_layout(
+        title_subtitle={"text": _floor_text(found.floor), "font": {"size": 11, "color": INK_2}}
+    )
     right = max(found.live_peak_bytes, capacity_bytes or 0, points[-1].capacity_bytes) / scale
     figure.add_vrect(x0=0, x1=found.floor.bytes / scale, fillcolor=LINE, opacity=0.6, line_width=0)
     figure.update_layout(hovermode="closest")
@@ -148,13 +154,21 @@ def _step_s_at(capacity_bytes: int, points: list[SweepPoint]) -> float:
     return float(np.interp(capacity_bytes, known, [point.step_s for point in points]))
 
 
-def _mark(figure: go.Figure, x: float, text: str) -> None:
-    figure.add_vline(
-        x=x,
-        line={"color": INK_2, "width": 1, "dash": "dot"},
-        annotation={"text": text, "font": {"size": 11, "color": INK_2}, "yanchor": "bottom", "y": 1.0},
-        annotation_position="top",
-    )
+def _floor_text(lowest: Floor) -> str:
+    where = f" in {lowest.module}" if lowest.module else ""
+    return f"Floor: set by {lowest.op_name}{where}; {lowest.measured_on}"
+
+
+def _mark(figure: go.Figure, x: float, text: str, more: str | None = None) -> None:
+    note = {
+        "text": text,
+        "font": {"size": 11, "color": INK_2},
+        "yanchor": "bottom",
+        "y": 1.0,
+        "hovertext": more,
+    }
+    line = {"color": INK_2, "width": 1, "dash": "dot"}
+    figure.add_vline(x=x, line=line, annotation=note, annotation_position="top")
 
 
 def _faint(colour: str) -> str:

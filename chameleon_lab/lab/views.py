@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..policy import Floor
 from ..trace import Category, Cause, Direction, Pause, Stage
 from ..trace.overlap import hidden_share
 from .blocks import rasterise
@@ -72,12 +73,7 @@ def describe(scene: Scene) -> dict[str, Any]:
         "live_peak_bytes": max(step.live_peak_bytes for step in scene.steps),
         "away_peak_bytes": int(scene.away_bytes[1].max(initial=0)),
         "peak": {axis: float(scene.x_of_op(axis, scene.peak_op)) for axis in ("time", "op")},
-        "floor": {
-            "bytes": scene.floor.bytes,
-            "op": scene.floor.op_name,
-            "module": scene.floor.module,
-            "step": newest.index,
-        },
+        "floor": floor_facts(scene.floor),
         "stacks": bool(newest.stacks),
     }
 
@@ -203,6 +199,18 @@ def _block_columns(
 
 
 # ---------------------------------------------------------------------------------------------------- pointing
+
+
+def floor_facts(lowest: Floor) -> dict[str, Any]:
+    """A floor, the op that sets it, and what it was measured on."""
+    return {
+        "bytes": lowest.bytes,
+        "op": lowest.op_name,
+        "module": lowest.module,
+        "stage": lowest.stage,
+        "work_space_bytes": lowest.work_space_bytes,
+        "measured_on": lowest.measured_on,
+    }
 
 
 def point(scene: Scene, axis: str, track: str, row: int) -> dict[str, Any]:

@@ -268,7 +268,8 @@ class Policy:
         """
         from ..lab.sweep_figure import policy_sweep_figure
 
-        return policy_sweep_figure(self, self._step(trace))
+        step = self._step(trace)
+        return policy_sweep_figure(self, trace if isinstance(trace, Trace) else step)
 
     def _step(self, trace: Trace | StepTrace | None) -> StepTrace:
         if trace is None and self.source is None:

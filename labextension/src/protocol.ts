@@ -89,6 +89,18 @@ export interface IPause {
   at: PerAxis;
 }
 
+/** The smallest capacity that any policy can run a step in, and the op that sets it. */
+export interface IFloor {
+  bytes: number;
+  op: string;
+  module: string;
+  stage: string;
+  /** What of it is the op's own work space: other kernels may want another. */
+  work_space_bytes: number;
+  /** In words: what it was measured on. */
+  measured_on: string;
+}
+
 export interface IScene {
   steps: {
     index: number;
@@ -126,7 +138,7 @@ export interface IScene {
   live_peak_bytes: number;
   away_peak_bytes: number;
   peak: PerAxis;
-  floor: { bytes: number; op: string; module: string; step: number };
+  floor: IFloor;
   stacks: boolean;
 }
 
@@ -437,7 +449,7 @@ export interface IOpenDraft {
   own_capacity_bytes: number | null;
   live_peak_bytes: number;
   compute_s: number;
-  floor: { bytes: number; op: string; module: string; stage: string };
+  floor: IFloor;
   /** Whether nobody knows how fast the link is. */
   link_assumed: boolean;
   ops: number;

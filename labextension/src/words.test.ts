@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 
 import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from './format';
-import type { IStorage } from './protocol';
+import type { IFloor, IStorage } from './protocol';
 import {
   BANDS,
   bandOf,
@@ -9,6 +9,7 @@ import {
   errorTitle,
   explained,
   inWords,
+  measuredOn,
   nameBeside,
   ownFrames,
   placedName,
@@ -135,4 +136,16 @@ describe('long names keep their end', () => {
     expect(endOf('model.blocks.10.mlp', fits(8))).toBe('…10.mlp');
     expect(endOf('blocks.3', fits(0))).toBe('');
   });
+});
+
+test.each([
+  [
+    "measured on Intel(R) Xeon(R) Processor (AVX512, 2 op threads); 1.00 MiB of the op's is work space",
+    'measured on Intel(R) Xeon(R) Processor'
+  ],
+  ['measured on NVIDIA H100; the op has no work space', 'measured on NVIDIA H100'],
+  ['from shapes alone, without the work space that kernels want', 'from shapes alone'],
+  ['of kernels that the trace does not name', 'of kernels that the trace does not name']
+])('what a floor was measured on, in short: %s', (measured_on, short) => {
+  expect(measuredOn({ measured_on } as IFloor)).toBe(short);
 });

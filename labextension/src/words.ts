@@ -1,6 +1,7 @@
 // What storages, ops and stages are called, and which of the panel's colours a category has.
 
-import { CATEGORIES, type IStorage } from './protocol';
+import { formatBytes } from './format';
+import { CATEGORIES, type IFloor, type IStorage } from './protocol';
 
 /** The categories' bands, bottom first: as `BANDS` in chameleon_lab/lab/scene.py. */
 export const BANDS = [
@@ -47,6 +48,17 @@ export function bandOf(category: number): number {
 export function categoryName(category: number | string): string {
   const id = typeof category === 'number' ? CATEGORIES[category] : category;
   return (id ?? 'other').replaceAll('_', ' ');
+}
+
+/** A floor, what sets it, and what it was measured on. */
+export function floorWords({ bytes, op, module, measured_on }: IFloor): string {
+  const where = module ? ` in ${module}` : '';
+  return `Floor ${formatBytes(bytes)}, set by ${shortOp(op)}${where}; ${measured_on}`;
+}
+
+/** What a floor was measured on, without the particulars. */
+export function measuredOn({ measured_on }: IFloor): string {
+  return measured_on.split(/ \(|[;,]/)[0];
 }
 
 /** An op's name without its namespace. */

@@ -6,7 +6,7 @@ await inLab(async (page, picture) => {
   const panel = await openPanel(page);
   const run = cellRunner(page, 'compare');
   found.ran = [await run(0), await run(1), await run(2)];
-  await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
+  await panel.getByText(/Live · 6 steps/).waitFor();
   await page.waitForFunction(() =>
     document.querySelector('.cl-toolbar select').value.includes(',5,5]')
   );

@@ -12,6 +12,21 @@ from benchmarks.lab_server import ServerError, jupyter_lab, notebook_url, requir
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "browser"
 BROWSER_DIED = 3
+HANGS_AFTER_S = 1200
+"""A check that takes longer never ends. Each wait within it has the limit of ``lab.mjs``, so that it says which."""
+
+
+def _train_until(path: str, pause_s: float) -> str:
+    """A cell that trains until there is a file; a check that failed before it wrote one ends it too, late."""
+    return f"""\
+import os
+import time
+
+until = time.time() + {HANGS_AFTER_S}
+while time.time() < until and not os.path.exists("{path}"):
+    train()
+    time.sleep({pause_s})"""
+
 
 # What the panel's check runs, a cell at a time.
 TRAIN_CELLS = [
@@ -48,13 +63,7 @@ def train():
 
 for _ in range(6):
     train()""",
-    """\
-import time
-
-until = time.time() + 25
-while time.time() < until and not globals().get("enough"):
-    train()
-    time.sleep(0.2)""",
+    _train_until("trained.txt", pause_s=0.2),
     "cl.current_session().trace().save('run.parquet')\n"
     "whole = open('run.parquet', 'rb').read()\n"
     "open('half.parquet', 'wb').write(whole[: len(whole) // 2])",
@@ -65,14 +74,7 @@ while time.time() < until and not globals().get("enough"):
 EDIT_CELLS = [
     TRAIN_CELLS[0],
     TRAIN_CELLS[1].replace("range(6)", "range(4)"),
-    """\
-import os
-import time
-
-until = time.time() + 12000
-while time.time() < until and not os.path.exists("enough.txt"):
-    train()
-    time.sleep(0.1)""",
+    _train_until("enough.txt", pause_s=0.1),
     "import os\n\nos._exit(1)",
 ]
 
@@ -122,15 +124,10 @@ DASHBOARD_CELLS = [
     f"{TRAIN_CELLS[0]}\n{TRAIN_CELLS[1].replace('range(6):', 'range(0):')}\n"
     "session = cl.current_session()\nprint(session.stage)",
     "session.dashboard()",
-    """\
-import os
+    _train_until("drawn.txt", pause_s=0.05)
+    + """
 import threading
-import time
 
-until = time.time() + 1200
-while time.time() < until and not os.path.exists("drawn.txt"):
-    train()
-    time.sleep(0.05)
 policy, trace = session.policy, session.trace()
 session.stop()
 print("ended")
@@ -231,7 +228,7 @@ def in_browser(lab_address: str, tmp_path: Path) -> Callable[..., dict]:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=900,
+                timeout=HANGS_AFTER_S,
             )
             if done.returncode != BROWSER_DIED:
                 break

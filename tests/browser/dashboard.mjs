@@ -1,13 +1,12 @@
 // Shows a session's dashboard in one cell and trains in the next: what is streamed must change while that one runs.
 // Then opens a draft's chart, selects a bar with the mouse, keeps it on the device, and takes that back.
-import { inLab } from './lab.mjs';
+import { inLab, writeFile } from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
   await page.evaluate(() => window.jupyterapp.commands.execute('application:toggle-left-area'));
   await page.waitForSelector(
-    '.jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status="idle"]',
-    { timeout: 90000 }
+    '.jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status="idle"]'
   );
   await page.evaluate(() => window.jupyterapp.shell.currentWidget.sessionContext.ready);
   await page.waitForFunction(
@@ -24,14 +23,13 @@ await inLab(async (page, picture) => {
       panel.content.deselectAll();
       void window.jupyterapp.commands.execute('notebook:run-cell');
     }, number);
-  const idle = () =>
-    page.waitForSelector('.jp-Notebook-ExecutionIndicator[data-status="idle"]', { timeout: 60000 });
+  const idle = () => page.waitForSelector('.jp-Notebook-ExecutionIndicator[data-status="idle"]');
 
   await run(0);
-  await cell(0).locator('.jp-OutputArea-output').waitFor({ timeout: 60000 });
+  await cell(0).locator('.jp-OutputArea-output').waitFor();
   await run(1);
   const canvases = cell(1).locator('canvas');
-  await canvases.first().waitFor({ timeout: 60000 });
+  await canvases.first().waitFor();
   await idle();
 
   await run(2);
@@ -48,13 +46,7 @@ await inLab(async (page, picture) => {
   found.pictures = seen.size;
   await picture('running');
   found.words = await cell(1).locator('.widget-html').first().innerText();
-  await page.evaluate(() =>
-    window.jupyterapp.serviceManager.contents.save('drawn.txt', {
-      type: 'file',
-      format: 'text',
-      content: 'enough'
-    })
-  );
+  await writeFile(page, 'drawn.txt');
   await idle();
   const left = cell(2).locator('.jp-OutputArea-output', { hasText: 'ended' });
   await left.waitFor();
@@ -63,7 +55,7 @@ await inLab(async (page, picture) => {
 
   // The chart of a draft: tap its uppermost bar, keep it, undo.
   await run(3);
-  await cell(3).locator('canvas').first().waitFor({ timeout: 60000 });
+  await cell(3).locator('canvas').first().waitFor();
   await idle();
   await cell(3).getByRole('button', { name: 'Keep' }).scrollIntoViewIfNeeded();
   await page.waitForTimeout(500);

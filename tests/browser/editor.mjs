@@ -1,5 +1,5 @@
 // Edits a policy beside a notebook that trains: table, block map, draft, dry run, enable, files, and a kernel that dies.
-import { cellRunner, inLab, insight, kernelIdle, openPanel, theme } from './lab.mjs';
+import { cellRunner, inLab, insight, kernelIdle, openPanel, theme, writeFile } from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
@@ -27,7 +27,7 @@ await inLab(async (page, picture) => {
   };
 
   found.trained = [await run(0), await run(1)];
-  await panel.getByText(/Live · 4 steps/).waitFor({ timeout: 30000 });
+  await panel.getByText(/Live · 4 steps/).waitFor();
 
   // The draft is what is in force; the table lists what can leave.
   await bar.getByText('No changes: the draft is what is in force.').waitFor();
@@ -129,7 +129,7 @@ await inLab(async (page, picture) => {
 
   // Less capacity by the curve's handle: the prediction follows.
   await panel.getByRole('button', { name: 'Work out the curve' }).click();
-  await panel.locator('.cl-curve').getByText('Without edits').waitFor({ timeout: 60000 });
+  await panel.locator('.cl-curve').getByText('Without edits').waitFor();
   const slider = panel.getByRole('slider', { name: "The draft's capacity" });
   const before = Number(await slider.getAttribute('aria-valuenow'));
   await slider.focus();
@@ -176,22 +176,18 @@ await inLab(async (page, picture) => {
   });
   await panel.getByText('A cell is running. Answered from a kernel subshell').waitFor();
   await bar.getByRole('button', { name: 'Dry run 1 step' }).click();
-  await bar.locator('tr.cl-tried').waitFor({ timeout: 30000 });
+  await bar.locator('tr.cl-tried').waitFor();
   found.tried = await figures('cl-tried');
   await picture('dry-run');
   await bar.getByRole('button', { name: 'Enable' }).click();
   await bar.getByText('No changes: the draft is what is in force.').waitFor();
   const steps = await look(content => content.model.status.session.step_count);
-  await page.waitForFunction(
-    steps => {
-      const widget = [...window.jupyterapp.shell.widgets('main')].find(
-        w => w.id === 'chameleon-lab-panel'
-      );
-      return widget.content.model.status.session.step_count > steps + 3;
-    },
-    steps,
-    { timeout: 30000 }
-  );
+  await page.waitForFunction(steps => {
+    const widget = [...window.jupyterapp.shell.widgets('main')].find(
+      w => w.id === 'chameleon-lab-panel'
+    );
+    return widget.content.model.status.session.step_count > steps + 3;
+  }, steps);
   found.peakAfter = await look(content => content.model.status.session.peak_bytes);
   found.current = await figures('cl-current');
   found.whileRunning = !ended;
@@ -213,13 +209,7 @@ await inLab(async (page, picture) => {
     await bar.getByRole('button', { name: '↶' }).click();
     await bar.getByText(/1 change by you/).waitFor();
   }
-  await page.evaluate(() =>
-    window.jupyterapp.serviceManager.contents.save('enough.txt', {
-      type: 'file',
-      format: 'text',
-      content: ''
-    })
-  );
+  await writeFile(page, 'enough.txt');
   found.ran = await training;
   await bar.getByRole('button', { name: 'Roll back' }).click();
   await bar.getByText('In force from the next step border on.').waitFor();
@@ -235,13 +225,13 @@ await inLab(async (page, picture) => {
     );
     await panel.sessionContext.restartKernel();
   });
-  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 30000 });
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   const offer = panel.locator('.cl-offer');
   await offer.getByText(/kept in this panel/).waitFor();
   await picture('gone');
   await run(0);
   await run(1);
-  await panel.getByText(/Live · 4 steps/).waitFor({ timeout: 30000 });
+  await panel.getByText(/Live · 4 steps/).waitFor();
   await offer.getByRole('button', { name: 'Discard' }).click();
   await bar.getByRole('button', { name: 'Load…' }).click();
   await dialog('policy.json', '.jp-mod-accept');
@@ -251,13 +241,13 @@ await inLab(async (page, picture) => {
 
   // The kernel dies in the midst of it: nothing is lost.
   void run(3).catch(() => undefined);
-  await page.locator('.jp-Dialog').waitFor({ timeout: 30000 });
+  await page.locator('.jp-Dialog').waitFor();
   await dialog(null, '.jp-mod-accept');
-  await offer.getByText(/Your draft is safe/).waitFor({ timeout: 30000 });
+  await offer.getByText(/Your draft is safe/).waitFor();
   await kernelIdle(page);
   await run(0);
   await run(1);
-  await panel.getByText(/Live · 4 steps/).waitFor({ timeout: 30000 });
+  await panel.getByText(/Live · 4 steps/).waitFor();
   await offer.getByRole('button', { name: /Put 2 changes back/ }).click();
   await bar.getByText(/2 changes are back/).waitFor();
   await planned();

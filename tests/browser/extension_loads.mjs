@@ -1,5 +1,5 @@
 // Opens a notebook, finds the command in the palette, opens the panel, and reads what it says.
-import { inLab } from './lab.mjs';
+import { HANGS_AFTER_MS, inLab } from './lab.mjs';
 
 const COMMAND = 'chameleon-lab:open';
 
@@ -7,8 +7,7 @@ await inLab(async page => {
   const execute = id => page.evaluate(id => window.jupyterapp.commands.execute(id), id);
 
   await page.waitForSelector(
-    '.jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status="idle"]',
-    { timeout: 90000 }
+    '.jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status="idle"]'
   );
   const registered = await page.evaluate(id => window.jupyterapp.commands.hasCommand(id), COMMAND);
   const label = await labelInPalette(page, execute);
@@ -49,7 +48,8 @@ await inLab(async page => {
 /** The command's label in the palette, which closes when a loading notebook takes the focus. */
 async function labelInPalette(page, execute) {
   const entry = page.locator(`.lm-CommandPalette-item[data-command="${COMMAND}"]`);
-  for (let attempt = 0; attempt < 5; attempt++) {
+  const until = Date.now() + HANGS_AFTER_MS;
+  while (Date.now() < until) {
     try {
       await execute('apputils:activate-command-palette');
       await page.locator('.lm-CommandPalette-input').fill('Chameleon', { timeout: 3000 });

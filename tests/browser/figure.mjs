@@ -8,7 +8,7 @@ await inLab(async (page, picture) => {
   await page.evaluate(() => window.jupyterapp.commands.execute('notebook:run-all-cells'));
   const output = page.locator('.jp-NotebookPanel .jp-Cell').last().locator('.jp-OutputArea-output');
   const drawing = output.locator('.main-svg').first();
-  await drawing.waitFor({ timeout: 90000 });
+  await drawing.waitFor();
   /** The widths of the figure and of its room, once the one has come near to the other. */
   const widths = async (drawing, room) => {
     let both = [];
@@ -36,7 +36,7 @@ await inLab(async (page, picture) => {
   await page.goto('about:blank');
   await page.setContent(html);
   const alone = page.locator('.main-svg').first();
-  await alone.waitFor({ timeout: 60000 });
+  await alone.waitFor();
   found.page = await widths(alone, page.locator('body'));
   await picture('page');
   return found;

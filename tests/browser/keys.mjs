@@ -11,7 +11,7 @@ await inLab(async (page, picture) => {
   const run = cellRunner(page, 'keys');
   await run(0);
   await run(1);
-  await panel.getByText('Live · 4 steps').waitFor({ timeout: 30000 });
+  await panel.getByText('Live · 4 steps').waitFor();
   const overlay = panel.locator('.cl-left .cl-overlay');
   const fit = panel.locator('.cl-left').getByRole('button', { name: 'Fit' });
   const shown = () => look(({ model }) => model.shown.end - model.shown.start);
@@ -74,7 +74,7 @@ await inLab(async (page, picture) => {
   await execute(page, 'docmanager:save');
   await page.reload();
   await page.waitForFunction(() => window.jupyterapp?.restored);
-  await panel.getByText('Live · 4 steps').waitFor({ timeout: 60000 });
+  await panel.getByText('Live · 4 steps').waitFor();
   await page.waitForFunction(() => document.querySelector('.cl-toolbar select')?.value);
   await page.waitForFunction(() =>
     [...document.querySelectorAll('.cl-left button')].some(b => b.title === 'Show all (Q)')

@@ -5,6 +5,8 @@
 import { chromium } from 'playwright-core';
 
 const BROWSER_DIED = 3;
+/** Anything that is waited for longer than this will never come, however slow or loaded the machine is. */
+export const HANGS_AFTER_MS = 1000 * Number(process.env.HANGS_AFTER_S ?? 900);
 const FLAGS = [
   '--headless',
   '--no-sandbox',
@@ -23,7 +25,7 @@ export function kernelIdle(page) {
       const kernel = widget.isVisible && widget.content?.widgets && widget.sessionContext;
       return kernel?.session?.kernel?.status === 'idle';
     });
-  return page.waitForFunction(idle, undefined, { timeout: 90000 });
+  return page.waitForFunction(idle, undefined);
 }
 
 /** A function that runs a cell of a notebook in its kernel; its answer, `ok` or `error`, comes when it has ended. */
@@ -79,7 +81,7 @@ export async function openPanel(page) {
   await kernelIdle(page);
   await execute(page, 'chameleon-lab:open');
   await widen(page);
-  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 90000 });
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   return panel;
 }
 
@@ -96,6 +98,26 @@ export function insight(page) {
       },
       [String(what), argument ?? null]
     );
+}
+
+/** Write a file into the folder of the notebooks: loops in them end when theirs is there. */
+export function writeFile(page, path) {
+  return page.evaluate(
+    path =>
+      window.jupyterapp.serviceManager.contents.save(path, {
+        type: 'file',
+        format: 'text',
+        content: 'enough'
+      }),
+    path
+  );
+}
+
+/** Resolves when what the panel knows by now is in its drawing: it draws at the next frame. */
+export function drawn(page) {
+  return page.evaluate(
+    () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))
+  );
 }
 
 /** Where, on the page, the longest bar of a track lies: what is at a fixed place depends on how long ops took. */
@@ -120,6 +142,7 @@ export function coloursByTrack(page) {
     const context = canvas.getContext('2d');
     const ratio = canvas.width / canvas.clientWidth;
     const tracks = {};
+    const hashOf = bytes => bytes.reduce((hash, byte) => (Math.imul(hash, 31) + byte) | 0, 7);
     for (const name of document.querySelectorAll('.cl-track')) {
       const top = Math.round(name.offsetTop * ratio);
       const height = Math.round(name.offsetHeight * ratio);
@@ -132,7 +155,7 @@ export function coloursByTrack(page) {
       }
       const drawn = data.length / 4 - Math.max(...counts.values());
       const key = name.querySelector('.cl-name > span').textContent;
-      tracks[key] = { colours: counts.size, drawn, pixels: data.length / 4 };
+      tracks[key] = { colours: counts.size, drawn, pixels: data.length / 4, hash: hashOf(data) };
     }
     return tracks;
   });
@@ -155,6 +178,7 @@ export async function inLab(check) {
       permissions: ['clipboard-read', 'clipboard-write']
     });
     const page = await browser.newPage();
+    page.setDefaultTimeout(HANGS_AFTER_MS);
     page.on('console', message => {
       if (message.type() === 'error') {
         errors.push(`${message.text()} (${message.location().url})`);
@@ -168,7 +192,7 @@ export async function inLab(check) {
       died = true;
     });
     await page.goto(url);
-    await page.waitForSelector('#jp-main-dock-panel', { timeout: 90000 });
+    await page.waitForSelector('#jp-main-dock-panel');
     await page.waitForFunction(() => window.jupyterapp?.restored);
     await theme(page, 'Light'); // whatever the check before this one left
     const picture = (name, part = page, options = {}) =>

@@ -18,7 +18,7 @@ await inLab(async (page, picture) => {
   };
   await first(0);
   await first(1);
-  await panel.getByText('Live · 4 steps').waitFor({ timeout: 30000 });
+  await panel.getByText('Live · 4 steps').waitFor();
 
   // Another notebook comes to the front: its kernel is the one that counts, until the first comes back.
   await show('second');
@@ -26,7 +26,7 @@ await inLab(async (page, picture) => {
   await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   await second(0);
   await second(1);
-  await panel.getByText('Live · 6 steps').waitFor({ timeout: 30000 });
+  await panel.getByText('Live · 6 steps').waitFor();
   await page.waitForFunction(() =>
     document.querySelector('.cl-toolbar select').value.includes(',5,5]')
   );
@@ -78,10 +78,10 @@ await inLab(async (page, picture) => {
   address.searchParams.delete('reset');
   await page.goto(address.href);
   await page.waitForFunction(() => window.jupyterapp?.restored);
-  await panel.waitFor({ timeout: 60000 });
+  await panel.waitFor();
   await page.locator('.lm-TabBar-tab', { hasText: 'first.ipynb' }).click();
-  await front.getByText('first.ipynb').waitFor({ timeout: 60000 });
-  await panel.getByText('Live · 4 steps').waitFor({ timeout: 60000 });
+  await front.getByText('first.ipynb').waitFor();
+  await panel.getByText('Live · 4 steps').waitFor();
   await page.waitForFunction(() =>
     document.querySelector('.cl-toolbar select')?.value.includes(',3,3]')
   );

@@ -6,7 +6,8 @@ import {
   insight,
   longestBar,
   openPanel,
-  theme
+  theme,
+  writeFile
 } from './lab.mjs';
 
 await inLab(async (page, picture) => {
@@ -23,7 +24,7 @@ await inLab(async (page, picture) => {
   await panel.getByText('No session yet').waitFor();
   found.trained = await run(1);
   const overlay = panel.locator('.cl-overlay');
-  await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
+  await panel.getByText(/Live · 6 steps/).waitFor();
   await page.waitForFunction(() => document.querySelector('.cl-tracks')?.width > 100);
   await panel.getByRole('combobox', { name: 'Steps drawn' }).waitFor();
   await page.waitForFunction(() =>
@@ -84,6 +85,17 @@ await inLab(async (page, picture) => {
   await panel.getByText('Modules by op time').waitFor();
   found.range = await panel.locator('.cl-inspector .cl-facts').first().innerText();
 
+  // The floor says what it was measured on.
+  const line = await look(({ timeline, model }) => {
+    const { resident } = timeline._layout;
+    const { floor, capacity_bytes } = model.scene; // alive is more than the capacity: the lane's axis breaks above it
+    return resident.top + resident.height * (1 - (0.7 * floor.bytes) / (capacity_bytes * 1.04));
+  });
+  await page.mouse.move(box.x + box.width * 0.3, box.y + line);
+  await panel.locator('.cl-tip').getByText('measured on').waitFor();
+  found.floor = await panel.locator('.cl-tip').innerText();
+  found.capacity = await panel.locator('[data-figure="Capacity"]').getAttribute('title');
+
   // A bad query is said, and goes with the next good one.
   await panel.getByRole('searchbox').fill('>lots');
   await panel.locator('.cl-banner').getByText('is not a size').waitFor();
@@ -124,8 +136,8 @@ await inLab(async (page, picture) => {
   await panel.getByText('A cell is running. Answered from a kernel subshell').waitFor();
   await panel.getByText(/Live · (8|9|\d\d) steps/).waitFor();
   await panel.getByRole('searchbox').fill('layer.5');
-  await listed.waitFor({ timeout: 10000 });
-  found.whileRunning = !ended;
+  await listed.waitFor();
+  found.whileRunning = !ended; // the cell runs until there is a file, so that the answer came beside it
   // What was typed counts, also where the field is left at once.
   await panel.getByRole('searchbox').fill('gelu');
   await page.keyboard.press('Enter');
@@ -155,6 +167,7 @@ await inLab(async (page, picture) => {
   await panel.locator('.cl-compare').waitFor();
   await page.keyboard.press('Escape');
   await panel.locator('.cl-compare').waitFor({ state: 'detached' });
+  await writeFile(page, 'trained.txt');
   found.ran = await training;
 
   // Trace files: a whole one, and one that ends early.
@@ -187,7 +200,7 @@ await inLab(async (page, picture) => {
     );
     await panel.sessionContext.restartKernel();
   });
-  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor({ timeout: 30000 });
+  await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   await run(0);
   await panel.getByText('No session yet').waitFor();
   found.restarted = true;

@@ -18,7 +18,7 @@ await inLab(async (page, picture) => {
   await panel.locator('.cl-filter').fill('swap');
   await panel.locator('.cl-rows [data-storage]').first().waitFor();
   await panel.getByRole('button', { name: 'Work out the curve' }).click();
-  await panel.getByText(/Without edits\./).waitFor({ timeout: 60000 });
+  await panel.getByText(/Without edits\./).waitFor();
   await look(async ({ model }) => {
     await model.selectKey('model.blocks.2.mlp.gelu/aten::gelu.0#0');
   });

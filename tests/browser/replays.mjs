@@ -2,6 +2,7 @@
 import {
   cellRunner,
   coloursByTrack,
+  drawn,
   inLab,
   insight,
   kernelIdle,
@@ -23,7 +24,7 @@ await inLab(async (page, picture) => {
     }, count);
   const train = async () => {
     const ran = [await run(0), await run(1)];
-    await panel.getByText(/Live · 6 steps/).waitFor({ timeout: 30000 });
+    await panel.getByText(/Live · 6 steps/).waitFor();
     return ran;
   };
   found.trained = await train();
@@ -113,15 +114,23 @@ await inLab(async (page, picture) => {
 
   // The draft in the place of what ran, on the same axis.
   const overlay = panel.locator('.cl-overlay');
+  const made = () =>
+    look(async ({ model }, storage) => {
+      await model.selectKey(storage);
+      return model.selected.replays.length;
+    }, other);
+  found.made = [await made()];
+  await drawn(page);
   const measured = await coloursByTrack(page);
   await panel.getByRole('button', { name: 'Draft', exact: true }).click();
   await page.waitForFunction(() =>
     document.querySelector('.cl-overlay').getAttribute('aria-label').includes('predicted')
   );
-  await page.waitForTimeout(300);
+  found.made.push(await made());
+  await drawn(page);
   const predicted = await coloursByTrack(page);
   found.differs = Object.keys(measured).filter(
-    name => measured[name].drawn !== predicted[name].drawn
+    name => measured[name].hash !== predicted[name].hash
   );
   found.predicted = await look(({ model }) => [
     model.scene.replays,
@@ -149,7 +158,7 @@ await inLab(async (page, picture) => {
   await bar.getByRole('button', { name: 'Dry run 1 step' }).click();
   await bar.getByText('begins at the next step border').waitFor();
   found.ran = [await run(2)];
-  await bar.locator('tr.cl-tried').waitFor({ timeout: 30000 });
+  await bar.locator('tr.cl-tried').waitFor();
   found.tried = await look(({ editing: { editor } }) => editor.open.dry_run.measured);
   await bar.getByRole('button', { name: 'Enable' }).click();
   await bar.getByText('In force from the next step border on.').waitFor();
@@ -208,7 +217,7 @@ await inLab(async (page, picture) => {
       return JSON.stringify(kept ?? '').includes('"keep"') && layout.includes('chameleon-lab');
     },
     undefined,
-    { polling: 250, timeout: 30000 }
+    { polling: 250 }
   );
   await page.evaluate(async () => {
     const notebook = [...window.jupyterapp.shell.widgets('main')].find(
@@ -221,11 +230,11 @@ await inLab(async (page, picture) => {
   address.searchParams.delete('reset');
   await page.goto(address.href);
   await page.waitForFunction(() => window.jupyterapp?.restored);
-  await panel.waitFor({ timeout: 60000 });
+  await panel.waitFor();
   await kernelIdle(page);
   await train();
   const offer = panel.locator('.cl-offer');
-  await offer.getByRole('button', { name: /^Put \d+ changes? back/ }).click({ timeout: 30000 });
+  await offer.getByRole('button', { name: /^Put \d+ changes? back/ }).click();
   await bar.getByText(/back\./).waitFor();
   found.back = await look(({ editing: { editor } }) => editor.open.edits.map(entry => entry.edit));
   found.other = other;

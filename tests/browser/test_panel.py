@@ -25,6 +25,8 @@ def test_the_panel_draws_what_trains_beside_it(in_browser):
     assert found["lit"]
     assert found["tip"].startswith("aten::")
     assert "Moved" in found["range"]
+    assert found["floor"].startswith("Floor") and "op thread" in found["floor"]
+    assert "op thread" in found["capacity"]
     assert found["stalls"] > 0
     assert "could leave" in found["alive"]
     assert found["whileRunning"]

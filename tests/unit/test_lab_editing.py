@@ -19,7 +19,12 @@ from chameleon_lab.trace import Trace
 
 STEP = gpt_step(layers=6)
 CAPACITY = int(0.6 * STEP.live_peak_bytes)
-META = {"capacity_bytes": CAPACITY, "link_out_bytes_per_s": 4e9, "link_in_bytes_per_s": 4e9}
+META = {
+    "kernels": "a CPU (AVX2)",
+    "capacity_bytes": CAPACITY,
+    "link_out_bytes_per_s": 4e9,
+    "link_in_bytes_per_s": 4e9,
+}
 
 
 @pytest.fixture
@@ -390,6 +395,7 @@ def test_a_capacity_below_the_floor_is_an_edit_that_does_not_fit(desk):
     state = planned(desk)
     assert not state["fits"] and "below the floor" in state["error"]
     assert state["capacity_bytes"] == lowest - 1 and state["floor"]["bytes"] == lowest
+    assert "measured on a CPU (AVX2)" in state["floor"]["measured_on"]
     desk.edit("add", [{"action": "capacity", "capacity_bytes": lowest}], -1)
     state = planned(desk)
     assert state["fits"] and state["draft"]["peak_bytes"] <= lowest and len(state["edits"]) == 1

@@ -13,6 +13,7 @@ from chameleon_lab.lab.protocol import MAX_REPLY_BYTES, VERSION, ProtocolError
 from chameleon_lab.lab.query import parse_query
 from chameleon_lab.lab.scene import Scene, below_layer, layer_of
 from chameleon_lab.lab.sources import Sources
+from chameleon_lab.policy import floor
 from chameleon_lab.trace import Category, Residencies, Stage, Trace
 from chameleon_lab.trace.overlap import overlap_of
 
@@ -336,3 +337,15 @@ def test_ops_that_a_search_found_are_walked_in_turn(scene, axis):
     assert views.seek(scene, axis, 0.0, 1, "op", "no such op")["op"] is None
     with pytest.raises(ProtocolError, match="is not a size"):
         views.seek(scene, axis, 0.0, 1, "op", ">lots")
+
+
+@pytest.mark.parametrize("kernels", ["a CPU (AVX2)", "", None])
+def test_the_floor_says_what_it_was_measured_on(kernels):
+    step = gpt_step()
+    meta = {} if kernels is None else {"kernels": kernels}
+    lowest = floor(Trace([step], meta))
+    found = views.describe(Scene([step], meta))["floor"]
+    assert found["bytes"] == lowest.bytes and found["op"] == lowest.op_name
+    assert found["work_space_bytes"] == lowest.work_space_bytes
+    assert found["measured_on"] == lowest.measured_on
+    assert (kernels or "kernels") in found["measured_on"]

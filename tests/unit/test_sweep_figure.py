@@ -58,6 +58,14 @@ def test_the_mark_of_a_policy_that_replays_lies_on_its_curve():
         assert dict(zip(line.x, line.y, strict=True))[now.x[0]] == pytest.approx(now.y[0])
 
 
+def test_it_says_what_the_floor_was_measured_on():
+    figure = POLICY.sweep_figure(Trace([STEP], {"kernels": "a CPU (AVX2)"}))
+    assert "measured on a CPU (AVX2)" in figure.layout.title.subtitle.text
+    (mark,) = [note for note in figure.layout.annotations if note.text.startswith("Floor")]
+    assert "measured on a CPU (AVX2)" in mark.hovertext
+    assert "the trace does not name" in POLICY.sweep_figure().layout.title.subtitle.text
+
+
 def test_points_below_the_floor_are_not_drawn():
     lowest = floor(STEP).bytes
     found = sweep(STEP, [lowest - 1, lowest, 2 * lowest], Link(5e8, 5e8))

@@ -3,6 +3,7 @@
 import { button, h } from '../dom';
 import { formatBytes, formatSeconds } from '../format';
 import type { ICurve, IOpenDraft } from '../protocol';
+import { floorWords } from '../words';
 import type { Editor } from './state';
 import { parseSize } from './words';
 
@@ -47,6 +48,7 @@ export class Curve {
       ),
       h('div', { class: 'cl-curve-box' }, this._svg, this._handle),
       this._key,
+      this._floor,
       h(
         'div',
         { class: 'cl-row cl-curve-foot' },
@@ -159,6 +161,8 @@ export class Curve {
           `<li><svg viewBox="0 0 14 10" aria-hidden="true">${mark}</svg>${name}</li>`
       )
       .join('');
+    this._floor.textContent = `Floor ${open.floor.measured_on}`;
+    this._floor.title = floorWords(open.floor);
     this._svg.setAttribute('viewBox', `0 0 ${width} ${HEIGHT}`);
     this._svg.setAttribute('width', String(width));
     this._svg.setAttribute('height', String(HEIGHT));
@@ -277,6 +281,7 @@ export class Curve {
     return Math.min(Math.max(Math.round(bytes / round) * round, low), high);
   }
 
+  private readonly _floor = h('p', { class: 'cl-dim cl-curve-floor' });
   private readonly _key = h('ul', { class: 'cl-curve-key', 'aria-label': 'Marks of the curve' });
   private readonly _svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
   private readonly _handle = h('div', {

@@ -31,7 +31,13 @@ const DRAFT = {
   waiting: false,
   dry_run: null,
   capacity_bytes: 100 * MIB,
-  floor: { bytes: 64 * MIB, op: 'aten::mm', module: '', stage: 'forward' }
+  floor: {
+    bytes: 64 * MIB,
+    op: 'aten::mm',
+    module: '',
+    stage: 'forward',
+    measured_on: 'measured on a CPU (AVX2)'
+  }
 } as unknown as IOpenDraft;
 
 test.each([
@@ -45,7 +51,7 @@ test.each([
   [
     { fits: false, capacity_bytes: 32 * MIB },
     'lost',
-    '32.0 MiB is below the floor, 64.0 MiB: aten::mm'
+    '32.0 MiB is below the floor, 64.0 MiB: aten::mm needs it at once (measured on a CPU (AVX2)).'
   ],
   [{ waiting: true }, 'good', 'In force from the next step border on'],
   [{ why_not_enable: 'This is a trace file.' }, 'good', 'This is a trace file.'],

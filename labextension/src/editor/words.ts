@@ -114,7 +114,7 @@ export function standing(draft: IOpenDraft): ISaid {
 
 function reason(draft: IOpenDraft): string {
   if (draft.capacity_bytes < draft.floor.bytes) {
-    return `${formatBytes(draft.capacity_bytes)} is below the floor, ${formatBytes(draft.floor.bytes)}: ${draft.floor.op} needs it at once.`;
+    return `${formatBytes(draft.capacity_bytes)} is below the floor, ${formatBytes(draft.floor.bytes)}: ${draft.floor.op} needs it at once (${draft.floor.measured_on}).`;
   }
   const finding = draft.findings.find(finding => finding.is_error);
   return finding ? `${capital(inWords(finding.why))}.` : inWords(draft.error);

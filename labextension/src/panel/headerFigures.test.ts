@@ -29,7 +29,14 @@ const SCENE = {
   replays: 0,
   replay_s: 0,
   dropped_bytes: 0,
-  declined: 0
+  declined: 0,
+  floor: {
+    bytes: MIB / 8,
+    op: 'aten::addmm',
+    module: 'h.0.up',
+    measured_on:
+      'measured on a CPU (AVX2); the op has no work space, other kernels may want another'
+  }
 } as unknown as IScene;
 
 function values(...given: Parameters<typeof headerFigures>): Record<string, string> {
@@ -72,4 +79,11 @@ test('a drawn draft is called predicted', () => {
   const found = headerFigures(SESSION, own, SCENE, 'draft');
   expect(found.map(({ name }) => name)).toContain('Peak, predicted');
   expect(found.find(({ name }) => name === 'Stall')?.more).toBe('draft, predicted');
+});
+
+test('the capacity says what the floor is, and what it was measured on', () => {
+  const [capacity] = headerFigures(SESSION, null, SCENE, 'measured');
+  expect(capacity.title).toBe(
+    'Floor 128 KiB, set by addmm in h.0.up; measured on a CPU (AVX2); the op has no work space, other kernels may want another'
+  );
 });

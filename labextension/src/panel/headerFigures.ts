@@ -11,7 +11,7 @@ import {
 } from '../format';
 import type { Drawn } from '../model';
 import type { IScene, ISessionStatus, ISteps } from '../protocol';
-import { OVERLAP } from '../words';
+import { floorWords, OVERLAP } from '../words';
 
 export interface IHeaderFigure {
   name: string;
@@ -49,7 +49,8 @@ export function headerFigures(
     {
       name: 'Capacity',
       value: capacity === null ? 'none' : formatBytes(capacity),
-      more: capacityOf(capacity, scene?.live_peak_bytes ?? 0)
+      more: capacityOf(capacity, scene?.live_peak_bytes ?? 0),
+      title: scene ? floorWords(scene.floor) : ''
     },
     {
       name: drawn === 'draft' ? 'Peak, predicted' : 'Peak, measured',

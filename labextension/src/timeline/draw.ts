@@ -2,7 +2,7 @@
 
 import { formatBytes } from '../format';
 import type { IScene } from '../protocol';
-import { BANDS, bandOf, endOf, shortOp } from '../words';
+import { BANDS, bandOf, endOf, measuredOn, shortOp } from '../words';
 import type { IColours } from './colours';
 import { type ITrackBox, type Layout, residentTicks, residentY } from './layout';
 import { Scale, tickLabel, ticks } from './scale';
@@ -27,6 +27,8 @@ const OP_HEIGHTS = [1, 0.72, 0.39];
 const OP_COLOURS = ['op1', 'op2', 'op3'] as const;
 const LEAST_PX = 0.7;
 const FONT_PX = 10;
+/** From this width on the floor's label says what it was measured on. */
+const ROOM_FOR_MEASURED_PX = 640;
 
 /** Draw everything that the data decide. */
 export function drawTracks(picture: IPicture): void {
@@ -447,7 +449,8 @@ function drawResidentLabels(
     );
   }
   const op = shortOp(scene.floor.op);
-  const text = `Floor ${formatBytes(scene.floor.bytes)}${op ? ` · ${op}` : ''}`;
+  const of = scale.width > ROOM_FOR_MEASURED_PX ? ` · ${measuredOn(scene.floor)}` : '';
+  const text = `Floor ${formatBytes(scene.floor.bytes)}${op ? ` · ${op}` : ''}${of}`;
   const clear = capacity === null || Math.abs(floorY - y(capacity)) > 22;
   label(
     picture,

@@ -10,7 +10,7 @@ import { boxOf, growBox, middleBox, moveBox } from './box';
 import { type IColours, readColours } from './colours';
 import { drawTracks } from './draw';
 import { hitTest, type IHit } from './hit';
-import { type Layout, layTracks } from './layout';
+import { type Layout, layTracks, residentY } from './layout';
 import { drawOverlay } from './overlay';
 import { drawPauses, pauseMarks } from './pauses';
 import { type IStretch, pan, Scale, zoom } from './scale';
@@ -19,6 +19,8 @@ import { lastAtMost } from './tables';
 const WHEEL = 0.0016;
 const POINT_MS = 90;
 const CLICK_PX = 3;
+/** How near to the floor's line the pointer tells of it. */
+const NEAR_PX = 5;
 /** The height of a resident track's legend with a line a band, under the track's name. */
 const LEGEND_PX = 90;
 /** What a block says of its bytes, by `PLACE`. */
@@ -519,6 +521,16 @@ export class Timeline {
     return view ? hitTest(view, this._layout, this._scale, x, y) : null;
   }
 
+  /** Whether a height of the drawing is that of the floor, or near it. */
+  private _isOnFloor(y: number): boolean {
+    const { scene } = this._model;
+    if (!scene) {
+      return false;
+    }
+    const at = residentY(this._layout.resident, scene.capacity_bytes, scene.live_peak_bytes);
+    return Math.abs(at(scene.floor.bytes) - y) <= NEAR_PX;
+  }
+
   /** What a stage, layer or module under the pointer is called; empty elsewhere. */
   private _spanName({ track, index }: IHit): string {
     const { scene, views, shown } = this._model;
@@ -542,6 +554,8 @@ export class Timeline {
     const span = hit && this._spanName(hit);
     if (hit && span) {
       window.clearTimeout(this._pointTimer);
+      this._pointTimer = window.setTimeout(() => this._showTip(hit, {}, x, y), POINT_MS);
+    } else if (hit?.track === 'resident' && this._isOnFloor(y)) {
       this._pointTimer = window.setTimeout(() => this._showTip(hit, {}, x, y), POINT_MS);
     } else if (!hit?.point) {
       this._hideTip();
@@ -714,6 +728,11 @@ export class Timeline {
         'Here',
         WHERE[this._model.views.best(this._model.shown)?.blocks.place[hit.index] ?? 0]
       ]);
+    } else if (hit.track === 'resident' && this._model.scene) {
+      const { floor } = this._model.scene;
+      title = `Floor ${formatBytes(floor.bytes)}`;
+      rows.push(['Set by', `${floor.op} ${floor.module}`]);
+      rows.push(['Here', floor.measured_on]);
     } else {
       title = this._spanName(hit);
       const length = hit.x1 - hit.x0;
