@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .enough import above, typed
+from .policy import Floor
 from .trace import Departure
 from .trace.overlap import DEFINITION
 from .trace.stall_parts import WORDS
@@ -208,6 +210,14 @@ class Report(Mapping[str, Any]):
     device_syncs: int = 0
     escaped_bytes: int = 0
     """Of the storages that stay on the device because a raw pointer to them is outside."""
+    floor: Floor | None = None
+    """The highest floor of the first step and of the newest ones: no capacity below its ``bytes`` runs them. None
+    before a step has ended, and where more ops came than are recorded."""
+
+    @property
+    def enough_bytes(self) -> int | None:
+        """A capacity that is enough for those steps; None where their floor is not known."""
+        return None if self.floor is None else above(self.floor.bytes)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:
@@ -252,6 +262,7 @@ class Report(Mapping[str, Any]):
                 self._measured(self.live_peak_bytes, format_bytes),
                 "newest step; what it would need without swapping",
             ),
+            *self._floor_rows(),
             *self._allocator_rows(),
             *self._fragmentation_rows(),
             (
@@ -351,6 +362,13 @@ class Report(Mapping[str, Any]):
             return ""
         pool, least = format_bytes(plan.host_pool_bytes), format_bytes(plan.host_peak_bytes)
         return f"; laid out in {pool} for copies of {least} at once"
+
+    def _floor_rows(self) -> list[tuple[str, str, str]]:
+        if self.floor is None:
+            return []
+        enough = f"a capacity of {typed(above(self.floor.bytes))} is enough"
+        where = f" in {self.floor.module}" if self.floor.module else ""
+        return [("Floor", format_bytes(self.floor.bytes), f"set by {self.floor.op_name}{where}; {enough}")]
 
     def _allocator_rows(self) -> list[tuple[str, str, str]]:
         """Which setting of torch's allocator is in force, and what it did in the newest step; only on GPUs."""

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from .arguments import UNLIMITED, available_bytes, parse_capacity, parse_device, parse_link
+from .enough import highest_floor, named
 from .errors import BelowFloorError, PolicyError, SessionError
 from .journal import Journal, declined_drops
 from .plans import Made, Plan, Plans
-from .policy import Draft, Link, Policy, Suggestion, floor, suggest
+from .policy import Draft, Floor, Link, Policy, Suggestion, floor, suggest
 from .policy.constraints import Spared, untouched
 from .policy.edits import Edit, EditAction
 from .policy.memory import step_op_times
@@ -217,6 +218,10 @@ class Session:
         self._host_times = HostTimes()
         self._records_makings = False
         self._kernels = ""
+        self._floors: dict[tuple[int, int], Floor | None] = {}  # by fingerprint and live peak
+        self._first_log: core.StepLog | None = (
+            None  # the first step with ops may need more than those that are kept
+        )
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -304,15 +309,28 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         failure = core.take_failure() if isinstance(error, RuntimeError) else None
-        self.stop()
-        if (
-            failure is not None
-            and "is below the floor" in str(error)
-            and not isinstance(error, BelowFloorError)
-        ):
+        if failure is None or "is below the floor" not in str(error):
+            self.stop()
+            return
+        try:
             # TorchScript puts the script's own traceback before it.
-            message = str(error)[str(error).find("Chameleon Lab:") :].splitlines()[0]
+            told = str(error)[str(error).find("Chameleon Lab:") :].splitlines()[0]
+            message = self._naming_enough(told, failure) if self.is_open else told
+        finally:
+            self.stop()
+        if message != str(error) or not isinstance(error, BelowFloorError):
             raise BelowFloorError(message).with_traceback(traceback) from None
+
+    def _naming_enough(self, message: str, failure: core.Failure) -> str:
+        """An error below the floor, with the capacity that is enough where that is known of the step."""
+        self._journal.close()  # the step that has been cut off is none of its steps
+        cut = core.end_step()
+        steps = [self._journal.trace(log) for log in self._journal.logs()]
+        given = self._given.source if self._given is not None else None
+        try:
+            return named(message, failure, self._journal.trace(cut), steps, given)
+        except ValueError:  # a step that holds too little to tell: the core's words stand
+            return message
 
     @property
     def is_open(self) -> bool:
@@ -430,6 +448,7 @@ class Session:
             self._leave_to_others()
         if log.op_count == 0 or not whole:
             return  # nothing to learn from
+        self._first_log = self._first_log or log
         if stage is not SessionStage.STABLE and self._start_given(log):
             pass
         elif stage is SessionStage.WARMUP:
@@ -873,6 +892,7 @@ class Session:
             escaped_storages=counters["escaped"],
             escaped_bytes=counters["escaped_bytes"],
             refused=dict(self._discovery.refused),
+            floor=self._floor(),
             notes=tuple(self._notes),
             history=self._journal.history,
             plans=tuple(self._plans.summaries()),
@@ -899,6 +919,17 @@ class Session:
             device_frees=newest.device_frees if newest else 0,
             device_syncs=newest.device_syncs if newest else 0,
         )
+
+    def _floor(self) -> Floor | None:
+        """The highest floor of the first step and of those that are still recorded, each kind of step once."""
+        logs = [self._first_log, *self._journal.logs()] if self._first_log else []
+        kinds = {(log.fingerprint, log.live_peak_bytes): log for log in logs}
+        for kind, log in kinds.items():
+            if kind not in self._floors:
+                self._floors[kind] = highest_floor([self._journal.trace(log)])
+        self._floors = {kind: self._floors[kind] for kind in kinds}
+        found = [lowest for lowest in self._floors.values() if lowest is not None]
+        return max(found, key=lambda lowest: lowest.bytes, default=None)
 
     def _stall_parts(self) -> dict[str, float]:
         """Why the newest step stalled, in seconds."""

@@ -504,10 +504,10 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
   return "Chameleon Lab: the capacity of " + human(failure.capacity_bytes) + " is below the floor: " + failure.op +
          " needs " + human(needed) + " at once (" + human(failure.request_bytes) + " asked for, " +
          human(failure.pinned_bytes) + " in use by the op, " + human(failure.unmovable_bytes) +
-         " in storages that cannot leave). Give a capacity of at least that, since other ops of the step may need more "
-         "(`chameleon report` of a trace that `chameleon run --capacity MORE --save-trace FILE` has saved says how "
-         "much "
-         "is enough), or make the op's tensors smaller (a smaller batch, or the loss computed in chunks).";
+         " in storages that cannot leave). Give a capacity of at least that: what other ops of the step need is not "
+         "known "
+         "yet, and may be more. `chameleon run SCRIPT` without --capacity says in its report how much is enough, after "
+         "two steps already. Or make the op's tensors smaller (a smaller batch, or the loss computed in chunks).";
 }
 
 }  // namespace chameleon

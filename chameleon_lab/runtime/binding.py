@@ -56,7 +56,7 @@ def misfit_at_start(policy: Policy, first: StepTrace, capacity_bytes: int) -> st
         return "it says that it was made for another step than the one that its file holds"
     if not policy.source.ops.token.any():
         return "an older version recorded the step in its file, which cannot be recognised"
-    want, have = _model_op_indices(policy.source), _model_op_indices(first)
+    want, have = model_ops(policy.source), model_ops(first)
     if _told(policy.source, want) != _told(first, have[max(0, len(have) - len(want)) :]):
         return _difference(policy.source, want, first, have)
     here = {key: int(first.storages.block_bytes[row]) for row, key in enumerate(first.storage_keys)}
@@ -130,7 +130,7 @@ def _misfit_of_conditions(policy: Policy, capacity_bytes: int) -> str | None:
     return None
 
 
-def _model_op_indices(step: StepTrace) -> np.ndarray:
+def model_ops(step: StepTrace) -> np.ndarray:
     """The ops of forward and backward that ran in a module; without modules all up to the last backward's optimizer.
 
     The others differ between the first step and the rest: a model is built there, metrics are made, gradients are there

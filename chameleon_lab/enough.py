@@ -1,0 +1,102 @@
+"""How much capacity is enough: told from the steps that have been recorded, by an error below the floor too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from .policy import Floor, floor
+from .runtime import core
+from .runtime.binding import model_ops
+from .trace import StepTrace
+from .units import format_bytes
+
+_ABOVE = 1.02
+"""What an op asks for beside storages is known to within its alignment."""
+_AT_LEAST = "Give a capacity of at least that:"
+"""How the core begins to say so of an op that found no room. What it says from there on is for want of a known step."""
+
+
+def above(floor_bytes: int) -> int:
+    """A capacity that is enough for steps with this floor, in a figure with three digits that can be typed."""
+    least = math.ceil(_ABOVE * floor_bytes)
+    unit = 1 << (least.bit_length() - 1) // 10 * 10
+    digits = 10 ** max(0, 3 - len(str(least // unit)))
+    return math.ceil(math.ceil(least * digits / unit) * unit / digits)
+
+
+def highest_floor(steps: Sequence[StepTrace]) -> Floor | None:
+    """Of the steps that were recorded to their end; None where there is none."""
+    floors = [floor(step) for step in steps if len(step.ops) and not step.truncated_ops]
+    return max(floors, key=lambda lowest: lowest.bytes, default=None)
+
+
+def named(
+    message: str, failure: core.Failure, cut: StepTrace, steps: Sequence[StepTrace], given: StepTrace | None
+) -> str:
+    """The core's message, with the capacity that is enough where a step that was recorded tells.
+
+    Args:
+        message: what the core says of an op that found no room.
+        failure: what that op asked for.
+        cut: the step that the op has ended.
+        steps: whole ones of this session.
+        given: the step that the session's policy was made for, of another process.
+    """
+    known = [
+        step for step in steps if _begins_as(step, np.arange(len(step.ops)), cut, np.arange(len(cut.ops)))
+    ]
+    if given is not None and _begins_as(given, model_ops(given), cut, model_ops(cut)):
+        known.append(given)
+    lowest = highest_floor([_kept_here(step, cut) for step in known])
+    at = message.find(_AT_LEAST)
+    if lowest is None or at < 0:
+        return message
+    kept = _kept_beside(known[-1], cut)
+    needed = sum(failure[part] for part in ("request_bytes", "pinned_bytes", "unmovable_bytes"))  # type: ignore[literal-required]
+    enough = above(max(lowest.bytes + kept, needed))
+    return (
+        f"{message[:at]}{format_bytes(enough)} are enough for the step as it has been recorded, whose "
+        f'{lowest.op_name} needs most: give a capacity of "{typed(enough)}", or make that op\'s tensors smaller (a '
+        "smaller batch, or the loss computed in chunks)."
+    )
+
+
+def typed(size: int) -> str:
+    """Bytes as a capacity is typed: ``"11.2MiB"``. Never less than ``size``, if :func:`above` made it."""
+    return format_bytes(size).replace(" ", "")
+
+
+def _begins_as(whole: StepTrace, its: np.ndarray, cut: StepTrace, ours: np.ndarray) -> bool:
+    """Are the ops of a step that was cut off the first ones of a whole one, and made storages of the same size?"""
+    count = len(ours)
+    if not count or count > len(its) or whole.truncated_ops or cut.truncated_ops:
+        return False
+    if (whole.ops.token[its[:count]] != cut.ops.token[ours]).any():
+        return False
+    done = ours[:-1]  # the last one has not made all of its own
+    return bool((_born_bytes(whole)[its[: count - 1]] == _born_bytes(cut)[done]).all())
+
+
+def _born_bytes(step: StepTrace) -> np.ndarray:
+    """What each op has made and not freed again, int64 (ops,)."""
+    storages = step.storages
+    lasting = (storages.birth_op >= 0) & (storages.death_op > storages.birth_op)
+    birth, size = storages.birth_op[lasting], storages.block_bytes[lasting]
+    return np.bincount(birth, size, minlength=len(step.ops)).astype(np.int64)
+
+
+def _kept_here(step: StepTrace, cut: StepTrace) -> StepTrace:
+    """The step, had what may not leave now been kept in it as well."""
+    kept = np.isin(step.storages.uid, cut.storages.uid[~cut.storages.movable])
+    return replace(step, storages=replace(step.storages, movable=step.storages.movable & ~kept))
+
+
+def _kept_beside(step: StepTrace, cut: StepTrace) -> int:
+    """Bytes that may not leave now, and were not there in the step."""
+    storages = cut.storages
+    kept = ~storages.movable & (storages.birth_op < 0) & (storages.death_op >= len(cut.ops))
+    return int(storages.block_bytes[kept & ~np.isin(storages.uid, step.storages.uid)].sum())

@@ -1,0 +1,132 @@
+"""The error below the floor names a capacity that is enough, or says how to find out: what it names is tried."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_floor import Plain, Recurrent
+from torch import nn
+from training import ConvNet, Gpt, Loop, adamw, floor_bytes, sgd, train
+
+import chameleon_lab as cl
+from chameleon_lab.enough import above, typed
+from chameleon_lab.units import parse_bytes
+
+
+class Batched(Plain):
+    """The same, which makes its batches."""
+
+    def batch(self, generator: torch.Generator) -> torch.Tensor:
+        return torch.randn(32, 128, generator=generator)
+
+
+NAMED = re.compile(r'give a capacity of "([\d.]+\w+)"')
+PROGRAMS: dict[str, tuple[Any, Any, Loop]] = {
+    "gpt": (Gpt, adamw, Loop(clip=True)),
+    "plain-sgd": (Batched, sgd, Loop()),
+    "lstm": (Recurrent, adamw, Loop()),
+    "conv": (ConvNet, sgd, Loop()),
+}
+
+
+PINNED: dict[type, int | None] = {Gpt: 4, Batched: 4, Recurrent: 4, ConvNet: None}
+"""Of how many weights something takes the address in the middle of the run; None: of all."""
+
+
+def pins(number: int, model: nn.Module, kept: list[Any]) -> None:
+    """As a library does that keeps raw addresses of weights."""
+    if number == 2:
+        kept.extend(parameter.data_ptr() for parameter in list(model.parameters())[: PINNED.get(type(model))])
+
+
+def below(capacity: int | str, program: tuple[Any, Any, Loop]) -> str | None:
+    """What the run says of a capacity that is too small; None if it runs to its end."""
+    kept: list[Any] = []
+    model, optimizer, loop = program
+    try:
+        train(
+            *(model, optimizer, 4, {"capacity": capacity}),
+            loop=loop,
+            each_step=lambda number, model, _: pins(number, model, kept),
+        )
+    except cl.BelowFloorError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_the_error_names_is_enough(name: str) -> None:
+    """The first steps run, and then weights may not leave any more: the step is known, and what it needs now."""
+    program = PROGRAMS[name]
+    said = below(above(floor_bytes(program[0], program[1], 4, program[2])), program)
+    assert said is not None
+    found = NAMED.search(said)
+    assert found, said
+    assert below(found[1], program) is None
+
+
+def test_while_the_step_is_unknown_it_says_so_and_the_report_tells(capsys: Any) -> None:
+    said = below("256KiB", PROGRAMS["lstm"])
+    assert said is not None and "of at least that" in said and "is not known yet" in said
+    assert "`chameleon run SCRIPT` without --capacity" in said
+    model, optimizer, loop = PROGRAMS["lstm"]
+    recorded = train(model, optimizer, 3, {"capacity": None}, loop=loop).report
+    assert recorded is not None and recorded.enough_bytes is not None
+    train(model, optimizer, 4, {"capacity": typed(recorded.enough_bytes)}, loop=loop)
+
+
+SCRIPT = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(160, 160) for _ in range(8)))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    loss = model(torch.randn(512, 160)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+"""
+
+
+def chameleon(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "chameleon_lab", "run", *arguments, "train.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+
+
+def test_one_command_says_how_much_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    failed = chameleon(tmp_path, "--capacity", "100KiB")
+    assert failed.returncode == 3 and "`chameleon run SCRIPT` without --capacity" in failed.stderr
+    recorded = chameleon(tmp_path)
+    found = re.search(r"a capacity of ([\d.]+\w+) is enough", recorded.stderr)
+    assert found, recorded.stderr
+    ran = chameleon(tmp_path, "--capacity", found[1])
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == recorded.stdout
+
+
+def test_a_given_policy_knows_its_step(tmp_path: Path) -> None:
+    """In a new process nothing has been recorded: the step that the policy was made for says what is enough."""
+    sessions: list[Any] = []
+    floor = floor_bytes(Gpt, adamw, 5)
+    keep: Callable[..., None] = lambda _, __, session: sessions.append(session)  # noqa: E731
+    train(Gpt, adamw, 5, {"capacity": 2 * floor}, each_step=keep)
+    policy = sessions[-1].policy
+    with pytest.raises(cl.BelowFloorError) as caught:
+        train(Gpt, adamw, 5, {"capacity": floor // 2, "policy": policy})
+    found = NAMED.search(str(caught.value))
+    assert found, caught.value
+    train(Gpt, adamw, 5, {"capacity": found[1], "policy": policy})
+
+
+@pytest.mark.parametrize("size", [1, 999, 1023, 1024, 5_400_000, 1_047_900, 10**9, 3 * 2**30])
+def test_the_figure_that_is_named_is_no_less_when_it_is_typed(size: int) -> None:
+    assert size <= parse_bytes(typed(above(size))) <= 1.04 * size + 2
