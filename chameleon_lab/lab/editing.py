@@ -500,7 +500,9 @@ class Desk:
         fault = next((f for f in there.findings if f.edit.storage == storage and f.fault != "clipped"), None)
         if there.policy is None or (fault is not None and fault.fault == "impossible"):
             option["possible"] = False
-            option["why"] = fault.why if fault is not None else there.error
+            # Where nothing fits even without the edit, the draft says why, once, and not each of its cards.
+            fails_anyway = without.policy is None
+            option["why"] = fault.why if fault is not None else "" if fails_anyway else there.error
         elif without.prediction is not None and without.held is not None:
             if _does(without.held, place) == _asked(action):
                 there = without  # it is done anyway

@@ -14,6 +14,7 @@ from ..units import format_bytes, format_seconds
 from .packages import load
 from .palette import INK, INK_2, LINE, LOST, REPLAY, SESSION_STAGES, STACK, TRANSFER, TRANSFER_FORCED
 from .stage_runs import stage_runs
+from .worded import figure_in_words, step_in_words
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -73,13 +74,14 @@ def step_figure(
         _draw_replays(go, figure, step)
     draw_stages(figure, step)
     draw_pauses(figure, step)
-    style(figure, _step_title(step) if title is None else title, height=560, bottom=90)
+    headline = _step_title(step) if title is None else title
+    style(figure, headline, height=560, bottom=90)
     figure.update_yaxes(title_text=f"On the device ({unit})", rangemode="tozero", row=1, col=1)
     figure.update_yaxes(showgrid=False, range=[1.6, -0.6], row=2, col=1)
     figure.update_yaxes(showgrid=False, row=3, col=1)
     figure.update_xaxes(range=[0, step.duration_s], tickformat="~s", hoverformat=".4~s", ticksuffix="s")
     figure.update_layout(barmode="overlay", bargap=0.3)
-    return figure
+    return figure_in_words(figure, lambda: step_in_words(step, headline))
 
 
 PAUSES = {Pause.IDLE: "no op ran", Pause.LOADING: "data loading", Pause.CELLS: "between cells"}
@@ -169,7 +171,21 @@ def session_figure(report: Report | TraceReport) -> go.Figure:
     figure.update_layout(barmode="stack", hovermode="closest")
     figure.update_xaxes(title_text="Step", tickformat="d")
     figure.update_yaxes(tickformat="~s", ticksuffix="s", rangemode="tozero")
-    return figure
+    return figure_in_words(figure, lambda: _history_in_words(report))
+
+
+def _history_in_words(report: Report | TraceReport) -> str:
+    lines = ["Step time over the session:"]
+    for stage in SESSION_STAGES:
+        steps = [step for step in report.history if step.stage == stage]
+        if steps:
+            slowest = max(steps, key=lambda step: step.step_s)
+            lost = f"stall {format_seconds(sum(step.stall_s for step in steps) / len(steps))} on average"
+            lines.append(
+                f"  {stage}: {len(steps)} steps, median {format_seconds(float(np.median([s.step_s for s in steps])))}, "
+                f"slowest {format_seconds(slowest.step_s)} (step {slowest.index}); {lost}"
+            )
+    return "\n".join(lines)
 
 
 def resident_by_category(step: StepTrace) -> tuple[np.ndarray, np.ndarray]:

@@ -26,6 +26,15 @@ MOST_KEPT = 80
 _LINE_POINTS = 1500
 
 _ALPHA = {"leaving": 0.45, "away": 0.95, "returning": 0.45, "dropped": 0.3, "replayed": 0.95, "kept": 0.16}
+_STATES = {
+    "away": "away, on the host",
+    "leaving": "its copy may run",
+    "dropped": "dropped",
+    "replayed": "made again by a replay",
+    "kept": "could leave, and stays",
+}
+"""What the shades of bars are called in the legend; that of a copy stands for both ways."""
+_STAGE_PX, _LEGEND_PX = 18, 52
 _HATCH = {"dropped": "dot"}
 """Dots are what is dropped, as in the panel; all else is plain."""
 
@@ -210,6 +219,7 @@ class Gantt(BokehView):
         self.gaps = Gaps()
         self.bars = models.ColumnDataSource()
         self.resident = models.ColumnDataSource()
+        self._samples: dict[str, Any] = {}
         self._plot = self._draw_bars(models)
         self._bytes = self._draw_bytes(models)
         self.layout = models.Column(self._plot, self._bytes, sizing_mode="stretch_width")
@@ -221,10 +231,13 @@ class Gantt(BokehView):
         self.gaps = gaps_of(policy, self.step)
         count = len(self.gaps.rows)
         self.bars.data = bars_of(self.gaps.rows, len(self.step.ops))
+        self._name_bars()
         self.resident.data = line_of(prediction)
         self._plot.title.text = self._headline()
-        self._plot.height = min(max(220, 90 + 7 * count), 560)
-        self._plot.y_range.start, self._plot.y_range.end = max(count, 1) - 0.4, -0.6
+        self._plot.height = min(max(220, 90 + 7 * count), 560) + _LEGEND_PX
+        # Below the bars there is room for the names of the stages.
+        names = _STAGE_PX * max(count, 1) / (self._plot.height - 90 - _LEGEND_PX - _STAGE_PX)
+        self._plot.y_range.start, self._plot.y_range.end = max(count, 1) - 0.4 + names, -0.6
         self._capacity.location = policy.capacity_bytes
         self._bytes.y_range.end = 1.08 * max(
             prediction.peak_bytes, policy.capacity_bytes, self.step.live_peak_bytes
@@ -293,7 +306,61 @@ class Gantt(BokehView):
         plot.yaxis.visible = False
         plot.ygrid.visible = False
         self._draw_stages(models, plot)
+        self._legend = models.Legend(
+            orientation="horizontal",
+            ncols=6,
+            spacing=4,
+            margin=4,
+            padding=0,
+            location="top_left",
+            border_line_color=None,
+            label_text_font_size="11px",
+            label_text_color=INK,
+        )
+        plot.add_layout(self._legend, "below")
         return plot
+
+    def _name_bars(self) -> None:
+        """Fill the legend: the categories and the shades of the bars that are drawn, and what a dark edge says."""
+        models = load("bokeh.models", "bokeh", "figures")
+        data = self.bars.data
+        parts, categories = set(data["part"]), set(data["category"])
+        shown = [
+            (name.replace("_", " "), name, "away")
+            for name in CATEGORIES
+            if name.replace("_", " ") in categories
+        ]
+        shown += [
+            (text, "", part)
+            for part, text in _STATES.items()
+            if part in parts or (part == "leaving" and "returning" in parts)
+        ]
+        if any(gap.by_user for gap in self.gaps.rows):
+            shown.append(("decided by you", "", "user"))
+        self._legend.items = [
+            models.LegendItem(label=label, renderers=[self._sample(category, part)])
+            for label, category, part in shown
+        ]
+
+    def _sample(self, category: str, part: str) -> Any:
+        """A bar for the legend, drawn nowhere else."""
+        key = f"{category}/{part}"
+        if key not in self._samples:
+            colour = CATEGORIES.get(category, INK_2)
+            self._samples[key] = self._plot.scatter(
+                x=[np.nan],
+                y=[np.nan],
+                marker="square",
+                size=12,
+                fill_color=colour,
+                fill_alpha=_ALPHA.get(part, 0.0),
+                hatch_pattern=_HATCH.get(part, "blank"),
+                hatch_color=colour,
+                hatch_scale=6,
+                line_color=INK if part == "user" else colour,
+                line_alpha=1.0 if part == "user" else _ALPHA[part],
+            )
+        return self._samples[key]
 
     def _draw_stages(self, models: Any, plot: Any) -> None:
         runs = stage_runs(self.step)
@@ -348,4 +415,6 @@ class Gantt(BokehView):
         plot.legend.orientation = "horizontal"
         plot.legend.border_line_color = None
         plot.legend.label_text_font_size = "11px"
+        plot.legend.spacing = 24
+        plot.legend.location = "top_left"
         return plot

@@ -13,6 +13,7 @@ from ..trace import StepTrace, Trace
 from ..units import format_bytes, format_percent, format_seconds
 from .figures import byte_unit, load_plotly, style
 from .palette import INK, INK_2, LINE, LOST, SESSION_STAGES
+from .worded import figure_in_words
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -135,7 +136,7 @@ def sweep_figure(
     figure.update_layout(hovermode="closest")
     figure.update_xaxes(title_text=f"Capacity ({unit})", range=[0, 1.06 * right])
     figure.update_yaxes(tickformat="~s", ticksuffix="s", rangemode="tozero", title_text="Step")
-    return figure
+    return figure_in_words(figure, lambda: str(found))
 
 
 def _hover(point: SweepPoint, found: Sweep) -> str:

@@ -24,6 +24,7 @@ from .figures import (
 )
 from .packages import load, load_widgets
 from .palette import LOST, PREDICTED, REPLAY
+from .worded import step_in_words, widget_in_words
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -63,14 +64,16 @@ def trace_figure(
     unit, scale = byte_unit(most)
 
     rows = 1 if prediction is None else 2
-    figure = go.FigureWidget(
+    headline = _title(chosen, prediction)
+    figure = widget_in_words(
         make_subplots(
             rows=rows,
             cols=1,
             shared_xaxes=True,
             vertical_spacing=0.06,
             row_heights=[1.0] if rows == 1 else [0.74, 0.26],
-        )
+        ),
+        lambda: step_in_words(chosen, headline),
     )
     draw_resident(go, figure, chosen, unit, scale)
     draw_ghost(go, figure, chosen, unit, scale)
@@ -85,9 +88,7 @@ def trace_figure(
     draw_stages(figure, chosen)
     if policy is None:
         draw_pauses(figure, chosen)
-    style(
-        figure, _title(chosen, prediction), height=420 if rows == 1 else 570, bottom=90 if rows == 1 else 120
-    )
+    style(figure, headline, height=420 if rows == 1 else 570, bottom=90 if rows == 1 else 120)
     figure.update_layout(margin_t=104)
     figure.update_yaxes(title_text=f"On the device ({unit})", rangemode="tozero", row=1, col=1)
     figure.update_xaxes(range=[0, chosen.duration_s], tickformat="~s", hoverformat=".4~s", ticksuffix="s")
@@ -209,11 +210,11 @@ def _title(step: StepTrace, prediction: Prediction | None) -> str:
 
 
 def _fit_to_output(figure: go.FigureWidget) -> None:
-    """Let it be as wide as its output, and not Plotly's 700 pixels.
+    """Let it be as wide as its output, and not Plotly's 700 pixels, and follow when that changes.
 
     A widget is drawn before it is on the page, where it has no room yet: it takes its width once it is seen.
     """
-    figure._config = {"responsive": True}  # follows the window's size; there is no public way to say so
+    figure._config = {"responsive": True}  # what worded.py calls; there is no public way to say so
 
     def seen(change: dict[str, Any]) -> None:
         if change["new"]:

@@ -150,6 +150,14 @@ await inLab(async (page, picture) => {
   await field.press('Enter');
   await bar.getByText(/is below the floor/).waitFor();
   found.offered.push(await lift.innerText());
+  await panel.locator('.cl-card').getByText('not possible').first().waitFor();
+  const said = async () => (await panel.innerText()).match(/below the floor|unreachable/g);
+  found.said = [await said()];
+  await panel.getByRole('tab', { name: /Changes/ }).click();
+  await panel.locator('.cl-edit-list').getByText('unreachable').waitFor();
+  found.said.push(await said());
+  await picture('below-floor');
+  await panel.getByRole('tab', { name: /Decisions/ }).click();
   await lift.click();
   await bar.getByText(/With the edits no policy fits/).waitFor();
   found.offered.push(await lift.innerText());

@@ -1,5 +1,5 @@
 // Shows a trace's figure in a cell, and its page of its own: both as wide as the room they have.
-import { inLab, kernelIdle } from './lab.mjs';
+import { HANGS_AFTER_MS, inLab, kernelIdle } from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
@@ -12,10 +12,11 @@ await inLab(async (page, picture) => {
   /** The widths of the figure and of its room, once the one has come near to the other. */
   const widths = async (drawing, room) => {
     let both = [];
-    for (let k = 0; k < 50; k++) {
+    const until = Date.now() + HANGS_AFTER_MS;
+    while (Date.now() < until) {
       both = [drawing, room].map(locator => locator.boundingBox());
       both = (await Promise.all(both)).map(box => Math.round(box?.width ?? 0));
-      if (both[0] > both[1] - 60) {
+      if (both[0] > both[1] - 60 && both[0] <= both[1]) {
         break;
       }
       await page.waitForTimeout(200);
@@ -23,8 +24,25 @@ await inLab(async (page, picture) => {
     return both;
   };
   found.cell = await widths(drawing, output);
+  // A splitter or a side bar changes its room, and not the window.
+  await page.evaluate(() => window.jupyterapp.commands.execute('application:toggle-left-area'));
+  await page.waitForFunction(
+    wide => [...document.querySelectorAll('.jp-OutputArea-output')].at(-1).clientWidth < wide - 100,
+    found.cell[1]
+  );
+  found.beside = await widths(drawing, output);
+  await page.evaluate(() => window.jupyterapp.commands.execute('application:toggle-left-area'));
+  await page.waitForFunction(
+    wide => [...document.querySelectorAll('.jp-OutputArea-output')].at(-1).clientWidth > wide + 100,
+    found.beside[1]
+  );
+  found.again = await widths(drawing, output);
+  found.words = await page.evaluate(() => {
+    const { content } = window.jupyterapp.shell.currentWidget;
+    const { outputs } = content.widgets.at(-1).model;
+    return outputs.get(outputs.length - 1).data['text/plain'];
+  });
   await page.setViewportSize({ width: 1200, height: 900 });
-  await page.waitForTimeout(500);
   found.smaller = await widths(drawing, output);
   await picture('cell');
 

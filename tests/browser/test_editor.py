@@ -22,6 +22,8 @@ def test_a_policy_is_edited_tried_enabled_and_kept_beside_what_trains(in_browser
     assert current["swaps"] > 0 and draft["peak_bytes"] <= draft["capacity_bytes"]
     assert "Keep" in found["row"] and "you" in found["row"]
 
+    # Below the floor one sentence, once; the list of edits names the one that is at fault.
+    assert found["said"] == [["below the floor"], ["unreachable", "below the floor"]]
     # The way out of a capacity below the floor: the floor, and then what the edits need.
     sizes = [float(re.fullmatch(r"Set capacity to ([\d.]+) MiB", text)[1]) for text in found["offered"]]
     assert sizes[0] < sizes[1]

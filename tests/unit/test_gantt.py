@@ -6,6 +6,7 @@ import re
 import sys
 import types
 
+import numpy as np
 import pytest
 from synthetic import gpt_step
 
@@ -65,6 +66,25 @@ def test_drops_have_dots_up_to_their_replay_and_are_told_from_swaps():
         assert "away" not in own
     assert f"{len(MIXED.swaps)} swaps, {len(MIXED.drops)} drops" in chart._plot.title.text
     assert "made again by a replay" in " ".join(bars["decision"])
+
+
+def test_a_legend_names_the_categories_and_the_shades_that_are_drawn():
+    def named(chart):
+        return {item.label.value for item in chart._legend.items}
+
+    chart = POLICY.gantt()
+    categories = set(chart.bars.data["category"])
+    states = {"away, on the host", "its copy may run", "could leave, and stays"}
+    assert categories and named(chart) == categories | states
+    assert named(MIXED.gantt()) >= {"dropped", "made again by a replay"}
+    dropped = MIXED.drops[0]
+    draft = MIXED.draft().gantt()
+    assert "decided by you" not in named(draft)
+    draft.select((dropped.storage, dropped.gap)).rematerialise()
+    assert "decided by you" in named(draft)
+    for item in chart._legend.items:
+        (sample,) = item.renderers
+        assert np.isnan(sample.data_source.data["x"]).all(), "a sample is no bar"
 
 
 def test_a_selected_gap_is_rematerialised_and_a_storage_never_is_any_more():

@@ -396,6 +396,13 @@ def test_a_capacity_below_the_floor_is_an_edit_that_does_not_fit(desk):
     assert not state["fits"] and "below the floor" in state["error"]
     assert state["capacity_bytes"] == lowest - 1 and state["floor"]["bytes"] == lowest
     assert "measured on a CPU (AVX2)" in state["floor"]["measured_on"]
+    storage = desk.page("", "bytes", True, 0, 1)["rows"][0]["storage"]
+    until = time.monotonic() + 600
+    options = desk.choices(storage)["options"]
+    while not all(option["ready"] for option in options) and time.monotonic() < until:
+        time.sleep(0.01)
+        options = desk.choices(storage)["options"]
+    assert {(option["possible"], option["why"]) for option in options} == {(False, "")}, "the draft says why, once"
     desk.edit("add", [{"action": "capacity", "capacity_bytes": lowest}], -1)
     state = planned(desk)
     assert state["fits"] and state["draft"]["peak_bytes"] <= lowest and len(state["edits"]) == 1

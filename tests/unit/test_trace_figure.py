@@ -50,6 +50,29 @@ def test_with_a_policy_the_prediction_is_drawn_at_the_measured_times():
     assert f"Predicted: peak {found.peak_bytes / MIB:.1f} MiB" in figure.layout.title.text
 
 
+def test_its_plain_text_is_words_and_its_widget_follows_its_room():
+    found = TRACE.figure(POLICY)._repr_mimebundle_()
+    text = found["text/plain"]
+    assert "application/vnd.jupyter.widget-view+json" in found
+    assert text.startswith("Step 4, Profile: peak") and "\nPredicted: peak" in text and "<br>" not in text
+    assert "storages alive at op" in text and "activation" in text and len(text) < 3000
+    module = str(TRACE.figure()._esm)
+    assert "new ResizeObserver" in module[-2000:] and "as default" not in module[-1200:]
+
+
+@pytest.mark.parametrize("name", ["step", "history", "sweep"])
+def test_the_plain_text_of_static_figures_is_words(name, monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    figure = POLICY.sweep_figure() if name == "sweep" else getattr(TRACE, f"{name}_figure")()
+    monkeypatch.setattr(type(figure), "_repr_mimebundle_", lambda self: {"text/html": "<div>"})
+    figure._ipython_display_()
+    ((kinds, text),) = [(set(each), each["text/plain"]) for each in shown]
+    assert kinds == {"text/html", "text/plain"}
+    assert {"step": "Step 4", "history": "Profile: 2 steps", "sweep": "Floor:"}[name] in text
+    assert "{" not in text and len(text) < 3000
+
+
 def test_replays_are_drawn_beside_stalls_predicted_and_measured():
     step = dropped_step()[0]
     mixed = plan(step, CAPACITY, Link(1e8, 1e8), rematerialise=True)

@@ -133,7 +133,7 @@ export class Cards {
   /** What doing so takes, copies beside replays; what else it changes; and why the runtime would not do it. */
   private _hint({ cost, row }: IChoices, option: IOption): HTMLElement | null {
     if (!option.possible && !option.chosen) {
-      return h('p', { class: 'cl-hint' }, inWords(option.why));
+      return option.why ? h('p', { class: 'cl-hint' }, inWords(option.why)) : null;
     }
     const said = [];
     if (cost && option.action === 'swap') {

@@ -68,7 +68,10 @@ export class Changes {
                 'p',
                 { class: finding.is_error ? 'cl-lost' : 'cl-warned' },
                 h('b', {}, `${finding.fault}: `),
-                `${inWords(finding.why)}; ${finding.way_out}`
+                // Below the floor the bar says why, once.
+                finding.is_error && open.capacity_bytes < open.floor.bytes
+                  ? finding.way_out
+                  : `${inWords(finding.why)}; ${finding.way_out}`
               )
             )
           ),
