@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from . import units
 from .errors import SessionError
 from .policy import Link
+from .policy import link as links
 from .runtime import core
-from .units import format_bytes, parse_bandwidth, parse_bytes
+from .units import format_bytes
 
 UNLIMITED = "unlimited"
 """The capacity of a session that only records, on any device."""
@@ -50,25 +52,27 @@ def parse_device(device: Any) -> str:
 
 
 def parse_capacity(capacity: int | float | str | None, device: str) -> int | None:
-    """Bytes, from a share of the device, text or a number; None for no capacity.
+    """Bytes, from a size or a fraction of the device (see :func:`.units.parse_capacity`); None for no capacity.
 
     Without one (None) it is what a GPU has: see :func:`available_bytes`. The embedded device then has none.
-    Raises ValueError; SessionError where a GPU has no memory left.
+    Raises ValueError, TypeError; SessionError where a GPU has no memory left.
     """
     if capacity == UNLIMITED or (capacity is None and device == "cpu"):
         return None
     if capacity is None:
         return available_bytes(device)
-    if isinstance(capacity, float):
-        if not 0 < capacity < 1:
-            raise ValueError(
-                f"capacity {capacity!r} is no fraction of the device between 0 and 1: for bytes give a whole number "
-                'or text such as "512MiB"'
-            )
-        if device == "cpu":
-            return int(capacity * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        return int(capacity * core.total_bytes(device))
-    return parse_bytes(capacity, "capacity")
+    whole_bytes = memory_bytes() if device == "cpu" else core.total_bytes(device)
+    return units.parse_capacity(capacity, whole_bytes)
+
+
+def parse_host_capacity(capacity: int | float | str | None) -> int | None:
+    """Bytes, from a size or a fraction of this machine's memory; None for no limit. Raises ValueError, TypeError."""
+    return None if capacity is None else units.parse_capacity(capacity, memory_bytes(), "host_capacity")
+
+
+def memory_bytes() -> int:
+    """This machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def available_bytes(device: str) -> int:
@@ -90,12 +94,19 @@ def available_bytes(device: str) -> int:
 
 
 def parse_link(link: Any) -> Link:
-    """From one bandwidth or a pair of them, out and in; None for what is measured. Raises ValueError."""
-    if link is None:
-        return Link(None, None)
-    if isinstance(link, tuple | list):
-        if len(link) != 2:
-            raise ValueError(f"link must be one bandwidth or a pair (out, in), got {link!r}")
-        return Link(parse_bandwidth(link[0], "link out"), parse_bandwidth(link[1], "link in"))
-    both = parse_bandwidth(link)
-    return Link(both, both)
+    """The link that is written, as :func:`.policy.link.parse_link` reads it; None for what is measured."""
+    return Link(None, None) if link is None else links.parse_link(link)
+
+
+def parse_rematerialise(value: Any) -> bool | str:
+    """False or True for what ``"no"`` and ``"all"`` mean; ``"cheap"`` and ``"trusting"`` stay. Raises ValueError."""
+    if isinstance(value, bool):
+        return value
+    if value in ("no", "all"):
+        return value == "all"
+    if value not in ("cheap", "trusting"):
+        raise ValueError(
+            f'rematerialise must be True, False, "cheap" or "trusting", got {value!r}; '
+            '"no" and "all" are False and True'
+        )
+    return str(value)

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from .arguments import UNLIMITED, available_bytes, parse_capacity, parse_device, parse_link
+from .arguments import (
+    UNLIMITED,
+    available_bytes,
+    parse_capacity,
+    parse_device,
+    parse_host_capacity,
+    parse_link,
+    parse_rematerialise,
+)
 from .enough import highest_floor, named
 from .errors import BelowFloorError, PolicyError, SessionError
 from .journal import Journal, declined_drops
@@ -49,7 +57,7 @@ from .staging import DryRun, Staging
 from .trace import Category, StepTrace, Trace
 from .trace.list_ops import part_limit_bytes
 from .trace.replay_ops import REPLAY_CLASS
-from .units import format_bytes, parse_bytes
+from .units import format_bytes, parse_bytes, parse_fraction
 
 if TYPE_CHECKING:
     from .lab.dashboard import Dashboard
@@ -76,29 +84,30 @@ class Session:
     """Runs the training loop inside it under a capacity, and learns how to hide what that costs.
 
     Args:
-        capacity: device bytes the run may use: a number, text such as ``"512MiB"``, or a fraction between 0 and 1 of
-            the device's memory. None takes that of ``policy``; without one, all that the GPU has, but for what other
-            processes hold and a reserve of 512 MiB. The embedded device has no such limit: there it records only, and
-            nothing ever leaves. So does ``"unlimited"``, on any device.
+        capacity: device bytes the run may use: a number, text such as ``"512MiB"``, or a fraction of the device's
+            memory, such as ``0.6`` or ``"60%"``. None takes that of ``policy``; without one, all that the
+            GPU has, but for what other processes hold and a reserve of 512 MiB. The embedded device has no such
+            limit: there it records only, and nothing ever leaves. So does ``"unlimited"``, on any device.
         device: ``"cuda"`` is the current GPU, ``"cuda:1"`` another one; ``"cpu"`` is the embedded device, whose memory
             is host memory under a budget. None takes the current GPU, or the embedded device where there is none.
             Tensors elsewhere are left alone; where none of a model's is on the device, a warning says so.
-        link: bandwidth between device and host, such as ``"8GiB/s"``, or a pair (out, in). None: as fast as the
-            machine copies, which is measured at the start, and again under load: in the step that a policy is made
-            from. Only the embedded device's link can be set.
+        link: bandwidth between device and host, such as ``"8GiB/s"``, a pair (out, in) or ``"OUT,IN"``. None: as
+            fast as the machine copies, which is measured at the start, and again under load: in the step that a
+            policy is made from. Only the embedded device's link can be set.
         policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one. Where it
             fits, it is in force from the second step on. Where not, or where it drops what this session cannot replay,
             a note in the report says so, and a policy is generated under its edits.
         planning: False never makes a policy: eviction alone keeps the run within the capacity. It takes what is used
             furthest in the future, as far as the steps before tell.
         warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
-        host_capacity: the most host bytes for storages that are away. None: no limit.
-        margin: share of the capacity that plans leave free, for what a step does differently from the profiled one.
+        host_capacity: the most host bytes for what is away, or a fraction of the machine's memory. None: no limit.
+        margin: fraction of the capacity that plans leave free, for what a step does differently from the profiled one.
         min_swap: storages smaller than this leave only where the capacity cannot do without.
         split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
             :mod:`chameleon_lab.runtime.optimizer_groups`.
-        rematerialise: False never drops a storage to run the op that made it again. True leaves the choice to the
-            policy; what cannot be replayed to the bit is swapped all the same. With torch before 2.13, which does not
+        rematerialise: False or ``"no"`` never drops a storage to run the op that made it again. True or ``"all"``
+            leaves the choice to the policy; what cannot be replayed to the bit is swapped all the same. ``"cheap"``
+            keeps to element-wise ops, norms, casts and copies. With torch before 2.13, which does not
             show it when a raw pointer writes to a tensor, True replays nothing: ``"trusting"`` does, there too. With it
             you promise that nothing outside of ops writes to tensors through pointers while the session is open (a C++
             extension that is no op, say; what Python does with ``data_ptr()``, numpy or DLPack is seen anyway). A
@@ -118,15 +127,15 @@ class Session:
         capacity: int | float | str | None = None,
         *,
         device: str | torch.device | None = None,
-        link: float | str | tuple[float | str, float | str] | None = None,
+        link: Link | float | str | tuple[float | str, float | str] | None = None,
         policy: Policy | str | os.PathLike[str] | None = None,
         planning: bool = True,
         warmup_steps: int = 1,
-        host_capacity: int | str | None = None,
-        margin: float = 0.02,
+        host_capacity: int | float | str | None = None,
+        margin: float | str = 0.02,
         min_swap: int | str = "16KiB",
         split_optimizer: bool = True,
-        rematerialise: bool | Literal["trusting"] = True,
+        rematerialise: bool | Literal["no", "cheap", "all", "trusting"] = True,
         max_ops: int = 2**20,
         stacks: bool = False,
     ) -> None:
@@ -145,22 +154,18 @@ class Session:
                 f"the link of {self.device!r} is what it is, and is measured: leave out link={link!r}, or give "
                 "device='cpu', the embedded device"
             )
-        self.host_capacity_bytes = (
-            None if host_capacity is None else parse_bytes(host_capacity, "host_capacity")
-        )
+        self.host_capacity_bytes = parse_host_capacity(host_capacity)
         self.min_swap_bytes = parse_bytes(min_swap, "min_swap")
         if not isinstance(warmup_steps, int) or warmup_steps < 0:
             raise ValueError(f"warmup_steps must be a number of steps from 0 up, got {warmup_steps!r}")
-        if not 0 <= margin < 0.5:
-            raise ValueError(f"margin must be a share of the capacity from 0 to 0.5, got {margin!r}")
+        self.margin = parse_fraction(margin, "margin")
+        if self.margin >= 0.5:
+            raise ValueError(f"margin must be a fraction of the capacity below 0.5, got {margin!r}")
         self.planning = planning
-        if not isinstance(rematerialise, bool) and rematerialise != "trusting":
-            raise ValueError(f'rematerialise must be True, False or "trusting", got {rematerialise!r}')
-        self.rematerialise = rematerialise
+        self.rematerialise = parse_rematerialise(rematerialise)
         self._replayable = NOTHING
         self._declined: dict[str, str] = {}  # by the keys of storages, why they were not dropped
         self.warmup_steps = warmup_steps
-        self.margin = margin
         self.stacks = stacks
         if not isinstance(max_ops, int) or max_ops < 1:
             raise ValueError(f"max_ops must be a number of ops from 1 up, got {max_ops!r}")
@@ -250,7 +255,10 @@ class Session:
         if self.rematerialise and self.capacity_bytes is not None:
             trusting = self.rematerialise == "trusting"
             self._replayable = replayable(
-                core.tensor_device(self.device), torch.get_num_threads(), trusting=trusting
+                core.tensor_device(self.device),
+                torch.get_num_threads(),
+                trusting=trusting,
+                cheap=self.rematerialise == "cheap",
             )
         if self.device != "cpu":
             refuse_where_attached()

@@ -1,9 +1,11 @@
-"""Bytes and bandwidths as people write them, both ways."""
+"""Bytes, fractions and bandwidths as people write them, both ways."""
 
 from __future__ import annotations
 
 import math
 import re
+from numbers import Integral, Real
+from typing import Any
 
 _UNITS = {
     "": 1,
@@ -24,29 +26,51 @@ _UNITS = {
 NOTHING = "–"
 """What stands for a figure that nobody has measured, or that has no meaning."""
 
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+_NUMBER = re.compile(r"\s*((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z%]*)\s*")
+
+_FEWEST_BYTES = 1024
+"""A number that is not whole, or a float, is bytes from here up: below, it may be a fraction that went wrong."""
 
 
-def parse_bytes(value: int | str, what: str = "size") -> int:
-    """A number of bytes from an int, or from text such as ``"512MiB"``, ``"1.5 GiB"``, ``"64k"`` or ``"2GB"``.
+def parse_bytes(value: int | float | str, what: str = "size") -> int:
+    """A number of bytes from a number, or from text such as ``"512MiB"``, ``"1.5 GiB"``, ``"64k"`` or ``"2GB"``.
 
     Args:
-        value: the size; ``kb``, ``MB``, ``GB`` count in thousands, ``KiB``, ``k``, ``M``, ``G`` in 1024s.
+        value: the size; ``kb``, ``MB``, ``GB`` count in thousands, ``KiB``, ``k``, ``M``, ``G`` in 1024s. A whole
+            number is bytes. A float, or text with a point and no unit, is bytes from 1024 up, and an error below.
         what: how to call it in errors.
 
     Raises:
         ValueError: the text is no size, or the size is not positive.
-        TypeError: it is neither an int nor a string.
+        TypeError: it is neither a number of bytes nor a string.
     """
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, str):
+        return _bytes_of_text(value, what)
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f'{what} must be a number of bytes or text such as "512MiB", not {value!r}')
-    if isinstance(value, int):
-        size = float(min(value, 2**64))
-    else:
-        match = _NUMBER.fullmatch(value)
-        if not match or match[2].lower() not in _UNITS:
-            raise ValueError(f'{what} {value!r} is not a size: write it like "512MiB", "1.5GiB" or 536870912')
-        size = float(match[1]) * _UNITS[match[2].lower()]
+    if not isinstance(value, Integral):
+        if not math.isfinite(value) or value <= 0:
+            raise ValueError(f'{what} must be positive, got {value}: write it like "512MiB"')
+        if value < _FEWEST_BYTES:
+            raise TypeError(
+                f'{what} must be a number of bytes or text such as "512MiB", not {value}, which may be a fraction'
+            )
+    return _checked_bytes(float(min(value, 2**64)), value, what)
+
+
+def _bytes_of_text(text: str, what: str) -> int:
+    match = _NUMBER.fullmatch(text)
+    if match and match[2] == "%":
+        raise ValueError(f'{what} {text!r} is a fraction: it takes a size, written like "512MiB"')
+    if not match or match[2].lower() not in _UNITS:
+        raise ValueError(f'{what} {text!r} is not a size: write it like "512MiB", "1.5GiB" or 536870912')
+    size = float(match[1]) * _UNITS[match[2].lower()]
+    if not match[2] and not match[1].isdigit() and 0 < size < _FEWEST_BYTES:
+        raise ValueError(f'{what} {text!r} has no unit: write it like "512MiB", "1.5GiB" or 536870912')
+    return _checked_bytes(size, text, what)
+
+
+def _checked_bytes(size: float, value: Any, what: str) -> int:
     if not math.isfinite(size) or size < 1:
         raise ValueError(f'{what} must be positive, got {value!r}: write it like "512MiB"')
     if size >= 2**63:
@@ -54,35 +78,95 @@ def parse_bytes(value: int | str, what: str = "size") -> int:
     return int(size)
 
 
-def share_or_size(text: str | None) -> str | float | None:
-    """A capacity as typed: a number between 0 and 1 is a share of the device; the rest is left to the session."""
-    try:
-        share = float(text or "")
-    except ValueError:
-        return text
-    return share if 0 < share < 1 else text
+def parse_fraction(value: float | str, what: str = "fraction") -> float:
+    """A fraction from 0 to 1, from a number or from text: ``0.6``, ``"0.6"`` and ``"60%"`` are the same.
+
+    Raises:
+        ValueError: the text is no number, or it is not from 0 to 1.
+        TypeError: it is neither a number nor a string.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real | str):
+        raise TypeError(f'{what} must be a fraction, such as 0.6 or "60%", not {value!r}')
+    if isinstance(value, str):
+        match = _NUMBER.fullmatch(value)
+        if not match or match[2] not in ("", "%"):
+            raise ValueError(f'{what} {value!r} is no fraction: write it like 0.6 or "60%"')
+        fraction = float(match[1]) / (100 if match[2] else 1)
+    else:
+        fraction = float(value)
+    if not 0 <= fraction <= 1:
+        raise ValueError(f'{what} {value!r} is no fraction from 0 to 1: write it like 0.6 or "60%"')
+    return fraction
+
+
+def parse_capacity(value: int | float | str, whole_bytes: int, what: str = "capacity") -> int:
+    """Bytes from a size, as :func:`parse_bytes` reads it, or from a fraction of ``whole_bytes``.
+
+    A fraction is above 0 and up to 1: ``0.6``, ``"0.6"`` and ``"60%"`` are the same. ``1`` is one byte, ``1.0`` and
+    ``"100%"`` are the whole. What is above 1 and no size, such as ``1.5`` or ``"150%"``, is an error.
+
+    Raises:
+        ValueError: it is neither a size nor a fraction, or not positive.
+        TypeError: it is neither a number nor a string.
+    """
+    fraction = _fraction_in(value, what)
+    if fraction is None:
+        return parse_bytes(value, what)
+    return max(int(fraction * whole_bytes), 1)
+
+
+def _fraction_in(value: Any, what: str) -> float | None:
+    """The fraction that is written; None where something else is."""
+    if isinstance(value, str):
+        match = _NUMBER.fullmatch(value)
+        if not match or match[2] not in ("", "%") or (not match[2] and match[1].isdigit()):
+            return None
+        number, percent = float(match[1]), match[2] == "%"
+    elif isinstance(value, Real) and not isinstance(value, Integral):
+        number, percent = float(value), False
+    else:
+        return None
+    fraction = number / 100 if percent else number
+    if 0 < fraction <= 1:
+        return fraction
+    if not percent and (number >= _FEWEST_BYTES or number <= 0 or math.isnan(number)):
+        return None
+    raise ValueError(
+        f"{what} {value!r} is neither a fraction, which is above 0 and up to 1, nor a size: write 0.6 or "
+        '"60%", or bytes like "512MiB"'
+    )
 
 
 def parse_bandwidth(value: float | int | str, what: str = "link") -> float:
-    """Bytes per second from a number, or from text such as ``"8GiB/s"``.
+    """Bytes per second from a number, or from text such as ``"8GiB/s"`` or ``"8589934592"``.
 
     Raises:
         ValueError: the text is no bandwidth, or it is not positive.
         TypeError: it is neither a number nor a string.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    if isinstance(value, bool) or not isinstance(value, Real | str):
         raise TypeError(f'{what} must be bytes per second or text such as "8GiB/s", not {value!r}')
     if isinstance(value, str):
-        text = value.strip()
-        if not text.endswith("/s"):
-            raise ValueError(f'{what} {value!r} is not a bandwidth: write it like "8GiB/s"')
+        match = _NUMBER.fullmatch(value)
         try:
-            return float(parse_bytes(text[:-2], what))
+            if match and not match[2] and float(match[1]) >= _FEWEST_BYTES:
+                return parse_bandwidth(float(match[1]), what)
+            if value.strip().endswith("/s"):
+                return float(parse_bytes(value.strip()[:-2]))
         except ValueError:
-            raise ValueError(f'{what} {value!r} is not a bandwidth: write it like "8GiB/s"') from None
+            pass
+        raise ValueError(f'{what} {value!r} is not a bandwidth: write it like "8GiB/s"')
     if not math.isfinite(value) or value <= 0:
         raise ValueError(f'{what} must be positive, got {value!r}: write it like "8GiB/s"')
     return float(value)
+
+
+def exact_bytes(size: int) -> str:
+    """A size as short as it can be typed without losing a byte: ``"512MiB"``, ``"1536KiB"``, ``"536870913"``."""
+    for unit, scale in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if size and size % scale == 0:
+            return f"{size // scale}{unit}"
+    return str(size)
 
 
 def format_bytes(size: float) -> str:

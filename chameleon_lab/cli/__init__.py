@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -12,6 +11,7 @@ import click
 from .. import __version__
 from .common import ExitCode, with_examples
 from .diff import diff
+from .output import held, tell
 from .plan import plan
 from .report import report
 from .run import Run, run
@@ -23,7 +23,7 @@ _EXIT_CODES = """
 1    the script's own error (run); the policies differ (diff)
 2    the command line is wrong; of diff: any trouble
 3    the capacity is below the floor, or the policy does not fit into it
-4    a file cannot be read or written, or is not what it should be
+4    a file, stdout or stderr cannot be read or written, or is not what it should be
 130  interrupted with Ctrl-C
 run passes on the exit code of the script.
 """
@@ -53,19 +53,20 @@ for _command in (run, plan, simulate, sweep, diff, report):
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The entry point: ``arguments`` (those of the process) to an exit code."""
     try:
-        result = chameleon.main(arguments, prog_name="chameleon", standalone_mode=False)
+        with held():
+            result = chameleon.main(arguments, prog_name="chameleon", standalone_mode=False)
     except click.ClickException as error:
         context = getattr(error, "ctx", None) or click.get_current_context(silent=True)
         path = context.command_path if context else "chameleon"
         message = error.format_message().rstrip(".")
         hint = f" (see {path} --help)" if isinstance(error, click.UsageError) else ""
-        print(f"{path}: {message}{hint}", file=sys.stderr)
+        tell(f"{path}: {message}{hint}")
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(ExitCode.INTERRUPTED)
-    except BrokenPipeError:  # `chameleon report t.parquet | head`: what is left has no reader
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.OK)
+    except OSError as error:
+        tell(f"chameleon: cannot write what there is to say: {error.strerror or error}")
+        sys.exit(ExitCode.BAD_FILE)
     if isinstance(result, Run):
         result.execute()  # out here, so that nothing of click is around the script
     sys.exit(result if isinstance(result, int) else ExitCode.OK)

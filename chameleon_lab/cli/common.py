@@ -18,9 +18,12 @@ from rich.text import Text
 
 from ..errors import BelowFloorError, ChameleonError
 from ..policy import Link, Policy
+from ..policy.arguments import checked_margin
+from ..policy.generate import REPLAY_CLASS_NAMES
+from ..policy.link import parse_link
 from ..progress import hidden
 from ..trace import StepTrace, Trace
-from ..units import parse_bandwidth, parse_bytes
+from ..units import parse_bytes, parse_capacity
 
 _T = TypeVar("_T")
 
@@ -54,8 +57,6 @@ def failing_well(what: str = "") -> Iterator[None]:
     before = f"{what}: " if what else ""
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
         if error.filename is None:
             raise Failure(f"{before}{error}", ExitCode.BAD_FILE) from error
@@ -87,29 +88,16 @@ class _Text(click.ParamType):
             raise click.UsageError(str(error), ctx) from None
 
 
-def _link(text: str, what: str) -> Link:
-    parts = text.split(",")
-    if len(parts) > 2:
-        raise ValueError(f'{what} {text!r} is no bandwidth: write it like "8GiB/s", or "OUT,IN"')
-    return Link(parse_bandwidth(parts[0], what), parse_bandwidth(parts[-1], what))
-
-
-def _share_or_bytes(text: str, what: str) -> float | int:
-    if not text.endswith("%"):
-        return parse_bytes(text, what)
-    try:
-        share = float(text[:-1]) / 100
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise ValueError(f'{what} {text!r} is no share of the peak: write it like "60%", or as "512MiB"')
-    return share
+def _capacity(text: str, what: str) -> str:
+    parse_capacity(text, 1 << 40, what)  # of what a fraction is will be known later
+    return text
 
 
 BYTES = _Text("size", parse_bytes)
-LINK = _Text("bandwidth", _link)
-CAPACITY_OF_TRACE = _Text("size", _share_or_bytes)
-"""Bytes as int, or the share of a trace's live peak as float."""
+MARGIN = _Text("fraction", checked_margin)
+LINK = _Text("bandwidth", parse_link)
+CAPACITY = _Text("size", _capacity)
+"""Text that :func:`~chameleon_lab.units.parse_capacity` takes."""
 
 link_option = click.option(
     "--link",
@@ -119,32 +107,24 @@ link_option = click.option(
 )
 host_capacity_option = click.option(
     "--host-capacity",
-    "host_bytes",
-    type=BYTES,
+    "host_capacity",
+    type=CAPACITY,
     metavar="SIZE",
-    help="The most host bytes for what is away. Left out: no limit.",
+    help="The most host bytes for what is away, such as 4GiB, or 60% of what the step keeps alive. Left out: no limit.",
 )
 step_option = click.option(
     "--step", "index", type=int, metavar="N", help="The session's step number N of the trace, not the newest."
 )
 rematerialise_option = click.option(
+    "--rematerialize",
     "--rematerialise",
-    type=click.Choice(["no", "cheap", "all"]),
+    "rematerialise",
+    type=click.Choice(REPLAY_CLASS_NAMES),
     help="Replay ops instead of copying what they made, where that is cheaper: none, those of class 1 (element-wise, "
     "norms, casts, copies), or matrix products, convolutions and attention too. Left out: what the trace says its "
     "session could.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
-
-def replay_class(choice: str | None) -> int | None:
-    """What --rematerialise means to the planner."""
-    return None if choice is None else ("no", "cheap", "all").index(choice)
-
-
-def capacity_bytes(capacity: float | int, step: StepTrace) -> int:
-    """The bytes that a CAPACITY_OF_TRACE means for a step."""
-    return int(capacity * step.live_peak_bytes) if isinstance(capacity, float) else capacity
 
 
 def link_of(trace: Trace) -> Link:

@@ -16,8 +16,8 @@ from ..trace_report import place
 from ..units import format_bytes
 from .common import (
     BYTES,
-    CAPACITY_OF_TRACE,
-    capacity_bytes,
+    CAPACITY,
+    MARGIN,
     failing_well,
     host_capacity_option,
     json_option,
@@ -26,7 +26,6 @@ from .common import (
     load_trace,
     print_json,
     rematerialise_option,
-    replay_class,
     step_of,
     step_option,
     with_examples,
@@ -41,7 +40,7 @@ from .simulate import prediction_values
     epilog=with_examples(
         """
         chameleon plan t.parquet --capacity 256MiB -o policy.json
-        chameleon plan t.parquet --capacity 60% --link 16GiB/s --rematerialise all
+        chameleon plan t.parquet --capacity 60% --link 16GiB/s --rematerialize all
         chameleon plan t.parquet --capacity 40GiB --host-capacity 96GiB
         chameleon plan t.parquet --capacity 256MiB --json | jq .predicted.stall_s
         """
@@ -50,21 +49,21 @@ from .simulate import prediction_values
 @click.argument("trace_file", metavar="TRACE")
 @click.option(
     "--capacity",
-    type=CAPACITY_OF_TRACE,
+    type=CAPACITY,
     metavar="SIZE",
     required=True,
-    help="Device bytes, such as 256MiB, or a share of what the step keeps alive, such as 60%.",
+    help="Device bytes, such as 256MiB, or a fraction of what the step keeps alive, such as 0.6 or 60%.",
 )
 @host_capacity_option
 @link_option
 @click.option("-o", "--output", metavar="FILE", help="Write the policy there, as JSON.")
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 1, max_open=True),
-    default=0.02,
+    type=MARGIN,
+    default="2%",
     show_default=True,
-    metavar="SHARE",
-    help="Share of the capacity to leave free, for what a step does differently.",
+    metavar="FRACTION",
+    help="Fraction of the capacity to leave free, for what a step does differently.",
 )
 @click.option(
     "--min-swap", type=BYTES, default=MIN_SWAP_BYTES, metavar="SIZE", help="Smaller storages leave last."
@@ -75,8 +74,8 @@ from .simulate import prediction_values
 @json_option
 def plan(
     trace_file: str,
-    capacity: float | int,
-    host_bytes: int | None,
+    capacity: str,
+    host_capacity: str | None,
     link: Link | None,
     output: str | None,
     margin: float,
@@ -94,24 +93,23 @@ def plan(
     step = step_of(trace, index)
     link = link or link_of(trace)
     seen = Trace([step], trace.meta)
-    allowed = replay_class(rematerialise)
     with failing_well(trace_file), working(f"Planning {len(step.ops)} ops"):
         lowest = floor(seen)
         policy = plan_policy(
             seen,
-            capacity_bytes(capacity, step),
+            capacity,
             link,
             min_swap_bytes=min_swap,
             margin=margin,
-            rematerialise=allowed,
-            host_capacity_bytes=host_bytes,
+            rematerialise=rematerialise,
+            host_capacity_bytes=host_capacity,
         )
         prediction = simulate(step, policy)
     bound = None
     if with_bound:
         with failing_well(trace_file), working("Looking for the bound"):
             bound = lower_bound(
-                seen, policy.capacity_bytes, link, min_swap_bytes=min_swap, rematerialise=allowed
+                seen, policy.capacity_bytes, link, min_swap_bytes=min_swap, rematerialise=rematerialise
             )
     if output is not None:
         with failing_well(output):

@@ -14,8 +14,8 @@ from ..errors import BelowFloorError, SessionError
 from ..policy import Link
 from ..run_files import RunFiles
 from ..session import Session
-from ..units import share_or_size
-from .common import BYTES, LINK, ExitCode, Failure, failing_well, load_policy, with_examples
+from .common import BYTES, CAPACITY, LINK, MARGIN, ExitCode, Failure, failing_well, load_policy, with_examples
+from .output import tell
 from .script import Script, own_traceback, raise_as_own
 
 _SESSION_OF_ITS_OWN = (
@@ -40,7 +40,7 @@ class Run:
         try:
             self.session.start()
         except SessionError as error:
-            print(f"chameleon run: {error}", file=sys.stderr)
+            tell(f"chameleon run: {error}")
             sys.exit(ExitCode.USAGE)
         try:
             self.script.run()
@@ -74,9 +74,9 @@ class Run:
         for written, text in self.files.write(self.session):
             complete &= written
             if not self.quiet or not written:
-                print(f"chameleon run: {text}", file=sys.stderr)
+                complete &= tell(f"chameleon run: {text}")
         if not self.quiet:
-            print(self.session.report(), file=sys.stderr)
+            complete &= tell(str(self.session.report()))
         return complete
 
 
@@ -97,9 +97,9 @@ class Run:
 @click.option(
     "--capacity",
     metavar="SIZE",
-    help="Device bytes the run may use, such as 512MiB; 0.25 is a quarter of the device. Left out: that of --policy; "
-    "without one, all that the GPU has. unlimited, or the cpu device without one: the run is only recorded, and "
-    "nothing leaves the device.",
+    help="Device bytes the run may use, such as 512MiB; 0.25 or 25% is a quarter of the device. Left out: that of "
+    "--policy; without one, all that the GPU has. unlimited, or the cpu device without one: the run is only recorded, "
+    "and nothing leaves the device.",
 )
 @click.option("--policy", "policy_file", metavar="FILE", help="Use this policy instead of a generated one.")
 @click.option("--save-policy", metavar="FILE", help="Write the policy of the run, as JSON.")
@@ -117,9 +117,28 @@ class Run:
     help="cuda or cuda:1 is a GPU, cpu the embedded device: host memory under a budget. Left out: the current GPU, or "
     "cpu where there is none.",
 )
-@click.option("--host-capacity", type=BYTES, metavar="SIZE", help="The most host bytes for what is away.")
+@click.option(
+    "--host-capacity",
+    type=CAPACITY,
+    metavar="SIZE",
+    help="The most host bytes for what is away, such as 8GiB, or 50% of the machine's memory.",
+)
 @click.option("--min-swap", type=BYTES, metavar="SIZE", help="Storages smaller than this leave last.")
-@click.option("--margin", type=float, metavar="SHARE", help="Share of the capacity that plans leave free.")
+@click.option(
+    "--margin",
+    type=MARGIN,
+    metavar="FRACTION",
+    help="Fraction of the capacity that plans leave free, such as 5%.",
+)
+@click.option(
+    "--rematerialize",
+    "--rematerialise",
+    "rematerialise",
+    type=click.Choice(["no", "cheap", "all", "trusting"]),
+    help="Replay ops instead of copying what they made, where that is cheaper: none, those that cost little "
+    "(element-wise, norms, casts, copies), or all that repeat themselves to the bit. trusting: with torch before 2.13 "
+    "too; you promise that nothing outside of ops writes to tensors. Left out: all.",
+)
 @click.option(
     "--warmup-steps", type=int, metavar="N", help="Steps before the one that the policy is made from."
 )
@@ -158,8 +177,8 @@ def run(
     given = {name: value for name, value in session_options.items() if value is not None}
     try:
         session = Session(
-            share_or_size(capacity) if capacity or policy is None else policy.capacity_bytes,
-            link=None if link is None else (link.out_bytes_per_s, link.in_bytes_per_s),
+            capacity,
+            link=link,
             policy=policy,
             planning=not no_planning,
             **given,

@@ -10,10 +10,9 @@ import click
 from ..policy import Link, Prediction
 from ..policy import simulate as simulate_policy
 from .common import (
-    CAPACITY_OF_TRACE,
+    CAPACITY,
     LINK,
     ExitCode,
-    capacity_bytes,
     failing_well,
     host_capacity_option,
     json_option,
@@ -42,7 +41,7 @@ from .common import (
 @click.argument("policy_file", metavar="POLICY")
 @click.option(
     "--capacity",
-    type=CAPACITY_OF_TRACE,
+    type=CAPACITY,
     metavar="SIZE",
     help="Hold the peak against this, such as 256MiB or 60% of what the step keeps alive. Left out: the policy's.",
 )
@@ -60,9 +59,9 @@ def simulate(
     context: click.Context,
     trace_file: str,
     policy_file: str,
-    capacity: float | int | None,
+    capacity: str | None,
     link: Link | None,
-    host_bytes: int | None,
+    host_capacity: str | None,
     index: int | None,
     as_json: bool,
 ) -> None:
@@ -78,9 +77,9 @@ def simulate(
         prediction = simulate_policy(
             step,
             policy,
-            None if capacity is None else capacity_bytes(capacity, step),
+            capacity,
             link,
-            host_capacity_bytes=host_bytes,
+            host_capacity_bytes=host_capacity,
         )
     if as_json:
         print_json(prediction_values(prediction))

@@ -12,8 +12,7 @@ from ..policy import Link, Sweep, SweepPoint
 from ..policy import sweep as sweep_capacities
 from ..trace import Trace
 from .common import (
-    CAPACITY_OF_TRACE,
-    capacity_bytes,
+    CAPACITY,
     failing_well,
     host_capacity_option,
     json_option,
@@ -22,7 +21,6 @@ from .common import (
     load_trace,
     print_json,
     rematerialise_option,
-    replay_class,
     step_of,
     step_option,
     with_examples,
@@ -44,7 +42,7 @@ from .common import (
 @click.option(
     "--capacity",
     "capacities",
-    type=CAPACITY_OF_TRACE,
+    type=CAPACITY,
     metavar="SIZE",
     multiple=True,
     help="Look at this one, such as 256MiB or 60% of what the step keeps alive; may be given several times. Left out: "
@@ -57,8 +55,8 @@ from .common import (
 @json_option
 def sweep(
     trace_file: str,
-    capacities: tuple[float | int, ...],
-    host_bytes: int | None,
+    capacities: tuple[str, ...],
+    host_capacity: str | None,
     link: Link | None,
     rematerialise: str | None,
     index: int | None,
@@ -68,14 +66,13 @@ def sweep(
     trace = load_trace(trace_file)
     step = step_of(trace, index)
     link = link or link_of(trace)
-    chosen = [capacity_bytes(capacity, step) for capacity in capacities] or None
     with failing_well(trace_file):
         found = sweep_capacities(
             Trace([step], trace.meta),
-            chosen,
+            capacities or None,
             link,
-            rematerialise=replay_class(rematerialise),
-            host_capacity_bytes=host_bytes,
+            rematerialise=rematerialise,
+            host_capacity_bytes=host_capacity,
         )
     if as_json:
         print_json(_values(found))

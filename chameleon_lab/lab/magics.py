@@ -22,7 +22,7 @@ from ..policy import Policy
 from ..report import Report
 from ..session import Session, SessionStage, current_session
 from ..trace import Trace
-from ..units import format_bytes, share_or_size
+from ..units import exact_bytes, format_bytes
 from . import comm
 
 _HELP = """\
@@ -37,13 +37,15 @@ _HELP = """\
 %%chameleon [OPTIONS]        run one cell in a session of its own, then report
 
 OPTIONS
-  --capacity SIZE      device bytes the session may use, such as 256MiB; 0.25 is a quarter of the device.
-                       Left out: all that the GPU has. unlimited, or the cpu device without one: the
-                       session only records, and nothing ever leaves the device
+  --capacity SIZE      device bytes the session may use, such as 256MiB; 0.25 or 25% is a quarter of the
+                       device. Left out: that of the policy, if there is one, or all that the GPU has.
+                       unlimited, or the cpu device without one: the session only records, and nothing
+                       ever leaves the device
   --link BANDWIDTH     between device and host, such as 8GiB/s, or OUT,IN; only the cpu device's can be set
   --device NAME        cuda or cuda:1 is a GPU, cpu the embedded device: host memory under a budget.
                        Left out: the current GPU, or cpu where there is none
   --policy FILE        use this policy instead of a generated one
+  --rematerialize HOW  replay ops instead of copying what they made: no, cheap, all or trusting
   --no-planning        no policy: eviction alone keeps the run within the capacity
   --stacks             record the Python stack of every op (slow)
 
@@ -97,6 +99,7 @@ def _session_options(command: str) -> _Parser:
     parser.add_argument("--link")
     parser.add_argument("--device")
     parser.add_argument("--policy")
+    parser.add_argument("--rematerialize", "--rematerialise", dest="rematerialise", default=True)
     parser.add_argument("--no-planning", action="store_true")
     parser.add_argument("--stacks", action="store_true")
     return parser
@@ -147,9 +150,9 @@ class ChameleonMagics(Magics):
             waiting = (
                 "" if self._next_policy is None else f", with {_headline(self._next_policy)} waiting for it"
             )
-            print(f"No session{waiting}. Next: {_EXAMPLE}")
+            print(f"No session{waiting}. Next: {_start_with(self._next_policy)}")
         else:
-            print(_status(session))
+            print(_status(session, self._next_policy))
 
     def _dashboard(self, words: list[str]) -> None:
         _Parser("%chameleon dashboard").parse(words)
@@ -219,7 +222,7 @@ class ChameleonMagics(Magics):
         session = current_session()
         if session is None:
             self._next_policy = policy
-            print(f"Loaded {_headline(policy)}. Next: {_EXAMPLE}, which will use it")
+            print(f"Loaded {_headline(policy)}. Next: {_start_with(policy)}, which will use it")
         else:
             session.policy = policy
             print(f"Loaded {_headline(policy)}. It is in force from the next whole step on")
@@ -273,20 +276,14 @@ class ChameleonMagics(Magics):
             raise UsageError(f"{parser.prog}: {open_session!r} is open. End it first with %chameleon stop")
         policy = self._next_policy if options.policy is None else options.policy
         waited = options.policy is None and policy is not None
-        if policy is not None and options.capacity is None:
-            raise UsageError(
-                f"{parser.prog}: a policy needs a capacity to hold to. Add --capacity, such as --capacity 256MiB"
-            )
-        link: Any = options.link
-        if link is not None and "," in link:
-            link = tuple(link.split(","))
         with _one_line(TypeError, ValueError):
             session = Session(
-                share_or_size(options.capacity),
+                options.capacity,
                 device=options.device,
-                link=link,
+                link=options.link,
                 policy=policy,
                 planning=not options.no_planning,
+                rematerialise=options.rematerialise,
                 stacks=options.stacks,
             )
         if waited:
@@ -363,14 +360,14 @@ def _one_line(*more: type[Exception]) -> Iterator[None]:
         raise UsageError(str(error)) from None
 
 
-def _status(session: Session) -> str:
+def _status(session: Session, waiting: Policy | None = None) -> str:
     capacity = "recording only" if session.capacity_bytes is None else format_bytes(session.capacity_bytes)
     report = session.report()
     steps = _count(report.steps, "step")
     if not session.is_open:
         return (
             f"Session on {session.device} ended after {steps} ({capacity}). "
-            f"Next: %chameleon report, %chameleon save FILE, or {_EXAMPLE}"
+            f"Next: %chameleon report, %chameleon save FILE, or {_start_with(waiting)}"
         )
     text = f"Session on {session.device}, {capacity}, {session.stage}, {steps}. Next: "
     if session.capacity_bytes is None:
@@ -382,6 +379,13 @@ def _status(session: Session) -> str:
         return text + "train on, %chameleon report, or %chameleon stop"
     left = max(1, session.warmup_steps + 1 - report.steps)
     return text + f"train; a policy is in force after {_count(left, 'more step')}"
+
+
+def _start_with(policy: Policy | None) -> str:
+    """How to begin a session: with a policy, in the capacity that it was made for, to the byte."""
+    if policy is None:
+        return _EXAMPLE
+    return f"%chameleon start --capacity {exact_bytes(policy.capacity_bytes)}"
 
 
 def _headline(policy: Policy) -> str:

@@ -1,37 +1,45 @@
-"""What the public functions are given, checked: a capacity, a link."""
+"""What the public functions are given, checked: a capacity, a link, a fraction."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
+from ..trace import StepTrace
+from ..units import parse_bytes, parse_capacity, parse_fraction
+from .link import Link, parse_link
 
-from ..units import parse_bytes
-from .link import Link
 
+def checked_capacity(value: Any, step: StepTrace, what: str = "capacity_bytes") -> int:
+    """A capacity in bytes: a size, or a fraction of what the step keeps alive; see :func:`~..units.parse_capacity`.
 
-def checked_capacity(value: Any, what: str = "capacity_bytes") -> int:
-    """A capacity in bytes: a number of any kind, or text such as ``"512MiB"``.
-
-    Raises ValueError if it is not finite and positive, TypeError if it is neither a number nor text.
+    Raises ValueError, TypeError.
     """
-    if isinstance(value, float | np.floating | np.integer):
-        if not np.isfinite(value):
-            raise ValueError(f'{what} is {value}: give a number of bytes, or text such as "512MiB"')
-        value = int(value)
-    return parse_bytes(value, what)
+    return parse_capacity(value, step.live_peak_bytes, what)
 
 
-def checked_host_capacity(value: Any) -> int | None:
+def checked_host_capacity(value: Any, step: StepTrace) -> int | None:
     """Host bytes that copies may take, as :func:`checked_capacity` reads them; None: no limit."""
-    return None if value is None else checked_capacity(value, "host_capacity_bytes")
+    return None if value is None else checked_capacity(value, step, "host_capacity_bytes")
+
+
+def checked_min_swap(value: Any) -> int:
+    """The size below which storages stay: text is read, and 0 is none."""
+    return parse_bytes(value, "min_swap_bytes") if isinstance(value, str) else value
+
+
+def checked_margin(value: Any, what: str = "margin") -> float:
+    """A fraction of the capacity to leave free, from 0 to below 1. Raises ValueError, TypeError."""
+    margin = parse_fraction(value, what)
+    if margin == 1.0:
+        raise ValueError(f"{what} is {value!r}: give a fraction of the capacity, from 0 to below 1")
+    return margin
 
 
 def checked_link(value: Any) -> Link:
-    """The link. Raises TypeError if it is none."""
-    if not isinstance(value, Link):
+    """The link, however it is written. Raises ValueError, TypeError."""
+    if value is None:
         raise TypeError(
-            f"link is {value!r}: give a Link(out_bytes_per_s, in_bytes_per_s), such as Link(25e9, 25e9); "
-            "None in it is no limit"
+            'link is None: give one, such as "8GiB/s" or Link(out_bytes_per_s, in_bytes_per_s); None in a Link is no '
+            "limit"
         )
-    return value
+    return parse_link(value)

@@ -27,7 +27,7 @@ import numpy as np
 
 from ..trace import StepTrace, Trace
 from ..units import format_seconds
-from .arguments import checked_capacity, checked_link
+from .arguments import checked_capacity, checked_link, checked_min_swap
 from .generate import refused_of, replay_class_of
 from .memory import MIN_SWAP_BYTES, StepMemory, fitting_memory, kernels_in, newest_step, step_op_times
 from .model import Link
@@ -71,16 +71,18 @@ class Bound:
 
 def lower_bound(
     trace: Trace | StepTrace,
-    capacity_bytes: int,
-    link: Link,
+    capacity_bytes: int | float | str,
+    link: Link | float | str | tuple[float | str, float | str],
     op_times: Sequence[float] | np.ndarray | None = None,
     *,
     checkpoints: int = CHECKPOINTS,
-    min_swap_bytes: int = MIN_SWAP_BYTES,
-    rematerialise: bool | int | None = None,
+    min_swap_bytes: int | str = MIN_SWAP_BYTES,
+    rematerialise: bool | int | str | None = None,
     refused: Collection[str] | None = None,
 ) -> Bound:
     """The least stall of any policy that swaps storages of at least ``min_swap_bytes``, in the steady state.
+
+    Capacity and link are written as for :func:`~chameleon_lab.policy.plan`.
 
     With ``rematerialise`` (it and ``refused`` as for :func:`~chameleon_lab.policy.plan`), the least of stall and
     replays of any policy that swaps or drops them. ``op_times`` as for :func:`~chameleon_lab.policy.simulate`. With as
@@ -91,11 +93,12 @@ def lower_bound(
     ``capacity_bytes``, ``op_times``, ``checkpoints`` or ``rematerialise`` does not fit, TypeError if an argument is
     something else.
     """
-    capacity, link = checked_capacity(capacity_bytes), checked_link(link)
+    step = newest_step(trace)
+    capacity, link = checked_capacity(capacity_bytes, step), checked_link(link)
+    min_swap_bytes = checked_min_swap(min_swap_bytes)
     replay_class, refused = replay_class_of(rematerialise, trace), refused_of(refused, trace)
     if checkpoints < 1:
         raise ValueError(f"checkpoints is {checkpoints}: give a number from 1 up")
-    step = newest_step(trace)
     times = step_op_times(step, op_times)
     memory, _ = fitting_memory(step, min_swap_bytes, capacity, kernels_in(trace))
     at = _checkpoints(step, times, checkpoints)

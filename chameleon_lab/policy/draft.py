@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import BelowFloorError, EditsUnreachableError, PolicyError
 from ..trace import StepTrace, Trace
-from ..units import parse_bandwidth, parse_bytes
+from .arguments import checked_capacity, checked_link
 from .constraints import conditions
 from .diff import PolicyDiff, diff
 from .edits import Edit, EditAction, Finding
@@ -140,16 +140,14 @@ class Draft:
         """Bring back earlier by so many ops, or later where it is negative."""
         return self.add(Edit(EditAction.PREFETCH, storage, ops_earlier=ops_earlier, **target))
 
-    def set_capacity(self, capacity: int | str) -> Draft:
-        """Plan for another capacity, such as ``"512MiB"``."""
-        return self._set(Edit(EditAction.CAPACITY, capacity_bytes=parse_bytes(capacity, "capacity")))
+    def set_capacity(self, capacity: int | float | str) -> Draft:
+        """Plan for another capacity: ``"512MiB"``, say, or ``"60%"`` of what the step keeps alive."""
+        size = checked_capacity(capacity, self.step, "capacity")
+        return self._set(Edit(EditAction.CAPACITY, capacity_bytes=size))
 
     def set_link(self, link: Link | float | str | tuple[float | str, float | str]) -> Draft:
-        """Plan for another link: one bandwidth, such as ``"8GiB/s"``, or a pair (out, in)."""
-        if not isinstance(link, Link):
-            out, back = link if isinstance(link, tuple | list) else (link, link)
-            link = Link(parse_bandwidth(out, "link out"), parse_bandwidth(back, "link in"))
-        return self._set(Edit(EditAction.LINK, link=link))
+        """Plan for another link: one bandwidth, such as ``"8GiB/s"``, a pair (out, in) or ``"OUT,IN"``."""
+        return self._set(Edit(EditAction.LINK, link=checked_link(link)))
 
     def _set(self, edit: Edit) -> Draft:
         self.edits = (*(other for other in self._edits if other.action is not edit.action), edit)

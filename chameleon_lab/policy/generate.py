@@ -38,7 +38,7 @@ from ..errors import BelowFloorError, EditsUnreachableError, TraceError
 from ..progress import bar, tick
 from ..trace import StepTrace, Trace
 from ..units import format_bytes
-from .arguments import checked_capacity, checked_host_capacity, checked_link
+from .arguments import checked_capacity, checked_host_capacity, checked_link, checked_margin, checked_min_swap
 from .constraints import Constraints, conditions, joined
 from .edits import CATEGORIES, Edit, EditAction, Fault, Finding, digest
 from .host_room import HostRoom
@@ -78,19 +78,22 @@ _NEEDLESS_STALL = 0.01
 
 def plan(
     trace: Trace | StepTrace,
-    capacity_bytes: int,
-    link: Link,
+    capacity_bytes: int | float | str,
+    link: Link | float | str | tuple[float | str, float | str],
     *,
     op_times: Sequence[float] | np.ndarray | None = None,
-    min_swap_bytes: int = MIN_SWAP_BYTES,
-    margin: float = 0.0,
+    min_swap_bytes: int | str = MIN_SWAP_BYTES,
+    margin: float | str = 0.0,
     reserve_bytes: int = 0,
     edits: Sequence[Edit] = (),
-    rematerialise: bool | int | None = None,
+    rematerialise: bool | int | str | None = None,
     refused: Collection[str] | None = None,
-    host_capacity_bytes: int | None = None,
+    host_capacity_bytes: int | float | str | None = None,
 ) -> Policy:
     """Generate a policy for a step (the newest of a trace) that never holds more than ``capacity_bytes``.
+
+    Sizes are bytes or text such as ``"512MiB"``, and capacities may be fractions of what the step keeps alive, such as
+    ``0.6`` or ``"60%"``. A link is a :class:`Link`, ``"8GiB/s"``, a pair (out, in) or ``"OUT,IN"``.
 
     ``host_capacity_bytes`` bounds the copies on the host, in whole pages: at any op, and packed as they will lie there.
     What finds no room there stays on the device, or is rematerialised. None: no limit.
@@ -103,8 +106,9 @@ def plan(
     ``Policy.findings``. An edit of the capacity or the link takes the place of the argument.
 
     ``rematerialise`` is the highest class of ops that the runtime can replay (see
-    :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS`), False for none, True for all, None for what the trace's
-    ``meta["replay_class"]`` says, which is none where it is missing; ``refused`` holds names of ops and keys of
+    :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS`), False for none, True for all
+    (``"no"``, ``"cheap"``, ``"all"`` are 0, 1, 2), None for what the trace's ``meta["replay_class"]`` says, which is
+    none where it is missing; ``refused`` holds names of ops and keys of
     storages that the runtime does not replay, None for those of the trace: its ``meta["refused"]``, and what was
     declined in the step. Choosing between copies and replays needs op times: ``op_times`` are then
     the recorded ones by default.
@@ -115,14 +119,13 @@ def plan(
     ValueError if ``capacity_bytes``, ``op_times``, ``margin``, ``reserve_bytes`` or ``rematerialise`` does not fit,
     TypeError if the trace, the capacity or the link is something else.
     """
-    if not 0.0 <= margin < 1.0:
-        raise ValueError(f"margin is {margin}: give a share of the capacity, from 0 to below 1")
+    margin, min_swap_bytes = checked_margin(margin), checked_min_swap(min_swap_bytes)
     if reserve_bytes < 0:
         raise ValueError(f"reserve_bytes is {reserve_bytes}: give a number of bytes from 0 up")
-    capacity_bytes, link = checked_capacity(capacity_bytes), checked_link(link)
-    host_bytes = checked_host_capacity(host_capacity_bytes)
-    replay_class, refused = replay_class_of(rematerialise, trace), refused_of(refused, trace)
     step = newest_step(trace)
+    capacity_bytes, link = checked_capacity(capacity_bytes, step), checked_link(link)
+    host_bytes = checked_host_capacity(host_capacity_bytes, step)
+    replay_class, refused = replay_class_of(rematerialise, trace), refused_of(refused, trace)
     if step.truncated_ops:
         raise TraceError(
             f"step {step.index} has lost {step.truncated_ops} ops, so its bytes are unknown there: "
@@ -196,16 +199,22 @@ def plan(
     )
 
 
-def replay_class_of(rematerialise: bool | int | None, trace: Trace | StepTrace) -> int:
+REPLAY_CLASS_NAMES = ("no", "cheap", "all")
+"""The classes of ops to replay up to, as people write them."""
+
+
+def replay_class_of(rematerialise: bool | int | str | None, trace: Trace | StepTrace) -> int:
     """The highest class of ops to replay: 0 for none. Raises ValueError if there is no such class."""
+    if isinstance(rematerialise, str) and rematerialise in REPLAY_CLASS_NAMES:
+        return REPLAY_CLASS_NAMES.index(rematerialise)
     if rematerialise is None:
         rematerialise = trace.meta.get("replay_class", 0) if isinstance(trace, Trace) else 0
     if rematerialise is True:
         return HIGHEST_CLASS
     if not isinstance(rematerialise, int) or not 0 <= rematerialise <= HIGHEST_CLASS:
         raise ValueError(
-            f"rematerialise is {rematerialise!r}: give False, True, or the highest class of ops to replay, "
-            f"1 to {HIGHEST_CLASS}"
+            f"rematerialise is {rematerialise!r}: give False, True, "
+            f'or the highest class of ops to replay, 1 to {HIGHEST_CLASS}; or "no", "cheap", "all"'
         )
     return int(rematerialise)
 

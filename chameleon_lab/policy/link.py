@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import PolicyError
 from ..trace import Direction, StepTrace
-from ..units import format_bytes
+from ..units import format_bytes, parse_bandwidth
 
 _MOST = 1e18  # bytes a second: more is a mistake, and seconds would not fit their type
 _TELLING_BYTES = 1 << 20
@@ -73,3 +73,24 @@ class Link:
     def __str__(self) -> str:
         speeds = (self.out_bytes_per_s, self.in_bytes_per_s)
         return " / ".join("no limit" if speed is None else f"{format_bytes(speed)}/s" for speed in speeds)
+
+
+def parse_link(value: Any, what: str = "link") -> Link:
+    """The link that is written: one bandwidth, a pair (out, in), text such as ``"8GiB/s"`` or ``"OUT,IN"``, or a Link.
+
+    Raises ValueError, TypeError for what is no bandwidth; ``what`` is how to call it in errors.
+    """
+    if isinstance(value, Link):
+        return value
+    if isinstance(value, str) and "," in value:
+        pair: Any = value.split(",")
+    elif isinstance(value, tuple | list):
+        pair = value
+    else:
+        both = parse_bandwidth(value, what)
+        return Link(both, both)
+    if len(pair) != 2:
+        raise ValueError(
+            f'{what} {value!r} is no bandwidth, nor a pair (out, in): write it like "8GiB/s", or "OUT,IN"'
+        )
+    return Link(parse_bandwidth(pair[0], f"{what} out"), parse_bandwidth(pair[1], f"{what} in"))

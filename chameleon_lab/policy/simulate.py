@@ -259,16 +259,17 @@ def simulate(
     trace: Trace | StepTrace,
     policy: Policy,
     capacity_bytes: int | None = None,
-    link: Link | None = None,
+    link: Link | float | str | tuple[float | str, float | str] | None = None,
     op_times: Sequence[float] | np.ndarray | None = None,
     *,
     evict: bool = False,
-    host_capacity_bytes: int | None = None,
+    host_capacity_bytes: int | float | str | None = None,
 ) -> Prediction:
     """Predict a step of ``trace`` (the newest) under ``policy``, in the steady state.
 
-    ``capacity_bytes`` and ``link`` default to the policy's; ``op_times`` (compute seconds of each op, shape
-    (ops,)) to the recorded durations less stalls. Decisions are bound to the step as the executor binds them,
+    ``capacity_bytes`` and ``link``, written as for :func:`~chameleon_lab.policy.plan`, default to the policy's;
+    ``op_times`` (compute seconds of each op, shape (ops,)) to the recorded durations less stalls. Decisions are
+    bound to the step as the executor binds them,
     and those that do not fit are left out and listed in ``unmatched``. A plan over capacity is simulated too:
     see ``Prediction.fits``. ``host_capacity_bytes`` bounds what copies take on the host; it defaults to what the policy
     was planned within. With ``evict``, what is too much is evicted, as the executor does; see
@@ -279,10 +280,12 @@ def simulate(
     """
     if not isinstance(policy, Policy):
         raise TypeError(f"policy is {policy!r}: give a Policy, such as plan(...) or Policy.load(...) returns")
-    capacity_bytes = policy.capacity_bytes if capacity_bytes is None else checked_capacity(capacity_bytes)
+    step = newest_step(trace)
+    capacity_bytes = (
+        policy.capacity_bytes if capacity_bytes is None else checked_capacity(capacity_bytes, step)
+    )
     link = policy.link if link is None else checked_link(link)
     host_bytes = policy.host_capacity_bytes if host_capacity_bytes is None else host_capacity_bytes
-    step = newest_step(trace)
     times = step_op_times(step, op_times)
     memory, swaps, replays, unmatched = bind(policy, step, times)
     if evict:
@@ -295,7 +298,7 @@ def simulate(
         link,
         times,
         replays,
-        host=HostRoom(step, checked_host_capacity(host_bytes)),
+        host=HostRoom(step, checked_host_capacity(host_bytes, step)),
         unmatched=tuple(unmatched),
         step=step,
     )

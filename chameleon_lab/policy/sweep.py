@@ -12,8 +12,8 @@ import numpy as np
 from ..errors import BelowFloorError
 from ..progress import bar, tick
 from ..trace import StepTrace, Trace
-from ..units import format_bytes, format_percent, format_seconds
-from .arguments import checked_capacity, checked_host_capacity, checked_link
+from ..units import format_bytes, format_percent, format_seconds, parse_fraction
+from .arguments import checked_capacity, checked_host_capacity, checked_link, checked_min_swap
 from .edits import Edit, EditAction
 from .generate import plan, refused_of, replay_class_of
 from .host_room import floor_within
@@ -149,21 +149,22 @@ class Sweep:
 
 def sweep(
     trace: Trace | StepTrace,
-    capacities: Sequence[int] | None,
-    link: Link,
+    capacities: Sequence[int | float | str] | None,
+    link: Link | float | str | tuple[float | str, float | str],
     *,
     op_times: Sequence[float] | np.ndarray | None = None,
-    within: float = KNEE,
-    min_swap_bytes: int = MIN_SWAP_BYTES,
-    margin: float = 0.0,
+    within: float | str = KNEE,
+    min_swap_bytes: int | str = MIN_SWAP_BYTES,
+    margin: float | str = 0.0,
     edits: Sequence[Edit] = (),
-    rematerialise: bool | int | None = None,
+    rematerialise: bool | int | str | None = None,
     refused: Collection[str] | None = None,
-    host_capacity_bytes: int | None = None,
+    host_capacity_bytes: int | float | str | None = None,
 ) -> Sweep:
-    """Plan and simulate the newest step of ``trace`` at each of ``capacities``, in bytes.
+    """Plan and simulate the newest step of ``trace`` at each of ``capacities``.
 
-    Without any, at evenly spaced ones from the floor to the step's peak. ``op_times`` as for
+    Capacities and the link are written as for :func:`~chameleon_lab.policy.plan`. Without capacities, at
+    evenly spaced ones from the floor to the step's peak. ``op_times`` as for
     :func:`~chameleon_lab.policy.simulate`; ``within`` is what the knee allows, see :attr:`Sweep.knee`; ``margin``,
     ``edits`` (those of the capacity and the link aside), ``rematerialise``, ``refused`` and ``host_capacity_bytes`` as
     for :func:`~chameleon_lab.policy.plan`. A capacity at which the edits cannot be obeyed, or for which the host has
@@ -172,21 +173,23 @@ def sweep(
     Raises TraceError if the trace holds no op, or its step has lost some, ValueError if ``capacities`` is empty or
     one of them, ``op_times``, ``within`` or ``rematerialise`` does not fit, TypeError if an argument is something else.
     """
+    within = parse_fraction(within, "within") if isinstance(within, str) else within
     if not within >= 0.0:
         raise ValueError(f"within is {within}: give a share from 0 up")
     link = checked_link(link)
     step, replay_class = newest_step(trace), replay_class_of(rematerialise, trace)
     refused = refused_of(refused, trace)
     times = step_op_times(step, op_times)
-    host_bytes = checked_host_capacity(host_capacity_bytes)
+    host_bytes = checked_host_capacity(host_capacity_bytes, step)
+    min_swap_bytes = checked_min_swap(min_swap_bytes)
     replayable = None
     if host_bytes is not None and replay_class:
         replayable = Replayable(step, step_memory(step, min_swap_bytes), times, replay_class, refused)
     lowest = floor_within(trace, host_bytes, min_swap_bytes=min_swap_bytes, replayable=replayable)
     edits = tuple(edit for edit in edits if edit.action not in (EditAction.CAPACITY, EditAction.LINK))
     if capacities is None:
-        capacities = np.linspace(lowest.bytes, max(step.live_peak_bytes, lowest.bytes), POINTS).tolist()
-    chosen = sorted({checked_capacity(capacity) for capacity in capacities})
+        capacities = np.linspace(lowest.bytes, max(step.live_peak_bytes, lowest.bytes), POINTS).astype(int)
+    chosen = sorted({checked_capacity(capacity, step) for capacity in capacities})
     if not chosen:
         raise ValueError(
             "capacities is empty: give at least one, or None for a range from the floor to the peak"

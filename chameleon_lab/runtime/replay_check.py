@@ -51,17 +51,24 @@ NOTHING = Replayable({}, {})
 UNSEEN_WRITES = "torch before 2.13 does not say when raw pointers write to the inputs of a replay"
 
 
-def replayable(device: torch.device, threads: int, *, trusting: bool = False) -> Replayable:
+def replayable(
+    device: torch.device, threads: int, *, trusting: bool = False, cheap: bool = False
+) -> Replayable:
     """The ops of :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS` that may be replayed.
 
     Args:
         device: of the session's tensors.
         threads: that ops use now: another number may choose other kernels, and is checked anew.
         trusting: nothing outside of ops writes to tensors through pointers, so it need not be seen.
+        cheap: keep to class 1, which needs no check.
     """
     if not core.SEES_RAW_ACCESS and not trusting:
         return Replayable({}, dict.fromkeys(REPLAY_CLASS, UNSEEN_WRITES))
-    return _checked(device, threads)
+    return Replayable(_class_1(), {}) if cheap else _checked(device, threads)
+
+
+def _class_1() -> dict[str, tuple[str, ...]]:
+    return {name: () for name, kind in REPLAY_CLASS.items() if kind == 1}
 
 
 _verdicts: dict[tuple[Any, ...], str | None] = {}
@@ -70,7 +77,7 @@ run: there may have been no memory, say."""
 
 
 def _checked(device: torch.device, threads: int) -> Replayable:
-    dtypes: dict[str, tuple[str, ...]] = {name: () for name, kind in REPLAY_CLASS.items() if kind == 1}
+    dtypes = _class_1()
     refused = {}
     conditions = (device, threads, *_settings())
     with _plain(device):

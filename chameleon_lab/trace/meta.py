@@ -24,7 +24,7 @@ from ..runtime import core
 from ..runtime.discovery import Discovery
 from ..runtime.optimizer_groups import small_groups
 from ..runtime.recording import step_trace
-from ..units import parse_bytes
+from ..units import parse_capacity
 from .columns import StepTrace, Trace
 from .list_ops import part_limit_bytes
 from .meta_autocast import MetaAutocast
@@ -40,7 +40,7 @@ def trace_meta(
     *,
     device: str | Roofline = "H100",
     steps: int = 2,
-    capacity: int | str | None = None,
+    capacity: int | float | str | None = None,
     split_optimizer: bool = True,
     stand_ins: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Trace:
@@ -70,8 +70,8 @@ def trace_meta(
         device: a name in :data:`~chameleon_lab.trace.roofline.DEVICES`, or a
             :class:`~chameleon_lab.trace.roofline.Roofline` of your own.
         steps: how many steps to trace, at least 2: in the first one the optimizer's states are only made.
-        capacity: what list ops of optimizers are split for, as in :class:`~chameleon_lab.Session`. None: the
-            device's memory.
+        capacity: what list ops of optimizers are split for, written as for :class:`~chameleon_lab.Session`: a fraction
+            is of the device's memory. None: all of it.
         split_optimizer: False leaves them whole.
         stand_ins: by op name, such as ``"aten::nonzero"``: a function that is called with the op's arguments in its
             place. Needed for ops whose result has a shape that depends on data. Reading a number, as
@@ -92,7 +92,9 @@ def trace_meta(
         raise ValueError(
             f"steps must be a number from 2 up, got {steps!r}: the first step is not a steady one"
         )
-    capacity_bytes = roofline.memory_bytes if capacity is None else parse_bytes(capacity, "capacity")
+    capacity_bytes = (
+        roofline.memory_bytes if capacity is None else parse_capacity(capacity, roofline.memory_bytes)
+    )
     tracer = _Tracer(roofline, capacity_bytes if split_optimizer else None, stand_ins or {})
     return Trace(
         tracer.run(build_or_step, steps),

@@ -29,7 +29,12 @@ from chameleon_lab.runtime import core
         ({"capacity": True}, TypeError, "True"),
         ({"capacity": 1.5}, ValueError, "1.5"),
         ({"capacity": -0.5}, ValueError, "-0.5"),
-        ({"capacity": 1.0}, ValueError, "1.0"),
+        ({"capacity": "1.5"}, ValueError, "1.5"),
+        ({"capacity": "150%"}, ValueError, "150%"),
+        ({"host_capacity": "1.5"}, ValueError, "host_capacity"),
+        ({"min_swap": "60%"}, ValueError, "min_swap"),
+        ({"margin": "60%"}, ValueError, "margin"),
+        ({"rematerialise": "dear"}, ValueError, "dear"),
         ({"capacity": float("nan")}, ValueError, "nan"),
         ({"capacity": ""}, ValueError, "capacity"),
         ({"capacity": "MiB"}, ValueError, "MiB"),
@@ -86,6 +91,9 @@ HALF_THE_MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         ("1.5 GiB", 1536 * MiB),
         ("64k", 64 << 10),
         (0.5, HALF_THE_MACHINE),
+        ("0.5", HALF_THE_MACHINE),
+        ("50%", HALF_THE_MACHINE),
+        (1.0, 2 * HALF_THE_MACHINE),
     ],
 )
 def test_right_capacities_are_taken(capacity: Any, expected_bytes: int | None) -> None:
@@ -94,6 +102,17 @@ def test_right_capacities_are_taken(capacity: Any, expected_bytes: int | None) -
     ) as session:
         torch.zeros(1000).add_(1)
         assert session.report().capacity_bytes == session.capacity_bytes == expected_bytes
+
+
+@pytest.mark.parametrize("link", ["1GB/s,2GB/s", "1e9,2e9", (1e9, "2GB/s"), cl.policy.Link(1e9, 2e9)])
+def test_links_fractions_and_replays_are_written_as_elsewhere(link: Any) -> None:
+    session = cl.Session(
+        "8MiB", device="cpu", link=link, host_capacity="50%", margin="5%", rematerialise="no"
+    )
+    assert session.link == cl.policy.Link(1e9, 2e9)
+    assert (session.host_capacity_bytes, session.margin) == (HALF_THE_MACHINE, 0.05)
+    assert session.rematerialise is False
+    assert cl.Session("8MiB", device="cpu", rematerialise="all").rematerialise is True
 
 
 def test_sessions_do_not_nest_and_do_not_run_twice() -> None:

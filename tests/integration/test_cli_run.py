@@ -122,6 +122,21 @@ print(sys.modules["__main__"].Here is Here, type(pickle.loads(pickle.dumps(Here(
     assert f"['inner/script.py', '--capacity', 'x', '--', '-m', '--help'] {inner}" in done.stdout
 
 
+def test_options_reach_the_session(folder):
+    code = """
+import chameleon_lab as cl
+session = cl.current_session()
+print(session.capacity_bytes == cl.Session(0.6, device="cpu").capacity_bytes)
+print(session.host_capacity_bytes == cl.Session("1MiB", device="cpu", host_capacity="50%").host_capacity_bytes)
+print(session.link, session.margin, session.rematerialise)
+"""
+    done = chameleon(
+        *(folder, "run", "-q", "--device", "cpu", "--capacity", "60%", "--host-capacity", "0.5"),
+        *("--link", "1e9,2GB/s", "--margin", "5%", "--rematerialize", "cheap", script(folder, code)),
+    )
+    assert done.stdout == f"True\nTrue\n{cl.policy.Link(1e9, 2e9)} 0.05 cheap\n", done.stderr
+
+
 def test_a_module_runs_as_with_python_dash_m(folder):
     package = folder / "package"
     package.mkdir()
@@ -254,6 +269,10 @@ if __name__ == "__main__":
     [
         (["gone.py"], 2, "chameleon run: gone.py: there is no such script"),
         (["--capacity", "lots", "train.py"], 2, "capacity 'lots' is not a size"),
+        (["--capacity", "1.5", "train.py"], 2, "capacity '1.5' is neither a fraction"),
+        (["--host-capacity", "150%", "train.py"], 2, "--host-capacity '150%' is neither a fraction"),
+        (["--margin", "101%", "train.py"], 2, "--margin '101%' is no fraction"),
+        (["--rematerialize", "dear", "train.py"], 2, "'dear' is not one of"),
         (["--link", "8GiB", "train.py"], 2, "--link '8GiB' is not a bandwidth"),
         (["--device", "cuda", "train.py"], 2, "no CUDA device"),
         (["--policy", "gone.json", "train.py"], 4, "gone.json: No such file or directory"),

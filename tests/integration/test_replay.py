@@ -824,6 +824,17 @@ def test_rematerialise_false_replays_nothing() -> None:
         assert session.trace_meta()["replay_class"] == 0
 
 
+def test_rematerialise_cheap_replays_what_costs_little() -> None:
+    with cl.Session("16MiB", min_swap="1KiB", rematerialise="cheap") as session:
+        core.keep_producers(True)
+        x = made()
+        assert core.drop(F.gelu(x)) == ""
+        product = x @ x.T
+        assert "not replayed" in core.drop(product)
+        meta = session.trace_meta()
+        assert (meta["replay_class"], meta["not_replayed"]) == (1, {})
+
+
 def test_small_arguments_are_copied_and_foreign_memory_is_refused(session: cl.Session) -> None:
     x = made()
     scale = torch.tensor([0.3])

@@ -160,7 +160,9 @@ def test_plans_know_that_no_copy_lasts() -> None:
 
 @pytest.mark.parametrize("value", [None, "trust", "Trusting", 2, 0.5, ()])
 def test_other_values_are_refused(value: object) -> None:
-    with pytest.raises(ValueError, match='rematerialise must be True, False or "trusting", got') as caught:
+    with pytest.raises(
+        ValueError, match='rematerialise must be True, False, "cheap" or "trusting", got'
+    ) as caught:
         cl.Session("16MiB", rematerialise=value)  # type: ignore[arg-type]
     assert repr(value) in str(caught.value)
 

@@ -73,6 +73,23 @@ def test_plan_writes_what_the_planner_plans(trace, chameleon):
     assert values["swaps"] == len(planned.swaps) and values["output"] is None
 
 
+def test_fractions_and_links_are_written_as_in_python(trace, chameleon):
+    common = ("plan", "t.parquet", "--json", "--host-capacity")
+    values = [
+        json.loads(chameleon(*common, share, "--capacity", share, "--link", link, "--margin", margin)[1])
+        for share, link, margin in (
+            ("60%", "1GB/s,2GB/s", "2%"),
+            ("0.6", "1e9,2e9", "0.02"),
+            (str(int(0.6 * trace.last.live_peak_bytes)), "1000000000,2GB/s", ".02"),
+        )
+    ]
+    assert values[0]["link"] == {"out_bytes_per_s": 1e9, "in_bytes_per_s": 2e9}
+    assert values[0]["capacity_bytes"] == values[0]["host_capacity_bytes"]
+    assert values[0] == values[1] == values[2]
+    by_name = chameleon("plan", "t.parquet", "--capacity", "60%", "--rematerialise", "all", "--json")
+    assert chameleon("plan", "t.parquet", "--capacity", "60%", "--rematerialize", "all", "--json") == by_name
+
+
 def test_plan_and_sweep_replay_where_they_are_told_to(trace, chameleon):
     slow = ("--link", "64MiB/s", "--json")
     command = ("plan", "t.parquet", "--capacity", "60%", *slow, "--bound", "-o", "p.json")
@@ -237,7 +254,11 @@ def test_the_html_report_escapes_names(trace, chameleon):
     [
         (["plan", "t.parquet"], 2, "Missing option '--capacity'"),
         (["plan", "t.parquet", "--capacity", "lots"], 2, "--capacity 'lots' is not a size"),
-        (["plan", "t.parquet", "--capacity", "150%"], 2, "--capacity '150%' is no share of the peak"),
+        (["plan", "t.parquet", "--capacity", "150%"], 2, "--capacity '150%' is neither a fraction"),
+        (["plan", "t.parquet", "--capacity", "1.5"], 2, "--capacity '1.5' is neither a fraction"),
+        (["plan", "t.parquet", "--capacity", "60%", "--margin", "100%"], 2, "--margin is '100%'"),
+        (["sweep", "t.parquet", "--capacity", "1.5"], 2, "--capacity '1.5' is neither a fraction"),
+        (["sweep", "t.parquet", "--host-capacity", "1.5"], 2, "--host-capacity '1.5' is neither a fraction"),
         (["plan", "t.parquet", "--capacity", "60%", "--link", "1,2,3"], 2, "--link '1,2,3' is no bandwidth"),
         (["plan", "t.parquet", "--capacity", "60%", "--step", "9"], 2, "the trace holds the steps 0 to 2"),
         (["plan", "t.parquet", "--capacity", "1KiB"], 3, "t.parquet: capacity 1.00 KiB"),

@@ -98,10 +98,10 @@ def test_values_of_the_notebook_go_in_braces(cells):
 
 
 def test_options_reach_the_session(cells):
-    cells.good("%chameleon start --capacity 0.25 --device cpu --no-planning --stacks")
+    cells.good("%chameleon start --capacity 25% --device cpu --no-planning --stacks --rematerialize no")
     session = cl.current_session()
     assert session.capacity_bytes == cl.Session(0.25, device="cpu").capacity_bytes
-    assert (session.planning, session.stacks) == (False, True)
+    assert (session.planning, session.stacks, session.rematerialise) == (False, True, False)
     assert "eviction only" in cells.good("%chameleon status")
 
 
@@ -147,7 +147,9 @@ def test_policies_and_traces_are_saved_after_the_end_and_loaded(cells, tmp_path)
     assert saved.swaps
 
     assert cells.good('%chameleon load "a trace.parquet"').startswith("a trace.parquet: 4 steps; newest: ")
-    assert "which will use it" in cells.good("%chameleon load policy.json")
+    loaded = cells.good("%chameleon load policy.json")
+    assert loaded.endswith("Next: %chameleon start --capacity 3MiB, which will use it\n")
+    assert cells.good("%chameleon status").endswith("or %chameleon start --capacity 3MiB\n")
     assert "Using a policy of" in cells.good("%chameleon start --capacity 3MiB")
     assert cl.current_session().policy == saved
     cells.good("%chameleon stop")
@@ -159,6 +161,9 @@ def test_policies_and_traces_are_saved_after_the_end_and_loaded(cells, tmp_path)
     cells.good("%chameleon stop")
     cells.good("%chameleon start --capacity 3MiB --policy policy.json")
     assert cl.current_session().policy == saved
+    cells.good("%chameleon stop")
+    cells.good("%chameleon start --policy policy.json")  # the policy's own capacity
+    assert (cl.current_session().policy, cl.current_session().capacity_bytes) == (saved, 3 << 20)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +178,7 @@ def test_policies_and_traces_are_saved_after_the_end_and_loaded(cells, tmp_path)
         ("load bad.parquet", "bad.parquet: truncated: it begins as a trace"),
         ("load newer.json", "newer.json: it is of policy version 99"),
         ("start --capacity 1MiB --policy no.json", "no.json: No such file or directory. Check the path"),
-        ("start --policy bad.json", "%chameleon start: a policy needs a capacity to hold to. Add --capacity"),
+        ("start --policy bad.json", "bad.json, line 1 column 2: truncated, or not JSON"),
     ],
 )
 def test_files_that_cannot_be_used(cells, tmp_path, line, error):
@@ -230,7 +235,10 @@ def test_a_policy_for_a_session_that_only_records(cells):
         ("start --capacity lots", "capacity 'lots' is not a size: write it like"),
         ("start --capacity 0", "capacity must be positive, got '0'"),
         ("start --capacity 1GiB --link 8", "link '8' is not a bandwidth"),
-        ("start --link 1GiB/s,2GiB/s,3GiB/s", "link must be one bandwidth or a pair (out, in)"),
+        (
+            "start --link 1GiB/s,2GiB/s,3GiB/s",
+            "link '1GiB/s,2GiB/s,3GiB/s' is no bandwidth, nor a pair (out, in)",
+        ),
         ("start --device abacus", "there is no device 'abacus'"),
         ("dashboard", "%chameleon dashboard: it needs a notebook. Try %chameleon report"),
         ("status now", "%chameleon status does not know 'now': it takes no more than that"),

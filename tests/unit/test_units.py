@@ -1,8 +1,17 @@
 import math
 
+import numpy as np
 import pytest
 
-from chameleon_lab.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes
+from chameleon_lab.units import (
+    exact_bytes,
+    format_bytes,
+    format_seconds,
+    parse_bandwidth,
+    parse_bytes,
+    parse_capacity,
+    parse_fraction,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +29,10 @@ from chameleon_lab.units import format_bytes, format_seconds, parse_bandwidth, p
         ("1.5 GiB", 3 * 1024**3 // 2),
         (".5M", 1024**2 // 2),
         ("1.TiB", 1024**4),
+        ("1e9", 10**9),
+        (1e9, 10**9),
+        (1536.5, 1536),
+        (np.int64(4096), 4096),
     ],
 )
 def test_parse_bytes(text, size):
@@ -28,7 +41,8 @@ def test_parse_bytes(text, size):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "MiB", "1 Mi B", "12 parsecs", "-1MiB", "1e9", "0x10", "1,5GiB", "8GiB/s", "١MiB"]
+    "text",
+    ["", "MiB", "1 Mi B", "12 parsecs", "-1MiB", "1e", "60%", "1.5", "0x10", "1,5GiB", "8GiB/s", "١MiB"],
 )
 def test_parse_bytes_refuses_what_is_no_size(text):
     with pytest.raises(ValueError, match="capacity") as caught:
@@ -50,14 +64,24 @@ def test_parse_bytes_refuses_other_types(value):
 
 @pytest.mark.parametrize(
     ("text", "rate"),
-    [("8GiB/s", 8 * 1024**3), (" 25 GB/s ", 25e9), ("1.5MiB/s", 1.5 * 1024**2), (1e9, 1e9), (7, 7.0)],
+    [
+        ("8GiB/s", 8 * 1024**3),
+        ("1e9", 1e9),
+        ("8589934592", 8 * 1024**3),
+        (" 25 GB/s ", 25e9),
+        ("1.5MiB/s", 1.5 * 1024**2),
+        (1e9, 1e9),
+        (7, 7.0),
+    ],
 )
 def test_parse_bandwidth(text, rate):
     assert parse_bandwidth(text) == rate
     assert type(parse_bandwidth(text)) is float
 
 
-@pytest.mark.parametrize("text", ["8GiB", "fast", "/s", "0GiB/s", "8GiB/ms", 0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize(
+    "text", ["8GiB", "fast", "/s", "0GiB/s", "8GiB/ms", "8", "1.5", 0, -1.0, math.inf, math.nan]
+)
 def test_parse_bandwidth_refuses_what_is_none(text):
     with pytest.raises(ValueError, match="link out") as caught:
         parse_bandwidth(text, "link out")
@@ -108,3 +132,47 @@ def test_format_seconds(duration, text):
 @pytest.mark.parametrize("size", [1, 1024, 1536, 256 * 1024**2, 3 * 1024**3])
 def test_what_is_formatted_parses_back(size):
     assert parse_bytes(format_bytes(size)) == size
+
+
+@pytest.mark.parametrize("value", ["60%", " 60 %", "0.6", "0.60", 0.6, "6e-1", np.float64(0.6)])
+def test_a_fraction_of_the_whole_is_written_many_ways(value):
+    assert parse_capacity(value, 1000) == 600
+    assert parse_fraction(value) == 0.6
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        ("1", 1),
+        (1, 1),
+        ("1.0", 1000),
+        (1.0, 1000),
+        ("100%", 1000),
+        ("2MiB", 1 << 21),
+        (1e9, 10**9),
+        ("0.01%", 1),
+    ],
+)
+def test_where_fractions_end_and_bytes_begin(value, size):
+    assert parse_capacity(value, 1000) == size
+
+
+@pytest.mark.parametrize(
+    "value", ["1.5", 1.5, "150%", "0%", "-5%", "1.001", 1023.5, "0.0", -0.5, math.nan, "60%%"]
+)
+def test_what_is_neither_a_fraction_nor_bytes_is_refused(value):
+    with pytest.raises(ValueError, match="host_capacity") as caught:
+        parse_capacity(value, 1000, "host_capacity")
+    assert str(value).strip("-") in str(caught.value) and '"512MiB"' in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["lots", "5MiB", "101%", 1.01, -0.1, math.nan])
+def test_what_is_no_fraction_is_refused(value):
+    with pytest.raises(ValueError, match="margin .* no fraction"):
+        parse_fraction(value, "margin")
+
+
+@pytest.mark.parametrize("size", [1, 1023, 1024, 1536, 4 << 20, (4 << 20) + 1, 3 << 29, 5 << 30])
+def test_exact_bytes_lose_none(size):
+    assert parse_bytes(exact_bytes(size)) == size
+    assert len(exact_bytes(size)) <= len(str(size)) + 3

@@ -1,0 +1,72 @@
+"""Standard output and standard error, whose disk may be full and whose reader may have gone."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TextIO
+
+
+class _Held(io.StringIO):
+    """What a command prints, until it has ended: its exit code does not depend on who reads on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Hold back what is printed on stdout until the block has ended, and write it then.
+
+    Raises OSError where it cannot be written. Where nobody reads it, that is no error.
+    """
+    stream = sys.stdout
+    if stream is None:  # closed by who has called
+        yield
+        return
+    text = _Held(stream)
+    try:
+        with redirect_stdout(text):
+            yield
+    finally:
+        _write(stream, text.getvalue())
+
+
+def tell(text: str) -> bool:
+    """Print on stderr. Could it be written, or has nobody asked for it? False where the disk is full."""
+    if sys.stderr is None:
+        return True
+    try:
+        _write(sys.stderr, f"{text}\n")
+    except OSError:
+        return False
+    return True
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:  # `chameleon report t.parquet | head`: what is left has no reader
+        _abandon(stream)
+    except OSError:
+        _abandon(stream)
+        raise
+
+
+def _abandon(stream: TextIO) -> None:
+    """Send what the stream still holds nowhere, or the interpreter would try again at its end, and fail."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)

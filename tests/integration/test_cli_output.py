@@ -1,0 +1,137 @@
+"""What becomes of a command whose stdout or stderr takes nothing any more: a full disk, a reader that has gone."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from synthetic import gpt_step
+from training import HANGS_AFTER_S, ROOT
+
+import chameleon_lab as cl
+from chameleon_lab.policy import plan
+
+TRAIN = """
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(4):
+    net(torch.randn(128, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained")
+"""
+RUN = ("run", "--device", "cpu", "--capacity", "4MiB", "--link", "1GiB/s", "--save-policy", "p.json")
+
+
+@contextmanager
+def gone() -> Iterator[int]:
+    """A pipe that nobody reads."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        yield writer
+    finally:
+        os.close(writer)
+
+
+@contextmanager
+def full() -> Iterator[int]:
+    """A file on a disk without a free byte."""
+    file = os.open("/dev/full", os.O_WRONLY)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def chameleon(folder: Path, *words: str, **streams) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "chameleon_lab", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"},
+        text=True,
+        timeout=HANGS_AFTER_S,
+        **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a trace, two policies that differ, and a script."""
+    meta = {"device": "cpu", "link_out_bytes_per_s": 2.0**30, "link_in_bytes_per_s": 2.0**30}
+    step = gpt_step()
+    cl.Trace([replace(step, index=index) for index in range(3)], meta).save(tmp_path / "t.parquet")
+    for name, share in (("a.json", "60%"), ("b.json", "50%")):
+        plan(step, share, "1GiB/s").save(tmp_path / name)
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words", [("--version",), ("report", "t.parquet"), ("plan", "t.parquet", "--capacity", "60%", "--json")]
+)
+def test_a_full_disk_is_one_line_and_an_exit_code(folder: Path, words: tuple[str, ...]) -> None:
+    with full() as disk:
+        done = chameleon(folder, *words, stdout=disk)
+    assert done.returncode == 4
+    assert done.stderr == "chameleon: cannot write what there is to say: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("report", "t.parquet", "--json"), 0), (("diff", "a.json", "b.json"), 1), (("-h",), 0)],
+)
+def test_a_reader_that_has_gone_changes_no_exit_code(folder: Path, words: tuple[str, ...], code: int) -> None:
+    with gone() as pipe:
+        done = chameleon(folder, *words, stdout=pipe)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_with_stdout_closed_a_command_does_its_work(folder: Path) -> None:
+    done = chameleon(
+        folder, "plan", "t.parquet", "--capacity", "60%", "-o", "c.json", preexec_fn=lambda: os.close(1)
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert cl.Policy.load(folder / "c.json").swaps
+
+
+def test_an_error_that_cannot_be_said_keeps_its_exit_code(folder: Path) -> None:
+    with full() as disk, gone() as pipe:
+        for stream in (disk, pipe):
+            assert chameleon(folder, "plan", "gone", "--capacity", "60%", stderr=stream).returncode == 4
+
+
+def test_a_report_that_cannot_be_written_costs_no_file(folder: Path) -> None:
+    """The script's output and the policy are there; a full disk is an exit code, and a closed pipe is none."""
+    for stream, code in ((full, 4), (gone, 0)):
+        with stream() as stderr:
+            done = chameleon(folder, *RUN, "train.py", stderr=stderr)
+        assert done.returncode == code, stream
+        assert done.stdout == "trained\n"
+        assert cl.Policy.load(folder / "p.json").swaps
+        (folder / "p.json").unlink()
+
+
+def test_files_for_which_there_is_no_room_are_one_line_each(folder: Path) -> None:
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))
+
+    done = chameleon(folder, *RUN, "--save-trace", "u.parquet", "train.py", preexec_fn=small_files)
+    assert done.returncode == 4 and done.stdout == "trained\n"
+    policy, trace, *_ = done.stderr.splitlines()
+    assert policy.startswith("chameleon run: p.json: no policy: OSError: ")
+    assert trace.startswith("chameleon run: u.parquet: no trace: OSError: ")
+    assert "Peak resident" in done.stderr
+    done = chameleon(folder, "plan", "t.parquet", "--capacity", "60%", "-o", "c.json", preexec_fn=small_files)
+    assert done.returncode == 4 and len(done.stderr.splitlines()) == 1 and "c.json" in done.stderr
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"t.parquet", "a.json", "b.json", "train.py"}  # nothing half-written
