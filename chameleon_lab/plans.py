@@ -509,6 +509,7 @@ class Plans:
             program.uses_op,
             program.evict_last,
             program.host.place,
+            program.host.kept,
             program.action_op,
             program.action_kind,
             program.action_storage,

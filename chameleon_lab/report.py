@@ -138,6 +138,7 @@ class Report(Mapping[str, Any]):
     resident_bytes: int
     host_bytes: int
     host_peak_bytes: int
+    """Most bytes of the host that copies took in the session."""
     step_s: float
     stall_s: float
     overlap: float | None
@@ -194,6 +195,8 @@ class Report(Mapping[str, Any]):
     """In which no op ran outside of the loop, before or in the newest step: no part of its time."""
     stall_parts: dict[str, float] = field(default_factory=dict)
     """Why the newest step stalled, in seconds: see :mod:`chameleon_lab.trace.stall_parts`. Empty without a stall."""
+    host_capacity_bytes: int | None = None
+    """Most bytes of the host that copies may take; None: no limit."""
     split_bytes: int = 0
     """Of those: free parts of segments whose rest is in use. A larger request cannot have them (fragmentation)."""
     allocator: str = ""
@@ -268,7 +271,7 @@ class Report(Mapping[str, Any]):
             (
                 "Host pool",
                 format_bytes(self.host_bytes),
-                f"peak {format_bytes(self.host_peak_bytes)}{self._laid_out()}",
+                f"peak {format_bytes(self.host_peak_bytes)}{self._host_bound()}{self._laid_out()}",
             ),
             ("Step time", self._measured(self.step_s, format_seconds), self._step_s_of()),
             *self._pause_rows(),
@@ -352,6 +355,10 @@ class Report(Mapping[str, Any]):
         if self.plans and (rate != format_percent(self.match_rate) or self.recent_trigger_recall < 1.0):
             return f"; of late {rate}, and {recall} of what was due left"
         return ""
+
+    def _host_bound(self) -> str:
+        bound = self.host_capacity_bytes
+        return "" if bound is None else f" of {format_bytes(bound)} at most"
 
     def _laid_out(self) -> str:
         """How well the newest plan's copies are packed; nothing where host memory is not laid out."""

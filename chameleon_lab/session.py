@@ -44,6 +44,7 @@ from .runtime.compiling import compiling
 from .runtime.device_times import DeviceTimes
 from .runtime.discovery import Discovery
 from .runtime.graphs import no_graphs
+from .runtime.host_memory import default_capacity_bytes
 from .runtime.host_times import HostTimes
 from .runtime.kernels import kernels_of
 from .runtime.loop_pauses import LoopPauses
@@ -100,8 +101,15 @@ class Session:
         planning: False never makes a policy: eviction alone keeps the run within the capacity. It takes what is used
             furthest in the future, as far as the steps before tell.
         warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
+<<<<<<< HEAD
         host_capacity: the most host bytes for what is away, or a fraction of the machine's memory. None: no limit.
         margin: fraction of the capacity that plans leave free, for what a step does differently from the profiled one.
+=======
+        host_capacity: the most host bytes for storages that are away; plans keep within it. None: no limit on the
+            embedded device; on a GPU, whose copies need pinned memory, 80 % of what the machine and the control groups
+            around the process have available when the session starts.
+        margin: share of the capacity that plans leave free, for what a step does differently from the profiled one.
+>>>>>>> 4c3f6a6 (Keep a run within host_capacity, by default 80 % of what the machine has where copies need pinned memory)
         min_swap: storages smaller than this leave only where the capacity cannot do without.
         split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
             :mod:`chameleon_lab.runtime.optimizer_groups`.
@@ -265,6 +273,8 @@ class Session:
         options = core.Options()
         if self.capacity_bytes is not None:
             options.capacity_bytes = self.capacity_bytes
+        if self.host_capacity_bytes is None and self.device != "cpu":
+            self.host_capacity_bytes = default_capacity_bytes()
         if self.host_capacity_bytes is not None:
             options.host_capacity_bytes = self.host_capacity_bytes
         options.link_out_bytes_per_s = self.link.out_bytes_per_s or 0.0
@@ -555,11 +565,15 @@ class Session:
         try:
             policy = self._policy_for(step)
             return Made(policy, compile_program(policy, step), step)
-        except BelowFloorError:
+        except BelowFloorError as error:
             # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.
-            self._note(
-                f"the capacity leaves no room to plan (floor {format_bytes(floor(step).bytes)}): eviction only"
-            )
+            lowest = floor(step).bytes
+            if lowest > self.capacity_bytes:
+                self._note(
+                    f"the capacity leaves no room to plan (floor {format_bytes(lowest)}): eviction only"
+                )
+            else:
+                self._note(f"{error}; until then eviction only")
             return Made(None, compile_program(self._no_decisions(), step), step)
 
     def _policy_for(self, step: StepTrace) -> Policy:
@@ -567,7 +581,7 @@ class Session:
         assert self.capacity_bytes is not None
         edits = self._edits()
         if self._given is not None:
-            reason = binding.misfit(self._given, step, self.capacity_bytes)
+            reason = binding.misfit(self._given, step, self.capacity_bytes, self.host_capacity_bytes)
             lost = None if reason else self._lost_drops(self._given, step)
             if reason is None and lost is None:
                 if not self._planned:
@@ -597,6 +611,7 @@ class Session:
             op_times=step_op_times(step) if known is None else known,
             rematerialise=self._replay_class,
             refused=self._not_replayed(step),
+            host_capacity_bytes=self.host_capacity_bytes,
         )
         for remark in remarks:
             self._note(remark)
@@ -652,7 +667,7 @@ class Session:
         if not policy.assumed or log.truncated_ops:
             return False
         first = self._journal.trace(log)
-        reason = binding.misfit_at_start(policy, first, self.capacity_bytes)
+        reason = binding.misfit_at_start(policy, first, self.capacity_bytes, self.host_capacity_bytes)
         if reason is None:
             reason = self._lost_drops(policy, first)
         if reason is not None:
@@ -796,6 +811,7 @@ class Session:
             "kernels": self._kernels,
             **({"allocator": setting} if (setting := self._journal.allocator_setting()) else {}),
             "capacity_bytes": self.capacity_bytes,
+            "host_capacity_bytes": self.host_capacity_bytes,
             "link_out_bytes_per_s": self.link.out_bytes_per_s,
             "link_in_bytes_per_s": self.link.in_bytes_per_s,
             "created_s": self._created_s,
@@ -879,6 +895,7 @@ class Session:
             resident_bytes=counters["resident_bytes"],
             host_bytes=counters["host_used_bytes"],
             host_peak_bytes=counters["host_peak_bytes"],
+            host_capacity_bytes=self.host_capacity_bytes,
             step_s=self._journal.median_step_s(),
             stall_s=stall_s,
             overlap=newest.overlap if newest else None,

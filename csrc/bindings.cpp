@@ -123,20 +123,21 @@ std::shared_ptr<chameleon::Program> make_program(const Column<uint32_t>& tokens,
                                                  const Column<int64_t>& bytes, const Column<uint8_t>& category,
                                                  const Column<int32_t>& label, const Column<uint32_t>& uses_offset,
                                                  const Column<int32_t>& uses, const Column<uint8_t>& evict_last,
-                                                 const Column<int64_t>& host_place, const Column<int32_t>& action_op,
-                                                 const Column<uint8_t>& action_kind,
+                                                 const Column<int64_t>& host_place, const Column<uint8_t>& host_kept,
+                                                 const Column<int32_t>& action_op, const Column<uint8_t>& action_kind,
                                                  const Column<int32_t>& action_storage) {
   const py::ssize_t count = uid.size();
   if (birth_op.size() != count || birth_ordinal.size() != count || bytes.size() != count || category.size() != count ||
       label.size() != count || uses_offset.size() != count + 1 || evict_last.size() != count ||
-      host_place.size() != count || action_kind.size() != action_op.size() ||
+      host_place.size() != count || host_kept.size() != count || action_kind.size() != action_op.size() ||
       action_storage.size() != action_op.size()) {
     throw std::invalid_argument("program: columns of one table differ in length");
   }
   std::vector<chameleon::PlanStorage> storages;
   for (py::ssize_t i = 0; i < count; ++i) {
     storages.push_back({uid.at(i), birth_op.at(i), birth_ordinal.at(i), bytes.at(i), uses_offset.at(i),
-                        uses_offset.at(i + 1), category.at(i), label.at(i), evict_last.at(i) != 0, host_place.at(i)});
+                        uses_offset.at(i + 1), category.at(i), label.at(i), evict_last.at(i) != 0, host_place.at(i),
+                        host_kept.at(i) != 0});
   }
   std::vector<chameleon::Action> actions;
   for (py::ssize_t i = 0; i < action_op.size(); ++i) {

@@ -471,4 +471,8 @@ int64_t Executor::host_place(const Storage& storage) const {
   return storage.plan >= 0 ? program_->storages[storage.plan].host_place : -1;
 }
 
+bool Executor::host_kept(const Storage& storage) const {
+  return storage.plan < 0 || program_->storages[storage.plan].host_kept;
+}
+
 }  // namespace chameleon

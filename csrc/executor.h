@@ -56,6 +56,7 @@ class Executor {
   // In ops; below 0 for what is evicted last. Where the program does not know: as far ahead as the last use lies back.
   int64_t next_use(const Storage& storage, int64_t clock) const;
   int64_t host_place(const Storage& storage) const;        // of its copy; -1: anywhere
+  bool host_kept(const Storage& storage) const;            // does the plan keep its copy when it comes back?
   Watch::Level recent() const { return watch_.recent(); }  // of the program that is followed
 
  private:

@@ -5,10 +5,16 @@
 
 namespace chameleon {
 
-// Pages, and where buffers are kept by size at most eight sizes between a power of two and the next: a storage that has
-// a slightly different size in each step shall find one.
+// Buffers that are in use go on being known by the size that they were made with.
+void HostPool::set_capacity(size_t bytes) {
+  capacity_bytes_ = bytes;
+  if (used_bytes_ == 0) exact_ = bytes != SIZE_MAX;
+}
+
+// Pages, and where buffers are kept by size without a limit, at most eight sizes between a power of two and the next: a
+// storage that has a slightly different size in each step shall find one.
 size_t HostPool::rounded(size_t bytes) const {
-  const size_t grain = device_.pools_host_memory() ? 0 : std::bit_floor(bytes) / 8;
+  const size_t grain = exact_ || device_.pools_host_memory() ? 0 : std::bit_floor(bytes) / 8;
   return (bytes + std::max(grain, kPageBytes) - 1) / std::max(grain, kPageBytes) * std::max(grain, kPageBytes);
 }
 

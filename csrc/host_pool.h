@@ -20,7 +20,12 @@ class HostPool {
   void* allocate(size_t bytes, int64_t place = -1, bool planned = false);
   void free(void* data, size_t bytes);
   void release_cached(size_t keep_bytes = 0);  // what was freed longest ago goes first
-  void set_capacity(size_t bytes) { capacity_bytes_ = bytes; }
+  void set_capacity(size_t bytes);
+  size_t rounded(size_t bytes) const;  // what a buffer takes
+  // Does the capacity allow for so many bytes more, once so many others are freed?
+  bool allows(size_t bytes, size_t freed_bytes) const {
+    return used_bytes_ - freed_bytes + rounded(bytes) <= capacity_bytes_;
+  }
 
   size_t used_bytes() const { return used_bytes_; }
   size_t reserved_bytes() const {
@@ -36,7 +41,6 @@ class HostPool {
 
  private:
   static constexpr size_t kPageBytes = 4096;
-  size_t rounded(size_t bytes) const;
 
   using Cached = std::list<std::pair<size_t, void*>>;
 
@@ -44,6 +48,7 @@ class HostPool {
   Cached cached_;  // the one that was freed longest ago first
   std::unordered_map<size_t, std::deque<Cached::iterator>> by_size_;
   size_t capacity_bytes_ = SIZE_MAX;
+  bool exact_ = false;  // a capacity is given: buffers are as large as a plan has them
   size_t used_bytes_ = 0;
   size_t cached_bytes_ = 0;
   size_t peak_bytes_ = 0;

@@ -36,6 +36,7 @@ struct PlanStorage {
   int32_t label;
   bool evict_last;     // the user wants it left alone: eviction takes it where nothing else is left
   int64_t host_place;  // of its copy in the host pool; -1: anywhere
+  bool host_kept;      // does the copy stay when the storage comes back, for the next time that it leaves?
 };
 
 class Program {

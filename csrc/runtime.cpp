@@ -119,6 +119,8 @@ Runtime::Runtime(std::unique_ptr<Device> device)
   executor_.drop_bytes = [this](Storage& storage) { return drop_bytes(storage) == Refusal::None; };
   swapper_.next_use = [this](const Storage& storage) { return executor_.next_use(storage, clock_ops_); };
   swapper_.host_place = [this](const Storage& storage) { return executor_.host_place(storage); };
+  swapper_.host_kept = [this](const Storage& storage) { return executor_.host_kept(storage); };
+  swapper_.drop_instead = [this](Storage& storage) { return drop_bytes(storage, /*note=*/false) == Refusal::None; };
   swapper_.wait_for_pins = [this] { return wait_for_pins(); };
 }
 

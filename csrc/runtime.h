@@ -262,7 +262,7 @@ class Runtime {
   void watch(Storage& storage);
   void wait_for_replay(ThreadState& thread);
   void take_over(Storage& storage, const at::Tensor& made, ThreadState& thread);
-  Refusal drop_bytes(Storage& storage);
+  Refusal drop_bytes(Storage& storage, bool note = true);  // note: in the trace, if it is declined
   void free_ghost(Storage& ghost);
   void follow_replays(const Storage& storage, int lane, bool writes);
   void host_follows(const Storage& storage);

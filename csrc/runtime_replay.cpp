@@ -180,7 +180,7 @@ Refusal Runtime::drop(c10::StorageImpl* impl) {
   return drop_bytes(*storage);
 }
 
-Refusal Runtime::drop_bytes(Storage& storage) {
+Refusal Runtime::drop_bytes(Storage& storage, bool note) {
   // At the end of a session everything comes back, and stays.
   Refusal refusal = closing_ ? Refusal::Unmovable : replays_.drop(storage);
   if (refusal == Refusal::None && !access::keep(storage)) {
@@ -190,7 +190,7 @@ Refusal Runtime::drop_bytes(Storage& storage) {
   if (refusal == Refusal::None) {
     recorder_.dropped(storage);
     swapper_.drop(storage);
-  } else if (storage.residency == Residency::Resident) {
+  } else if (note && storage.residency == Residency::Resident) {
     recorder_.declined(storage, refusal);
   }
   return refusal;

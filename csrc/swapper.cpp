@@ -109,13 +109,17 @@ bool Swapper::evict(size_t block_bytes) {
   size_t short_bytes = block_bytes > free_bytes ? block_bytes - free_bytes : std::max<size_t>(block_bytes, 1);
   std::vector<Storage*> chosen;
   size_t chosen_bytes = 0;
+  size_t refused_bytes = SIZE_MAX;  // the smallest copy that the host had no room for
   while (!candidates_.empty()) {
     Storage* storage = furthest_candidate();
     if (storage->residency == Residency::Returning) {
       undo_swap_in(*storage);
     } else {
-      swap_out(*storage, Cause::Evict);
-      if (storage->residency != Residency::Leaving) continue;  // no host memory left
+      if (storage->host.data || storage->bytes < refused_bytes) swap_out(*storage, Cause::Evict);
+      if (storage->residency != Residency::Leaving) {
+        refused_bytes = std::min(refused_bytes, storage->bytes);
+        if (!drop_instead || !drop_instead(*storage)) continue;
+      }
     }
     count_eviction(*storage);
     chosen.push_back(storage);
@@ -160,7 +164,7 @@ void Swapper::become(Storage& storage, Residency to) {
 
 void Swapper::swap_out(Storage& storage, Cause cause) {
   if (!storage.host.data) {
-    storage.host.data = host_.allocate(storage.bytes, host_place ? host_place(storage) : -1, cause == Cause::Planned);
+    storage.host.data = take_host(storage, cause);
     host_full_ = !storage.host.data;
     if (host_full_) return;
     const Ticks issue = now_ticks();
@@ -173,6 +177,29 @@ void Swapper::swap_out(Storage& storage, Cause cause) {
   if (!keeps_host_copies) access::forbid(storage);
   storage.moved_by = cause;
   leaving_.push_back(&storage);
+}
+
+// Where the host is full, copies make way that nobody needs for now: those of storages that are here. The ones used
+// soonest go first, since they are the last to leave again. Whoever writes to their memory next is a copy out, which
+// comes after the copy in from it (Order::BufferReused), and after a copy out to it that is given up.
+void* Swapper::take_host(const Storage& storage, Cause cause) {
+  const int64_t place = host_place ? host_place(storage) : -1;
+  const auto taken = [&] { return host_.allocate(storage.bytes, place, cause == Cause::Planned); };
+  if (void* data = taken()) return data;
+  std::vector<std::pair<int64_t, Storage*>> spare;
+  size_t spare_bytes = 0;
+  for (const auto& one : table_.all()) {
+    if (one->residency != Residency::Resident || !one->host.data) continue;
+    spare.emplace_back(next_use(*one), one.get());
+    spare_bytes += host_.rounded(one->bytes);
+  }
+  if (!host_.allows(storage.bytes, spare_bytes)) return nullptr;
+  std::sort(spare.begin(), spare.end(), sooner);
+  for (const auto& one : spare) {
+    drop_host(*one.second);
+    if (void* data = taken()) return data;
+  }
+  return nullptr;
 }
 
 void Swapper::forget_leaving(Storage& storage) {
@@ -284,7 +311,7 @@ void Swapper::arrive(Storage& storage, bool host_reads) {
   storage.due[1] = 0;
   become(storage, Residency::Resident);
   access::mark_resident(storage);
-  if (!keeps_host_copies) drop_host(storage);
+  if (!keeps_host_copies || (host_kept && !host_kept(storage))) drop_host(storage);
 }
 
 bool Swapper::restore(Storage& storage, Cause cause, bool host_reads) {

@@ -39,6 +39,11 @@ class Swapper {
   std::function<int64_t(const Storage&)> next_use;
   // Where the plan has the storage's copy in the host pool, or -1. Set by the executor.
   std::function<int64_t(const Storage&)> host_place;
+  // Does the plan keep the storage's copy when it comes back? Set by the executor.
+  std::function<bool(const Storage&)> host_kept;
+  // Gives up the bytes of a resident storage that an op can make again, where the host has no room for them; false:
+  // none can.
+  std::function<bool(Storage&)> drop_instead;
   // Called when nothing more can leave: waits for another thread's op to end. False: there is none to wait for.
   std::function<bool()> wait_for_pins;
   size_t min_bytes = 16 << 10;                         // smaller storages leave last
@@ -88,6 +93,7 @@ class Swapper {
   void wait(Storage& storage, const EventPtr& copy, Direction direction, int lane);
   void cancel(Storage& storage, EventPtr& copy, Direction direction);
   bool free_something(size_t block_bytes);
+  void* take_host(const Storage& storage, Cause cause);
 
   Device& device_;
   HostPool& host_;

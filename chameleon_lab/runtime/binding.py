@@ -19,13 +19,15 @@ _LIVE_PEAK_TOLERANCE = 0.02
 """Share by which the bytes of a step may differ from those that a policy was made for."""
 
 
-def misfit(policy: Policy, step: StepTrace, capacity_bytes: int) -> str | None:
+def misfit(
+    policy: Policy, step: StepTrace, capacity_bytes: int, host_capacity_bytes: int | None = None
+) -> str | None:
     """Why a policy should be generated anew for a whole, steady step; None if it fits as it is.
 
     A policy that does not say what it was made for is taken as it is, and so is one that was made for more bytes: it
     keeps within the capacity, and was given on purpose.
     """
-    if (reason := _misfit_of_conditions(policy, capacity_bytes)) is not None:
+    if (reason := _misfit_of_conditions(policy, capacity_bytes, host_capacity_bytes)) is not None:
         return reason
     made_for = policy.assumed.get("fingerprint")
     if made_for is not None and made_for != (here := fingerprint(step)):
@@ -42,13 +44,15 @@ def misfit(policy: Policy, step: StepTrace, capacity_bytes: int) -> str | None:
     return None
 
 
-def misfit_at_start(policy: Policy, first: StepTrace, capacity_bytes: int) -> str | None:
+def misfit_at_start(
+    policy: Policy, first: StepTrace, capacity_bytes: int, host_capacity_bytes: int | None = None
+) -> str | None:
     """Why a policy does not fit a run whose first step has ended; None if it does.
 
     The optimizer's part of a first step differs from the later ones (it makes its states), and what comes before the
     loop is no part of the step: the ops of forward and backward in modules have to be the last ones of their kind.
     """
-    if (reason := _misfit_of_conditions(policy, capacity_bytes)) is not None:
+    if (reason := _misfit_of_conditions(policy, capacity_bytes, host_capacity_bytes)) is not None:
         return reason
     if policy.source is None:
         return "its file does not hold the step that it was made for"
@@ -119,7 +123,7 @@ def _texts(ids: np.ndarray, texts: Sequence[str]) -> list[str]:
     return table
 
 
-def _misfit_of_conditions(policy: Policy, capacity_bytes: int) -> str | None:
+def _misfit_of_conditions(policy: Policy, capacity_bytes: int, host_capacity_bytes: int | None) -> str | None:
     if not policy.is_current:
         return "its edits were changed after its decisions were made"
     if policy.disobeyed and policy.capacity_bytes < capacity_bytes:
@@ -127,6 +131,9 @@ def _misfit_of_conditions(policy: Policy, capacity_bytes: int) -> str | None:
         return f"it could not obey edit {numbers} in {format_bytes(policy.capacity_bytes)}, and there is more now"
     if "fingerprint" in policy.assumed and policy.capacity_bytes > capacity_bytes:
         return f"it was made for {format_bytes(policy.capacity_bytes)}, and there are {format_bytes(capacity_bytes)}"
+    on_host = policy.predicted.get("host_peak_bytes")
+    if host_capacity_bytes is not None and on_host is not None and on_host > host_capacity_bytes:
+        return f"its copies take {format_bytes(on_host)} on the host, and there are {format_bytes(host_capacity_bytes)}"
     return None
 
 

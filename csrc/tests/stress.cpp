@@ -223,7 +223,8 @@ std::shared_ptr<const Program> plan_of(const StepLog& log, std::minstd_rand& ran
     const auto begin = static_cast<uint32_t>(uses.size());
     uses.insert(uses.end(), own.begin(), own.end());
     storages.push_back({storage.birth_op < 0 ? storage.uid : -1, storage.birth_op, storage.birth_ordinal, storage.bytes,
-                        begin, static_cast<uint32_t>(uses.size()), storage.category, -1, random() % 16 == 0, -1});
+                        begin, static_cast<uint32_t>(uses.size()), storage.category, -1, random() % 16 == 0, -1,
+                        random() % 4 > 0});
     if (storage.birth_op >= 0) own.insert(own.begin(), storage.birth_op);
     const auto plan_row = static_cast<int32_t>(row);
     for (size_t i = 0; i + 1 < own.size(); ++i) {
@@ -255,10 +256,13 @@ void manage(std::minstd_rand& random) {
   constexpr int64_t kPlans = 3;
   switch (random() % 16) {
     case 0:
-    case 1:
+    case 1: {
       runtime.close();
-      open(options());
+      Options next = options();
+      if (random() % 2 == 0) next.host_capacity_bytes = kCapacityBytes / 4;
+      open(next);
       break;
+    }
     case 2:
       runtime.set_capacity(kCapacityBytes + random() % (2 * kMiB));
       break;

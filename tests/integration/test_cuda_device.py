@@ -299,6 +299,39 @@ def test_buffers_of_the_pinned_pool_never_meet_and_lie_where_the_plan_has_them()
     assert all(found[kind] > 0 for kind in ("placed", "taken", "beyond", "elsewhere", "beside")), found
 
 
+def test_a_gpu_session_s_host_memory_is_bounded_by_what_the_machine_has() -> None:
+    found = on_fake_gpu("""
+        from chameleon_lab.runtime import host_memory
+
+        host_memory.available_bytes = lambda *_: 10 * MiB
+        with cl.Session("8MiB", device="cuda") as session:
+            print(json.dumps(session.report().host_capacity_bytes))
+    """)
+    assert found == 8 << 20
+
+
+def test_a_run_goes_on_within_three_quarters_of_the_pinned_memory_that_its_plan_takes() -> None:
+    found = on_fake_gpu("""
+        bare, live_peak = reference(Gpt, adamw, 8)
+        fake.start(random_seed := int.from_bytes(os.urandom(4), "little"))
+        options = {"capacity": int(0.6 * live_peak), "min_swap": "2KiB", "device": "cuda"}
+        wanted = train(Gpt, adamw, 8, options).report.plans[-1].host_peak_bytes
+        allowed = int(0.75 * wanted)
+        most = []
+        run = train(
+            Gpt, adamw, 8, options | {"host_capacity": allowed}, each_step=lambda *_: most.append(fake.pinned_bytes())
+        )
+        plan = run.report.plans[-1]
+        print(json.dumps({
+            "same": run.same(bare), "wanted": wanted, "allowed": allowed, "pinned": max(most), "seed": random_seed,
+            "peak": run.report.host_peak_bytes, "pool": plan.host_pool_bytes, "decisions": plan.decisions,
+        }))
+    """)
+    assert found["same"], found
+    assert 0 < found["peak"] <= found["pinned"] <= found["allowed"] < found["wanted"], found
+    assert found["pool"] <= found["allowed"] and found["decisions"], found
+
+
 def test_what_is_away_while_plans_change_does_not_disturb_the_next_plan_s_places() -> None:
     found = on_fake_gpu("""
         def evaluate(number, model, session):
@@ -541,7 +574,7 @@ def test_host_capacity_bounds_pinned_memory() -> None:
         held, most = [], 0
         failure = None
         try:
-            with cl.Session("4MiB", device="cuda", host_capacity="6MiB") as session:
+            with cl.Session("4MiB", device="cuda", host_capacity="6MiB", rematerialise=False):
                 for number in range(32):
                     held.append(torch.full((MiB // 4,), float(number)))
                     most = max(most, fake.pinned_bytes())

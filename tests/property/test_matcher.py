@@ -150,7 +150,7 @@ def test_two_sequences_of_one_beginning_share_its_hash() -> None:
 
     def fingerprint(part: list[int]) -> int:
         empty = np.empty(0, np.int64)
-        columns = [empty] * 6 + [np.zeros(1), *[empty] * 6]
+        columns = [empty] * 6 + [np.zeros(1), *[empty] * 7]
         return core.make_program(np.array(part, np.uint32), *columns).fingerprint
 
     assert fingerprint(tokens) == fingerprint(list(tokens)) != fingerprint(tokens[:-1])
