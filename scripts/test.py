@@ -7,6 +7,7 @@ Ends with 1 if anything failed. `make test` calls it when everything is built.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -66,17 +67,28 @@ def _run(command: list[str]) -> str:
     """Run a part. Returns how it ended, or "" if nothing failed."""
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # in the background of a shell it would not
-    with subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=heeds) as process:
+    # A session of its own: what ends the part ends its workers and their children too.
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, preexec_fn=heeds, start_new_session=True
+    ) as process:
         try:
             code = process.wait(ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # pytest then says what has failed so far
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            _end(process)
             return f"did not end within {ENDS_WITHIN_S} s"
+        except KeyboardInterrupt:
+            _end(process)
+            raise
     return f"ended with {code}" if code else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a part and all that it has started. Pytest first says what has failed so far."""
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(60)
+    with contextlib.suppress(ProcessLookupError):  # the last of them may have ended
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _pytest(name: str, *arguments: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,7 @@ _TESTS = (
 )
 _SHARE = ["AVX2, no bf16 instructions"]
 _TESTS_OF_SHARE = ("test_bit_identity.py", "-k", "bf16 and tight")
-_TIMEOUT_S = 1500.0
+_HANGS_AFTER_S = 3600.0
 
 
 def cases(options: Options) -> list[str]:
@@ -63,28 +64,41 @@ def check(case: str, options: Options) -> Outcome:
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | SETTINGS[case]
         if not torch.cpu._is_avx2_supported() and environment.get("ATEN_CPU_CAPABILITY") == "avx2":
             del environment["ATEN_CPU_CAPABILITY"]  # PyTorch would obey it, and crash
-        done = subprocess.run(
-            command,
-            cwd=ROOT / "tests" / "integration",
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_TIMEOUT_S,
-        )
+        problem = _run(command, environment)
         found = list(ET.parse(results).iter("testcase")) if results.exists() else []
     for test in found:
         if (skipped := test.find("skipped")) is not None:
             outcome.skipped[skipped.get("message", "")] += 1
             continue
         outcome.tried += 1
-        problem = test.find("failure") if test.find("failure") is not None else test.find("error")
-        if problem is not None:
-            why = (problem.get("message") or "without a message").partition("\n")[0]
+        failure = test.find("failure") if test.find("failure") is not None else test.find("error")
+        if failure is not None:
+            why = (failure.get("message") or "without a message").partition("\n")[0]
             outcome.wrong.append(f"{test.get('name')}: {why}")
-    if done.returncode and not outcome.wrong:
-        outcome.wrong.append(f"pytest ended with {done.returncode}: {done.stdout[-500:]}")
+    if problem and not outcome.wrong:
+        outcome.wrong.append(problem)
     return outcome
+
+
+def _run(command: list[str], environment: dict[str, str]) -> str:
+    """Run pytest in the folder of the tests. Returns how it ended and its last words, or "" if nothing failed."""
+    folder = ROOT / "tests" / "integration"
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=_HANGS_AFTER_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            said, _ = process.communicate()
+            return f"pytest did not end within {_HANGS_AFTER_S:g} s: {said[-500:]}"
+    return f"pytest ended with {process.returncode}: {said[-500:]}" if process.returncode else ""
 
 
 @contextlib.contextmanager

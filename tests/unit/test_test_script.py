@@ -60,12 +60,18 @@ def test_a_part_that_ends_otherwise_is_named_as_a_whole(script, tmp_path, monkey
     assert capfd.readouterr().out.splitlines()[-1].endswith("first.py  # ended with 7")
 
     (tmp_path / "first.py").write_text(
-        "import time\ndef test_x():\n    assert False\ndef test_y():\n    time.sleep(600)\n"
+        "import subprocess, sys, time\ndef test_x():\n    assert False\ndef test_y():\n"
+        "    heedless = 'import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(3600)'\n"
+        "    child = subprocess.Popen([sys.executable, '-c', heedless])\n"
+        "    open('child', 'w').write(str(child.pid))\n"
+        "    time.sleep(3600)\n"
     )
     monkeypatch.setattr(script, "ENDS_WITHIN_S", 60)
     assert script.main(["first"]) == 1
     named, whole = capfd.readouterr().out.splitlines()[-2:]
     assert named.endswith("first.py::test_x") and whole.endswith("first.py  # did not end within 60 s")
+    status = Path("/proc", (tmp_path / "child").read_text(), "status")
+    assert not status.exists() or "State:\tZ" in status.read_text(), "what the part had started lives on"
     assert script.main(["third"]) == 2 and "first, second" in capfd.readouterr().err
 
 
