@@ -101,15 +101,10 @@ class Session:
         planning: False never makes a policy: eviction alone keeps the run within the capacity. It takes what is used
             furthest in the future, as far as the steps before tell.
         warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
-<<<<<<< HEAD
-        host_capacity: the most host bytes for what is away, or a fraction of the machine's memory. None: no limit.
+        host_capacity: the most host bytes for what is away, or a fraction of the machine's memory; plans keep within
+            it. None: no limit on the embedded device; on a GPU, whose copies need pinned memory, 80 % of what the
+            machine and the control groups around the process have available when the session starts.
         margin: fraction of the capacity that plans leave free, for what a step does differently from the profiled one.
-=======
-        host_capacity: the most host bytes for storages that are away; plans keep within it. None: no limit on the
-            embedded device; on a GPU, whose copies need pinned memory, 80 % of what the machine and the control groups
-            around the process have available when the session starts.
-        margin: share of the capacity that plans leave free, for what a step does differently from the profiled one.
->>>>>>> 4c3f6a6 (Keep a run within host_capacity, by default 80 % of what the machine has where copies need pinned memory)
         min_swap: storages smaller than this leave only where the capacity cannot do without.
         split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
             :mod:`chameleon_lab.runtime.optimizer_groups`.
