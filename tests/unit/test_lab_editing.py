@@ -402,7 +402,9 @@ def test_a_capacity_below_the_floor_is_an_edit_that_does_not_fit(desk):
     while not all(option["ready"] for option in options) and time.monotonic() < until:
         time.sleep(0.01)
         options = desk.choices(storage)["options"]
-    assert {(option["possible"], option["why"]) for option in options} == {(False, "")}, "the draft says why, once"
+    assert {(option["possible"], option["why"]) for option in options} == {(False, "")}, (
+        "the draft says why, once"
+    )
     desk.edit("add", [{"action": "capacity", "capacity_bytes": lowest}], -1)
     state = planned(desk)
     assert state["fits"] and state["draft"]["peak_bytes"] <= lowest and len(state["edits"]) == 1
