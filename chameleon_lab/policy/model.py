@@ -303,7 +303,8 @@ class Policy:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{html.escape(category.replace('_', ' '))}</td><td>{count}</td><td>{format_bytes(size)}{how}</td></tr>"
+            f"<tr><td>{html.escape(category.replace('_', ' '))}</td><td>{count}</td>"
+            f"<td>{format_bytes(size)}{how}</td></tr>"
             for category, count, size, how in self._rows()
         )
         table = (
