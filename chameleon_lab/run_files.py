@@ -13,7 +13,7 @@ from .report import Report
 from .session import Session
 from .trace.store import write_then_rename
 
-_NO_STEP = (
+NO_STEP = (
     "no step has ended. An optimizer's step() ends one; without an optimizer, call "
     "chameleon_lab.current_session().step() at the end of each"
 )
@@ -69,7 +69,7 @@ class RunFiles:
     def _write_trace(self, session: Session, path: Path) -> str | None:
         trace = session.trace()
         if not len(trace):
-            return _NO_STEP
+            return NO_STEP
         trace.save(path)
         return None
 
@@ -80,7 +80,7 @@ class RunFiles:
         else:
             trace = session.trace()
             if not len(trace):
-                return _NO_STEP
+                return NO_STEP
             from .lab.html_report import html_report
 
             text = html_report(trace, report)

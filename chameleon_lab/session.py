@@ -213,6 +213,8 @@ class Session:
         self._capacity_since: int | None = None  # the step that the newest change of it came before
         self._staging = Staging(self)
         self._watchers: list[Dashboard] = []
+        self.after_step: Callable[[], None] | None = None
+        """Called in the loop's own thread when a step has ended."""
         self._closed = False
         self._reserve = Reserve()
         self._plans = Plans(
@@ -430,6 +432,8 @@ class Session:
                 self._time_next_step()
         finally:
             core.own_work(False)
+        if self.after_step is not None:
+            self.after_step()
 
     def _record_makings(self) -> None:
         """See how values are made in the steps that plans are made from; later on, only plans with drops need it."""

@@ -9,6 +9,7 @@ from typing import NoReturn
 import click
 
 from .. import __version__
+from .advise import advise
 from .common import ExitCode, with_examples
 from .diff import diff
 from .output import held, tell
@@ -20,12 +21,12 @@ from .sweep import sweep
 
 _EXIT_CODES = """
 0    it went well; of diff: the policies are the same
-1    the script's own error (run); the policies differ (diff)
+1    the script's own error (run, advise); the policies differ (diff)
 2    the command line is wrong; of diff: any trouble
 3    the capacity is below the floor, or the policy does not fit into it
 4    a file, stdout or stderr cannot be read or written, or is not what it should be
 130  interrupted with Ctrl-C
-run passes on the exit code of the script.
+run and advise pass on the exit code of the script.
 """
 
 
@@ -34,6 +35,7 @@ run passes on the exit code of the script.
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog=with_examples(
         """
+        chameleon advise train.py --epochs 1
         chameleon run --capacity 512MiB --save-trace t.parquet train.py --epochs 1
         chameleon plan t.parquet --capacity 256MiB -o policy.json
         chameleon run --policy policy.json train.py
@@ -43,10 +45,10 @@ run passes on the exit code of the script.
 )
 @click.version_option(__version__, prog_name="chameleon")
 def chameleon() -> None:
-    """Train PyTorch models in less device memory: run, plan, predict, compare and report."""
+    """Train PyTorch models in less device memory: advise, run, plan, predict, compare and report."""
 
 
-for _command in (run, plan, simulate, sweep, diff, report):
+for _command in (advise, run, plan, simulate, sweep, diff, report):
     chameleon.add_command(_command)
 
 

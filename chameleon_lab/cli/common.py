@@ -23,7 +23,7 @@ from ..policy.generate import REPLAY_CLASS_NAMES
 from ..policy.link import parse_link
 from ..progress import hidden
 from ..trace import StepTrace, Trace
-from ..units import parse_bytes, parse_capacity
+from ..units import parse_bytes, parse_capacity, parse_fraction
 
 _T = TypeVar("_T")
 
@@ -88,15 +88,22 @@ class _Text(click.ParamType):
             raise click.UsageError(str(error), ctx) from None
 
 
-def _capacity(text: str, what: str) -> str:
-    parse_capacity(text, 1 << 40, what)  # of what a fraction is will be known later
-    return text
+def _kept(read: Callable[[str, str], Any]) -> Callable[[str, str], str]:
+    """Check a text, which somebody else will read."""
+
+    def checked(text: str, what: str) -> str:
+        read(text, what)
+        return text
+
+    return checked
 
 
 BYTES = _Text("size", parse_bytes)
+FRACTION = _Text("fraction", parse_fraction)
 MARGIN = _Text("fraction", checked_margin)
 LINK = _Text("bandwidth", parse_link)
-CAPACITY = _Text("size", _capacity)
+LINK_TEXT = _Text("bandwidth", _kept(parse_link))
+CAPACITY = _Text("size", _kept(lambda text, what: parse_capacity(text, 1 << 40, what)))
 """Text that :func:`~chameleon_lab.units.parse_capacity` takes."""
 
 link_option = click.option(

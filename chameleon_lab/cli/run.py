@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,15 @@ class Run:
     session: Session
     files: RunFiles
     quiet: bool
+    most_steps: int | None = None
+    is_trial: bool = False
+    """Somebody else looks at the files, and says what there is to say."""
 
     def execute(self) -> None:
         """Run the script, then write the files and the report. Ends as the script does, by exception or SystemExit."""
         process = os.getpid()
+        if self.most_steps is not None:
+            self.session.after_step = lambda: self._stop_after_steps(process)
         failure: BaseException | None = None
         try:
             self.session.start()
@@ -68,10 +74,24 @@ class Run:
             return below
         return error
 
+    def _stop_after_steps(self, process: int) -> None:
+        """End the process once there are enough steps: nothing of the script may take it for trained."""
+        if self.session.step_count < (self.most_steps or 0) or os.getpid() != process:
+            return
+        self.session.stop()
+        complete = self._leave()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                with suppress(OSError, ValueError):
+                    stream.flush()
+        os._exit(ExitCode.OK if complete else ExitCode.BAD_FILE)
+
     def _leave(self) -> bool:
         """Write the files, and the report to stderr: stdout is the script's. Was everything written?"""
         complete = True
         for written, text in self.files.write(self.session):
+            if self.is_trial:
+                continue
             complete &= written
             if not self.quiet or not written:
                 complete &= tell(f"chameleon run: {text}")
@@ -143,6 +163,15 @@ class Run:
     "--warmup-steps", type=int, metavar="N", help="Steps before the one that the policy is made from."
 )
 @click.option(
+    "--stop-after",
+    "most_steps",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Write the files after N steps and end there, as if killed: nothing more of the script runs, so that it saves "
+    "no half-trained model.",
+)
+@click.option("--trial", "is_trial", is_flag=True, hidden=True)
+@click.option(
     "--no-planning", is_flag=True, help="No policy: eviction alone keeps the run within the capacity."
 )
 @click.option("--stacks", is_flag=True, help="Record the Python stack of every op (slow).")
@@ -157,6 +186,8 @@ def run(
     save_trace: str | None,
     report: str | None,
     link: Link | None,
+    most_steps: int | None,
+    is_trial: bool,
     no_planning: bool,
     quiet: bool,
     is_module: bool,
@@ -185,4 +216,4 @@ def run(
         )
     except (ValueError, SessionError) as error:
         raise Failure(str(error), ExitCode.USAGE) from error
-    return Run(Script(script, arguments, is_module), session, files, quiet)
+    return Run(Script(script, arguments, is_module), session, files, quiet, most_steps, is_trial)

@@ -75,12 +75,12 @@ def sweep(
             host_capacity_bytes=host_capacity,
         )
     if as_json:
-        print_json(_values(found))
+        print_json(sweep_values(found))
     else:
         print(found)
 
 
-def _values(found: Sweep) -> dict[str, Any]:
+def sweep_values(found: Sweep) -> dict[str, Any]:
     """A sweep as plain values; JSON knows no infinity, so infeasible points have null for their step."""
     return asdict(found) | {
         "points": [_point(point) for point in found.points],

@@ -185,7 +185,7 @@ def sweep(
     replayable = None
     if host_bytes is not None and replay_class:
         replayable = Replayable(step, step_memory(step, min_swap_bytes), times, replay_class, refused)
-    lowest = floor_within(trace, host_bytes, min_swap_bytes=min_swap_bytes, replayable=replayable)
+    lowest = floor_within(trace, host_bytes, replayable=replayable)
     edits = tuple(edit for edit in edits if edit.action not in (EditAction.CAPACITY, EditAction.LINK))
     if capacities is None:
         capacities = np.linspace(lowest.bytes, max(step.live_peak_bytes, lowest.bytes), POINTS).astype(int)

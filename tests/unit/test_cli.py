@@ -290,7 +290,7 @@ def test_mistakes_are_one_line_with_an_exit_code(trace, chameleon, words, status
     assert error in err and len(err.splitlines()) == 1 and err.startswith("chameleon")
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "simulate", "sweep", "diff", "report"])
+@pytest.mark.parametrize("command", ["advise", "run", "plan", "simulate", "sweep", "diff", "report"])
 def test_help_shows_examples(chameleon, command):
     code, out, _ = chameleon(command, "--help")
     assert code == 0 and "Examples:" in out

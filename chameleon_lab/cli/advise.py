@@ -1,0 +1,252 @@
+"""``chameleon advise``: which capacity to start with."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+
+from ..enough import above, typed
+from ..policy import Link, Sweep, SweepPoint
+from ..policy import sweep as sweep_capacities
+from ..policy.memory import step_op_times
+from ..policy.model import fingerprint
+from ..run_files import NO_STEP, RunFiles
+from ..runtime import core
+from ..session import Session
+from ..trace import Trace
+from ..units import format_bytes, format_percent, format_seconds
+from .common import (
+    FRACTION,
+    LINK_TEXT,
+    ExitCode,
+    Failure,
+    failing_well,
+    json_option,
+    link_of,
+    load_trace,
+    print_json,
+    with_examples,
+    working,
+)
+from .output import tell
+from .run import Run
+from .script import Script
+from .sweep import sweep_values
+
+_MARGIN = 0.02
+"""What sessions leave free of their capacity."""
+
+_FINER = 4
+"""Capacities looked at beside the knee of a sweep, to find it more exactly."""
+
+_ABOVE_FLOOR = 1.25
+"""A first capacity is at least so many times the floor: an evaluation, or a longer batch, needs more than the step that
+was recorded."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A capacity to start with, and what speaks for it."""
+
+    found: Sweep
+    chosen: SweepPoint
+    capacity_bytes: int
+    steps: int
+    words: tuple[str, ...]
+    """Of the command that runs the script so, from ``run`` on."""
+
+    @property
+    def command(self) -> str:
+        """What to type."""
+        return shlex.join(["chameleon", *self.words])
+
+    def __str__(self) -> str:
+        found, chosen = self.found, self.chosen
+        longer = chosen.step_s / found.compute_s - 1.0 if found.compute_s else 0.0
+        lines = [
+            f"Start with {typed(self.capacity_bytes)}, "
+            f"{format_percent(self.capacity_bytes / found.live_peak_bytes, 0)} of what a step keeps alive: it should "
+            f"take {format_seconds(chosen.step_s)}, {format_percent(max(longer, 0.0))} longer than with all of it.",
+            f"The least that this step runs in is the floor, {format_bytes(found.floor.bytes)}.",
+        ]
+        if self.steps == 1:
+            lines.append(
+                "Only one step was recorded, which makes the optimizer's states: with more steps this is more certain."
+            )
+        return "\n".join([str(found), "", *lines, f"  {self.command}"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "capacity_bytes": self.capacity_bytes,
+            "command": self.command,
+            "steps": self.steps,
+            "link": asdict(self.found.link),
+            "sweep": sweep_values(self.found),
+        }
+
+
+@click.command(
+    "advise",
+    short_help="Find a capacity to start with: record, sweep, and run if asked to.",
+    context_settings={"allow_interspersed_args": False},
+    epilog=with_examples(
+        """
+        chameleon advise train.py --epochs 3
+        chameleon advise --run train.py --epochs 3
+        chameleon advise --device cpu --link 8GiB/s --within 20% -m my_package.train
+        chameleon advise --json train.py | jq .capacity_bytes
+        """
+    ),
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=2),
+    default=6,
+    show_default=True,
+    metavar="N",
+    help="Record so many steps, and look at the newest. The first one often differs.",
+)
+@click.option(
+    "--within",
+    type=FRACTION,
+    metavar="FRACTION",
+    default="5%",
+    show_default=True,
+    help="How much longer a step may take than with all the memory it likes.",
+)
+@click.option(
+    "--run", "runs", is_flag=True, help="Then run SCRIPT in that capacity, from its beginning to its end."
+)
+@click.option(
+    "--save-trace", metavar="FILE", help="Keep what was recorded, for chameleon plan and the panel."
+)
+@click.option("--device", metavar="NAME", help="As for chameleon run.")
+@click.option(
+    "--link",
+    type=LINK_TEXT,
+    metavar="BANDWIDTH",
+    help="Between device and host, such as 8GiB/s, or OUT,IN; only the cpu device's can be set.",
+)
+@json_option
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
+@click.argument("script")
+@click.argument("arguments", metavar="[ARGUMENTS]...", nargs=-1, type=click.UNPROCESSED)
+def advise(
+    steps: int,
+    within: float,
+    runs: bool,
+    save_trace: str | None,
+    device: str | None,
+    link: str | None,
+    as_json: bool,
+    is_module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> Run | int:
+    """Train a few steps of SCRIPT, look at every capacity for them, and say which one to start with.
+
+    The steps are real ones, in a process that ends after the last of them as if killed: what SCRIPT writes until then
+    is written. What it prints then goes to stderr.
+    """
+    if runs and as_json:
+        raise click.UsageError("--json and --run: stdout is the script's when it runs; leave one out")
+    if not is_module and not Path(script).exists():
+        raise click.UsageError(f"{script}: there is no such script: check the path, or give a module with -m")
+    with failing_well():
+        RunFiles(trace=save_trace)  # can it be written?
+    where = [*_given("--device", device), *_given("--link", link)]
+    target = [*(["-m"] if is_module else []), script, *arguments]
+    with tempfile.TemporaryDirectory(prefix="chameleon-") as folder:
+        file = Path(folder, "trial.parquet")
+        code = _trial(steps, file, [*where, *target], on_gpu=_on_gpu(device))
+        if code:
+            return code
+        if not file.exists():
+            raise Failure(f"{script}: {NO_STEP}", ExitCode.BAD_FILE)
+        trace = load_trace(str(file))
+        if save_trace is not None:
+            with failing_well(save_trace):
+                trace.save(save_trace)
+    with failing_well(), working("Looking at capacities"):
+        advice = _advice(trace, link_of(trace), within, where, target)
+    if as_json:
+        print_json(advice.to_dict())
+    elif not runs:
+        print(advice)
+    else:
+        tell(f"{advice}\n")
+        session = Session(advice.capacity_bytes, device=device, link=link)
+        return Run(Script(script, arguments, is_module), session, RunFiles(), quiet=False)
+    return ExitCode.OK
+
+
+def _given(option: str, value: str | None) -> list[str]:
+    return [] if value is None else [option, value]
+
+
+def _on_gpu(device: str | None) -> bool:
+    """Will a session take a GPU? Found out without touching it: this process wants none of its memory."""
+    if device is not None:
+        return device != "cpu"
+    return torch.cuda.is_available() and not core.missing_device("cuda:0")
+
+
+def _trial(steps: int, file: Path, words: list[str], *, on_gpu: bool) -> int:
+    """Record the script's first steps with all the memory there is: the exit code of what did it.
+
+    With a capacity, however large: such a session measures the link, and knows what can be replayed.
+    """
+    capacity = [] if on_gpu else ["--capacity", "100%"]
+    recording = ["--stop-after", str(steps), "--warmup-steps", str(steps - 1), "--save-trace", str(file)]
+    command = [sys.executable, "-m", "chameleon_lab", "run", "-q", "--trial", *capacity, *recording, *words]
+    # What is printed is the advice: the script's own output goes where it does not mix with it.
+    code = subprocess.run(command, stdout=2 if sys.stderr is not None else subprocess.DEVNULL).returncode
+    if code < 0:
+        if -code == signal.SIGINT:
+            return ExitCode.INTERRUPTED
+        name = signal.Signals(-code).name
+        raise Failure(
+            f"the recording was ended by {name}: run the script with plain python", ExitCode.DIFFERENT
+        )
+    return code
+
+
+def _advice(trace: Trace, link: Link, within: float, where: list[str], target: list[str]) -> Advice:
+    newest = Trace([trace.last], trace.meta)
+
+    # Of each op the least that it took: a busy machine makes copies seem to hide behind it.
+    alike = [step for step in trace if fingerprint(step) == fingerprint(trace.last)]
+    op_times = np.minimum.reduce([step_op_times(step) for step in alike])
+
+    def swept(capacities: list[int] | None) -> Sweep:
+        return sweep_capacities(newest, capacities, link, op_times=op_times, within=within, margin=_MARGIN)
+
+    found = swept(None)
+    points = {point.capacity_bytes: point for point in found.points}
+    knee = found.knee
+    below = max((size for size in points if knee is not None and size < knee.capacity_bytes), default=None)
+    if knee is not None and below is not None:
+        between = np.linspace(below, knee.capacity_bytes, _FINER + 2).astype(int)[1:-1].tolist()
+        points |= {point.capacity_bytes: point for point in swept(between).points}
+        found = replace(found, points=tuple(points[size] for size in sorted(points)))
+    best = found.knee or min(found.points, key=lambda point: point.step_s)
+    if not best.feasible:
+        raise Failure(
+            f"no policy was found for a step at any capacity up to {format_bytes(best.capacity_bytes)}",
+            ExitCode.DOES_NOT_FIT,
+        )
+    capacity_bytes = max(above(best.capacity_bytes), above(int(_ABOVE_FLOOR * found.floor.bytes)))
+    (chosen,) = swept([capacity_bytes]).points
+    words = ("run", "--capacity", typed(capacity_bytes), *where, *target)
+    return Advice(found, chosen, capacity_bytes, len(trace), words)
