@@ -1,0 +1,75 @@
+"""The pages that say how to do something: every snippet and every command in them, from top to bottom."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from training import HANGS_AFTER_S, ROOT
+
+PAGES = ("capacity.md", "inference.md", "kept-memory.md", "torchrun.md")
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+_NAMED = re.compile(r"# (\w+\.py)\n")
+
+
+def commands_in(folder: Path) -> dict[str, str]:
+    """An environment in which ``python``, ``chameleon`` and ``torchrun`` are those of this test's Python."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, words in (
+        ("python", ""),
+        ("chameleon", "-m chameleon_lab"),
+        ("torchrun", "-m torch.distributed.run"),
+    ):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -W ignore {words} "$@"\n')
+        (programs / name).chmod(stat.S_IRWXU)
+    path = os.pathsep.join((str(programs), os.environ["PATH"]))
+    return os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_snippet_and_command_runs(page: str, tmp_path: Path) -> None:
+    """In order, in one folder: a snippet that begins with a file's name is that file, the others are one program."""
+    text = (ROOT / "docs" / page).read_text()
+    assert text.count("```") % 2 == 0
+    environment, program, ran = commands_in(tmp_path), "", 0
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def run(*command: str) -> None:
+        done = subprocess.run(
+            command, cwd=work, env=environment, capture_output=True, text=True, timeout=HANGS_AFTER_S
+        )
+        assert done.returncode == 0, f"{page}:\n{command[-1]}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+    for language, code in [*_BLOCK.findall(text), ("sh", "")]:
+        if language == "python" and (named := _NAMED.match(code)):
+            (work / named[1]).write_text(code)
+        elif language == "python":
+            program += code
+        else:
+            assert language == "sh", f"{page}: a block of {language or 'no language'}: which test runs it?"
+            if program:  # what stands before a command runs before it
+                run(sys.executable, "-W", "ignore", "-c", program)
+            if code:
+                run("sh", "-e", "-c", code)
+            program, ran = "", ran + 1
+    assert ran
+
+
+def test_the_index_and_the_readme_lead_to_every_page() -> None:
+    """And no link of a page leads nowhere."""
+    index, readme = (ROOT / "docs" / "README.md").read_text(), (ROOT / "README.md").read_text()
+    assert "docs/README.md" in readme
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        if page.name != "README.md":
+            assert f"({page.name})" in index, f"docs/README.md does not name {page.name}"
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name} leads to {link}, which is not there"
+    for page in PAGES:
+        assert f"docs/{page}" in readme, f"README.md does not lead to {page}"
