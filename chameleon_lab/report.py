@@ -214,8 +214,9 @@ class Report(Mapping[str, Any]):
     escaped_bytes: int = 0
     """Of the storages that stay on the device because a raw pointer to them is outside."""
     floor: Floor | None = None
-    """The highest floor of the first step and of the newest ones: no capacity below its ``bytes`` runs them. None
-    before a step has ended, and where more ops came than are recorded."""
+    """The highest floor of the first step and of the newest ones, and in a session without a capacity of the first 16
+    sequences of ops: no capacity below its ``bytes`` runs them. None before a step has ended, and where more ops came
+    than are recorded."""
 
     @property
     def enough_bytes(self) -> int | None:

@@ -72,6 +72,9 @@ class SessionStage(StrEnum):
     STABLE = "Stable"  # a policy is in force
 
 
+_MOST_TELLING = 16
+"""Op sequences of a session without a capacity that are kept to tell the floor."""
+
 _current: Session | None = None
 _lock = threading.Lock()
 
@@ -229,9 +232,9 @@ class Session:
         self._records_makings = False
         self._kernels = ""
         self._floors: dict[tuple[int, int], Floor | None] = {}  # by fingerprint and live peak
-        self._first_log: core.StepLog | None = (
-            None  # the first step with ops may need more than those that are kept
-        )
+        self._telling: dict[
+            int, core.StepLog
+        ] = {}  # by fingerprint: steps that may need more than the newest
 
     # ------------------------------------------------------------------------------------------------ life
 
@@ -465,7 +468,7 @@ class Session:
             self._leave_to_others()
         if log.op_count == 0 or not whole:
             return  # nothing to learn from
-        self._first_log = self._first_log or log
+        self._remember(log)
         if stage is not SessionStage.STABLE and self._start_given(log):
             pass
         elif stage is SessionStage.WARMUP:
@@ -482,6 +485,16 @@ class Session:
                 self._told_of_change = True
             self._stage = SessionStage.PROFILE if self._plans.lacking else SessionStage.STABLE
         self._staging.step_ended(summary)
+
+    def _remember(self, log: core.StepLog) -> None:
+        """The first step may need more than all others; where nothing leaves, the largest of each sequence is kept."""
+        before = self._telling.get(log.fingerprint)
+        if self._telling and self.capacity_bytes is not None:
+            return
+        if before is None and len(self._telling) >= _MOST_TELLING:
+            return
+        if before is None or log.live_peak_bytes > before.live_peak_bytes:
+            self._telling[log.fingerprint] = log
 
     def _leave_to_others(self) -> None:
         """After the first step: less what libraries have taken in it, and torch's blocks that are not the session's."""
@@ -945,8 +958,8 @@ class Session:
         )
 
     def _floor(self) -> Floor | None:
-        """The highest floor of the first step and of those that are still recorded, each kind of step once."""
-        logs = [self._first_log, *self._journal.logs()] if self._first_log else []
+        """The highest floor of the steps that are remembered or still recorded, each kind of step once."""
+        logs = [*self._telling.values(), *self._journal.logs()]
         kinds = {(log.fingerprint, log.live_peak_bytes): log for log in logs}
         for kind, log in kinds.items():
             if kind not in self._floors:

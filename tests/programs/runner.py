@@ -1,0 +1,244 @@
+"""Runs the programs of this folder: plainly, recorded, and in sessions with a share of their peak.
+
+python tests/programs/runner.py [NAME ...] prints the table of those programs.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import importlib.util
+import io
+import logging
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+import chameleon_lab as cl
+
+HERE = Path(__file__).parent
+NAMES = tuple(
+    sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith(("test_", "_", "runner")))
+)
+SHARES = (0.5, 0.33, 0.25)
+"""Of a program's peak."""
+STEPS = 6
+LINK = "8GiB/s"
+_NEAR = 0.02
+"""Below the floor by more than this share nothing runs, and above it by more everything does."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a program left behind, and what it took."""
+
+    bits: dict[str, str]
+    """Digests of all numbers that it returned."""
+    wall_s: float
+    step_s: float | None
+    """Median of the second half of its steps; None where it had none."""
+    report: cl.Report | None
+
+    @property
+    def evictions(self) -> float:
+        """A step, over the second half of the steps."""
+        newest = _second_half(self.report)
+        return statistics.fmean(step.evictions for step in newest) if newest else 0.0
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One program in one share of its peak."""
+
+    program: str
+    share: float
+    peak_bytes: int
+    capacity_bytes: int
+    floor_bytes: int
+    floor_op: str
+    run: Run | None
+    """None: it is below the floor, and the session said so."""
+    ratio: float | None
+    """Of its step time to that of the run that only recorded; of the whole run's, where it has no steps."""
+
+    @property
+    def below_floor(self) -> bool:
+        """Is the capacity one at which nothing could run the program?"""
+        return self.capacity_bytes < self.floor_bytes * (1 - _NEAR)
+
+    @property
+    def above_floor(self) -> bool:
+        """Is it one at which it has to run?"""
+        return self.capacity_bytes >= self.floor_bytes * (1 + _NEAR)
+
+
+@cache
+def module_of(name: str) -> ModuleType:
+    """The program as a module."""
+    spec = importlib.util.spec_from_file_location(f"chameleon_program_{name}", HERE / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # workers and pickles look for it there
+    spec.loader.exec_module(module)
+    return module
+
+
+def missing(name: str) -> list[str]:
+    """The libraries that a program needs and that are not installed, or cannot be imported."""
+    lacking = []
+    for library in module_of(name).NEEDS:
+        try:
+            importlib.import_module(library)
+        except (ImportError, RuntimeError):
+            lacking.append(library)
+    return lacking
+
+
+def plain(name: str, steps: int) -> Run:
+    """Without Chameleon Lab."""
+    if getattr(module_of(name), "FIRST_DIFFERS", False):
+        _run(name, steps, None)
+    return _run(name, steps, None)
+
+
+def recorded(name: str, steps: int) -> Run:
+    """In a session that only records."""
+    return _run(name, steps, cl.Session(device="cpu"))
+
+
+def tried(name: str, steps: int, share: float, without: Run) -> Tried:
+    """In a share of the peak of the recorded run ``without``."""
+    assert without.report is not None and without.report.floor is not None
+    peak, lowest = without.report.peak_bytes, without.report.floor
+    capacity, run, ratio = int(share * peak), None, None
+    try:
+        run = within(name, steps, capacity)
+    except cl.BelowFloorError:
+        pass
+    else:
+        times = (run.step_s, without.step_s)
+        ratio = times[0] / times[1] if all(times) else run.wall_s / without.wall_s  # type: ignore[operator]
+    return Tried(name, share, peak, capacity, lowest.bytes, lowest.op_name, run, ratio)
+
+
+def within(name: str, steps: int, capacity: int | str) -> Run:
+    """Under a capacity."""
+    return _run(name, steps, cl.Session(capacity, device="cpu", link=LINK))
+
+
+def table(rows: list[Tried]) -> str:
+    """A line a program: peak, floor, and for each share ratio and evictions, or that it is below the floor."""
+    lines = [
+        f"{'program':<20} {'peak MiB':>8} {'floor':>6}"
+        + "".join(f" | {f'{s:.0%}':>5} {'evict':>6}" for s in SHARES)
+    ]
+    for name in dict.fromkeys(row.program for row in rows):
+        own = {row.share: row for row in rows if row.program == name}
+        first = next(iter(own.values()))
+        line = f"{name:<20} {first.peak_bytes / 2**20:8.2f} {first.floor_bytes / first.peak_bytes:6.0%}"
+        for share in SHARES:
+            row = own.get(share)
+            if row is None or row.run is None:
+                line += f" | {'below floor' if row else '':>12}"
+            else:
+                line += f" | {row.ratio:4.2f}x {row.run.evictions:6.1f}"
+        if any(row.run is None for row in own.values()):
+            line += f"   floor set by {first.floor_op}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _run(name: str, steps: int, session: cl.Session | None) -> Run:
+    module = module_of(name)
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        gc.collect()
+        start_s = time.perf_counter()
+        if session is None:
+            found = module.run(Path(folder), steps)
+        else:
+            with session:
+                found = module.run(Path(folder), steps)
+                if session.step_count == 0 or session.counters()["ops_in_step"]:
+                    session.step()  # what came after the last step is measured too
+        wall_s = time.perf_counter() - start_s
+        report = session.report() if session else None
+        newest = _second_half(report)
+        step_s = statistics.median(step.step_s for step in newest) if len(newest) > 1 else None
+        return Run(dict(_bits(found)), wall_s, step_s, report)
+
+
+def _second_half(report: cl.Report | None) -> tuple[Any, ...]:
+    steps = [step for step in report.history if step.ops] if report else []
+    return tuple(steps[len(steps) // 2 :])
+
+
+def _bits(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, torch.Tensor):
+        dense = value.detach().to_dense() if value.is_sparse else value.detach()
+        data = dense.clone(memory_format=torch.contiguous_format)
+        raw = data.view(torch.uint8 if data.dim() else data.dtype).numpy().tobytes()
+        yield path, hashlib.sha256(raw).hexdigest()[:16]
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _bits(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _bits(item, f"{path}[{number}]")
+    else:
+        yield path, repr(value)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Libraries say much, and none may ask the network."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def main(names: list[str]) -> None:
+    """Try programs and print what came of it."""
+    for name in names or NAMES:
+        if lacking := missing(name):
+            print(f"{name}: skipped, {', '.join(lacking)} cannot be imported", flush=True)
+            continue
+        bare, without = plain(name, STEPS), recorded(name, STEPS)
+        if bare.bits != without.bits:
+            print(
+                f"{name}: recording changed {[k for k in bare.bits if bare.bits[k] != without.bits.get(k)][:4]}"
+            )
+            continue
+        rows = [tried(name, STEPS, share, without) for share in SHARES]
+        print(table(rows), flush=True)
+        for row in rows:
+            if row.run is not None and row.run.bits != bare.bits:
+                print(f"   {row.share:.0%} DIFFERS")
+            if row.run is None and row.above_floor:
+                print(f"   {row.share:.0%} is above the floor and did not run")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1:])

@@ -1,0 +1,54 @@
+"""Programs as people write them: the same bits in a half, a third and a quarter of their peak, or the floor says why."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import runner
+
+import chameleon_lab as cl
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+    yield
+    assert cl.current_session() is None
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(runner.NAMES) >= 20
+
+
+@pytest.mark.parametrize("name", runner.NAMES)
+def test_a_program_gives_the_same_bits_in_less_memory(name: str) -> None:
+    if lacking := runner.missing(name):
+        pytest.skip(f"{name} needs {', '.join(lacking)}, which cannot be imported here")
+    steps = runner.STEPS
+    bare, without = runner.plain(name, steps), runner.recorded(name, steps)
+    assert bare.bits == without.bits, "recording alone changed the numbers"
+    assert without.report is not None and without.report.enough_bytes is not None
+    ran_tight = True
+    for share in runner.SHARES:
+        row = runner.tried(name, steps, share, without)
+        if row.run is None:
+            assert not row.above_floor, f"did not run in {share:.0%}, above its floor"
+            ran_tight = False
+        else:
+            assert not row.below_floor, f"ran in {share:.0%}, below what is called its floor"
+            assert row.run.bits == bare.bits, f"other numbers in {share:.0%}"
+    if not ran_tight:  # then the floor is what it is said to be
+        assert runner.within(name, steps, without.report.enough_bytes).bits == bare.bits
+
+
+def test_the_table_names_the_op_that_sets_the_floor() -> None:
+    without = runner.recorded("gan", runner.STEPS)
+    row = runner.tried("gan", runner.STEPS, 0.05, without)
+    assert row.run is None and row.below_floor
+    lines = runner.table([row]).splitlines()
+    assert "gan" in lines[1] and f"floor set by {row.floor_op}" in lines[1]
