@@ -48,7 +48,7 @@ lab: build ## start JupyterLab with the tutorials
 	$(say) "Starting JupyterLab in tutorials/"
 	@cd tutorials && jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root)
 
-bench: build ## measure the main job, replays, the recorder and changing ops (four hours), and write build/bench/*.json
+bench: build ## measure the main job, replays, the recorder, changing ops and small programs (four hours), and write build/bench/*.json
 	$(say) "Measuring the main job"
 	@python -m benchmarks.main_job --json build/bench/main_job.json
 	$(say) "Measuring swaps and replays, mixed, beside checkpointing"
@@ -57,6 +57,8 @@ bench: build ## measure the main job, replays, the recorder and changing ops (fo
 	@python -m benchmarks.overhead --json build/bench/overhead.json
 	$(say) "Measuring steps that change"
 	@python -m benchmarks.adapt --json build/bench/adapt.json
+	$(say) "Trying programs as people write them, in less and less of their memory"
+	@python -m benchmarks.programs --json build/bench/programs.json
 
 dev: build chromium ## set up everything for development
 

@@ -49,6 +49,8 @@ _QUICK_STEPS = 4
 _MOST_REFINEMENTS = 3
 """Times that a sequence is planned for anew because its ops take less time."""
 _MOST_RENEWALS = 16
+_ENOUGH_RENEWALS = 2
+"""So many plans for the same ops, none of which fared better: the next one is not waited for."""
 _MOST_FAILED = 256
 _SAME_TIME = 0.05
 """Compute times that differ by less than this share are no reason to."""
@@ -231,6 +233,8 @@ class Plans:
         self._pause = self._next_pause = 0
         self.lacking: str | None = None
         """Why the newest step needs a plan that is not there yet; None if it is served."""
+        self.unserved: str | None = None
+        """Why the newest step's own plan does not do what it should, and no other one would; None if it does."""
 
     @staticmethod
     def lost(counters: core.Counters) -> str | None:
@@ -301,15 +305,17 @@ class Plans:
             if log.program != own.summary.plan:
                 core.use_program(own.summary.plan)
                 return
-            if summary.trigger_recall < _LEAST_RECALL:
-                self.lacking = _left(summary)  # its storages have been replaced by others, say
+            self.unserved = self._unserved(own, summary)
+            poor = summary.trigger_recall < _LEAST_RECALL
+            if poor:  # its storages have been replaced by others, say
+                self.lacking = _left(summary) if own.renewals < _ENOUGH_RENEWALS else None
                 own.good_steps = 0
             else:
                 own.good_steps += 1
                 if own.good_steps >= _LONGEST_PAUSE:
                     own.renewals = 0
             if self._job is None:
-                if self.lacking:
+                if poor:
                     self._renew(own, log, summary)
                 elif summary.declined_drops and own.answers < _MOST_ANSWERS:
                     self._answer(own, log, summary)
@@ -318,6 +324,7 @@ class Plans:
                 elif own.refinements < _MOST_REFINEMENTS:
                     self._refine(own, log, summary, least_compute_s)
             return
+        self.unserved = None
         followed = self._plans.get(log.program)
         if arrived is not None and arrived.replaces == log.program >= 0:
             followed = arrived
@@ -354,6 +361,19 @@ class Plans:
         return job is None or not job.is_alive()
 
     # ---------------------------------------------------------------------------------------------------- inside
+
+    def _unserved(self, own: Plan, summary: StepSummary) -> str | None:
+        """What a plan for these very ops could not foresee."""
+        if own.policy is None:
+            return "no policy fits the capacity with what may not leave: eviction alone"
+        if summary.trigger_recall < _LEAST_RECALL and own.renewals >= _ENOUGH_RENEWALS:
+            return (
+                f"{_left(summary)}, with {own.renewals + 1} plans for the same ops: the others have been replaced "
+                "since, as in a history that moves on; eviction moves what took their place"
+            )
+        if summary.evicted_bytes > _MOST_EVICTED * self._capacity_bytes():
+            return f"{format_bytes(summary.evicted_bytes)} were evicted beside the plan: storages that it does not know"
+        return None
 
     def _renew(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
         """Its ops come as they are planned, and what it moves does not. Where a new plan fares no better, the next one

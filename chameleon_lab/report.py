@@ -213,6 +213,8 @@ class Report(Mapping[str, Any]):
     device_syncs: int = 0
     escaped_bytes: int = 0
     """Of the storages that stay on the device because a raw pointer to them is outside."""
+    unserved: str | None = None
+    """Why the newest step's own plan does not do what it should, and no other one would; None if it does."""
     floor: Floor | None = None
     """The highest floor of the first step and of the newest ones, and in a session without a capacity of the first 16
     sequences of ops: no capacity below its ``bytes`` runs them. None before a step has ended, and where more ops came
@@ -316,6 +318,8 @@ class Report(Mapping[str, Any]):
             )
         if self.lacking:
             rows.append(("Lacking", "a plan", self.lacking))
+        if self.unserved:
+            rows.append(("Unserved", "in part", self.unserved))
         if places := len(self.departures):
             rows.append(("Departed", f"{places} place{'s' * (places != 1)}", str(self.departures[-1])))
         if self.unmatched_decisions:
@@ -372,7 +376,7 @@ class Report(Mapping[str, Any]):
         return f"; laid out in {pool} for copies of {least} at once"
 
     def _floor_rows(self) -> list[tuple[str, str, str]]:
-        if self.floor is None:
+        if self.floor is None or not self.floor.bytes:
             return []
         enough = f"a capacity of {typed(above(self.floor.bytes))} is enough"
         where = f" in {self.floor.module}" if self.floor.module else ""

@@ -46,6 +46,7 @@ from .runtime.discovery import Discovery
 from .runtime.graphs import no_graphs
 from .runtime.host_memory import default_capacity_bytes
 from .runtime.host_times import HostTimes
+from .runtime.inference_steps import InferenceSteps
 from .runtime.kernels import kernels_of
 from .runtime.loop_pauses import LoopPauses
 from .runtime.oom_observers import refuse_where_attached
@@ -200,9 +201,11 @@ class Session:
         self._journal = Journal(
             self._discovery, keeps_host_copies=core.SEES_RAW_ACCESS or rematerialise == "trusting"
         )
-        self._parts: list[Discovery | LoopPauses | Patches] = [
+        self._inference = InferenceSteps(self._model_called)
+        self._parts: list[Discovery | InferenceSteps | LoopPauses | Patches] = [
             compiling(),
             self._discovery,
+            self._inference,
             LoopPauses(),
             *guards(),
         ]
@@ -414,6 +417,7 @@ class Session:
     def step(self) -> None:
         """Say that a training step ends here. From the first call on, optimizers no longer mark the ends."""
         self._require_open("step")
+        self._inference.remove()
         told, self._steps_told = self._steps_told, True
         if told or self._steps == 0:
             self._end_step()
@@ -422,7 +426,12 @@ class Session:
             # (the loss is read, say) is no step to learn from.
             self._end_step(whole=False)
 
+    def _model_called(self) -> None:
+        if _current is self:
+            self._end_step()
+
     def _optimizer_stepped(self) -> None:
+        self._inference.remove()
         if not self._steps_told and _current is self:
             self._end_step()
 
@@ -930,12 +939,13 @@ class Session:
             escaped_bytes=counters["escaped_bytes"],
             refused=dict(self._discovery.refused),
             floor=self._floor(),
-            notes=tuple(self._notes),
+            notes=tuple(self._notes) + self._without_steps(counters),
             history=self._journal.history,
             plans=tuple(self._plans.summaries()),
             departures=tuple(self._journal.departures()),
             capacity_peak_bytes=self._capacity_peak_bytes(),
             lacking=self._plans.lacking or self._plans.lost(counters),
+            unserved=self._plans.unserved,
             recent_match_rate=_share(counters["recent_matched_ops"], counters["recent_ops"]),
             recent_trigger_recall=_share(counters["recent_fired_bytes"], counters["recent_due_bytes"]),
             drops=newest.drops if newest else 0,
@@ -955,6 +965,16 @@ class Session:
             device_allocs=newest.device_allocs if newest else 0,
             device_frees=newest.device_frees if newest else 0,
             device_syncs=newest.device_syncs if newest else 0,
+        )
+
+    def _without_steps(self, counters: core.Counters) -> tuple[str, ...]:
+        """What to do where ops come and no step ends."""
+        if self._steps or not counters["ops_in_step"]:
+            return ()
+        return (
+            f"no step has ended after {counters['ops_in_step']} ops, so that nothing is planned: call session.step(), "
+            "or chameleon_lab.current_session().step(), where one ends (an optimizer's step ends one by itself, and so "
+            "does a model that is called again and again without gradients)",
         )
 
     def _floor(self) -> Floor | None:

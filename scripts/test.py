@@ -135,7 +135,7 @@ PARTS = {
         vitest_failures,
     ),
     "python": Part(
-        "unit, property, integration, torture, tutorials, on two cores",
+        "unit, property, integration, programs, torture, tutorials, on two cores",
         _pytest("python", "-n", "2", "--dist", "loadfile", "--ignore=tests/browser", "tests"),
         pytest_failures,
     ),

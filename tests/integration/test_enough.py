@@ -127,6 +127,6 @@ def test_a_given_policy_knows_its_step(tmp_path: Path) -> None:
     train(Gpt, adamw, 5, {"capacity": found[1], "policy": policy})
 
 
-@pytest.mark.parametrize("size", [1, 999, 1023, 1024, 5_400_000, 1_047_900, 10**9, 3 * 2**30])
+@pytest.mark.parametrize("size", [0, 1, 999, 1023, 1024, 5_400_000, 1_047_900, 10**9, 3 * 2**30])
 def test_the_figure_that_is_named_is_no_less_when_it_is_typed(size: int) -> None:
     assert size <= parse_bytes(typed(above(size))) <= 1.04 * size + 2

@@ -5,10 +5,12 @@ python tests/programs/runner.py [NAME ...] prints the table of those programs.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import hashlib
 import importlib.util
 import io
+import json
 import logging
 import os
 import random
@@ -36,7 +38,7 @@ NAMES = tuple(
 )
 SHARES = (0.5, 0.33, 0.25)
 """Of a program's peak."""
-STEPS = 6
+STEPS = 5
 LINK = "8GiB/s"
 _NEAR = 0.02
 """Below the floor by more than this share nothing runs, and above it by more everything does."""
@@ -218,27 +220,58 @@ def _quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def main(names: list[str]) -> None:
+def described(name: str, steps: int) -> dict[str, Any]:
+    """A program in every share, as plain values: its lines of the table, its rows, and what is wrong with it."""
+    if lacking := missing(name):
+        return {
+            "program": name,
+            "lines": ["", f"{name:<20} skipped: {', '.join(lacking)} cannot be imported here"],
+            "wrong": [],
+            "rows": [],
+        }
+    bare, without = plain(name, steps), recorded(name, steps)
+    rows = [tried(name, steps, share, without) for share in SHARES]
+    wrong = [] if bare.bits == without.bits else ["recording alone changed the numbers"]
+    for row in rows:
+        if row.run is None and row.above_floor:
+            wrong.append(f"{row.share:.0%} is above the floor and did not run")
+        elif row.run is not None and row.run.bits != bare.bits:
+            wrong.append(f"other numbers in {row.share:.0%}")
+    values = [
+        {
+            "share": row.share,
+            "peak_bytes": row.peak_bytes,
+            "capacity_bytes": row.capacity_bytes,
+            "floor_bytes": row.floor_bytes,
+            "floor_op": row.floor_op,
+            "below_floor": row.run is None,
+            "ratio": row.ratio,
+            "step_s": row.run.step_s if row.run else None,
+            "evictions": row.run.evictions if row.run else None,
+            "unserved": row.run.report.unserved if row.run and row.run.report else None,
+        }
+        for row in rows
+    ]
+    lines = [*table(rows).splitlines(), *(f"{'':<20} WRONG: {text}" for text in wrong)]
+    return {"program": name, "lines": lines, "wrong": wrong, "rows": values}
+
+
+def main() -> int:
     """Try programs and print what came of it."""
-    for name in names or NAMES:
-        if lacking := missing(name):
-            print(f"{name}: skipped, {', '.join(lacking)} cannot be imported", flush=True)
-            continue
-        bare, without = plain(name, STEPS), recorded(name, STEPS)
-        if bare.bits != without.bits:
-            print(
-                f"{name}: recording changed {[k for k in bare.bits if bare.bits[k] != without.bits.get(k)][:4]}"
-            )
-            continue
-        rows = [tried(name, STEPS, share, without) for share in SHARES]
-        print(table(rows), flush=True)
-        for row in rows:
-            if row.run is not None and row.run.bits != bare.bits:
-                print(f"   {row.share:.0%} DIFFERS")
-            if row.run is None and row.above_floor:
-                print(f"   {row.share:.0%} is above the floor and did not run")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="a line of JSON a program")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    failed = False
+    for name in options.names or NAMES:
+        found = described(name, options.steps)
+        print(json.dumps(found) if options.json else "\n".join(found["lines"]), flush=True)
+        failed |= bool(found["wrong"])
+    return int(failed)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(sys.argv[1:])
+    sys.exit(main())

@@ -61,6 +61,7 @@ def run(folder: Path, steps: int) -> Any:
             use_cpu=True,
             bf16=False,
             gradient_checkpointing=False,
+            loss_type="nll",  # the default one works in chunks of 40 MiB, however small the model
             disable_tqdm=True,
         ),
         train_dataset=Dataset.from_dict({"text": texts}),

@@ -1,0 +1,68 @@
+"""The programs of tests/programs in a half, a third and a quarter of their peak: ratios, evictions and floors.
+
+    python -m benchmarks.programs --json FILE [--steps N] [--only TEXT] [--threads N]
+
+Each program runs in a process of its own: plainly, recorded, and in each share. Ratios are of the median step of the
+second half of the run to that of the recorded one; of the whole runs, where a program has no steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import measure
+
+RUNNER = Path(__file__).parents[1] / "tests" / "programs" / "runner.py"
+_STEPS = 24
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run them. Timing never fails it; other numbers than plain PyTorch's do, and so does a floor that is none."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.programs", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the rows there")
+    parser.add_argument("--steps", type=measure.count, default=_STEPS, help=f"of each program ({_STEPS})")
+    parser.add_argument("--only", metavar="TEXT", default="", help="programs with this in their name")
+    parser.add_argument("--threads", type=measure.count, default=1, help="threads of an op")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    environment = measure.environment(vars(options))
+    names = sorted(path.stem for path in RUNNER.parent.glob("*.py"))
+    programs: list[dict[str, Any]] = []
+    for name in names:
+        if options.only.lower() not in name.lower() or name.startswith(("test_", "_", "runner")):
+            continue
+        programs.append(_run(name, options.steps, options.threads))
+        print("\n".join(programs[-1]["lines"][bool(programs[:-1]) :]), flush=True)
+        if options.json:
+            measure.write_json(
+                options.json, {"benchmark": "programs", "environment": environment, "programs": programs}
+            )
+    print(f"\n{measure.device_line(environment)}")
+    print("Ratio to the recorded run's step, and evictions a step, in shares of the program's peak.")
+    if options.json:
+        print(f"Written to {options.json}")
+    return int(any(program["wrong"] for program in programs))
+
+
+def _run(name: str, steps: int, threads: int) -> dict[str, Any]:
+    command = [sys.executable, str(RUNNER), "--json", "--steps", str(steps), "--threads", str(threads), name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        what = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        return {"program": name, "lines": ["", f"{name:<20} failed: {what}"], "wrong": [what], "rows": []}
+    return json.loads(lines[-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Steps without an optimizer: a model that is called again and again without gradients is planned for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from training import Gpt, adamw
+
+import chameleon_lab as cl
+
+CALLS = 12
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(128, 128), nn.Tanh()))).eval()
+
+
+def features(capacity: int | None, calls: int = CALLS) -> tuple[list[bytes], cl.Session]:
+    network, found = model(), []
+    with cl.Session(capacity, device="cpu") as session, torch.inference_mode():
+        for _ in range(calls):
+            found.append(network(torch.randn(64, 128)).sum().item())
+            session._plans.wait()
+    return found, session
+
+
+def test_calls_of_a_model_are_steps_that_are_planned_for() -> None:
+    bare, recorded = features(None)
+    assert recorded.step_count >= CALLS - 4
+    ops = [step.ops for step in recorded.history[1:]]
+    assert len(set(ops)) == 1
+    lowest = recorded.report().floor
+    assert lowest is not None
+    found, session = features(2 * lowest.bytes)
+    assert found == bare
+    assert session.stage is cl.SessionStage.STABLE
+    assert session.policy is not None and session.policy.decisions
+    assert session.history[-1].match_rate == 1.0
+
+
+def test_generation_has_a_step_a_token() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    network = transformers.LlamaForCausalLM(config).eval()
+    prompt = torch.randint(1, 64, (2, 8))
+    options = dict(attention_mask=torch.ones_like(prompt), max_new_tokens=16, do_sample=False)
+    bare = network.generate(prompt, **options)
+    with cl.Session("300KiB", device="cpu") as session:
+        assert network.generate(prompt, **options).equal(bare)
+        assert session.step_count >= 12
+        assert session.report().evictions + session.report().decisions > 0
+
+
+def test_a_validation_before_a_training_makes_no_steps() -> None:
+    torch.manual_seed(0)
+    network, generator = Gpt(), torch.Generator().manual_seed(0)
+    optimizer = adamw(network.parameters())
+    with cl.Session(device="cpu") as session:
+        with torch.no_grad():
+            for _ in range(2):
+                network(network.batch(generator))
+        for number in range(4):
+            network(network.batch(generator)).backward()
+            with torch.no_grad():
+                for _ in range(5):
+                    network(network.batch(generator))
+            optimizer.step()
+            optimizer.zero_grad()
+            assert session.step_count >= number + 1
+        counts = [step.ops for step in session.history]
+    assert len(session.history) <= 6 and len(set(counts[-3:])) == 1
+
+
+def test_where_no_step_is_found_the_report_says_what_to_call() -> None:
+    weight = torch.randn(64, 64)
+    with cl.Session("1MiB", device="cpu") as session:
+        for _ in range(5):
+            weight = (weight @ weight).tanh()
+        assert "current_session().step()" in str(session.report())
+        session.step()
+        assert "current_session().step()" not in str(session.report())
+
+
+def test_lbfgs_settles() -> None:
+    """The closure is evaluated a few times a step, and the history grows at first: then one plan is followed."""
+    torch.manual_seed(0)
+    network = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.Tanh())))
+    x, y = torch.randn(256, 64), torch.randn(256, 64)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(network(x), y)
+        loss.backward()
+        return loss
+
+    with cl.Session("1MiB", device="cpu") as session:
+        optimizer = torch.optim.LBFGS(
+            network.parameters(), max_iter=4, history_size=5, line_search_fn="strong_wolfe"
+        )
+        for _ in range(24):
+            optimizer.step(closure)
+            session._plans.wait()
+    newest = session.history[-1]
+    assert newest.match_rate > 0.95
+    assert {step.plan for step in session.history[-3:]} == {newest.plan}
+    report = session.report()
+    assert report.lacking is None and report.stage == "Stable"
+    if report.evictions:  # the history of directions moves on: its storages change places
+        assert report.unserved and "Unserved" in str(report)
