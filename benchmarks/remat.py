@@ -172,7 +172,7 @@ class Remat:
         if profile.floor_bytes > (cell.capacity_bytes or 0):
             cell.infeasible = f"the floor is {mib(profile.floor_bytes)} MiB"
             return cell
-        known = replayable(torch.device("cpu"), torch.get_num_threads())
+        known = replayable(torch.device("cpu"))
         refused = {name for name in known.refused if name not in known.dtypes}
         session: Callable[[], cl.Session] = partial(
             cl.Session, cell.capacity_bytes, device="cpu", link=cell.link, planning=False

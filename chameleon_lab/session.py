@@ -267,7 +267,6 @@ class Session:
             trusting = self.rematerialise == "trusting"
             self._replayable = replayable(
                 core.tensor_device(self.device),
-                torch.get_num_threads(),
                 trusting=trusting,
                 cheap=self.rematerialise == "cheap",
             )

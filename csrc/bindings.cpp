@@ -25,6 +25,7 @@
 #include "released.h"
 #include "runtime.h"
 #include "storage_access.h"
+#include "surroundings.h"
 
 namespace py = pybind11;
 using chameleon::Runtime;
@@ -421,6 +422,9 @@ PYBIND11_MODULE(_C, m) {
     std::unordered_map<std::string, uint64_t> bits;
     for (const auto& [name, allowed] : dtypes) bits[name] = dtype_bits(allowed);
     Runtime::instance().allow_replays(std::move(bits));
+  });
+  m.def("numerics_key", [](const std::string& device) {
+    return py::bytes(chameleon::Surroundings::now(c10::Device(device).type())->key());
   });
   m.def("keep_producers", [](bool on) { Runtime::instance().keep_producers(on); }, nogil());
   m.def("drop", [](uintptr_t tensor) {

@@ -16,6 +16,8 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <sstream>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -77,36 +79,94 @@ void set_depthwise_kernel(Context& context, int32_t kernel) {
   }
 }
 
+void set_reduction(at::CuBLASReductionOption option, void (at::Context::*set)(bool, bool)) {
+  (at::globalContext().*set)(option == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK,
+                             option != at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK);
+}
+
+enum class Ops { kAll, kOfHost, kOfGpu };
+
+// One row a setting: where it is kept, whose numbers it may change, and how torch tells and takes it.
+template <class T, class Get, class Set>
+struct Setting {
+  T Surroundings::* value;
+  Ops ops;
+  Get get;
+  Set set;
+};
+
+constexpr auto kSettings = std::make_tuple(
+    Setting{&Surroundings::threads, Ops::kAll, [] { return static_cast<int32_t>(at::get_num_threads()); },
+            [](int32_t count) { at::set_num_threads(count); }},
+    Setting{&Surroundings::default_dtype, Ops::kAll, [] { return c10::get_default_dtype_as_scalartype(); },
+            [](c10::ScalarType dtype) { c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype)); }},
+    Setting{&Surroundings::float_control, Ops::kAll, [] { return float_control(); }, set_float_control},
+    Setting{
+        &Surroundings::deterministic, Ops::kAll,
+        [] {
+          const at::Context& context = at::globalContext();
+          return Determinism{context.deterministicAlgorithms(), context.deterministicAlgorithmsWarnOnly()};
+        },
+        [](Determinism wanted) { at::globalContext().setDeterministicAlgorithms(wanted.demanded, wanted.warns_only); }},
+    Setting{&Surroundings::mkldnn, Ops::kOfHost, [] { return at::globalContext().userEnabledMkldnn(); },
+            [](bool on) { at::globalContext().setUserEnabledMkldnn(on); }},
+    Setting{&Surroundings::mkldnn_deterministic, Ops::kOfHost, [] { return at::globalContext().deterministicMkldnn(); },
+            [](bool on) { at::globalContext().setDeterministicMkldnn(on); }},
+    Setting{&Surroundings::nnpack, Ops::kOfHost, [] { return at::globalContext().userEnabledNNPACK(); },
+            [](bool on) { at::globalContext().setUserEnabledNNPACK(on); }},
+    Setting{&Surroundings::half_reduction_on_host, Ops::kOfHost,
+            [] { return at::globalContext().allowFP16ReductionCPU(); },
+            [](bool on) { at::globalContext().setAllowFP16ReductionCPU(on); }},
+    Setting{&Surroundings::cudnn, Ops::kOfGpu, [] { return at::globalContext().userEnabledCuDNN(); },
+            [](bool on) { at::globalContext().setUserEnabledCuDNN(on); }},
+    Setting{&Surroundings::cudnn_benchmark, Ops::kOfGpu, [] { return at::globalContext().benchmarkCuDNN(); },
+            [](bool on) { at::globalContext().setBenchmarkCuDNN(on); }},
+    Setting{&Surroundings::cudnn_deterministic, Ops::kOfGpu, [] { return at::globalContext().deterministicCuDNN(); },
+            [](bool on) { at::globalContext().setDeterministicCuDNN(on); }},
+    Setting{&Surroundings::cudnn_depthwise, Ops::kOfGpu, [] { return depthwise_kernel(at::globalContext()); },
+            [](int32_t kernel) { set_depthwise_kernel(at::globalContext(), kernel); }},
+    Setting{&Surroundings::half_reduction, Ops::kOfGpu, [] { return at::globalContext().allowFP16ReductionCuBLAS(); },
+            [](at::CuBLASReductionOption option) { set_reduction(option, &at::Context::setAllowFP16ReductionCuBLAS); }},
+    Setting{&Surroundings::bfloat16_reduction, Ops::kOfGpu,
+            [] { return at::globalContext().allowBF16ReductionCuBLAS(); },
+            [](at::CuBLASReductionOption option) { set_reduction(option, &at::Context::setAllowBF16ReductionCuBLAS); }},
+    Setting{&Surroundings::half_accumulation, Ops::kOfGpu,
+            [] { return at::globalContext().allowFP16AccumulationCuBLAS(); },
+            [](bool on) { at::globalContext().setAllowFP16AccumulationCuBLAS(on); }},
+    Setting{&Surroundings::multiprocessors_left, Ops::kOfGpu,
+            [] { return at::globalContext()._SMCarveout_EXPERIMENTAL(); },
+            [](std::optional<int32_t> count) { at::globalContext()._setSMCarveout_EXPERIMENTAL(count); }},
+    Setting{&Surroundings::blas, Ops::kOfGpu, [] { return at::globalContext().blasPreferredBackend(); },
+            [](at::BlasBackend backend) { at::globalContext().setBlasPreferredBackend(backend); }});
+
+void write(std::ostream& out, const Determinism& value) { out << value.demanded << value.warns_only << ','; }
+
+void write(std::ostream& out, const std::optional<int32_t>& value) { out << value.value_or(-1) << ','; }
+
+template <class T>
+void write(std::ostream& out, T value) {
+  out << static_cast<int64_t>(value) << ',';
+}
+
+template <class F>
+void for_each_setting(const F& f) {
+  std::apply([&f](const auto&... setting) { (f(setting), ...); }, kSettings);
+}
+
 // Of the backends, those that may run an op of the device: this is read for every op that may be replayed.
 Surroundings read(c10::DeviceType device) {
-  const at::Context& context = at::globalContext();
   Surroundings s;
-  s.threads = at::get_num_threads();
-  s.default_dtype = c10::get_default_dtype_as_scalartype();
-  s.float_control = float_control();
+  const bool gpu = device == c10::DeviceType::CUDA;
+  for_each_setting([&](const auto& setting) {
+    if (setting.ops != (gpu ? Ops::kOfHost : Ops::kOfGpu)) s.*setting.value = setting.get();
+  });
   s.autocast = Surroundings::active_autocast().raw_repr();
   s.autocast_device = device;
   if (s.autocast != 0) s.autocast_dtype = at::autocast::get_autocast_dtype(device);
-  s.deterministic = context.deterministicAlgorithms();
-  s.deterministic_warn_only = context.deterministicAlgorithmsWarnOnly();
-  if (device == c10::DeviceType::CUDA) {
-    s.cudnn = context.userEnabledCuDNN();
-    s.cudnn_benchmark = context.benchmarkCuDNN();
-    s.cudnn_deterministic = context.deterministicCuDNN();
-    s.cudnn_depthwise = depthwise_kernel(context);
-    s.reduction[0] = context.allowFP16ReductionCuBLAS();
-    s.reduction[1] = context.allowBF16ReductionCuBLAS();
-    s.half_accumulation = context.allowFP16AccumulationCuBLAS();
-    s.multiprocessors_left = context._SMCarveout_EXPERIMENTAL();
-    s.blas = at::globalContext().blasPreferredBackend();
-  } else {
-    s.mkldnn = context.userEnabledMkldnn();
-    s.mkldnn_deterministic = context.deterministicMkldnn();
-    s.nnpack = context.userEnabledNNPACK();
-    s.half_reduction_on_host = context.allowFP16ReductionCPU();
+  const int first = gpu ? 0 : 2;
+  for (int i = first; i < first + 2; ++i) {
+    s.precision[i] = at::globalContext().float32Precision(kBackends[i / 2], kOps[i % 2]);
   }
-  const int first = device == c10::DeviceType::CUDA ? 0 : 2;
-  for (int i = first; i < first + 2; ++i) s.precision[i] = context.float32Precision(kBackends[i / 2], kOps[i % 2]);
   return s;
 }
 
@@ -121,51 +181,24 @@ void get_precision(int i, at::Float32Precision wanted) {
   own_precision(i) = at::Float32Precision::IEEE;
 }
 
-void set_reduction(at::CuBLASReductionOption option, void (at::Context::*set)(bool, bool)) {
-  (at::globalContext().*set)(option == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK,
-                             option != at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK);
-}
-
 // The autocast keys themselves are set by whoever forces the thread's key set, precisions by Reenacted.
 void change(const Surroundings& from, const Surroundings& to) {
-  at::Context& context = at::globalContext();
-  if (from.threads != to.threads) at::set_num_threads(to.threads);
-  if (from.default_dtype != to.default_dtype) {
-    c10::set_default_dtype(c10::scalarTypeToTypeMeta(to.default_dtype));
-  }
-  if (from.float_control != to.float_control) set_float_control(to.float_control);
+  for_each_setting([&](const auto& setting) {
+    if (from.*setting.value != to.*setting.value) setting.set(to.*setting.value);
+  });
   if (from.autocast_dtype != to.autocast_dtype && to.autocast_dtype != c10::ScalarType::Undefined) {
     at::autocast::set_autocast_dtype(to.autocast_device, to.autocast_dtype);
   }
-  if (from.deterministic != to.deterministic || from.deterministic_warn_only != to.deterministic_warn_only) {
-    context.setDeterministicAlgorithms(to.deterministic, to.deterministic_warn_only);
-  }
-  if (from.mkldnn != to.mkldnn) context.setUserEnabledMkldnn(to.mkldnn);
-  if (from.mkldnn_deterministic != to.mkldnn_deterministic) context.setDeterministicMkldnn(to.mkldnn_deterministic);
-  if (from.nnpack != to.nnpack) context.setUserEnabledNNPACK(to.nnpack);
-  if (from.cudnn != to.cudnn) context.setUserEnabledCuDNN(to.cudnn);
-  if (from.cudnn_benchmark != to.cudnn_benchmark) context.setBenchmarkCuDNN(to.cudnn_benchmark);
-  if (from.cudnn_deterministic != to.cudnn_deterministic) context.setDeterministicCuDNN(to.cudnn_deterministic);
-  if (from.cudnn_depthwise != to.cudnn_depthwise) set_depthwise_kernel(context, to.cudnn_depthwise);
-  if (from.reduction[0] != to.reduction[0]) {
-    set_reduction(to.reduction[0], &at::Context::setAllowFP16ReductionCuBLAS);
-  }
-  if (from.reduction[1] != to.reduction[1]) {
-    set_reduction(to.reduction[1], &at::Context::setAllowBF16ReductionCuBLAS);
-  }
-  if (from.half_accumulation != to.half_accumulation) {
-    context.setAllowFP16AccumulationCuBLAS(to.half_accumulation);
-  }
-  if (from.half_reduction_on_host != to.half_reduction_on_host) {
-    context.setAllowFP16ReductionCPU(to.half_reduction_on_host);
-  }
-  if (from.multiprocessors_left != to.multiprocessors_left) {
-    context._setSMCarveout_EXPERIMENTAL(to.multiprocessors_left);
-  }
-  if (from.blas != to.blas) context.setBlasPreferredBackend(to.blas);
 }
 
 }  // namespace
+
+std::string Surroundings::key() const {
+  std::ostringstream text;
+  for_each_setting([&](const auto& setting) { write(text, this->*setting.value); });
+  for (const at::Float32Precision each : precision) write(text, each);
+  return text.str();
+}
 
 c10::DispatchKeySet Surroundings::active_autocast() {
   return c10::autocast_dispatch_keyset - c10::impl::tls_local_dispatch_key_set().excluded_;

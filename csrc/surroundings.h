@@ -15,9 +15,16 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace chameleon {
+
+struct Determinism {
+  bool demanded = false;
+  bool warns_only = false;
+  bool operator==(const Determinism&) const = default;
+};
 
 struct Surroundings {
   int32_t threads = 1;
@@ -26,23 +33,26 @@ struct Surroundings {
   uint64_t autocast = 0;       // autocast keys that are active, as the raw bits of a key set
   c10::ScalarType autocast_dtype = c10::ScalarType::Undefined;  // of the op's device, where autocast is active there
   c10::DeviceType autocast_device = c10::DeviceType::CPU;
-  bool deterministic = false;
-  bool deterministic_warn_only = false;
+  Determinism deterministic;
   bool mkldnn = true;
   bool mkldnn_deterministic = false;
   bool nnpack = true;
   bool cudnn = true;
   bool cudnn_benchmark = false;
   bool cudnn_deterministic = false;
-  int32_t cudnn_depthwise = 0;                  // kernel of depthwise convolutions; of newer torch
-  at::Float32Precision precision[4] = {};       // what matrix products and convolutions get, of CUDA and oneDNN
-  at::CuBLASReductionOption reduction[2] = {};  // of half precision sums in cuBLAS: fp16, bf16
+  int32_t cudnn_depthwise = 0;                    // kernel of depthwise convolutions; of newer torch
+  at::Float32Precision precision[4] = {};         // what matrix products and convolutions get, of CUDA and oneDNN
+  at::CuBLASReductionOption half_reduction = {};  // of sums in cuBLAS
+  at::CuBLASReductionOption bfloat16_reduction = {};
   bool half_accumulation = false;
   bool half_reduction_on_host = false;
   std::optional<int32_t> multiprocessors_left;      // by matrix products of cuBLAS
   at::BlasBackend blas = at::BlasBackend::Default;  // of ops on a GPU
 
   bool operator==(const Surroundings&) const = default;
+
+  // The bytes of every setting but autocast's: the same where an op outside of autocast gets the same kernels.
+  std::string key() const;
 
   // Those of this thread, now; the same object as the last time where nothing has changed.
   static std::shared_ptr<const Surroundings> now(c10::DeviceType device);

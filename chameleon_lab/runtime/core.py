@@ -198,6 +198,15 @@ def allow_replays(dtypes: dict[str, tuple[str, ...]]) -> None:
     _C.allow_replays({name: list(names) for name, names in dtypes.items()})
 
 
+def numerics_key(device: torch.device) -> bytes:
+    """Every setting of torch that an op's numbers may depend on, now: equal where ops get the same kernels.
+
+    The number of op threads, the default dtype, deterministic algorithms and flushed denormals, and what is set for the
+    libraries of the device. Not autocast's state: it changes from op to op.
+    """
+    return _C.numerics_key(str(device))
+
+
 def drop(tensor: torch.Tensor) -> str:
     """Give the block of a tensor's storage back now, if its bytes can be made again; else why not, in words.
 

@@ -51,20 +51,20 @@ NOTHING = Replayable({}, {})
 UNSEEN_WRITES = "torch before 2.13 does not say when raw pointers write to the inputs of a replay"
 
 
-def replayable(
-    device: torch.device, threads: int, *, trusting: bool = False, cheap: bool = False
-) -> Replayable:
+def replayable(device: torch.device, *, trusting: bool = False, cheap: bool = False) -> Replayable:
     """The ops of :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS` that may be replayed.
+
+    What is known holds under the settings that are in force now, the number of threads among them: others may choose
+    other kernels, and are checked anew.
 
     Args:
         device: of the session's tensors.
-        threads: that ops use now: another number may choose other kernels, and is checked anew.
         trusting: nothing outside of ops writes to tensors through pointers, so it need not be seen.
         cheap: keep to class 1, which needs no check.
     """
     if not core.SEES_RAW_ACCESS and not trusting:
         return Replayable({}, dict.fromkeys(REPLAY_CLASS, UNSEEN_WRITES))
-    return Replayable(_class_1(), {}) if cheap else _checked(device, threads)
+    return Replayable(_class_1(), {}) if cheap else _checked(device)
 
 
 def _class_1() -> dict[str, tuple[str, ...]]:
@@ -76,10 +76,10 @@ _verdicts: dict[tuple[Any, ...], str | None] = {}
 run: there may have been no memory, say."""
 
 
-def _checked(device: torch.device, threads: int) -> Replayable:
+def _checked(device: torch.device) -> Replayable:
     dtypes = _class_1()
     refused = {}
-    conditions = (device, threads, *_settings())
+    conditions = (device, core.numerics_key(device))
     with _plain(device):
         for names, cases in _CASES:
             good: list[str] = []
@@ -96,23 +96,6 @@ def _checked(device: torch.device, threads: int) -> Replayable:
         if kind == 2 and name not in dtypes and name not in refused and name not in _MADE_OF_OTHERS:
             refused[name] = f"no check on {device} covers it"
     return Replayable(dtypes, refused)
-
-
-def _settings() -> tuple[Any, ...]:
-    """What else may choose a kernel, or forbid it."""
-    back = torch.backends
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        *(back.mkldnn.enabled, back.mkldnn.deterministic, torch._C._get_nnpack_enabled()),
-        torch._C._get_cpu_allow_fp16_reduced_precision_reduction(),
-        *(back.cudnn.enabled, back.cudnn.benchmark, back.cudnn.deterministic),
-        *(back.mkldnn.matmul.fp32_precision, back.mkldnn.conv.fp32_precision),
-        *(back.cuda.matmul.fp32_precision, back.cudnn.conv.fp32_precision),
-        back.cuda.matmul.allow_fp16_reduced_precision_reduction,
-        back.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        back.cuda.matmul.allow_fp16_accumulation,
-    )
 
 
 @contextmanager

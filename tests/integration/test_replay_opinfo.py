@@ -51,7 +51,7 @@ def recording() -> Iterator[None]:
     options.capacity_bytes = 1 << 30
     options.min_swap_bytes = options.min_tracked_bytes = 1
     core.open(options)
-    core.allow_replays(replayable(torch.device("cpu"), torch.get_num_threads()).dtypes)
+    core.allow_replays(replayable(torch.device("cpu")).dtypes)
     core.keep_producers(True)
     yield
     core.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -29,7 +29,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def checked() -> Replayable:
     """What may be replayed on the host."""
-    return replayable(CPU, torch.get_num_threads(), trusting=True)
+    return replayable(CPU, trusting=True)
 
 
 @contextmanager
@@ -192,6 +192,53 @@ def test_what_does_not_repeat_itself_is_remembered(monkeypatch: pytest.MonkeyPat
     with deterministic():  # other settings may choose other kernels
         checked()
     assert len(runs) > ran
+
+
+@contextmanager
+def multiprocessors_left(count: int) -> Iterator[None]:
+    before = torch._C._get_sm_carveout_experimental()
+    torch._C._set_sm_carveout_experimental(count)
+    try:
+        yield
+    finally:
+        torch._C._set_sm_carveout_experimental(before)
+
+
+@contextmanager
+def depthwise_kernel(name: str) -> Iterator[None]:
+    before = torch._C._get_cudnn_depthwise_kernel()
+    torch._C._set_cudnn_depthwise_kernel(name)
+    try:
+        yield
+    finally:
+        torch._C._set_cudnn_depthwise_kernel(before)
+
+
+def test_another_setting_of_the_gpu_is_checked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two sessions in a process, the second may not go by what the first one's kernels did."""
+    cases: list[str] = []
+
+    def differs(case: replay_check.Case, device: torch.device, dtype: torch.dtype) -> None:
+        cases.append(str(dtype))
+
+    monkeypatch.setattr(replay_check, "_differs", differs)
+    gpu = torch.device("cuda")
+    replayable(gpu, trusting=True)
+    every = len(cases)
+    assert every
+    replayable(gpu, trusting=True)
+    assert len(cases) == every
+    with multiprocessors_left(4):
+        replayable(gpu, trusting=True)
+        assert len(cases) == 2 * every
+        checked()  # on the host nothing hangs on it
+        on_host = len(cases) - 2 * every
+    checked()
+    assert on_host and len(cases) == 2 * every + on_host
+    if hasattr(torch._C, "_get_cudnn_depthwise_kernel"):
+        with depthwise_kernel("native"):
+            replayable(gpu, trusting=True)
+        assert len(cases) == 3 * every + on_host
 
 
 def test_reasons_name_the_op_and_its_dtypes() -> None:
