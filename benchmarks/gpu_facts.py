@@ -6,6 +6,7 @@ python -m benchmarks.gpu_facts [--json FILE] [--device cpu --tiny]
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 import chameleon_lab as cl
+from chameleon_lab.runtime import core
 
 from . import measure
 from .gpu import GIB, Gpu, gpu_of, link_rates, parser, write
@@ -40,6 +42,34 @@ def pinning(gpu: Gpu, sizes: Sequence[int]) -> list[dict[str, Any]]:
         if gpu.real:
             torch._C._host_emptyCache()
         rows.append({"bytes": size, "s": taken_s, "s_per_gib": taken_s / size * GIB})
+    return rows
+
+
+def _pin(device: str, way: str, size: int, took: list[float]) -> None:
+    took.extend(core.measure_pinning(device, way, size))
+
+
+def ways_to_pin(gpu: Gpu, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Seconds of the session's two ways to pin, by size, and the longest that a short kernel takes meanwhile."""
+    rows: list[dict[str, Any]] = []
+    x = torch.ones(1 << 16, device=gpu.device)
+    for way in ("register", "alloc"):
+        for size in sizes:
+            if gpu.left_s() < 20:
+                return rows
+            held_s, took = 0.0, list[float]()
+            pinning = threading.Thread(target=_pin, args=(gpu.device, way, size, took))
+            gpu.sync()
+            pinning.start()
+            while pinning.is_alive():
+                start = time.perf_counter()
+                x.add_(1.0)
+                gpu.sync()
+                held_s = max(held_s, time.perf_counter() - start)
+            if took:  # not on the embedded device, which pins nothing
+                touch_s, pin_s, unpin_s = took
+                row = {"way": way, "bytes": size, "touch_s": touch_s, "pin_s": pin_s, "unpin_s": unpin_s}
+                rows.append(row | {"longest_kernel_s": held_s})
     return rows
 
 
@@ -127,6 +157,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result["pinning"] = pinning(gpu, [MIB] if options.tiny else [64 * MIB, 256 * MIB, GIB, 4 * GIB])
     for row in result["pinning"]:
         print(f"pinning {measure.mib(row['bytes'])} MiB takes {row['s_per_gib']:.2f} s a GiB", flush=True)
+    write(options, result)
+    result["ways_to_pin"] = ways_to_pin(gpu, [MIB] if options.tiny else [GIB, 4 * GIB])
+    for row in result["ways_to_pin"]:
+        gib = row["bytes"] / GIB
+        print(
+            f"{row['way']} {gib:.0f} GiB: {row['touch_s'] / gib:.2f} s a GiB to touch, "
+            f"{row['pin_s'] / gib:.2f} to pin, {row['unpin_s'] / gib:.2f} to unpin; "
+            f"a short kernel meanwhile {row['longest_kernel_s'] * 1e3:.0f} ms at most",
+            flush=True,
+        )
     write(options, result)
     width, size = (64, MIB) if options.tiny else (8192, 64 * MIB)
     result["disturbance"] = disturbance(gpu, width, size)

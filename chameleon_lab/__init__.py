@@ -18,6 +18,7 @@ from .errors import (
 )
 from .policy import Link, Policy, floor, lower_bound, plan, simulate, sweep
 from .report import Report
+from .runtime.host_memory import release_host_memory
 from .session import Session, SessionStage, current_session
 from .trace import Category, Stage, StepTrace, Trace
 from .units import format_bytes, format_seconds
@@ -53,6 +54,7 @@ __all__ = [
     "format_seconds",
     "lower_bound",
     "plan",
+    "release_host_memory",
     "simulate",
     "sweep",
     "trace_meta",

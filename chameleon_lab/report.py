@@ -197,6 +197,8 @@ class Report(Mapping[str, Any]):
     """Why the newest step stalled, in seconds: see :mod:`chameleon_lab.trace.stall_parts`. Empty without a stall."""
     host_capacity_bytes: int | None = None
     """Most bytes of the host that copies may take; None: no limit."""
+    host_pins: int = 0
+    """How often the session asked the system for pinned memory; 0 where that of an earlier one was enough."""
     split_bytes: int = 0
     """Of those: free parts of segments whose rest is in use. A larger request cannot have them (fragmentation)."""
     allocator: str = ""
@@ -373,7 +375,7 @@ class Report(Mapping[str, Any]):
         if plan is None or self.device == "cpu":
             return ""
         pool, least = format_bytes(plan.host_pool_bytes), format_bytes(plan.host_peak_bytes)
-        return f"; laid out in {pool} for copies of {least} at once"
+        return f"; laid out in {pool} for copies of {least} at once, pinned in {self.host_pins} pieces"
 
     def _floor_rows(self) -> list[tuple[str, str, str]]:
         if self.floor is None or not self.floor.bytes:

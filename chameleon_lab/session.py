@@ -230,6 +230,7 @@ class Session:
         self._planned = False  # has the first plan been made, or the given policy bound?
         self._told_of_pageable = False
         self._told_of_missed = False
+        self._pins_before = 0
         self._device_times = DeviceTimes()
         self._host_times = HostTimes()
         self._records_makings = False
@@ -276,7 +277,7 @@ class Session:
         if self.capacity_bytes is not None:
             options.capacity_bytes = self.capacity_bytes
         if self.host_capacity_bytes is None and self.device != "cpu":
-            self.host_capacity_bytes = default_capacity_bytes()
+            self.host_capacity_bytes = default_capacity_bytes(core.pooled_host_bytes(self.device))
         if self.host_capacity_bytes is not None:
             options.host_capacity_bytes = self.host_capacity_bytes
         options.link_out_bytes_per_s = self.link.out_bytes_per_s or 0.0
@@ -291,6 +292,7 @@ class Session:
         except RuntimeError as error:
             raise SessionError(str(error).splitlines()[0]) from None
         self._kernels = kernels_of(core.tensor_device(self.device))
+        self._pins_before = core.counters()["host_pins"]
         core.allow_replays(self._replayable.dtypes)
         self._records_makings = False
         self._record_makings()
@@ -916,6 +918,7 @@ class Session:
             host_bytes=counters["host_used_bytes"],
             host_peak_bytes=counters["host_peak_bytes"],
             host_capacity_bytes=self.host_capacity_bytes,
+            host_pins=counters["host_pins"] - self._pins_before,
             step_s=self._journal.median_step_s(),
             stall_s=stall_s,
             overlap=newest.overlap if newest else None,

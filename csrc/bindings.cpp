@@ -336,6 +336,16 @@ PYBIND11_MODULE(_C, m) {
       nogil(), "The torch device of the tensors that a session on the device owns.");
   m.def(
       "total_bytes", [](const std::string& device) { return Runtime::of(c10::Device(device)).total_bytes(); }, nogil());
+  m.def(
+      "pooled_host_bytes",
+      [](const std::string& device) { return Runtime::of(c10::Device(device)).pooled_host_bytes(); }, nogil());
+  m.def("release_host", &Runtime::release_host, nogil());
+  m.def(
+      "measure_pinning",
+      [](const std::string& device, const std::string& way, size_t bytes) {
+        return Runtime::of(c10::Device(device)).measure_pinning(way, bytes);
+      },
+      nogil(), "Seconds to touch, pin and unpin so many bytes; empty where the device pins none.");
   m.def("pageable_host_bytes", [] { return Runtime::instance().pageable_host_bytes(); }, nogil());
   m.def(
       "reserve_host",
@@ -524,6 +534,7 @@ PYBIND11_MODULE(_C, m) {
     d["host_used_bytes"] = c.host_used_bytes;
     d["host_reserved_bytes"] = c.host_reserved_bytes;
     d["host_peak_bytes"] = c.host_peak_bytes;
+    d["host_pins"] = c.host_pins;
     d["host_placed"] = c.host_placed;
     d["host_misplaced"] = c.host_misplaced;
     d["step"] = c.step;

@@ -35,10 +35,7 @@ void* HostPool::allocate(size_t bytes, int64_t place, bool planned) {
     if (same_size->second.empty()) by_size_.erase(same_size);
     cached_bytes_ -= bytes;
   } else {
-    if (used_bytes_ + cached_bytes_ + bytes > capacity_bytes_) {
-      release_cached(capacity_bytes_ - used_bytes_ - bytes);
-      device_.release_host();
-    }
+    if (used_bytes_ + cached_bytes_ + bytes > capacity_bytes_) release_cached(capacity_bytes_ - used_bytes_ - bytes);
     data = device_.allocate_host(bytes);
     if (!data) return nullptr;
   }

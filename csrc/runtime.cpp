@@ -141,10 +141,10 @@ void Runtime::open(const Options& options) {
   stacks_ = options.stacks;
   limited_ = options.capacity_bytes != SIZE_MAX;
   if (!unbacked_) device_->host_wait_for_compute();
+  device_->set_host_capacity(options.host_capacity_bytes);
   device_->set_capacity(options.capacity_bytes);
   device_->set_link(options.link_out_bytes_per_s, options.link_in_bytes_per_s);
   device_->reset_peaks();
-  device_->set_host_capacity(options.host_capacity_bytes);
   host_.set_capacity(options.host_capacity_bytes);
   host_.reset_peak();
   swapper_.min_bytes = options.min_swap_bytes;
@@ -231,7 +231,6 @@ void Runtime::close() {
   at::removeCallback(callback_);
   callback_ = at::INVALID_CALLBACK_HANDLE;
   host_.release_cached();
-  device_->release_host();
   device_->keep_free_blocks(false);
 }
 
@@ -292,14 +291,47 @@ std::pair<double, double> Runtime::measure_link() {
   return device_->measure_link();
 }
 
+size_t Runtime::pooled_host_bytes() {
+  Lock lock(mutex_);
+  return device_->pooled_host_bytes();
+}
+
+void Runtime::release_host() {
+  for (Runtime* runtime : all()) {
+    std::function<void()> give_back;
+    {
+      Lock lock(runtime->mutex_);
+      give_back = runtime->device_->release_host();
+    }
+    if (give_back) give_back();
+  }
+}
+
+std::vector<double> Runtime::measure_pinning(const std::string& way, size_t bytes) {
+  return device_->measure_pinning(way, bytes);
+}
+
 size_t Runtime::pageable_host_bytes() {
   Lock lock(mutex_);
   return device_->pageable_host_bytes();
 }
 
+// Ops of other threads go on meanwhile: pinning takes long.
 void Runtime::reserve_host(size_t planned_bytes, size_t bytes) {
-  Lock lock(mutex_);
-  device_->reserve_host(planned_bytes, bytes);
+  for (;;) {
+    Device::Growth grow;
+    {
+      Lock lock(mutex_);
+      grow = device_->grow_host(std::max(planned_bytes, bytes));
+      if (!grow) {
+        device_->place_plans(planned_bytes);
+        return;
+      }
+    }
+    const auto add = grow();
+    Lock lock(mutex_);
+    add();
+  }
 }
 
 std::shared_ptr<StepLog> Runtime::end_step() {
@@ -417,6 +449,7 @@ Counters Runtime::counters() {
   counters.host_used_bytes = host_.used_bytes();
   counters.host_reserved_bytes = host_.reserved_bytes();
   counters.host_peak_bytes = host_.peak_bytes();
+  counters.host_pins = device_->host_pins();
   counters.host_placed = host_.placed();
   counters.host_misplaced = host_.misplaced();
   counters.step = recorder_.log().index;

@@ -85,6 +85,7 @@ struct Counters {
   size_t host_used_bytes = 0;
   size_t host_reserved_bytes = 0;
   size_t host_peak_bytes = 0;
+  size_t host_pins = 0;        // how often the system was asked for pinned memory, since the process began
   int64_t host_placed = 0;     // buffers that lie where the plan has them
   int64_t host_misplaced = 0;  // and elsewhere: that place was taken, or there is none
   int64_t step = 0;
@@ -104,8 +105,11 @@ class Runtime {
   bool is_open() const { return open_.load(std::memory_order_relaxed); }
   void set_capacity(size_t capacity_bytes);
   void set_link(double out_bytes_per_s, double in_bytes_per_s);
-  std::pair<double, double> measure_link();               // bytes per second out and in
-  size_t pageable_host_bytes();                           // host memory whose copies stop the host
+  std::pair<double, double> measure_link();  // bytes per second out and in
+  size_t pooled_host_bytes();                // host memory that the device keeps for copies
+  size_t pageable_host_bytes();              // host memory whose copies stop the host
+  static void release_host();                // what devices keep of it and no session needs
+  std::vector<double> measure_pinning(const std::string& way, size_t bytes);
   void reserve_host(size_t planned_bytes, size_t bytes);  // for storages that are away, ahead of its use
   c10::Device torch_device() const { return device_->torch_device(); }
   size_t total_bytes() const { return device_->total_bytes(); }

@@ -51,6 +51,9 @@ missing_device = _C.missing_device
 total_bytes = _C.total_bytes
 reserve_host = _C.reserve_host
 pageable_host_bytes = _C.pageable_host_bytes
+pooled_host_bytes = _C.pooled_host_bytes
+release_host = _C.release_host
+measure_pinning = _C.measure_pinning
 close = _C.close
 is_open = _C.is_open
 set_capacity = _C.set_capacity
@@ -116,6 +119,7 @@ class Counters(TypedDict):
     host_used_bytes: int
     host_reserved_bytes: int
     host_peak_bytes: int
+    host_pins: int
     step: int
     ops_in_step: int
     recent_ops: int

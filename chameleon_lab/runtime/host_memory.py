@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+from . import core
+
 SHARE = 0.8
 """Of what is available when a session opens, that pinned memory may take unless the session is told otherwise. Pinned
 pages can't be paged out: what is left has to do for everything else on the machine."""
@@ -16,6 +18,14 @@ def default_capacity_bytes(held_bytes: int = 0, root: Path = Path("/")) -> int |
     """What pinned memory may take, ``held_bytes`` that it has already among it; None where the system does not say."""
     available = available_bytes(root)
     return None if available is None else max(int(SHARE * (available + held_bytes)), 1)
+
+
+def release_host_memory() -> None:
+    """Give pinned host memory back that no session needs now.
+
+    Sessions leave theirs to later ones of the process, since pinning is slow; at the end of the process it goes anyway.
+    """
+    core.release_host()
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:

@@ -6,8 +6,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "clock.h"
 #include "order.h"
@@ -120,16 +123,23 @@ class Device {
   // --- host memory that copies can reach
   virtual void* allocate_host(size_t bytes) = 0;  // nullptr where the system has none left
   virtual void free_host(void* data, size_t bytes) = 0;
-  // Does the device keep host memory for reuse itself? Such memory is reserved ahead, up to a limit, and given up at
-  // the end of a session.
+  // Does the device keep host memory for reuse itself? Such memory is reserved ahead, up to a limit, and kept for later
+  // sessions.
   virtual bool pools_host_memory() const { return false; }
   virtual size_t pooled_host_bytes() const { return 0; }
   virtual size_t pageable_host_bytes() const { return 0; }  // of those: where copies are slow, for want of better
   virtual void set_host_capacity(size_t) {}
-  // So many bytes in all, the first `planned_bytes` of them in one piece, whose places plans give to their storages.
-  virtual void reserve_host(size_t /*planned_bytes*/, size_t /*bytes*/) {}
+  // Getting that from the system and giving it back takes long. So the first part of it is done under the runtime's
+  // lock, and says what to do without any lock, and that what to do with it then (null: nothing). For so many bytes in
+  // all, a piece at a time:
+  using Growth = std::function<std::function<void()>()>;
+  virtual Growth grow_host(size_t /*bytes*/) { return nullptr; }
+  virtual std::function<void()> release_host() { return nullptr; }  // what is not in use
+  virtual void place_plans(size_t /*bytes*/) {}  // plans give the places of the first so many bytes to their storages
   virtual void* allocate_host_at(size_t /*place*/, size_t /*bytes*/) { return nullptr; }  // nullptr where it is taken
-  virtual void release_host() {}                                                          // what is not in use
+  virtual size_t host_pins() const { return 0; }  // how often memory was had from the system for that
+  // Seconds that it takes to touch, pin and unpin so many bytes in a way of the device's; empty where it has none.
+  virtual std::vector<double> measure_pinning(const std::string& /*way*/, size_t /*bytes*/) { return {}; }
 
   // --- torch's side: while a session is open, torch's allocator for this device takes its blocks from the runtime
   virtual c10::Device torch_device() const = 0;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -47,13 +48,26 @@ int own_streams = 0;
 std::set<std::pair<std::string, std::string>> dropped_pairs;
 long dropped_count = 0;
 std::map<std::string, long> waits_of_host;
-size_t pinned_limit = SIZE_MAX, pinned = 0;
+size_t pinned_limit = SIZE_MAX, pinned = 0, peak_pinned = 0;
 constexpr size_t kPoisonedBytes = 256 << 10;  // of a slab: all that the toy programs use
 size_t gpu_bytes = size_t{1} << 36;
 std::unordered_map<void*, size_t> pinned_blocks;
 thread_local cudaStream_t current_lane = nullptr;
 thread_local int current_device = 0;
 long calls_astray = 0;
+
+std::mutex pinning_mutex;
+std::condition_variable pinning_goes_on;
+bool pinning_is_held = false;
+long pinning_threads = 0;
+
+// The driver takes its time, and holds nothing of ours meanwhile.
+void be_held() {
+  std::unique_lock<std::mutex> lock(pinning_mutex);
+  ++pinning_threads;
+  pinning_goes_on.wait(lock, [] { return !pinning_is_held; });
+  --pinning_threads;
+}
 
 Stream* default_lane() {
   static Stream* lane = reinterpret_cast<Stream*>(make_lane(/*eager=*/true));
@@ -143,12 +157,32 @@ bool is_dropped(const std::string& waiter, const std::string& source) {
   return true;
 }
 
-bool is_pinned(const void* address) {
+// How many bytes from an address on lie in one block of pinned memory.
+size_t pinned_from(const void* address) {
   const auto* wanted = static_cast<const char*>(address);
-  return std::any_of(pinned_blocks.begin(), pinned_blocks.end(), [wanted](const auto& block) {
+  for (const auto& block : pinned_blocks) {
     const auto* begin = static_cast<const char*>(block.first);
-    return wanted >= begin && wanted < begin + block.second;
-  });
+    if (wanted >= begin && wanted < begin + block.second) return static_cast<size_t>(begin + block.second - wanted);
+  }
+  return 0;
+}
+
+bool pin(void* data, size_t bytes) {
+  if (pinned + bytes > pinned_limit) return false;
+  poison(data, std::min(bytes, kPoisonedBytes));
+  pinned += bytes;
+  peak_pinned = std::max(peak_pinned, pinned);
+  pinned_blocks[data] = bytes;
+  return true;
+}
+
+bool unpin(void* data) {
+  const auto found = pinned_blocks.find(data);
+  if (found == pinned_blocks.end()) return false;
+  poison(data, std::min(found->second, kPoisonedBytes));
+  pinned -= found->second;
+  pinned_blocks.erase(found);
+  return true;
 }
 
 struct Event {
@@ -167,6 +201,7 @@ void start(uint64_t seed) {
   waits_of_host.clear();
   calls_astray = 0;
   pinned_limit = SIZE_MAX;
+  peak_pinned = pinned;
 }
 
 void drop(const std::string& waiter, const std::string& source) {
@@ -246,7 +281,17 @@ void forget_streams() {
 }
 
 void limit_pinned(size_t bytes) { pinned_limit = bytes; }
+void hold_pinning(bool hold) {
+  std::lock_guard<std::mutex> lock(pinning_mutex);
+  pinning_is_held = hold;
+  pinning_goes_on.notify_all();
+}
+long held_pinning() {
+  std::lock_guard<std::mutex> lock(pinning_mutex);
+  return pinning_is_held ? pinning_threads : 0;
+}
 size_t pinned_bytes() { return pinned; }
+size_t peak_pinned_bytes() { return peak_pinned; }
 void set_total_bytes(size_t bytes) { gpu_bytes = bytes; }
 size_t total_bytes() { return gpu_bytes; }
 
@@ -335,7 +380,9 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
 // Of memory that is not pinned, it may return before the copy is over, or not.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
   Lock lock(fake::mutex);
-  if (!fake::is_pinned(kind == cudaMemcpyDeviceToHost ? to : from)) ++fake::waits_of_host["cudaMemcpyAsync, pageable"];
+  const size_t pinned = fake::pinned_from(kind == cudaMemcpyDeviceToHost ? to : from);
+  if (pinned == 0) ++fake::waits_of_host["cudaMemcpyAsync, pageable"];
+  if (pinned > 0 && pinned < bytes) return cudaErrorInvalidValue;  // over the end of what is pinned
   fake::launch(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
@@ -349,26 +396,44 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, enum cudaMemcpy
 }
 
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned int) {
+  fake::be_held();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
-  if (fake::pinned + bytes > fake::pinned_limit) return cudaErrorMemoryAllocation;
   *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  if (!*data) return cudaErrorMemoryAllocation;
-  fake::poison(*data, std::min(bytes, fake::kPoisonedBytes));
-  fake::pinned += bytes;
-  fake::pinned_blocks[*data] = bytes;
-  return cudaSuccess;
+  if (*data && fake::pin(*data, bytes)) return cudaSuccess;
+  std::free(*data);
+  return cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaFreeHost(void* data) {
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
-  const auto found = fake::pinned_blocks.find(data);
-  if (found == fake::pinned_blocks.end()) return cudaErrorInvalidValue;
-  fake::poison(data, std::min(found->second, fake::kPoisonedBytes));
-  fake::pinned -= found->second;
-  fake::pinned_blocks.erase(found);
+  if (!fake::unpin(data)) return cudaErrorInvalidValue;
   std::free(data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned int) {
+  fake::be_held();
+  Lock lock(fake::mutex);
+  ++fake::waits_of_host[__func__];
+  return fake::pin(data, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+
+cudaError_t cudaHostUnregister(void* data) {
+  fake::be_held();
+  Lock lock(fake::mutex);
+  ++fake::waits_of_host[__func__];
+  return fake::unpin(data) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = fake::device();
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* name, int bytes, int) {
+  std::snprintf(name, static_cast<size_t>(bytes), "0000:FA:CE.0");
   return cudaSuccess;
 }
 

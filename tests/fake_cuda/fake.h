@@ -55,10 +55,13 @@ bool reached(const MarkPtr& mark);
 void run_all();
 void forget_streams();  // those that nobody will use again: all
 
-void limit_pinned(size_t bytes);     // cudaHostAlloc fails beyond
+void limit_pinned(size_t bytes);     // cudaHostAlloc and cudaHostRegister fail beyond
+void hold_pinning(bool hold);        // what pins or unpins does not return meanwhile
+long held_pinning();                 // how many threads that keeps
 void set_total_bytes(size_t bytes);  // of the GPU
 size_t total_bytes();
 size_t pinned_bytes();
+size_t peak_pinned_bytes();  // since start()
 void poison(void* data, size_t bytes);
 
 }  // namespace fake

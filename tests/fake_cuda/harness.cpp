@@ -49,12 +49,15 @@ class Harness {
     marks::reserve();
     device_.install_allocator();
     device_.set_capacity(capacity_bytes);
+    device_.set_host_capacity(kHostBytes);
     for (int i = 0; i < lanes; ++i) lanes_.push_back(fake::make_lane(/*eager=*/false));
     recorded_ = below(3) == 0;
     replays_ = below(2);
     swapper_.min_bytes = 0;
     swapper_.next_use = [this](const Storage&) { return static_cast<int64_t>(below(1000)); };
   }
+
+  static constexpr size_t kHostBytes = 2 << 20;  // there are thousands of programs, and pinned memory is touched
 
   Result run(int steps) {
     for (int step = 0; step < steps; ++step) {
@@ -95,6 +98,7 @@ class Harness {
       if (!event.done() || event.end_ticks() < event.start_ticks()) result_.errors.push_back("a copy without a time");
     }
     result_.dropped = fake::dropped();
+    device_.release_host()();
     return result_;
   }
 
@@ -414,15 +418,29 @@ PYBIND11_MODULE(_fake_cuda, m) {
   using Pool = chameleon::cuda::PinnedPool;
   const auto address = [](void* data) { return reinterpret_cast<uintptr_t>(data); };
   py::class_<Pool>(m, "PinnedPool")
-      .def(py::init<>())
+      .def(py::init([](const std::string& way) {
+             auto pool = std::make_unique<Pool>();
+             pool->set_way(chameleon::cuda::way_of(way));
+             return pool;
+           }),
+           py::arg("way") = "register")
       .def("allocate", [address](Pool& pool, size_t bytes) { return address(pool.allocate(bytes)); })
       .def("allocate_at",
            [address](Pool& pool, size_t place, size_t bytes) { return address(pool.allocate_at(place, bytes)); })
       .def("free", [](Pool& pool, uintptr_t data, size_t bytes) { pool.free(reinterpret_cast<void*>(data), bytes); })
-      .def("has_planned", &Pool::has_planned)
-      .def("reserve", &Pool::reserve)
+      .def("reserve",
+           [](Pool& pool, size_t planned_bytes, size_t bytes) {
+             while (const size_t asked = pool.begin_growing(std::max(planned_bytes, bytes))) {
+               pool.end_growing(asked, pool.pinning().pin(asked, pool.way()));
+             }
+             pool.place_plans(planned_bytes);
+           })
       .def("set_limit", &Pool::set_limit)
-      .def("release", &Pool::release)
+      .def("release",
+           [](Pool& pool) {
+             for (const auto& slab : pool.take_unused()) pool.pinning().unpin(slab);
+           })
+      .def_property_readonly("planned_bytes", &Pool::planned_bytes)
       .def_property_readonly("reserved_bytes", &Pool::reserved_bytes);
   m.def("read_a_moment_early", &chameleon::read_a_moment_early, "What comes of asking for a moment's time.");
   m.def(
@@ -432,6 +450,9 @@ PYBIND11_MODULE(_fake_cuda, m) {
   m.def("drop", &fake::drop);
   m.def("dropped", &fake::dropped);
   m.def("limit_pinned", &fake::limit_pinned);
+  m.def("hold_pinning", &fake::hold_pinning);
+  m.def("held_pinning", &fake::held_pinning, "How many threads that keeps.");
   m.def("pinned_bytes", &fake::pinned_bytes);
+  m.def("peak_pinned_bytes", &fake::peak_pinned_bytes);
   m.def("set_total_bytes", &fake::set_total_bytes);
 }

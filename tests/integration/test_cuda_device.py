@@ -228,7 +228,7 @@ def test_sessions_on_the_fake_gpu_give_the_same_bits() -> None:
         assert result["same"], f"{case}: {result}"
         assert result["within"] and result["moved"] > 0, f"{case}: {result}"
         assert result["device"] == "cuda:0"
-        assert result["pinned"] == 0, f"{case}: pinned memory outlives the session"
+        assert result["pinned"] < 2 * max(result["host"][1], 64 << 20), f"{case}: {result}"
         assert result["planned"] >= 1
         peak_bytes, pool_bytes = result["host"]
         planned, placed, misplaced = result["placed"]
@@ -239,15 +239,21 @@ def test_sessions_on_the_fake_gpu_give_the_same_bits() -> None:
             assert placed == misplaced == pool_bytes == 0
 
 
-def test_buffers_of_the_pinned_pool_never_meet_and_lie_where_the_plan_has_them() -> None:
-    found = on_fake_gpu("""
+@pytest.mark.parametrize("way", ["register", "alloc"])
+def test_buffers_of_the_pinned_pool_never_meet_and_lie_where_the_plan_has_them(way: str) -> None:
+    """Slabs that are allocated lie anywhere: what would reach over the end of one lies elsewhere."""
+    found = on_fake_gpu(
+        f"""
+        way = {way!r}
+    """
+        + """
         import random
 
         draw = random.Random(seed := int.from_bytes(os.urandom(4), "little"))
         PAGE = 4096
         counts = dict.fromkeys(["placed", "taken", "beyond", "elsewhere", "refused", "beside"], 0)
         for _ in range(60):
-            pool, held, base, planned = fake.PinnedPool(), {}, None, 0
+            pool, held, base, planned = fake.PinnedPool(way), {}, None, 0
             limit = draw.choice([4 * MiB, 200 * MiB])
             pool.set_limit(limit)
             for _ in range(150):
@@ -258,8 +264,10 @@ def test_buffers_of_the_pinned_pool_never_meet_and_lie_where_the_plan_has_them()
                     data = pool.allocate_at(place, size)
                     if data:
                         base = data - place if base is None else base
-                        assert data == base + place, "all places are in one piece"
+                        assert data == base + place or way == "alloc", "all places are in one piece"
                         counts["placed"] += 1
+                    elif way == "alloc" and place + size <= planned:
+                        counts["taken"] += 1
                     elif base is not None and place + size <= planned:
                         begin, end = base + place, base + place + size
                         meets = any(b < end and begin < b + -(-s // PAGE) * PAGE for b, s in held.items())
@@ -270,13 +278,14 @@ def test_buffers_of_the_pinned_pool_never_meet_and_lie_where_the_plan_has_them()
                 elif what < 5:
                     data = pool.allocate(size)
                     counts["elsewhere" if data else "refused"] += 1
-                    assert data or pool.reserved_bytes + size > limit - 64 * PAGE or limit == 4 * MiB
+                    assert data or limit == 4 * MiB
                     counts["beside"] += base is not None and not base <= data < base + planned
-                elif what == 5 and not pool.has_planned(want := draw.randrange(1, 2 * MiB)):
-                    before = pool.reserved_bytes
+                elif what == 5:
+                    want, before = draw.randrange(1, 2 * MiB), pool.reserved_bytes
                     pool.reserve(want, int(want * 1.125))
-                    base = base if pool.reserved_bytes == before else None
-                    planned = want if pool.has_planned(want) and pool.reserved_bytes > before else planned
+                    assert pool.reserved_bytes <= max(before, int(want * 1.125) + 2 * MiB), "what is there serves"
+                    assert pool.planned_bytes >= min(want, pool.reserved_bytes)
+                    planned = pool.planned_bytes
                     data = 0
                 elif held:
                     data, size = draw.choice(list(held.items()))
@@ -295,8 +304,109 @@ def test_buffers_of_the_pinned_pool_never_meet_and_lie_where_the_plan_has_them()
             pool.release()
             assert pool.reserved_bytes == 0
         print(json.dumps(counts))
-    """)
+    """
+    )
     assert all(found[kind] > 0 for kind in ("placed", "taken", "beyond", "elsewhere", "beside")), found
+
+
+def test_a_plan_s_memory_does_not_come_on_top_of_what_was_there_before() -> None:
+    """What a run without a plan has taken serves the plan: the pool is never twice as large, whatever is in use."""
+    found = on_fake_gpu("""
+        pool, want = fake.PinnedPool(), 160 * MiB
+        fake.start(0)
+        before = fake.pinned_bytes()
+        held = [pool.allocate(4 * MiB) for _ in range(want // (4 * MiB))]
+        for data in held[::2]:
+            pool.free(data, 4 * MiB)
+        pool.reserve(want, int(1.125 * want))
+        placed = [pool.allocate_at(place, 4 * MiB) for place in range(0, want, 4 * MiB)]
+        limit = pool.reserved_bytes
+        pool.set_limit(limit)
+        while pool.allocate(4 * MiB):
+            pass
+        print(json.dumps({
+            "peak": fake.peak_pinned_bytes() - before, "want": want, "all": all(held), "limit": limit,
+            "placed": sum(map(bool, placed)),
+        }))
+    """)
+    assert found["all"] and found["placed"] >= 16
+    assert found["peak"] == found["limit"] < 1.9 * found["want"]
+
+
+def test_a_copy_never_reaches_over_the_end_of_what_was_pinned_at_once() -> None:
+    found = on_fake_gpu("""
+        wrong = 0
+        with cl.Session("1GiB", device="cuda", host_capacity="128MiB", planning=False) as session:
+            for count in (2, 3):
+                held = [torch.full((10 * MiB,), float(number)) for number in range(count)]
+                assert all([session.evict(tensor) for tensor in held])
+                for number, tensor in enumerate(held):
+                    wrong += bool((tensor != number).any())
+                    tensor.add_(1.0)  # its copy is of no use any more
+                del held, tensor
+        print(json.dumps({"wrong": wrong, "pinned": fake.pinned_bytes()}))
+    """)
+    assert found == {"wrong": 0, "pinned": 128 << 20}
+
+
+def test_sessions_of_a_process_reuse_pinned_memory_and_it_can_be_given_back() -> None:
+    found = on_fake_gpu("""
+        def run(**options):
+            with cl.Session("8MiB", device="cuda", planning=False, **options) as session:
+                held = [torch.full((MiB // 2,), float(number)) for number in range(12)]
+                values = [float(tensor[0]) for tensor in held]
+                report = session.report()
+            return {"pins": report.host_pins, "pinned": fake.pinned_bytes(), "values": values}
+
+        runs = [run(), run(), run(host_capacity="32MiB")]
+        cl.release_host_memory()
+        print(json.dumps({"runs": runs, "left": fake.pinned_bytes()}))
+    """)
+    first, second, small = found["runs"]
+    assert first["values"] == second["values"] == small["values"] == [float(number) for number in range(12)]
+    assert first["pins"] > 0 == second["pins"] and second["pinned"] == first["pinned"] > 0
+    assert small["pins"] > 0 and 0 < small["pinned"] <= 32 << 20, "what is too much for a session goes"
+    assert found["left"] == 0
+
+
+def test_ops_go_on_while_host_memory_is_pinned_and_given_back() -> None:
+    """The core's lock is not held: if it were, the ops would wait for ever."""
+    found = on_fake_gpu("""
+        held = []
+        with cl.Session("64MiB", device="cuda", planning=False) as session:
+            tensors = [torch.full((MiB // 4,), float(number)) for number in range(4)]
+            assert all([session.evict(tensor) for tensor in tensors])  # there is a piece of it now
+            for work in (lambda: core.reserve_host(200 * MiB, 200 * MiB), core.release_host):
+                fake.hold_pinning(True)
+                thread = threading.Thread(target=work)
+                thread.start()
+                while fake.held_pinning() == 0:
+                    time.sleep(0.001)
+                values = [float(tensor[0]) for tensor in tensors]
+                assert all([session.evict(tensor) for tensor in tensors])
+                held.append([values, core.counters()["host_pins"], fake.held_pinning()])
+                fake.hold_pinning(False)
+                thread.join()
+            values = [float(tensor[-1]) for tensor in tensors]
+            print(json.dumps({"held": held, "values": values, "pins": core.counters()["host_pins"]}))
+    """)
+    values = [0.0, 1.0, 2.0, 3.0]
+    assert [one[0] for one in found["held"]] == [values, values] and found["values"] == values
+    assert all(threads == 1 for *_, threads in found["held"])
+    assert found["held"][0][1] == 1 < found["pins"]
+
+
+def test_both_ways_to_pin_are_measured() -> None:
+    found = on_fake_gpu("""
+        print(json.dumps([core.measure_pinning("cuda:0", way, 300 * MiB) for way in ("register", "alloc")]))
+    """)
+    for touch_s, pin_s, unpin_s in found:
+        assert min(touch_s, pin_s, unpin_s) >= 0 < pin_s
+    assert found[0][0] > 0 == found[1][0]
+    with pytest.raises(AssertionError, match="CHAMELEON_LAB_PINNING"):
+        on_fake_gpu(
+            "os.environ['CHAMELEON_LAB_PINNING'] = 'magic'; cl.Session('8MiB', device='cuda').start()"
+        )
 
 
 def test_a_gpu_session_s_host_memory_is_bounded_by_what_the_machine_has() -> None:
@@ -317,6 +427,7 @@ def test_a_run_goes_on_within_three_quarters_of_the_pinned_memory_that_its_plan_
         options = {"capacity": int(0.6 * live_peak), "min_swap": "2KiB", "device": "cuda"}
         wanted = train(Gpt, adamw, 8, options).report.plans[-1].host_peak_bytes
         allowed = int(0.75 * wanted)
+        cl.release_host_memory()
         most = []
         run = train(
             Gpt, adamw, 8, options | {"host_capacity": allowed}, each_step=lambda *_: most.append(fake.pinned_bytes())
@@ -360,7 +471,7 @@ def test_what_is_away_while_plans_change_does_not_disturb_the_next_plan_s_places
             "followed": sum(plan.followed_steps > 0 for plan in run.report.plans),
         }))
     """)
-    assert found["same"] and found["pinned"] == 0
+    assert found["same"] and found["pinned"] > 0
     assert found["followed"] > 1 and found["placed"][0] > 50
 
 

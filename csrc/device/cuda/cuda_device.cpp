@@ -200,8 +200,13 @@ EventPtr CudaDevice::copy(Direction direction, void* to, const void* from, size_
   const Order why = direction == Direction::Out ? Order::CopyOut : Order::CopyIn;
   if (after && !faults().leaves_out(why)) static_cast<const Moment&>(*after).block(link.stream);
   auto copy = std::make_shared<Copy>(events_, link.timeline, link.stream, direction, ++link.copies, bytes);
-  CHAMELEON_CUDA_CALL(cudaMemcpyAsync, to, from, bytes,
-                      direction == Direction::Out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, link.stream);
+  const auto kind = direction == Direction::Out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
+  const auto* const host = static_cast<const char*>(direction == Direction::Out ? to : from);
+  for (size_t at = 0, part; at < bytes; at += part) {
+    part = pinned_.in_one_slab(host + at, bytes - at);
+    CHAMELEON_CUDA_CALL(cudaMemcpyAsync, static_cast<char*>(to) + at, static_cast<const char*>(from) + at, part, kind,
+                        link.stream);
+  }
   copy->end(link.stream);
   return copy;
 }
@@ -388,18 +393,50 @@ void* CudaDevice::allocate_host_at(size_t place, size_t bytes) {
   return events_.forked() ? nullptr : pinned_.allocate_at(place, bytes);
 }
 
-void CudaDevice::reserve_host(size_t planned_bytes, size_t bytes) {
-  if (events_.forked() || pinned_.has_planned(planned_bytes)) return;
-  const torch_side::Guard guard(index_);
-  drain();
-  pinned_.release();
-  pinned_.reserve(planned_bytes, bytes);
+// What an earlier session has left, and this one may not have, goes.
+void CudaDevice::set_host_capacity(size_t bytes) {
+  pinned_.set_way(default_way());
+  pinned_.set_limit(bytes);
+  if (pinned_.reserved_bytes() <= bytes) return;
+  if (const auto give_back = release_host()) give_back();
 }
 
-void CudaDevice::release_host() {
-  if (events_.forked()) return;
-  drain();
-  pinned_.release();
+Device::Growth CudaDevice::grow_host(size_t bytes) {
+  if (events_.forked()) return nullptr;
+  const size_t asked = pinned_.begin_growing(bytes);
+  if (asked == 0) return nullptr;
+  return [this, asked, way = pinned_.way()] {
+    const torch_side::Guard guard(index_);
+    const Slab slab = pinned_.pinning().pin(asked, way);
+    return [this, asked, slab] {
+      if (!pinned_.end_growing(asked, slab)) pinned_.pinning().unpin(slab);
+    };
+  };
+}
+
+std::vector<double> CudaDevice::measure_pinning(const std::string& way, size_t bytes) {
+  const torch_side::Guard guard(index_);
+  Pinning pinning;
+  std::vector<Slab> slabs;
+  PinTimes times;
+  for (size_t pinned = 0; pinned < bytes; pinned += slabs.back().bytes) {
+    const Slab slab = pinning.pin(bytes - pinned, way_of(way), &times);
+    if (!slab.data) break;
+    slabs.push_back(slab);
+  }
+  const Clock clock;
+  const Ticks start = now_ticks();
+  for (const Slab& slab : slabs) pinning.unpin(slab);
+  return {times.touch_s, times.pin_s, clock.duration(now_ticks() - start)};
+}
+
+// The GPU may still copy from and to what is not in use any more (Order::SessionEnds).
+std::function<void()> CudaDevice::release_host() {
+  if (events_.forked()) return nullptr;
+  return [this, unused = pinned_.take_unused()] {
+    drain();
+    for (const Slab& slab : unused) pinned_.pinning().unpin(slab);
+  };
 }
 
 // -------------------------------------------------------------------------------------------------------------- torch

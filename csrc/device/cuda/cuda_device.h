@@ -4,8 +4,10 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -81,10 +83,13 @@ class CudaDevice final : public Device {
   bool pools_host_memory() const override { return true; }
   size_t pooled_host_bytes() const override { return pinned_.reserved_bytes(); }
   size_t pageable_host_bytes() const override { return pinned_.pageable_bytes(); }
-  void set_host_capacity(size_t bytes) override { pinned_.set_limit(bytes); }
-  void reserve_host(size_t planned_bytes, size_t bytes) override;
+  size_t host_pins() const override { return pinned_.pins(); }
+  void set_host_capacity(size_t bytes) override;
+  Growth grow_host(size_t bytes) override;
+  void place_plans(size_t bytes) override { pinned_.place_plans(bytes); }
   void* allocate_host_at(size_t place, size_t bytes) override;
-  void release_host() override;
+  std::function<void()> release_host() override;
+  std::vector<double> measure_pinning(const std::string& way, size_t bytes) override;
 
   c10::Device torch_device() const override;
   void install_allocator() override;

@@ -1,10 +1,10 @@
 #include "device/cuda/pinned_pool.h"
 
-#include <cuda_runtime_api.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 namespace chameleon::cuda {
 
@@ -23,8 +23,8 @@ void* PinnedPool::allocate(size_t bytes) {
   bytes = round_up(bytes, kAlignBytes);
   auto range = find_free(bytes);
   if (range == free_.end()) {
-    if (!grow(bytes)) return allocate_pageable(bytes);
-    range = find_free(bytes);
+    grow(bytes);
+    if ((range = find_free(bytes)) == free_.end()) return allocate_pageable(bytes);
   }
   char* data = range->first + range->second - bytes;
   take(range, data, bytes);
@@ -34,8 +34,7 @@ void* PinnedPool::allocate(size_t bytes) {
 PinnedPool::Ranges::iterator PinnedPool::find_free(size_t bytes) {
   const auto smallest = by_size_.lower_bound({bytes, nullptr});
   for (auto fit = smallest; fit != by_size_.end(); ++fit) {
-    const char* data = fit->second + fit->first - bytes;
-    if (!planned_ || data < planned_ || data >= planned_ + planned_bytes_) return free_.find(fit->second);
+    if (place_of(fit->second + fit->first - bytes) >= planned_bytes_) return free_.find(fit->second);
   }
   return smallest == by_size_.end() ? free_.end() : free_.find(smallest->second);
 }
@@ -43,7 +42,10 @@ PinnedPool::Ranges::iterator PinnedPool::find_free(size_t bytes) {
 void* PinnedPool::allocate_at(size_t place, size_t bytes) {
   bytes = round_up(bytes, kAlignBytes);
   if (place % kAlignBytes != 0 || place > planned_bytes_ || bytes > planned_bytes_ - place) return nullptr;
-  char* data = planned_ + place;
+  const auto behind = by_place_.upper_bound(place);
+  if (behind == by_place_.begin()) return nullptr;
+  const auto& [begins, slab] = *std::prev(behind);
+  char* data = slab + (place - begins);
   auto range = free_.upper_bound(data);
   if (range == free_.begin()) return nullptr;
   --range;
@@ -75,19 +77,35 @@ void PinnedPool::free(void* data, size_t bytes) {
   add_free(static_cast<char*>(data), bytes);
 }
 
-char* PinnedPool::slab_of(char* address) const { return std::prev(slabs_.upper_bound(address))->first; }
+std::map<char*, PinnedPool::Placed>::const_iterator PinnedPool::slab_of(const char* address) const {
+  auto found = slabs_.upper_bound(const_cast<char*>(address));
+  if (found == slabs_.begin()) return slabs_.end();
+  --found;
+  return address < found->first + found->second.slab.bytes ? found : slabs_.end();
+}
+
+size_t PinnedPool::place_of(const char* address) const {
+  const auto slab = slab_of(address);
+  return slab->second.place + static_cast<size_t>(address - slab->first);
+}
+
+size_t PinnedPool::in_one_slab(const void* data, size_t bytes) const {
+  const auto* const address = static_cast<const char*>(data);
+  const auto slab = slab_of(address);
+  if (slab == slabs_.end()) return bytes;  // pageable
+  return std::min(bytes, static_cast<size_t>(slab->first + slab->second.slab.bytes - address));
+}
 
 void PinnedPool::add_free(char* begin, size_t bytes) {
-  const char* const slab = slab_of(begin);
   auto next = free_.lower_bound(begin);
-  if (next != free_.end() && next->first == begin + bytes && slab_of(next->first) == slab) {
+  if (next != free_.end() && next->first == begin + bytes) {
     bytes += next->second;
     const auto joined = next++;
     remove_free(joined);
   }
   if (next != free_.begin()) {
     const auto before = std::prev(next);
-    if (before->first + before->second == begin && slab_of(before->first) == slab) {
+    if (before->first + before->second == begin) {
       begin = before->first;
       bytes += before->second;
       remove_free(before);
@@ -102,45 +120,61 @@ void PinnedPool::remove_free(Ranges::iterator range) {
   free_.erase(range);
 }
 
-bool PinnedPool::has_planned(size_t bytes) const { return bytes <= planned_bytes_ || bytes >= refused_bytes_; }
+// ------------------------------------------------------------------------------------------------------------ growing
 
-// What an older slab has no places for gets a new one; the older one serves other buffers.
-void PinnedPool::reserve(size_t planned_bytes, size_t bytes) {
-  if (has_planned(planned_bytes)) return;
-  planned_bytes = round_up(planned_bytes, kAlignBytes);
-  const auto old = slabs_.find(planned_);
-  if (old == slabs_.end() || old->second < planned_bytes) {
-    const size_t slab_bytes = std::min(round_up(std::max(planned_bytes, bytes), kSlabUnitBytes), room_bytes());
-    char* slab = slab_bytes > 0 ? add_slab(slab_bytes) : nullptr;
-    if (!slab) {
-      refused_bytes_ = planned_bytes;
-      return;
-    }
-    if (slab_bytes < planned_bytes) refused_bytes_ = planned_bytes;  // what lies beyond goes elsewhere
-    planned_ = slab;
-  }
-  planned_bytes_ = std::min(planned_bytes, slabs_.at(planned_));
+size_t PinnedPool::room_bytes() const {
+  const size_t taken = reserved_bytes() + growing_bytes_;
+  return limit_bytes_ > taken ? (limit_bytes_ - taken) / kAlignBytes * kAlignBytes : 0;
 }
 
-// By as much again as there is, within bounds: each time costs, and stops the GPU.
-bool PinnedPool::grow(size_t bytes) {
+// What is there serves, whoever asked for it: only what is lacking is pinned beside it.
+size_t PinnedPool::begin_growing(size_t bytes) {
+  const size_t there = slab_bytes_ + growing_bytes_;
+  if (bytes <= there || bytes >= refused_bytes_) return 0;
+  const size_t asked = std::min({round_up(bytes - there, kSlabUnitBytes), room_bytes(), Pinning::kMostPieceBytes});
+  growing_bytes_ += asked;
+  return asked;
+}
+
+bool PinnedPool::end_growing(size_t asked_bytes, const Slab& slab) {
+  growing_bytes_ -= asked_bytes;
+  if (!slab.data) {
+    refused_bytes_ = slab_bytes_ + growing_bytes_ + 1;
+    return true;
+  }
+  if (slab.bytes > room_bytes()) return false;  // another session has begun meanwhile, which may have less
+  add_slab(slab);
+  return true;
+}
+
+void PinnedPool::place_plans(size_t bytes) {
+  planned_bytes_ = std::min(std::max(planned_bytes_, round_up(bytes, kAlignBytes)), slab_bytes_);
+}
+
+// By as much again as there is, within bounds: each time costs, and may hold the GPU.
+void PinnedPool::grow(size_t bytes) {
   const size_t least = round_up(bytes, kAlignBytes);
-  if (least > room_bytes()) return false;
+  if (least > room_bytes()) return;
   const size_t ahead = std::clamp(slab_bytes_, kLeastSlabBytes, kMostGrowthBytes);
   const size_t most = std::min(round_up(std::max(least, ahead), kSlabUnitBytes), room_bytes());
-  return add_slab(most) || (most > least && add_slab(least));
+  if (!add_slabs(most) && most > least && find_free(bytes) == free_.end()) add_slabs(std::min(least, room_bytes()));
 }
 
-char* PinnedPool::add_slab(size_t bytes) {
-  void* data = nullptr;
-  if (cudaHostAlloc(&data, bytes, cudaHostAllocDefault) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return nullptr;
+bool PinnedPool::add_slabs(size_t bytes) {
+  while (bytes > 0) {
+    const Slab slab = pinning_.pin(bytes, way_);
+    if (!slab.data) return false;
+    add_slab(slab);
+    bytes -= slab.bytes;
   }
-  slabs_.emplace(static_cast<char*>(data), bytes);
-  slab_bytes_ += bytes;
-  add_free(static_cast<char*>(data), bytes);
-  return static_cast<char*>(data);
+  return true;
+}
+
+void PinnedPool::add_slab(const Slab& slab) {
+  slabs_.emplace(slab.data, Placed{slab, slab_bytes_, pins_++});
+  by_place_.emplace(slab_bytes_, slab.data);
+  slab_bytes_ += slab.bytes;
+  add_free(slab.data, slab.bytes);
 }
 
 // Copies of such memory stop the host until they are over: the run goes on, slowly, and the session warns of it.
@@ -153,23 +187,38 @@ void* PinnedPool::allocate_pageable(size_t bytes) {
   return data;
 }
 
-void PinnedPool::release() {
+std::vector<Slab> PinnedPool::take_unused() {
+  std::vector<Slab> unused;
   refused_bytes_ = static_cast<size_t>(-1);
-  for (auto slab = slabs_.begin(); slab != slabs_.end();) {
-    const auto range = free_.find(slab->first);
-    if (range == free_.end() || range->second != slab->second) {
-      ++slab;
+  for (auto found = slabs_.begin(); found != slabs_.end();) {
+    const Slab slab = found->second.slab;
+    auto range = free_.upper_bound(slab.data);
+    if (range == free_.begin() || (--range)->first + range->second < slab.data + slab.bytes) {
+      ++found;
       continue;
     }
-    remove_free(range);
-    if (slab->first == planned_) {
-      planned_ = nullptr;
-      planned_bytes_ = 0;
-    }
-    slab_bytes_ -= slab->second;
-    (void)cudaFreeHost(slab->first);
-    slab = slabs_.erase(slab);
+    take(range, slab.data, slab.bytes);
+    slab_bytes_ -= slab.bytes;
+    unused.push_back(slab);
+    found = slabs_.erase(found);
   }
+  number_places();
+  return unused;
+}
+
+// In the order in which the slabs came.
+void PinnedPool::number_places() {
+  std::vector<Placed*> placed;
+  for (auto& one : slabs_) placed.push_back(&one.second);
+  std::sort(placed.begin(), placed.end(), [](const Placed* a, const Placed* b) { return a->number < b->number; });
+  by_place_.clear();
+  size_t place = 0;
+  for (Placed* one : placed) {
+    one->place = place;
+    by_place_.emplace(place, one->slab.data);
+    place += one->slab.bytes;
+  }
+  planned_bytes_ = std::min(planned_bytes_, slab_bytes_);
 }
 
 }  // namespace chameleon::cuda

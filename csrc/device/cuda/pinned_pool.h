@@ -8,13 +8,20 @@
 #include <utility>
 #include <vector>
 
+#include "device/cuda/pinning.h"
+
 namespace chameleon::cuda {
 
-// Pinning is slow (a quarter of a second a GiB and more) and stops the GPU, so it is done once, for as much as a plan
-// needs, and buffers are cut from that. A plan has a place for each of its buffers in a slab of their own. Whatever
-// else there is gets the end of the smallest free range that is large enough, outside of those places if there is one.
-// Ranges are joined again when they are freed. A place that is taken (by a storage that stayed away while plans
-// changed, say) is no error: that buffer lies elsewhere.
+// Pinning is slow, so it is done once, for as much as a plan needs, and buffers are cut from that. The slabs in a row,
+// in the order in which they came, are the places that a plan has for its buffers: those that a run without a plan has
+// taken serve the plan too, and only what they lack is pinned beside them. So the pool is never larger than the largest
+// of what plans have asked for and what was in use at once, but for the share by which it grows ahead
+// (kMostGrowthBytes).
+//
+// Whatever has no place gets the end of the smallest free range that is large enough, behind the places of plans if
+// there is one. Ranges are joined again when they are freed, over the ends of slabs too where those meet. A place that
+// is taken (by a storage that stayed away while plans changed, say), or does not lie in one piece, is no error: that
+// buffer lies elsewhere.
 //
 // A buffer may be handed out again while the GPU still copies from or to it: the order of the copies keeps that right,
 // see Note [Order on a GPU].
@@ -23,38 +30,63 @@ class PinnedPool {
   void* allocate(size_t bytes);  // nullptr where the limit, or the system, has no room
   void free(void* data, size_t bytes);
   bool is_pageable(void* data) const { return pageable_.contains(data); }
-  void* allocate_at(size_t place, size_t bytes);     // of those of plans; nullptr where any of it is taken
-  bool has_planned(size_t bytes) const;              // is there a slab with so many places, or is none to be had?
-  void reserve(size_t planned_bytes, size_t bytes);  // a slab for plans, and more beside their places
+  void* allocate_at(size_t place, size_t bytes);  // nullptr where any of it is taken, or is no place of plans
+  // How many of the bytes lie in the slab of the first one: a copy must not reach over its end.
+  size_t in_one_slab(const void* data, size_t bytes) const;
+
+  // So many bytes in all. What has to be pinned for that is counted against the limit from begin_growing() on; 0: it is
+  // there, or not to be had. A slab of as many bytes or fewer is pinned without any lock, and then added; false: there
+  // is no room for it any more.
+  size_t begin_growing(size_t bytes);
+  bool end_growing(size_t asked_bytes, const Slab& slab);
+  void place_plans(size_t bytes);  // the first so many bytes, as far as they are there, are places of plans
+
   void set_limit(size_t bytes) { limit_bytes_ = bytes; }
-  void release();  // what is not in use; the GPU must be done with it
+  void set_way(Way way) { way_ = way; }
+  std::vector<Slab> take_unused();         // for unpin(), once the GPU is done with it
+  Pinning& pinning() { return pinning_; }  // any thread may call it, without a lock
+  Way way() const { return way_; }
 
   size_t reserved_bytes() const { return slab_bytes_ + pageable_bytes_; }
   size_t pageable_bytes() const { return pageable_bytes_; }
+  size_t planned_bytes() const { return planned_bytes_; }
+  size_t pins() const { return pins_; }  // slabs that were pinned so far
 
  private:
   using Ranges = std::map<char*, size_t>;
+  struct Placed {
+    Slab slab;
+    size_t place;
+    size_t number;
+  };
 
-  bool grow(size_t bytes);
-  size_t room_bytes() const { return limit_bytes_ > reserved_bytes() ? limit_bytes_ - reserved_bytes() : 0; }
-  char* add_slab(size_t bytes);  // nullptr where the system does not give it
+  void grow(size_t bytes);
+  size_t room_bytes() const;
+  bool add_slabs(size_t bytes);  // false where the system does not give all of it
+  void add_slab(const Slab& slab);
+  void number_places();
+  std::map<char*, Placed>::const_iterator slab_of(const char* address) const;
+  size_t place_of(const char* address) const;
   Ranges::iterator find_free(size_t bytes);
   void take(Ranges::iterator range, char* data, size_t bytes);
   void* allocate_pageable(size_t bytes);
   void add_free(char* begin, size_t bytes);
   void remove_free(Ranges::iterator range);
-  char* slab_of(char* address) const;
 
-  std::map<char*, size_t> slabs_;
-  Ranges free_;                                 // by address; ranges never reach over a slab's end
+  Pinning pinning_;
+  Way way_ = Way::Register;
+  std::map<char*, Placed> slabs_;
+  std::map<size_t, char*> by_place_;
+  Ranges free_;                                 // by address
   std::set<std::pair<size_t, char*>> by_size_;  // the same
   std::unordered_map<void*, size_t> pageable_;
-  char* planned_ = nullptr;  // the slab that plans have places in
-  size_t planned_bytes_ = 0;
-  size_t refused_bytes_ = static_cast<size_t>(-1);  // so many places were asked for, and not to be had
+  size_t planned_bytes_ = 0;                        // places of plans
+  size_t refused_bytes_ = static_cast<size_t>(-1);  // so many in all were asked for, and not to be had
   size_t limit_bytes_ = static_cast<size_t>(-1);
   size_t slab_bytes_ = 0;
+  size_t growing_bytes_ = 0;
   size_t pageable_bytes_ = 0;
+  size_t pins_ = 0;
 };
 
 }  // namespace chameleon::cuda
