@@ -7,6 +7,7 @@
 #include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "compiled_regions.h"
+#include "device/cpu/copy_engine.h"
 #include "devices.h"
 #include "dlpack_loans.h"
 #include "faults.h"
@@ -171,6 +173,26 @@ std::pair<py::array_t<int32_t>, int64_t> match_all(SequenceMatcher& self, const 
   for (py::ssize_t i = 0; i < tokens.size(); ++i) out[i] = self.matcher.match(tokens.data()[i]).op;
   const auto took = std::chrono::steady_clock::now() - start;
   return {ops, std::chrono::duration_cast<std::chrono::nanoseconds>(took).count()};
+}
+
+// For tests: the copy engine alone. Copies with one ahead of them that has begun and can't go on; the order in which
+// they begin when it can.
+std::vector<size_t> copy_order(const std::vector<bool>& urgent) {
+  chameleon::cpu::CopyEngine gate, engine;
+  std::vector<char> from(1 << 20), to(1 << 20);
+  gate.set_bandwidth(1);
+  const auto held = gate.submit(to.data(), from.data(), from.size(), nullptr);
+  engine.submit(to.data(), from.data(), 1, held);
+  std::vector<std::pair<chameleon::Ticks, size_t>> begun;
+  std::vector<std::shared_ptr<chameleon::cpu::CopyEvent>> copies;
+  for (const bool one : urgent) copies.push_back(engine.submit(to.data(), from.data(), 1, nullptr, one));
+  held->cancel();
+  engine.drain();
+  for (size_t i = 0; i < copies.size(); ++i) begun.emplace_back(copies[i]->start_ticks(), i);
+  std::sort(begun.begin(), begun.end());
+  std::vector<size_t> order;
+  for (const auto& one : begun) order.push_back(one.second);
+  return order;
 }
 
 const char* residency_name(chameleon::Residency residency) {
@@ -390,6 +412,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("name_module", [](int32_t id, std::string_view path) { Runtime::instance().name_module(id, path); });
   m.def("name_label", [](int32_t id, std::string_view name) { Runtime::instance().name_label(id, name); });
 
+  m.def("copy_order", &copy_order, nogil(), "The copy engine of the cpu device alone, for tests.");
   py::class_<SequenceMatcher>(m, "Matcher", "The matcher alone, for tests and benchmarks.")
       .def(py::init<const Column<uint32_t>&>())
       .def("match",

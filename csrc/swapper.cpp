@@ -287,7 +287,8 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   const Ticks issue = now_ticks();
   storage.issued[1] = issue;
   if (storage.due[1] == 0) storage.due[1] = issue;
-  storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)));
+  storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)),
+                                     /*urgent=*/cause != Cause::Planned);
   recorder_.arrived(storage);
   recorder_.transfer(storage, Direction::In, cause, issue, storage.arriving);
   recorder_.levels(table_.live_bytes(), device_.resident_bytes());

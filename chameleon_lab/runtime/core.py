@@ -59,6 +59,7 @@ is_open = _C.is_open
 set_capacity = _C.set_capacity
 set_link = _C.set_link
 measure_link = _C.measure_link
+copy_order = _C.copy_order
 end_step = _C.end_step
 own_work = _C.own_work
 begin_pause = _C.begin_pause

@@ -94,8 +94,9 @@ class Device {
 
   // --- copies, each direction in order of issue, beginning when `after` (null: at once) is done. A copy out comes
   // after what wrote the block, a copy in after what used its memory before: both are record() at the time of issue.
+  // An urgent one, which an op waits for already, overtakes those in that have not begun.
   virtual EventPtr copy_out(void* host, const void* block, size_t bytes, EventPtr after) = 0;
-  virtual EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after) = 0;
+  virtual EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after, bool urgent = false) = 0;
   virtual void set_link(double out_bytes_per_s, double in_bytes_per_s) = 0;  // 0: as fast as it goes
 
   // How fast the link carries bytes out and in, in bytes per second. Where it was set, that is found.

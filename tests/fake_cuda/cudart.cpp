@@ -310,7 +310,8 @@ extern "C" {
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int) {
   Lock lock(fake::mutex);
   fake::count_astray();
-  auto* made = new fake::Stream{fake::own_streams++ % 2 == 0 ? "out" : "in", false, {}};
+  static constexpr const char* kRoles[] = {"out", "in", "urgent"};
+  auto* made = new fake::Stream{kRoles[fake::own_streams++ % 3], false, {}};
   fake::streams.push_back(made);
   *stream = reinterpret_cast<cudaStream_t>(made);
   return cudaSuccess;

@@ -21,8 +21,9 @@ using MarkPtr = std::shared_ptr<Mark>;
 
 void start(uint64_t seed);  // forgets what was dropped; everything must have happened
 
-// Waits of streams (or "host") of one role for what streams of another role did are left out from here on. Roles: "out"
-// and "in" are the device's own streams, in the order in which it makes them; "lane" are those of compute.
+// Waits of streams (or "host") of one role for what streams of another role did are left out from here on. Roles:
+// "out", "in" and "urgent" are the device's own streams, in the order in which it makes them; "lane" are those of
+// compute.
 void drop(const std::string& waiter, const std::string& source);
 long dropped();  // waits that were left out
 

@@ -59,6 +59,20 @@ class Harness {
 
   static constexpr size_t kHostBytes = 2 << 20;  // there are thousands of programs, and pinned memory is touched
 
+  // Some storages come back ahead of their uses, and one that an op needs: is it there before them?
+  bool demand_overtakes() {
+    use_lane(0);
+    while (tensors_.size() < 5) make();
+    for (const auto& tensor : tensors_) {
+      swapper_.swap_out(*tensor->storage, Cause::Planned);
+      swapper_.finish_swap_out(*tensor->storage);
+    }
+    fake::run_all();
+    for (size_t i = 1; i < tensors_.size(); ++i) swapper_.swap_in(*tensors_[i]->storage, Cause::Planned);
+    swapper_.restore(*tensors_[0]->storage, Cause::Demand, /*host_reads=*/true);
+    return !tensors_.back()->storage->arriving->done();
+  }
+
   Result run(int steps) {
     for (int step = 0; step < steps; ++step) {
       use_lane(below(lanes_.size()));
@@ -396,6 +410,13 @@ PYBIND11_MODULE(_fake_cuda, m) {
       py::arg("seed"), py::arg("lanes"), py::arg("capacity_bytes"), py::arg("steps"),
       py::arg("drop") = std::vector<std::pair<std::string, std::string>>(), py::arg("pinned") = true,
       "A random program of toy kernels; what went wrong, and how much of everything there was.");
+  m.def("demand_overtakes", [](uint64_t seed) {
+    fake::start(seed);
+    const bool overtakes = (new chameleon::Harness(seed, 1, size_t{1} << 20))->demand_overtakes();
+    fake::forget_streams();
+    fake::set_current(nullptr);
+    return overtakes;
+  });
   m.def(
       "install", [] { chameleon::cuda::torch_side::install(0); },
       "From here on torch's CPU tensors live on the fake GPU, in a session or not.");

@@ -75,13 +75,14 @@ CopyEngine::~CopyEngine() {
   thread_.join();
 }
 
-std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t bytes, EventPtr after) {
+std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t bytes, EventPtr after, bool urgent) {
   Job job{to,
           from,
           bytes,
           monotonic_s(),
           std::static_pointer_cast<CopyEvent>(std::move(after)),
-          std::make_shared<CopyEvent>()};
+          std::make_shared<CopyEvent>(),
+          urgent};
   std::shared_ptr<CopyEvent> event = job.event;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -90,7 +91,8 @@ std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t
       copy(job);
       return event;
     }
-    queue_.push_back(std::move(job));
+    const auto waits = [](const Job& one) { return !one.urgent; };
+    queue_.insert(urgent ? std::find_if(queue_.begin(), queue_.end(), waits) : queue_.end(), std::move(job));
   }
   wake_.notify_one();
   return event;

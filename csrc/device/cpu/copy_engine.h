@@ -1,4 +1,4 @@
-// One direction of the link: a thread that copies in order of issue, at a given bandwidth.
+// One direction of the link: a thread that copies in order of issue, urgent copies first, at a given bandwidth.
 #pragma once
 
 #include <atomic>
@@ -40,7 +40,7 @@ class CopyEngine {
   CopyEngine(const CopyEngine&) = delete;
   CopyEngine& operator=(const CopyEngine&) = delete;
 
-  std::shared_ptr<CopyEvent> submit(void* to, const void* from, size_t bytes, EventPtr after);
+  std::shared_ptr<CopyEvent> submit(void* to, const void* from, size_t bytes, EventPtr after, bool urgent = false);
   void set_bandwidth(double bytes_per_s) { bytes_per_s_.store(bytes_per_s); }
   void drain();
   void abandon_thread();  // in a forked child: the thread does not exist; copy in the caller from here on
@@ -53,6 +53,7 @@ class CopyEngine {
     double issue_s;  // on the monotonic clock
     std::shared_ptr<CopyEvent> after;
     std::shared_ptr<CopyEvent> event;
+    bool urgent;
   };
 
   void start();

@@ -13,8 +13,8 @@ EventPtr CpuDevice::copy_out(void* host, const void* block, size_t bytes, EventP
   return out_.submit(host, block, bytes, std::move(after));
 }
 
-EventPtr CpuDevice::copy_in(void* block, const void* host, size_t bytes, EventPtr after) {
-  return in_.submit(block, host, bytes, std::move(after));
+EventPtr CpuDevice::copy_in(void* block, const void* host, size_t bytes, EventPtr after, bool urgent) {
+  return in_.submit(block, host, bytes, std::move(after), urgent);
 }
 
 void CpuDevice::set_link(double out_bytes_per_s, double in_bytes_per_s) {

@@ -28,7 +28,7 @@ class CpuDevice final : public Device {
   void keep_free_blocks(bool keep) override { pool_.keep_free_blocks(keep); }
 
   EventPtr copy_out(void* host, const void* block, size_t bytes, EventPtr after) override;
-  EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after) override;
+  EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after, bool urgent = false) override;
   void set_link(double out_bytes_per_s, double in_bytes_per_s) override;
 
   std::pair<double, double> measure_link() override;

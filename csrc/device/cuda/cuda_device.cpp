@@ -194,14 +194,14 @@ void CudaDevice::copy_now(void* block, const void* source, size_t bytes) {
 
 // ------------------------------------------------------------------------------------------------------------- copies
 
-EventPtr CudaDevice::copy(Direction direction, void* to, const void* from, size_t bytes, const EventPtr& after) {
+EventPtr CudaDevice::copy(size_t way, void* to, const void* from, size_t bytes, const EventPtr& after) {
   const torch_side::Guard guard(index_);
-  Link& link = this->link(direction);
-  const Order why = direction == Direction::Out ? Order::CopyOut : Order::CopyIn;
+  Link& link = *links_[way];
+  const Order why = way == kOut ? Order::CopyOut : Order::CopyIn;
   if (after && !faults().leaves_out(why)) static_cast<const Moment&>(*after).block(link.stream);
-  auto copy = std::make_shared<Copy>(events_, link.timeline, link.stream, direction, ++link.copies, bytes);
-  const auto kind = direction == Direction::Out ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
-  const auto* const host = static_cast<const char*>(direction == Direction::Out ? to : from);
+  auto copy = std::make_shared<Copy>(events_, link.timeline, link.stream, way, ++link.copies, bytes);
+  const auto kind = way == kOut ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
+  const auto* const host = static_cast<const char*>(way == kOut ? to : from);
   for (size_t at = 0, part; at < bytes; at += part) {
     part = pinned_.in_one_slab(host + at, bytes - at);
     CHAMELEON_CUDA_CALL(cudaMemcpyAsync, static_cast<char*>(to) + at, static_cast<const char*>(from) + at, part, kind,
@@ -212,11 +212,11 @@ EventPtr CudaDevice::copy(Direction direction, void* to, const void* from, size_
 }
 
 EventPtr CudaDevice::copy_out(void* host, const void* block, size_t bytes, EventPtr after) {
-  return copy(Direction::Out, host, block, bytes, after);
+  return copy(kOut, host, block, bytes, after);
 }
 
-EventPtr CudaDevice::copy_in(void* block, const void* host, size_t bytes, EventPtr after) {
-  return copy(Direction::In, block, host, bytes, after);
+EventPtr CudaDevice::copy_in(void* block, const void* host, size_t bytes, EventPtr after, bool urgent) {
+  return copy(urgent ? kUrgentIn : kIn, block, host, bytes, after);
 }
 
 std::pair<double, double> CudaDevice::measure_link() {
@@ -279,26 +279,30 @@ size_t CudaDevice::index_of(cudaStream_t stream) {
   }
   if (lane == lanes_.size()) {
     if (lanes_.size() < kMostLanes) {
-      lanes_.push_back({{stream}, {0, 0}});
+      lanes_.push_back({{stream}, {}});
     } else {
       lanes_[--lane].streams.push_back(stream);
-      lanes_[lane].behind[0] = lanes_[lane].behind[1] = 0;  // the new one is behind nothing yet
+      lanes_[lane].behind = {};  // the new one is behind nothing yet
     }
   }
   return lane;
 }
 
 void CudaDevice::catch_up(Lane& lane) {
-  come_after(lane, static_cast<size_t>(Direction::Out), Order::FreePoint);
-  come_after(lane, static_cast<size_t>(Direction::In), Order::ArrivalElsewhere);
+  come_after(lane, kOut, Order::FreePoint);
+  come_after_arrivals(lane, Order::ArrivalElsewhere);
 }
 
-// Behind the newest copy of that way which any lane waits for. The lane's stream may be the default one, whose handle
+void CudaDevice::come_after_arrivals(Lane& lane, Order why) {
+  for (const size_t link : {kIn, kUrgentIn}) come_after(lane, link, why);
+}
+
+// Behind the newest copy of that link which any lane waits for. The lane's stream may be the default one, whose handle
 // means whichever GPU is the thread's.
-void CudaDevice::come_after(Lane& lane, size_t way, Order why) {
-  const std::shared_ptr<const Copy>& copy = links_[way]->waited_for;
-  if (!copy || lane.behind[way] >= copy->number()) return;
-  lane.behind[way] = copy->number();
+void CudaDevice::come_after(Lane& lane, size_t link, Order why) {
+  const std::shared_ptr<const Copy>& copy = links_[link]->waited_for;
+  if (!copy || lane.behind[link] >= copy->number()) return;
+  lane.behind[link] = copy->number();
   if (faults().leaves_out(why)) return;
   const torch_side::Guard guard(index_);
   for (const cudaStream_t stream : lane.streams) copy->end_mark().block(stream);
@@ -309,8 +313,8 @@ EventPtr CudaDevice::record(Lanes lanes) {
   auto moment = std::make_shared<Moment>();
   for (size_t lane = 0; lane < lanes_.size(); ++lane) {
     if (!(lanes & lane_bit(static_cast<int>(lane)))) continue;
-    come_after(lanes_[lane], static_cast<size_t>(Direction::Out), Order::FreePoint);
-    come_after(lanes_[lane], static_cast<size_t>(Direction::In), Order::BufferReused);
+    come_after(lanes_[lane], kOut, Order::FreePoint);
+    come_after_arrivals(lanes_[lane], Order::BufferReused);
     for (const cudaStream_t stream : lanes_[lane].streams) {
       moment->add(std::make_unique<const Mark>(events_, stream, /*timed=*/false));
     }
@@ -321,13 +325,13 @@ EventPtr CudaDevice::record(Lanes lanes) {
 EventPtr CudaDevice::compute_wait(const EventPtr& event, int lane) {
   if (events_.forked()) return nullptr;
   const auto copy = std::static_pointer_cast<const Copy>(event);
-  const size_t way = static_cast<size_t>(copy->direction());
-  std::shared_ptr<const Copy>& newest = links_[way]->waited_for;
+  const size_t link = copy->link();
+  std::shared_ptr<const Copy>& newest = links_[link]->waited_for;
   if (!newest || newest->number() < copy->number()) newest = copy;
-  if (lanes_[lane].behind[way] >= copy->number()) return nullptr;
+  if (lanes_[lane].behind[link] >= copy->number()) return nullptr;
   const torch_side::Guard guard(index_);
   auto wait = std::make_shared<Wait>(events_, lanes_[lane].streams.front(), copy);
-  come_after(lanes_[lane], way, copy->direction() == Direction::Out ? Order::FreePoint : Order::Arrival);
+  come_after(lanes_[lane], link, link == kOut ? Order::FreePoint : Order::Arrival);
   return wait;
 }
 
@@ -342,8 +346,10 @@ void CudaDevice::join(int lane, Lanes lanes, Order why) {
 
 void CudaDevice::host_wait_for_arrivals() {
   if (events_.forked() || !links_[0]) return;
-  const auto& newest = link(Direction::In).waited_for;
-  if (newest && !faults().leaves_out(Order::PointerTaken)) newest->end_mark().wait();
+  for (const size_t link : {kIn, kUrgentIn}) {
+    const auto& newest = links_[link]->waited_for;
+    if (newest && !faults().leaves_out(Order::PointerTaken)) newest->end_mark().wait();
+  }
 }
 
 void CudaDevice::host_wait_for_compute() {
@@ -365,7 +371,7 @@ void CudaDevice::host_wait(const EventPtr& event, Order why) {
 EventPtr CudaDevice::moment(int lane) {
   if (events_.forked()) return nullptr;
   const torch_side::Guard guard(index_);
-  return std::make_shared<Instant>(events_, link(Direction::Out).timeline, lanes_[lane].streams.front());
+  return std::make_shared<Instant>(events_, links_[kOut]->timeline, lanes_[lane].streams.front());
 }
 
 void CudaDevice::drain() {

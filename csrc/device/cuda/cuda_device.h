@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,8 +29,8 @@ namespace chameleon::cuda {
 
 // Note [Order on a GPU]
 // The host runs ahead: what it calls is given to streams, and happens later. A lane is a stream that ops have been
-// given to. Two streams of our own carry the copies, one each way. What keeps them right (each wait by its purpose:
-// order.h; deaths: swapper.h):
+// given to. Streams of our own carry the copies: one out, one in, and one for copies in that an op waits for already.
+// What keeps them right (each wait by its purpose: order.h; deaths: swapper.h):
 //
 // - A copy out comes after all lanes that used the storage since it came (record() of those lanes).
 // - The block goes back to torch's allocator in the program order of the lane that it belongs to, once that lane is
@@ -37,11 +38,17 @@ namespace chameleon::cuda {
 //   and no record_stream is needed.
 // - A block for a swap-in is taken from the lane that had it before, and the copy comes after what that lane has been
 //   given so far: whoever used that memory before.
+// - What an op waits for must not queue behind swap-ins ahead of their uses. The host runs ahead, so it could hold
+// those
+//   back only by waiting itself; on a stream of its own the copy comes after at most the one that the copy engine is
+//   at. (Priorities of streams do not count for copies.) Nothing orders the two streams of copies in among each other:
+//   each copy comes after whoever had its block before (Order::CopyIn), and that was a copy in only if a lane is behind
+//   it.
 // - Compute that uses the storage comes after the copy in. The lane that uses it waits for it, on the GPU. Other lanes
 //   do so as soon as they are given anything (lane()): there is no telling which of them will use it.
 // - A host buffer is freed when the copy out of it is given up, or when a lane waits for the copy in from it. A later
 //   copy out to the same memory comes after that: copies out are in order, and come after a moment of some lane, which
-//   by then waits for all copies in that any lane waited for.
+//   by then waits for all copies in, of both streams, that any lane waited for.
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(int index) : index_(index) {}
@@ -63,7 +70,7 @@ class CudaDevice final : public Device {
   void keep_free_blocks(bool) override {}  // that is for torch's allocator to say
 
   EventPtr copy_out(void* host, const void* block, size_t bytes, EventPtr after) override;
-  EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after) override;
+  EventPtr copy_in(void* block, const void* host, size_t bytes, EventPtr after, bool urgent = false) override;
   void set_link(double, double) override {}  // it is what it is
   std::pair<double, double> measure_link() override;
 
@@ -104,6 +111,8 @@ class CudaDevice final : public Device {
   void after_fork_in_child() override { events_.after_fork_in_child(); }
 
  private:
+  // A stream of our own. What an op waits for already does not queue behind swap-ins ahead of their uses.
+  static constexpr size_t kOut = 0, kIn = 1, kUrgentIn = 2, kLinks = 3;
   struct Link {
     Link(EventPool& pool, cudaStream_t s) : stream(s), timeline(pool, s) {}
     const cudaStream_t stream;
@@ -112,15 +121,15 @@ class CudaDevice final : public Device {
     std::shared_ptr<const Copy> waited_for;  // the newest that a lane is behind, or will be before it goes on
   };
   struct Lane {
-    std::vector<cudaStream_t> streams;  // one; the last lane takes in all that come after it
-    uint64_t behind[2] = {0, 0};        // the newest copy each way
+    std::vector<cudaStream_t> streams;         // one; the last lane takes in all that come after it
+    std::array<uint64_t, kLinks> behind = {};  // the newest copy of each link
   };
 
-  EventPtr copy(Direction direction, void* to, const void* from, size_t bytes, const EventPtr& after);
-  Link& link(Direction direction) { return *links_[static_cast<size_t>(direction)]; }
+  EventPtr copy(size_t link, void* to, const void* from, size_t bytes, const EventPtr& after);
   size_t index_of(cudaStream_t stream);
   void catch_up(Lane& lane);
-  void come_after(Lane& lane, size_t way, Order why);
+  void come_after(Lane& lane, size_t link, Order why);
+  void come_after_arrivals(Lane& lane, Order why);
   void refresh_other_bytes(size_t allocated_bytes) const;
   bool near_limit(size_t block_bytes) const;
   bool worth_asking(size_t block_bytes, int lane, Effort effort, torch_side::Outlook* seen);
@@ -130,7 +139,7 @@ class CudaDevice final : public Device {
 
   const int index_;
   EventPool events_;
-  std::optional<Link> links_[2];
+  std::array<std::optional<Link>, kLinks> links_;
   std::vector<Lane> lanes_;
   PinnedPool pinned_;
   size_t capacity_bytes_ = SIZE_MAX;

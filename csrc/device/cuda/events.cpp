@@ -122,11 +122,11 @@ bool Timeline::place(const std::shared_ptr<Anchor>& anchor) {
   return true;
 }
 
-Copy::Copy(EventPool& pool, Timeline& timeline, cudaStream_t stream, Direction direction, uint64_t number, size_t bytes)
+Copy::Copy(EventPool& pool, Timeline& timeline, cudaStream_t stream, size_t link, uint64_t number, size_t bytes)
     : pool_(pool),
       timeline_(timeline),
       anchor_(timeline.anchor()),
-      direction_(direction),
+      link_(link),
       number_(number),
       bytes_(bytes),
       start_(pool, stream, /*timed=*/true) {}

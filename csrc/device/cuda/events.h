@@ -80,11 +80,11 @@ class Timeline {
 
 class Copy final : public Event {
  public:
-  Copy(EventPool& pool, Timeline& timeline, cudaStream_t stream, Direction direction, uint64_t number, size_t bytes);
+  Copy(EventPool& pool, Timeline& timeline, cudaStream_t stream, size_t link, uint64_t number, size_t bytes);
   void end(cudaStream_t stream);  // call once the copy has been given to the stream
 
-  Direction direction() const { return direction_; }
-  uint64_t number() const { return number_; }  // in its direction, from 1 on; a later one ends later
+  size_t link() const { return link_; }        // which of the device's streams of copies it goes along
+  uint64_t number() const { return number_; }  // of those, from 1 on; a later one ends later
   const Mark& end_mark() const { return *end_; }
   Ticks ticks(const Mark& mark) const { return timeline_.ticks(anchor_, mark); }
 
@@ -98,7 +98,7 @@ class Copy final : public Event {
   EventPool& pool_;
   Timeline& timeline_;
   const std::shared_ptr<Timeline::Anchor> anchor_;
-  const Direction direction_;
+  const size_t link_;
   const uint64_t number_;
   const size_t bytes_;
   const Mark start_;
