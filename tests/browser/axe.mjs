@@ -42,6 +42,8 @@ await inLab(async (page, picture) => {
   await panel.getByText('2 of 18').waitFor();
   await page.keyboard.press('Shift+Enter');
   await panel.getByText('1 of 18').waitFor();
+  await panel.locator('.cl-inspector .cl-title', { hasText: 'aten::gelu' }).waitFor(); // both come after the number
+  await panel.locator('.cl-inspector .cl-title', { hasText: 'output of gelu' }).waitFor();
   found.foundOp = await look(({ model }) => [model.op.name, model.selected.key.includes('gelu')]);
   await tab('Ops');
   await panel.locator('.cl-table-body tbody tr').nth(2).click();

@@ -156,7 +156,7 @@ await inLab(async (page, picture) => {
   await panel.locator('.cl-table-body tbody tr').first().focus();
   await page.keyboard.press('ArrowDown');
   await page.keyboard.press('Enter');
-  await panel.locator('.cl-inspector .cl-title').waitFor();
+  await panel.locator('.cl-table-body tr[aria-selected="true"]').waitFor();
   await another();
   found.focused = await page.evaluate(() => document.activeElement.getAttribute('aria-selected'));
   const place = await panel.getByRole('button', { name: 'Compare…' }).boundingBox();
