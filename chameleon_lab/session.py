@@ -589,10 +589,11 @@ class Session:
             return Made(policy, compile_program(policy, step), step)
         except BelowFloorError as error:
             # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.
-            lowest = floor(step).bytes
-            if lowest > self.capacity_bytes:
+            lowest = floor(Trace([step], {"kernels": self._kernels}))
+            if lowest.bytes > self.capacity_bytes:
                 self._note(
-                    f"the capacity leaves no room to plan (floor {format_bytes(lowest)}): eviction only"
+                    f"the capacity leaves no room to plan (floor {format_bytes(lowest.bytes)}, {lowest.measured_on}): "
+                    "eviction only"
                 )
             else:
                 self._note(f"{error}; until then eviction only")

@@ -380,8 +380,13 @@ class Constraints:
                     Finding(Fault.CLIPPED, k, edit, why, "ask for fewer ops, or raise the capacity")
                 )
 
-    def blame(self, op: int, floor_bytes: int, capacity_bytes: int) -> list[Finding]:
-        """The edits that make the floor exceed the capacity at ``op``, those that keep most there first."""
+    def blame(
+        self, op: int, floor_bytes: int, capacity_bytes: int, measured_on: str | None = None
+    ) -> list[Finding]:
+        """The edits that make the floor exceed the capacity at ``op``, those that keep most there first.
+
+        ``measured_on`` is that of the floor; None where ``floor_bytes`` are not measured but planned.
+        """
         memory, gaps = self.memory, len(self.memory.gap_storage)
         n = memory.ops
         kept: dict[int, int] = {}
@@ -399,7 +404,8 @@ class Constraints:
                 self.edits[k],
                 f"with the edits no policy fits {format_bytes(capacity_bytes)}: the floor is "
                 f"{format_bytes(floor_bytes)} at op {op} ({self.step.op_name(op)}), and this edit keeps "
-                f"{format_bytes(size)} there",
+                f"{format_bytes(size)} there"
+                + ("" if measured_on is None else f" (the floor is {measured_on})"),
                 f"take it back, or give at least {floor_bytes} bytes",
                 floor_bytes,
             )

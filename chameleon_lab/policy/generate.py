@@ -153,7 +153,18 @@ def plan(
             if constraints is not None:
                 constraints.findings += asked
                 findings = constraints.findings
-            search = _Search(step, memory, capacity_bytes, target, link, times, told, replayable, constraints)
+            search = _Search(
+                step,
+                memory,
+                capacity_bytes,
+                target,
+                link,
+                times,
+                told,
+                replayable,
+                constraints,
+                kernels_in(trace),
+            )
             try:
                 made = search.within(host_bytes)
                 break
@@ -263,6 +274,8 @@ class _Search:
     told: bool
     replayable: Replayable | None
     constraints: Constraints | None
+    kernels: str | None
+    """Of the floor."""
 
     def within(self, host_bytes: int | None) -> _Found:
         """The best plan whose copies take at most so many bytes on the host."""
@@ -340,13 +353,13 @@ class _Search:
         memory, link, times = self.memory, self.link, self.times
         forced = constraints.forced_swaps(link, times)
         narrowed = constraints.narrowed(forced)
-        lowest = floor_of(constraints.step, narrowed)
+        lowest = floor_of(constraints.step, narrowed, self.kernels)
         if lowest.bytes > self.capacity:
             forced = constraints.forced_swaps(link, times, widest=True)
             narrowed = constraints.narrowed(forced)
-            lowest = floor_of(constraints.step, narrowed)
+            lowest = floor_of(constraints.step, narrowed, self.kernels)
         if lowest.bytes > self.capacity:
-            blamed = constraints.blame(lowest.op, lowest.bytes, self.capacity)
+            blamed = constraints.blame(lowest.op, lowest.bytes, self.capacity, lowest.measured_on)
             text = "\n".join(str(finding) for finding in blamed)
             raise EditsUnreachableError(text, tuple(blamed), tuple(constraints.findings))
         if host is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,3 +146,27 @@ def test_an_average_of_all_weights_is_split_as_optimizers_are() -> None:
     found, session = averaged(int(1.1 * lowest.bytes))
     assert found == bare
     assert session.report().evictions > 0
+
+
+def test_a_note_on_the_floor_says_what_it_was_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op's inner order can be luckier than the sum of what it touches: then it runs, and no plan is made."""
+    monkeypatch.setattr(cl.policy.memory, "floor_of", over(cl.policy.memory.floor_of, more_bytes=1 << 30))
+    torch.manual_seed(0)
+    model = Plain()
+    with cl.Session("32MiB", device="cpu") as session:
+        for _ in range(3):
+            model(torch.randn(8, 128)).backward()
+            session.step()
+    (note,) = [note for note in session.report().notes if "no room to plan" in note]
+    kernels = session.trace_meta()["kernels"]
+    assert kernels and f"measured on {kernels}; " in note and note.endswith("eviction only")
+
+
+def over(floor_of: Any, more_bytes: int) -> Any:
+    """A floor above every capacity."""
+
+    def higher(*args: Any, **kwargs: Any) -> Any:
+        found = floor_of(*args, **kwargs)
+        return replace(found, bytes=found.bytes + more_bytes)
+
+    return higher

@@ -11,7 +11,7 @@ from chameleon_lab.policy.constraints import Spared, untouched
 from chameleon_lab.policy.edits import StorageIndex, edit_from_dict, in_module
 from chameleon_lab.policy.memory import step_memory
 from chameleon_lab.policy.program import compile_program
-from chameleon_lab.trace import Category
+from chameleon_lab.trace import Category, Trace
 
 STEP = gpt_step(layers=6)
 LINK = Link(4e9, 4e9)
@@ -343,6 +343,10 @@ def test_edits_that_leave_no_room_are_named_with_their_bytes() -> None:
     assert isinstance(caught.value, BelowFloorError)
     assert heaviest.least_bytes == other.least_bytes
     assert edited(*edits, capacity=heaviest.least_bytes).findings == ()
+    with pytest.raises(EditsUnreachableError) as caught:
+        plan(Trace([STEP], {"kernels": "a CPU (AVX2)"}), floor(STEP).bytes, LINK, edits=edits)
+    for finding in caught.value.findings:
+        assert "keeps" in finding.why and "(the floor is measured on a CPU (AVX2); the op has" in finding.why
 
 
 def test_a_capacity_edit_below_the_floor_is_the_edits_fault() -> None:
