@@ -217,6 +217,8 @@ class Report(Mapping[str, Any]):
     """Of the storages that stay on the device because a raw pointer to them is outside."""
     unserved: str | None = None
     """Why the newest step's own plan does not do what it should, and no other one would; None if it does."""
+    planning_s: float = 0.0
+    """Seconds that a core has worked on plans: much beside the steps' time in a short run of small steps."""
     floor: Floor | None = None
     """The highest floor of the first step and of the newest ones, and in a session without a capacity of the first 16
     sequences of ops: no capacity below its ``bytes`` runs them. None before a step has ended, and where more ops came
@@ -315,7 +317,8 @@ class Report(Mapping[str, Any]):
                 (
                     "Plans",
                     f"{len(self.plans)} made",
-                    f"{len(kept)} kept, {reused} used again; the last: {self.plans[-1].why}",
+                    f"in {format_seconds(self.planning_s)} of a core; {len(kept)} kept, {reused} used again; "
+                    f"the last: {self.plans[-1].why}",
                 )
             )
         if self.lacking:

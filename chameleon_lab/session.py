@@ -235,6 +235,7 @@ class Session:
         self._host_times = HostTimes()
         self._records_makings = False
         self._kernels = ""
+        self._planning_s = 0.0
         self._floors: dict[tuple[int, int], Floor | None] = {}  # by fingerprint and live peak
         self._telling: dict[
             int, core.StepLog
@@ -579,6 +580,13 @@ class Session:
 
     def _plan_for(self, log: core.StepLog) -> Made:
         """The policy for a recorded step, bound to it. Runs in the background too."""
+        start_s = time.thread_time()
+        try:
+            return self._planned_for(log)
+        finally:
+            self._planning_s += time.thread_time() - start_s
+
+    def _planned_for(self, log: core.StepLog) -> Made:
         assert self.capacity_bytes is not None
         log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them
         step = self._device_times.completed(self._journal.trace(log))
@@ -949,6 +957,7 @@ class Session:
             capacity_peak_bytes=self._capacity_peak_bytes(),
             lacking=self._plans.lacking or self._plans.lost(counters),
             unserved=self._plans.unserved,
+            planning_s=self._planning_s,
             recent_match_rate=_share(counters["recent_matched_ops"], counters["recent_ops"]),
             recent_trigger_recall=_share(counters["recent_fired_bytes"], counters["recent_due_bytes"]),
             drops=newest.drops if newest else 0,

@@ -38,11 +38,29 @@ const std::unordered_set<std::string_view> kOverwriting = {
     "aten::log_normal_", "aten::normal_", "aten::random_",      "aten::uniform_", "aten::zero_",
 };
 
-// Composite ops of any number of steps and layers, which would hold all that they make until they end: the ops inside
-// of them are the step's.
+// Composite ops of many steps, layers or intermediate results, which would hold all that they make until they end: the
+// ops inside of them are the step's. Only those that keep no raw pointer between these.
 const std::unordered_set<std::string_view> kSeenThrough = {
-    "aten::lstm",     "aten::gru",           "aten::rnn_tanh",      "aten::rnn_relu",     "aten::lstm_cell",
-    "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell", "aten::chain_matmul", "aten::linalg_multi_dot",
+    "aten::lstm",
+    "aten::gru",
+    "aten::rnn_tanh",
+    "aten::rnn_relu",
+    "aten::lstm_cell",
+    "aten::gru_cell",
+    "aten::rnn_tanh_cell",
+    "aten::rnn_relu_cell",
+    "aten::chain_matmul",
+    "aten::linalg_multi_dot",
+    "aten::einsum",
+    "aten::kl_div",
+    "aten::cosine_similarity",
+    "aten::cosine_embedding_loss",
+    "aten::triplet_margin_loss",
+    "aten::pairwise_distance",
+    "aten::instance_norm",
+    "aten::cross_entropy_loss",
+    "aten::scaled_dot_product_attention",
+    "aten::_scaled_dot_product_attention_math",
 };
 
 bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -145,9 +144,37 @@ def _cpu_attention(
     return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def _plain_attention(*args: Any) -> Tensor:
-    *inputs, scale, enable_gqa = args
-    return _aten._scaled_dot_product_attention_math(*inputs, None, scale=scale, enable_gqa=enable_gqa)[0]
+def _plain_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool,
+    scale: float | None, enable_gqa: bool,
+) -> Tensor:  # fmt: skip
+    """What torch's own code does to real tensors: on meta tensors it would not add a mask in place."""
+    if enable_gqa or (attn_mask is None and not is_causal):
+        return _aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    dtype = query.dtype
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = _as_scores(attn_mask, dtype)
+    if dtype in _FLASH_DTYPES:
+        query, key, value = query.to(torch.float32), key.to(torch.float32), value.to(torch.float32)
+    root = (query.shape[-1] ** -0.5 if scale is None else scale) ** 0.5
+    query = query * root
+    if is_causal:
+        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        attn_mask = _as_scores(seen, query.dtype)
+    scores = query @ (key.transpose(-2, -1) * root)
+    scores = _aten._safe_softmax(scores.add_(attn_mask), -1)
+    if dropout_p > 0:
+        scores = torch.dropout(scores, dropout_p, True)
+    returned = scores.to(dtype)  # the second result, which lives until the first is there
+    out = (scores @ value).to(dtype)
+    del returned
+    return out
+
+
+def _as_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
 
 
 def _repeat_heads(t: Tensor, query: Tensor) -> Tensor:

@@ -31,7 +31,10 @@ def exposed_share(
     exposed = np.zeros(len(direction))
     length = end_s - start_s
     for way in Direction:
-        chosen, waits = np.flatnonzero(direction == way), stall_direction == way
+        waits = stall_direction == way
+        if not waits.any():  # every step is asked this, short ones too
+            continue
+        chosen = np.flatnonzero(direction == way)
         waited = covered(stall_start_s[waits], stall_end_s[waits])
         inside = waited(end_s[chosen]) - waited(start_s[chosen])
         exposed[chosen] = np.divide(
