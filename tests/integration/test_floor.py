@@ -170,3 +170,32 @@ def over(floor_of: Any, more_bytes: int) -> Any:
         return replace(found, bytes=found.bytes + more_bytes)
 
     return higher
+
+
+@pytest.mark.parametrize("name", ["attention", "einsum", "similarity"])
+def test_ops_made_of_others_do_not_hold_what_those_make(name: str) -> None:
+    """As one op, each would need four times its largest tensor and more."""
+    shape = (2, 4, 128, 32) if name == "attention" else (256, 256)
+    made = {
+        "attention": lambda q, k, v: nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.1),
+        "einsum": lambda q, k, v: torch.einsum("ij,jk,kl->il", q, k, v),
+        "similarity": lambda q, k, v: nn.functional.cosine_similarity(q, k + v),
+    }[name]
+
+    def run(capacity: int | None) -> tuple[list[bytes], cl.Session]:
+        torch.manual_seed(0)
+        with cl.Session(capacity, device="cpu") as session:
+            weights = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+            optimizer = torch.optim.SGD(weights, lr=0.1)
+            for _ in range(3):
+                optimizer.zero_grad()
+                made(*weights).sum().backward()
+                optimizer.step()
+        return [raw(weight) for weight in weights], session
+
+    bare, session = run(None)
+    lowest = cl.policy.floor(session.trace()).bytes
+    largest = 2 * 4 * 128 * 128 * 4 if name == "attention" else 256 * 256 * 4
+    assert lowest < 3.2 * largest
+    found, _ = run(int(lowest * (1 + NEAR)))
+    assert found == bare
