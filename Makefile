@@ -14,7 +14,7 @@ endif
 say = @echo "==>"
 cpp_files = find csrc tests -name '*.cpp' -o -name '*.h'
 
-.PHONY: help demo test torture explore sanitize lab bench dev lint check-cuda format clean build tools chromium
+.PHONY: help demo test torture explore sanitize lab bench dev lint check-cuda format clean build wheel tools chromium
 
 help: ## show this list
 	@echo "Chameleon Lab: train PyTorch models in less device memory."
@@ -66,6 +66,9 @@ build: build/build.ninja ## build the C++ core and the panel, where they changed
 	$(say) "Building the C++ core and the JupyterLab panel"
 	@cmake --build build
 
+wheel: build ## build a wheel for each PyTorch that is supported, into build/wheels (TORCH="2.12 2.13" for some of them)
+	@python scripts/wheel.py $(TORCH)
+
 lint: node_modules/.package-lock.json ## check style: ruff, clang-format, biome
 	$(say) "Checking the style of Python, C++ and TypeScript"
 	@ruff check --quiet --output-format=concise
@@ -84,7 +87,7 @@ format: node_modules/.package-lock.json ## mend style
 	@npm run --silent format
 
 clean: ## remove what was built (.venv and node_modules stay)
-	@rm -rf build labextension/lib chameleon_lab/labextension chameleon_lab/_C*.so
+	@rm -rf build labextension/lib chameleon_lab/labextension chameleon_lab/_C*.so chameleon_lab/_built_for.py
 
 node_modules/.package-lock.json: package-lock.json | build/build.ninja
 	$(say) "Installing the npm packages"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from . import torch_version as _torch_version  # noqa: F401 - first: another torch may lack what the others import
 from .errors import (
     BelowFloorError,
     ChameleonError,

@@ -6,24 +6,33 @@ Everything else in the package reaches ``chameleon_lab._C`` through this module.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TypedDict
 
 import torch  # loads the libraries that _C is linked against
 
+from ..torch_version import misfit
+
+
+def _torch_has_cuda() -> bool:
+    """Is it a build with CUDA? A module with the CUDA device loads beside such a one alone."""
+    return Path(torch.__path__[0], "lib", "libc10_cuda.so").exists()
+
+
 try:
-    from chameleon_lab import _C
+    if find_spec("chameleon_lab.with_cuda") and _torch_has_cuda():
+        from chameleon_lab.with_cuda import _C
+    else:
+        from chameleon_lab import _C
 except ImportError as error:
     raise ImportError(
         f"chameleon_lab's C++ extension is missing or does not load ({error}): build it with `pip install .` "
         "in the project's folder"
     ) from error
 
-_installed = torch.__version__.split("+")[0]
-if _C.built_for_torch != _installed:
-    raise ImportError(
-        f"chameleon_lab was built for torch {_C.built_for_torch}, but torch {_installed} is installed: build it "
-        "again with `pip install --force-reinstall --no-deps .`"
-    )
+if (_wrong := misfit(_C.built_for_torch, torch.__version__)) is not None:
+    raise ImportError(_wrong)
 
 SEES_RAW_ACCESS: bool = _C.sees_raw_access
 """Does this torch say when a storage's bytes are accessed outside of ops? Since 2.13."""
