@@ -116,5 +116,6 @@ def test_lbfgs_settles() -> None:
     assert {step.plan for step in session.history[-3:]} == {newest.plan}
     report = session.report()
     assert report.lacking is None and report.stage == "Stable"
+    assert report.planning_s > 0 and "of a core" in str(report)
     if report.evictions:  # the history of directions moves on: its storages change places
         assert report.unserved and "Unserved" in str(report)
