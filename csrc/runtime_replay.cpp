@@ -313,6 +313,7 @@ at::Tensor Runtime::blank(const KeptInput& input, ThreadState& thread) {
 }
 
 // The block of what was made becomes the storage's own.
+// The lane that the storage was made for counts as recorded: its user orders its death by that one, see Note [Deaths].
 void Runtime::take_over(Storage& storage, const at::Tensor& made, ThreadState& thread) {
   c10::StorageImpl* impl = made.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   Storage* temporary = find(impl);
@@ -320,7 +321,7 @@ void Runtime::take_over(Storage& storage, const at::Tensor& made, ThreadState& t
   if (temporary && temporary->block_bytes == storage.block_bytes && temporary->residency == Residency::Resident &&
       c10::raw::intrusive_ptr::use_count(impl) == 1) {
     block = temporary->block;
-    storage.lane = temporary->lane;
+    storage.recorded |= lane_bit(std::exchange(storage.lane, temporary->lane));
     impl->_mutable_data_ptr_no_checks().release_context();
     impl->set_data_ptr_noswap(c10::DataPtr(nullptr, impl->device()));
     table_.set_block(temporary, nullptr);
@@ -337,7 +338,7 @@ void Runtime::take_over(Storage& storage, const at::Tensor& made, ThreadState& t
       const std::string message = note_failure(storage.block_bytes, thread);
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);
     }
-    storage.lane = static_cast<uint8_t>(device_->lane());
+    storage.recorded |= lane_bit(std::exchange(storage.lane, static_cast<uint8_t>(device_->lane())));
     device_->copy_now(block, impl->_mutable_data_ptr_no_checks().get(), storage.bytes);
   }
   storage.made_by = lane_bit(device_->lane());

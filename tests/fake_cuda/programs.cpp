@@ -145,7 +145,12 @@ class RandomProgram {
 
   void run(int steps, bool session) {
     const at::NoGradGuard no_grad;
-    for (int i = 0; i < 3; ++i) make();  // which the session adopts
+    session_ = session;
+    for (int i = 0; i < 3; ++i) {  // which the session adopts, wherever they are written: maybe where no op will run
+      use_any_lane();
+      if (i == 0) fake::set_current(fake::make_lane(/*eager=*/false));
+      make();
+    }
     if (session) open();
     for (int step = 0; step < steps; ++step) {
       use_any_lane();
@@ -158,14 +163,20 @@ class RandomProgram {
         ++counts_["refused"];
       }
       if (session && step == steps / 3 && below(2)) {  // a session ends, and another one begins
-        runtime_.close();
-        for (int more = below(20); more > 0; --more) act(false);
+        close();
+        for (int more = below(20); more > 0; --more) {
+          use_any_lane();
+          act(false);
+        }
         open();
       }
     }
     use_any_lane();
-    if (session) runtime_.close();
-    for (int more = 20; more > 0; --more) act(false);
+    if (session) close();
+    for (int more = 20; more > 0; --more) {
+      use_any_lane();
+      act(false);
+    }
     while (!tensors_.empty()) destroy(below(tensors_.size()));
     fake::run_all();
   }
@@ -180,6 +191,7 @@ class RandomProgram {
     fake::MarkPtr written;
     std::vector<fake::MarkPtr> read;
     bool recorded;  // at birth, of every stream: nothing else orders its death
+    bool known;     // of that, to the session if there is one
     void* raw = nullptr;
   };
 
@@ -200,6 +212,11 @@ class RandomProgram {
       if (!tensor->raw) runtime_.adopt(impl(*tensor), Category::Other, -1, 1, /*trusted=*/true, /*evict_last=*/false);
     }
     if (swaps_ && below(2)) runtime_.evict_always(below(1 << 30));
+  }
+
+  void close() {
+    runtime_.close();
+    for (auto& tensor : tensors_) tensor->known = false;
   }
 
   void act(bool session) {
@@ -278,6 +295,7 @@ class RandomProgram {
     tensor->made_on = fake::current();
     tensor->written = fake::record(fake::current());
     tensor->recorded = recorded_ && below(2);
+    tensor->known = !session_ || runtime_.is_open();
     Tensor& added = *tensor;
     tensors_.push_back(std::move(tensor));
     if (added.recorded) {
@@ -299,12 +317,18 @@ class RandomProgram {
   }
 
   // A kernel that is no op, of C++ that has the address through a const pointer, which nothing shows: along a stream
-  // that has been recorded, and that an op has used the tensor on since it came.
+  // that has been recorded, and that an op has used the tensor on since it came, or that waits for such a one.
   bool read_unseen(Tensor& tensor) {
     if (!tensor.recorded || tensor.raw) return false;
     read_by_op({&tensor});
     if (runtime_.residency(impl(tensor)).value_or(Residency::Resident) != Residency::Resident) return false;
     const void* data = tensor.tensor.const_data_ptr();
+    if (tensor.known && below(2)) {
+      const fake::MarkPtr used = fake::record(fake::current());
+      use_any_lane();
+      if (below(2)) fake::set_current(tensor.made_on);
+      fake::wait(fake::current(), used);
+    }
     give_kernel({{data, tensor.tensor.storage().nbytes(), tensor.value}}, nullptr, 0, 0, "unseen read");
     note_reads({&tensor});
     ++counts_["unseen"];
@@ -379,7 +403,7 @@ class RandomProgram {
   const size_t capacity_bytes_;
   std::vector<cudaStream_t> lanes_;
   std::vector<std::unique_ptr<Tensor>> tensors_;
-  bool recorded_ = false, swaps_ = true;
+  bool recorded_ = false, swaps_ = true, session_ = false;
   int raw_count_ = 0;
   int64_t next_value_ = 1;
 };

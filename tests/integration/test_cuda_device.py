@@ -33,13 +33,12 @@ WAITS = {
     "the host waits for the copy in that it asks for": ("host", "urgent"),
 }
 
-# Of csrc/order.h, those that programs show by themselves. HostRead is among the waits above. UserRecorded and
-# SessionBegins are for streams along which no op has run, PointerReplayed is for rare orders, and without SessionEnds
-# memory goes back to the system under copies.
+# Of csrc/order.h, those that programs show by themselves. HostRead is among the waits above. SessionBegins is for
+# streams along which no op has run, and PointerReplayed for rare orders: few programs show them.
 ORDERS = [
     *("CopyOut", "CopyIn", "FreePoint", "Arrival", "ArrivalElsewhere", "BufferReused", "BlockBack", "Death"),
-    *("AdoptedBack", "FirstRun", "Replayed", "ReplayRead", "HandedBack"),
-    *("HostReadReplayed", "PointerTaken", "SessionEndsReplayed"),
+    *("UserRecorded", "AdoptedBack", "FirstRun", "Replayed", "ReplayRead", "HandedBack"),
+    *("HostReadReplayed", "PointerTaken", "SessionEnds", "SessionEndsReplayed"),
 ]
 
 
