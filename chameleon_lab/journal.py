@@ -20,6 +20,10 @@ from .trace import Pause, StepTrace
 from .trace.overlap import exposed_share, hidden_share
 
 _KEPT_SUMMARIES = 10_000
+_KEPT_STACKED = 4
+"""Steps with stacks that are held, so that others with the same ops have them too."""
+_FIRST_STACKED, _STACKS_EVERY = 4, 16
+"""Steps of new ops have stacks recorded at once among the first, and at most one of so many later on."""
 _KEPT_STAGES = 64  # more than the steps that the core keeps
 
 
@@ -39,6 +43,8 @@ class Journal:
         self._counters: core.Counters | None = None
         self._allocator_setting = ""
         self._tick_s = 0.0
+        self._stacked: dict[int, core.StepLog] = {}  # the newest steps with stacks, by their fingerprints
+        self._stackless = 0  # steps since the newest of those
         self._unsettled: list[tuple[int, core.StepLog]] = []  # with their places in the history, from its end
 
     def begin(self) -> None:
@@ -97,6 +103,13 @@ class Journal:
             loading_s=paused.ticks_of(Pause.LOADING) * tick_s,
         )
         self._history.append(summary)
+        self._stackless += 1
+        if log.has_stacks:
+            self._stackless = 0
+            self._stacked.pop(log.fingerprint, None)
+            self._stacked[log.fingerprint] = log
+            while len(self._stacked) > _KEPT_STACKED:
+                self._stacked.pop(next(iter(self._stacked)))
         if not log.settled:
             self._unsettled.append((-1, log))
         return summary
@@ -119,6 +132,11 @@ class Journal:
                 yield log, self._tick_s
             else:
                 self._unsettled.append((place - 1, log))
+
+    def lacks_stacks(self, log: core.StepLog) -> bool:
+        """Should the next step record its stacks, so that ops such as those of ``log`` have some? Ever more rarely."""
+        known = log.fingerprint in self._stacked
+        return not known and (len(self._history) < _FIRST_STACKED or self._stackless >= _STACKS_EVERY)
 
     # ------------------------------------------------------------------------------------------------ finished steps
 
@@ -178,7 +196,10 @@ class Journal:
         if stage is None:  # long past, and kept by a planner; or so new that it has not been taken in
             stage = self.newest.stage if self.newest else ""
         texts = self._discovery.modules.texts, self._discovery.labels.texts
-        return step_trace(log, stage, *texts, keeps_host_copies=self._keeps_host_copies)
+        alike = None if log.has_stacks else self._stacked.get(log.fingerprint)
+        if alike is not None and alike.op_count != log.op_count:
+            alike = None
+        return step_trace(log, stage, *texts, keeps_host_copies=self._keeps_host_copies, stacks_of=alike)
 
     def resident_peaks(self, index: int, parts: int) -> np.ndarray:
         """See :meth:`chameleon_lab.Session.resident_peaks`."""

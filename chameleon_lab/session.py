@@ -120,7 +120,9 @@ class Session:
             extension that is no op, say; what Python does with ``data_ptr()``, numpy or DLPack is seen anyway). A
             promise that is broken gives wrong numbers.
         max_ops: ops of a step that are recorded; a longer step is cut off there, and gets no policy.
-        stacks: record the Python stack of every op (slow: for looking, not for long runs).
+        stacks: record the Python stack of every op (slow: for looking, not for long runs). ``"once"``: of one step of
+            each sequence of ops, which its other steps show too; it costs next to nothing, and is what
+            ``%chameleon start`` does.
 
     Raises:
         ValueError, TypeError: an argument is no size, bandwidth or fraction.
@@ -144,7 +146,7 @@ class Session:
         split_optimizer: bool = True,
         rematerialise: bool | Literal["no", "cheap", "all", "trusting"] = True,
         max_ops: int = 2**20,
-        stacks: bool = False,
+        stacks: bool | Literal["once"] = False,
     ) -> None:
         self.device = parse_device(device)
         if capacity == UNLIMITED and policy is not None:
@@ -173,6 +175,8 @@ class Session:
         self._replayable = NOTHING
         self._declined: dict[str, str] = {}  # by the keys of storages, why they were not dropped
         self.warmup_steps = warmup_steps
+        if not isinstance(stacks, bool) and stacks != "once":
+            raise ValueError(f'stacks must be True, False or "once", got {stacks!r}')
         self.stacks = stacks
         if not isinstance(max_ops, int) or max_ops < 1:
             raise ValueError(f"max_ops must be a number of ops from 1 up, got {max_ops!r}")
@@ -285,7 +289,7 @@ class Session:
         options.link_in_bytes_per_s = self.link.in_bytes_per_s or 0.0
         options.min_swap_bytes = self.min_swap_bytes
         options.max_ops = self.max_ops
-        options.stacks = self.stacks
+        options.stacks = bool(self.stacks)
         options.trusting = self.rematerialise == "trusting"
         options.splits_lists = self._splits_lists
         try:
@@ -474,6 +478,8 @@ class Session:
         elif whole and self.capacity_bytes is not None:
             least_compute_s = self._host_times.learn(log)
         summary = self._journal.ended(log, stage.value)
+        if self.stacks == "once":
+            core.record_stacks(self._journal.lacks_stacks(log))
         self._steps += 1
         if self._takes_what_there_is and self._steps == 1:
             self._leave_to_others()

@@ -251,7 +251,8 @@ PYBIND11_MODULE(_C, m) {
   PYBIND11_NUMPY_DTYPE(chameleon::OpRow, start_ticks, end_ticks, stall_ticks, device_ticks, sequence_nr,
                        live_peak_bytes, resident_peak_bytes, name, module, thread, stack, plan_op, stage, token);
   PYBIND11_NUMPY_DTYPE(chameleon::StorageRow, uid, bytes, block_bytes, module, label, birth_op, birth_ordinal, death_op,
-                       category, movable);
+                       shape, dtype, category, movable);
+  PYBIND11_NUMPY_DTYPE(chameleon::MarkRow, start_ticks, end_ticks, name, thread, from_op, to_op);
   PYBIND11_NUMPY_DTYPE(chameleon::UseRow, op, storage, part, reads, writes);
   PYBIND11_NUMPY_DTYPE(chameleon::PauseRow, start_ticks, end_ticks, op, kind);
   PYBIND11_NUMPY_DTYPE(chameleon::TransferRow, bytes, due_ticks, issue_ticks, start_ticks, end_ticks, storage, issue_op,
@@ -328,7 +329,9 @@ PYBIND11_MODULE(_C, m) {
       .def("declined", [](const chameleon::StepLog& log) { return as_array(log.declined); })
       .def("pauses", [](const chameleon::StepLog& log) { return as_array(log.pauses); })
       .def("makings", [](const chameleon::StepLog& log) { return as_array(log.makings); })
+      .def("marks", [](const chameleon::StepLog& log) { return as_array(log.marks); })
       .def("stacks", &symbolized)
+      .def_property_readonly("has_stacks", [](const chameleon::StepLog& log) { return !log.stacks.empty(); })
       .def_readonly("leaf_calls", &chameleon::StepLog::leaf_calls);
 
   py::class_<chameleon::TensorShape>(m, "TensorShape")
@@ -392,6 +395,25 @@ PYBIND11_MODULE(_C, m) {
   m.def("in_backward", [] { return Runtime::instance().in_backward(); }, "Does the newest op belong to a backward?");
   m.def("wake_promptly", &wake_promptly, py::arg("on"),
         "Whether timed waits of this thread end on time; else they end as the system likes, 50 us late by default.");
+  m.def("record_stacks", [](bool on) { Runtime::instance().record_stacks(on); });
+  m.def("mark_names", [] { return Runtime::instance().mark_names(); }, nogil());
+  m.def("shapes", [] {
+    py::list all;
+    std::vector<std::vector<int64_t>> shapes;
+    {
+      const chameleon::Released release;
+      shapes = Runtime::instance().shapes();
+    }
+    for (const auto& sizes : shapes) all.append(py::tuple(py::cast(sizes)));
+    return all;
+  });
+  m.def("scalar_types", [] {
+    std::vector<std::string> names;
+    for (int type = 0; type < static_cast<int>(c10::ScalarType::NumOptions); ++type) {
+      names.emplace_back(c10::toString(static_cast<c10::ScalarType>(type)));
+    }
+    return names;
+  });
   m.def("set_optimizer_stage", [](bool on) { Runtime::instance().set_optimizer_stage(on); });
   m.def("op_names", &chameleon::op_names);
 

@@ -72,6 +72,11 @@ std::shared_ptr<StepLog> Recorder::close() {
     end_pause();
     begin_pause(kind, nullptr);
   }
+  for (OpenMark& mark : open_marks_) {
+    write_mark(mark.row);
+    mark.row.start_ticks = log_->end_ticks;
+    mark.row.from_op = 0;
+  }
   auto closed = log_;
   finished_.push_back(closed);
   while (finished_.size() > kKeptSteps) finished_.pop_front();
@@ -137,6 +142,30 @@ void Recorder::end_pause() {
   if (now > start) log_->pauses.push_back({start, now, ops(), static_cast<uint8_t>(paused_for_)});
 }
 
+int64_t Recorder::begin_mark(const char* name, int32_t thread) {
+  const auto [known, is_new] = mark_numbers_.try_emplace(name, static_cast<int32_t>(mark_names_.size()));
+  if (is_new) mark_names_.emplace_back(name);
+  const int64_t mark = ++next_mark_;
+  open_marks_.push_back({mark, {now_ticks(), 0, known->second, thread, ops(), 0}});
+  return mark;
+}
+
+void Recorder::end_mark(int64_t mark) {
+  const auto found =
+      std::find_if(open_marks_.rbegin(), open_marks_.rend(), [mark](const OpenMark& open) { return open.id == mark; });
+  if (found == open_marks_.rend()) return;
+  const MarkRow row = found->row;
+  open_marks_.erase(std::next(found).base());
+  write_mark(row);
+}
+
+void Recorder::write_mark(const MarkRow& mark) {
+  if (log_->marks.size() >= kMostMarks) return;
+  log_->marks.push_back(mark);
+  log_->marks.back().end_ticks = now_ticks();
+  log_->marks.back().to_op = ops();
+}
+
 void Recorder::timed(int32_t op, EventPtr begin, EventPtr end) {
   if (row(op)) log_->spans.push_back({op, std::move(begin), std::move(end)});
 }
@@ -168,6 +197,8 @@ int32_t Recorder::row_of(Storage& storage) {
   row.birth_op = -1;
   row.birth_ordinal = -1;
   row.death_op = -1;
+  row.shape = storage.form.shape;
+  row.dtype = storage.form.dtype;
   row.category = static_cast<uint8_t>(storage.category);
   row.movable = 1;
   return storage.log_row;
@@ -191,6 +222,8 @@ void Recorder::died(Storage& storage) {
   row.movable = storage.settled && !storage.given_out();
   row.category = static_cast<uint8_t>(storage.category);
   row.label = storage.label;
+  row.shape = storage.form.shape;
+  row.dtype = storage.form.dtype;
 }
 
 void Recorder::used(Storage& storage, bool reads, bool writes, int32_t part) {

@@ -4,10 +4,12 @@
 // that people work with are documented in chameleon_lab/trace/columns.py.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "clock.h"
@@ -48,6 +50,8 @@ struct StorageRow {
   int32_t birth_op;
   int32_t birth_ordinal;
   int32_t death_op;
+  int32_t shape;  // index into Runtime::shapes(), or -1
+  int8_t dtype;   // a c10::ScalarType, or -1
   uint8_t category;
   uint8_t movable;
 };
@@ -96,6 +100,16 @@ struct PauseRow {
   Ticks end_ticks;
   int32_t op;  // the next one
   uint8_t kind;
+};
+
+// A stretch that the user's own code has named: torch.profiler.record_function, and what torch itself names so.
+struct MarkRow {
+  Ticks start_ticks;
+  Ticks end_ticks;
+  int32_t name;  // index into mark_names()
+  int32_t thread;
+  int32_t from_op;
+  int32_t to_op;  // the first op after it
 };
 
 // What a wait makes room for.
@@ -177,6 +191,7 @@ struct StepLog {
   std::vector<ReplayRow> replays;
   std::vector<DeclinedRow> declined;
   std::vector<PauseRow> pauses;
+  std::vector<MarkRow> marks;      // in order of their ends
   std::vector<MakingRow> makings;  // of the whole step, or none
   int32_t making_count = 0;
   bool has_makings = false;
@@ -263,6 +278,11 @@ class Recorder {
   void begin_pause(PauseKind kind, EventPtr moment);  // moment: when what was given to the device before is done
   void end_pause();
 
+  // Marks may begin in one step and end in another: each has its part.
+  int64_t begin_mark(const char* name, int32_t thread);  // returns what end_mark() takes
+  void end_mark(int64_t mark);
+  const std::vector<std::string>& mark_names() const { return mark_names_; }
+
   // Close the step: every storage alive gets a row. Movable: may it leave the device?
   template <class Movable>
   std::shared_ptr<StepLog> end_step(const StorageTable& table, Movable movable) {
@@ -274,6 +294,8 @@ class Recorder {
       row.movable = movable(*storage);
       row.category = static_cast<uint8_t>(storage->category);
       row.label = storage->label;
+      row.shape = storage->form.shape;
+      row.dtype = storage->form.dtype;
       if (storage->block) left(*storage, ops);
     }
     return close();
@@ -283,6 +305,17 @@ class Recorder {
   std::shared_ptr<StepLog> close();
   void begin_step();
   bool full() const { return log_->truncated_ops > 0; }
+  void write_mark(const MarkRow& mark);
+
+  struct OpenMark {
+    int64_t id;
+    MarkRow row;
+  };
+  std::vector<OpenMark> open_marks_;
+  std::vector<std::string> mark_names_;
+  std::unordered_map<std::string, int32_t> mark_numbers_;
+  inline static std::atomic<int64_t> next_mark_{0};  // over all sessions: a mark may end in a later one
+  static constexpr size_t kMostMarks = size_t{1} << 16;
 
   std::shared_ptr<StepLog> log_;
   std::deque<std::shared_ptr<StepLog>> finished_;

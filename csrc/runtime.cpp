@@ -201,6 +201,10 @@ void Runtime::install_callback() {
                                         .needsOutputs(true)
                                         .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
   if (earlier != at::INVALID_CALLBACK_HANDLE) at::removeCallback(earlier);
+  if (marks_callback_ == at::INVALID_CALLBACK_HANDLE) {
+    marks_callback_ = at::addGlobalCallback(at::RecordFunctionCallback(&Runtime::on_mark_start, &Runtime::on_mark_end)
+                                                .scopes({at::RecordScope::USER_SCOPE}));
+  }
 }
 
 void Runtime::close() {
@@ -215,6 +219,8 @@ void Runtime::close() {
   restore_dropped(thread_state());
   closing_ = false;
   open_ = false;
+  if (marks_callback_ != at::INVALID_CALLBACK_HANDLE) at::removeCallback(marks_callback_);
+  marks_callback_ = at::INVALID_CALLBACK_HANDLE;
   tracked_bytes_ = kTrackedBytes;
   // A real device may not hold everything at once. Then what is away comes back when it is used, as it did before.
   if (!swapper_.restore_all()) return;
@@ -383,6 +389,16 @@ void Runtime::begin_step() {
   executor_.begin_step();
   recorder_.record_makings(keeps_producers_);
   newest_ = {++step_serial_, -1, executor_.loaded() ? 0 : -1, kBeforeFirstOp};
+}
+
+std::vector<std::string> Runtime::mark_names() {
+  Lock lock(mutex_);
+  return recorder_.mark_names();
+}
+
+std::vector<std::vector<int64_t>> Runtime::shapes() {
+  Lock lock(mutex_);
+  return forms_.shapes();
 }
 
 std::vector<std::shared_ptr<StepLog>> Runtime::logs() {

@@ -129,6 +129,9 @@ class Runtime {
   bool in_backward() const {
     return in_backward_.load(std::memory_order_relaxed);
   }  // does the newest op belong to one?
+  void record_stacks(bool on) { stacks_.store(on, std::memory_order_relaxed); }  // of the ops that begin from now on
+  std::vector<std::string> mark_names();
+  std::vector<std::vector<int64_t>> shapes();  // what StorageRow::shape counts
   void set_optimizer_stage(bool on) { optimizer_stage_.store(on, std::memory_order_relaxed); }
 
   // Owners: how many tensors are known to hold the storage; held by more, it stays where it is, unless the caller is
@@ -214,6 +217,8 @@ class Runtime {
   static std::vector<Runtime*> all();
   static std::unique_ptr<at::ObserverContext> on_op_start(const at::RecordFunction& function);
   static void on_op_end(const at::RecordFunction& function, at::ObserverContext* context);
+  static std::unique_ptr<at::ObserverContext> on_mark_start(const at::RecordFunction& function);
+  static void on_mark_end(const at::RecordFunction& function, at::ObserverContext* context);
   static void on_access(c10::StorageImpl* impl);
   static bool on_mark_read(const void* address);
   static void on_away_deleted(void* storage);
@@ -227,7 +232,7 @@ class Runtime {
   void bring_for_pointer(Storage& storage, ThreadState& thread);
   void expect_writes(Storage& storage, ThreadState& thread);
   void hold_here(Storage& storage);
-  void use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part = -1);
+  Storage* use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part = -1);
   void use_elements(const c10::IValue& list, size_t argument, const OpInfo& info, ThreadState& thread);
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                   const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare);
@@ -333,6 +338,8 @@ class Runtime {
   std::optional<std::mt19937> dice_;  // decide which of them
   bool limited_ = false;              // is there a capacity?
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
+  at::CallbackHandle marks_callback_ = at::INVALID_CALLBACK_HANDLE;
+  TensorForms forms_;
   uint64_t serials_ = 0;  // of outermost ops, and of replays between them
   int32_t timed_every_ = 0;
   int32_t timed_first_ = 0;

@@ -98,6 +98,32 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
   }
 }
 
+// A stretch that the user has named: no op, and nothing that it could pin.
+namespace {
+struct MarkContext : at::ObserverContext {
+  MarkContext(Runtime* runtime, int64_t mark) : runtime(runtime), mark(mark) {}
+  Runtime* runtime;
+  int64_t mark;
+};
+}  // namespace
+
+std::unique_ptr<at::ObserverContext> Runtime::on_mark_start(const at::RecordFunction& function) {
+  Runtime& runtime = instance();
+  if (!runtime.open_) return nullptr;
+  ThreadState& thread = thread_state();
+  Lock lock(runtime.mutex_);
+  if (!runtime.open_) return nullptr;
+  if (thread.index < 0) thread.index = runtime.next_thread_++;
+  return std::make_unique<MarkContext>(&runtime, runtime.recorder_.begin_mark(function.name(), thread.index));
+}
+
+void Runtime::on_mark_end(const at::RecordFunction&, at::ObserverContext* context) {
+  if (!context) return;
+  const auto* begun = static_cast<MarkContext*>(context);
+  Lock lock(begun->runtime->mutex_);
+  if (begun->runtime->open_) begun->runtime->recorder_.end_mark(begun->mark);
+}
+
 void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
   const bool outermost = thread.depth == 0;
   // Strong references, taken before the lock and released after it.
@@ -252,13 +278,16 @@ Runtime::OpPlace& Runtime::place(ThreadState& thread) {
 }
 
 void Runtime::use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread) {
-  each_storage(value, [&](c10::StorageImpl* impl) { use(impl, info.reads(argument), info.writes(argument), thread); });
+  each_storage_of(value, [&](const at::Tensor& tensor, c10::StorageImpl* impl) {
+    Storage* storage = use(impl, info.reads(argument), info.writes(argument), thread);
+    if (storage && C10_UNLIKELY(storage->form.dtype < 0)) storage->form = forms_.of(tensor, storage->bytes);
+  });
 }
 
-void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part) {
+Storage* Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part) {
   Storage* storage = find(impl);
   if (!storage && options_.unbacked) storage = see_unbacked(impl, thread);  // made before, or out of torch's sight
-  if (!storage) return;
+  if (!storage) return nullptr;
   if (!storage->impl) attach(*storage, impl);
   settle(*storage, thread);
   if (storage->residency != Residency::Resident) {
@@ -284,6 +313,7 @@ void Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& 
   if (storage->anchor && thread.depth == 1) thread.token = mix_token(thread.token, storage->anchor);
   if (storage->category == Category::Activation || storage->category == Category::Parameter) thread.in_graph = true;
   if (open_) recorder_.used(*storage, reads, writes, part);
+  return storage;
 }
 
 void Runtime::pin(Storage& storage, ThreadState& thread) {
@@ -362,10 +392,11 @@ void Runtime::unpin(Storage& storage) {
 }
 
 void Runtime::attach_output(const c10::IValue& value, bool settled, const ThreadState& thread) {
-  each_storage(value, [&](c10::StorageImpl* impl) {
+  each_storage_of(value, [&](const at::Tensor& tensor, c10::StorageImpl* impl) {
     Storage* storage = find(impl);
     if (!storage) return;
     if (!storage->impl) attach(*storage, impl);
+    if (storage->form.dtype < 0) storage->form = forms_.of(tensor, storage->bytes);
     if (settled) settle(*storage, thread);
   });
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "tensor_forms.h"
 
 namespace chameleon {
 
@@ -101,6 +102,7 @@ struct Storage {
   bool categorised = false;  // told by the session; guesses do not override it
   int32_t label = -1;
   int32_t module = -1;
+  TensorForm form;        // of the first tensor that was seen of it
   uint32_t anchor = 0;    // the hash of its name, if it has the same storage in every step; else 0
   int64_t birth_op = -1;  // step-relative; of the step that made it
   int32_t birth_ordinal = -1;

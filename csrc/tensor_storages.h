@@ -40,11 +40,16 @@ void each_tensor(const c10::IValue& value, F&& f) {
 }
 
 template <class F>
-void each_storage(const c10::IValue& value, F&& f) {
+void each_storage_of(const c10::IValue& value, F&& f) {
   each_tensor(value, [&](const at::Tensor& tensor) {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-    if (impl->has_storage()) f(impl->unsafe_storage().unsafeGetStorageImpl());
+    if (impl->has_storage()) f(tensor, impl->unsafe_storage().unsafeGetStorageImpl());
   });
+}
+
+template <class F>
+void each_storage(const c10::IValue& value, F&& f) {
+  each_storage_of(value, [&](const at::Tensor&, c10::StorageImpl* impl) { f(impl); });
 }
 
 // Sparse and quantized tensors keep tensors inside, which kernels read without an op that has them as inputs. The

@@ -6,8 +6,9 @@ import threading
 import traceback
 from typing import Any
 
-from . import box, compare, views
+from . import box, compare, icicle, views
 from .editing import Desk
+from .file_names import trace_files
 from .protocol import (
     MAX_REPLY_BYTES,
     VERSION,
@@ -59,6 +60,12 @@ def _dispatch(sources: Sources, request: Request) -> tuple[dict[str, Any], list[
             return compare.compare_view(sources.sides, a, b, p.axis, p.start, p.end, p.width)
         case "draft":
             return sources.draft(p.source, p.rebase), []
+        case "growth":
+            return icicle.grown(sources.steps_of(p.source)), []
+        case "save_trace":
+            return sources.save_trace(p.source, p.path, p.overwrite), []
+        case "files":
+            return {"paths": trace_files()}, []
     if isinstance(p, DraftOf):
         return _edit(sources.desk(p.source), request), []
     scene = sources.scene(p.source, p.first, p.last)
@@ -71,6 +78,16 @@ def _dispatch(sources: Sources, request: Request) -> tuple[dict[str, Any], list[
             return views.point(scene, p.axis, p.track, p.row), []
         case "storage":
             return views.storage(scene, p.axis, p.uid), []
+        case "icicle":
+            return icicle.icicle(scene, p.axis, p.at, p.by), []
+        case "notes":
+            return {"notes": sources.notes.shown(p.source, scene)}, []
+        case "note":
+            sources.notes.add(p.source, scene, p.axis, p.at, p.text)
+            return {"notes": sources.notes.shown(p.source, scene)}, []
+        case "forget_note":
+            sources.notes.forget(p.source, p.index)
+            return {"notes": sources.notes.shown(p.source, scene)}, []
         case "alive":
             return views.alive(scene, p.axis, p.at), []
         case "range":

@@ -47,7 +47,8 @@ OPTIONS
   --policy FILE        use this policy instead of a generated one
   --rematerialize HOW  replay ops instead of copying what they made: no, cheap, all or trusting
   --no-planning        no policy: eviction alone keeps the run within the capacity
-  --stacks             record the Python stack of every op (slow)
+  --stacks             record the Python stack of every op of every step (slow); else of one step of each kind
+  --no-stacks          record none
 
 Python values go in braces: %chameleon start --capacity {peak // 4}"""
 
@@ -102,6 +103,7 @@ def _session_options(command: str) -> _Parser:
     parser.add_argument("--rematerialize", "--rematerialise", dest="rematerialise", default=True)
     parser.add_argument("--no-planning", action="store_true")
     parser.add_argument("--stacks", action="store_true")
+    parser.add_argument("--no-stacks", dest="own_stacks", action="store_false")
     return parser
 
 
@@ -284,7 +286,7 @@ class ChameleonMagics(Magics):
                 policy=policy,
                 planning=not options.no_planning,
                 rematerialise=options.rematerialise,
-                stacks=options.stacks,
+                stacks=options.stacks or ("once" if options.own_stacks else False),
             )
         if waited:
             print(f"Using {_headline(policy)}, as loaded.")

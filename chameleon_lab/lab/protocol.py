@@ -111,6 +111,45 @@ class Alive(SceneOf):
 
 
 @dataclass(frozen=True)
+class Icicle(Alive):
+    """The storages alive at a position, as a tree ``by`` module or by Python stack."""
+
+    by: str
+
+
+@dataclass(frozen=True)
+class GrowthOf:
+    """What grows over all recorded steps of a source."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class NewNote(SceneOf):
+    """A note at a position of the axis."""
+
+    axis: str
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class NoteOf(SceneOf):
+    """One of the notes of a source, by its number."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class SaveTrace:
+    """Write the recorded steps of a source, with its notes, to a file."""
+
+    source: str
+    path: str
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
 class Range(SceneOf):
     """A stretch of the axis, to be summed up."""
 
@@ -263,6 +302,13 @@ METHODS: dict[str, type] = {
     "point": Point,
     "storage": StorageOf,
     "alive": Alive,
+    "icicle": Icicle,
+    "growth": GrowthOf,
+    "notes": SceneOf,
+    "note": NewNote,
+    "forget_note": NoteOf,
+    "save_trace": SaveTrace,
+    "files": Empty,
     "range": Range,
     "seek": Seek,
     "search": Search,
@@ -294,9 +340,10 @@ _CHOICES = {
     "change": ("add", "set", "replace", "remove", "undo", "redo", "discard"),
     "sort": ("name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "replay_s", "by"),
     "what": ("stall", "peak", "op"),
+    "by": ("module", "stack"),
 }
 _LIMITS = {"width": (1, 16384), "height": (1, 16384), "first_row": (0, 2**31), "count": (1, MAX_ROWS)}
-_MAX_TEXT = {"query": 400, "path": 4096, "source": 4200, "storage": 2000}
+_MAX_TEXT = {"query": 400, "path": 4096, "text": 2000, "source": 4200, "storage": 2000}
 
 
 @dataclass(frozen=True)

@@ -389,6 +389,44 @@ class Scene:
             for axis in AXES
         }
 
+    @cached_property
+    def mark_names(self) -> tuple[str, ...]:
+        """What the user's own code calls its stretches."""
+        return self._worded("marks", "name", "mark_names")[0]
+
+    @cached_property
+    def marks(self) -> dict[str, np.ndarray]:
+        """The stretches that the user has named: ``name``, ``from_op``, ``to_op``, times, ``depth`` in one another."""
+        first = np.repeat(self.first_op[:-1], [len(step.marks) for step in self.steps])
+        start = self._joined("marks", "start_s", "time")
+        end = start + self._joined("marks", "duration_s")
+        thread = self._joined("marks", "thread")
+        depth = np.zeros(len(start), dtype=np.uint8)
+        open_until: dict[int, list[float]] = {}
+        for row in np.lexsort((-end, start)).tolist():
+            around = open_until.setdefault(int(thread[row]), [])
+            while around and around[-1] <= start[row]:
+                around.pop()
+            depth[row] = min(len(around), 255)
+            around.append(float(end[row]))
+        return {
+            "name": self._worded("marks", "name", "mark_names")[1],
+            "from_op": self._joined("marks", "from_op") + first,
+            "to_op": self._joined("marks", "to_op") + first,
+            "start_s": start,
+            "end_s": end,
+            "depth": depth,
+        }
+
+    @cached_property
+    def mark_intervals(self) -> dict[str, Intervals]:
+        """The marks on each axis."""
+        rows = self.marks
+        return {
+            "time": Intervals(rows["start_s"], rows["end_s"]),
+            "op": Intervals(rows["from_op"].astype(np.float64), rows["to_op"].astype(np.float64)),
+        }
+
     # ------------------------------------------------------------------------------------------------ levels
 
     @cached_property

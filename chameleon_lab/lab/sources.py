@@ -14,6 +14,7 @@ from ..trace import StepTrace, Trace
 from .clock import Clock, clock_of
 from .compare import Side, Sides, policy_step
 from .editing import Desk
+from .notes import KEY, Notes
 from .predicted import predicted_step
 from .protocol import ProtocolError
 from .protocol import Side as SideOf
@@ -45,6 +46,7 @@ class Sources:
         """Set when a draft has something new to tell."""
         self.sides = Sides()
         self._predicted: tuple[Policy, Scene] | None = None
+        self.notes = Notes()
 
     # ------------------------------------------------------------------------------------------------ what there is
 
@@ -113,6 +115,7 @@ class Sources:
                 "bad_file", f"{path}: the trace has no step with an op", "Save one after a whole step."
             )
         source = f"file:{path}"
+        self.notes.take(source, trace.meta)
         with self._lock:
             self._files[source] = trace
             self._desks.pop(source, None)
@@ -292,6 +295,50 @@ class Sources:
         except SessionError as error:
             raise ProtocolError("gone", str(error), "Choose a newer step.") from None
         return steps, session.trace_meta()
+
+    def steps_of(self, source: str) -> list[StepTrace]:
+        """All recorded steps of a source, oldest first. Raises ProtocolError if it is gone."""
+        return self._recorded(source)[0]
+
+    def _recorded(self, source: str) -> tuple[list[StepTrace], dict[str, Any]]:
+        source = source.removeprefix(DRAFT)
+        if source in self._files:
+            trace = self._files[source]
+            return list(trace.steps), trace.meta
+        session = self._session_of(source)
+        steps = []
+        for index in session.recorded_steps():
+            try:
+                steps.append(session.recorded_step(index))
+            except SessionError:
+                continue  # steps come and go while a cell trains
+        return steps, session.trace_meta()
+
+    def save_trace(self, source: str, path: str, overwrite: bool) -> dict[str, Any]:
+        """Write the recorded steps of a source, and its notes, to a file.
+
+        Raises ProtocolError if there is nothing to write, a file is there already, or it cannot be written.
+        """
+        steps, meta = self._recorded(source)
+        steps = [step for step in steps if len(step.ops)]
+        if not steps:
+            raise ProtocolError("empty", f"{source} has no recorded step yet", "Train a whole step first.")
+        target = Path(path if path.endswith(".parquet") else f"{path}.parquet")
+        if target.exists() and not overwrite:
+            raise ProtocolError(
+                "exists", f"{target} is there already", "Choose another name, or overwrite it."
+            )
+        notes = self.notes.all(source)
+        meta = {name: value for name, value in meta.items() if name != KEY} | ({KEY: notes} if notes else {})
+        try:
+            Trace(steps, meta).save(str(target))
+        except OSError as error:
+            raise ProtocolError(
+                "bad_file", f"{target}: {error.strerror or error}", "Check the path."
+            ) from None
+        except (TraceError, ImportError) as error:
+            raise ProtocolError("bad_file", str(error)) from None
+        return {"path": str(target), "bytes": target.stat().st_size, "steps": len(steps)}
 
     def _session_of(self, source: str) -> Session:
         named = self.session()

@@ -54,6 +54,8 @@ def describe(scene: Scene) -> dict[str, Any]:
         "stages": list(scene.stages.labels),
         "layers": list(scene.layers.labels),
         "modules": list(scene.submodules.labels),
+        "mark_names": list(scene.mark_names),
+        "marks": len(scene.marks["name"]),
         "storages": int(scene.storage_rank.max(initial=-1)) + 1,
         "ops": scene.op_count,
         "transfers": [int(way.sum()) for way in by_way],
@@ -117,6 +119,12 @@ def _tables(
     for name, spans in (("stages", scene.stages), ("layers", scene.layers), ("modules", scene.submodules)):
         bars = scene.span_intervals[name, axis].bars(start, end, pixels, most(_MOST_SPANS))
         tables[name] = {**bar_columns(bars), "label": spans.label[bars.row].astype(np.int32)}
+    bars = scene.mark_intervals[axis].bars(start, end, pixels, most(_MOST_SPANS))
+    tables["marks"] = {
+        **bar_columns(bars),
+        "label": scene.marks["name"][bars.row].astype(np.int32),
+        "depth": scene.marks["depth"][bars.row],
+    }
     bars = scene.op_intervals[axis].bars(start, end, pixels, most(_MOST_OPS))
     tables["ops"] = {
         **bar_columns(bars),
@@ -268,6 +276,7 @@ def storage_facts(scene: Scene, row: int) -> dict[str, Any]:
         "category": int(scene.storage_category[row]),
         "module": paths[module[row]] if module[row] >= 0 else "",
         "movable": bool(table.movable[local]),
+        "form": scene.steps[step_row].form(local),
     }
 
 
@@ -575,6 +584,7 @@ def summarise(scene: Scene, axis: str, start: float, end: float) -> dict[str, An
             for row in top.tolist()
             if weights[row] > 0
         ],
+        "op_names": _by_name(scene, ops),
         "modules": [
             {"module": paths[i - 1] if i else "", "busy_s": float(busy[i])}
             for i in modules.tolist()
@@ -804,6 +814,43 @@ def _match_rate(scene: Scene) -> float | None:
     """Share of the ops that were found in the plan that was followed; None where none was."""
     matched = np.concatenate([step.ops.plan_op >= 0 for step in scene.steps])
     return float(matched.mean()) if matched.any() else None
+
+
+def _by_name(scene: Scene, ops: np.ndarray) -> list[dict[str, Any]]:
+    """These ops summed up by their name, those that took longest first: time, stall and replays, and bytes made."""
+    names, name = scene.op_names
+    made = np.zeros(scene.op_count)
+    births = np.concatenate(
+        [
+            np.where(step.storages.birth_op >= 0, step.storages.birth_op + scene.first_op[i], -1)
+            for i, step in enumerate(scene.steps)
+        ]
+    )
+    born = births >= 0
+    np.add.at(made, births[born].astype(np.int64), scene.storage_bytes[born])
+    sums = [
+        np.bincount(name[ops], weights=values[ops], minlength=len(names))
+        for values in (
+            np.ones(scene.op_count),
+            scene.op_end_s - scene.op_start_s,
+            scene.op_stall_s,
+            scene.op_replay_s,
+            made,
+        )
+    ]
+    order = np.argsort(-sums[1], kind="stable")
+    return [
+        {
+            "name": names[i],
+            "count": int(sums[0][i]),
+            "busy_s": float(sums[1][i]),
+            "stall_s": float(sums[2][i]),
+            "replay_s": float(sums[3][i]),
+            "made_bytes": int(sums[4][i]),
+        }
+        for i in order[:_MOST_ROWS].tolist()
+        if sums[0][i]
+    ]
 
 
 def _share_inside(x0: np.ndarray, x1: np.ndarray, start: float, end: float) -> np.ndarray:

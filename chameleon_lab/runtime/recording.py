@@ -9,6 +9,7 @@ import numpy as np
 from ..trace.columns import (
     Declined,
     Makings,
+    Marks,
     Ops,
     Pauses,
     Replays,
@@ -30,13 +31,19 @@ def step_trace(
     modules: Sequence[str],
     labels: Sequence[str],
     keeps_host_copies: bool = True,
+    stacks_of: core.StepLog | None = None,
 ) -> StepTrace:
-    """The columns of one finished step. Copies that have not ended yet get NaN times."""
+    """The columns of one finished step. Copies that have not ended yet get NaN times.
+
+    ``stacks_of``: a step with the same ops whose Python stacks are this one's too. None: its own.
+    """
     ops, storages, uses = log.ops(), log.storages(), log.uses()
-    replays, declined, makings = log.replays(), log.declined(), log.makings()
+    replays, declined, makings, marks = log.replays(), log.declined(), log.makings(), log.marks()
+    stacked = log if stacks_of is None else stacks_of
     paused = pause_times(log)
     since_start, when_done, tick_s = _clock(log, paused)
 
+    forms, form = _forms(storages["dtype"], storages["shape"])
     return StepTrace(
         index=log.index,
         session_stage=session_stage,
@@ -46,14 +53,14 @@ def step_trace(
         names=tuple(core.op_names()),
         modules=tuple(modules),
         labels=tuple(labels),
-        stacks=tuple(log.stacks()),
+        stacks=tuple(stacked.stacks()),
         ops=Ops(
             name=ops["name"].copy(),
             module=ops["module"].copy(),
             stage=ops["stage"].copy(),
             sequence_nr=ops["sequence_nr"].copy(),
             thread=ops["thread"].copy(),
-            stack=ops["stack"].copy(),
+            stack=stacked.ops()["stack"].copy(),
             start_s=since_start(ops["start_ticks"]),
             duration_s=(ops["end_ticks"] - ops["start_ticks"]) * tick_s,
             stall_s=ops["stall_ticks"] * tick_s,
@@ -74,6 +81,7 @@ def step_trace(
             birth_ordinal=storages["birth_ordinal"].copy(),
             death_op=storages["death_op"].copy(),
             movable=storages["movable"].astype(bool),
+            form=form,
         ),
         uses=Uses(
             op=uses["op"].copy(),
@@ -114,6 +122,16 @@ def step_trace(
             at_s=since_start(paused.start_ticks),
             duration_s=(paused.end_ticks - paused.start_ticks) * tick_s,
         ),
+        forms=forms,
+        mark_names=tuple(core.mark_names()),
+        marks=Marks(
+            name=marks["name"].copy(),
+            thread=marks["thread"].copy(),
+            from_op=marks["from_op"].copy(),
+            to_op=marks["to_op"].copy(),
+            start_s=np.maximum(since_start(marks["start_ticks"]), 0.0),
+            duration_s=since_start(marks["end_ticks"]) - np.maximum(since_start(marks["start_ticks"]), 0.0),
+        ),
         truncated_ops=log.truncated_ops,
         refusals=log.refusals,
         soft_ooms=log.soft_ooms,
@@ -123,6 +141,40 @@ def step_trace(
         device_syncs=log.device_syncs,
         useless_bytes=log.useless_bytes,
     )
+
+
+_DTYPES = {
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Half": "float16",
+    "Float": "float32",
+    "Double": "float64",
+    "ComplexHalf": "complex32",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+"""torch's names of what c10 calls otherwise than by the lower case of it."""
+
+
+def _forms(dtype: np.ndarray, shape: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+    """Dtypes and shapes in words, those that occur; and of each storage the index of its own, -1 unknown."""
+    shapes = core.shapes() if len(shape) and shape.max() >= 0 else []
+    pairs, index = np.unique(dtype.astype(np.int64) << 32 | (shape.astype(np.int64) + 1), return_inverse=True)
+    texts: list[str] = []
+    numbers = []
+    for pair in pairs.tolist():
+        kind, number = pair >> 32, (pair & 0xFFFFFFFF) - 1
+        if kind < 0:
+            numbers.append(-1)
+            continue
+        name = core.SCALAR_TYPES[kind]
+        sizes = f" [{', '.join(map(str, shapes[number]))}]" if number >= 0 else ""
+        numbers.append(len(texts))
+        texts.append(_DTYPES.get(name, name.lower()) + sizes)
+    return tuple(texts), np.array(numbers, dtype=np.int32)[index] if len(numbers) else index.astype(np.int32)
 
 
 _Times = Callable[[np.ndarray], np.ndarray]

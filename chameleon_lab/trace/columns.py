@@ -1,6 +1,6 @@
 """The trace model: what happened in a training step, as columns.
 
-A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds ten tables of equally long numpy
+A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds eleven tables of equally long numpy
 columns. Rows refer to each other by row number within the same step: ``uses.storage`` is a row of ``storages``,
 ``uses.op`` a row of ``ops``. Bytes are ``*_bytes``, seconds ``*_s`` (from the step's start), op indices ``*_op``.
 """
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from ..policy import Draft, Policy
     from .alive import Alive
+    from .flame import Node
+    from .growth import Growth
 
 
 class Stage(IntEnum):
@@ -140,6 +142,9 @@ class Storages(Table):
     movable: (
         np.ndarray
     )  # bool: may it leave the device? (known to the dispatcher, no raw pointer has escaped)
+    form: np.ndarray = _or(
+        -1, "int32"
+    )  # int32: dtype and shape of the first tensor seen of it: index into StepTrace.forms; -1 unknown
 
 
 @dataclass(frozen=True)
@@ -273,6 +278,26 @@ class Pauses(Table):
     duration_s: np.ndarray  # float64
 
 
+@dataclass(frozen=True)
+class Marks(Table):
+    """One row per stretch that the user's own code has named (``record_function``), in order of their ends.
+
+    Optimizers and data loaders of torch name theirs too. One that goes on over a step's end has a part in each step.
+    """
+
+    name: np.ndarray  # int32: index into StepTrace.mark_names
+    thread: np.ndarray  # int32: as in Ops
+    from_op: np.ndarray  # int32: the first op in it
+    to_op: np.ndarray  # int32: the first op after it; equal to from_op where no op ran
+    start_s: np.ndarray  # float64
+    duration_s: np.ndarray  # float64
+
+
+def _no_marks() -> Marks:
+    whole, real = np.zeros(0, dtype=np.int32), np.zeros(0)
+    return Marks(whole, whole, whole, whole, real, real)
+
+
 def _no_pauses() -> Pauses:
     none = np.zeros(0)
     return Pauses(none.astype(np.int32), none.astype(np.uint8), none, none)
@@ -328,6 +353,11 @@ class StepTrace:
     device_syncs: int = 0
     useless_bytes: int = 0
     pauses: Pauses = field(default_factory=_no_pauses)
+    forms: tuple[
+        str, ...
+    ] = ()  # dtypes and shapes, such as "float32 [64, 256]"; a dtype alone where views differ
+    mark_names: tuple[str, ...] = ()  # what the user's code calls its stretches
+    marks: Marks = field(default_factory=_no_marks)
 
     def __repr__(self) -> str:
         return (
@@ -359,6 +389,15 @@ class StepTrace:
 
         return Alive.at(self, op)
 
+    def flame(self, op: int | None = None, by: str = "module") -> Node:
+        """What is alive at an op, by default the peak, as a tree by ``"module"`` or by the Python ``"stack"``.
+
+        Raises IndexError if the step has no such op, ValueError if ``by`` is something else.
+        """
+        from .flame import flame
+
+        return flame(self, self.alive(op).rows, by)
+
     @cached_property
     def used_bytes(self) -> np.ndarray:
         """int64 (ops,): the blocks that each op reads and writes."""
@@ -383,6 +422,11 @@ class StepTrace:
     def list_runs(self) -> tuple[ListRun, ...]:
         """List ops that could run in smaller parts; see :mod:`~chameleon_lab.trace.list_ops`."""
         return list_runs(self)
+
+    def form(self, storage: int) -> str:
+        """Dtype and shape of a row of ``storages``, such as ``float32 [64, 256]``; empty where nobody has seen it."""
+        index = int(self.storages.form[storage])
+        return self.forms[index] if index >= 0 else ""
 
     def op_name(self, op: int) -> str:
         """The dispatcher's name of an op, such as ``aten::mm``."""
@@ -502,6 +546,12 @@ class Trace:
         See :meth:`StepTrace.alive`; raises ValueError if the trace is empty.
         """
         return self.last.alive(op)
+
+    def growth(self) -> Growth:
+        """What grew from step to step, by what made it, the fastest first: where a leak is to be seen."""
+        from .growth import growth
+
+        return growth(self.steps)
 
     def step_figure(self) -> go.Figure:
         """The newest step: resident bytes by category, transfers and stalls, over its time.

@@ -24,6 +24,7 @@ from .check import check_step
 from .columns import (
     Declined,
     Makings,
+    Marks,
     Ops,
     Pauses,
     Replays,
@@ -41,7 +42,7 @@ from .parquet_footer import stated_size
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 6
+VERSION = 7
 """Version of the trace file that this package writes, and the newest that it reads."""
 
 _KEY = b"chameleon_lab.trace"
@@ -68,7 +69,8 @@ _SCALARS = {
 }
 _SCALARS_OF_VERSION_1 = ("index", "session_stage", "start_s", "duration_s", "truncated_ops")
 """The others came with version 5; from an older file they read as 0."""
-_DICTIONARIES = ("names", "modules", "labels", "stacks")
+_DICTIONARIES = ("names", "modules", "labels", "stacks", "forms", "mark_names")
+_DICTIONARY_SINCE = {"forms": 7, "mark_names": 7}
 _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
     "ops": (
         Ops,
@@ -102,6 +104,7 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
             "birth_ordinal": "int32",
             "death_op": "int32",
             "movable": "bool",
+            "form": "int32",
         },
     ),
     "uses": (
@@ -177,9 +180,20 @@ _TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
         Pauses,
         {"op": "int32", "kind": "uint8", "at_s": "float64", "duration_s": "float64"},
     ),
+    "marks": (
+        Marks,
+        {
+            "name": "int32",
+            "thread": "int32",
+            "from_op": "int32",
+            "to_op": "int32",
+            "start_s": "float64",
+            "duration_s": "float64",
+        },
+    ),
 }
 
-_TABLE_SINCE = {"replays": 3, "declined": 3, "makings": 4, "pauses": 6}
+_TABLE_SINCE = {"replays": 3, "declined": 3, "makings": 4, "pauses": 6, "marks": 7}
 """The version that brought a table; an older file has no rows for it."""
 
 _SINCE: dict[tuple[str, str], tuple[int, float]] = {
@@ -191,6 +205,7 @@ _SINCE: dict[tuple[str, str], tuple[int, float]] = {
     **{("stalls", name): (6, np.nan) for name in ("due_s", "issue_s", "copy_start_s", "copy_end_s")},
     ("stalls", "room_bytes"): (6, 0),
     ("stalls", "room_storage"): (6, -1),
+    ("storages", "form"): (7, -1),
 }
 """The version that brought a column, and what it reads as from an older file."""
 
@@ -274,11 +289,12 @@ def _check_size(file: BinaryIO, path: str | os.PathLike[str]) -> None:
 def _steps(table: Any, keeps_host_copies: bool) -> list[StepTrace]:
     tables = {name: _tables(table.column(name), name) for name in _TABLES if name in table.schema.names}
     scalars = [name for name in _SCALARS if name in table.schema.names]
-    plain = table.select([*scalars, *_DICTIONARIES]).to_pylist()
+    dictionaries = [name for name in _DICTIONARIES if name in table.schema.names]
+    plain = table.select([*scalars, *dictionaries]).to_pylist()
     steps = []
     for position, values in enumerate(plain):
-        values |= {name: tuple(values[name]) for name in _DICTIONARIES}
-        if any(text is None for name in _DICTIONARIES for text in values[name]):
+        values |= {name: tuple(values[name]) for name in dictionaries}
+        if any(text is None for name in dictionaries for text in values[name]):
             raise ValueError("a name is missing")
         if any(values[name] is None for name in scalars):
             raise ValueError("a step without its index, stage, times or counts")
@@ -359,7 +375,9 @@ def _schema(pa: Any, version: int = VERSION) -> pyarrow.Schema:
         for name, kind in _SCALARS.items()
         if version >= 5 or name in _SCALARS_OF_VERSION_1
     ]
-    columns += [(name, pa.list_(pa.string())) for name in _DICTIONARIES]
+    columns += [
+        (name, pa.list_(pa.string())) for name in _DICTIONARIES if _DICTIONARY_SINCE.get(name, 1) <= version
+    ]
     for name, (_, kinds) in _TABLES.items():
         if _TABLE_SINCE.get(name, 1) > version:
             continue

@@ -2,7 +2,14 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 
 import type { KernelClient } from './client';
 import { LabModel } from './model';
-import { type IOp, type IStatus, type ISteps, type IStorage, LabError } from './protocol';
+import {
+  type INote,
+  type IOp,
+  type IStatus,
+  type ISteps,
+  type IStorage,
+  LabError
+} from './protocol';
 
 vi.mock('./timeline/tables', () => ({ readView: () => ({ start: 0, end: 1, exact: true }) }));
 
@@ -20,6 +27,7 @@ class FakeKernel {
   noDraft = false;
   /** Searches get no answer. */
   hold = false;
+  readonly notes: INote[] = [];
   readonly asked: [string, object][] = [];
   private _opened = false;
   onEvent: (name: string, body: unknown) => void = () => undefined;
@@ -75,6 +83,16 @@ class FakeKernel {
       const op = { row, x0: row / 10, x1: row / 10 + 0.05 };
       return { result: { op, number: rows.indexOf(row) + 1, count: this.found } };
     }
+    if (method === 'notes' || method === 'note' || method === 'forget_note') {
+      const { text, index } = params as { text?: string; index?: number };
+      if (text) {
+        const at = { time: 0.5, op: 1 };
+        this.notes.push({ index: this.notes.length, step: 1, op: 1, text, at });
+      } else if (index !== undefined) {
+        this.notes.splice(index, 1);
+      }
+      return { result: { notes: [...this.notes] } };
+    }
     const ofDraft = String((params as ISteps).source).startsWith('draft:');
     if (ofDraft && this.noDraft) {
       throw new LabError('gone', 'the draft is gone.');
@@ -117,6 +135,19 @@ test('the newest step is followed', async () => {
   kernel.step();
   await vi.advanceTimersByTimeAsync(5000);
   expect(drawn()).toMatchObject({ source: SESSION, last: 2 });
+});
+
+test('notes are kept by the kernel, and read again with the steps that they are in', async () => {
+  await model.addNote(0.5, 'here');
+  expect(model.notes.map(note => note.text)).toEqual(['here']);
+  kernel.step();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(drawn().last).toBe(2);
+  expect(model.notes).toHaveLength(1);
+  model.goTo(0.5);
+  expect(model.cursor).toBe(0.5);
+  await model.forgetNote(0);
+  expect(model.notes).toEqual([]);
 });
 
 test('what went wrong stays to be read while steps come in', async () => {

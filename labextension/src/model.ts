@@ -10,6 +10,7 @@ import {
   type IBoxed,
   type IHello,
   type IMethods,
+  type INote,
   type IOp,
   type IPoint,
   type IScene,
@@ -26,6 +27,7 @@ import {
   type Rows,
   type Track
 } from './protocol';
+import type { TrackName } from './timeline/layout';
 import { clamp, type IStretch } from './timeline/scale';
 import { readView } from './timeline/tables';
 import { ViewStore } from './timeline/viewStore';
@@ -80,6 +82,10 @@ export class LabModel {
   boxed: IBoxed | null = null;
   /** The op that was clicked. */
   op: ITouchingOp | null = null;
+  /** Tracks that the person has folded away. */
+  readonly folded = new Set<TrackName>();
+  /** Those in the drawn steps. */
+  notes: INote[] = [];
   alive: IAlive | null = null;
   /** Counts the times that the person asked what is alive. */
   asked = 0;
@@ -170,6 +176,7 @@ export class LabModel {
     this.boxed = null;
     this.op = null;
     this.alive = null;
+    this.notes = [];
     this.cursor = null;
     this.error = null;
     this.stallNumber = 0;
@@ -316,6 +323,7 @@ export class LabModel {
       if (newer !== undefined && sameSource) {
         await this.selectKey(newer);
       }
+      await this._readNotes();
       await this.search(this.query);
       if (hadAlive) {
         await this.ask(undefined, true);
@@ -712,6 +720,65 @@ export class LabModel {
   ): Promise<IAnswer<M> | undefined> {
     const client = this._client;
     return client ? this._ask(() => client.request(method, params)) : undefined;
+  }
+
+  /** The drawn steps as the kernel knows them, or null. */
+  get drawnSteps(): ISteps | null {
+    return this.steps && this._asked(this.steps);
+  }
+
+  /** Ask, and throw what the kernel answers instead. */
+  async attempt<M extends Method>(method: M, params: IMethods[M][0]): Promise<IAnswer<M>> {
+    if (!this._client) {
+      throw new LabError('closed', 'There is no kernel.');
+    }
+    return this._client.request(method, params);
+  }
+
+  /** Show what went wrong. */
+  fail(error: unknown): void {
+    this._fail(error);
+  }
+
+  /** Keep a note at a position of the axis. */
+  async addNote(at: number, text: string): Promise<void> {
+    await this._onScene(async (client, steps) => {
+      this._takeNotes(
+        (await client.request('note', { ...steps, axis: this.axis, at, text })).result
+      );
+    });
+  }
+
+  async forgetNote(index: number): Promise<void> {
+    await this._onScene(async (client, steps) => {
+      this._takeNotes((await client.request('forget_note', { ...steps, index })).result);
+    });
+  }
+
+  private async _readNotes(): Promise<void> {
+    const drawn = this.steps;
+    await this._onScene(async (client, steps) => {
+      const { result } = await client.request('notes', steps);
+      if (drawn === this.steps && (result.notes.length || this.notes.length)) {
+        this._takeNotes(result);
+      }
+    });
+  }
+
+  private _takeNotes({ notes }: { notes: INote[] }): void {
+    this.notes = notes;
+    this._emit('overlay');
+    this._emit('side');
+  }
+
+  /** Put the crosshair at a position, and bring it into sight. */
+  goTo(at: number): void {
+    const span = this.shown.end - this.shown.start;
+    if (at < this.shown.start || at > this.shown.end) {
+      this.look({ start: at - span / 2, end: at + span / 2 });
+    }
+    this.setCursor(at);
+    this._emit('side');
   }
 
   dismissError(): void {

@@ -13,10 +13,13 @@ import { EditorView } from './editor/view';
 import type { KernelFollower } from './kernelFollower';
 import { Bindings } from './keys/bindings';
 import { type Change, type IPreferences, LabModel } from './model';
+import { FlameTab } from './panel/flame';
 import { Header } from './panel/header';
 import { Inspector } from './panel/inspector';
 import { showKeys } from './panel/keysHelp';
+import { GrowthTab, notesTab, rangeTab } from './panel/moreTabs';
 import { notice } from './panel/notice';
+import { openSaveMenu } from './panel/saving';
 import { splitter } from './panel/splitter';
 import { Tables } from './panel/tables';
 import { Toolbar } from './panel/toolbar';
@@ -46,12 +49,17 @@ export class ChameleonPanel extends Widget {
       () => void this._openFile(),
       () => this._compareSides(),
       () => this.showKeys(),
+      at => openSaveMenu(this.node, at, this.model, this.timeline),
       this._keys
     );
     this._toolbar = new Toolbar(this.model, this.timeline, this._keys);
     const zoom = () => this.timeline.showSelected();
     this._inspector = new Inspector(this.model, zoom, this._keys);
     this._tables = new Tables(this.model);
+    this._flame = new FlameTab(this.model);
+    this._growth = new GrowthTab(this.model);
+    this._range = rangeTab(this.model);
+    this._notes = notesTab(this.model);
     const leave = { open: () => void this._openFile(), close: () => this._leaveComparison() };
     this.comparing = new ComparePage(this.model, leave, this._keys);
     this.editing = new EditorView(
@@ -63,6 +71,13 @@ export class ChameleonPanel extends Widget {
       this._keys
     );
     this.editing.addTabs(this._tables);
+    for (const { tab } of [this._flame, this._growth]) {
+      this._tables.add(tab);
+    }
+    for (const tab of [this._range, this._notes]) {
+      this._tables.add(tab);
+    }
+    this._flame.onNews = this._growth.onNews = () => this._tables.update();
     this.editing.onDraftable = () => this.update();
     this.editing.onRedraft = () => this.comparing.redraft();
     this.timeline.onMenu = (uid, x, y) => void this.editing.menuOf(uid, x, y);
@@ -148,6 +163,7 @@ export class ChameleonPanel extends Widget {
     this._themes?.themeChanged.disconnect(this._recolour, this);
     this._connection.dispose();
     this.editing.dispose();
+    this._flame.dispose();
     this.timeline.dispose();
     this.comparing.dispose();
     this.model.dispose();
@@ -179,6 +195,9 @@ export class ChameleonPanel extends Widget {
       this._toolbar.update();
       this._inspector.update();
       this._tables.update();
+      for (const part of [this._flame, this._growth, this._range, this._notes]) {
+        part.update();
+      }
     }
   }
 
@@ -212,10 +231,14 @@ export class ChameleonPanel extends Widget {
   }
 
   private async _openFile(): Promise<void> {
-    const { value, button: pressed } = await InputDialog.getText({
+    const known = await this.model.request('files', {});
+    const { value, button: pressed } = await InputDialog.getItem({
       title: 'Open a trace or a policy',
       label:
         'Path of a .parquet file, or of a policy (.json) to compare, as the kernel sees it: from its folder, or from the root',
+      items: known?.result.paths ?? [],
+      editable: true,
+      current: '',
       placeholder: 'run.parquet',
       okLabel: 'Open'
     });
@@ -257,6 +280,10 @@ export class ChameleonPanel extends Widget {
   private readonly _toolbar: Toolbar;
   private readonly _inspector: Inspector;
   private readonly _tables: Tables;
+  private readonly _flame: FlameTab;
+  private readonly _growth: GrowthTab;
+  private readonly _range: ReturnType<typeof rangeTab>;
+  private readonly _notes: ReturnType<typeof notesTab>;
   private readonly _keys: Bindings;
   private readonly _connection: Connection;
   private readonly _banner = h('div', { class: 'cl-banner', role: 'alert', hidden: true });

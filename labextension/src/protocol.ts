@@ -115,6 +115,9 @@ export interface IScene {
   stages: string[];
   layers: string[];
   modules: string[];
+  /** What the user's own code calls its stretches, and how many of those there are. */
+  mark_names: string[];
+  marks: number;
   storages: number;
   ops: number;
   transfers: [out: number, in_: number];
@@ -174,6 +177,8 @@ export interface IStorage {
   category: number;
   module: string;
   movable: boolean;
+  /** Dtype and shape, such as `float32 [64, 256]`; empty where nobody has seen a tensor of it. */
+  form: string;
 }
 
 export interface ITransfer {
@@ -304,6 +309,75 @@ export interface ISummary {
   peak_bytes: number;
   storages: (IStorage & { moved_bytes: number; stall_s: number })[];
   modules: { module: string; busy_s: number }[];
+  /** The ops by their name, those that took longest first. */
+  op_names: IOpName[];
+}
+
+export interface IOpName {
+  name: string;
+  count: number;
+  busy_s: number;
+  stall_s: number;
+  replay_s: number;
+  made_bytes: number;
+}
+
+export type TreeOf = 'module' | 'stack';
+
+/** One name in a tree of bytes; its children follow it, one deeper. */
+export interface INode {
+  name: string;
+  depth: number;
+  /** Where it begins in the row of its depth. */
+  start_bytes: number;
+  bytes: number;
+  count: number;
+  /** Of most of its bytes. */
+  category: number;
+  /** Of its storage, where it is one alone; else -1. */
+  uid: number;
+}
+
+export interface IIcicle {
+  at: number;
+  by: TreeOf;
+  step: number;
+  op: number;
+  op_name: string;
+  bytes: number;
+  count: number;
+  has_stacks: boolean;
+  nodes: INode[];
+}
+
+/** Storages of one origin that have not stopped growing. */
+export interface IGrown {
+  origin: string;
+  module: string;
+  category: string;
+  /** Alive at the end of each step. */
+  bytes: number[];
+  counts: number[];
+  bytes_per_step: number;
+  stack: string[];
+  uid: number;
+}
+
+export interface IGrowth {
+  steps: number[];
+  /** All that was alive at the end of each. */
+  bytes: number[];
+  count: number;
+  rows: IGrown[];
+}
+
+/** What a person has written down of a time. */
+export interface INote {
+  index: number;
+  step: number;
+  op: number;
+  text: string;
+  at: PerAxis;
 }
 
 export interface IFoundStorage extends IStorage {
@@ -730,6 +804,16 @@ export interface IMethods {
   point: [OnScene<{ axis: Axis; track: Track; row: number }>, IPoint];
   storage: [OnScene<{ axis: Axis; uid: number }>, IStorageDetail];
   alive: [OnScene<{ axis: Axis; at: number }>, IAlive];
+  icicle: [OnScene<{ axis: Axis; at: number; by: TreeOf }>, IIcicle];
+  growth: [{ source: string }, IGrowth];
+  notes: [ISteps, { notes: INote[] }];
+  note: [OnScene<{ axis: Axis; at: number; text: string }>, { notes: INote[] }];
+  forget_note: [OnScene<{ index: number }>, { notes: INote[] }];
+  save_trace: [
+    { source: string; path: string; overwrite?: boolean },
+    { path: string; bytes: number; steps: number }
+  ];
+  files: [Record<string, never>, { paths: string[] }];
   range: [OnScene<{ axis: Axis; start: number; end: number }>, ISummary];
   seek: [
     OnScene<{

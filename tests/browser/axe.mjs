@@ -101,6 +101,12 @@ await inLab(async (page, picture) => {
   await check('peak');
   await tab('Changes');
   await check('changes');
+  await tab('Flame');
+  await panel.locator('.cl-flame-node').first().waitFor();
+  await check('flame');
+  await tab('Growth');
+  await panel.locator('.cl-none, .cl-table-body tbody tr').first().waitFor();
+  await check('growth');
   for (const size of ['1280', '400']) {
     await resize(page, SIZES[size]);
     await tab(/^Decisions/);
@@ -114,6 +120,8 @@ await inLab(async (page, picture) => {
   await check('decisions, dark');
   await tab('Why is the peak here?');
   await check('peak, dark');
+  await tab('Flame');
+  await check('flame, dark');
   await panel.getByRole('button', { name: 'Compare…' }).click();
   await panel.locator('.cl-compare').waitFor();
   await check('compare, dark');

@@ -70,6 +70,39 @@ for _ in range(6):
     "%chameleon panel",
 ]
 
+# What the check of flame graph, growth, markers and notes runs: a loop that names its parts, and keeps too much.
+VIEW_CELLS = [
+    TRAIN_CELLS[0],
+    TRAIN_CELLS[1]
+    .replace(" --stacks", "")
+    .replace(
+        """\
+def train():
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        """\
+kept = []
+
+
+def leak(out):
+    kept.append(out.detach().repeat(4, 1).clone())
+
+
+def train():
+    with torch.profiler.record_function("my step"):
+        with torch.profiler.record_function("my forward"):
+            out = model(batch)
+        with torch.profiler.record_function("my backward"):
+            out.square().mean().backward()
+        leak(out)
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    ),
+]
+
 # What the policy editor's check runs: the same training, a loop that goes on until there is a file, and an end.
 EDIT_CELLS = [
     TRAIN_CELLS[0],
@@ -190,6 +223,7 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "empty": ["1 + 1"],
         "train": TRAIN_CELLS,
         "edit": EDIT_CELLS,
+        "views": VIEW_CELLS,
         "compare": COMPARE_CELLS,
         "replays": REPLAY_CELLS,
         "dashboard": DASHBOARD_CELLS,

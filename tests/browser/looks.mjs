@@ -2,8 +2,8 @@
 import { readFileSync } from 'node:fs';
 
 const FONT = new URL('../../node_modules/@fontsource/inter/files/', import.meta.url);
-/** The panel's sizes in pixels: beside a narrow notebook in a window of 1600 x 1000, of 1280 x 800, and docked. */
-export const SIZES = { 1600: [1228, 860], 1280: [930, 690], 400: [400, 860] };
+/** The panel's sizes in pixels: beside a narrow notebook in a window of 1600 x 1000, of 1280 x 800, docked, and in docs. */
+export const SIZES = { 1600: [1228, 860], 1280: [930, 690], 400: [400, 860], docs: [1180, 780] };
 
 /** Write everything in one font that comes along with the tests, and turn off what moves. */
 export function sameFont(page) {

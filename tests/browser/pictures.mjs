@@ -68,5 +68,42 @@ await inLab(async (page, picture) => {
   await shoot('1280-dark');
   await resize(page, SIZES[1600]);
   await shoot('1600-dark');
+
+  // The pictures of the documentation and of the first tutorial.
+  await theme(page, 'Light');
+  await resize(page, SIZES.docs);
+  const show = async name => {
+    await settled(page);
+    await picture(`see-${name}`, panel);
+  };
+  await look(({ model }) => model.select(null));
+  await tab('Storages').click();
+  await show('step');
+  await panel.locator('.cl-overlay').focus();
+  await page.keyboard.press(']');
+  await panel.getByText(/Stall 1 of/).waitFor();
+  await panel.locator('.cl-choices').waitFor();
+  await show('stall');
+  await page.keyboard.press('f');
+  await look(({ model }) => model.selectKey('model.blocks.2.mlp.gelu/aten::gelu.0#0'));
+  await look(({ model }) => model.ask(undefined, true));
+  await tab('Flame').click();
+  await panel.locator('.cl-flame-node').first().waitFor();
+  await show('flame');
+  await tab(/^Decisions/).click();
+  await panel.locator('.cl-card[data-action="swap"]').getByRole('radio').check();
+  await page.waitForFunction(() => {
+    const standing = document.querySelector('.cl-standing')?.textContent ?? '';
+    return standing.includes('1 change by you') && !/Estimate|Planning/.test(standing);
+  });
+  await page.waitForFunction(
+    () => !document.querySelector('.cl-cards').innerText.includes('planning…')
+  );
+  await show('decide');
+  await panel.getByRole('button', { name: 'Draft', exact: true }).click();
+  await page.waitForFunction(() =>
+    document.querySelector('.cl-overlay').getAttribute('aria-label').includes('predicted')
+  );
+  await show('draft');
   return { looks: found };
 });

@@ -7,6 +7,7 @@ ones in build/browser, and take them over with ``UPDATE_PICTURES=1 python -m pyt
 """
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -15,11 +16,16 @@ import pytest
 from PIL import Image
 
 PICTURES = Path(__file__).with_name("pictures")
+SEEN = Path(__file__).parents[2] / "tutorials" / "images"
+"""The pictures that the documentation shows: made here, so that they are of the panel as it is."""
+MOST_TILES_SEEN = 0.05
+"""As below, of those: what the planner predicts is in them."""
 TAKEN = Path(__file__).parents[2] / "build" / "browser"
 TILE = 8
 """Pixels, each way, whose mean is compared: it takes the smoothing of letters out."""
 MOST_APART = 20
 """By which a channel of a tile's mean, 0 to 255, may differ."""
+SHOWN = ("step", "stall", "flame", "decide", "draft")
 MOST_TILES = 0.004
 """Share of the tiles that may differ by more."""
 
@@ -58,10 +64,24 @@ def test_the_panel_is_readable_and_looks_as_it_did(in_browser, wanted):
         PICTURES.mkdir(exist_ok=True)
         for name in pictures:
             shutil.copy(TAKEN / f"pictures-{name}.png", PICTURES / f"{name}.png")
+        for name in SHOWN:
+            shutil.copy(TAKEN / f"pictures-see-{name}.png", SEEN / f"{name}.png")
         return
     assert pictures == set(wanted)
     apart = {name: difference(wanted[name], Image.open(TAKEN / f"pictures-{name}.png")) for name in pictures}
     assert {name: share for name, share in apart.items() if share > MOST_TILES} == {}, "look at build/browser"
+    for name in SHOWN:
+        seen = [Image.open(path) for path in (SEEN / f"{name}.png", TAKEN / f"pictures-see-{name}.png")]
+        assert difference(*seen) <= MOST_TILES_SEEN, f"{name}: look at build/browser"
+
+
+@pytest.mark.parametrize("page", ["docs/what-you-will-see.md", "tutorials/01-quickstart.ipynb"])
+def test_the_documentation_shows_pictures_that_are_there(page):
+    path = Path(__file__).parents[2] / page
+    named = re.findall(r"[^(\s\"]*images/[a-z-]+\.png", path.read_text(encoding="utf-8"))
+    assert len(named) >= 3
+    for name in named:
+        assert (path.parent / name).resolve().is_file(), name
 
 
 @pytest.mark.parametrize(

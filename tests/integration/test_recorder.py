@@ -258,6 +258,74 @@ def test_stacks_give_the_lines() -> None:
         assert innermost.endswith(f"{__file__.rsplit('/', 1)[1]}:{expected} test_stacks_give_the_lines")
 
 
+def test_stacks_of_one_step_serve_all_that_run_the_same_ops() -> None:
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    has_own = []
+    with cl.Session("8MiB", stacks="once") as session:
+        for _ in range(6):
+            model(torch.ones(4, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            has_own.append(session._journal.logs()[-1].has_stacks)
+        steps = session.trace().steps
+    assert has_own[0] and not any(has_own[3:]), "the first ones recorded stacks, and none after"
+    for step in steps:
+        op = next(op for op in range(len(step.ops)) if step.op_name(op) == "aten::linear")
+        assert "test_stacks_of_one_step_serve" in step.stacks[step.ops.stack[op]]
+    with pytest.raises(ValueError, match='stacks must be True, False or "once"'):
+        cl.Session("8MiB", stacks="always")  # type: ignore[arg-type]
+
+
+def test_stretches_that_the_user_names_are_marks_also_over_the_end_of_a_step() -> None:
+    def mark(name: str) -> torch.profiler.record_function:
+        return torch.profiler.record_function(name)
+
+    x = torch.ones(1000)
+    with mark("before the session"), cl.Session("8MiB") as session:
+        with mark("outer"):
+            x.exp()
+            with mark("inner"):
+                x.sin()
+                x.cos()
+            session.step()
+            x.exp()
+        session.step()
+        first, second = session.trace().steps
+        with mark("never ends in it"):
+            x.exp()
+    found = [
+        [
+            (step.mark_names[name], from_op, to_op)
+            for name, from_op, to_op in zip(
+                step.marks.name, step.marks.from_op, step.marks.to_op, strict=True
+            )
+        ]
+        for step in (first, second)
+    ]
+    assert found == [[("inner", 1, 3), ("outer", 0, 3)], [("outer", 0, 1)]]
+    for step in (first, second):
+        assert (step.marks.start_s >= 0).all() and (step.marks.duration_s >= 0).all()
+        assert (step.marks.start_s + step.marks.duration_s <= step.duration_s * 1.001 + 1e-3).all()
+
+
+def test_storages_know_the_dtype_and_shape_of_their_tensors() -> None:
+    with cl.Session("8MiB") as session:
+        x = torch.ones(80, 16)
+        y = x.half()
+        z = x.t().contiguous()[2:4]
+        held = torch.empty(100, dtype=torch.int64)
+        session.step()
+        step = session.trace().last
+        del x, y, z, held
+    found = {
+        step.op_name(int(step.storages.birth_op[row])): step.form(row) for row in range(len(step.storages))
+    }
+    assert found["aten::ones"] == "float32 [80, 16]"
+    assert found["aten::empty"] == "int64 [100]"
+    assert "float16 [80, 16]" in found.values() and "float32 [16, 80]" in found.values()
+
+
 def gan_step(
     models: tuple[nn.Module, nn.Module], optimizers: tuple[torch.optim.Optimizer, torch.optim.Optimizer]
 ) -> None:

@@ -17,7 +17,7 @@ import pytest
 from synthetic import gpt_step, random_step
 
 from chameleon_lab.errors import CutFileError, TraceError
-from chameleon_lab.trace import Declined, Makings, Replays, Stalls, StepTrace, Trace, Transfers, store
+from chameleon_lab.trace import Declined, Makings, Marks, Replays, Stalls, StepTrace, Trace, Transfers, store
 from chameleon_lab.trace.parquet_footer import stated_size
 from chameleon_lab.trace.stall_parts import parts_of_step
 
@@ -46,8 +46,20 @@ def rich_step() -> StepTrace:
         start_s=np.array([0.2]),
         duration_s=np.array([0.1]),
     )
+    form = np.arange(len(step.storages), dtype=np.int32) % 3 - 1
     return dataclasses.replace(
         step,
+        storages=dataclasses.replace(step.storages, form=form),
+        forms=("float32 [64, 256]", "int64"),
+        mark_names=("my step",),
+        marks=Marks(
+            name=np.array([0], dtype=np.int32),
+            thread=np.array([0], dtype=np.int32),
+            from_op=np.array([1], dtype=np.int32),
+            to_op=np.array([4], dtype=np.int32),
+            start_s=np.array([0.1]),
+            duration_s=np.array([0.2]),
+        ),
         index=41,
         start_s=1.7e9,
         ops=dataclasses.replace(step.ops, stack=stack),
@@ -250,8 +262,13 @@ V6 = {
 """Columns that version 6 brought."""
 
 
+def before_7(path: Path) -> pa.Table:
+    table = parquet.read_table(path).combine_chunks().drop_columns(["marks", "mark_names", "forms"])
+    return without(table, "form", of="storages")
+
+
 def before_6(path: Path) -> pa.Table:
-    table = parquet.read_table(path).combine_chunks().drop_columns(["pauses"])
+    table = before_7(path).drop_columns(["pauses"])
     for name, columns in V6.items():
         table = without(table, *columns, of=name)
     return table
@@ -331,11 +348,22 @@ def test_a_file_of_version_5_has_no_pauses_and_its_stalls_know_their_copies_by_t
     assert_same(store.load(tmp_path / "again.parquet"), Trace([read]))
 
 
+def test_a_file_of_version_6_has_no_marks_and_no_dtypes_and_shapes(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    store.save(Trace([rich_step()]), path)
+    rewrite(path, before_7(path), {"version": 6, "meta": {}})
+    read = store.load(path).last
+    assert len(read.marks) == 0 and read.mark_names == read.forms == ()
+    assert (read.storages.form == -1).all() and read.form(0) == ""
+    store.save(Trace([read]), tmp_path / "again.parquet")
+    assert_same(store.load(tmp_path / "again.parquet"), Trace([read]))
+
+
 def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
     rewrite(path, parquet.read_table(path), {"version": store.VERSION + 1, "meta": {}})
-    with pytest.raises(TraceError, match="trace version 7.*reads up to 6: upgrade"):
+    with pytest.raises(TraceError, match="trace version 8.*reads up to 7: upgrade"):
         store.load(path)
 
 
@@ -354,11 +382,11 @@ def test_missing_and_changed_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
     table = parquet.read_table(path)
-    rewrite(path, table.drop_columns(["uses"]), {"version": 3, "meta": {}})
+    rewrite(path, table.drop_columns(["uses"]), {"version": store.VERSION, "meta": {}})
     with pytest.raises(TraceError, match="column 'uses' is missing"):
         store.load(path)
     changed = table.set_column(0, "index", pa.array(["zero"]))
-    rewrite(path, changed, {"version": 3, "meta": {}})
+    rewrite(path, changed, {"version": store.VERSION, "meta": {}})
     with pytest.raises(TraceError, match="column 'index' is of type string, not int64"):
         store.load(path)
 

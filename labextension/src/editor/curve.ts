@@ -41,7 +41,7 @@ export class Curve {
       h(
         'div',
         { class: 'cl-row' },
-        h('h2', {}, 'Step time by capacity'),
+        h('h2', { title: 'Step time by capacity' }, 'Step time by capacity'),
         h('span', { class: 'cl-grow' }),
         this._ratio,
         this._field

@@ -519,7 +519,8 @@ export function nameOf(row: {
     bytes: row.bytes,
     category: row.category,
     module: row.module,
-    movable: true
+    movable: true,
+    form: ''
   };
   return storageName(storage);
 }

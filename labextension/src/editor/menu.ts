@@ -6,6 +6,8 @@ export interface IMenuItem {
   text: string;
   key?: string;
   checked?: boolean;
+  /** Whether several of its like may be checked. */
+  many?: boolean;
   enabled?: boolean;
   run(): void;
 }
@@ -66,7 +68,12 @@ export function openMenu(
       'button',
       {
         type: 'button',
-        role: item.checked === undefined ? 'menuitem' : 'menuitemradio',
+        role:
+          item.checked === undefined
+            ? 'menuitem'
+            : item.many
+              ? 'menuitemcheckbox'
+              : 'menuitemradio',
         disabled: item.enabled === false,
         click: () => {
           close();

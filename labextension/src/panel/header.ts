@@ -16,17 +16,30 @@ export class Header {
     open: () => void,
     compare: () => void,
     showKeys: () => void,
+    save: (at: HTMLElement) => void,
     keys: Bindings
   ) {
     this._compare = button('Compare…', 'Two steps or policies, side by side', compare);
     this._open = button('Open trace…', 'Draw a saved trace file (.parquet)', open);
+    this._save = button('Save…', 'Save the trace or a picture of it, or keep a note', () =>
+      save(this._save)
+    );
+    this._save.setAttribute('aria-haspopup', 'menu');
     const help = button('?', '', showKeys, 'cl-square');
     help.setAttribute('aria-label', 'Keys');
     keys.follow(() => {
       help.title = keys.hint('Keys of the panel', 'show-keys');
     });
     // The buttons stay while what is said changes: one that goes under a pressed button has no click.
-    const top = h('div', { class: 'cl-row' }, this._said, this._compare, this._open, help);
+    const top = h(
+      'div',
+      { class: 'cl-row' },
+      this._said,
+      this._compare,
+      this._open,
+      this._save,
+      help
+    );
     this.node.append(top, this._figures);
   }
 
@@ -37,6 +50,7 @@ export class Header {
     const busy = front?.status === 'busy';
     this._compare.hidden = !hello || !status;
     this._open.hidden = !hello;
+    this._save.hidden = !hello || !scene;
     const said = [
       h('b', { class: 'cl-product' }, 'Chameleon Lab'),
       h('span', { class: `cl-dot ${busy ? 'cl-busy' : ''}`, 'aria-hidden': 'true' }),
@@ -109,5 +123,6 @@ export class Header {
   private readonly _said = h('div', { class: 'cl-row cl-about-front' });
   private readonly _compare: HTMLButtonElement;
   private readonly _open: HTMLButtonElement;
+  private readonly _save: HTMLButtonElement;
   private readonly _figures = h('dl', { class: 'cl-figures' });
 }

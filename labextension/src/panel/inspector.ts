@@ -285,6 +285,7 @@ export class Inspector {
       storage.module && h('div', { class: 'cl-mono cl-dim' }, storage.module),
       facts([
         ['Bytes', formatBytes(storage.bytes)],
+        ...(storage.form ? [['Tensor', storage.form] as [string, string]] : []),
         ['Category', categoryName(storage.category)],
         ['Storage', `#${storage.uid}${storage.movable ? '' : ', may not leave'}`],
         ['Life', unit(storage.x1 - storage.x0)],

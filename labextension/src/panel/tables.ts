@@ -23,6 +23,8 @@ export interface IExtraTab {
   count(): number | null;
   /** What the tab shows; they stay as they are while it is in front. */
   nodes: HTMLElement[];
+  /** Whether there is nothing to show in it now. */
+  hidden?(): boolean;
   /** What stands at the end of the row of tabs. */
   beside?: HTMLElement;
   said(): string;
@@ -305,6 +307,13 @@ export class Tables {
     this._tabs.get('replays')?.toggleAttribute('hidden', !replayed);
     if (this._tab === 'replays' && scene && !replayed) {
       this._tab = 'storages';
+    }
+    for (const [id, own] of this._extra) {
+      const hidden = own.hidden?.() ?? false;
+      this._tabs.get(id)?.toggleAttribute('hidden', hidden);
+      if (hidden && this._tab === id) {
+        this._tab = 'storages';
+      }
     }
     for (const [id, element] of this._tabs) {
       element.setAttribute('aria-selected', String(id === this._tab));

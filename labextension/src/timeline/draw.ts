@@ -40,6 +40,7 @@ export function drawTracks(picture: IPicture): void {
   drawSpans(picture, 'stages', picture.scene.stages, ['op2', 'op1', 'op3', 'op3'], 0.55);
   drawSpans(picture, 'layers', picture.scene.layers, ['op3', 'op2'], 0.5);
   drawSpans(picture, 'modules', picture.scene.modules, ['op3', 'op2'], 0.32);
+  drawMarks(picture);
   drawOps(picture);
   drawTransfers(picture, 'out');
   drawTransfers(picture, 'in');
@@ -261,6 +262,9 @@ function drawSpans(
 ): void {
   const { context: c, colours, layout, scale, view } = picture;
   const { top, height } = layout[track];
+  if (!height) {
+    return;
+  }
   const spans: ISpans = view[track];
   c.font = `${FONT_PX}px ${colours.font}`;
   eachBar(spans, scale, (x, width, i) => {
@@ -279,8 +283,42 @@ function drawSpans(
   });
 }
 
+/** Stretches that the user has named: one in another is darker, and lies on it. */
+function drawMarks({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+  const { top, height } = layout.marks;
+  if (!height) {
+    return;
+  }
+  const { marks } = view;
+  const order = Array.from(marks.x0, (_, i) => i).sort((a, b) => marks.depth[a] - marks.depth[b]);
+  c.font = `${FONT_PX}px ${colours.font}`;
+  for (const i of order) {
+    const [left, right] = [scale.x(marks.x0[i]), scale.x(marks.x1[i])];
+    if (right < 0 || left > scale.width) {
+      continue;
+    }
+    const x = Math.max(left, -2);
+    const width = Math.max(Math.min(right, scale.width + 2) - x - 1, LEAST_PX);
+    const inset = Math.min(marks.depth[i], 3) * 2;
+    c.fillStyle = colours.of.bg;
+    c.fillRect(x, top + inset, width, height - inset);
+    c.globalAlpha = (0.25 + 0.15 * Math.min(marks.depth[i], 3)) * (marks.count[i] > 1 ? 0.7 : 1);
+    c.fillStyle = colours.of.accent;
+    c.fillRect(x, top + inset, width, height - inset);
+    c.globalAlpha = 1;
+    if (marks.count[i] === 1) {
+      c.fillStyle = colours.of.ink;
+      const name = scene.mark_names[marks.label[i]] ?? '';
+      fitText(c, name, x + 4, top + inset + (height - inset) / 2 + 0.5, width - 6);
+    }
+  }
+}
+
 function drawOps({ context: c, colours, layout, scale, view, scene }: IPicture): void {
   const { top, height } = layout.ops;
+  if (!height) {
+    return;
+  }
   const ops = view.ops;
   c.font = `${FONT_PX}px ${colours.font}`;
   eachBar(ops, scale, (x, width, i) => {
@@ -308,6 +346,9 @@ function drawTransfers(
   track: 'out' | 'in'
 ): void {
   const { top, height } = layout[track];
+  if (!height) {
+    return;
+  }
   const bars = view[track];
   c.fillStyle = colours.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
@@ -328,6 +369,9 @@ function drawTransfers(
 
 function drawStalls({ context: c, colours, layout, scale, view }: IPicture): void {
   const { top, height } = layout.stalls;
+  if (!height) {
+    return;
+  }
   c.fillStyle = colours.of.lost;
   eachBar(view.stalls, scale, (x, width, i) => {
     c.globalAlpha = view.stalls.count[i] > 1 ? 0.45 + 0.55 * view.stalls.fill[i] : 1;
@@ -480,6 +524,9 @@ function drawBreak({ context: c, colours }: IPicture, y: number): void {
 function drawAway(picture: IPicture): void {
   const { context: c, colours, layout, scale, view, scene } = picture;
   const { top, height } = layout.away;
+  if (!height) {
+    return;
+  }
   c.fillStyle = colours.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
   c.fillStyle = colours.of.xfer;

@@ -5,7 +5,7 @@ import { layTracks, residentY, trackAt } from './layout';
 import { Scale } from './scale';
 import { type IView, lastAtMost } from './tables';
 
-const layout = layTracks(500, true);
+const layout = layTracks(500, true, true);
 const none = { x0: [], x1: [], row: [], count: [], fill: [] };
 const view = {
   start: 0,
@@ -61,7 +61,7 @@ test('finds blocks by bytes, bottom up; a cell of the raster names no storage', 
 
 test('tracks follow each other without overlap, and all have room in a low panel', () => {
   for (const height of [200, 420, 900]) {
-    const low = layTracks(height, true);
+    const low = layTracks(height, true, true);
     let bottom = 0;
     for (const box of Object.values(low)) {
       if (typeof box === 'object') {

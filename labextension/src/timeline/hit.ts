@@ -22,7 +22,7 @@ const REACH_PX = 3;
 /** Bars before the nearest one that may still be long enough to reach the pointer. */
 const LOOK_BACK = 64;
 
-const SPANS = ['stages', 'layers', 'modules'] as const;
+const SPANS = ['stages', 'layers', 'modules', 'marks'] as const;
 const POINTS = ['ops', 'out', 'in', 'stalls', 'replays'] as const;
 
 /** What lies at a pixel of the drawing, or null outside the tracks. */
@@ -42,7 +42,8 @@ export function hitTest(
   const asks = POINTS.find(name => name === track);
   const bars = asks ?? SPANS.find(name => name === track);
   if (bars) {
-    const index = nearest(view[bars], at, (REACH_PX * scale.span) / scale.width);
+    const reach = (REACH_PX * scale.span) / scale.width;
+    const index = nearest(view[bars], at, reach);
     if (index < 0) {
       return empty;
     }

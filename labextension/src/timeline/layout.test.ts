@@ -3,18 +3,36 @@ import { describe, expect, test } from 'vitest';
 import { layTracks, residentTicks, residentY, trackAt } from './layout';
 
 describe('the lanes share the height', () => {
-  test.each([false, true])('all of them are in sight from 300 pixels on, replays: %s', replays => {
-    for (let height = 300; height < 900; height += 7) {
-      const layout = layTracks(height, replays);
-      expect(layout.bottom).toBeLessThanOrEqual(height);
-      expect(layout.resident.height).toBeGreaterThanOrEqual(54);
-      expect(layout.blocks.height).toBeGreaterThanOrEqual(36);
+  test.each([
+    [false, false, 300],
+    [true, false, 300],
+    [true, true, 312]
+  ])(
+    'all of them are in sight, replays: %s, marks: %s, from %s pixels on',
+    (replays, marks, least) => {
+      for (let height = least; height < 900; height += 7) {
+        const layout = layTracks(height, replays, marks);
+        expect(layout.bottom).toBeLessThanOrEqual(height);
+        expect(layout.resident.height).toBeGreaterThanOrEqual(54);
+        expect(layout.blocks.height).toBeGreaterThanOrEqual(36);
+      }
     }
+  );
+
+  test('a folded one takes no room, and gives its own to the block map', () => {
+    const all = layTracks(400, true, true);
+    const few = layTracks(400, true, true, new Set(['out', 'away', 'marks'] as const));
+    expect([few.out.height, few.away.height, few.marks.height]).toEqual([0, 0, 0]);
+    expect(few.blocks.height + few.resident.height).toBeGreaterThan(
+      all.blocks.height + all.resident.height
+    );
+    expect(trackAt(few, few.in.top + 2)).toBe('in');
+    expect(few.bottom).toBeLessThanOrEqual(400);
   });
 
   test('none lies on another, and each can be pointed at', () => {
     for (const height of [200, 300, 360, 500]) {
-      const layout = layTracks(height, true);
+      const layout = layTracks(height, true, true);
       const boxes = Object.entries(layout).filter(([name]) => name !== 'bottom') as [
         keyof typeof layout,
         { top: number; height: number }

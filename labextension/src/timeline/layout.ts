@@ -6,6 +6,7 @@ export type TrackName =
   | 'stages'
   | 'layers'
   | 'modules'
+  | 'marks'
   | 'ops'
   | 'out'
   | 'in'
@@ -30,6 +31,7 @@ const FIXED: [TrackName, height: number, gap: number, least: number, leastGap: n
   ['stages', 15, 1, 13, 1],
   ['layers', 15, 1, 13, 1],
   ['modules', 15, 2, 13, 1],
+  ['marks', 15, 2, 11, 1],
   ['ops', 18, 7, 14, 5],
   ['out', 16, 3, 11, 2],
   ['in', 16, 4, 11, 2],
@@ -37,6 +39,23 @@ const FIXED: [TrackName, height: number, gap: number, least: number, leastGap: n
   ['replays', 13, 5, 11, 2],
   ['selected', 18, 7, 11, 4]
 ];
+const NONE: ReadonlySet<TrackName> = new Set();
+
+/** The tracks that can be folded away, and what they are called; the others are what the drawing is for. */
+export const FOLDABLE: [TrackName, string][] = [
+  ['stages', 'Stage'],
+  ['layers', 'Layer'],
+  ['modules', 'Module'],
+  ['marks', 'Markers'],
+  ['ops', 'Ops'],
+  ['out', 'Swap-out'],
+  ['in', 'Swap-in'],
+  ['stalls', 'Stall'],
+  ['replays', 'Replays'],
+  ['selected', 'Selected'],
+  ['away', 'On the host']
+];
+
 const RESIDENT = [160, 54];
 const AWAY = [22, 11];
 const BLOCKS = [56, 36];
@@ -46,27 +65,35 @@ const TOP = 4;
 /**
  * Lay the tracks out in a timeline of this height. They share it: where it is short they get lower, down to what can
  * still be read, so that all are in sight; only below that does the timeline grow beyond its height.
- * Steps without `replays` have no track for them: its height is 0.
+ * Steps without `replays` or `marks` have no track for them: its height is 0, and so is that of a `folded` one.
  */
-export function layTracks(height: number, replays: boolean): Layout {
+export function layTracks(
+  height: number,
+  replays: boolean,
+  marks = false,
+  folded: ReadonlySet<TrackName> = NONE
+): Layout {
   const layout = {} as Layout;
-  const tracks = FIXED.filter(([name]) => replays || name !== 'replays');
+  const absent = (name: TrackName) =>
+    (name === 'replays' && !replays) || (name === 'marks' && !marks) || folded.has(name);
+  const tracks = FIXED.filter(([name]) => !absent(name));
   const sum = (of: 0 | 1) =>
     tracks.reduce((all, [, tall, gap, low, narrow]) => all + (of ? low + narrow : tall + gap), 0);
-  const rest = (of: 0 | 1) => AWAY[of] + BLOCKS[of] + 3 * GAP[of] + (of ? RESIDENT[1] : 96);
+  const host = (of: 0 | 1) => (folded.has('away') ? 0 : AWAY[of]);
+  const rest = (of: 0 | 1) => host(of) + BLOCKS[of] + 3 * GAP[of] + (of ? RESIDENT[1] : 96);
   const [full, least] = [sum(0) + rest(0), sum(1) + rest(1)];
   const share = Math.min(1, Math.max(0, (height - TOP - least) / (full - least)));
   const between = (most: number, fewest: number) => Math.floor(fewest + (most - fewest) * share);
   let top = TOP;
   for (const [name, tall, gap, low, narrow] of FIXED) {
-    if (name === 'replays' && !replays) {
+    if (absent(name)) {
       layout[name] = { top, height: 0 };
       continue;
     }
     layout[name] = { top, height: between(tall, low) };
     top += layout[name].height + between(gap, narrow);
   }
-  const away = between(AWAY[0], AWAY[1]);
+  const away = between(host(0), host(1));
   const gap = between(GAP[0], GAP[1]);
   const left = height - top - away - 3 * gap;
   const resident = Math.max(RESIDENT[1], Math.min(RESIDENT[0], Math.round(left * 0.52)));

@@ -3,11 +3,14 @@
 import type { IBox, IOp, IStorageDetail } from '../protocol';
 import { BANDS, bandOf } from '../words';
 import type { IColours } from './colours';
-import { rulerLabels } from './draw';
+import { fitText, rulerLabels } from './draw';
 import type { IHit } from './hit';
 import type { Layout } from './layout';
 import { formatAt, type IStretch, Scale } from './scale';
 import type { IView } from './tables';
+
+const NOTE_PX = 10;
+const NOTE_ROOM_PX = 160;
 
 export interface IOverlay {
   context: CanvasRenderingContext2D;
@@ -23,6 +26,7 @@ export interface IOverlay {
   brush: IStretch | null;
   box: IBox | null;
   op: IOp | null;
+  notes: { x: number; text: string }[];
   focused: boolean;
 }
 
@@ -35,6 +39,7 @@ export function drawOverlay(overlay: IOverlay): void {
   drawSelection(overlay);
   drawOp(overlay);
   drawBox(overlay);
+  drawNotes(overlay);
   drawHover(overlay);
   drawCursor(overlay);
 }
@@ -66,6 +71,30 @@ function drawBrush({ context: c, colours, layout, scale, brush }: IOverlay): voi
   for (const x of [left, right]) {
     c.fillRect(Math.round(x), layout.ruler.top, 1, layout.bottom - layout.ruler.top);
   }
+}
+
+/** A flag at each note, with its text as far as there is room before the next one. */
+function drawNotes({ context: c, colours, layout, scale, notes }: IOverlay): void {
+  const { top, height } = layout.ruler;
+  const shown = notes
+    .map(({ x, text }) => ({ x: scale.x(x), text }))
+    .filter(({ x }) => x >= 0 && x <= scale.width)
+    .sort((a, b) => a.x - b.x);
+  c.font = `${NOTE_PX}px ${colours.font}`;
+  c.textBaseline = 'middle';
+  shown.forEach(({ x, text }, i) => {
+    const room = Math.min(NOTE_ROOM_PX, (shown[i + 1]?.x ?? scale.width) - x - 4);
+    const width = Math.min(room, c.measureText(text).width + 8);
+    c.fillStyle = colours.of.draft;
+    c.fillRect(Math.round(x), top, 1, layout.bottom - top);
+    if (width > 14) {
+      c.fillRect(x, top, width, height - 2);
+      c.fillStyle = colours.of.bg;
+      fitText(c, text, x + 4, top + (height - 2) / 2 + 0.5, width - 6);
+    } else {
+      c.fillRect(x, top, 5, 5);
+    }
+  });
 }
 
 /** The op that was clicked. */

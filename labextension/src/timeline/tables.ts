@@ -16,6 +16,10 @@ export interface IBars {
 export interface ISpans extends IBars {
   label: Numbers;
 }
+/** Stretches that the user has named; `depth`: how many of them they lie in. */
+export interface IMarks extends ISpans {
+  depth: Numbers;
+}
 export interface IOps extends IBars {
   kind: Numbers;
   name: Numbers;
@@ -66,6 +70,7 @@ export interface IView extends IViewReply {
   stages: ISpans;
   layers: ISpans;
   modules: ISpans;
+  marks: IMarks;
   ops: IOps;
   out: ITransfers;
   in: ITransfers;
@@ -81,6 +86,7 @@ const COLUMNS: Record<string, string[]> = {
   stages: ['x0', 'x1', 'row', 'count', 'fill', 'label'],
   layers: ['x0', 'x1', 'row', 'count', 'fill', 'label'],
   modules: ['x0', 'x1', 'row', 'count', 'fill', 'label'],
+  marks: ['x0', 'x1', 'row', 'count', 'fill', 'label', 'depth'],
   ops: ['x0', 'x1', 'row', 'count', 'fill', 'kind', 'name'],
   out: ['x0', 'x1', 'row', 'count', 'fill', 'category', 'exposed'],
   in: ['x0', 'x1', 'row', 'count', 'fill', 'category', 'exposed'],

@@ -10,15 +10,21 @@ import { boxOf, growBox, middleBox, moveBox } from './box';
 import { type IColours, readColours } from './colours';
 import { drawTracks } from './draw';
 import { hitTest, type IHit } from './hit';
-import { type Layout, layTracks, residentY } from './layout';
+import { FOLDABLE, type Layout, layTracks, residentY, type TrackName } from './layout';
 import { drawOverlay } from './overlay';
 import { drawPauses, pauseMarks } from './pauses';
 import { type IStretch, pan, Scale, zoom } from './scale';
-import { lastAtMost } from './tables';
+import { type IMarks, lastAtMost } from './tables';
 
 const WHEEL = 0.0016;
 const POINT_MS = 90;
 const CLICK_PX = 3;
+/** Under which name the figure beside a track is written, where that is not the track's. */
+const VALUES: Partial<Record<TrackName, string>> = {
+  stages: 'stage',
+  layers: 'layer',
+  modules: 'module'
+};
 /** How near to the floor's line the pointer tells of it. */
 const NEAR_PX = 5;
 /** The height of a resident track's legend with a line a band, under the track's name. */
@@ -77,6 +83,41 @@ export class Timeline {
     this.draw(true);
   }
 
+  /** The drawing as it is, with the names and figures beside it, as one canvas. */
+  picture(): HTMLCanvasElement {
+    const ratio = window.devicePixelRatio || 1;
+    const colours = this._colours ?? readColours(this.node);
+    const gutter = this._gutter.getBoundingClientRect();
+    const canvas = document.createElement('canvas');
+    canvas.width = Math.round(gutter.width * ratio) + this._canvas.width;
+    canvas.height = this._canvas.height;
+    const c = canvas.getContext('2d');
+    if (!c) {
+      return canvas;
+    }
+    c.fillStyle = colours.of.bg;
+    c.fillRect(0, 0, canvas.width, canvas.height);
+    for (const layer of [this._canvas, this._overlay]) {
+      c.drawImage(layer, Math.round(gutter.width * ratio), 0);
+    }
+    c.setTransform(ratio, 0, 0, ratio, 0, 0);
+    c.textBaseline = 'middle';
+    for (const part of this._gutter.querySelectorAll<HTMLElement>('span, b, i')) {
+      const box = part.getBoundingClientRect();
+      const [x, y] = [box.left - gutter.left, box.top - gutter.top];
+      const style = getComputedStyle(part);
+      if (part.tagName === 'I') {
+        c.fillStyle = style.backgroundColor;
+        c.fillRect(x, y, box.width, box.height);
+      } else if (!part.children.length && part.textContent && box.width > 0) {
+        c.font = `${style.fontWeight} ${style.fontSize} ${colours.font}`;
+        c.fillStyle = style.color;
+        c.fillText(part.textContent, x, y + box.height / 2);
+      }
+    }
+    return canvas;
+  }
+
   focus(): void {
     this._overlay.focus({ preventScroll: true });
   }
@@ -133,6 +174,7 @@ export class Timeline {
       brush: this._brush ?? this._model.brush,
       box: this._box ?? this._model.box,
       op: this._model.op,
+      notes: this._model.notes.map(({ at, text }) => ({ x: at[this._model.axis], text })),
       focused: document.activeElement === this._overlay
     });
     if (this._model.drawn === 'measured') {
@@ -161,7 +203,13 @@ export class Timeline {
     const gutter = wide < 480 ? 104 : wide < 700 ? 172 : 190;
     const ratio = window.devicePixelRatio || 1;
     this._width = Math.max(50, this.node.clientWidth - gutter);
-    this._layout = layTracks(this.node.clientHeight, Boolean(this._model.scene?.replays));
+    const { scene } = this._model;
+    this._layout = layTracks(
+      this.node.clientHeight,
+      Boolean(scene?.replays),
+      Boolean(scene?.marks),
+      this._model.folded
+    );
     this._gutter.style.width = `${gutter}px`;
     this._gutter.style.height = `${this._layout.bottom}px`;
     for (const canvas of [this._canvas, this._overlay]) {
@@ -182,11 +230,14 @@ export class Timeline {
 
   /** Write the tracks' names, and what the figures beside them say of the whole. */
   nameTracks(): void {
-    if (Boolean(this._model.scene?.replays) !== this._layout.replays.height > 0) {
+    const { scene, steps } = this._model;
+    if (
+      this._shows('replays', scene?.replays) !== this._layout.replays.height > 0 ||
+      this._shows('marks', scene?.marks) !== this._layout.marks.height > 0
+    ) {
       this._resize();
     }
     this._nameTracks();
-    const { scene, steps } = this._model;
     const { drawn } = this._model;
     this.node.classList.toggle('cl-predicted', drawn === 'draft');
     const shown = drawn === 'draft' ? 'the draft, predicted, for ' : '';
@@ -202,6 +253,21 @@ export class Timeline {
       'aria-label',
       `Timeline of ${shown}${which}, with ${scene?.stalls ?? 0} stalls. Keys: ${said.join(', ')}. The tables below list the same storages.`
     );
+  }
+
+  /** Whether a track that not all steps have is to be shown. */
+  private _shows(track: TrackName, count: number | undefined): boolean {
+    return Boolean(count) && !this._model.folded.has(track);
+  }
+
+  /** Fold a track away, or show it again. */
+  fold(track: TrackName): void {
+    const { folded } = this._model;
+    if (!folded.delete(track)) {
+      folded.add(track);
+    }
+    this._resize();
+    this.nameTracks();
   }
 
   private _nameTracks(): void {
@@ -255,17 +321,11 @@ export class Timeline {
     );
     this._gutter.replaceChildren(
       line('minimap', (scene?.steps.length ?? 1) > 1 ? 'All steps' : 'Whole step', 'whole'),
-      line('stages', 'Stage', 'stage'),
-      line('layers', 'Layer', 'layer'),
-      line('modules', 'Module', 'module'),
-      line('ops', 'Ops', 'ops'),
-      line('out', 'Swap-out', 'out'),
-      line('in', 'Swap-in', 'in'),
-      line('stalls', 'Stall', 'stalls'),
-      ...(this._layout.replays.height ? [line('replays', 'Replays', 'replays')] : []),
-      line('selected', 'Selected', 'selected'),
+      ...FOLDABLE.filter(([track]) => track !== 'away' && this._layout[track].height).map(
+        ([track, name]) => line(track, name, VALUES[track] ?? track)
+      ),
       line('resident', 'Resident', 'resident', legend),
-      line('away', 'On the host', 'away'),
+      ...(this._layout.away.height ? [line('away', 'On the host', 'away')] : []),
       line('blocks', 'Block map', 'blocks', key)
     );
     this._say(
@@ -294,6 +354,7 @@ export class Timeline {
       this._say('stage', '');
       this._say('layer', '');
       this._say('module', '');
+      this._say('marks', formatCount(scene.marks));
       this._say('ops', formatCount(scene.ops));
       this._say('out', hidden(scene.hidden[0]));
       this._say('in', hidden(scene.hidden[1]));
@@ -326,6 +387,7 @@ export class Timeline {
     this._say('stage', span(view.stages, scene.stages));
     this._say('layer', span(view.layers, scene.layers));
     this._say('module', span(view.modules, scene.modules));
+    this._say('marks', markAt(view.marks, at, scene.mark_names));
     const op = here(view.ops);
     this._say('ops', op >= 0 ? shortOp(scene.names[view.ops.name[op]] ?? '') : 'idle');
     this._say('out', here(view.out) >= 0 ? 'busy' : 'idle');
@@ -539,11 +601,12 @@ export class Timeline {
       index < 0 ||
       !scene ||
       !view ||
-      !(track === 'stages' || track === 'layers' || track === 'modules')
+      !(track === 'stages' || track === 'layers' || track === 'modules' || track === 'marks')
     ) {
       return '';
     }
-    return scene[track][view[track].label[index]] ?? '';
+    const names = track === 'marks' ? scene.mark_names : scene[track];
+    return names[view[track].label[index]] ?? '';
   }
 
   private _hoverAt(x: number, y: number): void {
@@ -781,4 +844,15 @@ export class Timeline {
   private _hover: IHit | null = null;
   private _pointerAt: number | null = null;
   private _pointTimer: number | undefined;
+}
+
+/** What the innermost of the markers at a position is called; empty outside of any. */
+function markAt(marks: IMarks, at: number, names: string[]): string {
+  let found = -1;
+  for (let i = 0; i < marks.x0.length && marks.x0[i] <= at; i++) {
+    if (at <= marks.x1[i] && (found < 0 || marks.depth[i] >= marks.depth[found])) {
+      found = i;
+    }
+  }
+  return found < 0 ? '' : (names[marks.label[found]] ?? '');
 }

@@ -1,0 +1,179 @@
+// What is summed up beside the drawing: flame graph, ops of a range, growth, markers, notes; and what is kept of it.
+import { cellRunner, drawn, inLab, insight, openPanel, theme } from './lab.mjs';
+import { resize, SIZES, settled, unreadable } from './looks.mjs';
+
+await inLab(async (page, picture) => {
+  const found = {};
+  const run = cellRunner(page, 'views');
+  const look = insight(page);
+  const panel = await openPanel(page);
+  found.trained = [await run(0), await run(1)];
+  await panel.getByText(/Live · 6 steps/).waitFor();
+  await page.waitForFunction(() =>
+    document.querySelector('.cl-toolbar select').value.includes(',5,5]')
+  );
+  const tab = name => panel.getByRole('tab', { name });
+  const menu = panel.locator('.cl-menu');
+  const said = panel.locator('.cl-tabs [role="status"]');
+  const nodes = panel.locator('.cl-flame-node');
+  const texts = () => nodes.evaluateAll(all => all.map(node => node.getAttribute('aria-label')));
+
+  // The flame graph of a point, by module, then by the lines that made it; entered with a click, left by "All".
+  await look(async ({ model }) => {
+    await model.setAxis('op');
+    await model.ask(25.5, true); // late in the forward, when the backward's inputs are there
+  });
+  await tab('Flame').click();
+  await said.getByText(/at op 25 /).waitFor();
+  found.byModule = await texts();
+  found.at = await said.textContent();
+  await picture('flame');
+  await panel.getByRole('button', { name: 'By stack' }).click();
+  await panel.locator('.cl-flame-node', { hasText: 'forward' }).first().waitFor();
+  found.byStack = await texts();
+  const before = await nodes.count();
+  await panel.locator('.cl-flame-node', { hasText: 'Made before' }).click();
+  found.entered = [before, await nodes.count()];
+  await panel.getByRole('button', { name: 'All', exact: true }).click();
+  found.left = await nodes.count();
+  // The keys walk it: into the largest, to its neighbour, and out again.
+  const focused = () => page.evaluate(() => document.activeElement.dataset.node);
+  const walked = [await focused()];
+  for (const key of ['ArrowDown', 'ArrowRight', 'ArrowUp']) {
+    await page.keyboard.press(key);
+    walked.push(await focused());
+  }
+  found.walked = walked;
+  // A node that is one storage is selected, with its dtype and shape, and the line that made it.
+  await panel.getByRole('button', { name: 'By module' }).click();
+  await panel.locator('.cl-flame-node[aria-label^="h.3, "]').click();
+  await panel.locator('.cl-flame-node[aria-label*="gelu"]').first().click();
+  await panel.getByText('Python stack of its making').waitFor();
+  found.selected = await panel.locator('.cl-inspector .cl-facts').last().innerText();
+  found.stack = await panel.locator('.cl-stack').innerText();
+
+  await look(({ model }) => model.setAxis('time'));
+
+  // Markers: the lane, and the name at the pointer; a click sums it up, op by op.
+  const marks = await look(({ timeline, model }) => {
+    const { x0, x1, label } = model.views.best(model.shown).marks;
+    const names = model.scene.mark_names;
+    const i = label.findIndex(one => names[one] === 'my backward');
+    const { top, height } = timeline._layout.marks;
+    return [timeline._scale.x((x0[i] + x1[i]) / 2), top + height / 2];
+  });
+  const overlay = await panel.locator('.cl-overlay').boundingBox();
+  await page.mouse.move(overlay.x + marks[0], overlay.y + marks[1]);
+  await panel.locator('.cl-tip').getByText('my backward').waitFor();
+  await picture('marker');
+  await page.mouse.click(overlay.x + marks[0], overlay.y + marks[1]);
+  await tab('Range').click();
+  const rows = panel.locator('.cl-table-body tbody tr');
+  await rows.first().waitFor();
+  found.range = await rows.allInnerTexts();
+  await picture('range');
+  await panel.locator('.cl-inspector').getByRole('button', { name: 'Clear' }).first().click();
+  found.rangeGone = await tab('Range').isHidden();
+
+  // Lanes that are folded away give their room to the others, and come back.
+  const lanes = () => look(({ timeline }) => timeline._layout.blocks.height);
+  const laneNames = () => panel.locator('.cl-track .cl-name > span:first-child').allTextContents();
+  const toggle = async name => {
+    await panel.getByRole('button', { name: 'Lanes', exact: true }).click();
+    await menu.getByRole('menuitemcheckbox', { name }).click();
+  };
+  found.lanes = [await lanes()];
+  found.laneNames = [await laneNames()];
+  for (const name of ['Module', 'Swap-in']) {
+    await toggle(name);
+  }
+  found.lanes.push(await lanes());
+  found.laneNames.push(await laneNames());
+  await drawn(page);
+  await picture('folded');
+  for (const name of ['Module', 'Swap-in']) {
+    await toggle(name);
+  }
+  found.lanes.push(await lanes());
+
+  // What grows: the list that is never emptied, with its line.
+  await tab('Growth').click();
+  await rows.first().waitFor();
+  found.grown = await rows.allInnerTexts();
+  found.grew = await said.textContent();
+  await picture('growth');
+
+  // A note at the crosshair.
+  const save = panel.getByRole('button', { name: 'Save…' }).first();
+  const dialog = page.locator('.jp-Dialog');
+  const answer = async (text, accept = '.jp-mod-accept') => {
+    if (text !== null) {
+      await dialog.locator('input').fill(text);
+    }
+    await dialog.locator(accept).click();
+    await dialog.waitFor({ state: 'detached' });
+  };
+  await look(({ model }) => model.setCursor(model.length / 2));
+  await save.click();
+  await menu.getByText('Note at the crosshair').click();
+  await answer('here it gets tight');
+  await tab(/^Notes 1/).click();
+  await rows.getByText('here it gets tight').waitFor();
+  await drawn(page);
+  await picture('note');
+
+  // The trace with it, twice under one name; offered when one opens; and the picture.
+  for (const again of [false, true]) {
+    await save.click();
+    await menu.getByText('Trace, with its notes').click();
+    await answer('kept.parquet');
+    if (again) {
+      await page.getByText('Overwrite the file?').waitFor();
+      await answer(null, '.jp-mod-warn');
+    }
+    await page
+      .getByText(/Saved \d+ steps to kept\.parquet/)
+      .first()
+      .waitFor();
+  }
+  await panel.getByRole('button', { name: 'Open trace…' }).click();
+  found.offered = await dialog
+    .locator('datalist option')
+    .evaluateAll(all => all.map(option => option.value));
+  await answer('kept.parquet');
+  await page.waitForFunction(() =>
+    document.querySelector('.cl-toolbar select').value.includes('file:kept')
+  );
+  await tab(/^Notes 1/).click();
+  await rows.getByText('here it gets tight').waitFor();
+  const download = page.waitForEvent('download');
+  await save.click();
+  await menu.getByText('Picture of the drawing').click();
+  const file = await download;
+  found.picture = file.suggestedFilename();
+  await file.saveAs(process.argv[3].replace(/\.png$/, '-saved.png'));
+  await panel.getByRole('button', { name: /^Forget the note/ }).click();
+  await panel.getByText('here it gets tight').waitFor({ state: 'detached' });
+  found.notes = await look(({ model }) => model.notes.length);
+
+  // All of it at each size, light and dark.
+  found.looks = {};
+  await look(({ model }) => model.ask(undefined, true));
+  for (const dark of ['Light', 'Dark']) {
+    await theme(page, dark);
+    for (const size of [1280, 400]) {
+      await resize(page, SIZES[size]);
+      if (size === 400) {
+        await panel.locator('.cl-pages').getByRole('button', { name: 'Tables' }).click();
+      }
+      for (const name of ['Flame', 'Growth']) {
+        await tab(name).click();
+        await settled(page);
+        const { cut, clipped, overlapping } = await unreadable(page);
+        found.looks[`${size}-${name}-${dark}`] = { cut, clipped, overlapping };
+        await picture(`${size}-${name}-${dark}`.toLowerCase(), panel);
+      }
+    }
+  }
+  return found;
+});
