@@ -17,6 +17,7 @@ import { FlameTab } from './panel/flame';
 import { Header } from './panel/header';
 import { Inspector } from './panel/inspector';
 import { showKeys } from './panel/keysHelp';
+import { openLaneMenu } from './panel/laneMenu';
 import { GrowthTab, notesTab, rangeTab } from './panel/moreTabs';
 import { notice } from './panel/notice';
 import { openSaveMenu } from './panel/saving';
@@ -49,6 +50,7 @@ export class ChameleonPanel extends Widget {
       () => void this._openFile(),
       () => this._compareSides(),
       () => this.showKeys(),
+      at => openLaneMenu(this.node, at, this.model, this.timeline),
       at => openSaveMenu(this.node, at, this.model, this.timeline),
       this._keys
     );

