@@ -164,7 +164,7 @@ export function originName({ origin, stack }: Pick<IGrown, 'origin' | 'stack'>):
 
 function shortFrame(frame: string): string {
   const [where, name] = frame.replace(/^.*\/(?=[^/]+$)/, '').split(' ');
-  return name ? `${name}, ${where}` : where;
+  return name ? `${name} ${where}` : where;
 }
 
 function bars(values: number[]): HTMLElement {
