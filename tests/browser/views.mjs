@@ -137,6 +137,7 @@ await inLab(async (page, picture) => {
       .waitFor();
   }
   await panel.getByRole('button', { name: 'Open trace…' }).click();
+  await dialog.locator('datalist option').first().waitFor({ state: 'attached' });
   found.offered = await dialog
     .locator('datalist option')
     .evaluateAll(all => all.map(option => option.value));
