@@ -2,6 +2,7 @@
 import {
   cellRunner,
   coloursByTrack,
+  drawn,
   inLab,
   insight,
   longestBar,
@@ -190,7 +191,10 @@ await inLab(async (page, picture) => {
 
   // The dark theme.
   await theme(page, 'Dark');
-  found.dark = await coloursByTrack(page);
+  do {
+    await drawn(page); // the file's steps may come after the theme
+    found.dark = await coloursByTrack(page);
+  } while (!found.dark['Whole step'].drawn);
   await picture('dark');
 
   // A kernel that restarts has nothing to draw, until the extension is loaded again.
