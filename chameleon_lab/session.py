@@ -173,6 +173,7 @@ class Session:
         self.planning = planning
         self.rematerialise = parse_rematerialise(rematerialise)
         self._replayable = NOTHING
+        self._checked_settings: bytes | None = None
         self._declined: dict[str, str] = {}  # by the keys of storages, why they were not dropped
         self.warmup_steps = warmup_steps
         if not isinstance(stacks, bool) and stacks != "once":
@@ -269,13 +270,7 @@ class Session:
     def _open(self) -> None:
         if self._takes_what_there_is:  # other processes may have come and gone since
             self.capacity_bytes = self.own_capacity_bytes = available_bytes(self.device)
-        if self.rematerialise and self.capacity_bytes is not None:
-            trusting = self.rematerialise == "trusting"
-            self._replayable = replayable(
-                core.tensor_device(self.device),
-                trusting=trusting,
-                cheap=self.rematerialise == "cheap",
-            )
+        self._check_replays()
         if self.device != "cpu":
             refuse_where_attached()
         options = core.Options()
@@ -441,11 +436,26 @@ class Session:
         if not self._steps_told and _current is self:
             self._end_step()
 
+    def _check_replays(self) -> bool:
+        """See which ops repeat themselves to the bit under the settings that are in force now. Returns True if anew."""
+        if not self.rematerialise or self.capacity_bytes is None:
+            return False
+        device = core.tensor_device(self.device)
+        settings = core.numerics_key(device)
+        if settings == self._checked_settings:
+            return False
+        self._checked_settings = settings
+        trusting, cheap = self.rematerialise == "trusting", self.rematerialise == "cheap"
+        self._replayable = replayable(device, trusting=trusting, cheap=cheap)
+        return True
+
     def _end_step(self, *, whole: bool = True) -> None:
         core.own_work(True)
         try:
             with self._staging.lock:
                 self._end_this_step(whole)
+                if self._check_replays():  # a script may set them when the session is open
+                    core.allow_replays(self._replayable.dtypes)
                 self._record_makings()
                 self._time_next_step()
         finally:

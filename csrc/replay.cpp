@@ -116,6 +116,8 @@ const char* refusal_text(Refusal refusal) {
       return "it must stay where it is";
     case Refusal::Denormals:
       return "a thread flushes denormals to zero, and which of its workers do is not known";
+    case Refusal::Settings:
+      return "it ran under settings of torch under which it has not been seen to repeat itself to the bit";
   }
   return "";
 }
@@ -204,6 +206,10 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
   producer->surroundings = Surroundings::now(device);
   if (device == c10::DeviceType::CPU && producer->surroundings->threads > 1 && Surroundings::workers_may_flush()) {
     maker.refusal = Refusal::Denormals;
+    return maker;
+  }
+  if (dtypes != kEveryDtype && !producer->surroundings->were_checked()) {
+    maker.refusal = Refusal::Settings;
     return maker;
   }
   maker.producer = std::move(producer);

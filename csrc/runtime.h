@@ -150,9 +150,10 @@ class Runtime {
   std::vector<Transition> take_transitions();  // since the last call; the first one begins to keep them
 
   // --- replay: see Note [Values]
-  void allow_replays(std::unordered_map<std::string, uint64_t> dtypes);  // of ops, by name; a bit per ScalarType
-  void keep_producers(bool on);                                          // even where no program drops anything
-  Refusal drop(c10::StorageImpl* impl);                                  // now, if its bytes can be made again
+  // Of ops, by name, with a bit per ScalarType; where bits are named, under the settings that are in force now.
+  void allow_replays(std::unordered_map<std::string, uint64_t> dtypes);
+  void keep_producers(bool on);          // even where no program drops anything
+  Refusal drop(c10::StorageImpl* impl);  // now, if its bytes can be made again
 
   // For calls that read the bytes, such as torch.save's: the storage is resident from hold() to let_go(), and whoever
   // takes its pointer meanwhile gives it up before that.

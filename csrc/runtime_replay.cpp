@@ -120,6 +120,7 @@ class Runtime::ReplayInputs {
 
 void Runtime::allow_replays(std::unordered_map<std::string, uint64_t> dtypes) {
   chameleon::allow_replays(std::move(dtypes));
+  Surroundings::are_checked(device_->torch_device().type());
 }
 
 void Runtime::keep_producers(bool on) {

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <sstream>
 #include <tuple>
 #include <unordered_map>
@@ -51,6 +52,10 @@ void set_float_control(uint32_t) {}
 #endif
 
 std::atomic<bool> may_flush{false};
+
+std::mutex checked_mutex;
+Surroundings checked;                      // guarded by it
+std::atomic<uint64_t> checked_version{0};  // 0: none were
 
 // As many threads as there are words, this one first, each with its own word. Those of torch: a loop in here would be
 // shared by workers of another pool, or by none.
@@ -96,11 +101,11 @@ struct Setting {
 };
 
 constexpr auto kSettings = std::make_tuple(
-    Setting{&Surroundings::threads, Ops::kAll, [] { return static_cast<int32_t>(at::get_num_threads()); },
+    Setting{&Surroundings::threads, Ops::kOfHost, [] { return static_cast<int32_t>(at::get_num_threads()); },
             [](int32_t count) { at::set_num_threads(count); }},
     Setting{&Surroundings::default_dtype, Ops::kAll, [] { return c10::get_default_dtype_as_scalartype(); },
             [](c10::ScalarType dtype) { c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype)); }},
-    Setting{&Surroundings::float_control, Ops::kAll, [] { return float_control(); }, set_float_control},
+    Setting{&Surroundings::float_control, Ops::kOfHost, [] { return float_control(); }, set_float_control},
     Setting{
         &Surroundings::deterministic, Ops::kAll,
         [] {
@@ -198,6 +203,26 @@ std::string Surroundings::key() const {
   for_each_setting([&](const auto& setting) { write(text, this->*setting.value); });
   for (const at::Float32Precision each : precision) write(text, each);
   return text.str();
+}
+
+bool Surroundings::were_checked() const {
+  static thread_local uint64_t version = 0;
+  static thread_local Surroundings own;
+  if (const uint64_t newest = checked_version.load(std::memory_order_acquire); newest != version) {
+    std::lock_guard<std::mutex> lock(checked_mutex);
+    own = checked;
+    version = newest;
+  }
+  bool same = version != 0 && std::equal(precision, precision + 4, own.precision);
+  for_each_setting([&](const auto& setting) { same = same && this->*setting.value == own.*setting.value; });
+  return same;
+}
+
+void Surroundings::are_checked(c10::DeviceType device) {
+  const Surroundings current = read(device);
+  std::lock_guard<std::mutex> lock(checked_mutex);
+  checked = current;
+  checked_version.fetch_add(1, std::memory_order_release);
 }
 
 c10::DispatchKeySet Surroundings::active_autocast() {

@@ -27,7 +27,7 @@ struct Determinism {
 };
 
 struct Surroundings {
-  int32_t threads = 1;
+  int32_t threads = 1;  // of an op of the host
   c10::ScalarType default_dtype = c10::ScalarType::Float;
   uint32_t float_control = 0;  // of the processor: are denormals flushed to zero?
   uint64_t autocast = 0;       // autocast keys that are active, as the raw bits of a key set
@@ -56,6 +56,10 @@ struct Surroundings {
 
   // Those of this thread, now; the same object as the last time where nothing has changed.
   static std::shared_ptr<const Surroundings> now(c10::DeviceType device);
+
+  // Are these, but for autocast's, those that were in force on the thread that said so last? Never before that.
+  bool were_checked() const;
+  static void are_checked(c10::DeviceType device);
 
   // See Note [Denormals]: at the start of every op, and whether there has been such a one.
   static void watch_denormals();

@@ -212,7 +212,11 @@ def evict(tensor: torch.Tensor) -> bool:
 
 
 def allow_replays(dtypes: dict[str, tuple[str, ...]]) -> None:
-    """Which ops may be replayed from now on, by name, and with which dtypes (``"float32"``): any, if none is named."""
+    """Which ops may be replayed from now on, by name, and with which dtypes (``"float32"``): any, if none is named.
+
+    Where dtypes are named, the op has been checked under the settings that are in force now: what it makes under others
+    (see :func:`numerics_key`) is not replayed.
+    """
     _C.allow_replays({name: list(names) for name, names in dtypes.items()})
 
 
