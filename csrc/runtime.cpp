@@ -403,6 +403,7 @@ std::vector<std::vector<int64_t>> Runtime::shapes() {
 
 std::vector<std::shared_ptr<StepLog>> Runtime::logs() {
   Lock lock(mutex_);
+  if (!open_) return {};  // those of the session before are no longer asked for
   return {recorder_.finished().begin(), recorder_.finished().end()};
 }
 

@@ -388,10 +388,14 @@ def test_a_session_that_is_just_starting_can_be_asked(monkeypatch: pytest.Monkey
 
     def replayable(*args: Any, **kwargs: Any) -> Any:
         session = cl.current_session()
-        assert session is not None and session.recorded_steps() is not None
+        assert session is not None and session.recorded_steps() == ()
         asked.append(session.report())
         return real(*args, **kwargs)
 
+    x = torch.ones(64)
+    with cl.Session("8MiB") as before:
+        (x + 1).sum()
+        before.step()  # what it has recorded is no other session's
     monkeypatch.setattr(session_module, "replayable", replayable)
     with cl.Session("8MiB") as session:
         assert len(asked) == 1 and asked[0].steps == 0
