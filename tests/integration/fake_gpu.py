@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import sysconfig
 from functools import cache
@@ -13,6 +15,9 @@ import pytest
 from training import ROOT, child
 
 BUILD = ROOT / "build"
+EXPLORES = bool(os.environ.get("CHAMELEON_PROGRAMS"))
+SEED = random.SystemRandom().getrandbits(32) if EXPLORES else 1
+"""What orders and programs are drawn from: a new one for `make explore` alone, so that a test ends as it did before."""
 
 
 @cache
@@ -31,12 +36,17 @@ def fake_library(target: str) -> Path:
 
 
 def on_fake_gpu(target: str, code: str) -> Any:
-    """Run code in a process that has the fake of that name, as ``fake``; returns the JSON of its last line."""
+    """Run code in a process that has the fake of that name, as ``fake``; returns the JSON of its last line.
+
+    The code has :data:`SEED` as ``SEED``.
+    """
     load = f"""
         import sys, json
         from importlib.machinery import ExtensionFileLoader
         from importlib.util import module_from_spec, spec_from_loader
         import torch
+
+        SEED = {SEED}
 
         def load(name):
             loader = ExtensionFileLoader(name, {str(fake_library(target))!r})

@@ -7,12 +7,12 @@ a wait that is missing reads or leaves wrong bytes; each kind of wait is also le
 from __future__ import annotations
 
 import os
-import random
 import re
 from functools import cache, partial
 from typing import Any
 
 import pytest
+from fake_gpu import SEED
 from fake_gpu import on_fake_gpu as on
 
 on_fake_gpu = partial(on, "fake_cuda")
@@ -103,9 +103,8 @@ def session_programs(
 
 
 def test_every_legal_order_reads_the_right_bytes() -> None:
-    seed = random.SystemRandom().getrandbits(32)
-    found = programs(seed, PROGRAMS or 1000)
-    assert found["errors"] == [], f"seed {seed}"
+    found = programs(SEED, PROGRAMS or 1000)
+    assert found["errors"] == [], f"seed {SEED}"
     # The programs do what they are there for.
     assert found["kernels"] > 20 * found["programs"]
     assert found["copies_out"] > 10 * found["programs"] and found["copies_in"] > 10 * found["programs"]
@@ -114,12 +113,11 @@ def test_every_legal_order_reads_the_right_bytes() -> None:
 
 
 def test_every_legal_order_of_a_session_reads_the_right_bytes() -> None:
-    seed = random.SystemRandom().getrandbits(32)
-    assert session_programs(seed, 100, session=False)["errors"] == [], (
-        f"seed {seed}: the programs are wrong themselves"
+    assert session_programs(SEED, 100, session=False)["errors"] == [], (
+        f"seed {SEED}: the programs are wrong themselves"
     )
-    found = session_programs(seed, PROGRAMS or 500)
-    assert found["errors"] == [], f"seed {seed}"
+    found = session_programs(SEED, PROGRAMS or 500)
+    assert found["errors"] == [], f"seed {SEED}"
     assert found["kernels"] > 50 * found["programs"] and found["evictions"] > 10 * found["programs"]
     assert found["drops"] > found["programs"] and found["died"] > 10 * found["programs"]
     assert found["pointers"] > 0 and found["unseen"] > 0 and found["left_out"] == 0
@@ -128,9 +126,8 @@ def test_every_legal_order_of_a_session_reads_the_right_bytes() -> None:
 
 def test_more_streams_than_lanes_read_the_right_bytes() -> None:
     """The streams beyond the 31st share a lane, and are ordered among each other too."""
-    seed = random.SystemRandom().getrandbits(32)
-    found = session_programs(seed, PROGRAMS // 10 or 100, lanes=(38,))
-    assert found["errors"] == [], f"seed {seed}"
+    found = session_programs(SEED, PROGRAMS // 10 or 100, lanes=(38,))
+    assert found["errors"] == [], f"seed {SEED}"
 
 
 @cache
@@ -175,9 +172,8 @@ def test_a_time_is_not_asked_for_before_its_anchor_is_over() -> None:
 
 def test_pageable_memory_is_not_freed_under_a_copy() -> None:
     """Where the GPU reads the system's memory by itself, its copies outlive the calls that give them."""
-    seed = random.SystemRandom().getrandbits(32)
-    found = programs(seed, 300, pinned=False)
-    assert found["errors"] == [], f"seed {seed}"
+    found = programs(SEED, 300, pinned=False)
+    assert found["errors"] == [], f"seed {SEED}"
     assert found["copies_out"] > 10 * found["programs"]
 
 
@@ -189,7 +185,7 @@ def test_what_an_op_waits_for_overtakes_what_comes_ahead_of_its_use() -> None:
 
 @pytest.mark.parametrize("what", WAITS)
 def test_a_missing_wait_is_seen(what: str) -> None:
-    found = programs(random.SystemRandom().getrandbits(32), 3000, WAITS[what], first_error=True)
+    found = programs(SEED, 3000, WAITS[what], first_error=True)
     assert found["dropped"] > 0, "the device never waits like that"
     assert found["errors"], (
         f"{found['programs']} programs ran without an error although no wait of this kind took place"
@@ -209,7 +205,7 @@ def test_sessions_on_the_fake_gpu_give_the_same_bits() -> None:
                 placed[:] = [planned, counters["host_placed"], counters["host_misplaced"]]
 
         bare, live_peak = reference(Gpt, adamw, 6, Loop(clip=True))
-        fake.start(random_seed := int.from_bytes(os.urandom(4), "little"))
+        fake.start(SEED)
         for part in (2, 4, 8):
             for planning in (True, False):
                 capacity = live_peak // part
@@ -228,7 +224,7 @@ def test_sessions_on_the_fake_gpu_give_the_same_bits() -> None:
                     "host": [run.report.plans[-1].host_peak_bytes, run.report.plans[-1].host_pool_bytes],
                     "placed": list(placed),
                     "pinned": fake.pinned_bytes(),
-                    "seed": random_seed,
+                    "seed": SEED,
                 }
         print(json.dumps(results))
     """)
@@ -242,7 +238,8 @@ def test_sessions_on_the_fake_gpu_give_the_same_bits() -> None:
         planned, placed, misplaced = result["placed"]
         if "planning True" in case:
             assert 0 < peak_bytes <= pool_bytes <= 1.1 * peak_bytes, f"{case}: {result}"
-            assert planned == placed > 50 and misplaced == 0, f"{case}: {result}"
+            # The step that has begun is in no trace yet.
+            assert placed >= planned > 50 and misplaced == 0, f"{case}: {result}"
         else:
             assert placed == misplaced == pool_bytes == 0
 
@@ -257,7 +254,7 @@ def test_buffers_of_the_pinned_pool_never_meet_and_lie_where_the_plan_has_them(w
         + """
         import random
 
-        draw = random.Random(seed := int.from_bytes(os.urandom(4), "little"))
+        draw = random.Random(seed := SEED)
         PAGE = 4096
         counts = dict.fromkeys(["placed", "taken", "beyond", "elsewhere", "refused", "beside"], 0)
         for _ in range(60):
@@ -431,7 +428,7 @@ def test_a_gpu_session_s_host_memory_is_bounded_by_what_the_machine_has() -> Non
 def test_a_run_goes_on_within_three_quarters_of_the_pinned_memory_that_its_plan_takes() -> None:
     found = on_fake_gpu("""
         bare, live_peak = reference(Gpt, adamw, 8)
-        fake.start(random_seed := int.from_bytes(os.urandom(4), "little"))
+        fake.start(SEED)
         options = {"capacity": int(0.6 * live_peak), "min_swap": "2KiB", "device": "cuda"}
         wanted = train(Gpt, adamw, 8, options).report.plans[-1].host_peak_bytes
         allowed = int(0.75 * wanted)
@@ -442,7 +439,7 @@ def test_a_run_goes_on_within_three_quarters_of_the_pinned_memory_that_its_plan_
         )
         plan = run.report.plans[-1]
         print(json.dumps({
-            "same": run.same(bare), "wanted": wanted, "allowed": allowed, "pinned": max(most), "seed": random_seed,
+            "same": run.same(bare), "wanted": wanted, "allowed": allowed, "pinned": max(most), "seed": SEED,
             "peak": run.report.host_peak_bytes, "pool": plan.host_pool_bytes, "decisions": plan.decisions,
         }))
     """)
@@ -468,7 +465,7 @@ def test_what_is_away_while_plans_change_does_not_disturb_the_next_plan_s_places
         with cl.Session() as session:
             train(gpt, adamw, 2)
             live_peak = session.report().live_peak_bytes
-        fake.start(int.from_bytes(os.urandom(4), "little"))
+        fake.start(SEED)
         run = train(
             gpt, adamw, 16, {"capacity": live_peak // 3, "min_swap": "2KiB", "device": "cuda"}, each_step=evaluate
         )
@@ -485,7 +482,7 @@ def test_what_is_away_while_plans_change_does_not_disturb_the_next_plan_s_places
 
 def test_ops_are_timed_on_the_device_all_at_first_and_then_a_few() -> None:
     found = on_fake_gpu("""
-        fake.start(int.from_bytes(os.urandom(4), "little"))
+        fake.start(SEED)
         _, live_peak = reference(Gpt, adamw, 6)
         timed, stages = [], []
 
@@ -517,8 +514,8 @@ def test_ops_are_timed_on_the_device_all_at_first_and_then_a_few() -> None:
 def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
     found = on_fake_gpu("""
         results = {}
-        fake.start(random_seed := int.from_bytes(os.urandom(4), "little"))
-        core.measure_link = lambda: (32 * MiB, 32 * MiB)  # so slow that replays are worth their while
+        fake.start(SEED)
+        core.measure_link = lambda: (MiB, MiB)  # so slow that replays are worth their while on a busy machine too
         cl.Link.under_load = lambda link, step: link
         for name, model in {"gpt": Gpt, "moe": Moe}.items():
             bare, live_peak = reference(model, adamw, 6)
@@ -529,7 +526,7 @@ def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
                 "same": run.same(bare),
                 "within": run.report.peak_bytes <= capacity,
                 "replays": sum(step.replays for step in run.report.history),
-                "seed": random_seed,
+                "seed": SEED,
             }
         print(json.dumps(results))
     """)
@@ -540,10 +537,10 @@ def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
 def test_replays_of_single_ops_on_the_fake_gpu_give_the_same_bits() -> None:
     found = on_fake_gpu("""
         from replay_cases import CASES, SMALL, count_replays
-        fake.start(random_seed := int.from_bytes(os.urandom(4), "little"))
+        fake.start(SEED)
         count = count_replays("cuda", SMALL, CASES[::3])
         print(json.dumps({
-            "seed": random_seed, "different": count.different, "unseen": count.unseen,
+            "seed": SEED, "different": count.different, "unseen": count.unseen,
             "replayed": sum(count.replayed.values()),
         }))
     """)
@@ -619,7 +616,7 @@ def test_on_the_planned_path_the_host_never_waits_and_no_stream_is_recorded() ->
     """It may wait while a new plan is made ready, which reads the times of events and pins memory."""
     found = on_fake_gpu("""
         results = {}
-        fake.start(random_seed := int.from_bytes(os.urandom(4), "little"))
+        fake.start(SEED)
         bare, live_peak = reference(Gpt, adamw, 12)
         for part in (2, 4):
             steps = []
@@ -644,7 +641,7 @@ def test_on_the_planned_path_the_host_never_waits_and_no_stream_is_recorded() ->
             ]
             results[f"1/{part}"] = {
                 "same": run.same(bare), "planned": planned, "begun": steps[0][2], "recorded": fake.record_streams(),
-                "seed": random_seed,
+                "seed": SEED,
             }
         print(json.dumps(results))
     """)
