@@ -385,7 +385,10 @@ class Report(Mapping[str, Any]):
             return []
         enough = f"a capacity of {typed(above(self.floor.bytes))} is enough"
         where = f" in {self.floor.module}" if self.floor.module else ""
-        return [("Floor", format_bytes(self.floor.bytes), f"set by {self.floor.op_name}{where}; {enough}")]
+        return [
+            ("Floor", format_bytes(self.floor.bytes), f"set by {self.floor.op_name}{where}; {enough}"),
+            ("", "", self.floor.measured_on),
+        ]
 
     def _allocator_rows(self) -> list[tuple[str, str, str]]:
         """Which setting of torch's allocator is in force, and what it did in the newest step; only on GPUs."""

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -1014,7 +1015,8 @@ class Session:
                 self._floors[kind] = highest_floor([self._journal.trace(log)])
         self._floors = {kind: self._floors[kind] for kind in kinds}
         found = [lowest for lowest in self._floors.values() if lowest is not None]
-        return max(found, key=lambda lowest: lowest.bytes, default=None)
+        highest = max(found, key=lambda lowest: lowest.bytes, default=None)
+        return None if highest is None else replace(highest, kernels=self._kernels)
 
     def _stall_parts(self) -> dict[str, float]:
         """Why the newest step stalled, in seconds."""

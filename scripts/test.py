@@ -27,7 +27,8 @@ KEPT = ROOT / "build" / "tests"
 ENDS_WITHIN_S = 14400
 """A part that takes longer hangs: pytest-xdist waits for ever for a test whose worker died in some orders."""
 _VITEST = KEPT / "vitest.json"
-_AGAIN = "OMP_NUM_THREADS=1 python -m pytest"
+_CHOOSE_KERNELS = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
+"""A test is run again with these as they were."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,13 @@ def _run(command: list[str]) -> str:
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # in the background of a shell it would not
     # A session of its own: what ends the part ends its workers and their children too.
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, preexec_fn=heeds, start_new_session=True
-    ) as process:
+    try:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, preexec_fn=heeds, start_new_session=True
+        )
+    except OSError as error:
+        return f"could not be started: {error}"
+    with process:
         try:
             code = process.wait(ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
@@ -101,7 +106,9 @@ def pytest_failures(name: str) -> list[str]:
         found = json.loads((KEPT / name / "v" / "cache" / "lastfailed").read_text())
     except (OSError, ValueError):
         return []
-    return [f"{_AGAIN} {shlex.quote(test)}" for test in found]
+    were = {"OMP_NUM_THREADS": "1"} | os.environ
+    again = [f"{setting}={shlex.quote(were[setting])}" for setting in _CHOOSE_KERNELS if setting in were]
+    return [" ".join([*again, "python -m pytest", shlex.quote(test)]) for test in found]
 
 
 def vitest_failures(_: str) -> list[str]:

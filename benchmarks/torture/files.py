@@ -107,6 +107,10 @@ _SCENES: list[_Message] = [
     ("box", {"axis": "op", "start": 0, "end": 40, "low": 0, "high": 1e6, "rows": "packed"}),
     ("box", {"axis": "time", "start": 0, "end": 1, "low": 0, "high": 1e6, "rows": "storage"}),
     ("locate", {"storage": "parameter:0.weight"}),
+    *(("icicle", {"axis": "op", "at": 12, "by": by}) for by in ("module", "stack")),
+    ("notes", {}),
+    ("note", {"axis": "time", "at": 0.5, "text": "what grows here?"}),
+    ("forget_note", {"index": 0}),
 ]
 """What is asked about drawn steps; which source and steps these are is still to be said."""
 
@@ -186,6 +190,9 @@ class Lab:
             ("open", {"path": f"{self.folder}/p.json"}),
             *((method, {**drawn, **params}) for method, params in _SCENES),
             ("storage", {**drawn, "axis": "time", "uid": uid}),
+            ("growth", {"source": source}),
+            ("files", {}),
+            ("save_trace", {"source": source, "path": f"{self.folder}/saved.parquet", "overwrite": True}),
             ("compare", sides),
             ("compare_view", {**sides, "axis": "op", "start": 0, "end": 50, "width": 300}),
             *_draft_messages(source, key, f"{self.folder}/p.json"),
@@ -204,7 +211,7 @@ class Lab:
     def _kept_inside(self, message: Any) -> Any:
         """The message, with the path that it would write to moved into the folder."""
         params = message.get("params") if isinstance(message, dict) else None
-        if not isinstance(params, dict) or message.get("method") != "save":
+        if not isinstance(params, dict) or message.get("method") not in ("save", "save_trace"):
             return message
         path = params.get("path")
         if not isinstance(path, str) or path in ("", "."):

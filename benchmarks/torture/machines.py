@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -90,12 +89,11 @@ def _run(command: list[str], environment: dict[str, str]) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
     ) as process:
         try:
             said, _ = process.communicate(timeout=_HANGS_AFTER_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             said, _ = process.communicate()
             return f"pytest did not end within {_HANGS_AFTER_S:g} s: {said[-500:]}"
     return f"pytest ended with {process.returncode}: {said[-500:]}" if process.returncode else ""

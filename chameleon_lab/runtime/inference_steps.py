@@ -41,6 +41,8 @@ class InferenceSteps:
         self._handles.clear()
 
     def _entered(self, module: torch.nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # the tracer takes what is after this for part of the graph
+            return
         self._thread = self._thread or threading.get_ident()
         if threading.get_ident() != self._thread:
             return
@@ -60,5 +62,7 @@ class InferenceSteps:
             self._on_step_end()
 
     def _left(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if threading.get_ident() == self._thread and self._depth > 0:
             self._depth -= 1

@@ -194,7 +194,7 @@ def test_a_file_fits_in_another_process(made: Policy, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change, said",
     [
-        ("layers", "attention in blocks.6, and it was made for aten::flatten"),
+        ("layers", "in blocks.6, and it was made for aten::flatten"),
         (
             "other ops",
             "forward and backward is aten::relu in blocks.0, and it was made for aten::gelu in blocks.0",

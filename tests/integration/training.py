@@ -28,7 +28,7 @@ from chameleon_lab.runtime.optimizer_groups import small_groups
 
 KiB, MiB = 1 << 10, 1 << 20
 ROOT = Path(__file__).parents[2]
-OP_THREADS = int(os.environ.get("OMP_NUM_THREADS", 1))
+OP_THREADS = int((os.environ.get("OMP_NUM_THREADS") or "1").split(",")[0])  # "4,2" is for nested regions
 """Of every test and its children: one, unless the suite is asked for more."""
 HANGS_AFTER_S = 1200
 """A busy machine is no hang: this is for what would never end."""

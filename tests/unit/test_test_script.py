@@ -36,16 +36,21 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_a_failure_is_named_and_the_next_part_runs(script, tmp_path, capfd) -> None:
+def test_a_failure_is_named_and_the_next_part_runs(script, tmp_path, monkeypatch, capfd) -> None:
     (tmp_path / "first.py").write_text(
         "import pytest\n@pytest.mark.parametrize('x', ['a b', 'c'])\ndef test_x(x):\n    assert x == 'c'\n"
     )
+    for setting in script._CHOOSE_KERNELS:
+        monkeypatch.delenv(setting, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
     assert script.main([]) == 1
     assert (tmp_path / "ran").exists()
     lines = capfd.readouterr().out.splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("==> 1 failed"))
-    assert lines[head + 1 :] == ["  OMP_NUM_THREADS=1 python -m pytest 'first.py::test_x[a b]'"]
-    again = shlex.split(lines[head + 1])[1:]
+    settings = "OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=default"
+    assert lines[head + 1 :] == [f"  {settings} python -m pytest 'first.py::test_x[a b]'"]
+    again = shlex.split(lines[head + 1])[2:]
     done = subprocess.run([sys.executable, *again[1:]], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and "1 failed" in done.stdout and "passed" not in done.stdout
 
@@ -74,6 +79,10 @@ def test_a_part_that_ends_otherwise_is_named_as_a_whole(script, tmp_path, monkey
     status = Path("/proc", (tmp_path / "child").read_text(), "status")
     while status.exists() and "State:\tZ" not in status.read_text():
         time.sleep(0.05)  # what was killed ends when it gets to run
+    unknown = {"third": script.Part("third", [str(tmp_path / "no such program")], script.pytest_failures)}
+    monkeypatch.setattr(script, "PARTS", unknown | script.PARTS)
+    assert script.main(["third", "second"]) == 1 and "could not be started" in capfd.readouterr().out
+    monkeypatch.delitem(script.PARTS, "third")
     assert script.main(["third"]) == 2 and "first, second" in capfd.readouterr().err
 
 
