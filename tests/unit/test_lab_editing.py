@@ -199,7 +199,8 @@ def test_a_slow_plan_is_estimated_first_and_told_to_be(monkeypatch):
     assert not first["exact"] and first["fits"] and first["draft"]["peak_bytes"] > 0
     assert desk.page("by:you", "bytes", True, 0, 10)["rows"][0]["after"] == "keep"
     state = planned(desk)
-    assert state["news"] > news and len(told) > heard
+    while desk.state()["news"] == news or len(told) == heard:
+        time.sleep(0.01)  # it is told right after the plan is there
     assert state["draft"]["peak_bytes"] <= CAPACITY
 
 
