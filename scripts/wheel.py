@@ -113,8 +113,9 @@ def _copied(source: Path) -> Path:
         for file in (source / folder).rglob("*"):
             if file.is_file() and str(file.relative_to(source)) not in wanted:
                 file.unlink()
-    if (ROOT / "node_modules").is_dir() and not (source / "node_modules").exists():
-        (source / "node_modules").symlink_to(ROOT / "node_modules")
+    # Its npm packages are its own: `npm ci` empties what a link leads to.
+    if (source / "node_modules").is_symlink():
+        (source / "node_modules").unlink()
     return source
 
 

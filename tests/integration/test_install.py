@@ -42,7 +42,10 @@ def run(*command: str | Path, cwd: Path = ROOT, code: int = 0, **environment: st
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel for the PyTorch that is installed here, of a copy of what git knows."""
     output = tmp_path_factory.mktemp("wheels")
+    packages = ROOT / "node_modules"
+    before = sorted(packages.glob("*"))
     run(sys.executable, "scripts/wheel.py", "--installed", "--output", output)
+    assert sorted(packages.glob("*")) == before, "npm has emptied the checkout's own packages"
     (built,) = output.iterdir()
     return built
 
