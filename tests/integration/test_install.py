@@ -45,6 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packages = ROOT / "node_modules"
     before = sorted(packages.glob("*"))
     run(sys.executable, "scripts/wheel.py", "--installed", "--output", output)
+    assert not list((ROOT / "build" / "wheel").glob("*/biome.json")), "make lint would end there"
     assert sorted(packages.glob("*")) == before, "npm has emptied the checkout's own packages"
     (built,) = output.iterdir()
     return built
