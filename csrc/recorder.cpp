@@ -143,6 +143,8 @@ void Recorder::end_pause() {
 }
 
 int64_t Recorder::begin_mark(const char* name, int32_t thread) {
+  // A script may name each of its batches anew.
+  if (mark_names_.size() >= kMostMarks && !mark_numbers_.contains(name)) return -1;
   const auto [known, is_new] = mark_numbers_.try_emplace(name, static_cast<int32_t>(mark_names_.size()));
   if (is_new) mark_names_.emplace_back(name);
   const int64_t mark = ++next_mark_;

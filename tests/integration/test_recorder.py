@@ -494,3 +494,15 @@ def test_what_is_known_of_autograd_s_nodes_does_not_grow_with_the_steps() -> Non
         }
     assert {"0", "1", "2"} <= in_backward
     assert kept[20] > 0 and len(set(kept[20::2])) == 1, kept
+
+
+def test_names_of_stretches_are_bounded() -> None:
+    """A script may name each of its batches anew."""
+    most = 1 << 16
+    with cl.Session() as session:
+        for batch in range(most + 100):
+            with torch.profiler.record_function(f"batch {batch}"):
+                pass
+        assert len(core.mark_names()) == most
+        session.step()
+        assert len(session.recorded_step(0).marks) <= most
