@@ -352,13 +352,12 @@ class Plans:
             self._pause = self._next_pause
             self._next_pause = min(max(1, 2 * self._next_pause), _LONGEST_PAUSE)
 
-    def wait(self, timeout_s: float = 60.0) -> bool:
+    def wait(self) -> None:
         """Wait until nothing is being planned any more. The plan is there from the next step's border on."""
         job = self._job
         if job is not None and job.ident is not None:
             job.hurry()
-            job.join(timeout_s)
-        return job is None or not job.is_alive()
+            job.join()
 
     # ---------------------------------------------------------------------------------------------------- inside
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hangs import HANGS_AFTER_S
 
 from benchmarks.lab_server import ServerError, jupyter_lab, notebook_url, require_tools
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "browser"
 BROWSER_DIED = 3
-HANGS_AFTER_S = 1200
-"""A check that takes longer never ends. Each wait within it has the limit of ``lab.mjs``, so that it says which."""
 
 
 def _train_until(path: str, pause_s: float) -> str:
@@ -262,7 +261,7 @@ def in_browser(lab_address: str, tmp_path: Path) -> Callable[..., dict]:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=HANGS_AFTER_S,
+                timeout=HANGS_AFTER_S,  # each wait within it has the limit of lab.mjs, so that it says which
             )
             if done.returncode != BROWSER_DIED:
                 break

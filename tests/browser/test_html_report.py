@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from hangs import HANGS_AFTER_S
 from synthetic import gpt_step
 
 from chameleon_lab.lab.html_report import html_report
@@ -39,7 +40,7 @@ def opened(page: Path) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=HANGS_AFTER_S,
     )
     return done.stdout + done.stderr
 

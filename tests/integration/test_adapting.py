@@ -135,11 +135,12 @@ def run(
     steps: int = STEPS,
     wait: bool = False,
     each: Callable[[int, cl.Session | None], None] | None = None,
+    rematerialise: bool = True,
 ) -> tuple[tuple[list[bytes], dict[str, bytes]], Report | None]:
     """Train; with ``capacity`` in a session. ``wait``: let every plan be ready at the next border."""
     torch.manual_seed(0)
     model = factory()
-    session = None if capacity is None else cl.Session(capacity)
+    session = None if capacity is None else cl.Session(capacity, rematerialise=rematerialise)
     with session or nullcontext():
         trainer = Trainer(model)
         if session:
@@ -326,7 +327,8 @@ def test_what_was_fetched_for_ops_that_never_came_leaves_as_the_next_plan_says()
         t.update()
 
     want, _ = run(left_out, Gpt, steps=20)
-    got, report = run(left_out, Gpt, live_peak // 3, steps=20, wait=True)
+    # How long ops take decides what is replayed, and a plan's first step has not yet made what it would drop.
+    got, report = run(left_out, Gpt, live_peak // 3, steps=20, wait=True, rematerialise=False)
     assert got == want and report is not None
     settled = report.history[-6:]
     assert all(step.match_rate == 1.0 for step in settled)
@@ -446,7 +448,7 @@ def test_a_plan_that_is_ready_within_a_step_is_followed_from_there_on() -> None:
 
     def larger(t: Trainer, number: int) -> None:
         if number == 13:
-            hook = t.model.blocks[2].register_forward_pre_hook(lambda *_: waits[0]._plans.wait() and None)
+            hook = t.model.blocks[2].register_forward_pre_hook(lambda *_: waits[0]._plans.wait())
         t.micro_batch(size=8 if number >= 12 else 4)
         if number == 13:
             hook.remove()

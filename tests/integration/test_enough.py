@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_floor import Plain, Recurrent
 from torch import nn
-from training import ConvNet, Gpt, Loop, adamw, floor_bytes, sgd, train
+from training import HANGS_AFTER_S, ConvNet, Gpt, Loop, adamw, floor_bytes, sgd, train
 
 import chameleon_lab as cl
 from chameleon_lab.enough import above, typed
@@ -98,7 +98,7 @@ for step in range(4):
 
 def chameleon(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "chameleon_lab", "run", *arguments, "train.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANGS_AFTER_S)
 
 
 def test_one_command_says_how_much_is_enough(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from training import Gpt, adamw, raw, reference, state_bytes
+from training import HANGS_AFTER_S, Gpt, adamw, raw, reference, state_bytes
 
 import chameleon_lab as cl
 from chameleon_lab.lab import editing
@@ -40,7 +40,7 @@ class Loop:
         self.session.step()
 
     def panel(self, ask, *args):
-        return self.thread.submit(ask, *args).result(timeout=1200)
+        return self.thread.submit(ask, *args).result(timeout=HANGS_AFTER_S)
 
     def desk(self):
         desk = self.panel(self.sources.desk, self.sources.session()[0])
@@ -48,7 +48,7 @@ class Loop:
         return desk
 
     def exact(self, desk):
-        until = time.monotonic() + 600
+        until = time.monotonic() + HANGS_AFTER_S
         state = self.panel(desk.state)
         while not (state["editable"] and state["exact"]) and time.monotonic() < until:
             assert state["editable"] or state["why"] == "Preparing the draft", state
@@ -259,6 +259,6 @@ def test_many_switches_from_a_thread_while_steps_run_lose_nothing(loop):
     for _ in range(STEPS - 3):
         loop.step()
     stop.set()
-    panel.join(60)
+    panel.join(HANGS_AFTER_S)
     assert not failed and not panel.is_alive()
     assert (tuple(loop.losses), state_bytes(loop.model, loop.optimizer)) == (bare.losses, bare.state)

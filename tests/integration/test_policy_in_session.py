@@ -8,15 +8,37 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from training import ConvNet, Gpt, Loop, MiB, Moe, adamw, raw, reference, state_bytes, train
 
 import chameleon_lab as cl
-from chameleon_lab.policy import Policy
+from chameleon_lab import plans
+from chameleon_lab.policy import Link, Policy
+from chameleon_lab.runtime import core, host_times
 
 STEPS = 8
+_OP_S = 2e-5
+_LINK = Link(8 << 30, 8 << 30)
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that no clock decides: ops and copies take what they take everywhere, and no step begins before the plan
+    that was begun at its border is made."""
+    monkeypatch.setattr(host_times, "_op_times", lambda log, ops: np.full(len(ops), _OP_S))
+    monkeypatch.setattr(core, "measure_link", lambda: (_LINK.out_bytes_per_s, _LINK.in_bytes_per_s))
+    monkeypatch.setattr(Link, "under_load", lambda link, step: link)
+    monkeypatch.setattr(plans, "_MOST_REFINEMENTS", 0)
+    step_ended = plans.Plans.step_ended
+
+    def waits(self: plans.Plans, *arguments: Any) -> None:
+        step_ended(self, *arguments)
+        self.wait()
+
+    monkeypatch.setattr(plans.Plans, "step_ended", waits)
 
 
 def policy_of(model: Any, capacity: int, link: str | None = None) -> Policy:
@@ -306,8 +328,9 @@ def test_the_match_survives_small_changes(change: str) -> None:
     assert report.notes == ()
 
 
-def test_the_link_is_measured_again_under_load() -> None:
+def test_the_link_is_measured_again_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy is made for what the copies of its own step reached, unless a link was given."""
+    monkeypatch.undo()  # of this machine
     _, live_peak = reference(Gpt)
     links: list[cl.Link] = []
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from reads import every_read
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from training import OP_THREADS, KiB, MiB, child, pressure, raw
+from training import HANGS_AFTER_S, OP_THREADS, KiB, MiB, child, pressure, raw
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -792,7 +792,7 @@ def test_two_threads_ask_for_the_same_bytes(session: cl.Session) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(HANGS_AFTER_S)
     assert not wrong
 
 
@@ -818,13 +818,13 @@ def test_a_write_that_waits_for_another_thread_ends_the_value_all_the_same(in_pl
         assert session.evict(factor) and session.where(x) == "resident"
         other = threading.Thread(target=busy, args=(big,))
         other.start()
-        assert entered.wait(30)
+        assert entered.wait(HANGS_AFTER_S)
         if in_place:
             x.mul_(factor)
         else:
             torch.mul(x, factor, out=x)
         written.set()
-        other.join(30)
+        other.join(HANGS_AFTER_S)
         assert core.drop(x) == ("" if in_place else "it was written after it was made")
         assert (x == 6).all()
 

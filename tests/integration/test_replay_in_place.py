@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from training import child, pressure, raw
+from training import HANGS_AFTER_S, child, pressure, raw
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -394,7 +394,7 @@ def test_draws_of_two_threads_are_refused_or_right(session: cl.Session) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANGS_AFTER_S)
     assert not wrong, wrong
     x = made()
     alone = F.dropout(x, 0.3)
@@ -423,7 +423,7 @@ def test_a_draw_while_another_thread_draws_is_refused(
     class Slow(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
             inside.set()
-            leave.wait(30)
+            leave.wait(HANGS_AFTER_S)
             return func(*args, **(kwargs or {}))
 
     def other() -> None:
@@ -432,10 +432,10 @@ def test_a_draw_while_another_thread_draws_is_refused(
 
     thread = threading.Thread(target=other)
     thread.start()
-    assert inside.wait(30)
+    assert inside.wait(HANGS_AFTER_S)
     mask = torch.empty(ROWS, COLUMNS).bernoulli_(0.5, generator=mine)
     leave.set()
-    thread.join(30)
+    thread.join(HANGS_AFTER_S)
     if apart:
         assert same(mask, dropped(mask))
     else:
@@ -454,19 +454,25 @@ def test_a_draw_during_the_swap_in_before_an_op_is_refused(own: bool) -> None:
         odds.sum()
         for _ in range(2):
             assert session.evict(odds)
-            done = threading.Event()
+            done, draws = threading.Event(), [0]
 
-            def draw(done: threading.Event = done) -> None:
+            def draw(done: threading.Event = done, draws: list[int] = draws) -> None:
                 while not done.wait(0.01):
                     torch.rand(7, generator=generator)
+                    draws[0] += 1
 
             thread = threading.Thread(target=draw)
             thread.start()
             try:
+                before = draws[0]
                 mask = torch.bernoulli(odds, generator=generator)
+                while draws[0] < before + 2:  # the other thread did not get to run meanwhile
+                    before = draws[0]
+                    assert session.evict(odds)
+                    mask = torch.bernoulli(odds, generator=generator)
             finally:
                 done.set()
-                thread.join(30)
+                thread.join(HANGS_AFTER_S)
             assert "random numbers" in core.drop(mask)
         mask = torch.bernoulli(odds, generator=generator)
         assert same(mask, dropped(mask))
@@ -500,7 +506,7 @@ def test_a_state_that_is_set_while_an_op_draws_gives_no_other_numbers(session: c
                     assert after == before
     finally:
         done.set()
-        thread.join(30)
+        thread.join(HANGS_AFTER_S)
 
 
 def test_other_random_ops_are_refused(session: cl.Session) -> None:

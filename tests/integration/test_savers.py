@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from training import ROOT, MiB, pressure, state_bytes
+from training import HANGS_AFTER_S, ROOT, MiB, pressure, state_bytes
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -291,7 +291,9 @@ def _trainer_script(folder: Path, *words: str) -> dict[str, Any]:
     (folder / "train.py").write_text(TRAINER)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", *words, "train.py"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANGS_AFTER_S
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     last = folder / "out" / "checkpoint-8"
     return {name: value.numpy().tobytes() for name, value in load_file(last / "model.safetensors").items()}

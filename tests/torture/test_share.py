@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hangs import HANGS_AFTER_S
 
 from benchmarks.torture import pool
 from benchmarks.torture.outcome import total
@@ -26,7 +27,7 @@ LEAST = {
 def test_nothing_goes_wrong(part: str) -> None:
     options = pool.Options(share=True)
     cases = pool.part(part).cases(options)
-    outcomes = pool.run(part, cases, options, jobs=2, timeout_s=1200)
+    outcomes = pool.run(part, cases, options, jobs=2, timeout_s=HANGS_AFTER_S)
     whole = total(outcomes)
     assert not whole.wrong, "\n".join(whole.wrong[:30])
     assert len(outcomes) == len(cases)

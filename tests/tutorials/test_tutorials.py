@@ -10,6 +10,7 @@ import nbclient
 import nbformat
 import numpy as np
 import pytest
+from hangs import HANGS_AFTER_S
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = {"application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json"}
@@ -53,7 +54,10 @@ def test_runs(path, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     notebook = read(path)
     client = nbclient.NotebookClient(
-        notebook, timeout=1200, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+        notebook,
+        timeout=HANGS_AFTER_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute()
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from hangs import HANGS_AFTER_S
 from torch.distributed.tensor import DTensor
 
 from benchmarks import gpu_facts, gpu_first, gpu_llama, gpu_overlap, gpu_peers, gpu_ready, host_memory
@@ -115,7 +116,7 @@ def test_the_host_s_memory_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     with host_memory.guarded(50, lambda bytes: (told.append(bytes), ended.set())):
         assert told == []
         left[0] = 40
-        assert ended.wait(30)
+        assert ended.wait(HANGS_AFTER_S)
     assert told == [40]
 
 
@@ -194,7 +195,7 @@ def test_peers_of_ours_do_what_their_names_say() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        gpu, shape = Gpu("cpu", time.monotonic() + 60), SHAPES["tiny"]
+        gpu, shape = Gpu("cpu", time.monotonic() + HANGS_AFTER_S), SHAPES["tiny"]
 
         def run(name: str, budget_gib: float) -> dict[str, Any]:
             budget = int(budget_gib * GIB)
@@ -214,7 +215,7 @@ def test_peers_of_ours_do_what_their_names_say() -> None:
 
 
 def test_layers_leave_one_by_one_and_the_weights_stay_the_same() -> None:
-    gpu, shape = Gpu("cpu", time.monotonic() + 60), SHAPES["tiny"]
+    gpu, shape = Gpu("cpu", time.monotonic() + HANGS_AFTER_S), SHAPES["tiny"]
     here, _ = build(gpu, shape)
     seen: list[torch.nn.Module] = []
     gone, optimizer = build(gpu, shape, prepare=seen.append, layers_on="meta")
@@ -229,7 +230,7 @@ def test_layers_leave_one_by_one_and_the_weights_stay_the_same() -> None:
 
 def test_fsdp_holds_nothing_that_it_was_given() -> None:
     """What it shards has a copy on the host: with an optimizer of the old parameters, the device would keep both."""
-    gpu, shape = Gpu("cpu", time.monotonic() + 60), SHAPES["tiny"]
+    gpu, shape = Gpu("cpu", time.monotonic() + HANGS_AFTER_S), SHAPES["tiny"]
     method = gpu_peers.METHODS["FSDP2 offload"]
     with gpu_peers._one_rank(gpu):
         model, optimizer = build(gpu, shape, prepare=method.prepare, layers_on="cpu")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hangs import HANGS_AFTER_S
+
 ROOT = Path(__file__).parents[2]
 OPTIONAL = (
     *("IPython", "ipykernel", "jupyterlab", "ipywidgets", "anywidget", "comm"),
@@ -15,7 +17,7 @@ OPTIONAL = (
 
 def run(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=1200
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS_AFTER_S
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

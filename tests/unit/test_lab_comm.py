@@ -1,8 +1,8 @@
 import threading
-import time
 from contextvars import ContextVar
 
 import pytest
+from hangs import HANGS_AFTER_S
 
 from chameleon_lab.lab import comm as lab_comm
 from chameleon_lab.lab.protocol import VERSION
@@ -54,7 +54,7 @@ def opened(line, name):
 
 def test_news_comes_by_itself_as_an_answer_to_the_opening(line):
     comm = opened(line, "a")
-    assert comm.arrived.wait(600)
+    assert comm.arrived.wait(HANGS_AFTER_S)
     (message, context, thread) = comm.events()[0]
     assert message["name"] == "status"
     assert set(message["body"]) == {"session", "files", "policies"}
@@ -62,13 +62,23 @@ def test_news_comes_by_itself_as_an_answer_to_the_opening(line):
     assert thread == "chameleon-lab-news"
 
 
-def test_unchanged_status_is_not_told_again_but_a_new_panel_hears_it(line):
+def test_unchanged_status_is_not_told_again_but_a_new_panel_hears_it(line, monkeypatch):
+    monkeypatch.setattr(lab_comm, "_NEWS_EVERY_S", 0.01)
+    looks, looked = [], threading.Event()
+    mark = line.sources.mark
+
+    def look():
+        looks.append(mark())
+        if len(looks) > 5:
+            looked.set()
+        return looks[-1]
+
+    monkeypatch.setattr(line.sources, "mark", look)
     first = opened(line, "a")
-    assert first.arrived.wait(600)
-    time.sleep(0.6)
+    assert first.arrived.wait(HANGS_AFTER_S) and looked.wait(HANGS_AFTER_S)
     assert len(first.events()) == 1
     second = opened(line, "b")
-    assert second.arrived.wait(600)
+    assert second.arrived.wait(HANGS_AFTER_S)
 
 
 def test_requests_are_answered_whatever_they_are(line):
@@ -87,9 +97,9 @@ def test_the_thread_ends_with_the_last_panel(line):
     comm = opened(line, "a")
     thread = line._thread
     comm.hang_up({})
-    thread.join(600)
+    thread.join(HANGS_AFTER_S)
     assert not thread.is_alive()
-    assert opened(line, "b").arrived.wait(600)
+    assert opened(line, "b").arrived.wait(HANGS_AFTER_S)
 
 
 def test_closing_hangs_up(line):

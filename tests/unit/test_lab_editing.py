@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hangs import HANGS_AFTER_S
 from synthetic import dropped_step, gpt_step
 
 from chameleon_lab.lab import bench, views
@@ -35,7 +36,7 @@ def desk():
 
 
 def opened(desk):
-    until = time.monotonic() + 600
+    until = time.monotonic() + HANGS_AFTER_S
     while not (state := desk.state())["editable"] and time.monotonic() < until:
         assert state["why"] == "Preparing the draft", state
     return state
@@ -43,7 +44,7 @@ def opened(desk):
 
 def planned(desk):
     """The state once the plan is there."""
-    until = time.monotonic() + 600
+    until = time.monotonic() + HANGS_AFTER_S
     while not (state := desk.state())["exact"] and time.monotonic() < until:
         time.sleep(0.01)
     assert state["exact"]
@@ -190,7 +191,7 @@ def test_a_slow_plan_is_estimated_first_and_told_to_be(monkeypatch):
     monkeypatch.setattr(bench, "_AT_ONCE_S", 0.0)
     plans = desk._bench.plan
     goes_on = threading.Event()
-    monkeypatch.setattr(desk._bench, "plan", lambda edits: (goes_on.wait(600), plans(edits))[1])
+    monkeypatch.setattr(desk._bench, "plan", lambda edits: (goes_on.wait(HANGS_AFTER_S), plans(edits))[1])
     key = swapped_rows(desk)[0]["storage"]
     heard, news = len(told), desk.state()["news"]
     desk.edit("add", [{"action": "keep", "storage": key}], -1)
@@ -291,7 +292,7 @@ def test_what_the_runtime_declined_is_told_in_its_row(mixed):
 
 def test_the_curve_of_a_plan_with_replays_has_replays(mixed):
     mixed.curve(True)
-    until = time.monotonic() + 600
+    until = time.monotonic() + HANGS_AFTER_S
     while (curve := mixed.curve(False))["left"] and time.monotonic() < until:
         time.sleep(0.02)
     here = min(curve["points"], key=lambda point: abs(point["capacity_bytes"] - CAPACITY))
@@ -300,7 +301,7 @@ def test_the_curve_of_a_plan_with_replays_has_replays(mixed):
 
 def effects(desk, storage):
     """The cards of a storage once all of them are known."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + HANGS_AFTER_S
     while True:
         options = desk.choices(storage)["options"]
         if all(option["ready"] for option in options):
@@ -356,7 +357,7 @@ def test_a_plan_that_moves_nothing_has_no_overlap():
 def test_where_replays_are_off_a_card_says_so(desk):
     storage = swapped_rows(desk)[0]["storage"]
     assert desk.choices(storage)["cost"]["why_not_replay"] == "replaying is switched off"
-    until = time.monotonic() + 600
+    until = time.monotonic() + HANGS_AFTER_S
     while not (option := desk.choices(storage)["options"][-1])["ready"]:
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -398,7 +399,7 @@ def test_a_capacity_below_the_floor_is_an_edit_that_does_not_fit(desk):
     assert state["capacity_bytes"] == lowest - 1 and state["floor"]["bytes"] == lowest
     assert "measured on a CPU (AVX2)" in state["floor"]["measured_on"]
     storage = desk.page("", "bytes", True, 0, 1)["rows"][0]["storage"]
-    until = time.monotonic() + 600
+    until = time.monotonic() + HANGS_AFTER_S
     options = desk.choices(storage)["options"]
     while not all(option["ready"] for option in options) and time.monotonic() < until:
         time.sleep(0.01)
@@ -413,7 +414,7 @@ def test_a_capacity_below_the_floor_is_an_edit_that_does_not_fit(desk):
 
 def test_choices_foresee_what_each_would_change(desk):
     key = swapped_rows(desk)[0]["storage"]
-    until = time.monotonic() + 600
+    until = time.monotonic() + HANGS_AFTER_S
     found = desk.choices(key)
     while not all(option["ready"] for option in found["options"]) and time.monotonic() < until:
         time.sleep(0.01)
@@ -459,7 +460,7 @@ def test_changes_list_what_differs_in_the_plan(desk):
 def test_the_curve_is_worked_out_in_the_background(desk):
     assert desk.curve(False)["points"] == []
     desk.curve(True)
-    until = time.monotonic() + 600
+    until = time.monotonic() + HANGS_AFTER_S
     while (found := desk.curve(False))["left"] and time.monotonic() < until:
         time.sleep(0.02)
     capacities = [point["capacity_bytes"] for point in found["points"]]
@@ -533,7 +534,7 @@ def test_a_trace_without_link_or_capacity_can_be_edited_all_the_same():
 
 def test_a_step_that_lost_ops_says_why_it_cannot_be_planned():
     desk = Desk("file:a.parquet", None, replace(STEP, truncated_ops=3), META, lambda: None)
-    desk._opened.wait(20)
+    desk._opened.wait(HANGS_AFTER_S)
     state = desk.state()
     assert not state["editable"] and "has lost 3 ops" in state["why"]
 

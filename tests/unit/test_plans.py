@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hangs import HANGS_AFTER_S
 
 from chameleon_lab import plans
 
@@ -61,7 +62,7 @@ def test_a_job_hands_over_what_it_made_and_takes_it_back_when_nobody_wants_it(mo
     def work() -> Any:
         turns.append(sys.getswitchinterval())
         began.set()
-        goes_on.wait(600)
+        goes_on.wait(HANGS_AFTER_S)
         host = SimpleNamespace(pool_bytes=0)
         return SimpleNamespace(
             summary=SimpleNamespace(plan=7), ready=None, program=SimpleNamespace(host=host)
@@ -72,10 +73,10 @@ def test_a_job_hands_over_what_it_made_and_takes_it_back_when_nobody_wants_it(mo
         goes_on.clear()
         made = plans._Job(work, (0, 0))
         if abandoned_at == "during":
-            assert began.wait(600)
+            assert began.wait(HANGS_AFTER_S)
             made.abandon()
         goes_on.set()
-        made.join(600)
+        made.join(HANGS_AFTER_S)
         if abandoned_at == "after":
             made.abandon()
         return made
@@ -97,7 +98,7 @@ def test_a_job_begins_in_a_backward_when_it_is_waited_for_and_where_there_is_non
     began = threading.Event()
     job = plans._Job(began.set, (0, 0), patience_s=0.05 if why == "no backward" else 1000.0)  # type: ignore[arg-type]
     if why != "no backward":
-        until = time.monotonic() + 600
+        until = time.monotonic() + HANGS_AFTER_S
         while not core.waits and time.monotonic() < until:
             time.sleep(0.01)
         assert core.waits and not began.is_set()
@@ -105,8 +106,8 @@ def test_a_job_begins_in_a_backward_when_it_is_waited_for_and_where_there_is_non
         core.backward.set()
     elif why == "hurry":
         job.hurry()
-    assert began.wait(600)
-    job.join(600)
+    assert began.wait(HANGS_AFTER_S)
+    job.join(HANGS_AFTER_S)
     assert job.done
 
 
@@ -116,7 +117,7 @@ def test_a_job_abandoned_before_it_begins_does_nothing(monkeypatch: Any) -> None
     began = threading.Event()
     job = plans._Job(began.set, (0, 0), patience_s=1000.0)  # type: ignore[arg-type]
     job.abandon()
-    job.join(600)
+    job.join(HANGS_AFTER_S)
     assert not job.is_alive() and not began.is_set() and not job.done
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from hangs import HANGS_AFTER_S
 from synthetic import gpt_step, random_step
 
 from chameleon_lab.errors import CutFileError, TraceError
@@ -217,7 +218,7 @@ for place in places[:400]:
         refused += 1
 print(len(places), refused)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=1200)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_AFTER_S)
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
     assert int(done.stdout.split()[1]) > 0
 
