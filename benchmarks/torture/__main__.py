@@ -2,8 +2,8 @@
 
     python -m benchmarks.torture [PART ...] [--share] [--jobs N] [--seed N] [--only TEXT] [--json FILE] [--docs FILE]
 
-Without parts: all. ``--json`` and ``--docs`` keep what the file says of parts that are not run now. The exit code is 1
-if anything went wrong.
+Without parts: all. ``--json`` and ``--docs`` keep what the file says of parts that are not run now; and of the cases of
+``machines``, each of which takes long. The exit code is 1 if anything went wrong.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ PARTS = {
     "machines": "the tests as on other machines",
 }
 _TIMEOUT_S = {"operators": 1800.0, "machines": 4000.0, "soak": 3000.0, "files": 1500.0, "faults": 900.0}
+_BY_CASE = {"machines"}
+"""Parts each of whose cases takes long: the file keeps them apart, and a run of some leaves the others."""
 _TOLD = 40
 _BEGIN, _END = "<!-- begin: python -m benchmarks.torture -->", "<!-- end -->"
 
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document = _known(chosen.json)
     document["environment"] = measure.environment(vars(chosen))
     for name in chosen.parts or PARTS:
-        document["parts"][name] = _run(name, options, chosen)
+        document["parts"][name] = _run(name, options, chosen, document["parts"].get(name, {}))
         if chosen.json:
             measure.write_json(chosen.json, document)  # after each: the whole takes long
     print(_table(document["parts"]))
@@ -74,7 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(document["parts"][name]["wrong"] for name in chosen.parts or PARTS))
 
 
-def _run(name: str, options: pool.Options, chosen: argparse.Namespace) -> dict[str, Any]:
+def _run(
+    name: str, options: pool.Options, chosen: argparse.Namespace, before: dict[str, Any]
+) -> dict[str, Any]:
+    """What became of a part's cases. ``before``: what the file says of the part."""
     cases = [case for case in pool.part(name).cases(options) if chosen.only in case]
     measure.progress(f"{name}: {len(cases)} cases")
     done: list[Outcome] = []
@@ -89,9 +94,22 @@ def _run(name: str, options: pool.Options, chosen: argparse.Namespace) -> dict[s
 
     timeout_s = _TIMEOUT_S.get(name, 600.0)
     outcomes = pool.run(name, cases, options, jobs=chosen.jobs, timeout_s=timeout_s, told=told)
+    commit, seconds = measure.environment({})["commit"], time.monotonic() - start_s
+    kept = {}
+    if name in _BY_CASE:
+        found = {outcome.case: {"commit": commit, **outcome.to_dict()} for outcome in outcomes}
+        known = before.get("by_case", {}) if before.get("share") == options.share else {}
+        cases = [case for case in pool.part(name).cases(options) if case in known or case in found]
+        by_case = {case: found.get(case) or known[case] for case in cases}
+        outcomes = [
+            Outcome.from_dict({key: value for key, value in of_case.items() if key != "commit"})
+            for of_case in by_case.values()
+        ]
+        kept = {"by_case": by_case}
+        seconds = sum(outcome.seconds for outcome in outcomes)
     whole = total(outcomes)
     return {
-        "commit": measure.environment({})["commit"],
+        "commit": commit,
         "share": options.share,
         "seed": options.seed,
         "cases": len(cases),
@@ -100,7 +118,8 @@ def _run(name: str, options: pool.Options, chosen: argparse.Namespace) -> dict[s
         "skipped": dict(whole.skipped.most_common()),
         "wrong": whole.wrong,
         "notes": {outcome.case: outcome.notes for outcome in outcomes if outcome.notes},
-        "seconds": time.monotonic() - start_s,
+        "seconds": seconds,
+        **kept,
     }
 
 
@@ -139,7 +158,8 @@ def _details(parts: dict[str, Any]) -> str:
 def _write_docs(path: str, document: dict[str, Any]) -> None:
     """Put the counts between the marks of a page."""
     page = Path(path).read_text()
-    commits = sorted({part["commit"][:9] for part in document["parts"].values()})
+    runs = [run for part in document["parts"].values() for run in part.get("by_case", {"": part}).values()]
+    commits = sorted({run["commit"][:9] for run in runs})
     environment = document["environment"]
     counts = [
         _BEGIN,

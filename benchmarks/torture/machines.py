@@ -76,6 +76,7 @@ def check(case: str, options: Options) -> Outcome:
             outcome.wrong.append(f"{test.get('name')}: {why}")
     if problem and not outcome.wrong:
         outcome.wrong.append(problem)
+    outcome.notes = {"tests": outcome.tried, "skipped": outcome.skipped.total()}
     return outcome
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 from hangs import HANGS_AFTER_S
 
 from benchmarks.torture import __main__ as command
 from benchmarks.torture import pool
 from benchmarks.torture.compare import bits, different
-from benchmarks.torture.outcome import total
+from benchmarks.torture.outcome import Outcome, total
 
 
 def test_a_case_that_crashes_is_named_and_the_others_go_on() -> None:
@@ -62,7 +64,31 @@ def test_the_command_prints_counts_and_writes_them(tmp_path, capsys) -> None:
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "every optimizer" in text
-    import json
-
     part = json.loads(file.read_text())["parts"]["optimizers"]
     assert part["cases"] == 2 and part["tried"] > 10 and part["wrong"] == []  # SGD and ASGD
+
+
+def test_cases_that_take_long_are_kept_when_others_are_run(tmp_path, monkeypatch, capsys) -> None:
+    def run(name, cases, options, *, told, **_) -> list[Outcome]:
+        return [Outcome(case, tried=len(cases), wrong=wrong.get(case, []), seconds=1.0) for case in cases]
+
+    wrong = {"busy": ["test_x: no luck"]}
+    monkeypatch.setattr(pool, "run", run)
+    settings = pool.part("machines").cases(pool.Options())
+    file, page = tmp_path / "found.json", tmp_path / "page.md"
+    page.write_text(f"{command._BEGIN}{command._END}")
+    arguments = ["machines", "--json", str(file), "--docs", str(page)]
+
+    def part() -> dict:
+        return json.loads(file.read_text())["parts"]["machines"]
+
+    assert command.main([*arguments, "--only", "busy"]) == 1
+    assert part()["cases"] == part()["tried"] == 1 and part()["wrong"] == ["busy: test_x: no luck"]
+    assert command.main([*arguments, "--only", "two op threads"]) == 1
+    assert part()["cases"] == 3 and part()["tried"] == 5 and part()["seconds"] == 3.0
+    wrong.clear()
+    assert command.main([*arguments, "--only", "busy"]) == 0
+    assert part()["cases"] == 3 and part()["wrong"] == [] and "machines: WRONG" not in page.read_text()
+    assert command.main(arguments) == 0
+    assert list(part()["by_case"]) == settings and part()["tried"] == len(settings) ** 2
+    assert "the tests as on other machines" in page.read_text()
