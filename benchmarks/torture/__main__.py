@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document = _known(chosen.json)
     document["environment"] = measure.environment(vars(chosen))
     for name in chosen.parts or PARTS:
-        document["parts"][name] = _run(name, options, chosen, document["parts"].get(name, {}))
-        if chosen.json:
-            measure.write_json(chosen.json, document)  # after each: the whole takes long
+        before = document["parts"].get(name, {})
+
+        def keep(part: dict[str, Any], name: str = name) -> None:
+            document["parts"][name] = part
+            if chosen.json:
+                measure.write_json(chosen.json, document)  # after each: the whole takes long
+
+        _run(name, options, chosen, before, keep)
     print(_table(document["parts"]))
     print(_details(document["parts"]))
     if chosen.docs:
@@ -77,13 +82,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(
-    name: str, options: pool.Options, chosen: argparse.Namespace, before: dict[str, Any]
-) -> dict[str, Any]:
-    """What became of a part's cases. ``before``: what the file says of the part."""
+    name: str,
+    options: pool.Options,
+    chosen: argparse.Namespace,
+    before: dict[str, Any],
+    keep: Callable[[dict[str, Any]], None],
+) -> None:
+    """Check a part's cases and ``keep`` what became of them. ``before``: what the file says of the part."""
     cases = [case for case in pool.part(name).cases(options) if chosen.only in case]
     measure.progress(f"{name}: {len(cases)} cases")
     done: list[Outcome] = []
-    start_s = time.monotonic()
+    commit, start_s = measure.environment({})["commit"], time.monotonic()
 
     def told(outcome: Outcome) -> None:
         done.append(outcome)
@@ -91,35 +100,43 @@ def _run(
             measure.progress(f"  WRONG {outcome.case}: {text}")
         if len(done) % 100 == 0:
             measure.progress(f"  {len(done)} of {len(cases)}, {time.monotonic() - start_s:.0f} s")
+        if name in _BY_CASE:
+            keep(_merged(name, options, before, done, commit))
 
     timeout_s = _TIMEOUT_S.get(name, 600.0)
     outcomes = pool.run(name, cases, options, jobs=chosen.jobs, timeout_s=timeout_s, told=told)
-    commit, seconds = measure.environment({})["commit"], time.monotonic() - start_s
-    kept = {}
-    if name in _BY_CASE:
-        found = {outcome.case: {"commit": commit, **outcome.to_dict()} for outcome in outcomes}
-        known = before.get("by_case", {}) if before.get("share") == options.share else {}
-        cases = [case for case in pool.part(name).cases(options) if case in known or case in found]
-        by_case = {case: found.get(case) or known[case] for case in cases}
-        outcomes = [
-            Outcome.from_dict({key: value for key, value in of_case.items() if key != "commit"})
-            for of_case in by_case.values()
-        ]
-        kept = {"by_case": by_case}
-        seconds = sum(outcome.seconds for outcome in outcomes)
+    if name not in _BY_CASE:
+        keep(_counted(outcomes, options, commit, time.monotonic() - start_s))
+
+
+def _merged(
+    name: str, options: pool.Options, before: dict[str, Any], done: list[Outcome], commit: str
+) -> dict[str, Any]:
+    """What the file says of a part's cases, with those that are done in the place of what was known of them."""
+    by_case = dict(before.get("by_case", {})) if before.get("share") == options.share else {}
+    by_case |= {outcome.case: {"commit": commit, **outcome.to_dict()} for outcome in done}
+    by_case = {case: by_case[case] for case in pool.part(name).cases(options) if case in by_case}
+    outcomes = [
+        Outcome.from_dict({key: value for key, value in of_case.items() if key != "commit"})
+        for of_case in by_case.values()
+    ]
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    return _counted(outcomes, options, commit, seconds) | {"by_case": by_case}
+
+
+def _counted(outcomes: list[Outcome], options: pool.Options, commit: str, seconds: float) -> dict[str, Any]:
     whole = total(outcomes)
     return {
         "commit": commit,
         "share": options.share,
         "seed": options.seed,
-        "cases": len(cases),
+        "cases": len(outcomes),
         "tried": whole.tried,
         "named": whole.named,
         "skipped": dict(whole.skipped.most_common()),
         "wrong": whole.wrong,
         "notes": {outcome.case: outcome.notes for outcome in outcomes if outcome.notes},
         "seconds": seconds,
-        **kept,
     }
 
 

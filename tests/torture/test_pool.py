@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hangs import HANGS_AFTER_S
 
 from benchmarks.torture import __main__ as command
@@ -69,10 +70,13 @@ def test_the_command_prints_counts_and_writes_them(tmp_path, capsys) -> None:
 
 
 def test_cases_that_take_long_are_kept_when_others_are_run(tmp_path, monkeypatch, capsys) -> None:
-    def run(name, cases, options, *, told, **_) -> list[Outcome]:
-        return [Outcome(case, tried=len(cases), wrong=wrong.get(case, []), seconds=1.0) for case in cases]
+    def run(name, cases, options, *, told, **_) -> None:
+        for case in cases:
+            told(Outcome(case, tried=len(cases), wrong=wrong.get(case, []), seconds=1.0))
+            if case in breaks_after:
+                raise KeyboardInterrupt
 
-    wrong = {"busy": ["test_x: no luck"]}
+    wrong, breaks_after = {"busy": ["test_x: no luck"]}, []
     monkeypatch.setattr(pool, "run", run)
     settings = pool.part("machines").cases(pool.Options())
     file, page = tmp_path / "found.json", tmp_path / "page.md"
@@ -87,6 +91,11 @@ def test_cases_that_take_long_are_kept_when_others_are_run(tmp_path, monkeypatch
     assert command.main([*arguments, "--only", "two op threads"]) == 1
     assert part()["cases"] == 3 and part()["tried"] == 5 and part()["seconds"] == 3.0
     wrong.clear()
+    breaks_after.append("busy")
+    with pytest.raises(KeyboardInterrupt):
+        command.main([*arguments, "--only", "busy"])
+    assert part()["wrong"] == [], "what was done before it was interrupted is kept"
+    breaks_after.clear()
     assert command.main([*arguments, "--only", "busy"]) == 0
     assert part()["cases"] == 3 and part()["wrong"] == [] and "machines: WRONG" not in page.read_text()
     assert command.main(arguments) == 0
