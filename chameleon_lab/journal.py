@@ -234,6 +234,8 @@ class Journal:
 def overlap(log: core.StepLog) -> float | None:
     """See :mod:`chameleon_lab.trace.overlap`. None where nothing was copied; copies that still run do not count."""
     rows, stalls = log.transfers(), log.stalls()
+    if not len(rows):  # every step is asked this, short ones too
+        return None
     rows = rows[rows["end_ticks"] != 0]
     copies = (rows["direction"], rows["start_ticks"], rows["end_ticks"])
     waits = (stalls["direction"], stalls["start_ticks"], stalls["end_ticks"])

@@ -700,8 +700,9 @@ class Session:
     def _edits(self) -> tuple[Edit, ...]:
         return self._policy.edits if self._policy is not None else ()
 
-    def _spares(self, category: Category, label: str, block_bytes: int) -> bool:
-        return self._spared(self._edits(), category, label, block_bytes)
+    def _spares(self, category: Category, label: str, part: torch.Tensor) -> bool:
+        edits = self._edits()
+        return bool(edits) and self._spared(edits, category, label, core.block_bytes(part))
 
     def _mark_spared(self, step: StepTrace) -> None:
         """The policy's edits are others: tell the core what eviction takes last, whatever plan is followed."""

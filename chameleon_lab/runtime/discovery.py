@@ -53,7 +53,7 @@ class Discovery:
         self,
         on_step_end: Callable[[], None],
         device: torch.device,
-        spares: Callable[[Category, str, int], bool] = lambda category, label, block_bytes: False,
+        spares: Callable[[Category, str, torch.Tensor], bool] = lambda category, label, part: False,
         misses: Callable[[str, torch.device], None] = lambda name, where: None,
     ) -> None:
         self._device = device
@@ -62,13 +62,14 @@ class Discovery:
         self.refused: dict[str, str] = {}
         """Tensors that stay where they are and do not count, and why."""
         self._on_step_end = on_step_end
-        self._spares = spares  # shall eviction take the storage of this category, name and size last?
+        self._spares = spares  # shall eviction take what holds this tensor, of this category and name, last?
         self._misses = misses  # told what has tensors, but none of them on the device, and where they are
         self._handles: list[Any] = []
         self._lock = threading.RLock()
         self._module_ids: dict[int, int] = {}  # by id(): entries go when the module dies
         self._parameter_names = WeakIdKeyDictionary()
         self._unnamed = 0
+        self._gradient_labels: dict[int, tuple[weakref.ref[torch.Tensor], str, int]] = {}  # by id()
         self._prefixes = WeakIdKeyDictionary()
         self._states_seen: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._anchor: weakref.ref[Optimizer] | None = None
@@ -104,6 +105,7 @@ class Discovery:
             for name, parameter in module.named_parameters():
                 tensors.append((parameter, Category.PARAMETER, f"{prefix}{name}"))
                 self._parameter_names[parameter] = f"{prefix}{name}"
+                self._gradient_labels.pop(id(parameter), None)
                 if parameter.grad is not None:
                     tensors.append((parameter.grad, Category.GRADIENT, f"grad of {prefix}{name}"))
             for name, buffer in module.named_buffers():
@@ -146,6 +148,20 @@ class Discovery:
             self._unnamed += 1
         return self._parameter_names[parameter]
 
+    def _gradient_label(self, parameter: torch.Tensor) -> tuple[str, int]:
+        """The name of a parameter's gradient, and its label. Every step asks this of every parameter."""
+        key = id(parameter)
+        known = self._gradient_labels.get(key)
+        if known is None or known[0]() is not parameter:
+            name = f"grad of {self._name_of(parameter)}"
+            known = (
+                weakref.ref(parameter, lambda _: self._gradient_labels.pop(key, None)),
+                name,
+                self.labels.id(name),
+            )
+            self._gradient_labels[key] = known
+        return known[1:]
+
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if optimizer not in self._states_seen:
             self.adopt_optimizer(optimizer)
@@ -155,10 +171,10 @@ class Discovery:
     def _enter_optimizer(self, optimizer: Optimizer) -> None:
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
-                name = f"grad of {self._name_of(parameter)}"
+                name, label = self._gradient_label(parameter)
                 for part in self._strided(parameter.grad):
                     spared = self._spared(part, Category.GRADIENT, name)
-                    core.adopt(part, Category.GRADIENT, self.labels.id(name), evict_last=spared)
+                    core.adopt(part, Category.GRADIENT, label, evict_last=spared)
         core.set_optimizer_stage(True)
 
     def _with_closure(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -231,7 +247,7 @@ class Discovery:
             self._misses(name, min(elsewhere, key=str))
 
     def _spared(self, part: torch.Tensor, category: Category, name: str) -> bool:
-        return self._spares(category, name, core.block_bytes(part))
+        return self._spares(category, name, part)
 
     def _strided(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         """The tensors that hold a tensor's bytes: itself, or the parts of a sparse one."""

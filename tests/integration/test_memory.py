@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import resource
 import threading
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training import Gpt, MiB, adamw, child, pressure, raw, reference, tight_bytes, train
+from training import Gpt, KiB, MiB, adamw, child, pressure, raw, reference, tight_bytes, train
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -70,6 +71,23 @@ def test_memory_does_not_grow_over_thirty_steps() -> None:
     assert max(host[20:]) <= max(host[5:15]) + MiB // 4
     assert max(reserved[20:]) <= max(reserved[5:15]) + MiB // 4
     assert set(escaped) == {0}
+
+
+def test_a_session_without_a_capacity_gives_no_pages_back_only_to_take_others() -> None:
+    def churn() -> None:
+        sizes, held = random.Random(1), []
+        for _ in range(500):
+            if len(held) > 6:
+                held.pop(sizes.randrange(len(held)))
+            held.append(torch.zeros(sizes.randrange(64, 320) * KiB, dtype=torch.uint8))
+
+    with cl.Session(device="cpu"):
+        churn()
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        churn()
+        faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+        assert core.counters()["peak_reserved_bytes"] < 3 * MiB
+    assert faults < 400, faults  # some are the interpreter's; without a slack there are 1359
 
 
 def test_freed_memory_leaves_the_process() -> None:

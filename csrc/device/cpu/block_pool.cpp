@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kSmallBytes = 512;
+constexpr size_t kSlackBytes = 1 << 20;
 constexpr size_t kLeastArenaBytes = 64 << 20;  // of address space: it costs nothing
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -64,9 +65,10 @@ void* BlockPool::allocate(size_t block_bytes) {
   return block;
 }
 
-// Without a limit, keep no more than the most that was ever resident at once.
+// Without a limit, keep little more than the most that was ever resident at once: some, since blocks that do not fit
+// into what is free would give pages back and take others in every step.
 size_t BlockPool::budget(size_t block_bytes) const {
-  return std::min(capacity_bytes_, std::max(peak_resident_bytes_, resident_bytes_ + block_bytes));
+  return std::min(capacity_bytes_, std::max(peak_resident_bytes_, resident_bytes_ + block_bytes) + kSlackBytes);
 }
 
 char* BlockPool::take_large(size_t block_bytes) {
