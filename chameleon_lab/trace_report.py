@@ -91,6 +91,8 @@ class TraceReport:
     """Seconds waited, by the cause of the transfer waited for; the longest first."""
     stall_parts: dict[str, float] = field(default_factory=dict)
     """The same by why it was waited for, in seconds: see :mod:`chameleon_lab.trace.stall_parts`."""
+    lost: str | None = None
+    """What the trace's file has lost, in words; None: nothing."""
 
     @classmethod
     def of(cls, trace: Trace, step: StepTrace | None = None) -> TraceReport:
@@ -115,6 +117,7 @@ class TraceReport:
             peak_modules=tuple(_modules(step, peak)),
             stalls=tuple(_stalls(step)),
             stall_parts=parts_of_step(step).totals() if len(step.stalls) else {},
+            lost=trace.lost,
         )
 
     def to_dict(self) -> dict[str, Any]:

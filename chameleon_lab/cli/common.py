@@ -147,10 +147,12 @@ def link_of(trace: Trace) -> Link:
 # ------------------------------------------------------------------------------------------------ files
 
 
-def load_trace(path: str) -> Trace:
-    """A trace file with at least one step."""
+def load_trace(path: str, partial: bool = False) -> Trace:
+    """A trace file with at least one step. ``partial``: what can be read of a cut one, which is said on stderr."""
     with failing_well():
-        trace = Trace.load(path)
+        trace = Trace.load(path, partial)
+    if trace.lost is not None:
+        click.echo(f"Warning: {trace.lost}", err=True)
     if not len(trace):
         raise Failure(f"{path}: the trace holds no step: record at least one whole step", ExitCode.BAD_FILE)
     return trace

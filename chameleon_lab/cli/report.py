@@ -37,8 +37,11 @@ _MOST_STEPS = 20
 @step_option
 @json_option
 def report(trace_file: str, html_file: str | None, index: int | None, as_json: bool) -> None:
-    """Show the steps of TRACE, and what fills the device in the newest."""
-    trace = load_trace(trace_file)
+    """Show the steps of TRACE, and what fills the device in the newest.
+
+    Of a file whose end is missing, the steps that are whole are shown, with a warning.
+    """
+    trace = load_trace(trace_file, partial=True)
     step = step_of(trace, index)
     with failing_well(trace_file):
         found = TraceReport.of(trace, step)

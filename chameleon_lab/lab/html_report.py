@@ -24,6 +24,7 @@ td.remark { color: #575757; white-space: normal }
 .steps { overflow-x: auto }
 .steps :is(th, td):not(:nth-child(2)) { text-align: right }
 p { color: #575757; margin: 4px 0 }
+p.lost { color: #a1260d; font-weight: 600 }
 """
 _MOST_STEPS = 64
 _CONFIG = {"displaylogo": False, "responsive": True}
@@ -45,6 +46,7 @@ def html_report(trace: Trace, report: Report | None = None, step: StepTrace | No
     found = TraceReport.of(trace, step)
     parts = [
         f"<h1>Chameleon Lab</h1><p>{html.escape(_origin(trace))}</p>",
+        *((f"<p class=lost>{html.escape(found.lost)}</p>",) if found.lost else ()),
         *(("<h2>Session</h2>", _table(report.rows())) if report is not None else ()),
         step_figure(step or trace, capacity_bytes=trace.meta.get("capacity_bytes")).to_html(
             full_html=False, include_plotlyjs=True, config=_CONFIG

@@ -209,7 +209,9 @@ class ChameleonMagics(Magics):
     def _load(self, words: list[str]) -> None:
         path = self._file("%chameleon load", words)
         if path.endswith(".parquet"):
-            trace = Trace.load(path)
+            trace = Trace.load(path, partial=True)
+            if trace.lost is not None:
+                print(f"Warning: {trace.lost}")
             text = f"{path}: {_count(len(trace), 'step')}"
             if len(trace):
                 step = trace.last

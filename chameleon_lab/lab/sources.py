@@ -64,7 +64,12 @@ class Sources:
         named = self.session()
         with self._lock:
             files = [
-                {"source": name, "path": name.removeprefix("file:"), "steps": _step_list(trace.steps)}
+                {
+                    "source": name,
+                    "path": name.removeprefix("file:"),
+                    "steps": _step_list(trace.steps),
+                    "lost": trace.lost,
+                }
                 for name, trace in self._files.items()
             ]
             policies = [
@@ -100,7 +105,7 @@ class Sources:
         try:
             if path.endswith(".json"):
                 return self._open_policy(path)
-            trace = Trace.load(path)
+            trace = Trace.load(path, partial=True)
         except FileNotFoundError:
             here = f"The kernel looks from {Path.cwd()}."
             raise ProtocolError("no_file", f"{path}: nothing is there", here) from None
@@ -331,7 +336,9 @@ class Sources:
         notes = self.notes.all(source)
         meta = {name: value for name, value in meta.items() if name != KEY} | ({KEY: notes} if notes else {})
         try:
-            Trace(steps, meta).save(str(target))
+            with self._lock:
+                file = self._files.get(source.removeprefix(DRAFT))
+            Trace(steps, meta, None if file is None else file.lost).save(str(target))
         except OSError as error:
             raise ProtocolError(
                 "bad_file", f"{target}: {error.strerror or error}", "Check the path."

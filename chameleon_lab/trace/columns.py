@@ -502,6 +502,9 @@ class Trace:
     neither, or the class alone. For reports: ``not_replayed``, why ops are not replayed, or not with every dtype, and
     ``replays_off``, why nothing is."""
 
+    lost: str | None = None
+    """What the file that it was read from has lost, in words, and with it this trace; None: nothing."""
+
     def __repr__(self) -> str:
         return f"<Trace of {len(self.steps)} steps on {self.meta.get('device', '?')}>"
 
@@ -589,8 +592,16 @@ class Trace:
         save(self, path)
 
     @classmethod
-    def load(cls, path: str) -> Trace:
-        """Read what :meth:`save` wrote. See :mod:`chameleon_lab.trace.store`."""
+    def load(cls, path: str, partial: bool = False) -> Trace:
+        """Read what :meth:`save` wrote.
+
+        Args:
+            path: of the file.
+            partial: read the whole steps of a file whose end is missing; :attr:`lost` says what is gone.
+
+        Raises CutFileError, a :class:`~chameleon_lab.errors.TraceError`, if the file's end is missing (``partial``:
+        and no step is whole). See :func:`chameleon_lab.trace.store.load`.
+        """
         from .store import load
 
-        return load(path)
+        return load(path, partial)

@@ -1,16 +1,19 @@
-"""Trace files: one Parquet file a trace, one row a step.
+"""Trace files: one Parquet file a trace, one row a step, each in a row group of its own.
 
 A step's tables are columns of type list<struct>, its dictionaries (op names, module paths, labels, stacks)
 list<string>. The schema's metadata holds, under the key ``chameleon_lab.trace``, JSON with the format's
-``version`` and the trace's ``meta``. Needs pyarrow, which is imported when a trace is saved or loaded.
+``version`` and the trace's ``meta``. What lets the whole steps of a cut file be read: :mod:`.cut_file`.
+Needs pyarrow, which is imported when a trace is saved or loaded.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -37,6 +40,7 @@ from .columns import (
     Transfers,
     Uses,
 )
+from .cut_file import MAGIC, lead_of, mended, note, whole_steps
 from .parquet_footer import stated_size
 
 if TYPE_CHECKING:
@@ -47,11 +51,15 @@ VERSION = 7
 
 _KEY = b"chameleon_lab.trace"
 
-_MARK = b"PAR1"
-"""What a Parquet file begins and ends with."""
-
 _MOST_VALUES = 1 << 28
 _MOST_BYTES = 1 << 31
+
+_WRITING: dict[str, Any] = {
+    "compression": "zstd",
+    "data_page_version": "1.0",
+    "write_page_checksum": True,
+    "write_statistics": False,
+}
 
 _SCALARS = {
     "index": "int64",
@@ -225,55 +233,113 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> None:
         values: dict[str, Any] = {"version": VERSION, "meta": trace.meta}
         if any(not step.keeps_host_copies for step in trace.steps):
             values["keeps_host_copies"] = False
+        if trace.lost is not None:
+            values["lost"] = trace.lost
         header = json.dumps(values, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TraceError(f"trace.meta must hold plain, finite JSON values: {error}") from error
     schema = _schema(pa).with_metadata({_KEY: header.encode()})
-    columns: list[Any] = [
-        pa.array([getattr(step, name) for step in trace.steps], type=schema.field(name).type)
-        for name in (*_SCALARS, *_DICTIONARIES)
-    ]
-    columns += [_list_column(pa, [getattr(step, name) for step in trace.steps], name) for name in _TABLES]
-    with write_then_rename(path) as beside:
-        parquet.write_table(pa.Table.from_arrays(columns, schema=schema), beside, compression="zstd")
+    rows = [_row(pa, step, schema) for step in trace.steps]
+    with (
+        write_then_rename(path) as beside,
+        pa.OSFile(str(beside), "wb") as sink,
+        parquet.ParquetWriter(sink, schema, **_WRITING) as writer,
+    ):
+        sink.write(note(values | {"steps": len(rows)}))
+        for row in rows:
+            sink.write(note({"values": _value_counts(row)}))
+            writer.write_table(row)
 
 
-def load(path: str | os.PathLike[str]) -> Trace:
+def load(path: str | os.PathLike[str], partial: bool = False) -> Trace:
     """Read what :func:`save` wrote.
 
-    Raises ImportError without pyarrow, TraceError if the file is truncated, of a newer version or no trace at
-    all, OSError if it cannot be opened.
+    Args:
+        path: of the file.
+        partial: of a file whose end is missing, read the steps that are whole; ``lost`` of the trace says what is gone.
+
+    Raises ImportError without pyarrow, CutFileError if the file's end is missing (``partial``: and no step is whole),
+    TraceError if it is of a newer version, damaged or no trace at all, OSError if it cannot be opened.
     """
     pa = _import_pyarrow()
-    import pyarrow.parquet as parquet
-
     if (odd := oddity(path, _MOST_BYTES)) is not None:
         raise TraceError(f"{shown(path)}: {odd}; give a file that Trace.save wrote")
     with open(path, "rb") as file:
-        with _whole(pa, path):
-            _check_size(file, path)
+        try:
+            return _read(pa, file, path)
+        except CutFileError as error:
             file.seek(0)
-            source = parquet.ParquetFile(file)
-            schema = source.schema_arrow
-        version, meta, keeps_host_copies = _header(schema, path)
-        expected = _schema(pa, version)
-        for column in expected:
-            position = schema.get_field_index(column.name)
-            if position < 0 or schema.field(position).type != column.type:
-                found = "missing" if position < 0 else f"of type {schema.field(position).type}"
-                raise TraceError(
-                    f"{path}: column {column.name!r} is {found}, not {column.type}; save the trace again"
-                )
-        with _whole(pa, path), bar(f"Reading {os.fspath(path)}", len(expected), "column"):
-            columns = []
-            for name in expected.names:
-                columns.append(source.read([name]).column(name))
-                tick()
+            found = _read_whole_steps(pa, file.read(), path, error)
+            if partial:
+                return found
+            raise CutFileError(
+                f"{error}; or read what there is with Trace.load(path, partial=True): {found.lost}"
+            ) from error
+
+
+def _read(pa: Any, file: BinaryIO, path: str | os.PathLike[str], verified: bool = False) -> Trace:
+    """The trace in an open file. ``verified``: its pages' checksums are looked at."""
+    import pyarrow.parquet as parquet
+
+    with _whole(pa, path):
+        _check_size(file, path)
+        file.seek(0)
+        source = parquet.ParquetFile(file, page_checksum_verification=verified)
+        schema = source.schema_arrow
+    header = _header(schema, path)
+    expected = _schema(pa, header.version)
+    for column in expected:
+        position = schema.get_field_index(column.name)
+        if position < 0 or schema.field(position).type != column.type:
+            found = "missing" if position < 0 else f"of type {schema.field(position).type}"
+            raise TraceError(
+                f"{path}: column {column.name!r} is {found}, not {column.type}; save the trace again"
+            )
+    with _whole(pa, path), bar(f"Reading {os.fspath(path)}", len(expected), "column"):
+        columns = []
+        for name in expected.names:
+            columns.append(source.read([name]).column(name))
+            tick()
     table = pa.Table.from_arrays(columns, schema=expected).combine_chunks()
     try:
-        return Trace(_steps(table, keeps_host_copies), meta)
+        return Trace(_steps(table, header.keeps_host_copies), header.meta, header.lost)
     except (pa.ArrowException, ValueError, TypeError, IndexError, OverflowError) as error:
         raise TraceError(f"{path}: damaged ({error}); save the trace again, or record it anew") from error
+
+
+def _read_whole_steps(pa: Any, data: bytes, path: str | os.PathLike[str], cut: CutFileError) -> Trace:
+    """The steps of a cut file that are whole. Raises CutFileError if there is none."""
+    if (lead := lead_of(data)) is None:
+        raise cut  # cut within its first bytes, or of an earlier Chameleon Lab, which wrote all steps in one piece
+    header = _header_of(lead, path)
+    template = _template(pa, lead, header.version)
+    try:
+        whole = whole_steps(data, template)
+    except ValueError as error:
+        raise TraceError(f"{path}: damaged ({error}); record it anew") from error
+    steps, of = len(whole.groups), lead["steps"]
+    while steps:
+        try:
+            found = _read(pa, io.BytesIO(mended(data, template, whole, steps)), path, verified=True)
+        except TraceError:
+            steps -= 1  # its last pages are there, but not as they were written
+            continue
+        lost = f"{shown(path)}: cut after {len(data)} bytes; {steps} of its {of} steps can be read"
+        found.lost = lost if found.lost is None else f"{found.lost}; {lost}"
+        return found
+    raise CutFileError(f"{cut}; none of its {of} steps is whole")
+
+
+def _template(pa: Any, header: dict[str, Any], version: int) -> bytes:
+    """A file of one step, for all that does not hang on how many steps a file has."""
+    import pyarrow.parquet as parquet
+
+    values = {name: value for name, value in header.items() if name != "steps"}
+    schema = _schema(pa, version).with_metadata({_KEY: json.dumps(values).encode()})
+    row = pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
+    sink = io.BytesIO()
+    parquet.write_table(row, sink, **_WRITING)
+    return sink.getvalue()
 
 
 def _check_size(file: BinaryIO, path: str | os.PathLike[str]) -> None:
@@ -343,9 +409,9 @@ def _unread(path: str | os.PathLike[str], error: Exception) -> TraceError:
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        begins = _MARK.startswith(file.read(len(_MARK)))
-        file.seek(max(0, size - len(_MARK)))
-        ends = file.read() == _MARK and size > 2 * len(_MARK)
+        begins = MAGIC.startswith(file.read(len(MAGIC)))
+        file.seek(max(0, size - len(MAGIC)))
+        ends = file.read() == MAGIC and size > 2 * len(MAGIC)
     if not size:
         return CutFileError(f"{path}: the file is empty; save the trace again")
     if not begins:
@@ -390,24 +456,44 @@ def _schema(pa: Any, version: int = VERSION) -> pyarrow.Schema:
     return pa.schema(columns)
 
 
-def _list_column(pa: Any, tables: list[Table], name: str) -> pyarrow.ListArray:
-    """One list<struct> entry a step, from that step's columns."""
-    struct_type = _schema(pa).field(name).type.value_type
+def _row(pa: Any, step: StepTrace, schema: pyarrow.Schema) -> pyarrow.Table:
+    """A step as a table of one row."""
+    columns: list[Any] = [
+        pa.array([getattr(step, name)], type=schema.field(name).type) for name in (*_SCALARS, *_DICTIONARIES)
+    ]
+    columns += [_list_column(pa, getattr(step, name), name, schema) for name in _TABLES]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _value_counts(row: pyarrow.Table) -> list[int]:
+    """How many values each of Parquet's columns has for a row: an empty list counts as one."""
+    counts = []
+    for column in row.columns:
+        kind, value = column.type, column.chunk(0)
+        if hasattr(kind, "value_type"):  # a list, whose structures have a column a field
+            fields = kind.value_type.num_fields or 1
+            counts += [max(1, len(value.values))] * fields
+        else:
+            counts.append(1)
+    return counts
+
+
+def _list_column(pa: Any, table: Table, name: str, schema: pyarrow.Schema) -> pyarrow.ListArray:
+    """A step's table as one list<struct> entry."""
+    struct_type = schema.field(name).type.value_type
     arrays = []
     for column, kind in _TABLES[name][1].items():
-        parts = [np.asarray(getattr(table, column)) for table in tables]
-        joined = np.concatenate(parts) if parts else np.empty(0, dtype=kind)
+        values = np.asarray(getattr(table, column))
         try:
             arrays.append(
-                pa.array(joined.astype(kind, casting="same_kind"), type=struct_type.field(column).type)
+                pa.array(values.astype(kind, casting="same_kind"), type=struct_type.field(column).type)
             )
         except TypeError as error:
             raise TraceError(
-                f"column {name}.{column} is {joined.dtype}, which does not fit {kind}"
+                f"column {name}.{column} is {values.dtype}, which does not fit {kind}"
             ) from error
-    offsets = np.concatenate([[0], np.cumsum([len(table) for table in tables])]).astype(np.int32)
     structs = pa.StructArray.from_arrays(arrays, fields=list(struct_type))
-    return pa.ListArray.from_arrays(pa.array(offsets), structs)
+    return pa.ListArray.from_arrays(pa.array([0, len(table)], type=pa.int32()), structs)
 
 
 def _tables(column: Any, name: str) -> list[Table]:
@@ -431,7 +517,15 @@ def _tables(column: Any, name: str) -> list[Table]:
     return rows
 
 
-def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> tuple[int, dict[str, Any], bool]:
+@dataclass(frozen=True)
+class _Header:
+    version: int
+    meta: dict[str, Any]
+    keeps_host_copies: bool
+    lost: str | None
+
+
+def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> _Header:
     header = (schema.metadata or {}).get(_KEY)
     if header is None:
         raise TraceError(
@@ -439,13 +533,29 @@ def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> tuple[int, 
         )
     try:
         values = json.loads(header)
-        version, meta = int(values["version"]), dict(values["meta"])
-        keeps_host_copies = bool(values.get("keeps_host_copies", True))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise TraceError(f"{path}: the trace's header is broken ({error}); save the trace again") from error
-    if version > VERSION:
+    except (ValueError, RecursionError) as error:
+        raise _broken(path, error) from error
+    return _header_of(values, path)
+
+
+def _header_of(values: Any, path: str | os.PathLike[str]) -> _Header:
+    try:
+        lost = values.get("lost")
+        header = _Header(
+            int(values["version"]),
+            dict(values["meta"]),
+            bool(values.get("keeps_host_copies", True)),
+            None if lost is None else str(lost),
+        )
+    except (AttributeError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise _broken(path, error) from error
+    if header.version > VERSION:
         raise TraceError(
-            f"{path}: it is of trace version {version}, and this Chameleon Lab reads up to {VERSION}: "
+            f"{path}: it is of trace version {header.version}, and this Chameleon Lab reads up to {VERSION}: "
             "upgrade Chameleon Lab"
         )
-    return version, meta, keeps_host_copies
+    return header
+
+
+def _broken(path: str | os.PathLike[str], error: Exception) -> TraceError:
+    return TraceError(f"{path}: the trace's header is broken ({error}); save the trace again")

@@ -29,6 +29,8 @@ class FakeKernel {
   hold = false;
   readonly notes: INote[] = [];
   readonly asked: [string, object][] = [];
+  /** What the file has lost. */
+  lost: string | null = null;
   private _opened = false;
   onEvent: (name: string, body: unknown) => void = () => undefined;
   onError: (error: LabError) => void = () => undefined;
@@ -38,7 +40,9 @@ class FakeKernel {
     const entry = (index: number) => ({ index, stage: 'stable' });
     return {
       session: { source: this.session, steps: this.stepCount ? [entry(this.stepCount)] : [] },
-      files: this._opened ? [{ source: FILE, path: 'run.parquet', steps: [entry(0)] }] : []
+      files: this._opened
+        ? [{ source: FILE, path: 'run.parquet', steps: [entry(0)], lost: this.lost }]
+        : []
     } as unknown as IStatus;
   }
 
@@ -159,6 +163,15 @@ test('what went wrong stays to be read while steps come in', async () => {
   expect(model.error?.message).toContain('truncated');
   model.dismissError();
   expect(model.error).toBeNull();
+});
+
+test('what a file has lost is known as long as it is drawn', async () => {
+  kernel.lost = 'run.parquet: cut after 9 bytes; 1 of its 2 steps can be read';
+  expect(model.lost).toBeNull();
+  await model.openFile('run.parquet');
+  expect(model.lost).toBe(kernel.lost);
+  await model.choose(SESSION);
+  expect(model.lost).toBeNull();
 });
 
 test('a step that was about to be drawn does not take the place of an opened file', async () => {

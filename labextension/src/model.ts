@@ -132,6 +132,12 @@ export class LabModel {
     return this.status.files.find(file => file.source === source)?.steps ?? [];
   }
 
+  /** What the file that is drawn has lost, in words; null: nothing. */
+  get lost(): string | null {
+    const drawn = this.steps?.source;
+    return this.status?.files.find(file => file.source === drawn)?.lost ?? null;
+  }
+
   // ------------------------------------------------------------------------------------------------ the line
 
   /** Take a line to a kernel, and what it said of itself; null when it is gone. What was drawn goes with it. */

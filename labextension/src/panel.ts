@@ -123,6 +123,7 @@ export class ChameleonPanel extends Widget {
     this.node.append(
       this._header.node,
       this._banner,
+      this._lost,
       this.editing.banner,
       this._notice,
       this._pages.node,
@@ -192,6 +193,7 @@ export class ChameleonPanel extends Widget {
     this._main.hidden = page !== null || comparing;
     this._pages.node.hidden = this._main.hidden;
     this._sayError();
+    this._sayLost(page === null && !comparing);
     this.comparing.update();
     if (page === null) {
       this._toolbar.update();
@@ -230,6 +232,15 @@ export class ChameleonPanel extends Widget {
         button('×', 'Dismiss', () => this.model.dismissError(), 'cl-square')
       );
     }
+  }
+
+  /** What is missing of the file that is drawn stays to be read as long as it is. */
+  private _sayLost(drawing: boolean): void {
+    const lost = drawing ? this.model.lost : null;
+    this._lost.hidden = lost === null;
+    this._lost.replaceChildren(
+      ...(lost === null ? [] : [h('b', {}, `${errorTitle('cut_file')} `), h('span', {}, lost)])
+    );
   }
 
   private async _openFile(): Promise<void> {
@@ -289,6 +300,7 @@ export class ChameleonPanel extends Widget {
   private readonly _keys: Bindings;
   private readonly _connection: Connection;
   private readonly _banner = h('div', { class: 'cl-banner', role: 'alert', hidden: true });
+  private readonly _lost = h('div', { class: 'cl-banner cl-lost', role: 'status', hidden: true });
   private readonly _notice = h('div', { class: 'cl-notice-page' });
   private readonly _main = h('div', { class: 'cl-main' });
 }

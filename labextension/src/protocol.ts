@@ -78,7 +78,8 @@ export interface ISessionStatus {
 
 export interface IStatus {
   session: ISessionStatus | null;
-  files: { source: string; path: string; steps: IStepEntry[] }[];
+  /** `lost`: what a file whose end is missing has lost, in words. */
+  files: { source: string; path: string; steps: IStepEntry[]; lost: string | null }[];
   /** What can be a side of a comparison: the one in force, drafts, files. */
   policies: { source: string; name: string; swaps: number; drops: number }[];
 }

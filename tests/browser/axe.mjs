@@ -139,7 +139,14 @@ await inLab(async (page, picture) => {
   found.other = await said('axe.ipynb');
   await picture('banner');
   await check('banner');
+  // Of a cut one, what is whole is drawn, and said as long as it is.
+  await look(({ model }) => model.openFile('part.parquet'));
+  await panel.locator('.cl-banner[role=alert]').waitFor({ state: 'hidden' });
+  found.part = await panel.locator('.cl-lost').innerText();
+  found.partSteps = await look(({ model }) => model.entries.map(entry => entry.index));
+  await picture('cut');
+  await check('cut file');
   await look(({ model }) => model.openFile('blocks.parquet'));
-  await panel.locator('.cl-banner').waitFor({ state: 'hidden' });
+  await panel.locator('.cl-lost').waitFor({ state: 'hidden' });
   return found;
 });

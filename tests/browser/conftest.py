@@ -9,6 +9,7 @@ import pytest
 from hangs import HANGS_AFTER_S
 
 from benchmarks.lab_server import ServerError, jupyter_lab, notebook_url, require_tools
+from chameleon_lab.trace import Trace
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "browser"
@@ -240,6 +241,10 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             whole = (Path(__file__).parent / "data" / "blocks.parquet").read_bytes()
             (home / "notebooks" / "blocks.parquet").write_bytes(whole)
             (home / "notebooks" / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+            blocks = Trace.load(str(Path(__file__).parent / "data" / "blocks.parquet"))
+            blocks.save(str(home / "notebooks" / "part.parquet"))
+            whole = (home / "notebooks" / "part.parquet").read_bytes()
+            (home / "notebooks" / "part.parquet").write_bytes(whole[: whole.rindex(b"CLab") + 99])
             yield address
     except ServerError as error:
         pytest.fail(str(error))

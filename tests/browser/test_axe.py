@@ -9,4 +9,8 @@ def test_the_panel_is_usable_without_a_mouse_and_without_sight(in_browser):
     assert found["left"]
     assert found["missing"].startswith("There is no such file.") and "none.parquet" in found["missing"]
     assert found["cut"].startswith("The file ends early.") and "cut.parquet: truncated" in found["cut"]
+    assert (
+        found["part"].startswith("The file ends early.") and "1 of its 2 steps can be read" in found["part"]
+    )
+    assert found["partSteps"] == [6]
     assert found["other"].startswith("The file was not read.") and "no Parquet file" in found["other"]

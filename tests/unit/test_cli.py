@@ -241,6 +241,25 @@ def test_the_html_report_needs_no_network(trace, chameleon):
     assert text.count("<th>Peak alive</th>") == 2
 
 
+def test_report_shows_what_a_cut_file_still_has_with_a_warning(trace, chameleon):
+    data = Path("t.parquet").read_bytes()
+    place = data.rindex(b"CLab") + 50
+    Path("t.parquet").write_bytes(data[:place])
+    lost = f"t.parquet: cut after {place} bytes; 2 of its 3 steps can be read"
+    code, out, err = chameleon("report", "t.parquet", "--html", "t.html")
+    assert (code, err) == (0, f"Warning: {lost}\n")
+    assert len(re.findall(r"^ +\d  Profile", out, re.M)) == 2
+    assert f"<p class=lost>{lost}</p>" in Path("t.html").read_text(encoding="utf-8")
+    code, out, _ = chameleon("report", "t.parquet", "--json")
+    assert json.loads(out)["lost"] == lost
+    # A plan made of a part would be taken for one of the whole.
+    code, out, err = chameleon("plan", "t.parquet", "--capacity", "60%", "--link", "8GiB/s")
+    assert code == 4 and "2 of its 3 steps can be read" in err
+    Path("t.parquet").write_bytes(data[:200])
+    code, _, err = chameleon("report", "t.parquet")
+    assert code == 4 and "t.parquet: truncated" in err
+
+
 def test_the_html_report_escapes_names(trace, chameleon):
     Trace(trace.steps, trace.meta | {"device": "<script>bad()</script>"}).save("t.parquet")
     chameleon("report", "t.parquet", "--html", "t.html")

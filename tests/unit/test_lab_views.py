@@ -308,7 +308,7 @@ def test_a_trace_file_is_opened_drawn_and_closed(tmp_path):
     assert ask("scene", source=source, first=0, last=0)["code"] == "gone"
 
     broken = tmp_path / "broken.parquet"
-    broken.write_bytes(path.read_bytes()[:-200])
+    broken.write_bytes(path.read_bytes()[:200])
     error = ask("open", path=str(broken))
     assert error["code"] == "cut_file"
     assert "truncated" in error["message"]
@@ -318,6 +318,23 @@ def test_a_trace_file_is_opened_drawn_and_closed(tmp_path):
     (tmp_path / "notes.txt").write_text("no trace")
     error = ask("open", path=str(tmp_path / "notes.txt"))
     assert error["code"] == "bad_file" and "no Parquet file" in error["message"]
+
+
+def test_what_a_cut_file_still_has_is_drawn_and_what_it_has_lost_is_said_also_when_saved_again(tmp_path):
+    path, again = tmp_path / "run.parquet", tmp_path / "again.parquet"
+    step = swapped_step()[0]
+    Trace([step, replace(step, index=1)], {}).save(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: data.rindex(b"CLab") + 9])
+    sources = Sources()
+    source = sources.open_file(str(path))
+    (file,) = sources.status()["files"]
+    assert [entry["index"] for entry in file["steps"]] == [0]
+    assert file["lost"] == f"{path}: cut after {path.stat().st_size} bytes; 1 of its 2 steps can be read"
+    assert len(sources.scene(source, 0, 0).steps) == 1
+    sources.save_trace(source, str(again), overwrite=False)
+    sources.open_file(str(again))
+    assert [entry["lost"] for entry in sources.status()["files"]] == [file["lost"]] * 2
 
 
 @pytest.mark.parametrize("axis", ["op", "time"])

@@ -5,9 +5,11 @@ import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
+from synthetic import gpt_step
 
 import chameleon_lab as cl
 from chameleon_lab.lab import magics
+from chameleon_lab.trace import Trace
 
 MODEL = """
 import torch
@@ -187,6 +189,15 @@ def test_files_that_cannot_be_used(cells, tmp_path, line, error):
     (tmp_path / "newer.json").write_text(json.dumps({"chameleon_lab_policy": 99}))
     assert cells.error(f"%chameleon {line}").startswith(error)
     assert cl.current_session() is None
+
+
+def test_load_says_what_a_cut_trace_has_lost(cells, tmp_path):
+    Trace([gpt_step(), gpt_step()], {}).save("t.parquet")
+    data = (tmp_path / "t.parquet").read_bytes()
+    (tmp_path / "t.parquet").write_bytes(data[: len(data) - 20])
+    said = cells.good("%chameleon load t.parquet")
+    assert f"Warning: t.parquet: cut after {len(data) - 20} bytes; 2 of its 2 steps can be read" in said
+    assert "t.parquet: 2 steps" in said
 
 
 def test_what_there_is_not_to_save_yet(cells, tmp_path):

@@ -162,6 +162,80 @@ def test_truncated_file_is_named(tmp_path: Path) -> None:
         store.load(path)
 
 
+def cut_trace(tmp_path: Path) -> tuple[Trace, Path, bytes]:
+    """Three steps in a file."""
+    steps = [rich_step(), dataclasses.replace(random_step(1), index=42), rich_step()]
+    trace, path = Trace(steps, META), tmp_path / "run.parquet"
+    store.save(trace, path)
+    return trace, path, path.read_bytes()
+
+
+def test_a_cut_file_gives_its_whole_steps_wherever_it_is_cut(tmp_path: Path) -> None:
+    trace, path, data = cut_trace(tmp_path)
+    notes = [k for k in range(len(data)) if data.startswith(b"CLab", k)]
+    assert len(notes) == 1 + len(trace)
+    edges = {at + k for at in [*notes, len(data) - 8] for k in (-1, 0, 12)}
+    places = sorted({*range(0, len(data), len(data) // 12), *edges, len(data) - 1} & set(range(len(data))))
+    read = []
+    for place in places:
+        path.write_bytes(data[:place])
+        try:
+            found = Trace.load(path, partial=True)
+        except CutFileError as error:
+            assert str(path) in str(error)
+            read.append(0)
+            assert place <= notes[2]
+            continue
+        assert found.lost == f"{path}: cut after {place} bytes; {len(found)} of its 3 steps can be read"
+        assert_same(found, Trace(trace.steps[: len(found)], META))
+        with pytest.raises(CutFileError, match=rf"partial=True\): .*; {len(found)} of its 3 steps"):
+            Trace.load(path)
+        # As many as there can be: a step ends where the next one's note begins.
+        assert len(found) == sum(at <= place for at in notes[2:]) or len(found) == 3
+        read.append(len(found))
+    assert read == sorted(read) and set(read) == {0, 1, 2, 3}
+
+
+def test_a_whole_file_has_lost_nothing_and_what_is_saved_again_says_what_was_lost(tmp_path: Path) -> None:
+    trace, path, data = cut_trace(tmp_path)
+    assert Trace.load(path, partial=True).lost is None
+    path.write_bytes(data[: data.rindex(b"CLab") + 30])
+    found = Trace.load(path, partial=True)
+    assert len(found) == 2
+    found.save(tmp_path / "again.parquet")
+    again = Trace.load(tmp_path / "again.parquet")
+    assert again.lost == found.lost
+    assert_same(again, found)
+
+
+def test_a_file_whose_end_is_empty_gives_the_steps_before(tmp_path: Path) -> None:
+    """As after a crash, where a file has its length and not its bytes; the last pages may be torn in the middle."""
+    trace, path, data = cut_trace(tmp_path)
+    for place in range(len(data) // 4, len(data) - 8, len(data) // 9):
+        path.write_bytes(data[:place] + bytes(len(data) - place))
+        try:
+            found = Trace.load(path, partial=True)
+        except CutFileError:
+            continue
+        assert_same(found, Trace(trace.steps[: len(found)], META))
+        assert found.lost is not None
+
+
+def test_a_file_in_one_piece_is_read_whole_and_not_in_part(tmp_path: Path) -> None:
+    """As earlier versions wrote them: one row group for all steps, and nothing before the end that tells of it."""
+    trace, path, _ = cut_trace(tmp_path)
+    parquet.write_table(parquet.read_table(path), path, compression="zstd")
+    assert_same(Trace.load(path, partial=True), trace)
+    data = path.read_bytes()
+    for place in (3, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:place])
+        for partial in (False, True):
+            with pytest.raises(
+                CutFileError, match="truncated: it begins as a trace, .* save the trace again$"
+            ):
+                Trace.load(path, partial=partial)
+
+
 def test_what_is_whole_and_no_trace_is_not_called_truncated(tmp_path: Path) -> None:
     path = tmp_path / "notes.parquet"
     path.write_text("what I saw")
