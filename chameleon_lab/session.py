@@ -50,6 +50,7 @@ from .runtime.host_times import HostTimes
 from .runtime.inference_steps import InferenceSteps
 from .runtime.kernels import kernels_of
 from .runtime.loop_pauses import LoopPauses
+from .runtime.nvtx_ranges import nvtx_ranges
 from .runtime.oom_observers import refuse_where_attached
 from .runtime.optimizer_groups import small_groups
 from .runtime.patches import Patches
@@ -213,6 +214,7 @@ class Session:
             self._discovery,
             self._inference,
             LoopPauses(),
+            nvtx_ranges(),
             *guards(),
         ]
         if self.device != "cpu":

@@ -392,6 +392,8 @@ PYBIND11_MODULE(_C, m) {
       "begin_pause", [](int kind) { Runtime::instance().begin_pause(static_cast<chameleon::PauseKind>(kind)); },
       nogil());
   m.def("end_pause", [] { Runtime::instance().end_pause(); }, nogil());
+  m.def("begin_mark", [](const std::string& name) { return Runtime::instance().begin_mark(name.c_str()); }, nogil());
+  m.def("end_mark", [](int64_t mark) { Runtime::instance().end_mark(mark); }, nogil());
   m.def("in_backward", [] { return Runtime::instance().in_backward(); }, "Does the newest op belong to a backward?");
   m.def("wake_promptly", &wake_promptly, py::arg("on"),
         "Whether timed waits of this thread end on time; else they end as the system likes, 50 us late by default.");

@@ -385,6 +385,20 @@ void Runtime::end_pause() {
   if (open_) recorder_.end_pause();
 }
 
+int64_t Runtime::begin_mark(const char* name) {
+  if (!open_) return -1;
+  ThreadState& thread = thread_state();
+  Lock lock(mutex_);
+  if (!open_) return -1;
+  if (thread.index < 0) thread.index = next_thread_++;
+  return recorder_.begin_mark(name, thread.index);
+}
+
+void Runtime::end_mark(int64_t mark) {
+  Lock lock(mutex_);
+  if (open_) recorder_.end_mark(mark);
+}
+
 void Runtime::begin_step() {
   executor_.begin_step();
   recorder_.record_makings(keeps_producers_);

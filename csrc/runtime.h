@@ -117,6 +117,10 @@ class Runtime {
   void own_work(bool on);  // the session's, between ops
   void begin_pause(PauseKind kind);
   void end_pause();
+  // A stretch that somebody names without torch's record_function. Returns what end_mark() takes; below 0: it is not
+  // kept.
+  int64_t begin_mark(const char* name);
+  void end_mark(int64_t mark);
   std::vector<std::shared_ptr<StepLog>> logs();
   void add_program(int64_t id, std::shared_ptr<const Program> program);
   void drop_program(int64_t id);

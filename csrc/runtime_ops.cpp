@@ -109,19 +109,14 @@ struct MarkContext : at::ObserverContext {
 
 std::unique_ptr<at::ObserverContext> Runtime::on_mark_start(const at::RecordFunction& function) {
   Runtime& runtime = instance();
-  if (!runtime.open_) return nullptr;
-  ThreadState& thread = thread_state();
-  Lock lock(runtime.mutex_);
-  if (!runtime.open_) return nullptr;
-  if (thread.index < 0) thread.index = runtime.next_thread_++;
-  return std::make_unique<MarkContext>(&runtime, runtime.recorder_.begin_mark(function.name(), thread.index));
+  const int64_t mark = runtime.begin_mark(function.name());
+  return mark < 0 ? nullptr : std::make_unique<MarkContext>(&runtime, mark);
 }
 
 void Runtime::on_mark_end(const at::RecordFunction&, at::ObserverContext* context) {
   if (!context) return;
   const auto* begun = static_cast<MarkContext*>(context);
-  Lock lock(begun->runtime->mutex_);
-  if (begun->runtime->open_) begun->runtime->recorder_.end_mark(begun->mark);
+  begun->runtime->end_mark(begun->mark);
 }
 
 void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {

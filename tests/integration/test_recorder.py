@@ -309,6 +309,125 @@ def test_stretches_that_the_user_names_are_marks_also_over_the_end_of_a_step() -
         assert (step.marks.start_s + step.marks.duration_s <= step.duration_s * 1.001 + 1e-3).all()
 
 
+def marks_of(step) -> list[tuple[str, int, int]]:
+    rows = step.marks
+    return [
+        (step.mark_names[name], int(begin), int(end))
+        for name, begin, end in zip(rows.name, rows.from_op, rows.to_op, strict=True)
+    ]
+
+
+class FakeNvtx:
+    """``torch._C._nvtx``, as a build with CUDA has it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def rangePushA(self, message: str) -> int:  # noqa: N802
+        self.calls.append(("push", message))
+        return 7
+
+    def rangePop(self) -> int:  # noqa: N802
+        self.calls.append(("pop",))
+        return 6
+
+    def rangeStartA(self, message: str) -> int:  # noqa: N802
+        self.calls.append(("start", message))
+        return len(self.calls)
+
+    def rangeEnd(self, number: int) -> None:  # noqa: N802
+        self.calls.append(("end", number))
+
+    def markA(self, message: str) -> None:  # noqa: N802
+        self.calls.append(("mark", message))
+
+    def deviceRangeStart(self, message: str, stream: int) -> str:  # noqa: N802
+        return f"{message} on {stream}"
+
+
+def test_ranges_and_marks_of_nvtx_are_noted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvtx, library = torch.cuda.nvtx, FakeNvtx()
+    monkeypatch.setattr(nvtx, "_nvtx", library)
+    push_imported_before = nvtx.range_push
+    x = torch.ones(1000)
+    nvtx.range_push("before the session")
+    with cl.Session("8MiB") as session:
+        assert push_imported_before("outer") == 7
+        x.exp()
+        with nvtx.range("batch {}", 3):
+            x.sin()
+            nvtx.mark("now")
+        number = nvtx.range_start("across")
+        assert nvtx.range_pop() == 6
+        x.cos()
+        nvtx.range_end(number)
+        nvtx.range_pop()  # of what was pushed before the session
+        assert nvtx._device_range_start("d", 1) == "d on 1"
+        session.step()
+        assert marks_of(session.trace().last) == [
+            ("now", 2, 2),
+            ("batch 3", 1, 2),
+            ("outer", 0, 2),
+            ("across", 2, 3),
+        ]
+    assert nvtx._nvtx is library
+    assert [call[0] for call in library.calls] == [
+        "push",
+        "push",
+        "push",
+        "mark",
+        "pop",
+        "start",
+        "pop",
+        "end",
+        "pop",
+    ]
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this PyTorch has CUDA, and with it NVTX")
+def test_without_cuda_nvtx_raises_as_before_and_is_noted() -> None:
+    nvtx, x, stub = torch.cuda.nvtx, torch.ones(1000), torch.cuda.nvtx._nvtx
+    with cl.Session("8MiB") as session:
+        with pytest.raises(RuntimeError, match="NVTX functions not installed"):
+            nvtx.range_push("outer")
+        with pytest.raises(RuntimeError, match="NVTX functions not installed"), nvtx.range("never entered"):
+            raise AssertionError
+        with pytest.raises(AttributeError):
+            nvtx.range_start("no such function in a stub")
+        x.exp()
+        with pytest.raises(RuntimeError, match="NVTX functions not installed"):
+            nvtx.range_pop()
+        for _ in range(1000):  # and never popped
+            with pytest.raises(RuntimeError):
+                nvtx.range_push("again")
+        session.step()
+        found = marks_of(session.trace().last)
+        assert found[0] == ("outer", 0, 1)
+        assert set(found[1:]) == {("again", 1, 1)} and len(found) == 257
+    assert nvtx._nvtx is stub
+    with pytest.raises(RuntimeError, match="NVTX functions not installed"):
+        nvtx.range_push("after")
+
+
+def test_ranges_and_marks_of_the_nvtx_package_are_noted_by_name() -> None:
+    nvtx = pytest.importorskip("nvtx")
+    before = nvtx.push_range, nvtx.pop_range, nvtx.mark, nvtx.annotate.__enter__, nvtx.annotate.__exit__
+    x = torch.ones(1000)
+    with cl.Session("8MiB") as session:
+        nvtx.push_range("outer", color="red")
+        with nvtx.annotate("inner", color="blue"), nvtx.annotate():
+            x.exp()
+            nvtx.mark("now")
+        nvtx.pop_range()
+        nvtx.pop_range()  # one too many
+        nvtx.end_range(nvtx.start_range("across"))
+        session.step()
+        found = marks_of(session.trace().last)
+    assert found[:3] == [("now", 1, 1), ("inner", 0, 1), ("outer", 0, 1)]
+    after = nvtx.push_range, nvtx.pop_range, nvtx.mark, nvtx.annotate.__enter__, nvtx.annotate.__exit__
+    assert after == before
+
+
 def test_storages_know_the_dtype_and_shape_of_their_tensors() -> None:
     with cl.Session("8MiB") as session:
         x = torch.ones(80, 16)
