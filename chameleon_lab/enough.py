@@ -16,8 +16,6 @@ from .units import format_bytes
 
 _ABOVE = 1.02
 """What an op asks for beside storages is known to within its alignment."""
-_AT_LEAST = "Give a capacity of at least that:"
-"""How the core begins to say so of an op that found no room. What it says from there on is for want of a known step."""
 
 
 def above(floor_bytes: int) -> int:
@@ -34,14 +32,16 @@ def highest_floor(steps: Sequence[StepTrace]) -> Floor | None:
     return max(floors, key=lambda lowest: lowest.bytes, default=None)
 
 
-def named(
-    message: str, failure: core.Failure, cut: StepTrace, steps: Sequence[StepTrace], given: StepTrace | None
-) -> str:
-    """The core's message, with the capacity that is enough where a step that was recorded tells.
+def unnamed(failure: core.Failure) -> str:
+    """What the core says of an op that found no room."""
+    return f"{failure['needs']} {failure['advice']}"
+
+
+def named(failure: core.Failure, cut: StepTrace, steps: Sequence[StepTrace], given: StepTrace | None) -> str:
+    """The same, with the capacity that is enough where a step that was recorded tells.
 
     Args:
-        message: what the core says of an op that found no room.
-        failure: what that op asked for.
+        failure: what the op asked for.
         cut: the step that the op has ended.
         steps: whole ones of this session.
         given: the step that the session's policy was made for, of another process.
@@ -52,14 +52,13 @@ def named(
     if given is not None and _begins_as(given, model_ops(given), cut, model_ops(cut)):
         known.append(given)
     lowest = highest_floor([_kept_here(step, cut) for step in known])
-    at = message.find(_AT_LEAST)
-    if lowest is None or at < 0:
-        return message
+    if lowest is None:
+        return unnamed(failure)
     kept = _kept_beside(known[-1], cut)
     needed = sum(failure[part] for part in ("request_bytes", "pinned_bytes", "unmovable_bytes"))  # type: ignore[literal-required]
     enough = above(max(lowest.bytes + kept, needed))
     return (
-        f"{message[:at]}{format_bytes(enough)} are enough for the step as it has been recorded, whose "
+        f"{failure['needs']} {format_bytes(enough)} are enough for the step as it has been recorded, whose "
         f'{lowest.op_name} needs most: give a capacity of "{typed(enough)}", or make that op\'s tensors smaller (a '
         "smaller batch, or the loss computed in chunks)."
     )

@@ -27,7 +27,7 @@ from .arguments import (
     parse_link,
     parse_rematerialise,
 )
-from .enough import highest_floor, named
+from .enough import highest_floor, named, unnamed
 from .errors import BelowFloorError, PolicyError, SessionError
 from .journal import Journal, declined_drops
 from .plans import Made, Plan, Plans
@@ -334,28 +334,27 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         failure = core.take_failure() if isinstance(error, RuntimeError) else None
-        if failure is None or "is below the floor" not in str(error):
+        # A failure that the loop has caught is not told by another error. TorchScript puts its own traceback first.
+        if failure is None or not failure["below_floor"] or failure["needs"] not in str(error):
             self.stop()
             return
         try:
-            # TorchScript puts the script's own traceback before it.
-            told = str(error)[str(error).find("Chameleon Lab:") :].splitlines()[0]
-            message = self._naming_enough(told, failure) if self.is_open else told
+            message = self._naming_enough(failure) if self.is_open else unnamed(failure)
         finally:
             self.stop()
         if message != str(error) or not isinstance(error, BelowFloorError):
             raise BelowFloorError(message).with_traceback(traceback) from None
 
-    def _naming_enough(self, message: str, failure: core.Failure) -> str:
+    def _naming_enough(self, failure: core.Failure) -> str:
         """An error below the floor, with the capacity that is enough where that is known of the step."""
         self._journal.close()  # the step that has been cut off is none of its steps
         cut = core.end_step()
         steps = [self._journal.trace(log) for log in self._journal.logs()]
         given = self._given.source if self._given is not None else None
         try:
-            return named(message, failure, self._journal.trace(cut), steps, given)
+            return named(failure, self._journal.trace(cut), steps, given)
         except ValueError:  # a step that holds too little to tell: the core's words stand
-            return message
+            return unnamed(failure)
 
     @property
     def is_open(self) -> bool:

@@ -41,6 +41,29 @@ py::array_t<Row> as_array(const std::vector<Row>& rows) {
   return py::array_t<Row>(static_cast<py::ssize_t>(rows.size()), rows.data());
 }
 
+// What the numbers in rows mean: Python's enums are compared with these in a test.
+py::dict enums() {
+  using namespace chameleon;
+  py::dict all;
+  const auto add = [&](const char* name, std::initializer_list<std::pair<const char*, int>> values) {
+    py::dict of_one;
+    for (const auto& [value, number] : values) of_one[value] = number;
+    all[name] = of_one;
+  };
+#define OF(type, value) {#value, static_cast<int>(type::value)}
+  add("Stage", {OF(Stage, Forward), OF(Stage, Backward), OF(Stage, Optimizer), OF(Stage, NoGrad)});
+  add("Category", {OF(Category, Parameter), OF(Category, Gradient), OF(Category, OptimizerState),
+                   OF(Category, Activation), OF(Category, Input), OF(Category, Other)});
+  add("Direction", {OF(Direction, Out), OF(Direction, In)});
+  add("Cause", {OF(Cause, Planned), OF(Cause, Evict), OF(Cause, Demand), OF(Cause, Access)});
+  add("PauseKind", {OF(PauseKind, Idle), OF(PauseKind, Loading), OF(PauseKind, Cells)});
+  add("ActionKind", {OF(ActionKind, Free), OF(ActionKind, SwapIn), OF(ActionKind, SwapOut), OF(ActionKind, Drop),
+                     OF(ActionKind, Replay)});
+  add("Refusal", {OF(Refusal, None), OF(Refusal, Op)});
+#undef OF
+  return all;
+}
+
 void wake_promptly(bool on) { prctl(PR_SET_TIMERSLACK, on ? 1UL : 0UL); }  // 0: what the thread began with
 
 // Tensor._cdata is the address of its TensorImpl: no need for torch's own (slow to compile) bindings.
@@ -497,6 +520,7 @@ PYBIND11_MODULE(_C, m) {
     }
     return texts;
   }();
+  m.attr("ENUMS") = enums();
   m.attr("longest_chain") = chameleon::Replays::kLongestChain;
   m.def("evict_always", [](std::optional<uint64_t> seed) { Runtime::instance().evict_always(seed); }, nogil());
   m.def(
@@ -602,6 +626,9 @@ PYBIND11_MODULE(_C, m) {
     d["pinned_bytes"] = failure->pinned_bytes;
     d["unmovable_bytes"] = failure->unmovable_bytes;
     d["capacity_bytes"] = failure->capacity_bytes;
+    d["below_floor"] = failure->below_floor;
+    d["needs"] = failure->needs;
+    d["advice"] = failure->advice;
     return d;
   });
   m.def("seconds", [](chameleon::Ticks ticks) { return Runtime::instance().clock().seconds(ticks); });

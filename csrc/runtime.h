@@ -70,6 +70,11 @@ struct Failure {
   size_t pinned_bytes = 0;     // of the ops that were running
   size_t unmovable_bytes = 0;  // of storages that can never leave
   size_t capacity_bytes = 0;
+  bool below_floor = false;  // else the host is full
+  std::string needs;         // the error's first sentence
+  std::string advice;        // the rest of it
+
+  std::string message() const { return needs + " " + advice; }
 };
 
 struct Counters {

@@ -494,20 +494,25 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
       failure.unmovable_bytes += storage->block_bytes;
     }
   }
-  failure_ = failure;
-  const size_t needed = failure.request_bytes + failure.pinned_bytes + failure.unmovable_bytes;
-  if (swapper_.host_full()) {
-    return "Chameleon Lab: the host memory for storages that are away is used up: host_capacity is " +
-           human(options_.host_capacity_bytes) + ", and " + failure.op + " needs " + human(failure.request_bytes) +
-           " more room on the device. Give a larger host_capacity, or a larger capacity.";
+  failure.below_floor = !swapper_.host_full();
+  if (failure.below_floor) {
+    const size_t needed = failure.request_bytes + failure.pinned_bytes + failure.unmovable_bytes;
+    failure.needs = "Chameleon Lab: the capacity of " + human(failure.capacity_bytes) +
+                    " is below the floor: " + failure.op + " needs " + human(needed) + " at once (" +
+                    human(failure.request_bytes) + " asked for, " + human(failure.pinned_bytes) +
+                    " in use by the op, " + human(failure.unmovable_bytes) + " in storages that cannot leave).";
+    failure.advice =
+        "Give a capacity of at least that: what other ops of the step need is not known yet, and may be more. "
+        "`chameleon run SCRIPT` without --capacity says in its report how much is enough, after two steps already. Or "
+        "make the op's tensors smaller (a smaller batch, or the loss computed in chunks).";
+  } else {
+    failure.needs = "Chameleon Lab: the host memory for storages that are away is used up: host_capacity is " +
+                    human(options_.host_capacity_bytes) + ", and " + failure.op + " needs " +
+                    human(failure.request_bytes) + " more room on the device.";
+    failure.advice = "Give a larger host_capacity, or a larger capacity.";
   }
-  return "Chameleon Lab: the capacity of " + human(failure.capacity_bytes) + " is below the floor: " + failure.op +
-         " needs " + human(needed) + " at once (" + human(failure.request_bytes) + " asked for, " +
-         human(failure.pinned_bytes) + " in use by the op, " + human(failure.unmovable_bytes) +
-         " in storages that cannot leave). Give a capacity of at least that: what other ops of the step need is not "
-         "known "
-         "yet, and may be more. `chameleon run SCRIPT` without --capacity says in its report how much is enough, after "
-         "two steps already. Or make the op's tensors smaller (a smaller batch, or the loss computed in chunks).";
+  failure_ = failure;
+  return failure.message();
 }
 
 }  // namespace chameleon

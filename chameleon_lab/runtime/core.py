@@ -38,9 +38,10 @@ SEES_RAW_ACCESS: bool = _C.sees_raw_access
 """Does this torch say when a storage's bytes are accessed outside of ops? Since 2.13."""
 
 REFUSALS: tuple[str, ...] = _C.refusals
-OP_NOT_REPLAYED = 2
-"""The refusal of a storage whose op is not replayed, or not with its dtype."""
 """Why a storage could not be dropped, in words, by the number of the reason. 0: it could."""
+
+OP_NOT_REPLAYED: int = _C.ENUMS["Refusal"]["Op"]
+"""The refusal of a storage whose op is not replayed, or not with its dtype."""
 
 LONGEST_CHAIN: int = _C.longest_chain
 """The most ops in a row that are replayed to restore one storage."""
@@ -152,6 +153,9 @@ class Failure(TypedDict):
     pinned_bytes: int
     unmovable_bytes: int
     capacity_bytes: int
+    below_floor: bool  # else the host is full
+    needs: str  # the first sentence of the error that was raised
+    advice: str  # the rest of it, where no step is known that tells more
 
 
 def tensor_device(device: str) -> torch.device:

@@ -436,6 +436,7 @@ def test_ctrl_c_at_a_random_moment(seed: int) -> None:
         signal.signal(signal.SIGALRM, old)
     assert cl.current_session() is None and not core.is_open() and not session.is_open
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    optimizer = adamw(model.parameters())  # the old one may have half of a state, as it may without a session
     with cl.Session(live_peak // 4) as session:
         for _ in range(2):
             loss = model(model.batch(generator))
