@@ -14,7 +14,7 @@ endif
 say = @echo "==>"
 cpp_files = find csrc tests -name '*.cpp' -o -name '*.h'
 
-.PHONY: help demo test torture explore sanitize lab bench dev lint check-cuda format clean build wheel tools chromium
+.PHONY: help demo test torture explore sanitize lab bench dev lint check-cuda format clean build wheel tools apart chromium
 
 help: ## show this list
 	@echo "Chameleon Lab: train PyTorch models in less device memory."
@@ -24,12 +24,10 @@ demo: build ## set up, build and run the main job: the first thing to try
 	$(say) "Running the main job"
 	@python -m benchmarks.demo
 
-test: lint build check-cuda chromium ## set up, lint, build and run every test; what failed is listed last
+test: lint build check-cuda apart chromium ## set up, lint, build and run every test; what failed is listed last
 	@python scripts/test.py
 
-torture: build ## try to break every promise, count, and write docs/reliability.md (up to an hour)
-	$(say) "Installing what the tries need beyond the tests, where it is to be had"
-	@scripts/setup.sh torture
+torture: build apart ## try to break every promise, count, and write docs/reliability.md (up to an hour)
 	$(say) "Trying to break the promises"
 	@python -m benchmarks.torture --json build/bench/torture.json --docs docs/reliability.md
 
@@ -104,6 +102,9 @@ build/build.ninja: .venv/.installed
 
 tools:
 	@scripts/setup.sh tools
+
+apart: .venv/.installed
+	@scripts/setup.sh apart
 
 chromium:
 	@scripts/setup.sh chromium

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the Makefile needs before it can build or test: setup.sh tools | python | torture | chromium
+# What the Makefile needs before it can build or test: setup.sh tools | python | apart | chromium
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -86,15 +86,15 @@ python() {
 
 # Optional, and apart from .venv: what cannot be had is skipped, and the counts say so. No dependencies but those
 # named, or a package would bring a PyTorch of its own.
-torture() {
+apart() {
     local names folder
-    # torchvision is pinned to the PyTorch of constraints.txt: it registers ops of its own when it is imported.
-    for names in "timm==1.0.31 torchvision==0.28.0" "diffusers importlib_metadata zipp lazy-importer" "atheris"; do
-        folder=build/torture_packages/${names%%[ =]*}
+    # The registry's torchvision is compiled for a PyTorch with CUDA: in .venv it would break who imports it.
+    for names in "timm torchvision" "atheris"; do
+        folder=build/packages/${names%% *}
         [ -d "$folder" ] && continue
         # shellcheck disable=SC2086 # several words
         .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
-            --target "$folder" $names 2>/dev/null || echo "    ${names%%[ =]*} cannot be had here: what needs it is skipped"
+            --target "$folder" $names 2>/dev/null || echo "    ${names%% *} cannot be had here: what needs it is skipped"
     done
 }
 
@@ -109,9 +109,9 @@ chromium() {
 }
 
 case ${1-} in
-    tools | python | torture | chromium) "$1" ;;
+    tools | python | apart | chromium) "$1" ;;
     *)
-        echo "usage: $0 tools | python | torture | chromium" >&2
+        echo "usage: $0 tools | python | apart | chromium" >&2
         exit 2
         ;;
 esac

@@ -45,8 +45,8 @@ def part(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def package(name: str) -> Iterator[None]:
-    """Inside, an optional package can be imported, if `scripts/setup.sh torture` has put it there."""
-    folder = str(ROOT / "build" / "torture_packages" / name)
+    """Inside, an optional package can be imported, if `scripts/setup.sh apart` has put it there."""
+    folder = str(ROOT / "build" / "packages" / name)
     sys.path.append(folder)
     try:
         yield

@@ -33,6 +33,8 @@ import torch
 import chameleon_lab as cl
 
 HERE = Path(__file__).parent
+PACKAGES = HERE.parents[1] / "build" / "packages"
+"""What `scripts/setup.sh apart` has installed apart from the others, a folder each."""
 NAMES = tuple(
     sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith(("test_", "_", "runner")))
 )
@@ -101,12 +103,15 @@ def module_of(name: str) -> ModuleType:
 
 def missing(name: str) -> list[str]:
     """The libraries that a program needs and that are not installed, or cannot be imported."""
-    lacking = []
-    for library in module_of(name).NEEDS:
-        try:
-            importlib.import_module(library)
-        except (ImportError, RuntimeError):
-            lacking.append(library)
+    module, lacking = module_of(name), []
+    with _path_of(module):
+        if hasattr(module, "prepare"):
+            module.prepare()
+        for library in module.NEEDS:
+            try:
+                importlib.import_module(library)
+            except (ImportError, RuntimeError):
+                lacking.append(library)
     return lacking
 
 
@@ -166,7 +171,7 @@ def table(rows: list[Tried]) -> str:
 
 def _run(name: str, steps: int, session: cl.Session | None) -> Run:
     module = module_of(name)
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, _quiet(), _path_of(module):
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
@@ -205,6 +210,17 @@ def _bits(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _bits(item, f"{path}[{number}]")
     else:
         yield path, repr(value)
+
+
+@contextmanager
+def _path_of(module: ModuleType) -> Iterator[None]:
+    """Inside, what the program needs and is installed apart can be imported."""
+    folder = str(PACKAGES / getattr(module, "APART", "none"))
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
 
 
 @contextmanager
