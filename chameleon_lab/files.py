@@ -21,6 +21,15 @@ def shown(path: str | os.PathLike[str]) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
+def is_no_file(path: str | os.PathLike[str]) -> bool:
+    """Is something there that is written to but never replaced, such as a pipe or a device?"""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 def oddity(path: str | os.PathLike[str], most_bytes: int) -> str | None:
     """What is odd about a file: no regular one (a pipe would be waited for without end), or too large. None: nothing.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .files import is_no_file
 from .report import Report
 from .session import Session
 from .trace.store import write_then_rename
@@ -95,6 +96,10 @@ def _json(report: Report) -> str:
 
 def _check_place(path: Path) -> None:
     """Raise the OSError that writing would raise at the end of the run."""
+    if is_no_file(path):
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return
     folder = path.parent
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from ..errors import CutFileError, TraceError
-from ..files import misnomer, oddity, shown
+from ..files import is_no_file, misnomer, oddity, shown
 from ..progress import bar, tick
 from .check import check_step
 from .columns import (
@@ -378,16 +378,20 @@ def _steps(table: Any, keeps_host_copies: bool) -> list[StepTrace]:
 def write_then_rename(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A file beside ``path`` to write to; at the end it takes the place of ``path``, or vanishes if writing failed.
 
-    Whoever reads ``path`` meanwhile, or after a crash, finds the old file or the new one, and never a part.
+    Whoever reads ``path`` meanwhile, or after a crash, finds the old file or the new one, and never a part. A link
+    stays one; a pipe or a device is written to itself.
     """
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    if is_no_file(target):
+        yield target
+        return
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield beside
         os.replace(beside, target)
     except OSError as error:
         if error.filename == str(beside):
-            error.filename = str(target)  # the one that somebody has asked for
+            error.filename = str(path)  # the one that somebody has asked for
         raise
     finally:
         beside.unlink(missing_ok=True)

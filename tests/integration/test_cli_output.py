@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -119,6 +120,28 @@ def test_a_report_that_cannot_be_written_costs_no_file(folder: Path) -> None:
         assert done.stdout == "trained\n"
         assert cl.Policy.load(folder / "p.json").swaps
         (folder / "p.json").unlink()
+
+
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(folder: Path) -> None:
+    """A pipe or a device gets the bytes; a file put in its place would be the end of ``/dev/null``."""
+    os.mkfifo(folder / "pipe")
+    (folder / "link.json").symlink_to("there.json")
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append((folder / "pipe").read_text()), daemon=True)
+    reader.start()
+    for place in ("pipe", "link.json"):
+        done = chameleon(folder, "plan", "t.parquet", "--capacity", "60%", "-o", place)
+        assert (done.returncode, done.stderr) == (0, "")
+    if (folder / "pipe").is_fifo():
+        reader.join()
+    assert (folder / "pipe").is_fifo() and (folder / "link.json").is_symlink()
+    assert read[0] == (folder / "there.json").read_text() and '"decisions"' in read[0]
+    (folder / "disk").symlink_to("/dev/full")
+    done = chameleon(folder, "plan", "t.parquet", "--capacity", "60%", "-o", "disk")
+    assert done.returncode == 4 and len(done.stderr.splitlines()) == 1 and "No space left" in done.stderr
+    done = chameleon(folder, *RUN[:-1], "disk", "--report", "disk", "--save-trace", "disk", "train.py")
+    assert done.returncode == 4 and done.stdout == "trained\n" and done.stderr.count("No space left") == 3
+    assert (folder / "disk").is_char_device()
 
 
 def test_files_for_which_there_is_no_room_are_one_line_each(folder: Path) -> None:
