@@ -39,7 +39,7 @@ const std::unordered_set<std::string_view> kOverwriting = {
 };
 
 // Composite ops of many steps, layers or intermediate results, which would hold all that they make until they end: the
-// ops inside of them are the step's. Only those that keep no raw pointer between these.
+// ops inside of them are the step's. Only those that keep no raw pointer between these, but for a held_argument.
 const std::unordered_set<std::string_view> kSeenThrough = {
     "aten::lstm",
     "aten::gru",
@@ -51,8 +51,32 @@ const std::unordered_set<std::string_view> kSeenThrough = {
     "aten::rnn_relu_cell",
     "aten::chain_matmul",
     "aten::linalg_multi_dot",
+    "aten::matrix_power",
+    "aten::linalg_matrix_power",
+    "aten::cov",
+    "aten::corrcoef",
+    "aten::gradient",
+    "aten::trapezoid",
+    "aten::stft",
+    "aten::istft",
+    "aten::fft_fft2",
+    "aten::fft_ifft2",
+    "aten::fft_rfft2",
+    "aten::fft_irfft2",
+    "aten::fft_fftn",
+    "aten::fft_ifftn",
+    "aten::fft_rfftn",
+    "aten::fft_irfftn",
+    "aten::fft_hfft2",
+    "aten::fft_ihfft2",
+    "aten::fft_hfftn",
+    "aten::fft_ihfftn",
     "aten::einsum",
     "aten::kl_div",
+    "aten::l1_loss",
+    "aten::hinge_embedding_loss",
+    "aten::margin_ranking_loss",
+    "aten::poisson_nll_loss",
     "aten::cosine_similarity",
     "aten::cosine_embedding_loss",
     "aten::triplet_margin_loss",
@@ -99,7 +123,9 @@ OpKind kind_of(std::string_view name) {
 bool is_composite(const std::optional<c10::OperatorName>& operator_name) {
   const auto handle =
       operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
-  return handle && handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  return handle && handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+         !handle->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
 void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* info) {
@@ -147,6 +173,13 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
   info->overwrites = info->in_place && kOverwriting.count(name) > 0;
 }
 
+// Packed sequences: the lengths are read at each of the steps, through a pointer that is taken once.
+void see_through(const c10::OperatorName& operator_name, OpInfo* info) {
+  info->kind = OpKind::SeenThrough;
+  const auto handle = c10::Dispatcher::singleton().findSchema(operator_name);
+  if (const auto index = handle->schema().argumentIndexWithName("batch_sizes")) info->held_argument = *index;
+}
+
 OpInfo* look_up(const char* name, const char* overload, const std::optional<c10::OperatorName>& operator_name) {
   std::string key = name;
   if (overload && *overload) key.append(".").append(overload);
@@ -156,7 +189,7 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
   auto* made = new OpInfo();
   made->name = name;
   made->kind = kind_of(made->name);
-  if (kSeenThrough.count(made->name) && is_composite(operator_name)) made->kind = OpKind::Ignored;
+  if (kSeenThrough.count(made->name) && is_composite(operator_name)) see_through(*operator_name, made);
   if (made->kind == OpKind::Op || made->kind == OpKind::View) {
     made->list_op = contains(made->name, "::_foreach_") || contains(made->name, "::_amp_foreach_") ||
                     contains(made->name, "::_fused_adam") || contains(made->name, "::_fused_sgd");

@@ -20,6 +20,7 @@ enum class OpKind : uint8_t {
   Op,            // touches data
   View,          // touches metadata only: no use, not recorded
   BackwardNode,  // the engine evaluates an autograd node: ops inside belong to backward
+  SeenThrough,   // made of other ops: those are the step's
   Ignored,       // custom autograd Functions and other frames that only enclose ops
 };
 
@@ -40,6 +41,7 @@ struct OpInfo {
   uint64_t written_arguments = 0;   // bit per argument, from the schema's alias annotations
   uint64_t out_arguments = 0;       // the same, of those that are written without being read
   int32_t generator_argument = -1;
+  int32_t held_argument = -1;                   // of an op that is seen through: it keeps a pointer to it all along
   int32_t dropout_argument = -1;                // the probability; at 0 nothing random is left
   const c10::OperatorHandle* handle = nullptr;  // null where the dispatcher does not know it
   std::atomic<uint64_t> replay_dtypes{0};       // bit per ScalarType: see allow_replays()

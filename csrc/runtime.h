@@ -242,6 +242,7 @@ class Runtime {
   void bring_for_pointer(Storage& storage, ThreadState& thread);
   void expect_writes(Storage& storage, ThreadState& thread);
   void hold_here(Storage& storage);
+  void hold_argument(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   Storage* use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part = -1);
   void use_elements(const c10::IValue& list, size_t argument, const OpInfo& info, ThreadState& thread);
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,

@@ -41,7 +41,8 @@ struct Runtime::ThreadState {
   uint64_t serial = 0;         // of its outermost op; 0 outside
   int32_t index = -1;          // in order of appearance
   OpTable ops;
-  std::vector<const OpInfo*> frames;  // every RecordFunction on this thread's stack
+  std::vector<const OpInfo*> frames;                       // every RecordFunction on this thread's stack
+  std::vector<std::pair<size_t, c10::StorageImpl*>> held;  // held_argument of those seen through: height of `frames`
   ModuleStack modules;
   int64_t epoch = 0;    // the session that they belong to
   int64_t seen = 0;     // the session since whose begin every op on the thread's stack is known

@@ -73,6 +73,8 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
     runtime.op_start(function, info, thread);
   } else if (info.kind == OpKind::BackwardNode) {
     thread.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
+  } else if (C10_UNLIKELY(info.held_argument >= 0)) {
+    runtime.hold_argument(function, info, thread);
   }
   if (info.leaf && C10_UNLIKELY(unbacked)) runtime.leaf_start(function, info, thread);
   return nullptr;
@@ -88,6 +90,10 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
     maker = std::move(thread.makers.back());
     thread.makers.pop_back();
   }
+  if (C10_UNLIKELY(!thread.held.empty()) && thread.held.back().first == thread.frames.size()) {
+    thread.runtime->let_go(thread.held.back().second);
+    thread.held.pop_back();
+  }
   thread.frames.pop_back();
   if (maker) maker->end_draw();
   if (info.seeded) Draw::end();
@@ -95,6 +101,18 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
     thread.runtime->op_end(function, info, thread, maker ? &*maker : nullptr);
   } else if (info.kind == OpKind::BackwardNode && !thread.nodes.empty()) {
     thread.nodes.pop_back();
+  }
+}
+
+// The caller holds the tensor until the op has ended.
+void Runtime::hold_argument(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
+  const auto inputs = arguments_of(function);
+  const auto index = static_cast<size_t>(info.held_argument);
+  if (index >= inputs.size() || !inputs[index].isTensor() || !inputs[index].toTensor().has_storage()) return;
+  c10::StorageImpl* impl = inputs[index].toTensor().storage().unsafeGetStorageImpl();
+  try {
+    if (hold(impl)) thread.held.emplace_back(thread.frames.size(), impl);
+  } catch (const std::exception&) {  // it stays away: reads through its mark are shown the bytes (csrc/marks.h)
   }
 }
 
