@@ -1,4 +1,4 @@
-"""Runs every part of the tests, whatever fails before, and says at the end what failed and how to run it again.
+"""Runs every part of the checks, whatever fails before, and says at the end what failed and how to run it again.
 
     python scripts/test.py [PART ...]
 
@@ -8,6 +8,7 @@ Ends with 1 if anything failed. `make test` calls it when everything is built.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "tests"
@@ -32,12 +34,20 @@ _CHOOSE_KERNELS = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of the tests: what it is, how it is run, and how each failure in it is run again."""
+class Failures:
+    """What runs again each test that failed, and each that was running when its part was ended."""
 
-    title: str
+    failed: list[str]
+    cut: list[str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the checks: how it is run, how each failure in it is run again, and what it is if it does not say."""
+
     command: list[str]
-    failures: Callable[[str], list[str]]
+    failures: Callable[[str], Failures]
+    title: str = ""
 
 
 def main(names: list[str]) -> int:
@@ -51,11 +61,14 @@ def main(names: list[str]) -> int:
         part = PARTS[name]
         shutil.rmtree(KEPT / name, ignore_errors=True)
         _VITEST.unlink(missing_ok=True)
-        print(f"==> Testing {part.title}", flush=True)
-        ending, before = _run(part.command), len(failed)
-        if ending:
-            failed += part.failures(name)
-        if ending and (ending != "ended with 1" or len(failed) == before):
+        if part.title:
+            print(f"==> Testing {part.title}", flush=True)
+        if not (ending := _run(part.command)):
+            continue
+        found = part.failures(name)
+        failed += found.failed
+        failed += [f"{command}  # was running when its part was ended" for command in found.cut]
+        if ending != "ended with 1" or found.cut or not found.failed:
             # A crash, or what did not end: there is more than the failed tests.
             failed.append(f"{shlex.join(part.command)}  # {ending}")
     if failed:
@@ -96,27 +109,43 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def _module(name: str) -> ModuleType:
+    """A script beside this one."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _notes(name: str) -> Path:
+    return KEPT / name / "notes.txt"
+
+
 def _pytest(name: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={KEPT / name}", *arguments]
+    noted = str(Path(__file__).with_name("noted_pytest.py"))
+    cache = f"cache_dir={KEPT / name / 'cache'}"
+    return [sys.executable, noted, str(_notes(name)), "-q", "-o", cache, *arguments]
 
 
-def pytest_failures(name: str) -> list[str]:
-    """What pytest's cache says has failed."""
-    try:
-        found = json.loads((KEPT / name / "v" / "cache" / "lastfailed").read_text())
-    except (OSError, ValueError):
-        return []
+def pytest_failures(name: str) -> Failures:
+    """What the notes of a part of pytest's say."""
     were = {"OMP_NUM_THREADS": "1"} | os.environ
     again = [f"{setting}={shlex.quote(were[setting])}" for setting in _CHOOSE_KERNELS if setting in were]
-    return [" ".join([*again, "python -m pytest", shlex.quote(test)]) for test in found]
+
+    def commands(tests: list[str]) -> list[str]:
+        return [" ".join([*again, "python -m pytest", shlex.quote(test)]) for test in tests]
+
+    failed, running = _module("noted_pytest").read(_notes(name))
+    return Failures(commands(failed), commands(running))
 
 
-def vitest_failures(_: str) -> list[str]:
+def vitest_failures(_: str) -> Failures:
     """What vitest's report says has failed."""
     try:
         files = json.loads(_VITEST.read_text())["testResults"]
     except (OSError, ValueError, KeyError):
-        return []
+        return Failures([], [])
     failed = []
     for file in files:
         again = f"npx vitest run {shlex.quote(os.path.relpath(file['name'], ROOT))}"
@@ -124,7 +153,7 @@ def vitest_failures(_: str) -> list[str]:
         failed += [f"{again} -t {shlex.quote(_pattern(test['fullName']))}" for test in tests]
         if file["status"] == "failed" and not tests:  # it could not be loaded
             failed.append(again)
-    return failed
+    return Failures(failed, [])
 
 
 def _pattern(name: str) -> str:
@@ -132,21 +161,30 @@ def _pattern(name: str) -> str:
     return re.sub(r"[.*+?^${}()|[\]\\]", r"\\\g<0>", name)
 
 
+def _make(target: str) -> Part:
+    """A part that is a target of the Makefile, which says what it does."""
+    return Part(["make", target], lambda _: Failures([], []))
+
+
 PARTS = {
+    "style": _make("lint"),
+    "cuda": _make("check-cuda"),
     "panel": Part(
-        "the panel's TypeScript",
         [
             *("npm", "run", "--silent", "test", "--", "--reporter=dot"),
             *("--reporter=json", f"--outputFile.json={_VITEST}"),
         ],
         vitest_failures,
+        "the panel's TypeScript",
     ),
+    "apart": _make("apart"),
     "python": Part(
-        "unit, property, integration, programs, torture, tutorials, on two cores",
         _pytest("python", "-n", "2", "--dist", "loadfile", "--ignore=tests/browser", "tests"),
         pytest_failures,
+        "unit, property, integration, programs, torture, tutorials, on two cores",
     ),
-    "browser": Part("the lab in a browser", _pytest("browser", "tests/browser"), pytest_failures),
+    "chromium": _make("chromium"),
+    "browser": Part(_pytest("browser", "tests/browser"), pytest_failures, "the lab in a browser"),
 }
 
 
