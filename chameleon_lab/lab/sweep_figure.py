@@ -65,8 +65,8 @@ def sweep_figure(
     points = [point for point in found.points if point.feasible]
     if not points:
         raise ValueError(
-            f"every capacity of the sweep is below the floor of {format_bytes(found.floor.bytes)}, so there is "
-            "nothing to draw: sweep larger ones"
+            f"every capacity of the sweep is below the floor of {format_bytes(found.floor.bytes)} "
+            f"({found.floor.measured_on}), so there is nothing to draw: sweep larger ones"
         )
     unit, scale = byte_unit(max(points[-1].capacity_bytes, found.live_peak_bytes, capacity_bytes or 0))
     x = [point.capacity_bytes / scale for point in points]
