@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 
 import { cellRunner, inLab, insight, openPanel, theme } from './lab.mjs';
-import { resize, SIZES, settled } from './looks.mjs';
+import { resize, SIZES, still } from './looks.mjs';
 
 const AXE = readFileSync(
   new URL('../../node_modules/axe-core/axe.min.js', import.meta.url),
@@ -16,7 +16,7 @@ await inLab(async (page, picture) => {
   const panel = await openPanel(page);
   await page.evaluate(AXE);
   const check = async where => {
-    await settled(page);
+    await still(page);
     const { violations, passes } = await page.evaluate(() => window.axe.run('.cl-panel'));
     found.checked += passes.length;
     found.seen.push(where);

@@ -1,5 +1,5 @@
 // Draws boxes in the block map, points at ops and modules, steps through peaks, and compares steps and policies.
-import { cellRunner, inLab, openPanel, theme } from './lab.mjs';
+import { cellRunner, inLab, longestBar, openPanel, redrawn, settled, theme } from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
@@ -10,7 +10,7 @@ await inLab(async (page, picture) => {
   await page.waitForFunction(() =>
     document.querySelector('.cl-toolbar select').value.includes(',5,5]')
   );
-  await page.waitForTimeout(400);
+  await settled(page);
   const overlay = panel.locator('.cl-main .cl-overlay');
   const inspector = panel.locator('.cl-main .cl-inspector');
   const canvas = await overlay.boundingBox();
@@ -64,21 +64,16 @@ await inLab(async (page, picture) => {
   const stack = inspector.getByText('Python stack', { exact: true });
   for (let x = canvas.x + 6; !(await stack.isVisible()) && x < canvas.x + canvas.width; x += 12) {
     await page.mouse.click(x, ops.y + ops.height - 4); // where an op lies depends on how long it took
-    await page.waitForTimeout(150);
+    await settled(page);
   }
   await stack.waitFor();
   found.op = await inspector.locator('h2').first().textContent();
   await page.keyboard.press('Escape');
-  const layers = await track('Layer');
-  const tip = panel.locator('.cl-main .cl-tip').getByText('sums it up');
-  let at = canvas.x; // where a layer lies depends on how long its ops took
-  while (!(await tip.isVisible()) && at < canvas.x + canvas.width) {
-    at += 12;
-    await page.mouse.move(at, layers.y + 6);
-    await page.waitForTimeout(150);
-  }
+  const layer = await longestBar(page, 'layers');
+  await page.mouse.move(layer.x, layer.y);
+  await panel.locator('.cl-main .cl-tip').getByText('sums it up').waitFor();
   found.layer = await panel.locator('.cl-main .cl-tip b').textContent();
-  await page.mouse.click(at, layers.y + 6);
+  await page.mouse.click(layer.x, layer.y);
   await inspector.getByText('Modules by op time').waitFor();
   await page.keyboard.press('Escape');
   await page.keyboard.press('j');
@@ -102,7 +97,7 @@ await inLab(async (page, picture) => {
     await select.selectOption(value);
   };
   await differences.getByText('A, predicted').waitFor();
-  await page.waitForTimeout(500);
+  await settled(page);
   found.kinds = await differences.locator('thead').innerText();
   found.peaks = await figure('Peak');
   found.sameOps = await compare.locator('.cl-toolbar [role="status"]').textContent();
@@ -115,11 +110,9 @@ await inLab(async (page, picture) => {
   await compare.locator('canvas').focus();
   await page.keyboard.press('+');
   await page.keyboard.press('+');
-  await page.waitForTimeout(400);
-  const zoomed = await compare.locator('canvas').evaluate(canvas => canvas.toDataURL());
+  const zoomed = await redrawn(page, '.cl-compare canvas', drawn);
   await compare.getByRole('button', { name: 'Op', exact: true }).click();
-  await page.waitForTimeout(400);
-  const onOps = await compare.locator('canvas').evaluate(canvas => canvas.toDataURL());
+  const onOps = await redrawn(page, '.cl-compare canvas', drawn, zoomed);
   found.redrawn = new Set([drawn, zoomed, onOps]).size;
 
   // A policy from a file beside the one in force: the decisions that differ.
@@ -133,7 +126,7 @@ await inLab(async (page, picture) => {
   await open('kept.json');
   await compare.getByRole('tab', { name: /Decisions that differ [1-9]/ }).waitFor();
   await differences.getByText('B, predicted').waitFor();
-  await page.waitForTimeout(400);
+  await settled(page);
   found.decisions = await compare.getByRole('tab', { name: /Decisions/ }).textContent();
   found.rows = await compare.locator('.cl-tables tbody tr').count();
   found.told = await compare.locator('.cl-tabs [role="status"]').textContent();

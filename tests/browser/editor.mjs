@@ -1,5 +1,14 @@
 // Edits a policy beside a notebook that trains: table, block map, draft, dry run, enable, files, and a kernel that dies.
-import { cellRunner, inLab, insight, kernelIdle, openPanel, theme, writeFile } from './lab.mjs';
+import {
+  cellRunner,
+  inLab,
+  insight,
+  kernelIdle,
+  openPanel,
+  settled,
+  theme,
+  writeFile
+} from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
@@ -71,7 +80,7 @@ await inLab(async (page, picture) => {
   found.cards = await panel.locator('.cl-cards .cl-choices').innerText();
   found.selected = await look(content => content.editing.editor.selected);
   await page.waitForFunction(() => document.querySelector('.cl-inspector .cl-title'));
-  await page.waitForTimeout(200);
+  await settled(page);
 
   // Keep it, by its block in the block map.
   const place = await look(content => {

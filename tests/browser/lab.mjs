@@ -62,7 +62,8 @@ export async function theme(page, name) {
   }
   await execute(page, 'apputils:change-theme', { theme: `JupyterLab ${name}` });
   await page.waitForFunction(light => document.body.dataset.jpThemeLight === light, light);
-  await page.waitForTimeout(1000); // the panel draws a frame after the style sheet is in place
+  await drawn(page); // the panel reads its colours a frame later, and draws at the next one
+  await drawn(page);
 }
 
 /** Room for the panel: no side bar, and the notebook narrow. */
@@ -118,6 +119,43 @@ export function drawn(page) {
   return page.evaluate(
     () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))
   );
+}
+
+/** Resolves when JupyterLab has saved that the panel is open, which it does a while after. */
+export function layoutSaved(page) {
+  return page.waitForFunction(
+    async () => {
+      const { workspaces } = window.jupyterapp.serviceManager;
+      const { data } = await workspaces.fetch('default');
+      return JSON.stringify(data['layout-restorer:data'] ?? {}).includes('chameleon-lab');
+    },
+    undefined,
+    { polling: 250 }
+  );
+}
+
+/** Resolves when the panel awaits no answer, shows what it shows as finely as it can, and has drawn that. */
+export async function settled(page) {
+  await page.waitForFunction(() => {
+    const widget = [...window.jupyterapp.shell.widgets('main')].find(
+      w => w.id === 'chameleon-lab-panel'
+    );
+    const { model } = widget.content;
+    return !model.waiting && !model.views.wanted(model.shown, model.length);
+  });
+  await drawn(page);
+}
+
+/** Resolves when a canvas shows something else than each of these pictures of it; its picture then. */
+export async function redrawn(page, selector, ...before) {
+  const picture = await page.waitForFunction(
+    ([selector, before]) => {
+      const now = document.querySelector(selector).toDataURL();
+      return before.includes(now) ? null : now;
+    },
+    [selector, before]
+  );
+  return picture.jsonValue();
 }
 
 /** Where, on the page, the longest bar of a track lies: what is at a fixed place depends on how long ops took. */

@@ -1,5 +1,5 @@
 // The panel's line to the kernel: two notebooks with two kernels, messages that are no good, a page that is reloaded.
-import { cellRunner, execute, inLab, kernelIdle, openPanel } from './lab.mjs';
+import { cellRunner, execute, inLab, kernelIdle, layoutSaved, openPanel, settled } from './lab.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
@@ -73,7 +73,7 @@ await inLab(async (page, picture) => {
   ]);
 
   // The page is loaded anew: the panel comes back by itself, and finds its kernel and the session there.
-  await page.waitForTimeout(1500); // the layout is saved a second after it has changed
+  await layoutSaved(page);
   const address = new URL(page.url());
   address.searchParams.delete('reset');
   await page.goto(address.href);
@@ -85,7 +85,6 @@ await inLab(async (page, picture) => {
   await page.waitForFunction(() =>
     document.querySelector('.cl-toolbar select')?.value.includes(',3,3]')
   );
-  await page.waitForTimeout(500);
   found.reloaded = await describe(page);
   await picture('reloaded');
 
@@ -103,7 +102,7 @@ await inLab(async (page, picture) => {
 
 /** What the panel draws: its notebook, the ops and whether the timeline has more than one colour. */
 async function describe(page) {
-  await page.waitForTimeout(700); // drawing follows the answer
+  await settled(page);
   return page.evaluate(() => {
     const widget = [...window.jupyterapp.shell.widgets('main')].find(
       w => w.id === 'chameleon-lab-panel'

@@ -1,6 +1,8 @@
 // How the panel looks, apart from what it does: the same font on every machine, sizes, and what is cut or overlaps.
 import { readFileSync } from 'node:fs';
 
+import { settled } from './lab.mjs';
+
 const FONT = new URL('../../node_modules/@fontsource/inter/files/', import.meta.url);
 /** The panel's sizes in pixels: beside a narrow notebook in a window of 1600 x 1000, of 1280 x 800, docked, and in docs. */
 export const SIZES = { 1600: [1228, 860], 1280: [930, 690], 400: [400, 860], docs: [1180, 780] };
@@ -36,11 +38,12 @@ export async function resize(page, [width, height]) {
     [width, height]
   );
   await page.mouse.move(2, 2);
-  await settled(page);
+  await still(page);
 }
 
-/** Wait until the drawing stays the same for a while. */
-export async function settled(page) {
+/** Wait until the panel awaits no answer, and then until it stays the same for a while. */
+export async function still(page) {
+  await settled(page);
   const look = () =>
     page.evaluate(() => {
       const canvas = document.querySelector('.cl-panel .cl-tracks');

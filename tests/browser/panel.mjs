@@ -7,6 +7,8 @@ import {
   insight,
   longestBar,
   openPanel,
+  redrawn,
+  settled,
   theme,
   writeFile
 } from './lab.mjs';
@@ -31,25 +33,36 @@ await inLab(async (page, picture) => {
   await page.waitForFunction(() =>
     document.querySelector('.cl-toolbar select').value.includes(',5,5]')
   );
-  await page.waitForTimeout(400);
+  await settled(page);
   found.answers = await panel.locator('.cl-how').textContent();
   found.colours = await coloursByTrack(page);
   await picture('light');
 
   // Zoom with the keys and with the wheel; what is drawn changes, and Fit brings it back.
   const whole = await fingerprint(page);
+  const narrower = async span => {
+    await page.waitForFunction(span => {
+      const { model } = [...window.jupyterapp.shell.widgets('main')].find(
+        w => w.id === 'chameleon-lab-panel'
+      ).content;
+      return model.shown.end - model.shown.start < span;
+    }, span);
+    await settled(page);
+    return look(({ model }) => model.shown.end - model.shown.start);
+  };
+  const span = await look(({ model }) => model.shown.end - model.shown.start);
   await overlay.focus();
   await page.keyboard.press('+');
   await page.keyboard.press('+');
-  await page.waitForTimeout(400);
+  const closer = await narrower(span);
   const zoomed = await fingerprint(page);
   const box = await overlay.boundingBox();
   await page.mouse.move(box.x + box.width * 0.6, box.y + 140);
   await page.mouse.wheel(0, -300);
-  await page.waitForTimeout(400);
+  await narrower(closer);
   const wheeled = await fingerprint(page);
   await page.keyboard.press('f');
-  await page.waitForTimeout(400);
+  await settled(page);
   found.zooms = [zoomed !== whole, wheeled !== zoomed, (await fingerprint(page)) === whole];
 
   // Search: the tables list what fits.
@@ -67,9 +80,8 @@ await inLab(async (page, picture) => {
   const unselected = await fingerprint(page, '.cl-overlay');
   await panel.locator('.cl-tables tbody tr').first().click();
   await panel.getByText('Python stack of its making').waitFor();
-  await page.waitForTimeout(300);
   found.selected = await panel.locator('.cl-inspector h2').textContent();
-  found.lit = (await fingerprint(page, '.cl-overlay')) !== unselected;
+  found.lit = (await redrawn(page, '.cl-overlay', unselected)) !== unselected;
   await picture('selected');
 
   // Point at an op, at a block; brush a range.
@@ -117,12 +129,12 @@ await inLab(async (page, picture) => {
   // The other axis, packed rows, several steps.
   await panel.getByRole('button', { name: 'Op', exact: true }).click();
   await panel.getByRole('button', { name: 'Packed' }).click();
-  await page.waitForTimeout(500);
+  await settled(page);
   const steps = panel.getByRole('combobox', { name: 'Steps drawn' });
   const several = await steps.locator('option', { hasText: 'steps' }).first().getAttribute('value');
   await steps.selectOption(several);
   await panel.getByText('All steps').waitFor();
-  await page.waitForTimeout(300);
+  await settled(page);
   found.several = await coloursByTrack(page);
   await picture('steps');
   await panel.getByRole('button', { name: 'Time', exact: true }).click();

@@ -1,6 +1,6 @@
 // Pictures of the panel at three sizes, light and dark, of a trace that is the same on every machine.
 import { cellRunner, inLab, insight, openPanel, theme } from './lab.mjs';
-import { resize, SIZES, sameFont, settled, unreadable } from './looks.mjs';
+import { resize, SIZES, sameFont, still, unreadable } from './looks.mjs';
 
 /** What the pictures leave out: figures of the planner, which may get better. */
 const PLANNED = ['.cl-header', '.cl-bar-bottom', '.cl-cards', '.cl-curve', '.cl-tabs'];
@@ -27,7 +27,7 @@ await inLab(async (page, picture) => {
 
   const mask = PLANNED.map(part => panel.locator(part));
   const shoot = async (name, compared = true) => {
-    await settled(page);
+    await still(page);
     found[name] = await unreadable(page);
     await picture(`whole-${name}`, panel);
     if (compared) {
@@ -73,7 +73,7 @@ await inLab(async (page, picture) => {
   await theme(page, 'Light');
   await resize(page, SIZES.docs);
   const show = async name => {
-    await settled(page);
+    await still(page);
     await picture(`see-${name}`, panel);
   };
   await look(({ model }) => model.select(null));

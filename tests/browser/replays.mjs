@@ -6,8 +6,10 @@ import {
   inLab,
   insight,
   kernelIdle,
+  layoutSaved,
   longestBar,
   openPanel,
+  settled,
   theme
 } from './lab.mjs';
 
@@ -31,7 +33,7 @@ await inLab(async (page, picture) => {
   await page.waitForFunction(() =>
     document.querySelector('.cl-toolbar select').value.includes(',5,5]')
   );
-  await page.waitForTimeout(300);
+  await settled(page);
 
   // Nothing is cut off: here, in half of the window, and narrow.
   found.cut = { wide: await cutOff(panel) };
@@ -182,7 +184,7 @@ await inLab(async (page, picture) => {
   await moveTo(880);
   await page.waitForFunction(() => document.querySelector('.cl-panel').clientWidth < 720);
   await pages.getByRole('button', { name: 'Timeline' }).click();
-  await page.waitForTimeout(300);
+  await settled(page);
   found.cut.half = await cutOff(panel);
   await picture('half');
 
@@ -197,7 +199,7 @@ await inLab(async (page, picture) => {
     ['Timeline', '.cl-timeline']
   ]) {
     await pages.getByRole('button', { name }).click();
-    await page.waitForTimeout(300);
+    await settled(page);
     const { width, height } = await panel.locator(part).boundingBox();
     found.narrow[name] = [width, height];
     await picture(`narrow-${name.toLowerCase()}`);
@@ -213,12 +215,12 @@ await inLab(async (page, picture) => {
       const { workspaces } = window.jupyterapp.serviceManager;
       const { data } = await workspaces.fetch('default');
       const kept = data['chameleon-lab-draft:replays.ipynb|session'];
-      const layout = JSON.stringify(data['layout-restorer:data'] ?? {});
-      return JSON.stringify(kept ?? '').includes('"keep"') && layout.includes('chameleon-lab');
+      return JSON.stringify(kept ?? '').includes('"keep"');
     },
     undefined,
     { polling: 250 }
   );
+  await layoutSaved(page);
   await page.evaluate(async () => {
     const notebook = [...window.jupyterapp.shell.widgets('main')].find(
       w => w.title.label === 'replays.ipynb'

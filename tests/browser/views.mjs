@@ -1,6 +1,6 @@
 // What is summed up beside the drawing: flame graph, ops of a range, growth, markers, notes; and what is kept of it.
 import { cellRunner, drawn, inLab, insight, openPanel, theme } from './lab.mjs';
-import { resize, SIZES, settled, unreadable } from './looks.mjs';
+import { resize, SIZES, still, unreadable } from './looks.mjs';
 
 await inLab(async (page, picture) => {
   const found = {};
@@ -169,7 +169,7 @@ await inLab(async (page, picture) => {
       }
       for (const name of ['Flame', 'Growth']) {
         await tab(name).click();
-        await settled(page);
+        await still(page);
         const { cut, clipped, overlapping } = await unreadable(page);
         found.looks[`${size}-${name}-${dark}`] = { cut, clipped, overlapping };
         await picture(`${size}-${name}-${dark}`.toLowerCase(), panel);

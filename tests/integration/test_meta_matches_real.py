@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -102,18 +103,26 @@ def lasting(step: StepTrace) -> dict[str, tuple[object, ...]]:
     return found
 
 
+def work_space_bytes(step: StepTrace) -> int:
+    """The most that an op has beside the storages that outlive theirs: made and freed within it, or its kernel's."""
+    storages, ops = step.storages, np.arange(len(step.ops))[:, None]
+    lasts = storages.death_op > storages.birth_op
+    alive = (storages.birth_op <= ops) & (ops <= storages.death_op) & lasts
+    return int((step.ops.live_peak_bytes - alive @ storages.block_bytes).max())
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_trace_without_memory_is_the_recording(name: str) -> None:
     real, traced = real_and_traced(MODELS[name])
     assert ops_of(traced) == ops_of(real)
     assert lasting(traced) == lasting(real)
     # What kernels take for themselves and give back is the CPU's: convolutions take much, the others little.
-    of_peak = 0.05 if name == "convnet" else 0.01
-    assert traced.live_peak_bytes == pytest.approx(real.live_peak_bytes, rel=of_peak)
     measured, from_shapes = floor(real), floor(traced)
     if name == "convnet":
+        assert 0 <= real.live_peak_bytes - traced.live_peak_bytes <= work_space_bytes(real)
         assert 0 <= measured.bytes - from_shapes.bytes <= measured.work_space_bytes
     else:
+        assert traced.live_peak_bytes == pytest.approx(real.live_peak_bytes, rel=0.01)
         assert from_shapes.bytes == pytest.approx(measured.bytes, rel=0.02)
 
 
