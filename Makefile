@@ -14,7 +14,7 @@ endif
 say = @echo "==>"
 cpp_files = find csrc tests -name '*.cpp' -o -name '*.h'
 
-.PHONY: help demo test torture explore sanitize lab bench dev lint check-cuda format clean build wheel tools apart chromium
+.PHONY: help demo test soak torture explore sanitize lab bench dev lint check-cuda format clean build wheel tools apart chromium
 
 help: ## show this list
 	@echo "Chameleon Lab: train PyTorch models in less device memory."
@@ -27,6 +27,10 @@ demo: build ## set up, build and run the main job: the first thing to try
 test: ## set up, build, lint and run every test; what failed is listed last
 	@$(MAKE) build || { printf '==> 1 failed, and nothing is tested without it. To run it again:\n  make build\n'; exit 1; }
 	@python scripts/test.py
+
+soak: build ## make 50 checkpoints and a thousand steps after them, and search every loop's floor (minutes)
+	@OMP_NUM_THREADS=1 python -m pytest -q -m soak tests
+	@CHAMELEON_SOAK=1 OMP_NUM_THREADS=1 python -m pytest -q tests/integration/test_floor.py -k smallest
 
 torture: build apart ## try to break every promise, count, and write docs/reliability.md (up to an hour)
 	$(say) "Trying to break the promises"

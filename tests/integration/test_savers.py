@@ -220,6 +220,19 @@ def test_hashes_of_tensors_end_with_the_call() -> None:
     assert len(digests) == 1
 
 
+def test_tensors_of_lists_move() -> None:
+    """torch writes what it makes of numbers through a pointer, which ends with the call."""
+    with cl.Session("4MiB") as session:
+        made = [
+            torch.tensor([float(number) for number in range(3000)]),
+            torch.tensor([[number] * 8 for number in range(300)]),
+            torch.as_tensor([1.5] * 3000),
+            torch.zeros(3).new_tensor([2.5] * 3000),
+        ]
+        assert all(session.evict(x) for x in made) and _kept(session) == 0
+        assert made[0].tolist() == list(range(3000)) and made[1][299].tolist() == [299] * 8
+
+
 def _checkpoints(count: int, steps: int, folder: Path) -> None:
     """Many checkpoints, every second one asynchronous, and steps after them."""
     with cl.Session("3MiB", planning=False) as session:

@@ -83,6 +83,7 @@ def has_a_knee(outputs):
 
 def says_where_it_trains(outputs):
     assert texts(outputs)[0] in ("Training on the 'cpu' device.\n", "Training on the 'cuda' device.\n")
+    assert not [output.text for output in outputs if output.get("name") == "stderr"]
 
 
 def values(column):
