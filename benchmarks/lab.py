@@ -4,13 +4,17 @@ A real training step is recorded on the ``cpu`` device under a plan, and repeate
 storages as asked for. JupyterLab then opens its trace file in the panel, as a person would, and zooms and pans. The
 same residencies are drawn as memory_viz draws allocations: stacked polygons, 15000 of them and the rest summed up.
 
-    python -m benchmarks.lab --json FILE [--model gpt2] [--quick] [--threads N]
+With ``--against DIR`` the panel of another checkout, built in DIR with a ``.venv`` of its own, draws the same traces in
+turn with this one, ``--rounds`` times each; figures are then medians of the rounds.
+
+    python -m benchmarks.lab --json FILE [--model gpt2] [--quick] [--threads N] [--against DIR] [--rounds N]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -43,11 +47,13 @@ class Size:
     storages: int
     ready_s: float
     frame_ms: float
+    ops: int = 0
 
 
 SIZES = (
     Size("10k events", 10_000, 0, 1.0, 16.0),
-    Size("1M events", 1_000_000, 100_000, 3.0, 50.0),
+    Size("100k ops", 0, 0, 2.0, 50.0, ops=100_000),
+    Size("1M events", 1_000_000, 100_000, 2.0, 50.0),
 )
 QUICK = (Size("1k events", 1_000, 0, 1.0, 16.0),)
 VIEW_BYTES = 10**6
@@ -57,7 +63,7 @@ HEAP_BYTES = 200 * 10**6
 def made(size: Size, step: StepTrace, meta: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Write a trace of this size, and what the browser needs to draw it the other way; says what is in it."""
     began = time.perf_counter()
-    large = enlarged(step, size.events, size.storages)
+    large = enlarged(step, size.events, size.storages, size.ops)
     trace, log = (folder / f"{size.name.replace(' ', '-')}{kind}" for kind in (".parquet", ".json"))
     Trace([large], meta).save(str(trace))
     log.write_text(json.dumps(allocations(large)))
@@ -79,12 +85,23 @@ def made(size: Size, step: StepTrace, meta: dict[str, Any], folder: Path) -> dic
     return facts
 
 
-def browse(traces: Sequence[dict[str, Any]], home: Path) -> dict[str, Any]:
-    """Open each trace in JupyterLab; the browser's figures. Raises ServerError where that cannot be."""
+def browse(
+    traces: Sequence[dict[str, Any]], home: Path, python: str = sys.executable, stacked: bool = True
+) -> dict[str, Any]:
+    """Open each trace in JupyterLab; the browser's figures. Raises ServerError where that cannot be.
+
+    Args:
+        traces: to open.
+        home: a new folder, for all that the server and the browser write.
+        python: whose JupyterLab and panel.
+        stacked: draw stacked polygons, too.
+    """
+    home.mkdir()
     cases, shots = home / "cases.json", ROOT / "build" / "bench"
-    cases.write_text(json.dumps([{key: trace[key] for key in ("name", "trace", "log")} for trace in traces]))
+    keys = ("name", "trace", "log") if stacked else ("name", "trace")
+    cases.write_text(json.dumps([{key: trace[key] for key in keys} for trace in traces]))
     shots.mkdir(parents=True, exist_ok=True)
-    with jupyter_lab(home / "jupyter", {"bench": ["%load_ext chameleon_lab"]}) as address:
+    with jupyter_lab(home / "jupyter", {"bench": ["%load_ext chameleon_lab"]}, python) as address:
         done = subprocess.run(
             [
                 *("node", str(Path(__file__).with_name("lab_panel.mjs")), notebook_url(address, "bench")),
@@ -100,45 +117,90 @@ def browse(traces: Sequence[dict[str, Any]], home: Path) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def rows_of(size: Size, facts: dict[str, Any], found: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was wanted, and what came out, one row a figure; ``met`` is None where nothing was wanted."""
-    panel, stacked = found["panel"], found["stacked"]
-    frames = panel["gestures"]["all"]
+def rows_of(
+    size: Size,
+    facts: dict[str, Any],
+    rounds: Sequence[dict[str, Any]],
+    against: Sequence[dict[str, Any]] = (),
+) -> list[dict[str, Any]]:
+    """What was wanted, and what came out, one row a figure; ``met`` is None where nothing was wanted.
+
+    Args:
+        size: what was wanted.
+        facts: of the trace.
+        rounds: what the browser found of this panel, at least once; figures are medians.
+        against: the same of another checkout's panel.
+    """
+    stacked = rounds[0]["stacked"]
     peer_frames, peer_heap = stacked.get("between", {}), stacked.get("heap", {})
-    figures = [
-        ("ready after the click, s", size.ready_s, panel["ready_s"], stacked.get("ready_s")),
-        ("a frame's work, p95, ms", size.frame_ms, frames["work"]["p95_ms"], None),
-        ("a frame's work, p50, ms", None, frames["work"]["p50_ms"], None),
-        ("between frames, p95, ms", None, frames["between"]["p95_ms"], peer_frames.get("p95_ms")),
-        ("between frames, p50, ms", None, frames["between"]["p50_ms"], peer_frames.get("p50_ms")),
-        ("largest view, MB", VIEW_BYTES / 1e6, panel["view_bytes"] / 1e6, None),
-        (
-            "JavaScript heap, MB",
-            HEAP_BYTES / 1e6,
-            panel["heap"]["used_bytes"] / 1e6,
-            _mb(peer_heap, "used_bytes"),
-        ),
-        ("heap before the trace, MB", None, panel["heap_before"]["used_bytes"] / 1e6, None),
-        ("array buffers, MB", None, _mb(panel["heap"], "buffers_bytes"), _mb(peer_heap, "buffers_bytes")),
-    ]
+    peers = {
+        "ready after the click, s": stacked.get("ready_s"),
+        "between frames, p95, ms": peer_frames.get("p95_ms"),
+        "between frames, p50, ms": peer_frames.get("p50_ms"),
+        "JavaScript heap, MB": _mb(peer_heap, "used_bytes"),
+        "array buffers, MB": _mb(peer_heap, "buffers_bytes"),
+    }
+    wants = {
+        "ready after the click, s": size.ready_s,
+        "a frame's work, p95, ms": size.frame_ms,
+        "largest view, MB": VIEW_BYTES / 1e6,
+        "JavaScript heap, MB": HEAP_BYTES / 1e6,
+    }
+    ours, theirs = (_medians([_figures(found["panel"]) for found in runs]) for runs in (rounds, against))
     return [
         {
             "trace": facts["name"],
             "figure": name,
-            "wanted": wanted,
+            "wanted": wants.get(name),
             "panel": value,
-            "stacked": peer,
-            "met": None if wanted is None else value <= wanted,
+            "against": theirs.get(name),
+            "stacked": peers.get(name),
+            "met": None if name not in wants else value <= wants[name],
         }
-        for name, wanted, value, peer in figures
+        for name, value in ours.items()
     ]
+
+
+def _figures(panel: dict[str, Any]) -> dict[str, float | None]:
+    frames = panel["gestures"]["all"]
+    return {
+        "ready after the click, s": panel["ready_s"],
+        "a frame's work, p95, ms": frames["work"]["p95_ms"],
+        "a frame's work, p50, ms": frames["work"]["p50_ms"],
+        "between frames, p95, ms": frames["between"]["p95_ms"],
+        "between frames, p50, ms": frames["between"]["p50_ms"],
+        "largest view, MB": panel["view_bytes"] / 1e6,
+        "JavaScript heap, MB": panel["heap"]["used_bytes"] / 1e6,
+        "heap before the trace, MB": panel["heap_before"]["used_bytes"] / 1e6,
+        "array buffers, MB": _mb(panel["heap"], "buffers_bytes"),
+    }
+
+
+def _medians(runs: Sequence[dict[str, float | None]]) -> dict[str, Any]:
+    """Of each figure over the rounds; None where one of them does not have it."""
+    return {
+        name: None if any(run[name] is None for run in runs) else statistics.median(run[name] for run in runs)
+        for name in (runs[0] if runs else ())
+    }
+
+
+def other_python(folder: str) -> str:
+    """The Python of another checkout. Raises argparse.ArgumentTypeError if it has none, or no panel."""
+    python = Path(folder, ".venv", "bin", "python")
+    panel = Path(folder, "chameleon_lab", "labextension", "package.json")
+    for needed in (python, panel):
+        if not needed.exists():
+            raise argparse.ArgumentTypeError(
+                f"{folder} has no {needed.relative_to(folder)}: give a checkout in which `make dev` has been run"
+            )
+    return str(python)
 
 
 def _mb(heap: dict[str, Any], key: str) -> float | None:
     return heap[key] / 1e6 if heap.get(key) is not None else None
 
 
-HEADERS = ("trace", "figure", "wanted", "panel", "met", "stacked polygons")
+HEADERS = ("trace", "figure", "wanted", "panel", "met", "against", "stacked polygons")
 
 
 def screen_row(row: dict[str, Any]) -> list[str]:
@@ -149,11 +211,12 @@ def screen_row(row: dict[str, Any]) -> list[str]:
 
     met = "" if row["met"] is None else measure.yes(row["met"])
     wanted = "" if row["wanted"] is None else f"at most {row['wanted']:g}"
-    return [row["trace"], row["figure"], wanted, number(row["panel"]), met, number(row["stacked"])]
+    numbers = [number(row[name]) for name in ("against", "stacked")]
+    return [row["trace"], row["figure"], wanted, number(row["panel"]), met, *numbers]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; 1 where JupyterLab or the browser would not. Timing fails nothing."""
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lab", description=__doc__)
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--model", default="gpt2", choices=sorted(CASES))
@@ -161,22 +224,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="a tiny model and trace: the figures mean nothing"
     )
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--against",
+        metavar="DIR",
+        type=other_python,
+        help="another checkout, whose panel is measured in turn",
+    )
+    parser.add_argument(
+        "--rounds", type=measure.count, default=1, help="how often the panel is measured (default: once)"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; 1 where JupyterLab or the browser would not. Timing fails nothing."""
+    options = options_of(arguments)
     torch.set_num_threads(options.threads)
-    environment = measure.environment(vars(options))
+    environment = measure.environment(vars(options) | {"against": options.against is not None})
     sizes = QUICK if options.quick else SIZES
     try:
         require_tools()
         trace = recorded(options.model, options.quick)
         with tempfile.TemporaryDirectory() as folder:
             facts = [made(size, trace.last, trace.meta, Path(folder)) for size in sizes]
-            browser = browse(facts, Path(folder))
+            runs: list[dict[str, Any]] = []
+            others: list[dict[str, Any]] = []
+            for number in range(options.rounds):
+                progress(f"round {number + 1} of {options.rounds}")
+                runs.append(browse(facts, Path(folder, f"round-{number}"), stacked=number == 0))
+                if options.against is not None:
+                    home = Path(folder, f"against-{number}")
+                    others.append(browse(facts, home, options.against, stacked=False))
     except ServerError as error:
         print(error, file=sys.stderr)
         return 1
     rows: list[dict[str, Any]] = []
     for size, trace_facts in zip(sizes, facts, strict=True):
-        rows += rows_of(size, trace_facts, browser["results"][size.name])
+        found, against = ([run["results"][size.name] for run in each] for each in (runs, others))
+        rows += rows_of(size, trace_facts, found, against)
+    browser = runs[0]
     print(measure.table(HEADERS, [screen_row(row) for row in rows], left=2))
     for trace_facts in facts:
         found = browser["results"][trace_facts["name"]]["stacked"]
@@ -195,6 +281,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for trace_facts in facts:
             del trace_facts["trace"], trace_facts["log"]
         document |= {"traces": facts, "results": browser["results"], "rows": rows}
+        document["rounds"] = [run["results"] for run in runs[1:]]
+        document["against"] = [run["results"] for run in others]
         measure.write_json(options.json, document)
     return 0
 

@@ -1,7 +1,7 @@
 // Measures the panel in JupyterLab, and the stacked polygons in a page of their own, over the same traces.
 //
 // Run by benchmarks/lab.py as `node lab_panel.mjs URL SCREENSHOT PROFILE CASES`, where CASES is a file of JSON:
-// [{name, trace, log}], the paths of a trace file and of an allocator's log.
+// [{name, trace, log}], the paths of a trace file and of an allocator's log; without a log the panel alone is measured.
 import { readFileSync } from 'node:fs';
 import { cellRunner, inLab, openPanel } from '../tests/browser/lab.mjs';
 
@@ -29,7 +29,7 @@ await inLab(async (page, picture) => {
     await picture(`${name}-zoomed`);
     results[name] = {
       panel: { ...ready, ...gestures, heap: await heap(devtools), heap_before: before },
-      stacked: await stacked(page.context(), log)
+      stacked: log ? await stacked(page.context(), log) : {}
     };
   }
   return { results, browser: (await devtools.send('Browser.getVersion')).product };

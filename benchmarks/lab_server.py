@@ -34,10 +34,12 @@ def require_tools() -> None:
 
 
 @contextmanager
-def jupyter_lab(home: Path, notebooks: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def jupyter_lab(
+    home: Path, notebooks: Mapping[str, Sequence[str]], python: str = sys.executable
+) -> Iterator[str]:
     """Serve notebooks of these names and cells from ``home``; gives JupyterLab's address, without the notebook.
 
-    Raises ServerError if it does not start.
+    ``python``: whose JupyterLab and panel, by default this one's. Raises ServerError if it does not start.
     """
     import nbformat
 
@@ -55,7 +57,7 @@ def jupyter_lab(home: Path, notebooks: Mapping[str, Sequence[str]]) -> Iterator[
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
+        *(python, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
         *(f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"),
         *(f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"),
         "--LabApp.extension_manager=readonly",  # the usual one asks the internet

@@ -36,12 +36,17 @@ def events(step: StepTrace) -> int:
     return sum(len(table) for table in tables)
 
 
-def enlarged(step: StepTrace, least_events: int, least_storages: int = 0) -> StepTrace:
-    """The step repeated until it has so many events and storages."""
-    once, twice = repeat(step, 1), repeat(step, 2)
-    more = events(twice) - events(once), len(twice.storages) - len(once.storages)
-    left = least_events - events(once), least_storages - len(once.storages)
-    times = 1 + max(0, *(-(-part // each) for part, each in zip(left, more, strict=True)))
+def enlarged(step: StepTrace, least_events: int, least_storages: int = 0, least_ops: int = 0) -> StepTrace:
+    """The step repeated until it has so many events, storages and ops."""
+
+    def counts(of: StepTrace) -> tuple[int, int, int]:
+        return events(of), len(of.storages), len(of.ops)
+
+    once, twice, least = counts(step), counts(repeat(step, 2)), (least_events, least_storages, least_ops)
+    # What lives through the step is there once, however often it is repeated.
+    times = 1 + max(
+        0, *(-(-(want - one) // (two - one)) for want, one, two in zip(least, once, twice, strict=True))
+    )
     return repeat(step, times)
 
 

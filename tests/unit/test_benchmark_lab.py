@@ -1,9 +1,12 @@
 """The traces that the panel's benchmark makes of a real step."""
 
+import argparse
+
 import numpy as np
 import pytest
 from synthetic import gpt_step, swapped_step
 
+from benchmarks.lab import SIZES, options_of, other_python, rows_of, screen_row
 from benchmarks.lab_trace import allocations, enlarged, events, repeat
 from chameleon_lab.lab.scene import Scene
 from chameleon_lab.trace import Trace
@@ -34,13 +37,18 @@ def test_repetitions_use_what_is_alive():
     assert (np.diff(step.uses.op) >= 0).all()
 
 
-@pytest.mark.parametrize(("least_events", "least_storages"), [(500, 0), (0, 300), (2000, 100)])
-def test_a_step_is_enlarged_until_it_is_large_enough(tmp_path, least_events, least_storages):
+@pytest.mark.parametrize(
+    ("least_events", "least_storages", "least_ops"), [(500, 0, 0), (0, 300, 0), (2000, 100, 0), (0, 0, 1500)]
+)
+def test_a_step_is_enlarged_until_it_is_large_enough(tmp_path, least_events, least_storages, least_ops):
+    def enough(made):
+        wanted = (least_events, least_storages, least_ops)
+        found = (events(made), len(made.storages), len(made.ops))
+        return all(there >= least for there, least in zip(found, wanted, strict=True))
+
     step = gpt_step()
-    large = enlarged(step, least_events, least_storages)
-    fewer = repeat(step, len(large.ops) // len(step.ops) - 1)
-    assert events(large) >= least_events and len(large.storages) >= least_storages
-    assert events(fewer) < least_events or len(fewer.storages) < least_storages
+    large = enlarged(step, least_events, least_storages, least_ops)
+    assert enough(large) and not enough(repeat(step, len(large.ops) // len(step.ops) - 1))
     Trace([large], {}).save(tmp_path / "large.parquet")
     assert len(Trace.load(tmp_path / "large.parquet").last.uses) == len(large.uses)
 
@@ -57,3 +65,41 @@ def test_the_log_frees_what_it_allocates_and_holds_what_is_resident():
     levels = Scene([step], {}).resident[1].sum(axis=1)
     assert most == levels.max()
     assert sum(alive.values()) == levels[-1]
+
+
+def test_another_checkout_is_measured_beside_this_one_where_it_is_built(tmp_path, capsys):
+    assert options_of([]).against is None and options_of([]).rounds == 1
+    with pytest.raises(argparse.ArgumentTypeError, match=r"has no \.venv/bin/python: give a checkout"):
+        other_python(str(tmp_path))
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    with pytest.raises(SystemExit):
+        options_of(["--against", str(tmp_path)])
+    assert "has no chameleon_lab/labextension/package.json: give a checkout" in capsys.readouterr().err
+    panel = tmp_path / "chameleon_lab" / "labextension" / "package.json"
+    panel.parent.mkdir(parents=True)
+    panel.touch()
+    options = options_of(["--against", str(tmp_path), "--rounds", "3"])
+    assert (options.against, options.rounds) == (str(python), 3)
+
+
+def measured(ready_s, work_ms):
+    frames = {"p50_ms": 1.0, "p95_ms": work_ms}
+    heap = {"used_bytes": 10**7, "buffers_bytes": None}
+    panel = {"ready_s": ready_s, "view_bytes": 10**5, "heap": heap, "heap_before": heap}
+    return {"panel": panel | {"gestures": {"all": {"work": frames, "between": frames}}}, "stacked": {}}
+
+
+def test_figures_are_medians_of_the_rounds_and_are_wanted_below_two_seconds_and_fifty_milliseconds():
+    assert [(size.ready_s, size.frame_ms) for size in SIZES[1:]] == [(2.0, 50.0)] * 2
+    size = SIZES[-1]
+    ours, theirs = [measured(ready, 40.0) for ready in (1.5, 9.0, 1.9)], [measured(2.5, 60.0)] * 3
+    rows = {row["figure"]: row for row in rows_of(size, {"name": size.name}, ours, theirs)}
+    ready, frame = rows["ready after the click, s"], rows["a frame's work, p95, ms"]
+    assert (ready["panel"], ready["against"], ready["met"]) == (1.9, 2.5, True)
+    assert (frame["panel"], frame["against"], frame["met"]) == (40.0, 60.0, True)
+    assert rows["array buffers, MB"]["panel"] is None and rows["between frames, p95, ms"]["met"] is None
+    assert screen_row(ready) == [size.name, ready["figure"], "at most 2", "1.9", "yes", "2.5", "-"]
+    (alone,) = rows_of(size, {"name": size.name}, [measured(2.1, 40.0)])[:1]
+    assert (alone["against"], alone["met"]) == (None, False)
