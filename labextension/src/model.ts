@@ -84,6 +84,8 @@ export class LabModel {
   op: ITouchingOp | null = null;
   /** Tracks that the person has folded away. */
   readonly folded = new Set<TrackName>();
+  /** Tracks that stay in sight at the top. */
+  readonly pinned = new Set<TrackName>();
   /** Those in the drawn steps. */
   notes: INote[] = [];
   alive: IAlive | null = null;

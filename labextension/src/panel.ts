@@ -18,6 +18,7 @@ import { Header } from './panel/header';
 import { Inspector } from './panel/inspector';
 import { showKeys } from './panel/keysHelp';
 import { openLaneMenu } from './panel/laneMenu';
+import { keepLanes } from './panel/laneStore';
 import { GrowthTab, notesTab, rangeTab } from './panel/moreTabs';
 import { notice } from './panel/notice';
 import { openSaveMenu } from './panel/saving';
@@ -54,6 +55,7 @@ export class ChameleonPanel extends Widget {
       at => openSaveMenu(this.node, at, this.model, this.timeline),
       this._keys
     );
+    void keepLanes(this.model, this.timeline, store);
     this._toolbar = new Toolbar(this.model, this.timeline, this._keys);
     const zoom = () => this.timeline.showSelected();
     this._inspector = new Inspector(this.model, zoom, this._keys);

@@ -32,6 +32,15 @@ def test_what_is_summed_up_beside_the_drawing_and_what_is_kept_of_it(in_browser)
     tall, taller, again = found["lanes"]
     assert taller > tall == again
 
+    # Pinned lanes: reached with the keys, at the top in their order, in sight when the others scroll, kept.
+    assert found["pinFocus"] == ["Pin Resident", "Pin Resident"] and found["pinStops"] == 1
+    pinned = ["Swap-in", "Resident"]
+    assert found["pinnedNames"][1:] == pinned + [name for name in before[1:] if name not in pinned]
+    assert found["scrolled"][:2] == found["unscrolled"][:2]
+    assert found["scrolled"][2] < found["unscrolled"][2] - 30
+    assert found["pinnedHit"] == ["cl-overlay", 0, True]
+    assert found["reopened"] == found["pinnedNames"] and found["unpinnedNames"] == before
+
     # Growth: the leak, and nothing that the loop frees again.
     assert len(found["grown"]) == 1 and "aten::clone" in found["grown"][0] and "leak" in found["grown"][0]
     assert "+1.00 MiB" in found["grown"][0] and "+" in found["grew"]

@@ -1,5 +1,5 @@
 // What is summed up beside the drawing: flame graph, ops of a range, growth, markers, notes; and what is kept of it.
-import { cellRunner, drawn, inLab, insight, openPanel, theme } from './lab.mjs';
+import { cellRunner, drawn, execute, inLab, insight, openPanel, theme } from './lab.mjs';
 import { resize, SIZES, still, unreadable } from './looks.mjs';
 
 await inLab(async (page, picture) => {
@@ -96,6 +96,62 @@ await inLab(async (page, picture) => {
   }
   found.lanes.push(await lanes());
 
+  // Lanes that are pinned lie at the top, and stay there when the others scroll under them.
+  const pin = name => panel.getByRole('button', { name: `Pin ${name}`, exact: true });
+  await pin('Stage').focus(); // the one stop of them all
+  await page.keyboard.press('End');
+  await page.keyboard.press('ArrowUp');
+  found.pinFocus = await page.evaluate(() => document.activeElement.ariaLabel);
+  await page.keyboard.press('Enter');
+  found.pinFocus = [found.pinFocus, await page.evaluate(() => document.activeElement.ariaLabel)];
+  await pin('Swap-in').click();
+  found.pinStops = await panel.locator('.cl-pin[tabindex="0"]').count();
+  found.pinnedNames = await laneNames();
+  const timeline = panel.locator('.cl-timeline');
+  const whole = await timeline.evaluate(node => node.style.cssText);
+  await timeline.evaluate(node => {
+    node.style.maxHeight = '230px';
+  });
+  await page.waitForFunction(() => {
+    const { scrollHeight, clientHeight } = document.querySelector('.cl-timeline');
+    return clientHeight <= 230 && scrollHeight > clientHeight + 40;
+  });
+  const seen = () =>
+    look(({ timeline }) => {
+      const top = timeline.node.getBoundingClientRect().top;
+      const at = name =>
+        [...timeline.node.querySelectorAll('.cl-name')]
+          .find(node => node.textContent.startsWith(name))
+          .getBoundingClientRect().top - top;
+      return ['Resident', 'Swap-in', 'Ops'].map(name => Math.round(at(name)));
+    });
+  await drawn(page);
+  found.unscrolled = await seen();
+  await timeline.evaluate(node => node.scrollTo(0, 1000));
+  await page.waitForFunction(() => document.querySelector('.cl-stuck'));
+  await drawn(page);
+  found.scrolled = await seen();
+  await picture('pinned');
+  // What lies there is drawn there, and answers to the pointer.
+  found.pinnedHit = await look(({ timeline }) => {
+    const { top, height } = timeline._layout.in;
+    const at = timeline.node.getBoundingClientRect();
+    const y = at.top + top + height / 2;
+    const target = document.elementFromPoint(at.left + at.width / 2, y);
+    const event = { offsetY: y - at.top + timeline.node.scrollTop };
+    const c = timeline._pinCanvas;
+    const { width } = c;
+    const drawn = c
+      .getContext('2d')
+      .getImageData(0, 0, width, c.height)
+      .data.some(v => v > 0);
+    return [target.className, timeline._yOf(event) - (top + height / 2), drawn];
+  });
+  await timeline.evaluate((node, style) => {
+    node.style.cssText = style;
+  }, whole);
+  await drawn(page);
+
   // What grows: the list that is never emptied, with its line.
   await tab('Growth').click();
   await rows.first().waitFor();
@@ -176,5 +232,19 @@ await inLab(async (page, picture) => {
       }
     }
   }
+  // The panel that is opened next has them pinned, too, until they are not.
+  await look((_, id) => {
+    const shell = window.jupyterapp.shell;
+    [...shell.widgets('main')].find(widget => widget.id === id).close();
+  }, 'chameleon-lab-panel');
+  await panel.waitFor({ state: 'detached' });
+  await execute(page, 'chameleon-lab:open');
+  await panel.getByText('Step time').first().waitFor();
+  await page.waitForFunction(() => document.querySelector('.cl-pin[aria-pressed="true"]'));
+  found.reopened = await laneNames();
+  for (const name of ['Resident', 'Swap-in']) {
+    await pin(name).click();
+  }
+  found.unpinnedNames = await laneNames();
   return found;
 });

@@ -30,13 +30,40 @@ describe('the lanes share the height', () => {
     expect(few.bottom).toBeLessThanOrEqual(400);
   });
 
+  test('a pinned one lies below the ruler, with those in order, and takes the room that it took', () => {
+    const plain = layTracks(400, true, true);
+    expect(plain.head).toBe(0);
+    const pinned = new Set(['resident', 'stalls', 'in', 'blocks', 'minimap'] as const);
+    const layout = layTracks(400, true, true, new Set(['modules'] as const), pinned);
+    const order = [
+      'minimap',
+      'ruler',
+      'in',
+      'stalls',
+      'resident',
+      'stages',
+      'ops',
+      'away',
+      'blocks'
+    ];
+    const tops = order.map(name => layout[name as 'in'].top);
+    expect(tops).toEqual([...tops].sort((a, b) => a - b));
+    expect(layout.head).toBeGreaterThanOrEqual(layout.resident.top + layout.resident.height);
+    expect(layout.head).toBeLessThanOrEqual(layout.stages.top);
+    expect(layTracks(400, true, true, undefined, pinned).bottom).toBe(plain.bottom);
+    expect(trackAt(layout, layout.stalls.top + 2)).toBe('stalls');
+    // What is folded away stays so.
+    expect(
+      layTracks(400, true, true, new Set(['in'] as const), new Set(['in'] as const)).head
+    ).toBe(0);
+  });
+
   test('none lies on another, and each can be pointed at', () => {
     for (const height of [200, 300, 360, 500]) {
       const layout = layTracks(height, true, true);
-      const boxes = Object.entries(layout).filter(([name]) => name !== 'bottom') as [
-        keyof typeof layout,
-        { top: number; height: number }
-      ][];
+      const boxes = Object.entries(layout).filter(
+        ([name]) => name !== 'bottom' && name !== 'head'
+      ) as [keyof typeof layout, { top: number; height: number }][];
       boxes.sort((a, b) => a[1].top - b[1].top);
       boxes.forEach(([name, box], i) => {
         expect(box.height).toBeGreaterThanOrEqual(8);

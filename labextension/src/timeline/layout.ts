@@ -22,7 +22,8 @@ export interface ITrackBox {
   height: number;
 }
 
-export type Layout = Record<TrackName, ITrackBox> & { bottom: number };
+/** `head`: where those end that stay in sight, the pinned ones with minimap and ruler; 0: none is pinned. */
+export type Layout = Record<TrackName, ITrackBox> & { bottom: number; head: number };
 
 /** Each with its height and the gap after it, and with the least of both where room is short. */
 const FIXED: [TrackName, height: number, gap: number, least: number, leastGap: number][] = [
@@ -56,6 +57,12 @@ export const FOLDABLE: [TrackName, string][] = [
   ['away', 'On the host']
 ];
 
+/** What can be pinned, beside those: at the top, where they stay in sight when the others scroll. */
+export const PINNABLE: ReadonlySet<TrackName> = new Set([
+  ...FOLDABLE.map(([track]) => track),
+  'resident'
+]);
+
 const RESIDENT = [160, 54];
 const AWAY = [22, 11];
 const BLOCKS = [56, 36];
@@ -66,12 +73,14 @@ const TOP = 4;
  * Lay the tracks out in a timeline of this height. They share it: where it is short they get lower, down to what can
  * still be read, so that all are in sight; only below that does the timeline grow beyond its height.
  * Steps without `replays` or `marks` have no track for them: its height is 0, and so is that of a `folded` one.
+ * The `pinned` ones lie below the ruler, in their order.
  */
 export function layTracks(
   height: number,
   replays: boolean,
   marks = false,
-  folded: ReadonlySet<TrackName> = NONE
+  folded: ReadonlySet<TrackName> = NONE,
+  pinned: ReadonlySet<TrackName> = NONE
 ): Layout {
   const layout = {} as Layout;
   const absent = (name: TrackName) =>
@@ -84,23 +93,32 @@ export function layTracks(
   const [full, least] = [sum(0) + rest(0), sum(1) + rest(1)];
   const share = Math.min(1, Math.max(0, (height - TOP - least) / (full - least)));
   const between = (most: number, fewest: number) => Math.floor(fewest + (most - fewest) * share);
-  let top = TOP;
-  for (const [name, tall, gap, low, narrow] of FIXED) {
-    if (absent(name)) {
-      layout[name] = { top, height: 0 };
-      continue;
-    }
-    layout[name] = { top, height: between(tall, low) };
-    top += layout[name].height + between(gap, narrow);
-  }
+  const lanes = FIXED.map(([name, tall, after, low, narrow]) => ({
+    name,
+    height: absent(name) ? 0 : between(tall, low),
+    gap: absent(name) ? 0 : between(after, narrow)
+  }));
   const away = between(host(0), host(1));
   const gap = between(GAP[0], GAP[1]);
-  const left = height - top - away - 3 * gap;
+  const left =
+    height - TOP - lanes.reduce((all, lane) => all + lane.height + lane.gap, 0) - away - 3 * gap;
   const resident = Math.max(RESIDENT[1], Math.min(RESIDENT[0], Math.round(left * 0.52)));
-  layout.resident = { top, height: resident };
-  top += resident + gap;
-  layout.away = { top, height: away };
-  top += away + gap;
+  lanes.push({ name: 'resident', height: resident, gap }, { name: 'away', height: away, gap });
+  const stays = (name: TrackName) => pinned.has(name) && PINNABLE.has(name);
+  const order = [
+    ...lanes.slice(0, 2), // minimap and ruler
+    ...lanes.slice(2).filter(({ name }) => stays(name)),
+    ...lanes.slice(2).filter(({ name }) => !stays(name))
+  ];
+  let top = TOP;
+  layout.head = 0;
+  for (const lane of order) {
+    layout[lane.name] = { top, height: lane.height };
+    top += lane.height + lane.gap;
+    if (stays(lane.name) && lane.height) {
+      layout.head = top;
+    }
+  }
   layout.blocks = { top, height: Math.max(BLOCKS[1], height - top - gap) };
   layout.bottom = top + layout.blocks.height + gap;
   return layout;

@@ -10,7 +10,7 @@ import { boxOf, growBox, middleBox, moveBox } from './box';
 import { type IColours, readColours } from './colours';
 import { drawTracks } from './draw';
 import { hitTest, type IHit } from './hit';
-import { FOLDABLE, type Layout, layTracks, residentY, type TrackName } from './layout';
+import { FOLDABLE, type Layout, layTracks, PINNABLE, residentY, type TrackName } from './layout';
 import { drawOverlay } from './overlay';
 import { drawPauses, pauseMarks } from './pauses';
 import { type IStretch, pan, Scale, zoom } from './scale';
@@ -25,6 +25,8 @@ const VALUES: Partial<Record<TrackName, string>> = {
   layers: 'layer',
   modules: 'module'
 };
+/** Pinned tracks take at most this share of the timeline's height. */
+const MOST_PINNED = 0.7;
 /** How near to the floor's line the pointer tells of it. */
 const NEAR_PX = 5;
 /** The height of a resident track's legend with a line a band, under the track's name. */
@@ -63,7 +65,14 @@ export class Timeline {
     _keys.follow(() => this.nameTracks());
     this._overlay.tabIndex = 0;
     this._overlay.setAttribute('role', 'application');
-    this.node.append(this._gutter, this._canvas, this._overlay, this._tip);
+    this._pins.append(this._pinGutter, this._pinCanvas);
+    this._room.append(this._pins);
+    this.node.append(this._room, this._gutter, this._canvas, this._overlay, this._tip);
+    this.node.addEventListener('scroll', () => this._stick());
+    for (const gutter of [this._gutter, this._pinGutter]) {
+      gutter.addEventListener('keydown', event => this._walkPins(event));
+      gutter.addEventListener('focusin', event => this._stopAt(event.target as HTMLElement));
+    }
     this._listen();
     this._observer = new ResizeObserver(() => this._resize());
     this._observer.observe(this.node);
@@ -102,9 +111,14 @@ export class Timeline {
     }
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.textBaseline = 'middle';
-    for (const part of this._gutter.querySelectorAll<HTMLElement>('span, b, i')) {
+    const pinned = this._pinGutter.getBoundingClientRect();
+    const parts = [this._gutter, this._pinGutter].flatMap(side => [
+      ...side.querySelectorAll<HTMLElement>('span, b, i')
+    ]);
+    for (const part of parts) {
       const box = part.getBoundingClientRect();
-      const [x, y] = [box.left - gutter.left, box.top - gutter.top];
+      const from = this._pinGutter.contains(part) ? pinned : gutter; // those do not scroll
+      const [x, y] = [box.left - from.left, box.top - from.top];
       const style = getComputedStyle(part);
       if (part.tagName === 'I') {
         c.fillStyle = style.backgroundColor;
@@ -182,6 +196,7 @@ export class Timeline {
       const marks = pauseMarks(scene.pauses, axis, scale, scene.length.time);
       drawPauses(over, this._colours, this._layout, marks, scale.width);
     }
+    this._stick();
     this._readOut();
     this.frames.push(performance.now() - began);
     if (this.frames.length > 1000) {
@@ -208,8 +223,20 @@ export class Timeline {
       this.node.clientHeight,
       Boolean(scene?.replays),
       Boolean(scene?.marks),
-      this._model.folded
+      this._model.folded,
+      this._model.pinned
     );
+    // Where the pinned ones would leave no room, the lower ones of them scroll with the others.
+    this._stuckPx = Math.min(this._layout.head, Math.floor(this.node.clientHeight * MOST_PINNED));
+    this._room.style.height = `${this._layout.bottom}px`;
+    this._pins.style.height = `${this._stuckPx}px`;
+    this._pins.hidden = !this._stuckPx;
+    this._pinGutter.style.width = `${gutter}px`;
+    this._pinCanvas.style.left = `${gutter}px`;
+    this._pinCanvas.style.width = `${this._width}px`;
+    this._pinCanvas.style.height = `${this._stuckPx}px`;
+    this._pinCanvas.width = Math.round(this._width * ratio);
+    this._pinCanvas.height = Math.round(this._stuckPx * ratio);
     this._gutter.style.width = `${gutter}px`;
     this._gutter.style.height = `${this._layout.bottom}px`;
     for (const canvas of [this._canvas, this._overlay]) {
@@ -268,20 +295,103 @@ export class Timeline {
     }
     this._resize();
     this.nameTracks();
+    this.onLanes();
+  }
+
+  /** Pin a track to the top, or let it scroll with the others again. */
+  pin(track: TrackName): void {
+    const { pinned } = this._model;
+    if (!pinned.delete(track)) {
+      pinned.add(track);
+    }
+    this._resize();
+    this.nameTracks();
+    this.onLanes();
+  }
+
+  /** Called when the person has folded or pinned a track. */
+  onLanes: () => void = () => undefined;
+
+  /** Lay folded and pinned tracks out as they were kept. */
+  takeLanes(folded: Iterable<TrackName>, pinned: Iterable<TrackName>): void {
+    for (const [tracks, kept] of [
+      [this._model.folded, folded],
+      [this._model.pinned, pinned]
+    ] as const) {
+      tracks.clear();
+      for (const track of kept) {
+        tracks.add(track);
+      }
+    }
+    this._resize();
+  }
+
+  /** The pinned tracks in their place at the top: while it is scrolled, over what lies there. */
+  private _stick(): void {
+    const scrolled = this._stuckPx > 0 && this.node.scrollTop > 0;
+    this._pins.classList.toggle('cl-stuck', scrolled);
+    const c = this._pinCanvas.getContext('2d');
+    if (scrolled && c) {
+      const { width, height } = this._pinCanvas;
+      c.clearRect(0, 0, width, height);
+      for (const layer of [this._canvas, this._overlay]) {
+        c.drawImage(layer, 0, 0, width, height, 0, 0, width, height);
+      }
+    }
+  }
+
+  /** How far down in the drawing an event is: one on a track that is stuck, as if nothing were scrolled. */
+  private _yOf(event: MouseEvent): number {
+    const inSight = event.offsetY - this.node.scrollTop;
+    return inSight < this._stuckPx ? inSight : event.offsetY;
+  }
+
+  private get _pinButtons(): HTMLElement[] {
+    return [this._pinGutter, this._gutter].flatMap(gutter => [
+      ...gutter.querySelectorAll<HTMLElement>('.cl-pin')
+    ]);
+  }
+
+  /** One stop for the tabulator key: the button that had the focus last. */
+  private _stopAt(target: HTMLElement): void {
+    this._pinStop = target.dataset.track ?? this._pinStop;
+    const buttons = this._pinButtons;
+    const stop = buttons.find(({ dataset }) => dataset.track === this._pinStop) ?? buttons[0];
+    for (const one of buttons) {
+      one.tabIndex = one === stop ? 0 : -1;
+    }
+  }
+
+  private _walkPins(event: KeyboardEvent): void {
+    const buttons = this._pinButtons;
+    const at = buttons.indexOf(event.target as HTMLElement);
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: buttons.length - 1 }[event.key];
+    if (at >= 0 && to !== undefined) {
+      event.preventDefault();
+      event.stopPropagation();
+      buttons[Math.min(Math.max(to, 0), buttons.length - 1)].focus();
+    }
   }
 
   private _nameTracks(): void {
-    const { scene, axis, rows } = this._model;
+    const { scene, axis, rows, pinned } = this._model;
+    const focused = document.activeElement;
+    const held = this._pinButtons.includes(focused as HTMLElement) ? this._pinStop : null;
     const line = (track: keyof Layout, name: string, id: string, ...more: HTMLElement[]) => {
       const box = this._layout[track] as { top: number; height: number };
       const value = h('span', { class: 'cl-value' });
       this._values.set(id, value);
+      const high = Math.min(Math.max(box.height, 13), 18);
       return h(
         'div',
         { class: 'cl-track', style: `top: ${box.top}px; height: ${box.height}px` },
+        PINNABLE.has(track as TrackName) &&
+          pinButton(track as TrackName, name, pinned.has(track as TrackName), high, () =>
+            this.pin(track as TrackName)
+          ),
         h(
           'div',
-          { class: 'cl-name', style: `line-height: ${Math.min(Math.max(box.height, 13), 18)}px` },
+          { class: 'cl-name', 'aria-hidden': 'true', style: `line-height: ${high}px` },
           h('span', {}, name),
           value
         ),
@@ -292,6 +402,7 @@ export class Timeline {
     // Where room is short, a band has its short name, and at the crosshair its bytes in the place of the name.
     const tight = this._layout.resident.height < LEGEND_PX || this._gutter.clientWidth < 180;
     const legend = h('div', {
+      'aria-hidden': 'true',
       class: `cl-legend ${this._layout.resident.height < LEGEND_PX ? 'cl-two' : ''} ${tight ? 'cl-tight' : ''}`
     });
     const item = (id: string, mark: HTMLElement, name: string, short: string) => {
@@ -305,7 +416,7 @@ export class Timeline {
     item('live', h('i', { class: 'cl-swatch cl-ghost' }), 'Unswapped', 'Unswap.');
     const key = h(
       'div',
-      { class: 'cl-key' },
+      { class: 'cl-key', 'aria-hidden': 'true' },
       h(
         'span',
         {},
@@ -319,15 +430,33 @@ export class Timeline {
         ? [h('span', {}, h('i', { class: 'cl-swatch cl-dropped' }), 'dropped')]
         : [])
     );
-    this._gutter.replaceChildren(
-      line('minimap', (scene?.steps.length ?? 1) > 1 ? 'All steps' : 'Whole step', 'whole'),
+    const lines: [TrackName, HTMLElement][] = [
+      [
+        'minimap',
+        line('minimap', (scene?.steps.length ?? 1) > 1 ? 'All steps' : 'Whole step', 'whole')
+      ],
       ...FOLDABLE.filter(([track]) => track !== 'away' && this._layout[track].height).map(
-        ([track, name]) => line(track, name, VALUES[track] ?? track)
+        ([track, name]): [TrackName, HTMLElement] => [
+          track,
+          line(track, name, VALUES[track] ?? track)
+        ]
       ),
-      line('resident', 'Resident', 'resident', legend),
-      ...(this._layout.away.height ? [line('away', 'On the host', 'away')] : []),
-      line('blocks', 'Block map', 'blocks', key)
-    );
+      ['resident', line('resident', 'Resident', 'resident', legend)],
+      ...(this._layout.away.height
+        ? [['away', line('away', 'On the host', 'away')] as [TrackName, HTMLElement]]
+        : []),
+      ['blocks', line('blocks', 'Block map', 'blocks', key)]
+    ];
+    lines.sort(([a], [b]) => this._layout[a].top - this._layout[b].top);
+    const stuck = ([track]: [TrackName, HTMLElement]) =>
+      this._layout[track].top + this._layout[track].height <= this._stuckPx;
+    const [above, below] = [lines.filter(stuck), lines.filter(each => !stuck(each))];
+    this._pinGutter.replaceChildren(...above.map(([, each]) => each));
+    this._gutter.replaceChildren(...below.map(([, each]) => each));
+    this._stopAt(this._gutter);
+    if (held) {
+      this._pinButtons.find(({ dataset }) => dataset.track === held)?.focus();
+    }
     this._say(
       'whole',
       scene
@@ -346,7 +475,9 @@ export class Timeline {
       return;
     }
     const at = this._pointerAt ?? this._model.cursor;
-    this._gutter.classList.toggle('cl-reading', this._pointerAt !== null);
+    for (const gutter of [this._gutter, this._pinGutter]) {
+      gutter.classList.toggle('cl-reading', this._pointerAt !== null);
+    }
     const hidden = (share: number | null) =>
       share === null ? 'none' : `${formatPercent(share)} hidden`;
     this._say('selected', selected ? formatBytes(selected.bytes) : 'none');
@@ -438,7 +569,7 @@ export class Timeline {
     });
     surface.addEventListener('dblclick', () => this.showSelected());
     surface.addEventListener('contextmenu', event => {
-      const point = this._hitAt(event.offsetX, event.offsetY)?.point;
+      const point = this._hitAt(event.offsetX, this._yOf(event))?.point;
       if (point?.track === 'blocks') {
         event.preventDefault();
         event.stopPropagation();
@@ -472,13 +603,13 @@ export class Timeline {
     this.focus();
     this._overlay.setPointerCapture(event.pointerId);
     const { minimap, blocks } = this._layout;
-    const inMinimap = event.offsetY < minimap.top + minimap.height;
-    const inBlocks = event.offsetY >= blocks.top;
+    const inMinimap = this._yOf(event) < minimap.top + minimap.height;
+    const inBlocks = this._yOf(event) >= blocks.top;
     const boxes = inBlocks && (event.altKey || this._box !== null);
     this._drag = {
       kind: inMinimap ? 'minimap' : boxes ? 'box' : event.shiftKey ? 'brush' : 'pan',
       x: event.offsetX,
-      y: event.offsetY,
+      y: this._yOf(event),
       moved: false,
       from: this._scale.at(event.offsetX),
       shown: this._model.shown
@@ -502,12 +633,12 @@ export class Timeline {
       return;
     }
     if (!drag) {
-      this._hoverAt(event.offsetX, event.offsetY);
+      this._hoverAt(event.offsetX, this._yOf(event));
       return;
     }
     drag.moved ||=
       Math.abs(event.offsetX - drag.x) > CLICK_PX ||
-      (drag.kind === 'box' && Math.abs(event.offsetY - drag.y) > CLICK_PX);
+      (drag.kind === 'box' && Math.abs(this._yOf(event) - drag.y) > CLICK_PX);
     if (!drag.moved) {
       return;
     }
@@ -517,7 +648,7 @@ export class Timeline {
       const span = drag.shown.end - drag.shown.start;
       this._model.look(pan(drag.shown, ((drag.x - event.offsetX) / this._width) * span));
     } else if (drag.kind === 'box') {
-      const to = { x: event.offsetX, y: event.offsetY };
+      const to = { x: event.offsetX, y: this._yOf(event) };
       const view = this._model.views.best(this._model.shown);
       const limits = { length: this._model.length, mapBytes: view?.map_bytes ?? 1 };
       this._box = boxOf(drag, to, this._scale, this._layout.blocks, limits);
@@ -544,7 +675,7 @@ export class Timeline {
         this.listBox();
       }
     } else if (drag.kind === 'pan' && !drag.moved) {
-      void this._click(event.offsetX, event.offsetY);
+      void this._click(event.offsetX, this._yOf(event));
     }
     this.draw(false);
   }
@@ -816,9 +947,12 @@ export class Timeline {
     this._tip.hidden = false;
     const gutter = this.node.clientWidth - this._width;
     const left = Math.min(gutter + x + 14, this.node.clientWidth - this._tip.offsetWidth - 6);
-    const below = y + 18 + this._tip.offsetHeight < this.node.clientHeight;
+    const { scrollTop } = this.node;
+    const inSight = y < this._stuckPx ? y : y - scrollTop;
+    const below = inSight + 18 + this._tip.offsetHeight < this.node.clientHeight;
+    const top = below ? inSight + 18 : Math.max(0, inSight - 10 - this._tip.offsetHeight);
     this._tip.style.left = `${Math.max(gutter, left)}px`;
-    this._tip.style.top = `${below ? y + 18 : Math.max(0, y - 10 - this._tip.offsetHeight)}px`;
+    this._tip.style.top = `${scrollTop + top}px`;
   }
 
   private _hideTip(): void {
@@ -826,7 +960,15 @@ export class Timeline {
     this._tip.hidden = true;
   }
 
-  private readonly _gutter = h('div', { class: 'cl-gutter', 'aria-hidden': 'true' });
+  private readonly _gutter = lanesOf('Lanes');
+  private readonly _pinGutter = lanesOf('Pinned lanes');
+  private readonly _pinCanvas = h('canvas');
+  /** Over the drawing, and as wide: what stays when it scrolls. */
+  private readonly _pins = h('div', { class: 'cl-pins', hidden: true });
+  /** As high as the drawing, so that what is stuck in it can be so all the way. */
+  private readonly _room = h('div', { class: 'cl-room' });
+  private _stuckPx = 0;
+  private _pinStop = '';
   private readonly _canvas = h('canvas', { class: 'cl-tracks' });
   private readonly _overlay = h('canvas', { class: 'cl-overlay' });
   private readonly _tip = h('div', { class: 'cl-tip', hidden: true });
@@ -855,4 +997,43 @@ function markAt(marks: IMarks, at: number, names: string[]): string {
     }
   }
   return found < 0 ? '' : (names[marks.label[found]] ?? '');
+}
+
+/** The names beside tracks; their figures are said in the tables, too. */
+function lanesOf(name: string): HTMLElement {
+  return h('div', { class: 'cl-gutter', role: 'group', 'aria-label': name });
+}
+
+function pinButton(
+  track: TrackName,
+  name: string,
+  pinned: boolean,
+  high: number,
+  pin: () => void
+): HTMLElement {
+  const what = pinned ? `Let ${name} scroll with the others` : `Pin ${name} to the top`;
+  const mark = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
+  mark.setAttribute('viewBox', '0 0 10 10');
+  mark.setAttribute('aria-hidden', 'true');
+  const path = document.createElementNS('http://www.w3.org/2000/svg', 'path');
+  path.setAttribute(
+    'd',
+    'M2.5 0h5v1l-1 .6v2.6l1.7 1.6v1H5.5L5 10l-.5-3.2H1.8v-1l1.7-1.6V1.6l-1-.6z'
+  );
+  mark.append(path);
+  return h(
+    'button',
+    {
+      class: 'cl-pin',
+      type: 'button',
+      title: what,
+      'aria-label': `Pin ${name}`,
+      'aria-pressed': String(pinned),
+      'data-track': track,
+      tabindex: '-1',
+      style: `height: ${high}px`,
+      click: pin
+    },
+    mark as unknown as Node
+  );
 }
