@@ -166,8 +166,9 @@ await inLab(async (page, picture) => {
     if (text !== null) {
       await dialog.locator('input').fill(text);
     }
+    const asked = await dialog.elementHandle(); // the next one may open before anybody sees that this one is gone
     await dialog.locator(accept).click();
-    await dialog.waitFor({ state: 'detached' });
+    await asked.waitForElementState('hidden');
   };
   await look(({ model }) => model.setCursor(model.length / 2));
   await save.click();
