@@ -132,7 +132,7 @@ await inLab(async (page, picture) => {
   await page.keyboard.press('Escape');
   const said = async path => {
     await look(({ model }, path) => model.openFile(path), path);
-    return panel.locator('.cl-banner').innerText();
+    return panel.locator('.cl-banner[role=alert]').innerText();
   };
   found.missing = await said('none.parquet');
   found.cut = await said('cut.parquet');

@@ -139,8 +139,8 @@ await inLab(async (page, picture) => {
   await differences.getByText('B, measured').waitFor();
   found.chosen = await b.locator('option:checked').textContent();
   await open('nowhere.parquet');
-  await panel.locator('.cl-banner').getByText('nowhere.parquet').waitFor();
-  await panel.locator('.cl-banner').getByRole('button', { name: '×' }).click();
+  await panel.locator('.cl-banner[role=alert]').getByText('nowhere.parquet').waitFor();
+  await panel.locator('.cl-banner[role=alert]').getByRole('button', { name: '×' }).click();
   await theme(page, 'Dark');
   await picture('dark');
   await compare.getByRole('button', { name: 'Close' }).click();

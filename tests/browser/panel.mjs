@@ -111,9 +111,9 @@ await inLab(async (page, picture) => {
 
   // A bad query is said, and goes with the next good one.
   await panel.getByRole('searchbox').fill('>lots');
-  await panel.locator('.cl-banner').getByText('is not a size').waitFor();
+  await panel.locator('.cl-banner[role=alert]').getByText('is not a size').waitFor();
   await panel.getByRole('searchbox').fill('');
-  await panel.locator('.cl-banner').waitFor({ state: 'hidden' });
+  await panel.locator('.cl-banner[role=alert]').waitFor({ state: 'hidden' });
 
   // Stalls and the peak.
   await overlay.focus();
@@ -193,7 +193,7 @@ await inLab(async (page, picture) => {
     await dialog.waitFor({ state: 'detached' }); // or the next one's input may be this one's
   };
   await openFile('half.parquet');
-  await panel.locator('.cl-banner').getByText('truncated').waitFor();
+  await panel.locator('.cl-banner[role=alert]').getByText('truncated').waitFor();
   await panel.getByRole('button', { name: '×' }).click();
   await openFile('run.parquet');
   await page.waitForFunction(() =>

@@ -38,7 +38,7 @@ await inLab(async (page, picture) => {
   // Nothing is cut off: here, in half of the window, and narrow.
   found.cut = { wide: await cutOff(panel) };
 
-  found.banner = await panel.locator('.cl-banner').innerText(); // nothing went wrong while the session began
+  found.banner = await panel.locator('.cl-banner[role=alert]').innerText(); // nothing went wrong while the session began
 
   // Their own track, dots in the block map, and words at the pointer.
   found.tracks = await coloursByTrack(page);
