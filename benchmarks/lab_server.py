@@ -35,11 +35,16 @@ def require_tools() -> None:
 
 @contextmanager
 def jupyter_lab(
-    home: Path, notebooks: Mapping[str, Sequence[str]], python: str = sys.executable
+    home: Path,
+    notebooks: Mapping[str, Sequence[str]],
+    python: str | Path = sys.executable,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Serve notebooks of these names and cells from ``home``; gives JupyterLab's address, without the notebook.
 
-    ``python``: whose JupyterLab and panel, by default this one's. Raises ServerError if it does not start.
+    ``python``: whose JupyterLab, kernels and panel, by default this one's; ``environment`` has variables of theirs.
+
+    Raises ServerError if it does not start.
     """
     import nbformat
 
@@ -57,7 +62,7 @@ def jupyter_lab(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        *(python, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
+        *(str(python), "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
         *(f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"),
         *(f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"),
         "--LabApp.extension_manager=readonly",  # the usual one asks the internet
@@ -66,10 +71,11 @@ def jupyter_lab(
     with log.open("w") as output:
         server = subprocess.Popen(
             command,
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=os.environ | _own_folders(home),
+            env={**os.environ, **(environment or {}), **_own_folders(home)},
         )
     try:
         _wait_for(f"http://127.0.0.1:{port}/api/status?token={TOKEN}", server, log)

@@ -5,69 +5,37 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from installed import ROOT, bare, built_wheel, environment_with, run
 from packaging.requirements import Requirement
-from training import HANGS_AFTER_S
 
 import chameleon_lab as cl
 from chameleon_lab.torch_version import minor_of, misfit
 
-ROOT = Path(__file__).parents[2]
 MINOR = minor_of(torch.__version__)
-
-
-def run(*command: str | Path, cwd: Path = ROOT, code: int = 0, **environment: str) -> str:
-    """Run a command; what it printed, on stderr where it is to fail."""
-    done = subprocess.run(
-        [*map(str, command)],
-        cwd=cwd,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=HANGS_AFTER_S,
-    )
-    assert done.returncode == code, f"{command}:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
-    return done.stderr if code else done.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel for the PyTorch that is installed here, of a copy of what git knows."""
-    output = tmp_path_factory.mktemp("wheels")
     packages = ROOT / "node_modules"
     before = sorted(packages.glob("*"))
-    run(sys.executable, "scripts/wheel.py", "--installed", "--output", output)
+    built = built_wheel(tmp_path_factory.mktemp("wheels"))
     assert not list((ROOT / "build" / "wheel").glob("*/biome.json")), "make lint would end there"
     assert sorted(packages.glob("*")) == before, "npm has emptied the checkout's own packages"
-    (built,) = output.iterdir()
     return built
 
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment into which the wheel was installed; it sees torch and the others from outside."""
-    folder = tmp_path_factory.mktemp("environment")
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
-    installed = folder / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", installed)
-    run(*pip, "install", "--no-deps", "--no-index", wheel)
-    (site,) = folder.glob("lib/python*/site-packages")
-    # No .pth file of those folders is read, so this checkout is not seen.
-    (site / "others.pth").write_text("\n".join(path for path in sys.path if "site-packages" in path))
-    return installed
-
-
-def bare(python: Path) -> dict[str, str]:
-    """No compiler, and nothing of the checkout."""
-    return {"PATH": str(python.parent), "PYTHONPATH": "", "CC": "/nowhere", "CXX": "/nowhere"}
+    """The Python of an environment into which the wheel was installed."""
+    return environment_with(wheel, tmp_path_factory.mktemp("environment"))
 
 
 def test_the_metadata_accept_this_minor_of_torch_alone(wheel: Path) -> None:
