@@ -42,7 +42,10 @@ await inLab(async (page, picture) => {
 
   // What a kernel of another version, or a broken one, might send: said where it matters, and the panel goes on.
   found.sent = await first(2);
-  await panel.locator('.cl-banner[role=alert]').getByText('sent something that is no message').waitFor();
+  await panel
+    .locator('.cl-banner[role=alert]')
+    .getByText('sent something that is no message')
+    .waitFor();
   await picture('banner');
   await panel.locator('.cl-banner[role=alert]').getByRole('button', { name: '×' }).click();
   await panel.getByRole('searchbox').fill('parameter');
