@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CHROMIUM = "/usr/bin/chromium"
 TOKEN = "local"
-_STARTS_WITHIN_S = 90
+_STARTS_WITHIN_S = 900  # a busy machine takes its time
 _ENDS_WITHIN_S = 30
 
 
