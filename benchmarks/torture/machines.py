@@ -26,11 +26,13 @@ _OLD_CPU = {
     "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
 }
 _AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+_TWO_THREADS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
+"""On a busy machine op threads that spin while they wait for each other take twenty times as long."""
 SETTINGS: dict[str, dict[str, str]] = {
     "AVX2, no bf16 instructions": _AVX2,
     "SSE 4.1": _OLD_CPU,
-    "two op threads": {"OMP_NUM_THREADS": "2"},
-    "SSE 4.1, two op threads": _OLD_CPU | {"OMP_NUM_THREADS": "2"},
+    "two op threads": _TWO_THREADS,
+    "SSE 4.1, two op threads": _OLD_CPU | _TWO_THREADS,
     "busy": {},
     "random order": {},
 }
@@ -42,7 +44,7 @@ _TESTS = (
 )
 _SHARE = ["AVX2, no bf16 instructions"]
 _TESTS_OF_SHARE = ("test_bit_identity.py", "-k", "bf16 and tight")
-_HANGS_AFTER_S = 3600.0
+_HANGS_AFTER_S = 14400.0  # a busy machine is no hang
 
 
 def cases(options: Options) -> list[str]:
