@@ -11,7 +11,7 @@ import torch
 
 import chameleon_lab as cl
 from chameleon_lab.policy import floor
-from chameleon_lab.runtime.kernels import kernels_of
+from chameleon_lab.runtime.kernels import _LIMITS, kernels_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,8 +29,9 @@ def test_settings_that_choose_other_kernels_are_named() -> None:
     code = "import torch; from chameleon_lab.runtime.kernels import kernels_of; print(kernels_of(torch.device('cpu')))"
     limits = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-W", "ignore", "-c", code]
+    environment = {name: value for name, value in os.environ.items() if name not in _LIMITS} | limits
     printed = subprocess.run(
-        command, cwd=ROOT, env=os.environ | limits, capture_output=True, text=True, check=True
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     ).stdout.strip()
     assert printed.endswith("2 op threads, ATEN_CPU_CAPABILITY=default, ONEDNN_MAX_CPU_ISA=SSE41)")
     assert "AVX" not in printed.partition("(")[2]
