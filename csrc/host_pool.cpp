@@ -18,7 +18,7 @@ size_t HostPool::rounded(size_t bytes) const {
   return (bytes + std::max(grain, kPageBytes) - 1) / std::max(grain, kPageBytes) * std::max(grain, kPageBytes);
 }
 
-void* HostPool::allocate(size_t bytes, int64_t place, bool planned) {
+void* HostPool::allocate(size_t bytes, int64_t place, bool planned, bool at_hand) {
   bytes = rounded(bytes);
   if (used_bytes_ + bytes > capacity_bytes_) return nullptr;
   void* data = nullptr;
@@ -35,6 +35,7 @@ void* HostPool::allocate(size_t bytes, int64_t place, bool planned) {
     if (same_size->second.empty()) by_size_.erase(same_size);
     cached_bytes_ -= bytes;
   } else {
+    if (at_hand && device_.lacks_host(bytes)) return nullptr;
     if (used_bytes_ + cached_bytes_ + bytes > capacity_bytes_) release_cached(capacity_bytes_ - used_bytes_ - bytes);
     data = device_.allocate_host(bytes);
     if (!data) return nullptr;

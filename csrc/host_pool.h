@@ -16,8 +16,10 @@ class HostPool {
   explicit HostPool(Device& device) : device_(device) {}
 
   // At a place of what the device has reserved for the plan if that is free; nullptr where the host capacity does not
-  // allow it. `planned`: does the plan count on it?
-  void* allocate(size_t bytes, int64_t place = -1, bool planned = false);
+  // allow it. `planned`: does the plan count on it? `at_hand`: nullptr as well where the device lacks() it.
+  void* allocate(size_t bytes, int64_t place = -1, bool planned = false, bool at_hand = false);
+  // Would the device have to get it from the system, which takes long?
+  bool lacks(size_t bytes) const { return allows(bytes, 0) && device_.lacks_host(rounded(bytes)); }
   void free(void* data, size_t bytes);
   void release_cached(size_t keep_bytes = 0);  // what was freed longest ago goes first
   void set_capacity(size_t bytes);

@@ -122,6 +122,7 @@ Runtime::Runtime(std::unique_ptr<Device> device)
   swapper_.host_kept = [this](const Storage& storage) { return executor_.host_kept(storage); };
   swapper_.drop_instead = [this](Storage& storage) { return drop_bytes(storage, /*note=*/false) == Refusal::None; };
   swapper_.wait_for_pins = [this] { return wait_for_pins(); };
+  if (device_->pools_host_memory()) swapper_.grow_host = [this](size_t bytes) { grow_host(bytes); };
 }
 
 void Runtime::open(const Options& options) {
@@ -208,6 +209,11 @@ void Runtime::install_callback() {
 }
 
 void Runtime::close() {
+  end_session();
+  trim_host(/*all=*/true);
+}
+
+void Runtime::end_session() {
   Lock lock(mutex_);
   if (callback_ == at::INVALID_CALLBACK_HANDLE) return;  // in a forked child it is there although nothing is open
   keeps_producers_ = false;
@@ -340,7 +346,30 @@ void Runtime::reserve_host(size_t planned_bytes, size_t bytes) {
   }
 }
 
+void Runtime::trim_host(bool all) {
+  std::function<void()> give_back;
+  {
+    Lock lock(mutex_);
+    give_back = device_->trim_host(all);
+  }
+  if (give_back) give_back();
+}
+
+// For an eviction, which goes on when that is there.
+void Runtime::grow_host(size_t bytes) {
+  const Device::Growth grow = device_->grow_host_for(bytes);
+  if (!grow) return;
+  std::function<void()> add;
+  {
+    const Unlocked unlocked(mutex_);
+    add = grow();
+  }
+  add();
+  place(thread_state());  // other threads' ops have come between
+}
+
 std::shared_ptr<StepLog> Runtime::end_step() {
+  trim_host(/*all=*/false);
   Lock lock(mutex_);
   executor_.end_step();
   recorder_.log().settle();

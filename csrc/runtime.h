@@ -297,6 +297,9 @@ class Runtime {
   int32_t describe_birth(Storage& storage, ThreadState& thread);  // returns its number among the op's
   size_t resident_bytes() const;
   bool wait_for_pins();
+  void grow_host(size_t bytes);
+  void trim_host(bool all);
+  void end_session();
   bool wait_for_other_ops();
   void hand_back();
   void make_way_while_refused(size_t bytes);

@@ -34,6 +34,19 @@ class Lock {
   std::mutex& mutex_;
 };
 
+// While it lives, the lock is not held: for ops that are replayed, whose kernels and worker threads allocate, and for
+// what takes long.
+class Unlocked {
+ public:
+  explicit Unlocked(std::mutex& mutex) : mutex_(mutex) { mutex_.unlock(); }
+  ~Unlocked() { mutex_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  std::mutex& mutex_;
+};
+
 struct Runtime::ThreadState {
   Runtime* runtime = nullptr;  // that its outermost op belongs to
   int depth = 0;               // ops on this thread's stack

@@ -118,7 +118,8 @@ bool Runtime::evict(c10::StorageImpl* impl) {
   Storage* storage = find(impl);
   if (!storage) return false;
   place(thread_state());
-  return send_out(*storage);
+  if (storage->residency == Residency::Resident) swapper_.have_host_memory(*storage);
+  return (storage = find(impl)) && send_out(*storage);
 }
 
 bool Runtime::send_out(Storage& storage) {

@@ -19,18 +19,6 @@ constexpr const char* kLost =
     "Chameleon Lab: the bytes of this tensor were dropped to be made again, and there was no memory left for that when "
     "the session ended";
 
-// Ops are replayed without the core's lock: their kernels allocate, and so may their worker threads.
-class Unlocked {
- public:
-  explicit Unlocked(std::mutex& mutex) : mutex_(mutex) { mutex_.unlock(); }
-  ~Unlocked() { mutex_.lock(); }
-  Unlocked(const Unlocked&) = delete;
-  Unlocked& operator=(const Unlocked&) = delete;
-
- private:
-  std::mutex& mutex_;
-};
-
 // An autocast kernel casts its inputs and calls the op again with its key off. What runs there was not made by it.
 bool inside_autocast(c10::DispatchKeySet now, c10::DispatchKeySet outside) {
   return now != outside && (now & outside) == now;

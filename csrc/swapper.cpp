@@ -42,13 +42,27 @@ bool Swapper::free_something(size_t block_bytes) {
   return evict_any(block_bytes) || (wait_for_pins && wait_for_pins());
 }
 
+// It ends where host memory has to be had first, and goes on when it is asked again.
 bool Swapper::evict_any(size_t bytes) {
-  if (!finish_any_leaving()) return evict(bytes);
-  if (!sent_enough(0)) {
+  lacking_bytes_ = 0;
+  bool left = finish_any_leaving();
+  if (!left) {
+    left = evict(bytes);
+  } else if (!sent_enough(0)) {
     gather_candidates();
     send_ahead(0);
   }
-  return true;
+  return get_lacking() || left;
+}
+
+bool Swapper::get_lacking() {
+  const size_t bytes = std::exchange(lacking_bytes_, 0);
+  if (bytes > 0) grow_host(bytes);
+  return bytes > 0;
+}
+
+void Swapper::have_host_memory(const Storage& storage) {
+  if (grow_host && !storage.host.data && host_.lacks(storage.bytes)) grow_host(storage.bytes);
 }
 
 // Storages on their way out free their blocks first: those that the host has a copy of already, else the one issued
@@ -115,7 +129,8 @@ bool Swapper::evict(size_t block_bytes) {
     if (storage->residency == Residency::Returning) {
       undo_swap_in(*storage);
     } else {
-      if (storage->host.data || storage->bytes < refused_bytes) swap_out(*storage, Cause::Evict);
+      if (storage->host.data || storage->bytes < refused_bytes) swap_out(*storage, Cause::Evict, /*at_hand=*/true);
+      if (lacking_bytes_ > 0) break;
       if (storage->residency != Residency::Leaving) {
         refused_bytes = std::min(refused_bytes, storage->bytes);
         if (!drop_instead || !drop_instead(*storage)) continue;
@@ -127,7 +142,7 @@ bool Swapper::evict(size_t block_bytes) {
     if (storage->block_bytes >= short_bytes) break;
     short_bytes -= storage->block_bytes;
   }
-  send_ahead(chosen_bytes);
+  if (lacking_bytes_ == 0) send_ahead(chosen_bytes);
   for (Storage* storage : chosen) {
     if (storage->residency == Residency::Leaving) finish_swap_out(*storage);
   }
@@ -144,8 +159,8 @@ void Swapper::send_ahead(size_t waited_for_bytes) {
       count_eviction(*storage);
       continue;
     }
-    swap_out(*storage, Cause::Evict);
-    if (storage->residency != Residency::Leaving) return;  // no host memory left
+    swap_out(*storage, Cause::Evict, /*at_hand=*/true);
+    if (storage->residency != Residency::Leaving) return;  // no host memory left, or none yet
   }
 }
 
@@ -162,11 +177,11 @@ void Swapper::become(Storage& storage, Residency to) {
   storage.residency = to;
 }
 
-void Swapper::swap_out(Storage& storage, Cause cause) {
+void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
   if (!storage.host.data) {
-    storage.host.data = take_host(storage, cause);
-    host_full_ = !storage.host.data;
-    if (host_full_) return;
+    storage.host.data = take_host(storage, cause, at_hand && grow_host);
+    host_full_ = !storage.host.data && lacking_bytes_ == 0;
+    if (!storage.host.data) return;
     const Ticks issue = now_ticks();
     storage.due[0] = storage.issued[0] = issue;
     storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes,
@@ -182,10 +197,15 @@ void Swapper::swap_out(Storage& storage, Cause cause) {
 // Where the host is full, copies make way that nobody needs for now: those of storages that are here. The ones used
 // soonest go first, since they are the last to leave again. Whoever writes to their memory next is a copy out, which
 // comes after the copy in from it (Order::BufferReused), and after a copy out to it that is given up.
-void* Swapper::take_host(const Storage& storage, Cause cause) {
+void* Swapper::take_host(const Storage& storage, Cause cause, bool at_hand) {
   const int64_t place = host_place ? host_place(storage) : -1;
-  const auto taken = [&] { return host_.allocate(storage.bytes, place, cause == Cause::Planned); };
+  const auto taken = [&] {
+    void* data = host_.allocate(storage.bytes, place, cause == Cause::Planned, at_hand);
+    if (!data && at_hand && host_.lacks(storage.bytes)) lacking_bytes_ = storage.bytes;
+    return data;
+  };
   if (void* data = taken()) return data;
+  if (lacking_bytes_ > 0) return nullptr;
   std::vector<std::pair<int64_t, Storage*>> spare;
   size_t spare_bytes = 0;
   for (const auto& one : table_.all()) {
@@ -198,6 +218,7 @@ void* Swapper::take_host(const Storage& storage, Cause cause) {
   for (const auto& one : spare) {
     drop_host(*one.second);
     if (void* data = taken()) return data;
+    if (lacking_bytes_ > 0) break;
   }
   return nullptr;
 }

@@ -46,6 +46,9 @@ class Swapper {
   std::function<bool(Storage&)> drop_instead;
   // Called when nothing more can leave: waits for another thread's op to end. False: there is none to wait for.
   std::function<bool()> wait_for_pins;
+  // Gets host memory for a buffer of so many bytes without the core's lock, so that eviction finds it. Null: eviction
+  // gets it itself.
+  std::function<void(size_t)> grow_host;
   size_t min_bytes = 16 << 10;                         // smaller storages leave last
   bool keeps_host_copies = true;                       // see Note [Copies on the host]
   std::optional<std::vector<Transition>> transitions;  // kept for tests
@@ -61,10 +64,12 @@ class Swapper {
   // May this storage leave, now or once its ops have ended?
   bool movable(const Storage& storage) const;
 
-  void swap_out(Storage& storage, Cause cause);  // begin; a clean storage needs no copy
-  void undo_swap_in(Storage& storage);           // of a storage that nothing has used since
-  void finish_swap_out(Storage& storage);        // the free point: wait for the copy, give the block back
-  bool swap_in(Storage& storage, Cause cause);   // begin, without evicting anything; false where there is no room
+  // Begin; a clean storage needs no copy. `at_hand`: not where host memory would have to be had for it.
+  void swap_out(Storage& storage, Cause cause, bool at_hand = false);
+  void have_host_memory(const Storage& storage);  // for its copy, before it leaves; may give up the lock
+  void undo_swap_in(Storage& storage);            // of a storage that nothing has used since
+  void finish_swap_out(Storage& storage);         // the free point: wait for the copy, give the block back
+  bool swap_in(Storage& storage, Cause cause);    // begin, without evicting anything; false where there is no room
   bool has_bytes_for(const Storage& storage) const { return device_.has_room(storage.block_bytes); }
   // Be resident for what compute does from here on, or the host; false where there is no room.
   bool restore(Storage& storage, Cause cause, bool host_reads = false);
@@ -93,14 +98,16 @@ class Swapper {
   void wait(Storage& storage, const EventPtr& copy, Direction direction, int lane);
   void cancel(Storage& storage, EventPtr& copy, Direction direction);
   bool free_something(size_t block_bytes);
-  void* take_host(const Storage& storage, Cause cause);
+  void* take_host(const Storage& storage, Cause cause, bool at_hand);
+  bool get_lacking();
 
   Device& device_;
   HostPool& host_;
   StorageTable& table_;
   Recorder& recorder_;
   bool host_full_ = false;
-  Room room_;  // that is being made
+  size_t lacking_bytes_ = 0;  // of host memory, for want of which eviction ended
+  Room room_;                 // that is being made
   // Eviction sends out ahead of need up to this share of the capacity, what is not used within so many ops.
   static constexpr size_t kAheadShare = 16;
   static constexpr int64_t kSoon = 32;

@@ -135,7 +135,12 @@ class Device {
   // all, a piece at a time:
   using Growth = std::function<std::function<void()>()>;
   virtual Growth grow_host(size_t /*bytes*/) { return nullptr; }
+  // The same for one buffer of such a size, where none is free: allocate_host() would have to get it under the lock.
+  virtual bool lacks_host(size_t /*bytes*/) const { return false; }
+  virtual Growth grow_host_for(size_t /*bytes*/) { return nullptr; }
   virtual std::function<void()> release_host() { return nullptr; }  // what is not in use
+  // Of what copies are slow from: all that is not in use, or what is more than was ever in use at once.
+  virtual std::function<void()> trim_host(bool /*all*/) { return nullptr; }
   virtual void place_plans(size_t /*bytes*/) {}  // plans give the places of the first so many bytes to their storages
   virtual void* allocate_host_at(size_t /*place*/, size_t /*bytes*/) { return nullptr; }  // nullptr where it is taken
   virtual size_t host_pins() const { return 0; }  // how often memory was had from the system for that

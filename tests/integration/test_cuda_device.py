@@ -401,6 +401,71 @@ def test_ops_go_on_while_host_memory_is_pinned_and_given_back() -> None:
     assert found["held"][0][1] == 1 < found["pins"]
 
 
+def test_ops_go_on_while_eviction_pins_memory_before_there_is_a_plan() -> None:
+    """As above: what eviction lacks is had without the core's lock."""
+    found = on_fake_gpu("""
+        values, held = [], []
+
+        def allocate(session, tensors):
+            tensors.extend([torch.full((MiB // 4,), float(number)) for number in range(6, 12)])
+
+        def evict(session, tensors):
+            assert session.evict(tensors[0])
+
+        for work in (allocate, evict):
+            with cl.Session("8MiB", device="cuda", planning=False) as session:
+                tensors = [torch.full((MiB // 4,), float(number)) for number in range(6)]
+                cl.release_host_memory()
+                fake.hold_pinning(True)
+                thread = threading.Thread(target=work, args=(session, tensors))
+                thread.start()
+                while fake.held_pinning() == 0:
+                    time.sleep(0.001)
+                values.append([float(tensor[0] + tensor[-1]) for tensor in tensors[1:6]])
+                fake.hold_pinning(False)
+                thread.join()
+                held.append([float(tensor[-1]) for tensor in tensors])
+        print(json.dumps({"values": values, "held": held}))
+    """)
+    assert found["values"] == [[2.0 * number for number in range(1, 6)]] * 2
+    assert found["held"] == [[float(number) for number in range(count)] for count in (12, 6)]
+
+
+def test_the_host_does_not_wait_where_pageable_memory_is_freed() -> None:
+    """It waits between two steps, or where nothing else is left of what it may have."""
+    found = on_fake_gpu("""
+        import warnings
+
+        seen = []
+        fake.limit_pinned(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with cl.Session("64MiB", device="cuda", planning=False, host_capacity="8MiB") as session:
+                tensors = [torch.full((MiB // 4,), float(number)) for number in range(4)]
+                for turn in range(3):
+                    before = fake.host_waits().get("cudaStreamSynchronize", 0)
+                    assert all([session.evict(tensor) for tensor in tensors])
+                    for tensor in tensors:
+                        tensor.add_(1.0)
+                    seen.append(fake.host_waits().get("cudaStreamSynchronize", 0) - before)
+                    session.step()
+                pageable = core.pageable_host_bytes()
+                values = [float(tensor[-1]) for tensor in tensors]
+                large = [torch.full((7 * MiB // 4,), 7.0), torch.full((6 * MiB // 4,), 6.0)]
+                moved = []
+                for tensor in large:  # there is room for one of them, and for nothing else
+                    moved.append(session.evict(tensor))
+                    values.append(float(tensor[-1]))
+                    tensor.add_(1.0)
+            left = core.pageable_host_bytes()
+        print(json.dumps({"seen": seen, "pageable": pageable, "values": values, "moved": moved, "left": left}))
+    """)
+    # At first all that the session may have still lies in the buffer with which the link was measured.
+    assert found["seen"][1:] == [0, 0], "the host waits for all copies whenever a buffer goes"
+    assert 0 < found["pageable"] <= 8 << 20 and found["left"] == 0
+    assert found["values"] == [3.0, 4.0, 5.0, 6.0, 7.0, 6.0] and found["moved"] == [True, True]
+
+
 def test_both_ways_to_pin_are_measured() -> None:
     found = on_fake_gpu("""
         print(json.dumps([core.measure_pinning("cuda:0", way, 300 * MiB) for way in ("register", "alloc")]))

@@ -386,14 +386,12 @@ void CudaDevice::drain() {
 void* CudaDevice::allocate_host(size_t bytes) {
   if (events_.forked()) return nullptr;
   const torch_side::Guard guard(index_);
+  if (void* data = pinned_.allocate(bytes)) return data;
+  if (pinned_.lacks(bytes)) give_back(pinned_.take_idle(/*all=*/true));
   return pinned_.allocate(bytes);
 }
 
-// A GPU that reads the system's memory by itself goes on copying when the call has returned.
-void CudaDevice::free_host(void* data, size_t bytes) {
-  if (pinned_.is_pageable(data)) drain();
-  pinned_.free(data, bytes);
-}
+void CudaDevice::free_host(void* data, size_t bytes) { pinned_.free(data, bytes); }
 
 void* CudaDevice::allocate_host_at(size_t place, size_t bytes) {
   return events_.forked() ? nullptr : pinned_.allocate_at(place, bytes);
@@ -420,6 +418,29 @@ Device::Growth CudaDevice::grow_host(size_t bytes) {
   };
 }
 
+Device::Growth CudaDevice::grow_host_for(size_t bytes) {
+  if (!lacks_host(bytes)) return nullptr;
+  return [this, wanted = pinned_.begin_growing_for(bytes), way = pinned_.way()] {
+    const torch_side::Guard guard(index_);
+    give_back(wanted.idle);
+    std::vector<Slab> slabs;
+    size_t pinned_bytes = 0;
+    const auto pin = [&](size_t target_bytes) {
+      while (pinned_bytes < target_bytes) {
+        const Slab slab = pinned_.pinning().pin(target_bytes - pinned_bytes, way);
+        if (!slab.data) return;
+        pinned_bytes += slab.bytes;
+        slabs.push_back(slab);
+      }
+    };
+    pin(wanted.asked_bytes);
+    pin(std::min(wanted.asked_bytes, wanted.bytes));  // where the system has not that much
+    return [this, wanted, slabs] {
+      for (const Slab& slab : pinned_.end_growing_for(wanted, slabs)) pinned_.pinning().unpin(slab);
+    };
+  };
+}
+
 std::vector<double> CudaDevice::measure_pinning(const std::string& way, size_t bytes) {
   const torch_side::Guard guard(index_);
   Pinning pinning;
@@ -436,13 +457,24 @@ std::vector<double> CudaDevice::measure_pinning(const std::string& way, size_t b
   return {times.touch_s, times.pin_s, clock.duration(now_ticks() - start)};
 }
 
-// The GPU may still copy from and to what is not in use any more (Order::SessionEnds).
 std::function<void()> CudaDevice::release_host() {
   if (events_.forked()) return nullptr;
-  return [this, unused = pinned_.take_unused()] {
-    drain();
-    for (const Slab& slab : unused) pinned_.pinning().unpin(slab);
-  };
+  return [this, unused = pinned_.take_unused()] { give_back(unused); };
+}
+
+std::function<void()> CudaDevice::trim_host(bool all) {
+  if (events_.forked()) return nullptr;
+  std::vector<Slab> idle = pinned_.take_idle(all);
+  if (idle.empty()) return nullptr;
+  return [this, idle = std::move(idle)] { give_back(idle); };
+}
+
+// The GPU may still copy from and to what is not in use any more (Order::SessionEnds); one that reads the system's
+// memory by itself goes on copying when the call has returned.
+void CudaDevice::give_back(const std::vector<Slab>& slabs) {
+  if (slabs.empty()) return;
+  drain();
+  for (const Slab& slab : slabs) pinned_.pinning().unpin(slab);
 }
 
 // -------------------------------------------------------------------------------------------------------------- torch

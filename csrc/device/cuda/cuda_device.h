@@ -93,9 +93,12 @@ class CudaDevice final : public Device {
   size_t host_pins() const override { return pinned_.pins(); }
   void set_host_capacity(size_t bytes) override;
   Growth grow_host(size_t bytes) override;
+  bool lacks_host(size_t bytes) const override { return !events_.forked() && pinned_.lacks(bytes); }
+  Growth grow_host_for(size_t bytes) override;
   void place_plans(size_t bytes) override { pinned_.place_plans(bytes); }
   void* allocate_host_at(size_t place, size_t bytes) override;
   std::function<void()> release_host() override;
+  std::function<void()> trim_host(bool all) override;
   std::vector<double> measure_pinning(const std::string& way, size_t bytes) override;
 
   c10::Device torch_device() const override;
@@ -136,6 +139,7 @@ class CudaDevice final : public Device {
   void note_refusal(size_t block_bytes, int lane, Effort effort, size_t freed_bytes);
   uint64_t frees() const { return frees_ + torch_side::frees(); }
   void limit() const;
+  void give_back(const std::vector<Slab>& slabs);
 
   const int index_;
   EventPool events_;

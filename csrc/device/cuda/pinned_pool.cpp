@@ -23,7 +23,7 @@ void* PinnedPool::allocate(size_t bytes) {
   bytes = round_up(bytes, kAlignBytes);
   auto range = find_free(bytes);
   if (range == free_.end()) {
-    grow(bytes);
+    if (bytes < unfit_bytes_ && !idle_.contains(bytes)) grow(bytes);
     if ((range = find_free(bytes)) == free_.end()) return allocate_pageable(bytes);
   }
   char* data = range->first + range->second - bytes;
@@ -68,9 +68,10 @@ void PinnedPool::take(Ranges::iterator range, char* data, size_t bytes) {
 
 void PinnedPool::free(void* data, size_t bytes) {
   bytes = round_up(bytes, kAlignBytes);
-  if (auto found = pageable_.find(data); found != pageable_.end()) {  // whoever frees it has waited for its copies
+  if (auto found = pageable_.find(data); found != pageable_.end()) {
     pageable_bytes_ -= found->second;
-    munmap(data, found->second);
+    idle_bytes_ += found->second;
+    idle_.emplace(found->second, static_cast<char*>(data));
     pageable_.erase(found);
     return;
   }
@@ -147,16 +148,59 @@ bool PinnedPool::end_growing(size_t asked_bytes, const Slab& slab) {
   return true;
 }
 
+bool PinnedPool::lacks(size_t bytes) const {
+  bytes = round_up(bytes, kAlignBytes);
+  if (find_free(bytes) != free_.end() || idle_.contains(bytes)) return false;
+  const size_t room = room_bytes();
+  return bytes > room ? bytes <= room + idle_bytes_ : bytes < unfit_bytes_;
+}
+
+PinnedPool::Wanted PinnedPool::begin_growing_for(size_t bytes) {
+  Wanted wanted;
+  wanted.bytes = round_up(bytes, kAlignBytes);
+  if (wanted.bytes > room_bytes()) {
+    wanted.idle = take_idle(/*all=*/true);
+  } else {
+    wanted.asked_bytes = ahead_bytes(wanted.bytes);
+  }
+  growing_bytes_ += wanted.asked_bytes;
+  return wanted;
+}
+
+std::vector<Slab> PinnedPool::end_growing_for(const Wanted& wanted, const std::vector<Slab>& slabs) {
+  growing_bytes_ -= wanted.asked_bytes;
+  std::vector<Slab> beyond;  // another session has begun meanwhile, which may have less
+  for (const Slab& slab : slabs) {
+    if (slab.bytes > room_bytes()) {
+      beyond.push_back(slab);
+    } else {
+      add_slab(slab);
+    }
+  }
+  const bool helped = wanted.asked_bytes == 0 || find_free(wanted.bytes) != free_.end();
+  if (!helped) unfit_bytes_ = std::min(unfit_bytes_, wanted.bytes);
+  return beyond;
+}
+
+void PinnedPool::set_limit(size_t bytes) {
+  limit_bytes_ = bytes;
+  unfit_bytes_ = static_cast<size_t>(-1);
+}
+
 void PinnedPool::place_plans(size_t bytes) {
   planned_bytes_ = std::min(std::max(planned_bytes_, round_up(bytes, kAlignBytes)), slab_bytes_);
 }
 
-// By as much again as there is, within bounds: each time costs, and may hold the GPU.
+// As much again as there is, within bounds: each time costs, and may hold the GPU.
+size_t PinnedPool::ahead_bytes(size_t least) const {
+  const size_t ahead = std::clamp(slab_bytes_, kLeastSlabBytes, kMostGrowthBytes);
+  return std::min(round_up(std::max(least, ahead), kSlabUnitBytes), room_bytes());
+}
+
 void PinnedPool::grow(size_t bytes) {
   const size_t least = round_up(bytes, kAlignBytes);
   if (least > room_bytes()) return;
-  const size_t ahead = std::clamp(slab_bytes_, kLeastSlabBytes, kMostGrowthBytes);
-  const size_t most = std::min(round_up(std::max(least, ahead), kSlabUnitBytes), room_bytes());
+  const size_t most = ahead_bytes(least);
   if (!add_slabs(most) && most > least && find_free(bytes) == free_.end()) add_slabs(std::min(least, room_bytes()));
 }
 
@@ -179,17 +223,37 @@ void PinnedPool::add_slab(const Slab& slab) {
 
 // Copies of such memory stop the host until they are over: the run goes on, slowly, and the session warns of it.
 void* PinnedPool::allocate_pageable(size_t bytes) {
-  if (bytes > room_bytes()) return nullptr;
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (data == MAP_FAILED) return nullptr;
+  void* data = nullptr;
+  if (const auto idle = idle_.find(bytes); idle != idle_.end()) {
+    data = idle->second;
+    idle_.erase(idle);
+    idle_bytes_ -= bytes;
+  } else {
+    if (bytes > room_bytes()) return nullptr;
+    data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return nullptr;
+  }
   pageable_.emplace(data, bytes);
   pageable_bytes_ += bytes;
+  most_pageable_bytes_ = std::max(most_pageable_bytes_, pageable_bytes_);
   return data;
 }
 
+std::vector<Slab> PinnedPool::take_idle(bool all) {
+  const size_t keep = all ? 0 : most_pageable_bytes_ - pageable_bytes_;
+  std::vector<Slab> taken;
+  while (idle_bytes_ > keep) {
+    const auto [bytes, data] = *idle_.begin();
+    taken.push_back({data, bytes, Way::Pageable});
+    idle_bytes_ -= bytes;
+    idle_.erase(idle_.begin());
+  }
+  return taken;
+}
+
 std::vector<Slab> PinnedPool::take_unused() {
-  std::vector<Slab> unused;
-  refused_bytes_ = static_cast<size_t>(-1);
+  std::vector<Slab> unused = take_idle(/*all=*/true);
+  refused_bytes_ = unfit_bytes_ = static_cast<size_t>(-1);
   for (auto found = slabs_.begin(); found != slabs_.end();) {
     const Slab slab = found->second.slab;
     auto range = free_.upper_bound(slab.data);

@@ -24,7 +24,7 @@ namespace chameleon::cuda {
 // buffer lies elsewhere.
 //
 // A buffer may be handed out again while the GPU still copies from or to it: the order of the copies keeps that right,
-// see Note [Order on a GPU].
+// see Note [Order on a GPU]. So pageable ones are kept for reuse too, until the GPU is known to be done with them.
 class PinnedPool {
  public:
   void* allocate(size_t bytes);  // nullptr where the limit, or the system, has no room
@@ -39,16 +39,28 @@ class PinnedPool {
   // is no room for it any more.
   size_t begin_growing(size_t bytes);
   bool end_growing(size_t asked_bytes, const Slab& slab);
+
+  // The same for one buffer, where none of its size is free and the system has not refused it: lacks(). All of its
+  // slabs are added at once; those that there is no room for any more are returned.
+  struct Wanted {
+    size_t bytes = 0;        // of the buffer
+    size_t asked_bytes = 0;  // ahead of need, too
+    std::vector<Slab> idle;  // to be given back first, to make room
+  };
+  bool lacks(size_t bytes) const;
+  Wanted begin_growing_for(size_t bytes);
+  std::vector<Slab> end_growing_for(const Wanted& wanted, const std::vector<Slab>& slabs);
   void place_plans(size_t bytes);  // the first so many bytes, as far as they are there, are places of plans
 
-  void set_limit(size_t bytes) { limit_bytes_ = bytes; }
+  void set_limit(size_t bytes);
   void set_way(Way way) { way_ = way; }
   std::vector<Slab> take_unused();         // for unpin(), once the GPU is done with it
+  std::vector<Slab> take_idle(bool all);   // the same of pageable ones alone, or of those beyond the most ever in use
   Pinning& pinning() { return pinning_; }  // any thread may call it, without a lock
   Way way() const { return way_; }
 
-  size_t reserved_bytes() const { return slab_bytes_ + pageable_bytes_; }
-  size_t pageable_bytes() const { return pageable_bytes_; }
+  size_t reserved_bytes() const { return slab_bytes_ + pageable_bytes(); }
+  size_t pageable_bytes() const { return pageable_bytes_ + idle_bytes_; }
   size_t planned_bytes() const { return planned_bytes_; }
   size_t pins() const { return pins_; }  // slabs that were pinned so far
 
@@ -68,6 +80,8 @@ class PinnedPool {
   std::map<char*, Placed>::const_iterator slab_of(const char* address) const;
   size_t place_of(const char* address) const;
   Ranges::iterator find_free(size_t bytes);
+  Ranges::const_iterator find_free(size_t bytes) const { return const_cast<PinnedPool*>(this)->find_free(bytes); }
+  size_t ahead_bytes(size_t least) const;
   void take(Ranges::iterator range, char* data, size_t bytes);
   void* allocate_pageable(size_t bytes);
   void add_free(char* begin, size_t bytes);
@@ -80,12 +94,16 @@ class PinnedPool {
   Ranges free_;                                 // by address
   std::set<std::pair<size_t, char*>> by_size_;  // the same
   std::unordered_map<void*, size_t> pageable_;
+  std::multimap<size_t, char*> idle_;               // pageable, by size
   size_t planned_bytes_ = 0;                        // places of plans
   size_t refused_bytes_ = static_cast<size_t>(-1);  // so many in all were asked for, and not to be had
+  size_t unfit_bytes_ = static_cast<size_t>(-1);    // for a buffer of so many, growing did not help
   size_t limit_bytes_ = static_cast<size_t>(-1);
   size_t slab_bytes_ = 0;
   size_t growing_bytes_ = 0;
-  size_t pageable_bytes_ = 0;
+  size_t pageable_bytes_ = 0;  // in use
+  size_t most_pageable_bytes_ = 0;
+  size_t idle_bytes_ = 0;
   size_t pins_ = 0;
 };
 

@@ -156,6 +156,10 @@ Slab Pinning::pin(size_t bytes, Way way, PinTimes* times) {
 }
 
 void Pinning::unpin(const Slab& slab) {
+  if (slab.way == Way::Pageable) {
+    (void)munmap(slab.data, slab.bytes);
+    return;
+  }
   if (slab.way == Way::Alloc) {
     (void)cudaFreeHost(slab.data);
     return;

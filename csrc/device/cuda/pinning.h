@@ -11,6 +11,7 @@ namespace chameleon::cuda {
 enum class Way : unsigned char {
   Register,  // pages of our own, touched by several threads, then registered with the driver
   Alloc,     // cudaHostAlloc, which touches them in one thread, and holds the driver meanwhile
+  Pageable,  // not pinned: the system gives no more of that
 };
 Way way_of(const std::string& name);  // "register" or "alloc"; raises an error for anything else
 Way default_way();                    // CHAMELEON_LAB_PINNING, or register
