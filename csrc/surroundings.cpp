@@ -54,7 +54,7 @@ void set_float_control(uint32_t) {}
 std::atomic<bool> may_flush{false};
 
 std::mutex checked_mutex;
-Surroundings checked;                      // guarded by it
+Surroundings in_force;                     // when it was checked last; guarded by it
 std::atomic<uint64_t> checked_version{0};  // 0: none were
 
 // As many threads as there are words, this one first, each with its own word. Those of torch: a loop in here would be
@@ -206,22 +206,20 @@ std::string Surroundings::key() const {
 }
 
 bool Surroundings::were_checked() const {
-  static thread_local uint64_t version = 0;
-  static thread_local Surroundings own;
-  if (const uint64_t newest = checked_version.load(std::memory_order_acquire); newest != version) {
-    std::lock_guard<std::mutex> lock(checked_mutex);
-    own = checked;
-    version = newest;
-  }
-  bool same = version != 0 && std::equal(precision, precision + 4, own.precision);
-  for_each_setting([&](const auto& setting) { same = same && this->*setting.value == own.*setting.value; });
+  const uint64_t newest = checked_version.load(std::memory_order_acquire);
+  if (newest == 0) return false;
+  if (checked.is_of(newest)) return checked.says();
+  std::lock_guard<std::mutex> lock(checked_mutex);
+  bool same = std::equal(precision, precision + 4, in_force.precision);
+  for_each_setting([&](const auto& setting) { same = same && this->*setting.value == in_force.*setting.value; });
+  checked.note(checked_version.load(std::memory_order_relaxed), same);
   return same;
 }
 
 void Surroundings::are_checked(c10::DeviceType device) {
   const Surroundings current = read(device);
   std::lock_guard<std::mutex> lock(checked_mutex);
-  checked = current;
+  in_force = current;
   checked_version.fetch_add(1, std::memory_order_release);
 }
 

@@ -12,6 +12,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -24,6 +25,22 @@ struct Determinism {
   bool demanded = false;
   bool warns_only = false;
   bool operator==(const Determinism&) const = default;
+};
+
+// What was found of an object once, and goes for this object alone: no copy has it.
+class Verdict {
+ public:
+  Verdict() = default;
+  Verdict(const Verdict&) {}
+  Verdict& operator=(const Verdict&) { return *this; }
+  bool operator==(const Verdict&) const { return true; }
+
+  bool is_of(uint64_t version) const { return found_.load(std::memory_order_relaxed) >> 1 == version; }
+  bool says() const { return found_.load(std::memory_order_relaxed) & 1; }
+  void note(uint64_t version, bool says) const { found_.store(version << 1 | says, std::memory_order_relaxed); }
+
+ private:
+  mutable std::atomic<uint64_t> found_{0};
 };
 
 struct Surroundings {
@@ -48,6 +65,7 @@ struct Surroundings {
   bool half_reduction_on_host = false;
   std::optional<int32_t> multiprocessors_left;      // by matrix products of cuBLAS
   at::BlasBackend blas = at::BlasBackend::Default;  // of ops on a GPU
+  Verdict checked;                                  // of were_checked(), by the version of what was compared
 
   bool operator==(const Surroundings&) const = default;
 
@@ -57,7 +75,8 @@ struct Surroundings {
   // Those of this thread, now; the same object as the last time where nothing has changed.
   static std::shared_ptr<const Surroundings> now(c10::DeviceType device);
 
-  // Are these, but for autocast's, those that were in force on the thread that said so last? Never before that.
+  // Are these, but for autocast's, those that were in force on the thread that said so last? Never before that. For
+  // what does not change any more, such as now()'s.
   bool were_checked() const;
   static void are_checked(c10::DeviceType device);
 
