@@ -77,7 +77,7 @@ set_target_properties(fake_cuda PROPERTIES
 # The same on a fake of torch's caching allocator, for what stands in front of that.
 file(GLOB fake_allocator_sources CONFIGURE_DEPENDS ${fake_cuda_dir}/allocator/*.cpp)
 Python_add_library(fake_allocator MODULE WITH_SOABI EXCLUDE_FROM_ALL
-  ${fake_allocator_sources} ${fake_cuda_dir}/cudart.cpp)
+  ${fake_allocator_sources} ${fake_cuda_dir}/cudart.cpp ${fake_cuda_dir}/numa.cpp)
 target_compile_definitions(fake_allocator PRIVATE C10_CUDA_NO_CMAKE_CONFIGURE_FILE)
 target_compile_options(fake_allocator PRIVATE -Werror)
 target_include_directories(fake_allocator PRIVATE ${fake_cuda_dir})

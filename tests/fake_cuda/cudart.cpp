@@ -52,6 +52,8 @@ size_t pinned_limit = SIZE_MAX, pinned = 0, peak_pinned = 0;
 constexpr size_t kPoisonedBytes = 256 << 10;  // of a slab: all that the toy programs use
 size_t gpu_bytes = size_t{1} << 36;
 std::unordered_map<void*, size_t> pinned_blocks;
+std::unordered_map<void*, int> nodes;  // of those
+bool lazy = false;
 thread_local cudaStream_t current_lane = nullptr;
 thread_local int current_device = 0;
 long calls_astray = 0;
@@ -123,7 +125,7 @@ void run_least(const Mark& mark) {
 
 void run_until(const Mark& mark) {
   while (!mark.done) {
-    if (below(2)) {
+    if (lazy || below(2)) {
       run_least(mark);
     } else if (!run_any()) {
       std::fprintf(stderr, "fake CUDA: deadlock\n");
@@ -134,7 +136,7 @@ void run_until(const Mark& mark) {
 
 // The GPU goes on meanwhile: not at all, a little, or a lot.
 void go_on() {
-  const size_t mood = below(4);
+  const size_t mood = lazy ? 0 : below(4);
   for (size_t left = mood < 2 ? 0 : mood == 2 ? 1 : below(8); left > 0 && run_any(); --left) {
   }
 }
@@ -167,8 +169,9 @@ size_t pinned_from(const void* address) {
   return 0;
 }
 
-bool pin(void* data, size_t bytes) {
+bool pin(void* data, size_t bytes, int node) {
   if (pinned + bytes > pinned_limit) return false;
+  nodes[data] = node;
   poison(data, std::min(bytes, kPoisonedBytes));
   pinned += bytes;
   peak_pinned = std::max(peak_pinned, pinned);
@@ -198,10 +201,20 @@ void start(uint64_t seed) {
   random_source.seed(seed);
   dropped_pairs.clear();
   dropped_count = 0;
+  lazy = false;
   waits_of_host.clear();
   calls_astray = 0;
   pinned_limit = SIZE_MAX;
   peak_pinned = pinned;
+}
+
+void be_lazy() { lazy = true; }
+
+std::map<int, size_t> pinned_near() {
+  Lock lock(mutex);
+  std::map<int, size_t> near;
+  for (const auto& [data, bytes] : pinned_blocks) near[nodes[data]] += bytes;
+  return near;
 }
 
 void drop(const std::string& waiter, const std::string& source) {
@@ -401,7 +414,7 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned int) {
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
   *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  if (*data && fake::pin(*data, bytes)) return cudaSuccess;
+  if (*data && fake::pin(*data, bytes, fake::policy_of_thread())) return cudaSuccess;
   std::free(*data);
   return cudaErrorMemoryAllocation;
 }
@@ -418,7 +431,7 @@ cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned int) {
   fake::be_held();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
-  return fake::pin(data, bytes) ? cudaSuccess : cudaErrorMemoryAllocation;
+  return fake::pin(data, bytes, fake::policy_of(data, bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaHostUnregister(void* data) {

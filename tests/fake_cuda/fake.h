@@ -38,6 +38,8 @@ cudaStream_t make_lane(bool eager);  // eager: what it is given happens at once,
 // The lane of whoever has set none. Late: what it is given happens when it may, or when an op begins or memory is asked
 // for, since the CPU's kernels do not wait by themselves (catch_up()). Eager at first.
 void set_default_lane_late(bool late);
+// From here on until start(), nothing happens before somebody waits for it, and then no more than it takes.
+void be_lazy();
 void catch_up();  // it does what it was given, if it is current
 cudaStream_t current();
 void set_current(cudaStream_t lane);
@@ -62,7 +64,12 @@ long held_pinning();                 // how many threads that keeps
 void set_total_bytes(size_t bytes);  // of the GPU
 size_t total_bytes();
 size_t pinned_bytes();
-size_t peak_pinned_bytes();  // since start()
+// Of those, by the NUMA node that their pages were wished near when they were pinned; -1: none.
+std::map<int, size_t> pinned_near();
+int policy_of(const void* data, size_t bytes);  // the node that a range is to lie near, and the thread's own; -1: none
+int policy_of_thread();
+void refuse_policies(bool refuse);  // as containers do
+size_t peak_pinned_bytes();         // since start()
 void poison(void* data, size_t bytes);
 
 }  // namespace fake

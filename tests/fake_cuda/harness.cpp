@@ -473,6 +473,11 @@ PYBIND11_MODULE(_fake_cuda, m) {
   m.def("limit_pinned", &fake::limit_pinned);
   m.def("hold_pinning", &fake::hold_pinning);
   m.def("held_pinning", &fake::held_pinning, "How many threads that keeps.");
+  m.def("be_lazy", &fake::be_lazy, "Nothing happens before somebody waits for it, until start().");
+  m.def("pinned_near", &fake::pinned_near, "Pinned bytes by the NUMA node that they were wished near; -1: none.");
+  m.def("policy_of_thread", &fake::policy_of_thread);
+  m.def("refuse_policies", &fake::refuse_policies, "As containers do.");
+  m.def("set_pci_devices", [](const std::string& folder) { chameleon::cuda::pci_devices_folder = folder; });
   m.def("pinned_bytes", &fake::pinned_bytes);
   m.def("peak_pinned_bytes", &fake::peak_pinned_bytes);
   m.def("set_total_bytes", &fake::set_total_bytes);

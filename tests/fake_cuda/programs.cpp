@@ -410,7 +410,51 @@ class RandomProgram {
 
 }  // namespace
 
+// What programs that are written down do, op by op: the ops are torch's (aten::_toy_*).
+void bind_steps(py::module_& m) {
+  struct Moment {
+    fake::MarkPtr mark;
+  };
+  const auto stream_of = [](uintptr_t stream) { return reinterpret_cast<cudaStream_t>(stream); };
+  py::class_<Moment>(m, "Moment");
+  m.def("stream", [] { return reinterpret_cast<uintptr_t>(fake::make_lane(/*eager=*/false)); });
+  m.def("use", [stream_of](uintptr_t stream) { fake::set_current(stream_of(stream)); }, "0: the default one.");
+  m.def("moment", [] { return Moment{fake::record(fake::current())}; }, "Of the stream that is in use.");
+  m.def("come_after", [](const Moment& moment) { fake::wait(fake::current(), moment.mark); }, "That stream does.");
+  m.def("finish", [](const Moment& moment) { fake::synchronize(moment.mark); }, "The host waits.");
+  // These take Tensor._cdata.
+  const auto storage_of = [](uintptr_t tensor) {
+    return reinterpret_cast<c10::TensorImpl*>(tensor)->unsafe_storage().unsafeGetStorageImpl();
+  };
+  m.def("record_stream", [storage_of, stream_of](uintptr_t tensor, uintptr_t stream) {
+    fake::record_stream(storage_of(tensor)->_mutable_data_ptr_no_checks(), stream_of(stream));
+  });
+  m.def(
+      "read_unseen",
+      [storage_of](uintptr_t tensor, int64_t value) {
+        const c10::StorageImpl* storage = storage_of(tensor);
+        give_kernel({{storage->data(), storage->nbytes(), value}}, nullptr, 0, 0, "unseen read");
+      },
+      "A kernel that is no op, of C++ that has the address through a const pointer.");
+  m.def("write_now",
+        [](uintptr_t address, size_t bytes, int64_t value) { fill(reinterpret_cast<void*>(address), bytes, value); });
+  m.def(
+      "leave_out",
+      [](const std::optional<std::string>& name) {
+        const auto order = std::find(std::begin(kOrderNames), std::end(kOrderNames), name.value_or(""));
+        TORCH_CHECK(!name || order != std::end(kOrderNames), "there is no order ", name.value_or(""));
+        faults().left_out = 0;
+        faults().orders = name ? 1u << (order - std::begin(kOrderNames)) : 0;
+        errors.clear();
+      },
+      "None: nothing. Forgets what was read wrong.");
+  m.def("left_out", [] { return faults().left_out.load(); });
+  m.def("errors", [] { return errors; }, "What kernels have read wrong.");
+  m.def("run_all", &fake::run_all);
+}
+
 void bind_programs(py::module_& m) {
+  bind_steps(m);
   m.def(
       "run_in_session",
       [](uint64_t seed, int lanes, size_t capacity_bytes, int steps, const std::optional<std::string>& left_out,

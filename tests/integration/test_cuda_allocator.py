@@ -427,3 +427,62 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
     plans, *counts = zip(*settled, strict=True)
     assert len(set(plans)) == 1 and plans[0] > 0
     assert [sum(count) for count in counts] == [0] * 6, settled
+
+
+def test_where_the_reserve_does_not_suffice_segments_are_laid_anew_between_two_steps() -> None:
+    """Those that the warm-up has left serve this plan badly, whatever it leaves free."""
+    found = on_fake_gpus(f"""
+        import numpy
+        import chameleon_lab.session
+
+        {TRAINING}
+        with cl.Session("unlimited", device="cuda") as session:
+            parameters += [fake.Tensor(0, 4 * MiB, layer) for layer in range(LAYERS)]
+            step()
+            session.step()
+            live_peak = session.report().live_peak_bytes
+        fake.empty_cache()
+        flushes, rows = [], []
+        torch.cuda.empty_cache = lambda: flushes.append(len(rows)) or fake.empty_cache()  # a CPU build has none
+        with cl.Session(live_peak // 2, device="cuda", rematerialise=False) as session:
+            session.link, session._measures_link = cl.Link(1e15, 1e15), False
+            chameleon_lab.session.step_op_times = lambda step: numpy.full(len(step.ops), 1e-3)
+            for _ in range(16):
+                step()
+                session.step()
+                session._plans.wait()
+                s = session.history[-1]
+                rows.append([s.plan, s.refusals, s.demand_swap_ins, s.evictions, s.soft_ooms, s.device_frees])
+            report = session.report()
+        print(json.dumps([flushes, rows, report.reserve_bytes, report.capacity_bytes]))
+    """)
+    flushes, rows, reserve, capacity = found
+    assert len(flushes) == 1 and reserve == capacity // 4, found
+    before, after = rows[flushes[0]], rows[-1]
+    assert before[0] == after[0], "one plan"
+    assert before[1] > 8 and before[3] > 0, rows
+    assert after[1] < before[1] / 3 and after[2:] == [0, 0, 0, 0], rows
+
+
+@pytest.mark.parametrize("part", [2, 3])
+def test_of_expandable_segments_it_is_known_what_a_flush_does_not_give_back(part: int) -> None:
+    """Parts of pages, which torch does not count: each request that counts on them ends in an error that it counts."""
+    found = on_fake_gpus(f"""
+        {EXPANDABLE}
+        {TRAINING}
+        with cl.Session("unlimited", device="cuda") as session:
+            parameters += [fake.Tensor(0, 4 * MiB, layer) for layer in range(LAYERS)]
+            step()
+            session.step()
+            live_peak = session.report().live_peak_bytes
+        fake.empty_cache()
+        with cl.Session(live_peak // {part}, device="cuda", rematerialise=False, planning=False) as session:
+            for _ in range(4):
+                step()
+                session.step()
+            steps = [[s.soft_ooms, s.alloc_retries, s.evictions] for s in session.history]
+        print(json.dumps(steps))
+    """)
+    assert all(evictions > 20 for *_, evictions in found), found
+    assert found[0][0] <= 12, "it is learnt in the first step"
+    assert all(soft_ooms <= 4 for soft_ooms, *_ in found[1:]), found

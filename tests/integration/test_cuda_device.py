@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,8 +34,8 @@ WAITS = {
     "the host waits for the copy in that it asks for": ("host", "urgent"),
 }
 
-# Of csrc/order.h, those that programs show by themselves. HostRead is among the waits above. SessionBegins is for
-# streams along which no op has run, and PointerReplayed for rare orders: few programs show them.
+# Of csrc/order.h, those that random programs show. HostRead is among the waits above. SessionBegins is for streams
+# along which no op has run, and PointerReplayed for rare orders: few random programs show them, and DIRECTED ones do.
 ORDERS = [
     *("CopyOut", "CopyIn", "FreePoint", "Arrival", "ArrivalElsewhere", "BufferReused", "BlockBack", "Death"),
     *("UserRecorded", "AdoptedBack", "FirstRun", "Replayed", "ReplayRead", "HandedBack"),
@@ -159,6 +160,136 @@ def test_a_missing_order_is_seen(order: str) -> None:
     left_out, wrong = left_out_in_turn()[order]
     assert left_out > 0, "no session waits like that"
     assert wrong >= 0, "all programs ran right although no wait of this kind took place"
+
+
+# Programs that need one order each, where streams do nothing before somebody waits for it. Each begins along the stream
+# `main`; `side` is another one.
+DIRECTED = {
+    "SessionBegins": """
+        fake.use(side)
+        tensor = make(1)
+        written = fake.moment()
+        fake.use(main)
+        with session() as open_session:  # no op of it runs along `side`
+            open_session.adopt(tensor)
+            assert core.evict(tensor)
+            finish()
+            fake.come_after(written)
+            read(tensor, 1)
+    """,
+    "FirstRun": """
+        with session():
+            source = make(1)
+            tensor = make(2, source, 1)
+            first = fake.moment()
+            assert core.drop(tensor) == ""
+            fake.use(side)
+            assert core.restore(tensor)
+            finish()
+            fake.come_after(first)
+            read(tensor, 2)
+    """,
+    "UserRecorded": """
+        with session():
+            tensor = make(1)
+            fake.record_stream(tensor._cdata, side)
+            read_unseen_elsewhere_once_moved(tensor)
+            del tensor
+            use_its_memory()
+    """,
+    "UserRecorded, before the session": """
+        tensor = make(1)
+        fake.record_stream(tensor._cdata, side)
+        with session() as open_session:
+            open_session.adopt(tensor)
+            fake.use(side)
+            other = make(3)  # the session knows the stream by its ops
+            fake.use(main)
+            read_unseen_elsewhere_once_moved(tensor)
+            del tensor
+            use_its_memory()
+    """,
+    "PointerReplayed": """
+        with session():
+            source = make(1)
+            tensor = make(2, source, 1)
+            first = fake.moment()
+            assert core.drop(tensor) == ""
+            fake.use(side)
+            assert core.restore(tensor)
+            fake.use(main)
+            address = source.data_ptr()
+            fake.finish(first)
+            fake.write_now(address, 4096, 9)
+            fake.use(side)
+            read(tensor, 2)
+    """,
+}
+
+
+@cache
+def directed() -> dict[str, Any]:
+    """By program: what it reads wrong, with all orders and without the one that it is for, and how often that was."""
+    return on_fake_gpu(
+        f"""
+        import contextlib, textwrap
+
+        def make(value, *source):
+            return torch.ops.aten._toy_make(list(source[:1]), list(source[1:]), 4096, value)
+
+        def read(tensor, value):
+            torch.ops.aten._toy_read([tensor], [value])
+
+        def finish():
+            fake.finish(fake.moment())
+
+        @contextlib.contextmanager
+        def session():
+            with cl.Session("4MiB", device="cuda", planning=False, rematerialise=False, min_swap="512B") as opened:
+                core.allow_replays({{"aten::_toy_make": ()}})
+                core.keep_producers(True)
+                yield opened
+
+        def read_unseen_elsewhere_once_moved(tensor):
+            assert core.evict(tensor)
+            read(tensor, 1)
+            here = fake.moment()
+            fake.use(side)
+            fake.come_after(here)
+            fake.read_unseen(tensor._cdata, 1)
+            fake.use(main)
+
+        def use_its_memory():
+            others = [make(number) for number in range(5, 9)]
+            finish()
+
+        results = {{}}
+        for name, program in {DIRECTED!r}.items():
+            results[name] = []
+            for left_out in (None, name.split(",")[0]):
+                fake.start(SEED)
+                fake.be_lazy()
+                fake.leave_out(left_out)
+                main, side = fake.stream(), fake.stream()
+                fake.use(main)
+                exec(textwrap.dedent(program))
+                for gone in ("tensor", "source", "other"):
+                    globals().pop(gone, None)
+                fake.run_all()
+                results[name] += [fake.errors(), fake.left_out()]
+                fake.leave_out(None)
+                fake.use(0)
+        print(json.dumps(results))
+    """
+    )
+
+
+@pytest.mark.parametrize("name", DIRECTED)
+def test_a_program_that_needs_an_order_is_wrong_without_it(name: str) -> None:
+    errors, none_left_out, wrong, left_out = directed()[name]
+    assert errors == [] and none_left_out == 0
+    assert left_out > 0, "nothing waits like that here"
+    assert wrong, "it ran right although no wait of this kind took place"
 
 
 def test_a_time_is_not_asked_for_before_its_anchor_is_over() -> None:
@@ -464,6 +595,42 @@ def test_the_host_does_not_wait_where_pageable_memory_is_freed() -> None:
     assert found["seen"][1:] == [0, 0], "the host waits for all copies whenever a buffer goes"
     assert 0 < found["pageable"] <= 8 << 20 and found["left"] == 0
     assert found["values"] == [3.0, 4.0, 5.0, 6.0, 7.0, 6.0] and found["moved"] == [True, True]
+
+
+@pytest.mark.parametrize("way", ["register", "alloc"])
+def test_pinned_memory_is_asked_for_near_the_gpu(way: str, tmp_path: Path) -> None:
+    """The GPU is said to be at node 3. Where nobody may ask, or nobody knows, memory comes all the same."""
+    node = tmp_path / "0000:fa:ce.0" / "numa_node"
+    node.parent.mkdir()
+    found = on_fake_gpu(f"""
+        from pathlib import Path
+
+        node = Path({str(node)!r})
+        fake.set_pci_devices(str(node.parent.parent))
+        os.environ["CHAMELEON_LAB_PINNING"] = {way!r}
+
+        def near():
+            cl.release_host_memory()
+            with cl.Session("8MiB", device="cuda", planning=False) as session:
+                tensor = torch.full((MiB // 4,), 5.0)
+                assert session.evict(tensor)
+                found = [fake.pinned_near(), float(tensor[-1]), fake.policy_of_thread()]
+            return found
+
+        node.write_text("3\\n")
+        known = near()
+        fake.refuse_policies(True)
+        refused = near()
+        fake.refuse_policies(False)
+        node.write_text("-1\\n")
+        nowhere = near()
+        node.unlink()
+        print(json.dumps([known, refused, nowhere, near()]))
+    """)
+    known, *others = found
+    assert set(known[0]) == {"3"} and known[0]["3"] > 0 and known[1:] == [5.0, -1]
+    for other in others:
+        assert set(other[0]) == {"-1"} and other[1:] == [5.0, -1], found
 
 
 def test_both_ways_to_pin_are_measured() -> None:

@@ -49,8 +49,10 @@ void* CudaDevice::allocate(size_t block_bytes, int lane, Effort effort) {
   void* block = torch_side::allocate(index_, block_bytes, own ? current : streams.front(), /*may_fail=*/limited);
   if (!block) {
     ++own_events_.soft_ooms;
-    const torch_side::Outlook now = torch_side::outlook(index_, block_bytes, ceiling_bytes_);
-    useless_bytes_ = std::max(useless_bytes_, now.useless_bytes);
+    const torch_side::Outlook now = torch_side::outlook(index_, block_bytes, ceiling_bytes_, 0);
+    stuck_bytes_ =
+        now.flushed_bytes - std::min(now.flushed_bytes, now.useless_bytes);  // all was given back that can be
+    useless_bytes_ = std::max(useless_bytes_, now.useless_bytes + stuck_bytes_);
     if (now.source == torch_side::Source::AtHand && !now.cached) {
       ceiling_bytes_ = torch_side::stats(index_).reserved_bytes;
     }
@@ -58,7 +60,7 @@ void* CudaDevice::allocate(size_t block_bytes, int lane, Effort effort) {
     return nullptr;
   }
   if (effort == Effort::Cheap && seen.cached &&
-      torch_side::outlook(index_, block_bytes, ceiling_bytes_).retries > seen.retries) {
+      torch_side::outlook(index_, block_bytes, ceiling_bytes_, stuck_bytes_).retries > seen.retries) {
     wary_ = true;  // the block that was free is another stream's
     useless_bytes_ = std::max(useless_bytes_, seen.flushed_bytes);
     refusal_ = {block_bytes, lane, effort, frees(), freed_bytes_ + block_bytes};
@@ -81,7 +83,7 @@ bool CudaDevice::worth_asking(size_t block_bytes, int lane, Effort effort, torch
                                 (effort == Effort::Cheap || refusal_.effort != Effort::Cheap);
   if (like_the_refused && refusal_.frees == frees()) return false;
   if (effort != Effort::Cheap && !wary_ && !near_limit(block_bytes)) return true;
-  *seen = torch_side::outlook(index_, block_bytes, ceiling_bytes_);
+  *seen = torch_side::outlook(index_, block_bytes, ceiling_bytes_, stuck_bytes_);
   using torch_side::Source;
   // What was free turned out to be another stream's: as much again has to come free first.
   const bool misjudged = seen->cached && like_the_refused && freed_bytes_ < refusal_.freed_bytes;
@@ -101,7 +103,7 @@ void CudaDevice::note_refusal(size_t block_bytes, int lane, Effort effort, size_
 
 bool CudaDevice::refuses(size_t bytes) const {
   if (events_.forked() || capacity_bytes_ == SIZE_MAX || !(wary_ || near_limit(bytes))) return false;
-  return torch_side::outlook(index_, bytes, ceiling_bytes_).source == torch_side::Source::None;
+  return torch_side::outlook(index_, bytes, ceiling_bytes_, stuck_bytes_).source == torch_side::Source::None;
 }
 
 AllocatorEvents CudaDevice::end_allocator_step() {
@@ -112,6 +114,7 @@ AllocatorEvents CudaDevice::end_allocator_step() {
   ceiling_bytes_ = SIZE_MAX;
   const int64_t troubles = events.refusals + events.retries;
   wary_ = troubles != troubles_before_;
+  if (!wary_) stuck_bytes_ = 0;
   troubles_before_ = troubles;
   return events;
 }
@@ -337,6 +340,7 @@ EventPtr CudaDevice::compute_wait(const EventPtr& event, int lane) {
 
 void CudaDevice::join(int lane, Lanes lanes, Order why) {
   if (events_.forked()) return;
+  if (lanes_.size() < kMostLanes) lanes &= lane_bit(static_cast<int>(lanes_.size())) - 1;
   if (lanes_[lane].streams.size() == 1) lanes &= ~lane_bit(lane);
   if (lanes == 0 || faults().leaves_out(why)) return;
   const torch_side::Guard guard(index_);

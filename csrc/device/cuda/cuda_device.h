@@ -163,6 +163,7 @@ class CudaDevice final : public Device {
   int64_t troubles_before_ = 0;         // refusals and retries, before this step
   size_t useless_bytes_ = 0;            // see take_useless_bytes()
   size_t ceiling_bytes_ = SIZE_MAX;     // in this step the GPU had no more, whatever the limit is: others use it
+  size_t stuck_bytes_ = 0;              // free when a request was refused last, and yet not given back
   bool wary_ = false;                   // has anything been refused in this step or the one before?
   mutable size_t other_bytes_ = 0;      // of the capacity, taken by what is not ours
   mutable size_t inherited_bytes_ = 0;  // there before the session and not taken over: does not count

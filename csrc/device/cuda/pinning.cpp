@@ -103,6 +103,8 @@ Way default_way() {
   return way_of(name && *name ? name : "register");
 }
 
+std::string pci_devices_folder = "/sys/bus/pci/devices";
+
 int numa_node_of_gpu() {
   int device = 0;
   char bus[32] = {};
@@ -113,7 +115,7 @@ int numa_node_of_gpu() {
   std::string name(bus);
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   int node = -1;
-  std::ifstream("/sys/bus/pci/devices/" + name + "/numa_node") >> node;
+  std::ifstream(pci_devices_folder + "/" + name + "/numa_node") >> node;
   return node;
 }
 

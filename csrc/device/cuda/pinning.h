@@ -57,6 +57,8 @@ class Pinning {
   std::map<char*, size_t> taken_;
 };
 
+extern std::string pci_devices_folder;  // where the system says what it knows of them
+
 int numa_node_of_gpu();  // of the calling thread's GPU; -1 where nobody says
 
 }  // namespace chameleon::cuda

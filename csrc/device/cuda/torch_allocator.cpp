@@ -381,7 +381,7 @@ uint64_t frees() { return frees_past_runtime.load(std::memory_order_relaxed); }
 // In the words of torch's malloc(): a free block of the stream's pool; else a segment, if the limit allows it beside
 // what is reserved; else the same once all that is free and unsplit has been given back. Streams are not told apart
 // here.
-Outlook outlook(int index, size_t bytes, size_t ceiling_bytes) {
+Outlook outlook(int index, size_t bytes, size_t ceiling_bytes, size_t stuck_bytes) {
   using c10::CachingAllocator::StatType;
   const auto device = static_cast<DeviceIndex>(index);
   const auto stats = original->getDeviceStats(device);
@@ -410,10 +410,10 @@ Outlook outlook(int index, size_t bytes, size_t ceiling_bytes) {
     found.cached = largest >= bytes;
   }
   // What other streams still use is waited for, and then goes back as well.
-  const size_t held = active > allocated ? allocated : active + split;
+  const size_t held = active > allocated ? allocated : active + split + stuck_bytes;
   const size_t rounding = taken - std::min(taken, bytes);
   found.source = found.cached ? Source::AtHand : sum_fits(held) ? Source::Flush : Source::None;
-  found.useless_bytes = split + rounding;
+  found.useless_bytes = split + stuck_bytes + rounding;
   found.flushed_bytes = reserved - std::min(reserved, active) + rounding;
   return found;
 }
