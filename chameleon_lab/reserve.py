@@ -4,6 +4,10 @@ Torch's CUDA allocator cuts blocks from segments. What is free in a segment whos
 size, does not serve a larger request; near the limit it then gives all that it keeps back to the GPU, and waits
 for it, in every step. How much that is depends on the model, so it is learnt, from steps that follow a plan: it grows
 while such steps are refused memory, to a bound, and never shrinks. It depends on counts and bytes alone, not on times.
+
+Segments last. Those that a plan finds have the sizes of what ran before it, and are in use in parts, so that they may
+serve it badly and never go back. Where the bound does not suffice, all that is free goes back to the GPU between two
+steps, once for each plan: the next steps cut their blocks from segments of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ class Reserve:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._plan, self._refused_steps = -1, 0
+        self.flush = False
+        """Since the newest step: should what the allocator keeps go back to the GPU before the next one?"""
+        self._plan, self._refused_steps, self._flushed = -1, 0, False
 
     def learn(self, summary: StepSummary, capacity_bytes: int, margin: float) -> bool:
         """Take in a step that has followed a plan. Returns whether the reserve has grown: its ops need a new plan.
@@ -36,17 +42,21 @@ class Reserve:
             margin: the share of it that plans leave free anyway.
         """
         if summary.plan != self._plan:
-            self._plan, self._refused_steps = summary.plan, 0
+            self._plan, self._refused_steps, self._flushed = summary.plan, 0, False
+        self.flush = False
         missed = summary.useless_bytes and (summary.demand_swap_ins or summary.evictions)
         if not (summary.refusals or summary.alloc_retries or missed):
             self._refused_steps = 0
             return False
         self._refused_steps += 1
         most, step = capacity_bytes // _MOST, max(1, capacity_bytes // _STEP)
-        if self._refused_steps < _IN_A_ROW or self.bytes >= most:
+        if self._refused_steps < _IN_A_ROW:
+            return False
+        self._refused_steps = 0
+        if self.bytes >= most:
+            self.flush, self._flushed = not self._flushed, True
             return False
         useless = summary.useless_bytes - int(margin * capacity_bytes)
         wanted = max(self.bytes + step, -(-useless // step) * step)
         self.bytes = min(wanted, self.bytes + capacity_bytes // _MOST_AT_ONCE, most)
-        self._refused_steps = 0
         return True

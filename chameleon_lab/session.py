@@ -552,9 +552,12 @@ class Session:
         self._note(text)
 
     def _reserve_grows(self, summary: StepSummary) -> bool:
-        return self.capacity_bytes is not None and self._reserve.learn(
-            summary, self.capacity_bytes, self.margin
-        )
+        if self.capacity_bytes is None:
+            return False
+        grows = self._reserve.learn(summary, self.capacity_bytes, self.margin)
+        if self._reserve.flush:
+            torch.cuda.empty_cache()  # waits for the GPU
+        return grows
 
     def _follow(self, plan: Plan | None) -> None:
         if plan is not None and plan.policy is not None:

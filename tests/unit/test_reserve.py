@@ -48,6 +48,24 @@ def test_it_grows_step_by_step_to_its_bound_and_never_shrinks() -> None:
         sizes.append(reserve.bytes)
     assert sizes == sorted(sizes) and sizes[-1] == CAPACITY // 4
     assert reserve.learn(replace(REFUSED, useless_bytes=CAPACITY), CAPACITY, 0.0) is False
+
+
+def test_at_its_bound_what_is_free_goes_back_between_two_steps_once_for_a_plan() -> None:
+    reserve = Reserve()
+    for number in range(4):
+        assert reserve.flush is False
+        reserve.learn(replace(REFUSED, useless_bytes=CAPACITY, plan=number // 2), CAPACITY, 0.0)
+    assert reserve.bytes == CAPACITY // 4
+    for plan in (7, 8):
+        flushes = []
+        for _ in range(10):
+            assert not reserve.learn(replace(REFUSED, plan=plan), CAPACITY, 0.0)
+            flushes.append(reserve.flush)
+        assert flushes == [False, True] + [False] * 8
+    assert not reserve.learn(replace(QUIET, plan=8), CAPACITY, 0.0) and not reserve.flush
+
+
+def test_it_grows_at_once_to_what_lay_useless_within_bounds() -> None:
     many = Reserve()
     for _ in range(2):
         many.learn(replace(REFUSED, useless_bytes=CAPACITY), CAPACITY, 0.0)
