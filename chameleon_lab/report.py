@@ -258,7 +258,9 @@ class Report(Mapping[str, Any]):
         capacity = "none" if self.capacity_bytes is None else format_bytes(self.capacity_bytes)
         share = ""
         if self.capacity_bytes and self.live_peak_bytes:
-            share = f"{format_percent(self.capacity_bytes / self.live_peak_bytes, 0)} of what the step keeps alive"
+            part = self.capacity_bytes / self.live_peak_bytes
+            share = "more than" if part > 1 else f"{format_percent(part, 0)} of what"
+            share += " the step keeps alive"
         since = ""
         if self.capacity_peak_bytes is not None:
             since = f"; {format_bytes(self.capacity_peak_bytes)} since the capacity changed"

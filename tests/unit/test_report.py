@@ -85,6 +85,8 @@ def test_to_dict_holds_plain_values(report):
 def test_rows_give_figures_in_three_digits(report):
     assert row(report, "Stage") == ("Stable", "12 steps on cpu")
     assert row(report, "Capacity") == ("33.0 MiB", "25 % of what the step keeps alive")
+    ample = replace(report, capacity_bytes=report.live_peak_bytes + 1)
+    assert row(ample, "Capacity")[1] == "more than the step keeps alive"
     assert row(report, "Peak resident")[0] == "32.0 MiB"
     assert row(report, "Peak alive")[0] == "132 MiB"
     assert row(report, "Step time")[0] == "500 ms"
