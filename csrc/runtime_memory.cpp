@@ -63,7 +63,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
     storage = table_.add(bytes, block_bytes, block);
     storage->lane = static_cast<uint8_t>(lane);
     storage->adopted = storage->first_block = as_it_is;
-    storage->lanes = storage->recorded = as_it_is ? ~Lanes{0} : 0;  // see Note [Adopted blocks]
+    storage->lanes = as_it_is ? ~Lanes{0} : 0;  // see Note [Adopted blocks]
     void* old = pointer.release_context();
     impl->set_data_ptr_noswap({block, block, block_deleter_, device_->torch_device()});
     if (!as_it_is) deleter(old);

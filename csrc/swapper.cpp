@@ -86,6 +86,9 @@ bool Swapper::movable(const Storage& storage) const {
 }
 
 namespace {
+// See Note [Adopted blocks].
+Lanes used_by(const Storage& storage) { return storage.adopted ? ~Lanes{0} : storage.lanes; }
+
 bool sooner(const std::pair<int64_t, Storage*>& a, const std::pair<int64_t, Storage*>& b) {
   return a.first != b.first ? a.first < b.first : a.second->uid > b.second->uid;
 }
@@ -184,8 +187,9 @@ void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
     if (!storage.host.data) return;
     const Ticks issue = now_ticks();
     storage.due[0] = storage.issued[0] = issue;
-    storage.host.written = device_.copy_out(storage.host.data, storage.block, storage.bytes,
-                                            device_.record(storage.lanes | storage.recorded | lane_bit(storage.lane)));
+    storage.host.written =
+        device_.copy_out(storage.host.data, storage.block, storage.bytes,
+                         device_.record(used_by(storage) | storage.recorded | lane_bit(storage.lane)));
     recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
   }
   become(storage, Residency::Leaving);
@@ -249,7 +253,7 @@ void Swapper::give_block_back(Storage& storage) {
   void* block = storage.block;
   access::mark_away(storage);
   table_.set_block(&storage, nullptr);
-  device_.join(storage.lane, storage.lanes, Order::BlockBack);  // those that only read it are not behind any copy
+  device_.join(storage.lane, used_by(storage), Order::BlockBack);  // those that only read it are not behind any copy
   device_.join(storage.lane, storage.recorded, Order::UserRecorded);
   storage.lanes = storage.made_by = storage.replays_read = 0;  // from here on, of the next block
   if (std::exchange(storage.first_block, false)) {
@@ -400,7 +404,7 @@ void Swapper::release(Storage& storage) {
 void Swapper::let_block_die(Storage& storage) {
   if (storage.moved) {
     // Who has its address may have used it where no op was seen, in an order that some lane knows.
-    device_.join(storage.lane, storage.given_out() ? ~Lanes{0} : storage.lanes, Order::Death);
+    device_.join(storage.lane, storage.given_out() ? ~Lanes{0} : used_by(storage), Order::Death);
     device_.join(storage.lane, storage.recorded, Order::UserRecorded);
   }
   if (storage.replays_read) device_.join(storage.lane, storage.replays_read, Order::ReplayRead);

@@ -17,7 +17,7 @@ namespace chameleon {
 // storage counts as one of the lane that adopted it. When the block goes back, it is not reused before that lane has
 // done what it was given. Who wrote it before it was adopted is not known either: the first copy out of it comes after
 // all lanes, and a session begins when the device has done what it was given before. Nor is it known for which streams
-// its user recorded it then, which torch knows of the first block alone: it counts as recorded for all lanes.
+// its user recorded it then, which torch knows of the first block alone: any lane may use it at any time.
 //
 // Note [Copies on the host]
 // A storage that comes back keeps its copy on the host until it is written, so that it may leave again for nothing.

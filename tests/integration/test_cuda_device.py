@@ -197,7 +197,7 @@ DIRECTED = {
             del tensor
             use_its_memory()
     """,
-    "UserRecorded, before the session": """
+    "Death, of what was recorded before the session": """
         tensor = make(1)
         fake.record_stream(tensor._cdata, side)
         with session() as open_session:
