@@ -333,9 +333,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        failure = core.take_failure() if isinstance(error, RuntimeError) else None
-        # A failure that the loop has caught is not told by another error. TorchScript puts its own traceback first.
-        if failure is None or not failure["below_floor"] or failure["needs"] not in str(error):
+        failure = core.take_failure(str(error)) if isinstance(error, RuntimeError) else None
+        if failure is None or not failure["below_floor"]:
             self.stop()
             return
         try:

@@ -617,8 +617,8 @@ PYBIND11_MODULE(_C, m) {
     return d;
   });
   m.def("allocator_setting", [] { return Runtime::instance().allocator_setting(); });
-  m.def("take_failure", []() -> py::object {
-    const auto failure = Runtime::instance().take_failure();
+  m.def("take_failure", [](std::optional<std::string_view> told) -> py::object {
+    const auto failure = Runtime::instance().take_failure(told);
     if (!failure) return py::none();
     py::dict d;
     d["op"] = failure->op;

@@ -166,7 +166,7 @@ void Runtime::open(const Options& options) {
   ++epoch_;
   thread_state().seen = epoch_;  // whoever opens a session is in no op
   thread_state().unseen = false;
-  failure_.reset();
+  failures_.clear();
   optimizer_stage_ = false;
   timed_every_ = timed_first_ = 0;
   if (!options.unbacked) allocator_events_ = device_->end_allocator_step();
@@ -518,11 +518,14 @@ Counters Runtime::counters() {
   return counters;
 }
 
-std::optional<Failure> Runtime::take_failure() {
+// An op notes one failure for each input that finds no room. The first one that its kernel reads is told; the last one
+// knows most of what the op needs.
+std::optional<Failure> Runtime::take_failure(std::optional<std::string_view> told) {
   Lock lock(mutex_);
-  auto failure = std::move(failure_);
-  failure_.reset();
-  return failure;
+  const auto failures = std::exchange(failures_, {});
+  const auto is_told = [&](const Failure& failure) { return told->find(failure.needs) != told->npos; };
+  if (failures.empty() || (told && std::none_of(failures.begin(), failures.end(), is_told))) return {};
+  return failures.back();
 }
 
 void Runtime::enter_module(int32_t module) { modules(thread_state()).enter(module); }

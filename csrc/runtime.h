@@ -185,7 +185,8 @@ class Runtime {
 
   Counters counters();
   std::string allocator_setting() { return device_->allocator_setting(); }
-  std::optional<Failure> take_failure();
+  // The last one, once; of an error that tells of one, where `told` is its text.
+  std::optional<Failure> take_failure(std::optional<std::string_view> told = {});
   const Clock& clock() const { return clock_; }
 
   // --- module hooks; the calling thread's
@@ -336,7 +337,8 @@ class Runtime {
   std::vector<uint32_t> label_hashes_;
   Clock clock_;
   Options options_;
-  std::optional<Failure> failure_;
+  static constexpr size_t kMostFailures = 1024;
+  std::vector<Failure> failures_;  // since they were last taken
 
   std::atomic<bool> open_{false};
   std::atomic<bool> optimizer_stage_{false};

@@ -512,7 +512,8 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
                     human(failure.request_bytes) + " more room on the device.";
     failure.advice = "Give a larger host_capacity, or a larger capacity.";
   }
-  failure_ = failure;
+  if (failures_.size() == kMostFailures) failures_.erase(failures_.begin());
+  failures_.push_back(failure);
   return failure.message();
 }
 

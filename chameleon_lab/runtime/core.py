@@ -168,9 +168,9 @@ def counters() -> Counters:
     return _C.counters()
 
 
-def take_failure() -> Failure | None:
-    """The last request for memory that could not be met, once."""
-    return _C.take_failure()
+def take_failure(told: str | None = None) -> Failure | None:
+    """The last request for memory that could not be met, once. ``told``: only if this error tells of one."""
+    return _C.take_failure(told)
 
 
 def adopt(
