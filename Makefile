@@ -32,7 +32,7 @@ soak: build ## make 50 checkpoints and a thousand steps after them, and search e
 	@OMP_NUM_THREADS=1 python -m pytest -q -m soak tests
 	@CHAMELEON_SOAK=1 OMP_NUM_THREADS=1 python -m pytest -q tests/integration/test_floor.py -k smallest
 
-torture: build apart ## try to break every promise, count, and write docs/reliability.md (up to an hour)
+torture: build apart ## try to break every promise, count, and write docs/reliability.md (hours)
 	$(say) "Trying to break the promises"
 	@python -m benchmarks.torture --json build/bench/torture.json --docs docs/reliability.md
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
+from typing import Any, BinaryIO
+
+_MOST_LINKS = 40
 
 
 def misnomer(path: str | os.PathLike[str]) -> str | None:
@@ -22,12 +26,32 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def is_no_file(path: str | os.PathLike[str]) -> bool:
-    """Is something there that is written to but never replaced, such as a pipe or a device?"""
+    """Is something there that is written to but never replaced: a pipe, a device, or what a process has open?"""
     try:
         mode = os.stat(path).st_mode
     except OSError:
         return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or _descriptor(os.fspath(path)) is not None
+
+
+def appending(path: str | os.PathLike[str]) -> BinaryIO:
+    """Something that is no file, open to write to its end. What this process has open keeps its place in the file."""
+    link = _descriptor(os.fspath(path))
+    own = link and os.path.dirname(link) == os.path.realpath("/proc/self/fd")
+    return os.fdopen(os.dup(int(os.path.basename(link))), "wb") if link and own else open(path, "ab")
+
+
+def _descriptor(path: Any) -> str | None:
+    """Of ``/dev/stdout``, say, the place in ``/proc``: whoever has opened what is there would not see another file."""
+    path = os.fsdecode(path)
+    for _ in range(_MOST_LINKS):
+        folder = os.path.realpath(os.path.dirname(path))
+        if re.fullmatch(r"/proc/\d+(/task/\d+)?/fd", folder):
+            return os.path.join(folder, os.path.basename(path))
+        if not os.path.islink(path):
+            return None
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+    return None
 
 
 def oddity(path: str | os.PathLike[str], most_bytes: int) -> str | None:

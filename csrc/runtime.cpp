@@ -524,8 +524,10 @@ std::optional<Failure> Runtime::take_failure(std::optional<std::string_view> tol
   Lock lock(mutex_);
   const auto failures = std::exchange(failures_, {});
   const auto is_told = [&](const Failure& failure) { return told->find(failure.needs) != told->npos; };
-  if (failures.empty() || (told && std::none_of(failures.begin(), failures.end(), is_told))) return {};
-  return failures.back();
+  auto last = told ? std::find_if(failures.rbegin(), failures.rend(), is_told) : failures.rbegin();
+  if (last == failures.rend()) return {};
+  while (last != failures.rbegin() && std::prev(last)->op == last->op) --last;
+  return *last;
 }
 
 void Runtime::enter_module(int32_t module) { modules(thread_state()).enter(module); }

@@ -71,11 +71,15 @@ def whole_steps(data: bytes, template: bytes) -> Whole:
     if found is None:
         raise ValueError("the file has no lead")
     header, at = found
+    if not isinstance(header.get("steps"), int):
+        raise ValueError("the lead does not say how many steps there are")
     columns = Reader(_footer(template)).struct()[_ROW_GROUPS][0][_COLUMNS]
     groups: list[dict[int, Any]] = []
     ends: list[int] = []
     while len(groups) < header["steps"] and (told := _note_at(data, at)) is not None:
         counts, at = told
+        if not isinstance(counts.get("values"), list):
+            raise ValueError("a step does not say how much it holds")
         if len(counts["values"]) != len(columns):
             raise ValueError(f"a step of {len(counts['values'])} columns, and {len(columns)} are known")
         chunks = []
@@ -117,7 +121,11 @@ def _note_at(data: bytes, at: int) -> tuple[dict[str, Any], int] | None:
     text = data[text_at : text_at + size]
     if head[:4] != _MARK or len(text) < size or zlib.crc32(text) != int.from_bytes(head[8:12], "little"):
         return None
-    return json.loads(text), text_at + size
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return None
+    return (told, text_at + size) if isinstance(told, dict) else None
 
 
 def _footer(data: bytes) -> bytes:

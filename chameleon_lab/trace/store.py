@@ -11,6 +11,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from ..errors import CutFileError, TraceError
-from ..files import is_no_file, misnomer, oddity, shown
+from ..files import appending, is_no_file, misnomer, oddity, shown
 from ..progress import bar, tick
 from .check import check_step
 from .columns import (
@@ -273,7 +275,8 @@ def load(path: str | os.PathLike[str], partial: bool = False) -> Trace:
             if partial:
                 return found
             raise CutFileError(
-                f"{error}; or read what there is with Trace.load(path, partial=True): {found.lost}"
+                f"{error}; or read what there is with `chameleon report` or "
+                f"Trace.load(path, partial=True): {found.lost}"
             ) from error
 
 
@@ -379,12 +382,16 @@ def write_then_rename(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A file beside ``path`` to write to; at the end it takes the place of ``path``, or vanishes if writing failed.
 
     Whoever reads ``path`` meanwhile, or after a crash, finds the old file or the new one, and never a part. A link
-    stays one; a pipe or a device is written to itself.
+    stays one; a pipe or a device is written to itself, at the end.
     """
-    target = Path(os.path.realpath(path))
-    if is_no_file(target):
-        yield target
+    if is_no_file(path):
+        with tempfile.TemporaryDirectory() as folder:
+            whole = Path(folder) / "whole"
+            yield whole
+            with whole.open("rb") as source, appending(path) as sink:
+                shutil.copyfileobj(source, sink)
         return
+    target = Path(os.path.realpath(path))
     beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         yield beside

@@ -136,6 +136,19 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(folder: Path) -> Non
         reader.join()
     assert (folder / "pipe").is_fifo() and (folder / "link.json").is_symlink()
     assert read[0] == (folder / "there.json").read_text() and '"decisions"' in read[0]
+    told: list[bytes] = []
+    reader = threading.Thread(target=lambda: told.append((folder / "pipe").read_bytes()), daemon=True)
+    reader.start()
+    done = chameleon(folder, *RUN, "--save-trace", "pipe", "train.py")
+    assert done.returncode == 0, done.stderr
+    reader.join()
+    (folder / "told.parquet").write_bytes(told[0])
+    assert cl.Trace.load(folder / "told.parquet").steps
+    for place in ("/dev/stdout", "/dev/fd/1"):
+        with (folder / "out.json").open("w") as out:
+            done = chameleon(folder, "plan", "t.parquet", "--capacity", "60%", "-o", place, stdout=out)
+        assert done.returncode == 0, done.stderr
+        assert (folder / "there.json").read_text() in (folder / "out.json").read_text()
     (folder / "disk").symlink_to("/dev/full")
     done = chameleon(folder, "plan", "t.parquet", "--capacity", "60%", "-o", "disk")
     assert done.returncode == 4 and len(done.stderr.splitlines()) == 1 and "No space left" in done.stderr
