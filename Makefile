@@ -29,8 +29,10 @@ test: ## set up, build, lint and run every test; what failed is listed last
 	@python scripts/test.py
 
 soak: build ## make 50 checkpoints and a thousand steps after them, and search every loop's floor (minutes)
-	@OMP_NUM_THREADS=1 python -m pytest -q -m soak tests
-	@CHAMELEON_SOAK=1 OMP_NUM_THREADS=1 python -m pytest -q tests/integration/test_floor.py -k smallest
+	@failed=0; \
+	OMP_NUM_THREADS=1 python -m pytest -q -m soak tests/integration/test_savers.py || failed=1; \
+	CHAMELEON_SOAK=1 OMP_NUM_THREADS=1 python -m pytest -q tests/integration/test_floor.py -k smallest || failed=1; \
+	exit $$failed
 
 torture: build apart ## try to break every promise, count, and write docs/reliability.md (hours)
 	$(say) "Trying to break the promises"

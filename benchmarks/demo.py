@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import chameleon_lab as cl
-from chameleon_lab.trace.store import write_then_rename
+from chameleon_lab.files import write_then_rename
 from chameleon_lab.units import format_bytes, format_seconds
 
 from . import measure

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 import chameleon_lab as cl
+from chameleon_lab.files import write_then_rename
 from chameleon_lab.policy import Policy
 from chameleon_lab.runtime import core
 from chameleon_lab.trace import StepTrace, Trace
-from chameleon_lab.trace.store import write_then_rename
 
 from .models import Case, Job
 

@@ -1,10 +1,15 @@
-"""What is asked of a file before it is opened: anybody may have made it."""
+"""What is asked of a file before it is read: anybody may have made it. And how one is written: whole, or not at all."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO
 
 _MOST_LINKS = 40
@@ -34,7 +39,34 @@ def is_no_file(path: str | os.PathLike[str]) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or _descriptor(os.fspath(path)) is not None
 
 
-def appending(path: str | os.PathLike[str]) -> BinaryIO:
+@contextmanager
+def write_then_rename(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A file beside ``path`` to write to; at the end it takes the place of ``path``, or vanishes if writing failed.
+
+    Whoever reads ``path`` meanwhile, or after a crash, finds the old file or the new one, and never a part. A link
+    stays one; a pipe or a device is written to itself, at the end.
+    """
+    if is_no_file(path):
+        with tempfile.TemporaryDirectory() as folder:
+            whole = Path(folder) / "whole"
+            yield whole
+            with whole.open("rb") as source, _appending(path) as sink:
+                shutil.copyfileobj(source, sink)
+        return
+    target = Path(os.path.realpath(path))
+    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        yield beside
+        os.replace(beside, target)
+    except OSError as error:
+        if error.filename == str(beside):
+            error.filename = str(path)  # the one that somebody has asked for
+        raise
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _appending(path: str | os.PathLike[str]) -> BinaryIO:
     """Something that is no file, open to write to its end. What this process has open keeps its place in the file."""
     link = _descriptor(os.fspath(path))
     own = link and os.path.dirname(link) == os.path.realpath("/proc/self/fd")

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .files import is_no_file
+from .files import is_no_file, write_then_rename
 from .report import Report
 from .session import Session
-from .trace.store import write_then_rename
 
 NO_STEP = (
     "no step has ended. An optimizer's step() ends one; without an optimizer, call "

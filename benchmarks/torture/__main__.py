@@ -176,7 +176,7 @@ def _write_docs(path: str, document: dict[str, Any]) -> None:
     """Put the counts between the marks of a page."""
     page = Path(path).read_text()
     runs = [run for part in document["parts"].values() for run in part.get("by_case", {"": part}).values()]
-    commits = sorted({run["commit"][:9] for run in runs})
+    commits = sorted({re.sub("^(.{9})[0-9a-f]*", r"\1", run["commit"]) for run in runs})  # "+changes" stays
     environment = document["environment"]
     counts = [
         _BEGIN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..trace.store import write_then_rename
+from ..files import write_then_rename
 from ..trace_report import STEP_COLUMNS, TraceReport, followed, step_cells
 from .common import (
     failing_well,

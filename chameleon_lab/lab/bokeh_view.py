@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ..trace.store import write_then_rename
+from ..files import write_then_rename
 from .packages import load, load_widgets
 from .palette import INK, INK_2, LINE
 

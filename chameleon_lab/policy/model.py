@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import PolicyError
-from ..files import misnomer, oddity, shown
+from ..files import misnomer, oddity, shown, write_then_rename
 from ..trace import StepTrace, Trace
-from ..trace.store import write_then_rename
 from ..units import format_bytes
 from .edits import Edit, Finding, digest
 from .link import Link

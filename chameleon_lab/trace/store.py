@@ -11,19 +11,16 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from ..errors import CutFileError, TraceError
-from ..files import appending, is_no_file, misnomer, oddity, shown
+from ..files import misnomer, oddity, shown, write_then_rename
 from ..progress import bar, tick
 from .check import check_step
 from .columns import (
@@ -375,33 +372,6 @@ def _steps(table: Any, keeps_host_copies: bool) -> list[StepTrace]:
             raise ValueError(f"step {step.index}: {error}") from None
         steps.append(step)
     return steps
-
-
-@contextmanager
-def write_then_rename(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A file beside ``path`` to write to; at the end it takes the place of ``path``, or vanishes if writing failed.
-
-    Whoever reads ``path`` meanwhile, or after a crash, finds the old file or the new one, and never a part. A link
-    stays one; a pipe or a device is written to itself, at the end.
-    """
-    if is_no_file(path):
-        with tempfile.TemporaryDirectory() as folder:
-            whole = Path(folder) / "whole"
-            yield whole
-            with whole.open("rb") as source, appending(path) as sink:
-                shutil.copyfileobj(source, sink)
-        return
-    target = Path(os.path.realpath(path))
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        yield beside
-        os.replace(beside, target)
-    except OSError as error:
-        if error.filename == str(beside):
-            error.filename = str(path)  # the one that somebody has asked for
-        raise
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -368,6 +368,13 @@ TRAINING = """
                     del work
                 parameters[layer].fill(layer)
                 del gradient
+
+        with cl.Session("unlimited", device="cuda") as session:
+            parameters += [fake.Tensor(0, 4 * MiB, layer) for layer in range(LAYERS)]
+            step()
+            session.step()
+            live_peak = session.report().live_peak_bytes
+        fake.empty_cache()
 """
 
 
@@ -379,12 +386,6 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
 
         {setting}
         {TRAINING}
-        with cl.Session("unlimited", device="cuda") as session:
-            parameters += [fake.Tensor(0, 4 * MiB, layer) for layer in range(LAYERS)]
-            step()
-            session.step()
-            live_peak = session.report().live_peak_bytes
-        fake.empty_cache()
         seen = []
         with cl.Session(live_peak // 2, device="cuda", rematerialise=False) as session:
             # Plans depend on no time: whatever is copied is there at once, and ops take what they take everywhere.
@@ -436,12 +437,6 @@ def test_where_the_reserve_does_not_suffice_segments_are_laid_anew_between_two_s
         import chameleon_lab.session
 
         {TRAINING}
-        with cl.Session("unlimited", device="cuda") as session:
-            parameters += [fake.Tensor(0, 4 * MiB, layer) for layer in range(LAYERS)]
-            step()
-            session.step()
-            live_peak = session.report().live_peak_bytes
-        fake.empty_cache()
         flushes, rows = [], []
         torch.cuda.empty_cache = lambda: flushes.append(len(rows)) or fake.empty_cache()  # a CPU build has none
         with cl.Session(live_peak // 2, device="cuda", rematerialise=False) as session:
@@ -470,12 +465,6 @@ def test_of_expandable_segments_it_is_known_what_a_flush_does_not_give_back(part
     found = on_fake_gpus(f"""
         {EXPANDABLE}
         {TRAINING}
-        with cl.Session("unlimited", device="cuda") as session:
-            parameters += [fake.Tensor(0, 4 * MiB, layer) for layer in range(LAYERS)]
-            step()
-            session.step()
-            live_peak = session.report().live_peak_bytes
-        fake.empty_cache()
         with cl.Session(live_peak // {part}, device="cuda", rematerialise=False, planning=False) as session:
             for _ in range(4):
                 step()

@@ -223,7 +223,10 @@ def test_recorded_bytes_add_up() -> None:
         died = int(storages.block_bytes[storages.death_op == op].sum())
         unseen = max(0, int(step.ops.live_peak_bytes[op]) - live - born)
         if unseen:  # op threads of attention take work space at the same time, each in an op of its own
-            assert step.op_name(op) == "aten::empty", (step.op_name(op), unseen)
+            assert torch.get_num_threads() > 1 and step.op_name(op) == "aten::empty", (
+                step.op_name(op),
+                unseen,
+            )
         peak = max(peak, live + born + unseen)
         live += born - died
     assert peak >= step.live_peak_bytes >= 0.9 * peak
