@@ -38,6 +38,8 @@ PARTS = {
 _TIMEOUT_S = {"operators": 1800.0, "machines": 15000.0, "soak": 3000.0, "files": 1500.0, "faults": 900.0}
 _BY_CASE = {"machines"}
 """Parts each of whose cases takes long: the file keeps them apart, and a run of some leaves the others."""
+_ALONE = {"machines"}
+"""Parts whose cases are run one after the other: each has workers of its own."""
 _TOLD = 40
 _BEGIN, _END = "<!-- begin: python -m benchmarks.torture -->", "<!-- end -->"
 
@@ -104,7 +106,8 @@ def _run(
             keep(_merged(name, options, before, done, commit))
 
     timeout_s = _TIMEOUT_S.get(name, 600.0)
-    outcomes = pool.run(name, cases, options, jobs=chosen.jobs, timeout_s=timeout_s, told=told)
+    jobs = 1 if name in _ALONE else chosen.jobs
+    outcomes = pool.run(name, cases, options, jobs=jobs, timeout_s=timeout_s, told=told)
     if name not in _BY_CASE:
         keep(_counted(outcomes, options, commit, time.monotonic() - start_s))
 

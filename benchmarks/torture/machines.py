@@ -1,18 +1,19 @@
 """The test suite as on other machines: kernels of other CPUs, other numbers of threads, other programs, other orders.
 
-A case is a setting; under it run the tests whose runs keep to a capacity, since what an op needs at once hangs on the
-kernel that is chosen for it. Every one of them must pass.
+A case is a setting. Under each the whole suite is run, but for what needs a browser: what an op needs at once hangs on
+the kernel that is chosen for it, and what comes first on who else computes. Every test must pass.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,31 +21,39 @@ import torch
 from .outcome import Outcome
 from .pool import ROOT, Options
 
-_OLD_CPU = {
+_AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+_SSE41 = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "ATEN_CPU_CAPABILITY": "default",
     "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
 }
-_AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 _TWO_THREADS = {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
 """On a busy machine op threads that spin while they wait for each other take twenty times as long."""
-SETTINGS: dict[str, dict[str, str]] = {
-    "AVX2, no bf16 instructions": _AVX2,
-    "SSE 4.1": _OLD_CPU,
-    "two op threads": _TWO_THREADS,
-    "SSE 4.1, two op threads": _OLD_CPU | _TWO_THREADS,
-    "busy": {},
-    "random order": {},
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What another machine is: its environment, how many processes compute beside the tests, and the tests' order."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    busy: int = 0
+    random_order: bool = False
+
+
+SETTINGS = {
+    "AVX2, no bf16 instructions": Setting(_AVX2),
+    "AVX2, two op threads, random order": Setting(_AVX2 | _TWO_THREADS, random_order=True),
+    "SSE 4.1, random order": Setting(_SSE41, random_order=True),
+    "SSE 4.1, two op threads, busy": Setting(_SSE41 | _TWO_THREADS, busy=2),
 }
-"""What is set in the environment of each case; "busy" has two busy processes beside it."""
-_TESTS = (
-    *("test_bit_identity.py", "test_memory.py", "test_bad_input.py", "test_mixed_policies.py"),
-    *("test_floor.py", "test_pauses.py", "test_trusting.py", "test_meta_matches_real.py"),
-    *("test_policy_in_session.py", "test_adapting.py", "test_replay.py", "test_replay_training.py"),
-)
+WORKERS = 2
+"""Test processes of a setting, as in `make test`. Settings are not run at once: they would be each other's load."""
+_WHOLE = ("-n", str(WORKERS), "--dist", "loadfile", "--ignore=tests/browser", "tests")
 _SHARE = ["AVX2, no bf16 instructions"]
-_TESTS_OF_SHARE = ("test_bit_identity.py", "-k", "bf16 and tight")
+_TESTS_OF_SHARE = ("-p", "no:xdist", "tests/integration/test_bit_identity.py", "-k", "bf16 and tight")
 _HANGS_AFTER_S = 14400.0  # a busy machine is no hang
+KEPT = ROOT / "build" / "torture"
+"""What each setting's tests say while they run: notes of each test, output and results."""
 
 
 def cases(options: Options) -> list[str]:
@@ -54,19 +63,22 @@ def cases(options: Options) -> list[str]:
 
 def check(case: str, options: Options) -> Outcome:
     """Run the tests under a setting, and count those that passed."""
-    outcome = Outcome(case)
-    tests = _TESTS_OF_SHARE if options.share else _TESTS
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    if case == "random order":
-        command += ["--random-order-bucket=global", f"--random-order-seed={options.seed}"]
-    with tempfile.TemporaryDirectory() as folder, _busy(2 if case == "busy" else 0):
-        results = Path(folder) / "results.xml"
-        command += [f"--junitxml={results}", *tests]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | SETTINGS[case]
-        if not torch.cpu._is_avx2_supported() and environment.get("ATEN_CPU_CAPABILITY") == "avx2":
-            del environment["ATEN_CPU_CAPABILITY"]  # PyTorch would obey it, and crash
-        problem = _run(command, environment)
-        found = list(ET.parse(results).iter("testcase")) if results.exists() else []
+    outcome, setting = Outcome(case), SETTINGS[case]
+    folder = KEPT / ("share" if options.share else "".join(c if c.isalnum() else "-" for c in case))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    results = folder / "results.xml"
+    command = [sys.executable, str(ROOT / "scripts" / "noted_pytest.py"), str(folder / "notes.txt"), "-q"]
+    command += ["-p", "no:cacheprovider", f"--junitxml={results}"]
+    if setting.random_order:
+        command += ["--random-order-bucket=module", f"--random-order-seed={options.seed}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | setting.environment
+    if not torch.cpu._is_avx2_supported() and environment.get("ATEN_CPU_CAPABILITY") == "avx2":
+        del environment["ATEN_CPU_CAPABILITY"]  # PyTorch would obey it, and crash
+    with _busy(setting.busy):
+        tests = _TESTS_OF_SHARE if options.share else _WHOLE
+        problem = _run([*command, *tests], environment, folder / "output.txt")
+    found = list(ET.parse(results).iter("testcase")) if results.exists() else []
     for test in found:
         if (skipped := test.find("skipped")) is not None:
             outcome.skipped[skipped.get("message", "")] += 1
@@ -82,24 +94,24 @@ def check(case: str, options: Options) -> Outcome:
     return outcome
 
 
-def _run(command: list[str], environment: dict[str, str]) -> str:
-    """Run pytest in the folder of the tests. Returns how it ended and its last words, or "" if nothing failed."""
-    folder = ROOT / "tests" / "integration"
-    with subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+def _run(command: list[str], environment: dict[str, str], output: Path) -> str:
+    """Run pytest, and keep what it says in a file. Returns how it ended and its last words, or "" if nothing failed."""
+    with (
+        output.open("w") as said,
+        subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=said, stderr=subprocess.STDOUT
+        ) as process,
+    ):
         try:
-            said, _ = process.communicate(timeout=_HANGS_AFTER_S)
+            process.wait(_HANGS_AFTER_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            said, _ = process.communicate()
-            return f"pytest did not end within {_HANGS_AFTER_S:g} s: {said[-500:]}"
-    return f"pytest ended with {process.returncode}: {said[-500:]}" if process.returncode else ""
+            return f"pytest did not end within {_HANGS_AFTER_S:g} s: {_end_of(output)}"
+    return f"pytest ended with {process.returncode}: {_end_of(output)}" if process.returncode else ""
+
+
+def _end_of(output: Path) -> str:
+    return output.read_text(errors="replace")[-500:]
 
 
 @contextlib.contextmanager
