@@ -32,7 +32,7 @@ from .bench import Bench, Made
 from .clock import Clock, clock_of
 from .decisions import ACTIONS, Held, Table
 from .protocol import ProtocolError
-from .views import floor_facts, refusal
+from .views import floor_facts
 
 ASSUMED_LINK = Link(8 * 2.0**30, 8 * 2.0**30)
 """For traces that do not say how fast their link was."""
@@ -144,7 +144,7 @@ class Desk:
             except SessionError:
                 continue  # steps come and go while a cell trains
         return {
-            each.storage_keys[row]: refusal(code)
+            each.storage_keys[row]: each.reasons[code]
             for each in steps
             for row, code in zip(each.declined.storage.tolist(), each.declined.refusal.tolist(), strict=True)
         }

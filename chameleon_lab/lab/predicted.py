@@ -54,8 +54,8 @@ def predicted_step(policy: Policy, step: StepTrace, op_times: np.ndarray) -> Ste
         stalls=_stalls(found, starts),
         residencies=_residencies(step, away, starts),
         replays=_replays(step, replays, memory, op_times, starts + np.append(found.stall_op_s, 0.0)),
-        pauses=Pauses(**{name: column[:0] for name, column in step.pauses.columns().items()}),
-        declined=Declined(**{name: column[:0] for name, column in step.declined.columns().items()}),
+        pauses=Pauses.none(),
+        declined=Declined.none(),
     )
 
 

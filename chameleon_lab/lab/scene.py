@@ -296,13 +296,18 @@ class Scene:
 
     @cached_property
     def declined(self) -> dict[str, np.ndarray]:
-        """The planned drops that the runtime declined: ``op``, ``storage``, ``name`` (an op's), ``refusal``."""
+        """The planned drops that the runtime declined: ``op``, ``storage``, ``name`` (an op's), ``reason``."""
         return {
             "op": self._joined("declined", "op", "op"),
             "storage": self._joined("declined", "storage", "storage"),
             "name": self._worded("declined", "name", "names")[1],
-            "refusal": self._joined("declined", "refusal"),
+            "reason": self.decline_reasons[1],
         }
+
+    @cached_property
+    def decline_reasons(self) -> tuple[tuple[str, ...], np.ndarray]:
+        """Why drops were declined, and of each declined one the index of its own."""
+        return self._worded("declined", "refusal", "reasons")
 
     @cached_property
     def transfer_exposed(self) -> np.ndarray:

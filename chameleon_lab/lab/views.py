@@ -341,20 +341,11 @@ def declined_facts(scene: Scene, axis: str, row: int) -> dict[str, Any]:
     storage, name, op = (int(rows[column][row]) for column in ("storage", "name", "op"))
     return {
         "name": scene.op_names[0][name] if name >= 0 else "",
-        "why": refusal(int(rows["refusal"][row])),
+        "why": scene.decline_reasons[0][rows["reason"][row]],
         "op": op_facts(scene, axis, op),
         "storage": storage_facts(scene, storage) if storage >= 0 else None,
         "x0": float(scene.x_of_op(axis, op)),
     }
-
-
-def refusal(code: int) -> str:
-    """Why the runtime declined a drop, in words; of a newer one than this, that it did."""
-    from ..runtime.core import REFUSALS
-
-    return (
-        REFUSALS[code] if code < len(REFUSALS) else f"for a reason that this version does not know ({code})"
-    )
 
 
 def _touched(scene: Scene, op: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from enum import StrEnum
 import numpy as np
 
 from ..trace import Direction, Stage, StepTrace, Trace
-from ..trace.columns import Table
+from ..trace.table import Table
 from ..units import format_bytes, format_percent, format_seconds
 from .arguments import checked_capacity, checked_host_capacity, checked_link
 from .host_room import HostRoom

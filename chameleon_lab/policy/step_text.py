@@ -15,23 +15,18 @@ from typing import Any
 import numpy as np
 
 from ..errors import PolicyError
-from ..trace import Makings, Ops, Residencies, Stalls, StepTrace, Storages, Transfers, Uses
+from ..trace import Makings, StepTrace
 from ..trace.check import check_step
+from ..trace.columns import TABLES
+from ..trace.unnamed import REASONS
 
-_OPS = ("name", "module", "stage", "live_peak_bytes", "token")
-_STORAGES = (
-    "bytes",
-    "block_bytes",
-    "category",
-    "module",
-    "name",
-    "birth_op",
-    "birth_ordinal",
-    "death_op",
-    "movable",
-)
-_USES = ("op", "storage", "reads", "writes")
-_MAKINGS = ("making", "op", "storage", "name", "input", "refusal")
+_KEPT = {
+    "ops": ("name", "module", "stage", "live_peak_bytes", "token"),
+    "storages": ("bytes", "block_bytes", "category", "module", "name")
+    + ("birth_op", "birth_ordinal", "death_op", "movable"),
+    "uses": ("op", "storage", "reads", "writes"),
+    "makings": tuple(Makings.declared()),
+}
 _MOST_BYTES = 1 << 30  # of a file that someone made to fill the memory
 _DAMAGES = (
     *(binascii.Error, zlib.error, ValueError, KeyError, TypeError, IndexError, AttributeError),
@@ -43,14 +38,16 @@ def encode(step: StepTrace) -> str:
     """The step as text. The same step gives the same text."""
     made_by = step.makings.name[step.makings.name >= 0]
     used = np.unique(np.concatenate([step.ops.name, made_by]))
-    columns = {"ops.name": np.searchsorted(used, step.ops.name)}
-    columns |= {f"ops.{name}": getattr(step.ops, name) for name in _OPS[1:]}
-    columns |= {f"storages.{name}": getattr(step.storages, name) for name in _STORAGES}
-    columns |= {f"uses.{name}": getattr(step.uses, name) for name in _USES}
+    columns = {
+        f"{table}.{name}": getattr(getattr(step, table), name)
+        for table, names in _KEPT.items()
+        for name in names
+        if table != "makings" or len(step.makings)
+    }
+    columns["ops.name"] = np.searchsorted(used, step.ops.name)
     if (step.uses.part >= 0).any():
         columns["uses.part"] = step.uses.part
     if len(step.makings):
-        columns |= {f"makings.{name}": getattr(step.makings, name) for name in _MAKINGS}
         known = step.makings.name >= 0
         columns["makings.name"] = np.where(known, np.searchsorted(used, step.makings.name), -1)
     header = {
@@ -61,6 +58,8 @@ def encode(step: StepTrace) -> str:
         "labels": list(step.labels),
         "columns": {name: len(column) for name, column in columns.items()},
     }
+    if len(step.makings) and step.reasons != REASONS:
+        header["reasons"] = list(step.reasons)
     if not step.keeps_host_copies:
         header["keeps_host_copies"] = False
     head = json.dumps(header, separators=(",", ":")).encode()
@@ -95,8 +94,17 @@ def decode(text: str) -> StepTrace:
 
 
 def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
-    n, storages = len(columns["ops.name"]), len(columns["storages.bytes"])
-    empty, zeros = np.empty(0, dtype=np.int32), np.zeros(n)
+    tables = {
+        table: {
+            name: columns[f"{table}.{name}"].astype(column.dtype)
+            for name, column in kind.declared().items()
+            if f"{table}.{name}" in columns
+        }
+        for table, kind in TABLES.items()
+    }
+    zeros = np.zeros(len(tables["ops"]["name"]))
+    tables["ops"] |= {"start_s": zeros, "duration_s": zeros}
+    tables["ops"]["resident_peak_bytes"] = tables["ops"]["live_peak_bytes"]
     return StepTrace(
         index=int(header["index"]),
         session_stage="Profile",
@@ -105,48 +113,9 @@ def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
         names=tuple(map(str, header["names"])),
         modules=tuple(map(str, header["modules"])),
         labels=tuple(map(str, header["labels"])),
+        reasons=tuple(map(str, header.get("reasons", REASONS))),
         keeps_host_copies=bool(header.get("keeps_host_copies", True)),
-        ops=Ops(
-            name=columns["ops.name"].astype(np.int32),
-            module=columns["ops.module"].astype(np.int32),
-            stage=columns["ops.stage"].astype(np.uint8),
-            sequence_nr=np.full(n, -1, dtype=np.int64),
-            thread=np.zeros(n, dtype=np.int32),
-            stack=np.full(n, -1, dtype=np.int32),
-            start_s=zeros,
-            duration_s=zeros,
-            stall_s=zeros,
-            device_s=np.full(n, np.nan),
-            live_peak_bytes=columns["ops.live_peak_bytes"],
-            token=columns["ops.token"].astype(np.uint32),
-            plan_op=np.full(n, -1, dtype=np.int32),
-            resident_peak_bytes=columns["ops.live_peak_bytes"],
-        ),
-        storages=Storages(
-            uid=np.full(storages, -1, dtype=np.int64),
-            bytes=columns["storages.bytes"],
-            block_bytes=columns["storages.block_bytes"],
-            category=columns["storages.category"].astype(np.uint8),
-            movable=columns["storages.movable"].astype(bool),
-            **{
-                name: columns[f"storages.{name}"].astype(np.int32)
-                for name in ("module", "name", "birth_op", "birth_ordinal", "death_op")
-            },
-        ),
-        uses=Uses(
-            op=columns["uses.op"].astype(np.int32),
-            storage=columns["uses.storage"].astype(np.int32),
-            reads=columns["uses.reads"].astype(bool),
-            writes=columns["uses.writes"].astype(bool),
-            part=columns["uses.part"].astype(np.int32) if "uses.part" in columns else None,  # type: ignore[arg-type]
-        ),
-        transfers=Transfers(empty, empty, empty, empty, empty, zeros[:0], zeros[:0], zeros[:0]),
-        stalls=Stalls(empty, empty, empty, empty, zeros[:0], zeros[:0]),
-        residencies=Residencies(empty, empty, empty, zeros[:0], zeros[:0]),
-        makings=Makings(  # the files of older versions have none
-            **{name: columns.get(f"makings.{name}", empty).astype(np.int32) for name in _MAKINGS[:-1]},
-            refusal=columns.get("makings.refusal", empty).astype(np.uint8),
-        ),
+        **{name: kind(**tables[name]) if tables[name] else kind.none() for name, kind in TABLES.items()},
     )
 
 

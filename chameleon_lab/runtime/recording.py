@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..trace.columns import (
+    KINDS,
     Declined,
     Makings,
     Marks,
@@ -21,8 +23,13 @@ from ..trace.columns import (
     Uses,
 )
 from ..trace.stall_parts import stall_parts
+from ..trace.table import StepTable
 from . import core
 from .pause_times import PauseTimes, pause_times
+
+_COUNTERS = [name for name, kind in KINDS.items() if kind is int and name != "index"]
+
+_T = TypeVar("_T", bound=StepTable)
 
 
 def step_trace(
@@ -37,110 +44,71 @@ def step_trace(
 
     ``stacks_of``: a step with the same ops whose Python stacks are this one's too. None: its own.
     """
-    ops, storages, uses = log.ops(), log.storages(), log.uses()
-    replays, declined, makings, marks = log.replays(), log.declined(), log.makings(), log.marks()
+    ops, storages, marks = log.ops(), log.storages(), log.marks()
     stacked = log if stacks_of is None else stacks_of
     paused = pause_times(log)
-    since_start, when_done, tick_s = _clock(log, paused)
-
+    clock = _Clock(log, paused)
     forms, form = _forms(storages["dtype"], storages["shape"])
+    marked_s = np.maximum(clock.since_start(marks["start_ticks"]), 0.0)
     return StepTrace(
-        index=log.index,
         session_stage=session_stage,
         keeps_host_copies=keeps_host_copies,
+        index=log.index,
         start_s=core.seconds(log.start_ticks),
-        duration_s=(log.end_ticks - log.start_ticks - paused.ticks) * tick_s,
+        duration_s=(log.end_ticks - log.start_ticks - paused.ticks) * clock.tick_s,
         names=tuple(core.op_names()),
         modules=tuple(modules),
         labels=tuple(labels),
         stacks=tuple(stacked.stacks()),
-        ops=Ops(
-            name=ops["name"].copy(),
-            module=ops["module"].copy(),
-            stage=ops["stage"].copy(),
-            sequence_nr=ops["sequence_nr"].copy(),
-            thread=ops["thread"].copy(),
+        reasons=core.REFUSALS,
+        ops=_table(
+            Ops,
+            ops,
+            clock,
             stack=stacked.ops()["stack"].copy(),
-            start_s=since_start(ops["start_ticks"]),
-            duration_s=(ops["end_ticks"] - ops["start_ticks"]) * tick_s,
-            stall_s=ops["stall_ticks"] * tick_s,
-            device_s=np.where(ops["device_ticks"] < 0, np.nan, ops["device_ticks"] * tick_s),
-            live_peak_bytes=ops["live_peak_bytes"].copy(),
-            resident_peak_bytes=ops["resident_peak_bytes"].copy(),
-            token=ops["token"].copy(),
-            plan_op=ops["plan_op"].copy(),
+            stall_s=ops["stall_ticks"] * clock.tick_s,
+            device_s=np.where(ops["device_ticks"] < 0, np.nan, ops["device_ticks"] * clock.tick_s),
         ),
-        storages=Storages(
-            uid=storages["uid"].copy(),
-            bytes=storages["bytes"].copy(),
-            block_bytes=storages["block_bytes"].copy(),
-            category=storages["category"].copy(),
-            module=storages["module"].copy(),
-            name=storages["label"].copy(),
-            birth_op=storages["birth_op"].copy(),
-            birth_ordinal=storages["birth_ordinal"].copy(),
-            death_op=storages["death_op"].copy(),
-            movable=storages["movable"].astype(bool),
-            form=form,
-        ),
-        uses=Uses(
-            op=uses["op"].copy(),
-            storage=uses["storage"].copy(),
-            reads=uses["reads"].astype(bool),
-            writes=uses["writes"].astype(bool),
-            part=uses["part"].copy(),
-        ),
-        transfers=_transfers(log.transfers(), when_done, since_start),
-        stalls=_stalls(log.stalls(), when_done, since_start, tick_s),
-        residencies=_residencies(log.residencies(), since_start),
-        replays=Replays(
-            op=replays["op"].copy(),
-            storage=replays["storage"].copy(),
-            name=replays["name"].copy(),
-            cause=replays["cause"].copy(),
-            bytes=replays["bytes"].copy(),
-            start_s=since_start(replays["start_ticks"]),
-            duration_s=(replays["end_ticks"] - replays["start_ticks"]) * tick_s,
-        ),
-        declined=Declined(
-            op=declined["op"].copy(),
-            storage=declined["storage"].copy(),
-            name=declined["name"].copy(),
-            refusal=declined["refusal"].copy(),
-        ),
-        makings=Makings(
-            making=makings["making"].copy(),
-            op=makings["op"].copy(),
-            storage=makings["storage"].copy(),
-            name=makings["name"].copy(),
-            input=makings["input"].copy(),
-            refusal=makings["refusal"].copy(),
-        ),
+        storages=_table(Storages, storages, clock, name=storages["label"].copy(), form=form),
+        uses=_table(Uses, log.uses(), clock),
+        transfers=_table(Transfers, log.transfers(), clock),
+        stalls=_table(Stalls, log.stalls(), clock),
+        residencies=_table(Residencies, log.residencies(), clock),
+        replays=_table(Replays, log.replays(), clock),
+        declined=_table(Declined, log.declined(), clock),
+        makings=_table(Makings, log.makings(), clock),
         pauses=Pauses(
             op=np.searchsorted(ops["start_ticks"], paused.start_ticks, side="right").astype(np.int32),
             kind=paused.kind,
-            at_s=since_start(paused.start_ticks),
-            duration_s=(paused.end_ticks - paused.start_ticks) * tick_s,
+            at_s=clock.since_start(paused.start_ticks),
+            duration_s=(paused.end_ticks - paused.start_ticks) * clock.tick_s,
         ),
         forms=forms,
         mark_names=tuple(core.mark_names()),
-        marks=Marks(
-            name=marks["name"].copy(),
-            thread=marks["thread"].copy(),
-            from_op=marks["from_op"].copy(),
-            to_op=marks["to_op"].copy(),
-            start_s=np.maximum(since_start(marks["start_ticks"]), 0.0),
-            duration_s=since_start(marks["end_ticks"]) - np.maximum(since_start(marks["start_ticks"]), 0.0),
+        marks=_table(
+            Marks,
+            marks,
+            clock,
+            start_s=marked_s,
+            duration_s=clock.since_start(marks["end_ticks"]) - marked_s,
         ),
-        truncated_ops=log.truncated_ops,
-        refusals=log.refusals,
-        soft_ooms=log.soft_ooms,
-        alloc_retries=log.alloc_retries,
-        device_allocs=log.device_allocs,
-        device_frees=log.device_frees,
-        device_syncs=log.device_syncs,
-        useless_bytes=log.useless_bytes,
+        **{name: getattr(log, name) for name in _COUNTERS},
     )
+
+
+def _table(kind: type[_T], rows: np.ndarray, clock: _Clock, **known: Any) -> _T:
+    """The core's rows as a table: what is in seconds there is in ticks here, and 0 where nobody knows when."""
+    for name, column in kind.declared().items():
+        if name in known:
+            continue
+        if column.unit != "s":
+            known[name] = rows[name].astype(column.dtype)
+        elif name == "duration_s":
+            known[name] = (rows["end_ticks"] - rows["start_ticks"]) * clock.tick_s
+        else:
+            ticks = rows[name.removesuffix("_s") + "_ticks"]
+            known[name] = clock.when_done(ticks) if column.unknown else clock.since_start(ticks)
+    return kind(**known)
 
 
 _DTYPES = {
@@ -177,70 +145,31 @@ def _forms(dtype: np.ndarray, shape: np.ndarray) -> tuple[tuple[str, ...], np.nd
     return tuple(texts), np.array(numbers, dtype=np.int32)[index] if len(numbers) else index.astype(np.int32)
 
 
-_Times = Callable[[np.ndarray], np.ndarray]
+class _Clock:
+    """Ticks as seconds of the step, on a clock that stands still in pauses."""
 
+    def __init__(self, log: core.StepLog, paused: PauseTimes) -> None:
+        self.tick_s = core.seconds_per_tick()
+        self._start = log.start_ticks
+        self._stands_still: Callable[[np.ndarray], np.ndarray] | None = (
+            paused.before() if len(paused.kind) else None
+        )
 
-def _clock(log: core.StepLog, paused: PauseTimes) -> tuple[_Times, _Times, float]:
-    """Ticks as seconds of the step, on a clock that stands still in pauses; the same with NaN for 0; and a tick."""
-    tick_s, stands_still = core.seconds_per_tick(), paused.before()
+    def since_start(self, ticks: np.ndarray) -> np.ndarray:
+        still = 0 if self._stands_still is None else self._stands_still(ticks)
+        return (ticks - self._start - still) * self.tick_s
 
-    def since_start(ticks: np.ndarray) -> np.ndarray:
-        still = stands_still(ticks) if len(paused.kind) else 0
-        return (ticks - log.start_ticks - still) * tick_s
-
-    def when_done(ticks: np.ndarray) -> np.ndarray:
-        return np.where(ticks == 0, np.nan, since_start(ticks))
-
-    return since_start, when_done, tick_s
+    def when_done(self, ticks: np.ndarray) -> np.ndarray:
+        """NaN where it has not happened."""
+        return np.where(ticks == 0, np.nan, self.since_start(ticks))
 
 
 def stall_totals(log: core.StepLog) -> dict[str, float]:
     """Why a step stalled, in seconds: see :mod:`chameleon_lab.trace.stall_parts`. Reads no more than that takes."""
-    since_start, when_done, tick_s = _clock(log, pause_times(log))
+    clock = _Clock(log, pause_times(log))
     return stall_parts(
-        _stalls(log.stalls(), when_done, since_start, tick_s),
-        _transfers(log.transfers(), when_done, since_start),
-        _residencies(log.residencies(), since_start),
+        _table(Stalls, log.stalls(), clock),
+        _table(Transfers, log.transfers(), clock),
+        _table(Residencies, log.residencies(), clock),
         log.op_count,
     ).totals()
-
-
-def _transfers(rows: np.ndarray, when_done: _Times, since_start: _Times) -> Transfers:
-    return Transfers(
-        storage=rows["storage"].copy(),
-        direction=rows["direction"].copy(),
-        cause=rows["cause"].copy(),
-        bytes=rows["bytes"].copy(),
-        issue_op=rows["issue_op"].copy(),
-        issue_s=since_start(rows["issue_ticks"]),
-        start_s=when_done(rows["start_ticks"]),
-        end_s=when_done(rows["end_ticks"]),
-        due_s=when_done(rows["due_ticks"]),
-    )
-
-
-def _stalls(rows: np.ndarray, when_done: _Times, since_start: _Times, tick_s: float) -> Stalls:
-    return Stalls(
-        op=rows["op"].copy(),
-        storage=rows["storage"].copy(),
-        direction=rows["direction"].copy(),
-        cause=rows["cause"].copy(),
-        start_s=since_start(rows["start_ticks"]),
-        duration_s=(rows["end_ticks"] - rows["start_ticks"]) * tick_s,
-        due_s=when_done(rows["due_ticks"]),
-        issue_s=when_done(rows["issue_ticks"]),
-        copy_start_s=when_done(rows["copy_start_ticks"]),
-        copy_end_s=when_done(rows["copy_end_ticks"]),
-        room_bytes=rows["room_bytes"].copy(),
-        room_storage=rows["room_storage"].copy(),
-    )
-
-
-def _residencies(rows: np.ndarray, since_start: _Times) -> Residencies:
-    return Residencies(
-        storage=rows["storage"].copy(),
-        from_op=rows["from_op"].copy(),
-        to_op=rows["to_op"].copy(),
-        from_s=since_start(rows["from_ticks"]),
-        to_s=since_start(rows["to_ticks"]),
-    )

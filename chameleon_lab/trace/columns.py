@@ -3,20 +3,22 @@
 A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds eleven tables of equally long numpy
 columns. Rows refer to each other by row number within the same step: ``uses.storage`` is a row of ``storages``,
 ``uses.op`` a row of ``ops``. Bytes are ``*_bytes``, seconds ``*_s`` (from the step's start), op indices ``*_op``.
+The declaration of a column is all that there is of it: its file, its recording and its checks follow from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 
 from .departures import Departure, departures
 from .list_ops import ListRun, list_runs
+from .table import StepTable, code, column, index, seconds, size
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -71,180 +73,167 @@ class Pause(IntEnum):
     CELLS = 2  # no cell of the notebook ran
 
 
-class Table:
-    """Equally long numpy columns; subclasses are dataclasses whose fields are the columns."""
+@dataclass(frozen=True)
+class Ops(StepTable):
+    """One row per outermost dispatcher op, in program order."""
 
-    def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """The columns by name, in the order of the declaration."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-
-    def __post_init__(self) -> None:
-        for column in fields(self):  # type: ignore[arg-type]
-            if getattr(self, column.name) is None:  # of what is older, or predicted
-                missing = np.full(len(self), column.metadata["missing"])
-                object.__setattr__(self, column.name, missing)
-        lengths = {name: len(column) for name, column in self.columns().items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"{type(self).__name__} needs columns of one length, got {lengths}")
-
-
-def _or(missing: object, kind: str = "float64") -> Any:
-    """A column that may be left out: all of it then says ``missing``."""
-    return field(default=None, metadata={"missing": np.dtype(kind).type(missing)})
+    name: np.ndarray = index("names", "such as aten::mm")
+    module: np.ndarray = index("modules", "-1 outside any module", low=-1)
+    stage: np.ndarray = code(Stage)
+    sequence_nr: np.ndarray = column(
+        "int64", "autograd's; a backward op carries its forward op's; -1 unknown", missing=-1
+    )
+    thread: np.ndarray = column("int32", "which thread ran it, from 0 in order of appearance", missing=0)
+    stack: np.ndarray = index("stacks", "-1 where stacks were not recorded", low=-1, missing=-1)
+    start_s: np.ndarray = seconds("host time")
+    duration_s: np.ndarray = seconds("host time, stalls included")
+    stall_s: np.ndarray = seconds("the part of duration_s spent waiting for transfers", missing=0)
+    device_s: np.ndarray = seconds(
+        "what it took on the device, where that was measured; NaN elsewhere, and on the cpu device",
+        unknown=True,
+        missing=np.nan,
+        since=3,
+    )
+    live_peak_bytes: np.ndarray = size("most bytes alive, resident or away, until the next op starts")
+    resident_peak_bytes: np.ndarray = size("most bytes on the device until the next op starts")
+    token: np.ndarray = column(
+        "uint32",
+        "hash of name, ranks, dtypes, stage, module, named storages; what is matched",
+        missing=0,
+        since=2,
+    )
+    plan_op: np.ndarray = column(
+        "int32", "the op of the plan that it was matched to; -1 where there was none", missing=-1, since=2
+    )
 
 
 @dataclass(frozen=True)
-class Ops(Table):
-    """One row per outermost dispatcher op, in program order. Shape of every column: (ops,)."""
-
-    name: np.ndarray  # int32: index into StepTrace.names, e.g. "aten::mm"
-    module: np.ndarray  # int32: index into StepTrace.modules; -1 outside any module
-    stage: np.ndarray  # uint8: Stage
-    sequence_nr: (
-        np.ndarray
-    )  # int64: autograd's sequence number; a backward op carries its forward op's; -1 unknown
-    thread: np.ndarray  # int32: which thread ran it, counted from 0 in order of appearance
-    stack: np.ndarray  # int32: index into StepTrace.stacks; -1 where stacks were not recorded
-    start_s: np.ndarray  # float64: host time
-    duration_s: np.ndarray  # float64: host time, stalls included
-    stall_s: np.ndarray  # float64: the part of duration_s spent waiting for transfers
-    device_s: (
-        np.ndarray
-    )  # float64: what it took on the device, where that was measured; NaN elsewhere, and on the cpu device
-    live_peak_bytes: np.ndarray  # int64: most bytes alive, resident or away, until the next op starts
-    resident_peak_bytes: np.ndarray  # int64: most bytes on the device until the next op starts
-    token: np.ndarray  # uint32: hash of name, ranks, dtypes, stage, module, named storages; what is matched
-    plan_op: np.ndarray  # int32: the op of the plan that it was matched to; -1 where there was none
-
-
-@dataclass(frozen=True)
-class Storages(Table):
+class Storages(StepTable):
     """One row per storage that was alive at any time in the step."""
 
-    uid: np.ndarray  # int64: the same storage keeps its uid over all steps of a session
-    bytes: np.ndarray  # int64: what the tensors asked for
-    block_bytes: np.ndarray  # int64: what it takes on the device
-    category: np.ndarray  # uint8: Category
-    module: np.ndarray  # int32: module of the op that made it (index into StepTrace.modules), or -1
-    name: (
-        np.ndarray
-    )  # int32: index into StepTrace.labels for parameters, gradients, optimizer states; else -1
-    birth_op: np.ndarray  # int32: op that allocated it; -1 if alive when the step began
-    birth_ordinal: (
-        np.ndarray
-    )  # int32: its number among that op's allocations; -1 if alive when the step began
-    death_op: (
-        np.ndarray
-    )  # int32: op during (or right after) which it died; len(ops) if alive at the step's end
-    movable: (
-        np.ndarray
-    )  # bool: may it leave the device? (known to the dispatcher, no raw pointer has escaped)
-    form: np.ndarray = _or(
-        -1, "int32"
-    )  # int32: dtype and shape of the first tensor seen of it: index into StepTrace.forms; -1 unknown
+    uid: np.ndarray = column("int64", "the same in all steps of a session", missing=-1)
+    bytes: np.ndarray = size("what the tensors asked for")
+    block_bytes: np.ndarray = size("what it takes on the device")
+    category: np.ndarray = code(Category)
+    module: np.ndarray = index("modules", "of the op that made it, or -1", low=-1)
+    name: np.ndarray = index("labels", "of parameters, gradients, optimizer states; else -1", low=-1)
+    birth_op: np.ndarray = index("ops", "that allocated it; -1 if alive when the step began", low=-1)
+    birth_ordinal: np.ndarray = column("int32", "its number among that op's allocations; -1 as birth_op")
+    death_op: np.ndarray = index(
+        "ops", "during (or right after) which it died; len(ops) if alive at the step's end", low=-1, past=1
+    )
+    movable: np.ndarray = column(
+        "bool", "may it leave the device? (known to the dispatcher, no raw pointer has escaped)"
+    )
+    form: np.ndarray = index(
+        "forms", "dtype and shape of the first tensor seen of it; -1 unknown", low=-1, missing=-1, since=7
+    )
 
 
 @dataclass(frozen=True)
-class Uses(Table):
+class Uses(StepTable):
     """One row per (op, storage) pair that touched, sorted by op. A birth counts as a write."""
 
-    op: np.ndarray  # int32
-    storage: np.ndarray  # int32: row of Storages
-    reads: np.ndarray  # bool
-    writes: np.ndarray  # bool
-    part: np.ndarray = None  # type: ignore[assignment]  # int32: of a list op that may run in parts, the element of
-    # its lists that the storage belongs to; -1: to all of them, or it is no such op. Left out: -1
-
-    def __post_init__(self) -> None:
-        if self.part is None:
-            object.__setattr__(self, "part", np.full(len(self.op), -1, dtype=np.int32))
-        super().__post_init__()
+    op: np.ndarray = index("ops")
+    storage: np.ndarray = index("storages")
+    reads: np.ndarray = column("bool")
+    writes: np.ndarray = column("bool")
+    part: np.ndarray = index(
+        1 << 20,
+        "of a list op that may run in parts, the element of its lists that the storage belongs to; -1: to all of "
+        "them, or it is no such op",
+        low=-1,
+        missing=-1,
+        since=6,
+    )
 
 
 @dataclass(frozen=True)
-class Transfers(Table):
+class Transfers(StepTable):
     """One row per copy between device and host, in order of issue."""
 
-    storage: np.ndarray  # int32: row of Storages, or -1 if it died before the step
-    direction: np.ndarray  # uint8: Direction
-    cause: np.ndarray  # uint8: Cause
-    bytes: np.ndarray  # int64
-    issue_op: np.ndarray  # int32
-    issue_s: np.ndarray  # float64
-    start_s: np.ndarray  # float64: when the copy engine took it up
-    end_s: np.ndarray  # float64
-    due_s: np.ndarray = _or(
-        np.nan
-    )  # float64: when it was asked for: before its issue, where there was no room; NaN
+    storage: np.ndarray = index("storages", "-1 if it died before the step", low=-1)
+    direction: np.ndarray = code(Direction)
+    cause: np.ndarray = code(Cause)
+    bytes: np.ndarray = size()
+    issue_op: np.ndarray = index("ops", low=-1, past=1)
+    issue_s: np.ndarray = seconds()
+    start_s: np.ndarray = seconds("when the copy engine took it up; NaN: it has not", unknown=True)
+    end_s: np.ndarray = seconds("NaN: it has not ended", unknown=True)
+    due_s: np.ndarray = seconds(
+        "when it was asked for: before its issue, where there was no room",
+        unknown=True,
+        missing=np.nan,
+        since=6,
+    )
 
 
 @dataclass(frozen=True)
-class Stalls(Table):
+class Stalls(StepTable):
     """One row per wait of the compute stream for a transfer."""
 
-    op: np.ndarray  # int32: op that had to wait
-    storage: np.ndarray  # int32: row of Storages, or -1
-    direction: np.ndarray  # uint8: Direction of the transfer waited for
-    cause: np.ndarray  # uint8: Cause of the transfer waited for
-    start_s: np.ndarray  # float64
-    duration_s: np.ndarray  # float64
-    due_s: np.ndarray = _or(
-        np.nan
-    )  # float64: of the transfer waited for, as in Transfers; NaN where nobody knows
-    issue_s: np.ndarray = _or(np.nan)  # float64
-    copy_start_s: np.ndarray = _or(np.nan)  # float64
-    copy_end_s: np.ndarray = _or(np.nan)  # float64
-    room_bytes: np.ndarray = _or(
-        0, "int64"
-    )  # int64: of the block that room was made for; 0: nobody asked for any
-    room_storage: np.ndarray = _or(-1, "int32")  # int32: row of Storages whose block that is; -1: a new one's
+    op: np.ndarray = index("ops", "that had to wait", low=-1, past=1)
+    storage: np.ndarray = index("storages", "or -1", low=-1)
+    direction: np.ndarray = code(Direction, "of the transfer waited for")
+    cause: np.ndarray = code(Cause, "of the transfer waited for")
+    start_s: np.ndarray = seconds()
+    duration_s: np.ndarray = seconds()
+    due_s: np.ndarray = seconds("as in Transfers; NaN unknown", unknown=True, missing=np.nan, since=6)
+    issue_s: np.ndarray = seconds("of the transfer", unknown=True, missing=np.nan, since=6)
+    copy_start_s: np.ndarray = seconds(unknown=True, missing=np.nan, since=6)
+    copy_end_s: np.ndarray = seconds(unknown=True, missing=np.nan, since=6)
+    room_bytes: np.ndarray = size(
+        "of the block that room was made for; 0: nobody asked for any", missing=0, since=6
+    )
+    room_storage: np.ndarray = index(
+        "storages", "whose block that is; -1: a new one's", low=-1, missing=-1, since=6
+    )
 
 
 @dataclass(frozen=True)
-class Residencies(Table):
+class Residencies(StepTable):
     """One row per stretch of time that a storage's block was on the device, in order of their ends."""
 
-    storage: np.ndarray  # int32: row of Storages
-    from_op: np.ndarray  # int32: 0 if it was there when the step began
-    to_op: np.ndarray  # int32: the first op without it; len(ops) if it was there when the step ended
-    from_s: np.ndarray  # float64
-    to_s: np.ndarray  # float64
+    storage: np.ndarray = index("storages")
+    from_op: np.ndarray = index("ops", "0 if it was there when the step began", low=-1, past=1)
+    to_op: np.ndarray = index(
+        "ops", "the first op without it; len(ops) if it was there when the step ended", low=-1, past=2
+    )
+    from_s: np.ndarray = seconds()
+    to_s: np.ndarray = seconds()
 
 
 @dataclass(frozen=True)
-class Replays(Table):
+class Replays(StepTable):
     """One row per op that ran again to give a dropped storage its bytes back, in order of their ends.
 
     Replays are no ops of the step: they have no rows in ``ops``, ``uses`` or ``storages``. The time that one takes is
     part of the duration of the op that it was replayed for, where it was replayed for one.
     """
 
-    op: np.ndarray  # int32: op that it was replayed for
-    storage: (
-        np.ndarray
-    )  # int32: row of Storages: whose bytes; a chain has several rows for one storage. -1: it died
-    name: np.ndarray  # int32: the op that was replayed: index into StepTrace.names
-    cause: np.ndarray  # uint8: Cause
-    bytes: np.ndarray  # int64: of what it made
-    start_s: np.ndarray  # float64
-    duration_s: np.ndarray  # float64
+    op: np.ndarray = index("ops", "that it was replayed for")
+    storage: np.ndarray = index(
+        "storages", "whose bytes; a chain has several rows for one storage; -1: it died", low=-1
+    )
+    name: np.ndarray = index("names", "the op that was replayed")
+    cause: np.ndarray = code(Cause)
+    bytes: np.ndarray = size("of what it made")
+    start_s: np.ndarray = seconds()
+    duration_s: np.ndarray = seconds()
 
 
 @dataclass(frozen=True)
-class Declined(Table):
+class Declined(StepTable):
     """One row per planned drop that the runtime declined: the storage stayed, or was swapped out instead."""
 
-    op: np.ndarray  # int32: op after which it was due
-    storage: np.ndarray  # int32: row of Storages
-    name: np.ndarray  # int32: the op that made the storage: index into StepTrace.names; -1 unknown
-    refusal: np.ndarray  # uint8: why: index into chameleon_lab.runtime.core.REFUSALS
+    op: np.ndarray = index("ops", "after which it was due")
+    storage: np.ndarray = index("storages")
+    name: np.ndarray = index("names", "the op that made the storage; -1 unknown", low=-1)
+    refusal: np.ndarray = column("uint8", "why", into="reasons")
 
 
 @dataclass(frozen=True)
-class Makings(Table):
+class Makings(StepTable):
     """How storages came to the values that they held, in the order in which the ops ended.
 
     One row per value and storage that it was made from: those of one value follow each other, and share their
@@ -253,69 +242,46 @@ class Makings(Table):
     step without rows says nothing.
     """
 
-    making: np.ndarray  # int32: the value's number in the step, ascending
-    op: np.ndarray  # int32: op of the step in which it was made
-    storage: np.ndarray  # int32: row of Storages that held it from then on
-    name: (
-        np.ndarray
-    )  # int32: the op that made it: index into StepTrace.names; -1: a write that nobody can repeat
-    input: np.ndarray  # int32: row of Storages; the value's own where that was changed in place; -1 none
-    refusal: (
-        np.ndarray
-    )  # uint8: why it cannot be made again: index into chameleon_lab.runtime.core.REFUSALS; 0 it can
+    making: np.ndarray = index("makings", "the value's number in the step, ascending")
+    op: np.ndarray = index("ops", "in which it was made")
+    storage: np.ndarray = index("storages", "that held it from then on")
+    name: np.ndarray = index("names", "the op that made it; -1: a write that nobody can repeat", low=-1)
+    input: np.ndarray = index("storages", "the value's own where that was changed in place; -1 none", low=-1)
+    refusal: np.ndarray = column("uint8", "why it cannot be made again; 0 it can", into="reasons")
 
 
 @dataclass(frozen=True)
-class Pauses(Table):
+class Pauses(StepTable):
     """One row per stretch of time in which no op ran, outside of the loop, in order.
 
     They are no part of the step: its ``duration_s`` and all its times are those of a clock that stands still meanwhile.
     """
 
-    op: np.ndarray  # int32: the op that came next; len(ops) at the step's end
-    kind: np.ndarray  # uint8: Pause
-    at_s: np.ndarray  # float64: where it lies in the step
-    duration_s: np.ndarray  # float64
+    op: np.ndarray = index("borders", "the op that came next; len(ops) at the step's end")
+    kind: np.ndarray = code(Pause)
+    at_s: np.ndarray = seconds("where it lies in the step")
+    duration_s: np.ndarray = seconds()
 
 
 @dataclass(frozen=True)
-class Marks(Table):
+class Marks(StepTable):
     """One row per stretch that the user's own code has named (``record_function``), in order of their ends.
 
     Optimizers and data loaders of torch name theirs too. One that goes on over a step's end has a part in each step.
     """
 
-    name: np.ndarray  # int32: index into StepTrace.mark_names
-    thread: np.ndarray  # int32: as in Ops
-    from_op: np.ndarray  # int32: the first op in it
-    to_op: np.ndarray  # int32: the first op after it; equal to from_op where no op ran
-    start_s: np.ndarray  # float64
-    duration_s: np.ndarray  # float64
+    name: np.ndarray = index("mark_names")
+    thread: np.ndarray = column("int32", "as in Ops")
+    from_op: np.ndarray = index("borders", "the first op in it")
+    to_op: np.ndarray = index("borders", "the first op after it; equal to from_op where no op ran")
+    start_s: np.ndarray = seconds()
+    duration_s: np.ndarray = seconds()
 
 
-def _no_marks() -> Marks:
-    whole, real = np.zeros(0, dtype=np.int32), np.zeros(0)
-    return Marks(whole, whole, whole, whole, real, real)
-
-
-def _no_pauses() -> Pauses:
-    none = np.zeros(0)
-    return Pauses(none.astype(np.int32), none.astype(np.uint8), none, none)
-
-
-def _no_replays() -> Replays:
-    whole, real = np.zeros(0, dtype=np.int32), np.zeros(0)
-    return Replays(whole, whole, whole, whole.astype(np.uint8), whole.astype(np.int64), real, real)
-
-
-def _none_declined() -> Declined:
-    whole = np.zeros(0, dtype=np.int32)
-    return Declined(whole, whole, whole, whole.astype(np.uint8))
-
-
-def _no_makings() -> Makings:
-    whole = np.zeros(0, dtype=np.int32)
-    return Makings(whole, whole, whole, whole, whole, whole.astype(np.uint8))
+def _brought(since: int, default: Any) -> Any:
+    """A field that came with a version of the trace file; older ones read as the default."""
+    known = {"default_factory": default} if callable(default) else {"default": default}
+    return field(**known, metadata={"since": since})
 
 
 @dataclass(frozen=True, repr=False)
@@ -330,7 +296,7 @@ class StepTrace:
     modules: tuple[str, ...]  # module paths
     labels: tuple[
         str, ...
-    ]  # names of parameters, gradients ("grad of ...") and optimizer states ("exp_avg of ...")
+    ]  # of parameters, gradients ("grad of ...") and optimizer states ("exp_avg of ...")
     ops: Ops
     storages: Storages
     uses: Uses
@@ -341,23 +307,23 @@ class StepTrace:
     # Do copies on the host last while their storages are resident and unwritten? Not where writes may go unseen.
     keeps_host_copies: bool = True
     stacks: tuple[str, ...] = ()  # Python stacks, innermost frame first, one "file:line function" a line
-    replays: Replays = field(default_factory=_no_replays)
-    declined: Declined = field(default_factory=_none_declined)
-    makings: Makings = field(default_factory=_no_makings)
+    replays: Replays = _brought(3, Replays.none)
+    declined: Declined = _brought(3, Declined.none)
+    makings: Makings = _brought(4, Makings.none)
     # What the allocator below the session did, on a GPU; see :class:`~chameleon_lab.report.StepSummary`.
-    refusals: int = 0
-    soft_ooms: int = 0
-    alloc_retries: int = 0
-    device_allocs: int = 0
-    device_frees: int = 0
-    device_syncs: int = 0
-    useless_bytes: int = 0
-    pauses: Pauses = field(default_factory=_no_pauses)
-    forms: tuple[
-        str, ...
-    ] = ()  # dtypes and shapes, such as "float32 [64, 256]"; a dtype alone where views differ
-    mark_names: tuple[str, ...] = ()  # what the user's code calls its stretches
-    marks: Marks = field(default_factory=_no_marks)
+    refusals: int = _brought(5, 0)
+    soft_ooms: int = _brought(5, 0)
+    alloc_retries: int = _brought(5, 0)
+    device_allocs: int = _brought(5, 0)
+    device_frees: int = _brought(5, 0)
+    device_syncs: int = _brought(5, 0)
+    useless_bytes: int = _brought(5, 0)
+    pauses: Pauses = _brought(6, Pauses.none)
+    # Dtypes and shapes, such as "float32 [64, 256]"; a dtype alone where views differ.
+    forms: tuple[str, ...] = _brought(7, ())
+    mark_names: tuple[str, ...] = _brought(7, ())  # what the user's code calls its stretches
+    marks: Marks = _brought(7, Marks.none)
+    reasons: tuple[str, ...] = _brought(8, ("",))  # why drops were declined, and values cannot be made again
 
     def __repr__(self) -> str:
         return (
@@ -487,6 +453,15 @@ class StepTrace:
         number = np.empty(len(order), dtype=np.int64)
         number[order] = position - np.maximum.accumulate(np.where(new[: len(order)], position, 0))
         return number
+
+
+KINDS: dict[str, Any] = get_type_hints(StepTrace)
+"""What each field of a step is."""
+
+TABLES: dict[str, type[StepTable]] = {
+    name: kind for name, kind in KINDS.items() if isinstance(kind, type) and issubclass(kind, StepTable)
+}
+"""The tables of a step."""
 
 
 @dataclass(repr=False)

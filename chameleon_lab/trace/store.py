@@ -1,8 +1,9 @@
 """Trace files: one Parquet file a trace, one row a step, each in a row group of its own.
 
 A step's tables are columns of type list<struct>, its dictionaries (op names, module paths, labels, stacks)
-list<string>. The schema's metadata holds, under the key ``chameleon_lab.trace``, JSON with the format's
-``version`` and the trace's ``meta``. What lets the whole steps of a cut file be read: :mod:`.cut_file`.
+list<string>; all of them follow from how :mod:`.columns` declares them. The schema's metadata holds, under the key
+``chameleon_lab.trace``, JSON with the format's ``version``, the trace's ``meta``, and of each enum the names behind its
+numbers (``enums``). What lets the whole steps of a cut file be read: :mod:`.cut_file`.
 Needs pyarrow, which is imported when a trace is saved or loaded.
 """
 
@@ -13,7 +14,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -23,29 +24,16 @@ from ..errors import CutFileError, TraceError
 from ..files import misnomer, oddity, shown, write_then_rename
 from ..progress import bar, tick
 from .check import check_step
-from .columns import (
-    Declined,
-    Makings,
-    Marks,
-    Ops,
-    Pauses,
-    Replays,
-    Residencies,
-    Stalls,
-    StepTrace,
-    Storages,
-    Table,
-    Trace,
-    Transfers,
-    Uses,
-)
+from .columns import KINDS, TABLES, StepTrace, Trace
 from .cut_file import MAGIC, lead_of, mended, note, whole_steps
 from .parquet_footer import stated_size
+from .table import StepTable, renumbered
+from .unnamed import ENUMS, REASONS
 
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 7
+VERSION = 8
 """Version of the trace file that this package writes, and the newest that it reads."""
 
 _KEY = b"chameleon_lab.trace"
@@ -60,161 +48,18 @@ _WRITING: dict[str, Any] = {
     "write_statistics": False,
 }
 
-_SCALARS = {
-    "index": "int64",
-    "session_stage": "string",
-    "start_s": "float64",
-    "duration_s": "float64",
-    "truncated_ops": "int64",
-    "refusals": "int64",
-    "soft_ooms": "int64",
-    "alloc_retries": "int64",
-    "device_allocs": "int64",
-    "device_frees": "int64",
-    "device_syncs": "int64",
-    "useless_bytes": "int64",
-}
-_SCALARS_OF_VERSION_1 = ("index", "session_stage", "start_s", "duration_s", "truncated_ops")
-"""The others came with version 5; from an older file they read as 0."""
-_DICTIONARIES = ("names", "modules", "labels", "stacks", "forms", "mark_names")
-_DICTIONARY_SINCE = {"forms": 7, "mark_names": 7}
-_TABLES: dict[str, tuple[type[Table], dict[str, str]]] = {
-    "ops": (
-        Ops,
-        {
-            "name": "int32",
-            "module": "int32",
-            "stage": "uint8",
-            "sequence_nr": "int64",
-            "thread": "int32",
-            "stack": "int32",
-            "start_s": "float64",
-            "duration_s": "float64",
-            "stall_s": "float64",
-            "device_s": "float64",
-            "live_peak_bytes": "int64",
-            "resident_peak_bytes": "int64",
-            "token": "uint32",
-            "plan_op": "int32",
-        },
-    ),
-    "storages": (
-        Storages,
-        {
-            "uid": "int64",
-            "bytes": "int64",
-            "block_bytes": "int64",
-            "category": "uint8",
-            "module": "int32",
-            "name": "int32",
-            "birth_op": "int32",
-            "birth_ordinal": "int32",
-            "death_op": "int32",
-            "movable": "bool",
-            "form": "int32",
-        },
-    ),
-    "uses": (
-        Uses,
-        {"op": "int32", "storage": "int32", "reads": "bool", "writes": "bool", "part": "int32"},
-    ),
-    "transfers": (
-        Transfers,
-        {
-            "storage": "int32",
-            "direction": "uint8",
-            "cause": "uint8",
-            "bytes": "int64",
-            "issue_op": "int32",
-            "issue_s": "float64",
-            "start_s": "float64",
-            "end_s": "float64",
-            "due_s": "float64",
-        },
-    ),
-    "stalls": (
-        Stalls,
-        {
-            "op": "int32",
-            "storage": "int32",
-            "direction": "uint8",
-            "cause": "uint8",
-            "start_s": "float64",
-            "duration_s": "float64",
-            "due_s": "float64",
-            "issue_s": "float64",
-            "copy_start_s": "float64",
-            "copy_end_s": "float64",
-            "room_bytes": "int64",
-            "room_storage": "int32",
-        },
-    ),
-    "residencies": (
-        Residencies,
-        {
-            "storage": "int32",
-            "from_op": "int32",
-            "to_op": "int32",
-            "from_s": "float64",
-            "to_s": "float64",
-        },
-    ),
-    "replays": (
-        Replays,
-        {
-            "op": "int32",
-            "storage": "int32",
-            "name": "int32",
-            "cause": "uint8",
-            "bytes": "int64",
-            "start_s": "float64",
-            "duration_s": "float64",
-        },
-    ),
-    "declined": (Declined, {"op": "int32", "storage": "int32", "name": "int32", "refusal": "uint8"}),
-    "makings": (
-        Makings,
-        {
-            "making": "int32",
-            "op": "int32",
-            "storage": "int32",
-            "name": "int32",
-            "input": "int32",
-            "refusal": "uint8",
-        },
-    ),
-    "pauses": (
-        Pauses,
-        {"op": "int32", "kind": "uint8", "at_s": "float64", "duration_s": "float64"},
-    ),
-    "marks": (
-        Marks,
-        {
-            "name": "int32",
-            "thread": "int32",
-            "from_op": "int32",
-            "to_op": "int32",
-            "start_s": "float64",
-            "duration_s": "float64",
-        },
-    ),
-}
+_TYPES = {int: "int64", float: "float64", str: "string"}
+_SCALARS = {name: _TYPES[kind] for name, kind in KINDS.items() if kind in _TYPES}
+_DICTIONARIES = [name for name, kind in KINDS.items() if kind == tuple[str, ...]]
+_SINCE = {field.name: field.metadata.get("since", 1) for field in fields(StepTrace)}
+"""The version that brought a field; from an older file it reads as its default."""
 
-_TABLE_SINCE = {"replays": 3, "declined": 3, "makings": 4, "pauses": 6, "marks": 7}
-"""The version that brought a table; an older file has no rows for it."""
-
-_SINCE: dict[tuple[str, str], tuple[int, float]] = {
-    ("ops", "token"): (2, 0),
-    ("ops", "plan_op"): (2, -1),
-    ("ops", "device_s"): (3, np.nan),
-    ("uses", "part"): (6, -1),
-    ("transfers", "due_s"): (6, np.nan),
-    **{("stalls", name): (6, np.nan) for name in ("due_s", "issue_s", "copy_start_s", "copy_end_s")},
-    ("stalls", "room_bytes"): (6, 0),
-    ("stalls", "room_storage"): (6, -1),
-    ("storages", "form"): (7, -1),
+_ENUMS = {
+    column.into.__name__: column.into
+    for kind in TABLES.values()
+    for column in kind.declared().values()
+    if isinstance(column.into, type)
 }
-"""The version that brought a column, and what it reads as from an older file."""
 
 
 def save(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -229,7 +74,8 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> None:
     if (wrong := misnomer(path)) is not None:
         raise TraceError(f"{shown(path)}: {wrong}; give another name")
     try:
-        values: dict[str, Any] = {"version": VERSION, "meta": trace.meta}
+        enums = {name: [value.name for value in kind] for name, kind in _ENUMS.items()}
+        values: dict[str, Any] = {"version": VERSION, "meta": trace.meta, "enums": enums}
         if any(not step.keeps_host_copies for step in trace.steps):
             values["keeps_host_copies"] = False
         if trace.lost is not None:
@@ -302,7 +148,7 @@ def _read(pa: Any, file: BinaryIO, path: str | os.PathLike[str], verified: bool 
             tick()
     table = pa.Table.from_arrays(columns, schema=expected).combine_chunks()
     try:
-        return Trace(_steps(table, header.keeps_host_copies), header.meta, header.lost)
+        return Trace(_steps(table, header), header.meta, header.lost)
     except (pa.ArrowException, ValueError, TypeError, IndexError, OverflowError) as error:
         raise TraceError(f"{path}: damaged ({error}); save the trace again, or record it anew") from error
 
@@ -352,8 +198,10 @@ def _check_size(file: BinaryIO, path: str | os.PathLike[str]) -> None:
         )
 
 
-def _steps(table: Any, keeps_host_copies: bool) -> list[StepTrace]:
-    tables = {name: _tables(table.column(name), name) for name in _TABLES if name in table.schema.names}
+def _steps(table: Any, header: _Header) -> list[StepTrace]:
+    tables = {
+        name: _tables(table.column(name), name, header) for name in TABLES if name in table.schema.names
+    }
     scalars = [name for name in _SCALARS if name in table.schema.names]
     dictionaries = [name for name in _DICTIONARIES if name in table.schema.names]
     plain = table.select([*scalars, *dictionaries]).to_pylist()
@@ -364,8 +212,10 @@ def _steps(table: Any, keeps_host_copies: bool) -> list[StepTrace]:
             raise ValueError("a name is missing")
         if any(values[name] is None for name in scalars):
             raise ValueError("a step without its index, stage, times or counts")
+        if header.version < 8:
+            values["reasons"] = REASONS
         values |= {name: rows[position] for name, rows in tables.items()}
-        step = StepTrace(**values, keeps_host_copies=keeps_host_copies)
+        step = StepTrace(**values, keeps_host_copies=header.keeps_host_copies)
         try:
             check_step(step)
         except ValueError as error:
@@ -417,24 +267,12 @@ def _schema(pa: Any, version: int = VERSION) -> pyarrow.Schema:
     def arrow(kind: str) -> Any:
         return pa.bool_() if kind == "bool" else getattr(pa, kind)()
 
-    columns = [
-        (name, arrow(kind))
-        for name, kind in _SCALARS.items()
-        if version >= 5 or name in _SCALARS_OF_VERSION_1
-    ]
-    columns += [
-        (name, pa.list_(pa.string())) for name in _DICTIONARIES if _DICTIONARY_SINCE.get(name, 1) <= version
-    ]
-    for name, (_, kinds) in _TABLES.items():
-        if _TABLE_SINCE.get(name, 1) > version:
-            continue
-        fields = [
-            (column, arrow(kind))
-            for column, kind in kinds.items()
-            if _SINCE.get((name, column), (1,))[0] <= version
-        ]
+    columns = [(name, arrow(kind)) for name, kind in _SCALARS.items()]
+    columns += [(name, pa.list_(pa.string())) for name in _DICTIONARIES]
+    for name, kind in TABLES.items():
+        fields = [(key, arrow(c.dtype)) for key, c in kind.declared().items() if c.since <= version]
         columns.append((name, pa.list_(pa.struct(fields))))
-    return pa.schema(columns)
+    return pa.schema([column for column in columns if _SINCE[column[0]] <= version])
 
 
 def _row(pa: Any, step: StepTrace, schema: pyarrow.Schema) -> pyarrow.Table:
@@ -442,7 +280,7 @@ def _row(pa: Any, step: StepTrace, schema: pyarrow.Schema) -> pyarrow.Table:
     columns: list[Any] = [
         pa.array([getattr(step, name)], type=schema.field(name).type) for name in (*_SCALARS, *_DICTIONARIES)
     ]
-    columns += [_list_column(pa, getattr(step, name), name, schema) for name in _TABLES]
+    columns += [_list_column(pa, getattr(step, name), name, schema) for name in TABLES]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -459,42 +297,41 @@ def _value_counts(row: pyarrow.Table) -> list[int]:
     return counts
 
 
-def _list_column(pa: Any, table: Table, name: str, schema: pyarrow.Schema) -> pyarrow.ListArray:
+def _list_column(pa: Any, table: StepTable, name: str, schema: pyarrow.Schema) -> pyarrow.ListArray:
     """A step's table as one list<struct> entry."""
     struct_type = schema.field(name).type.value_type
     arrays = []
-    for column, kind in _TABLES[name][1].items():
-        values = np.asarray(getattr(table, column))
+    for key, column in table.declared().items():
+        values = np.asarray(getattr(table, key))
         try:
-            arrays.append(
-                pa.array(values.astype(kind, casting="same_kind"), type=struct_type.field(column).type)
-            )
+            fitting = values.astype(column.dtype, casting="same_kind")
         except TypeError as error:
             raise TraceError(
-                f"column {name}.{column} is {values.dtype}, which does not fit {kind}"
+                f"column {name}.{key} is {values.dtype}, which does not fit {column.dtype}"
             ) from error
+        arrays.append(pa.array(fitting, type=struct_type.field(key).type))
     structs = pa.StructArray.from_arrays(arrays, fields=list(struct_type))
     return pa.ListArray.from_arrays(pa.array([0, len(table)], type=pa.int32()), structs)
 
 
-def _tables(column: Any, name: str) -> list[Table]:
+def _tables(column: Any, name: str, header: _Header) -> list[StepTable]:
     """The reverse of :func:`_list_column`."""
-    table_type, kinds = _TABLES[name]
-    rows: list[Table] = []
+    declared = TABLES[name].declared()
+    rows: list[StepTable] = []
     for chunk in column.chunks:
         values = chunk.values
-        present = [key for key in kinds if values.type.get_field_index(key) >= 0]
+        present = [key for key in declared if values.type.get_field_index(key) >= 0]
         if chunk.null_count or values.null_count or any(values.field(key).null_count for key in present):
             raise ValueError(f"{name} has rows without values")
-        arrays = {
-            key: values.field(key).to_numpy(zero_copy_only=False).astype(kind)
-            if key in present
-            else np.full(len(values), _SINCE[name, key][1], dtype=kind)
-            for key, kind in kinds.items()
-        }
+        arrays = {}
+        for key in present:
+            arrays[key] = values.field(key).to_numpy(zero_copy_only=False).astype(declared[key].dtype)
+            if isinstance(kind := declared[key].into, type):
+                names = header.enums[kind.__name__]
+                arrays[key] = renumbered(f"{name}.{key}", kind, names, arrays[key])
         offsets = chunk.offsets.to_numpy()
         for begin, end in pairwise(offsets.tolist()):
-            rows.append(table_type(**{key: array[begin:end] for key, array in arrays.items()}))
+            rows.append(TABLES[name](**{key: array[begin:end] for key, array in arrays.items()}))
     return rows
 
 
@@ -504,6 +341,7 @@ class _Header:
     meta: dict[str, Any]
     keeps_host_copies: bool
     lost: str | None
+    enums: dict[str, tuple[str, ...]]
 
 
 def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> _Header:
@@ -521,21 +359,22 @@ def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> _Header:
 
 def _header_of(values: Any, path: str | os.PathLike[str]) -> _Header:
     try:
-        lost = values.get("lost")
-        header = _Header(
-            int(values["version"]),
+        version = int(values["version"])
+        if version > VERSION:
+            raise TraceError(
+                f"{path}: it is of trace version {version}, and this Chameleon Lab reads up to {VERSION}: "
+                "upgrade Chameleon Lab"
+            )
+        lost, enums = values.get("lost"), values["enums"] if version >= 8 else ENUMS
+        return _Header(
+            version,
             dict(values["meta"]),
             bool(values.get("keeps_host_copies", True)),
             None if lost is None else str(lost),
+            {name: tuple(map(str, enums[name])) for name in _ENUMS},
         )
     except (AttributeError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise _broken(path, error) from error
-    if header.version > VERSION:
-        raise TraceError(
-            f"{path}: it is of trace version {header.version}, and this Chameleon Lab reads up to {VERSION}: "
-            "upgrade Chameleon Lab"
-        )
-    return header
 
 
 def _broken(path: str | os.PathLike[str], error: Exception) -> TraceError:

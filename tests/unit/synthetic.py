@@ -22,6 +22,7 @@ from chameleon_lab.trace import (
     Transfers,
     Uses,
 )
+from chameleon_lab.trace.unnamed import REASONS
 
 
 @dataclass
@@ -153,6 +154,7 @@ class StepBuilder:
                 from_s=clock[np.maximum(birth, 0)],
                 to_s=clock[np.minimum(death + 1, n)],
             ),
+            reasons=REASONS,
             makings=Makings(
                 *(column.astype(np.int32) for column in np.array(self.makings).reshape(-1, 6).T[:5]),
                 refusal=np.array([row[5] for row in self.makings], dtype=np.uint8),

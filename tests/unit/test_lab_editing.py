@@ -10,13 +10,14 @@ import pytest
 from hangs import HANGS_AFTER_S
 from synthetic import dropped_step, gpt_step
 
-from chameleon_lab.lab import bench, views
+from chameleon_lab.lab import bench
 from chameleon_lab.lab.dispatch import answer
 from chameleon_lab.lab.editing import Desk
 from chameleon_lab.lab.protocol import MAX_ROWS, VERSION, ProtocolError
 from chameleon_lab.lab.sources import Sources
 from chameleon_lab.policy import Edit, EditAction, Policy, floor
 from chameleon_lab.trace import Trace
+from chameleon_lab.trace.unnamed import REASONS
 
 STEP = gpt_step(layers=6)
 CAPACITY = int(0.6 * STEP.live_peak_bytes)
@@ -287,7 +288,7 @@ def test_what_the_runtime_declined_is_told_in_its_row(mixed):
     rows = swapped_rows(mixed, "declined")
     step, _ = dropped_step(layers=6)
     assert [row["storage"] for row in rows] == [step.storage_keys[int(step.declined.storage[0])]]
-    assert rows[0]["declined"] == views.refusal(1)
+    assert rows[0]["declined"] == REASONS[1]
 
 
 def test_the_curve_of_a_plan_with_replays_has_replays(mixed):

@@ -16,6 +16,7 @@ from chameleon_lab.lab.sources import Sources
 from chameleon_lab.policy import floor
 from chameleon_lab.trace import Category, Residencies, Stage, Trace
 from chameleon_lab.trace.overlap import overlap_of
+from chameleon_lab.trace.unnamed import REASONS
 
 MIB = 1 << 20
 
@@ -99,7 +100,7 @@ def test_a_dropped_storage_tells_of_its_replays_and_of_drops_that_were_declined(
     assert found["declined"] == []
     stayed = int(step.declined.storage[0])
     kept = views.storage(scene, "op", int(step.storages.uid[stayed]))
-    assert kept["dropped"] == [] and kept["declined"][0]["why"] == views.refusal(1) != ""
+    assert kept["dropped"] == [] and kept["declined"][0]["why"] == REASONS[1] != ""
     alive = views.alive(scene, "op", birth + 2.5)
     assert alive["dropped_bytes"] == found["bytes"] and alive["away_bytes"] == 0
     assert next(s for s in alive["storages"] if s["uid"] == found["uid"])["dropped"]

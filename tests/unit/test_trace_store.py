@@ -18,79 +18,118 @@ from hangs import HANGS_AFTER_S
 from synthetic import gpt_step, random_step
 
 from chameleon_lab.errors import CutFileError, TraceError
-from chameleon_lab.trace import Declined, Makings, Marks, Replays, Stalls, StepTrace, Trace, Transfers, store
+from chameleon_lab.trace import (
+    Cause,
+    Declined,
+    Makings,
+    Marks,
+    Pauses,
+    Replays,
+    Stalls,
+    StepTrace,
+    Storages,
+    Trace,
+    Transfers,
+    store,
+)
 from chameleon_lab.trace.parquet_footer import stated_size
 from chameleon_lab.trace.stall_parts import parts_of_step
+from chameleon_lab.trace.table import StepTable
+from chameleon_lab.trace.unnamed import ENUMS, REASONS
 
+COUNTS = ("refusals", "soft_ooms", "alloc_retries", "device_allocs", "device_frees", "device_syncs")
+DATA = Path(__file__).parent / "data"
+META_OF_FILES = {"torch": "2.13.0", "device": "cpu", "capacity_bytes": None}
 META = {"torch": "2.13.0", "device": "cpu", "capacity_bytes": None, "link_out_bytes_per_s": 1e9}
 
 
 def rich_step() -> StepTrace:
-    """A step with a row in every table."""
+    """A step with a row in every table and a value in every column."""
     step = gpt_step(layers=2)
-    stack = np.arange(len(step.ops), dtype=np.int32) % 2 - 1
-    transfers = Transfers(
-        storage=np.array([3, -1], dtype=np.int32),
-        direction=np.array([0, 1], dtype=np.uint8),
-        cause=np.array([1, 2], dtype=np.uint8),
-        bytes=np.array([1 << 40, 7], dtype=np.int64),
-        issue_op=np.array([4, 9], dtype=np.int32),
-        issue_s=np.array([0.1, 0.2]),
-        start_s=np.array([0.15, 0.25]),
-        end_s=np.array([0.2, 0.3]),
+    n = len(step.ops)
+    ops = dataclasses.replace(
+        step.ops,
+        stack=np.arange(n, dtype=np.int32) % 2 - 1,
+        plan_op=np.arange(n, dtype=np.int32) - 1,
+        device_s=np.linspace(0, 1e-3, n),
     )
-    stalls = Stalls(
-        op=np.array([9], dtype=np.int32),
-        storage=np.array([-1], dtype=np.int32),
-        direction=np.array([1], dtype=np.uint8),
-        cause=np.array([2], dtype=np.uint8),
-        start_s=np.array([0.2]),
-        duration_s=np.array([0.1]),
-    )
-    form = np.arange(len(step.storages), dtype=np.int32) % 3 - 1
+    rows = {
+        Transfers: {
+            "storage": [3, -1],
+            "direction": [0, 1],
+            "cause": [1, 2],
+            "bytes": [1 << 40, 7],
+            "issue_op": [4, 9],
+            "issue_s": [0.1, 0.2],
+            "start_s": [0.15, 0.25],
+            "end_s": [0.2, 0.3],
+            "due_s": [0.05, np.nan],
+        },
+        Stalls: {
+            "op": [9],
+            "storage": [-1],
+            "direction": [1],
+            "cause": [2],
+            "start_s": [0.2],
+            "duration_s": [0.1],
+            "due_s": [0.19],
+            "issue_s": [0.2],
+            "copy_start_s": [0.25],
+            "copy_end_s": [0.3],
+            "room_bytes": [1 << 20],
+            "room_storage": [3],
+        },
+        Replays: {
+            "op": [9],
+            "storage": [4],
+            "name": [1],
+            "cause": [2],
+            "bytes": [1 << 33],
+            "start_s": [0.21],
+            "duration_s": [0.02],
+        },
+        Declined: {"op": [5], "storage": [2], "name": [-1], "refusal": [3]},
+        Makings: {
+            "making": [0, 0, 1],
+            "op": [1, 1, 4],
+            "storage": [2, 2, 3],
+            "name": [0, 0, -1],
+            "input": [0, 1, -1],
+            "refusal": [0, 0, 6],
+        },
+        Pauses: {"op": [3, n], "kind": [1, 2], "at_s": [0.01, 0.02], "duration_s": [1.5, 0.25]},
+        Marks: {
+            "name": [0],
+            "thread": [0],
+            "from_op": [1],
+            "to_op": [4],
+            "start_s": [0.1],
+            "duration_s": [0.2],
+        },
+    }
+    tables = {
+        kind.__name__.lower(): kind(
+            **{name: np.array(values, kind.declared()[name].dtype) for name, values in columns.items()}
+        )
+        for kind, columns in rows.items()
+    }
+    counts = {name: number for number, name in enumerate(COUNTS, 1)}
     return dataclasses.replace(
         step,
-        storages=dataclasses.replace(step.storages, form=form),
-        forms=("float32 [64, 256]", "int64"),
-        mark_names=("my step",),
-        marks=Marks(
-            name=np.array([0], dtype=np.int32),
-            thread=np.array([0], dtype=np.int32),
-            from_op=np.array([1], dtype=np.int32),
-            to_op=np.array([4], dtype=np.int32),
-            start_s=np.array([0.1]),
-            duration_s=np.array([0.2]),
-        ),
         index=41,
         start_s=1.7e9,
-        ops=dataclasses.replace(step.ops, stack=stack),
+        ops=ops,
+        storages=dataclasses.replace(
+            step.storages, form=np.arange(len(step.storages), dtype=np.int32) % 3 - 1
+        ),
+        uses=dataclasses.replace(step.uses, part=np.arange(len(step.uses), dtype=np.int32) % 3 - 1),
+        forms=("float32 [64, 256]", "int64"),
+        mark_names=("my step",),
         stacks=("train.py:12 step\nmodel.py:7 forward",),
-        transfers=transfers,
-        stalls=stalls,
-        replays=Replays(
-            op=np.array([9], dtype=np.int32),
-            storage=np.array([4], dtype=np.int32),
-            name=np.array([1], dtype=np.int32),
-            cause=np.array([2], dtype=np.uint8),
-            bytes=np.array([1 << 33], dtype=np.int64),
-            start_s=np.array([0.21]),
-            duration_s=np.array([0.02]),
-        ),
-        declined=Declined(
-            op=np.array([5], dtype=np.int32),
-            storage=np.array([2], dtype=np.int32),
-            name=np.array([-1], dtype=np.int32),
-            refusal=np.array([3], dtype=np.uint8),
-        ),
-        makings=Makings(
-            making=np.array([0, 0, 1], dtype=np.int32),
-            op=np.array([1, 1, 4], dtype=np.int32),
-            storage=np.array([2, 2, 3], dtype=np.int32),
-            name=np.array([0, 0, -1], dtype=np.int32),
-            input=np.array([0, 1, -1], dtype=np.int32),
-            refusal=np.array([0, 0, 6], dtype=np.uint8),
-        ),
         truncated_ops=3,
+        useless_bytes=77,
+        **tables,
+        **counts,
     )
 
 
@@ -329,116 +368,75 @@ def rewrite(path: Path, table: pa.Table, header: object) -> None:
     parquet.write_table(table.replace_schema_metadata({b"chameleon_lab.trace": text.encode()}), path)
 
 
-V6 = {
-    "uses": ("part",),
-    "transfers": ("due_s",),
-    "stalls": ("due_s", "issue_s", "copy_start_s", "copy_end_s", "room_bytes", "room_storage"),
-}
-"""Columns that version 6 brought."""
+def as_of(version: int, step: StepTrace) -> StepTrace:
+    """A step as a file of a version has it: without what came later."""
+    values = {}
+    for field in dataclasses.fields(step):
+        if field.metadata.get("since", 1) > version:
+            values[field.name] = (
+                field.default if field.default is not dataclasses.MISSING else field.default_factory()
+            )
+        elif isinstance(table := getattr(step, field.name), StepTable):
+            later = {name: None for name, column in table.declared().items() if column.since > version}
+            values[field.name] = dataclasses.replace(table, **later)
+    return dataclasses.replace(step, **(values | {"reasons": REASONS}))
 
 
-def before_7(path: Path) -> pa.Table:
-    table = parquet.read_table(path).combine_chunks().drop_columns(["marks", "mark_names", "forms"])
-    return without(table, "form", of="storages")
+@pytest.mark.parametrize("version", range(1, store.VERSION + 1))
+def test_a_file_of_each_version_reads_as_it_was_written(version: int, tmp_path: Path) -> None:
+    """Each file of ``data`` was written by the Chameleon Lab of its time, from :func:`rich_step`."""
+    read = store.load(DATA / f"trace_v{version}.parquet")
+    assert_same(read, Trace([as_of(version, rich_step())], META_OF_FILES))
+    assert sum(parts_of_step(read.last).totals().values()) == pytest.approx(
+        rich_step().stalls.duration_s.sum()
+    )
+    store.save(read, tmp_path / "again.parquet")
+    assert_same(store.load(tmp_path / "again.parquet"), read)
 
 
-def before_6(path: Path) -> pa.Table:
-    table = before_7(path).drop_columns(["pauses"])
-    for name, columns in V6.items():
-        table = without(table, *columns, of=name)
-    return table
+def test_what_older_files_lack_says_that_nobody_knows() -> None:
+    first, fifth, sixth = (store.load(DATA / f"trace_v{version}.parquet").last for version in (1, 5, 6))
+    assert (first.ops.token == 0).all() and (first.ops.plan_op == -1).all()
+    assert np.isnan(first.ops.device_s).all() and first.useless_bytes == first.refusals == 0
+    assert len(first.replays) == len(first.declined) == len(first.makings) == 0
+    assert (fifth.uses.part == -1).all() and fifth.paused_s() == 0.0
+    assert np.isnan(fifth.stalls.copy_end_s).all() and (fifth.stalls.room_storage == -1).all()
+    assert len(sixth.marks) == 0 and sixth.mark_names == sixth.forms == () and sixth.form(0) == ""
 
 
-def without(table: pa.Table, *lacking: str, of: str = "ops") -> pa.Table:
-    """The table with fewer columns of its ops, or of another of its tables."""
-    rows_of = table.column(of).chunk(0)
-    names = [field.name for field in rows_of.type.value_type if field.name not in lacking]
-    rows = pa.StructArray.from_arrays([rows_of.values.field(name) for name in names], names=names)
-    old = pa.ListArray.from_arrays(rows_of.offsets, rows)
-    fields = pa.list_(pa.struct([(f.name, f.type) for f in rows.type]))
-    return table.set_column(table.schema.get_field_index(of), pa.field(of, fields), old.cast(fields))
+def with_enums(path: Path, enums: dict[str, list[str]]) -> None:
+    """The file, as a Chameleon Lab would have written it whose enums are other ones."""
+    header = json.loads(parquet.read_schema(path).metadata[b"chameleon_lab.trace"])
+    rewrite(path, parquet.read_table(path), header | {"enums": header["enums"] | enums})
 
 
-def test_a_file_of_version_1_reads_without_what_it_lacks(tmp_path: Path) -> None:
-    path = tmp_path / "run.parquet"
-    step = rich_step()
+def test_numbers_of_enums_mean_what_the_file_calls_them(tmp_path: Path) -> None:
+    path, step = tmp_path / "run.parquet", rich_step()
     store.save(Trace([step]), path)
-    table = before_6(path)
-    rewrite(path, without(table, "token", "plan_op", "device_s"), {"version": 1, "meta": {}})
+    with_enums(path, {"Cause": ["DEMAND", "PLANNED", "WEATHER", "ACCESS", "EVICT"]})
+    with pytest.raises(TraceError, match=r"transfers\.cause is 'WEATHER', which this .* upgrade"):
+        store.load(path)
+    with_enums(path, {"Cause": ["WEATHER", "DEMAND", "ACCESS"]})
     read = store.load(path).last
-    assert (read.ops.name == step.ops.name).all()
-    assert (read.ops.token == 0).all() and (read.ops.plan_op == -1).all()
+    assert step.transfers.cause.tolist() == [Cause.EVICT, Cause.DEMAND]
+    assert read.transfers.cause.tolist() == [Cause.DEMAND, Cause.ACCESS]
+    assert read.transfers.cause.dtype == np.uint8
+    with_enums(path, {"Cause": ["PLANNED"]})
+    with pytest.raises(TraceError, match=r"transfers\.cause is outside 0 to 0"):
+        store.load(path)
 
 
-def test_a_file_of_version_2_has_no_replays_and_no_times_of_a_device(tmp_path: Path) -> None:
-    path = tmp_path / "run.parquet"
-    store.save(Trace([rich_step()]), path)
-    table = before_6(path).drop_columns(["replays", "declined"])
-    rewrite(path, without(table, "device_s"), {"version": 2, "meta": {}})
-    read = store.load(path).last
-    assert len(read.replays) == len(read.declined) == 0
-    assert np.isnan(read.ops.device_s).all()
-    assert len(read.stalls) == 1
-
-
-def test_a_file_of_version_3_has_no_makings(tmp_path: Path) -> None:
-    path = tmp_path / "run.parquet"
-    store.save(Trace([rich_step()]), path)
-    rewrite(path, before_6(path).drop_columns(["makings"]), {"version": 3, "meta": {}})
-    read = store.load(path).last
-    assert len(read.makings) == 0 and len(read.replays) == 1
-
-
-COUNTS = ("refusals", "soft_ooms", "alloc_retries", "device_allocs", "device_frees", "device_syncs")
-
-
-def test_a_file_of_version_4_has_no_counts_of_the_allocator(tmp_path: Path) -> None:
-    path = tmp_path / "run.parquet"
-    step = dataclasses.replace(rich_step(), useless_bytes=77, **{name: n for n, name in enumerate(COUNTS, 1)})
-    store.save(Trace([step]), path)
-    read = store.load(path).last
-    assert [getattr(read, name) for name in COUNTS] == [1, 2, 3, 4, 5, 6] and read.useless_bytes == 77
-    table = before_6(path).drop_columns([*COUNTS, "useless_bytes"])
-    rewrite(path, table, {"version": 4, "meta": {}})
-    read = store.load(path).last
-    assert [getattr(read, name) for name in COUNTS] == [0] * 6 and read.useless_bytes == 0
-    assert len(read.makings) == len(step.makings)
-
-
-def test_a_file_of_version_5_has_no_pauses_and_its_stalls_know_their_copies_by_the_transfers(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "run.parquet"
-    step = rich_step()
-    store.save(Trace([step]), path)
-    rewrite(path, before_6(path), {"version": 5, "meta": {}})
-    read = store.load(path).last
-    assert (read.uses.part == -1).all()
-    assert len(read.pauses) == 0 and read.paused_s() == 0.0
-    assert np.isnan(read.stalls.copy_end_s).all() and (read.stalls.room_storage == -1).all()
-    assert np.isnan(read.transfers.due_s).all()
-    total = sum(parts_of_step(read).totals().values())
-    assert total == pytest.approx(step.stalls.duration_s.sum())
-    store.save(Trace([read]), tmp_path / "again.parquet")
-    assert_same(store.load(tmp_path / "again.parquet"), Trace([read]))
-
-
-def test_a_file_of_version_6_has_no_marks_and_no_dtypes_and_shapes(tmp_path: Path) -> None:
-    path = tmp_path / "run.parquet"
-    store.save(Trace([rich_step()]), path)
-    rewrite(path, before_7(path), {"version": 6, "meta": {}})
-    read = store.load(path).last
-    assert len(read.marks) == 0 and read.mark_names == read.forms == ()
-    assert (read.storages.form == -1).all() and read.form(0) == ""
-    store.save(Trace([read]), tmp_path / "again.parquet")
-    assert_same(store.load(tmp_path / "again.parquet"), Trace([read]))
+def test_a_column_that_cannot_be_left_out_is_asked_for() -> None:
+    with pytest.raises(TypeError, match="Storages needs the column 'bytes'"):
+        Storages()
+    assert "category: uint8; Category" in Storages.__doc__
 
 
 def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
     rewrite(path, parquet.read_table(path), {"version": store.VERSION + 1, "meta": {}})
-    with pytest.raises(TraceError, match="trace version 8.*reads up to 7: upgrade"):
+    with pytest.raises(TraceError, match="trace version 9.*reads up to 8: upgrade"):
         store.load(path)
 
 
@@ -457,11 +455,11 @@ def test_missing_and_changed_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     store.save(Trace([rich_step()]), path)
     table = parquet.read_table(path)
-    rewrite(path, table.drop_columns(["uses"]), {"version": store.VERSION, "meta": {}})
+    rewrite(path, table.drop_columns(["uses"]), {"version": store.VERSION, "meta": {}, "enums": ENUMS})
     with pytest.raises(TraceError, match="column 'uses' is missing"):
         store.load(path)
     changed = table.set_column(0, "index", pa.array(["zero"]))
-    rewrite(path, changed, {"version": store.VERSION, "meta": {}})
+    rewrite(path, changed, {"version": store.VERSION, "meta": {}, "enums": ENUMS})
     with pytest.raises(TraceError, match="column 'index' is of type string, not int64"):
         store.load(path)
 
