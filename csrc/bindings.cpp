@@ -411,6 +411,8 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "own_work", [](bool on) { Runtime::instance().own_work(on); }, nogil(),
       "The session itself works between ops: no pause of the loop.");
+  m.def("stand_aside", &Runtime::stand_aside,
+        "The calling thread's ops and memory are none of any session's from here on, or are again.");
   m.def(
       "begin_pause", [](int kind) { Runtime::instance().begin_pause(static_cast<chameleon::PauseKind>(kind)); },
       nogil());

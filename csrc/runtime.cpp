@@ -403,6 +403,14 @@ void Runtime::own_work(bool on) {
   recorder_.own_work(on);
 }
 
+void Runtime::stand_aside(bool on) {
+  static thread_local bool were_seen = true;
+  if (on == stands_aside_) return;
+  if (on) were_seen = at::isRecordFunctionEnabled();
+  stands_aside_ = on;
+  at::enableRecordFunction(!on && were_seen);
+}
+
 // A GPU may have work to do while the host waits for data: no pause begins before that is done.
 void Runtime::begin_pause(PauseKind kind) {
   Lock lock(mutex_);

@@ -120,6 +120,8 @@ class Runtime {
   size_t total_bytes() const { return device_->total_bytes(); }
   std::shared_ptr<StepLog> end_step();
   void own_work(bool on);  // the session's, between ops
+  // From here on the calling thread's ops and memory are none of any session's, or its own again. Not inside of an op.
+  static void stand_aside(bool on);
   void begin_pause(PauseKind kind);
   void end_pause();
   // A stretch that somebody names without torch's record_function. Returns what end_mark() takes; below 0: it is not
@@ -196,7 +198,7 @@ class Runtime {
   // --- the allocator's requests (device backends call these)
   bool tracks(size_t bytes) const {
     return bytes >= tracked_bytes_.load(std::memory_order_relaxed) && is_open() &&
-           !unbacked_.load(std::memory_order_relaxed);
+           !unbacked_.load(std::memory_order_relaxed) && !stands_aside_;
   }
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
@@ -207,6 +209,7 @@ class Runtime {
 
  private:
   friend struct Loan;
+  inline static thread_local bool stands_aside_ = false;
   struct ThreadState;
   static ThreadState& thread_state();
   class PinsOfReplay;

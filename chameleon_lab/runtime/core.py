@@ -72,6 +72,7 @@ measure_link = _C.measure_link
 copy_order = _C.copy_order
 end_step = _C.end_step
 own_work = _C.own_work
+stand_aside = _C.stand_aside
 begin_pause = _C.begin_pause
 end_pause = _C.end_pause
 in_backward = _C.in_backward

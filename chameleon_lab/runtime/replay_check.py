@@ -100,8 +100,13 @@ def _checked(device: torch.device) -> Replayable:
 
 @contextmanager
 def _plain(device: torch.device) -> Iterator[None]:
-    """Away from what the caller is inside of: a session may be started anywhere, and its replays run below all that."""
+    """Away from what the caller is inside of: a session may be started anywhere, and its replays run below all that.
+
+    Where settings have changed in an open session, its ops are checked anew between two steps, and are part of neither.
+    """
     with ExitStack() as stack:
+        core.stand_aside(True)
+        stack.callback(core.stand_aside, False)
         stack.enter_context(torch._C.DisableTorchFunction())  # type: ignore[arg-type]
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(False))

@@ -404,6 +404,23 @@ def test_a_session_that_is_just_starting_can_be_asked(monkeypatch: pytest.Monkey
     assert session.counters()["live_bytes"] >= 0
 
 
+def test_ops_that_are_checked_anew_in_a_session_are_part_of_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script sets the number of op threads when its session is open: other kernels may repeat themselves or not."""
+    from chameleon_lab.runtime import replay_check
+
+    monkeypatch.setattr(replay_check, "_verdicts", {})
+    x = torch.ones(20_000)
+    with cl.Session("8MiB") as session:
+        for threads in (3, 3, 2, 2):
+            torch.set_num_threads(threads)
+            assert (x * 2).sum() == 40_000
+            session.step()
+        held_bytes = session.counters()["live_bytes"]
+    assert replay_check._verdicts, "nothing was checked"
+    assert [step.ops for step in session.report().history] == [4] * 4
+    assert held_bytes == 0
+
+
 def test_a_session_knows_nothing_of_how_the_one_before_was_followed() -> None:
     _, live_peak = reference(Gpt)
 
