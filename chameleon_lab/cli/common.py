@@ -147,10 +147,10 @@ def link_of(trace: Trace) -> Link:
 # ------------------------------------------------------------------------------------------------ files
 
 
-def load_trace(path: str, partial: bool = False) -> Trace:
-    """A trace file with at least one step. ``partial``: what can be read of a cut one, which is said on stderr."""
+def load_trace(path: str) -> Trace:
+    """A trace file with at least one step. Of one that is cut the whole steps; what is lost is said on stderr."""
     with failing_well():
-        trace = Trace.load(path, partial)
+        trace = Trace.load(path, partial=True)
     if trace.lost is not None:
         click.echo(f"Warning: {trace.lost}", err=True)
     if not len(trace):

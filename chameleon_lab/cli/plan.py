@@ -87,6 +87,8 @@ def plan(
 ) -> None:
     """Make a policy for the newest step of TRACE, and predict what it costs.
 
+    Of a file whose end is missing, the newest step that is whole, with a warning.
+
     Exits with 3 if the capacity is below the floor, or no policy was found that fits the host's.
     """
     trace = load_trace(trace_file)
@@ -127,6 +129,7 @@ def plan(
                 "replays": len(policy.drops),
                 "rematerialised": _categories(policy, Action.REMATERIALISE),
                 "predicted": prediction_values(prediction),
+                "lost": trace.lost,
                 "lower_bound_stall_s": None if bound is None else bound.stall_s,
                 "output": output,
             }

@@ -41,7 +41,7 @@ def report(trace_file: str, html_file: str | None, index: int | None, as_json: b
 
     Of a file whose end is missing, the steps that are whole are shown, with a warning.
     """
-    trace = load_trace(trace_file, partial=True)
+    trace = load_trace(trace_file)
     step = step_of(trace, index)
     with failing_well(trace_file):
         found = TraceReport.of(trace, step)

@@ -70,8 +70,11 @@ def simulate(
     Exits with 3 if the peak exceeds the capacity, or that of the copies the host's.
 
     Decisions of POLICY that fit no gap of the step are listed.
+
+    Of a TRACE whose end is missing, the newest step that is whole, with a warning.
     """
-    step = step_of(load_trace(trace_file), index)
+    trace = load_trace(trace_file)
+    step = step_of(trace, index)
     policy = load_policy(policy_file)
     with failing_well(trace_file), working(f"Simulating {len(step.ops)} ops"):
         prediction = simulate_policy(
@@ -82,7 +85,7 @@ def simulate(
             host_capacity_bytes=host_capacity,
         )
     if as_json:
-        print_json(prediction_values(prediction))
+        print_json(prediction_values(prediction) | {"lost": trace.lost})
     else:
         print(prediction)
         for decision in prediction.unmatched:

@@ -62,7 +62,10 @@ def sweep(
     index: int | None,
     as_json: bool,
 ) -> None:
-    """Plan and predict the newest step of TRACE at several capacities: what one needs to choose a capacity."""
+    """Plan and predict the newest step of TRACE at several capacities: what one needs to choose a capacity.
+
+    Of a file whose end is missing, the newest step that is whole, with a warning.
+    """
     trace = load_trace(trace_file)
     step = step_of(trace, index)
     link = link or link_of(trace)
@@ -75,7 +78,7 @@ def sweep(
             host_capacity_bytes=host_capacity,
         )
     if as_json:
-        print_json(sweep_values(found))
+        print_json(sweep_values(found) | {"lost": trace.lost})
     else:
         print(found)
 

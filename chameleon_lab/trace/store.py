@@ -118,8 +118,8 @@ def load(path: str | os.PathLike[str], partial: bool = False) -> Trace:
             if partial:
                 return found
             raise CutFileError(
-                f"{error}; or read what there is with `chameleon report` or "
-                f"Trace.load(path, partial=True): {found.lost}"
+                f"{error}; or read what there is with "
+                f"Trace.load(path, partial=True), as the commands and the panel do: {found.lost}"
             ) from error
 
 

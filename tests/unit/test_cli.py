@@ -252,12 +252,30 @@ def test_report_shows_what_a_cut_file_still_has_with_a_warning(trace, chameleon)
     assert f"<p class=lost>{lost}</p>" in Path("t.html").read_text(encoding="utf-8")
     code, out, _ = chameleon("report", "t.parquet", "--json")
     assert json.loads(out)["lost"] == lost
-    # A plan made of a part would be taken for one of the whole.
-    code, out, err = chameleon("plan", "t.parquet", "--capacity", "60%", "--link", "8GiB/s")
-    assert code == 4 and "2 of its 3 steps can be read" in err
+
+
+def test_every_command_takes_the_whole_steps_of_a_cut_file_and_says_what_is_lost(trace, chameleon):
+    data = Path("t.parquet").read_bytes()
+    link = ("--link", "8GiB/s")
+    chameleon("plan", "t.parquet", "--capacity", "60%", *link, "-o", "p.json")
+    place = data.rindex(b"CLab") + 50
+    Path("t.parquet").write_bytes(data[:place])
+    lost = f"t.parquet: cut after {place} bytes; 2 of its 3 steps can be read"
+    of_part = Trace.load("t.parquet", partial=True)
+    commands = {
+        "plan": ("plan", "t.parquet", "--capacity", "60%", *link, "-o", "cut.json"),
+        "simulate": ("simulate", "t.parquet", "p.json"),
+        "sweep": ("sweep", "t.parquet", "--capacity", "80%", *link),
+    }
+    for name, words in commands.items():
+        code, out, err = chameleon(*words, "--json")
+        assert (code, err) == (0, f"Warning: {lost}\n"), name
+        assert json.loads(out)["lost"] == lost, name
+    assert cl.Policy.load("cut.json").decisions == plan(of_part, "60%", "8GiB/s", margin="2%").decisions
     Path("t.parquet").write_bytes(data[:200])
-    code, _, err = chameleon("report", "t.parquet")
-    assert code == 4 and "t.parquet: truncated" in err
+    for name, words in {**commands, "report": ("report", "t.parquet")}.items():
+        code, _, err = chameleon(*words)
+        assert code == 4 and "t.parquet: truncated" in err, name
 
 
 def test_the_html_report_escapes_names(trace, chameleon):

@@ -227,7 +227,7 @@ def test_a_cut_file_gives_its_whole_steps_wherever_it_is_cut(tmp_path: Path) -> 
             continue
         assert found.lost == f"{path}: cut after {place} bytes; {len(found)} of its 3 steps can be read"
         assert_same(found, Trace(trace.steps[: len(found)], META))
-        with pytest.raises(CutFileError, match=rf"partial=True\): .*; {len(found)} of its 3 steps"):
+        with pytest.raises(CutFileError, match=rf"partial=True\), .*; {len(found)} of its 3 steps"):
             Trace.load(path)
         # As many as there can be: a step ends where the next one's note begins.
         assert len(found) == sum(at <= place for at in notes[2:]) or len(found) == 3
