@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from training import Gpt, KiB, MiB, adamw
+from training import Gpt, KiB, MiB, adamw, child
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -431,6 +431,65 @@ def test_ranges_and_marks_of_the_nvtx_package_are_noted_by_name() -> None:
     assert found[:3] == [("now", 1, 1), ("inner", 0, 1), ("outer", 0, 1)]
     after = nvtx.push_range, nvtx.pop_range, nvtx.mark, nvtx.annotate.__enter__, nvtx.annotate.__exit__
     assert after == before
+
+
+def test_decorators_and_domains_of_the_nvtx_package_are_noted_by_name() -> None:
+    """In a process of its own: what is decorated before a session, and even before the package's import, counts."""
+    pytest.importorskip("nvtx")
+    said = child("""
+        import sys
+
+        assert "nvtx" not in sys.modules
+        import nvtx
+
+        x = torch.ones(1000)
+
+        @nvtx.annotate("named", domain="mine", color="red")
+        def decorated():
+            return x.exp()
+
+        @nvtx.annotate()
+        def own_name(fails=False):
+            if fails:
+                raise KeyError("inside")
+            return decorated()
+
+        domain = nvtx.get_domain("third")
+        attributes = domain.get_event_attributes(message="kept")
+        domain.push_range(attributes)  # without a session it does what it did
+        domain.pop_range()
+        assert decorated.__name__ == "decorated" and own_name().sum() > 0
+        with cl.Session("8MiB") as session:
+            own_name()
+            try:
+                own_name(fails=True)
+            except KeyError:
+                pass
+            nvtx.push_range("a", domain="one")
+            nvtx.push_range("b", domain="two")
+            nvtx.pop_range("one")  # the stacks of domains are apart
+            x.exp()
+            nvtx.pop_range(domain="two")
+            with nvtx.annotate("in a domain", domain="one"):
+                x.exp()
+            domain.push_range(attributes)
+            domain.push_range(message="at once")
+            domain.mark(message="now")
+            domain.pop_range()
+            x.exp()
+            domain.pop_range()
+            domain.pop_range()
+            session.step()
+            step = session.trace().last
+        own_name()
+        names = [step.mark_names[name] for name in step.marks.name]
+        print(*zip(names, step.marks.from_op.tolist(), step.marks.to_op.tolist()), sep="\\n")
+    """).stdout
+    assert said.splitlines() == [
+        *("('named', 0, 1)", "('own_name', 0, 1)", "('own_name', 1, 1)"),
+        *("('a', 1, 1)", "('b', 1, 2)", "('in a domain', 2, 3)"),
+        *("('now', 3, 3)", "('at once', 3, 3)", "('kept', 3, 4)"),
+    ]
 
 
 def test_storages_know_the_dtype_and_shape_of_their_tensors() -> None:
