@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from chameleon_lab.lab.views import VIEW_BYTES
 from chameleon_lab.trace import StepTrace, Trace
 from chameleon_lab.units import format_bytes
 
@@ -56,7 +57,6 @@ SIZES = (
     Size("1M events", 1_000_000, 100_000, 2.0, 50.0),
 )
 QUICK = (Size("1k events", 1_000, 0, 1.0, 16.0),)
-VIEW_BYTES = 10**6
 HEAP_BYTES = 200 * 10**6
 
 

@@ -12,7 +12,7 @@ from ..trace import Category, Cause, Direction, Pause, Stage
 from ..trace.overlap import hidden_share
 from .blocks import rasterise
 from .lod import Bars, steps_between
-from .protocol import MAX_REPLY_BYTES, ProtocolError
+from .protocol import ProtocolError
 from .query import Query, fits_text, parse_query
 from .scene import BANDS, Scene
 
@@ -27,6 +27,9 @@ _MOST_USES = 400
 _MOST_TOUCHED = 24
 _MOST_MARKS = 2000
 _MOST_PAUSES = 100
+
+VIEW_BYTES = 10**6
+"""The most that the tables of one view take together."""
 
 Buffers = list[bytes]
 
@@ -86,16 +89,17 @@ def view(
     """The tracks of a viewport, thinned to its pixels. The parameters are those of :class:`protocol.View`.
 
     Returns:
-        What is in the buffers, and one Arrow stream a table: at most MAX_REPLY_BYTES together.
+        What is in the buffers, and one Arrow stream a table: at most VIEW_BYTES together.
     """
     pa = require_pyarrow()
     detail = 1.0
     while True:
         tables = _tables(scene, axis, start, end, width, height, rows, detail)
         buffers = [arrow_stream(pa, columns) for columns in tables.values()]
-        if sum(len(buffer) for buffer in buffers) <= MAX_REPLY_BYTES - 4096:
+        size = sum(len(buffer) for buffer in buffers)
+        if size <= VIEW_BYTES:
             break
-        detail /= 2
+        detail *= min(0.95, VIEW_BYTES / size)
     result = {
         "axis": axis,
         "start": start,
@@ -118,18 +122,18 @@ def _tables(
     tables = {}
     for name, spans in (("stages", scene.stages), ("layers", scene.layers), ("modules", scene.submodules)):
         bars = scene.span_intervals[name, axis].bars(start, end, pixels, most(_MOST_SPANS))
-        tables[name] = {**bar_columns(bars), "label": spans.label[bars.row].astype(np.int32)}
+        tables[name] = {**bar_columns(bars), "label": _narrow(spans.label[bars.row])}
     bars = scene.mark_intervals[axis].bars(start, end, pixels, most(_MOST_SPANS))
     tables["marks"] = {
         **bar_columns(bars),
-        "label": scene.marks["name"][bars.row].astype(np.int32),
+        "label": _narrow(scene.marks["name"][bars.row]),
         "depth": scene.marks["depth"][bars.row],
     }
     bars = scene.op_intervals[axis].bars(start, end, pixels, most(_MOST_OPS))
     tables["ops"] = {
         **bar_columns(bars),
         "kind": scene.op_kind[bars.row],
-        "name": scene.op_names[1][bars.row],
+        "name": _narrow(scene.op_names[1][bars.row]),
     }
     for direction in Direction:
         chosen, intervals = scene.transfer_intervals[axis, int(direction)]
@@ -152,7 +156,7 @@ def _tables(
     tables["replays"] = {
         **bar_columns(bars),
         "category": _categories(scene, replays["storage"][bars.row]),
-        "name": replays["name"][bars.row],
+        "name": _narrow(replays["name"][bars.row]),
         "cause": replays["cause"][bars.row],
     }
     times, levels = scene.resident
@@ -160,7 +164,11 @@ def _tables(
     kept = steps_between(x, levels.sum(axis=1), start, end, pixels)
     tables["resident"] = {
         "x": x[kept],
-        **{f"band{i}": levels[kept][:, [int(c) for c in band]].sum(axis=1) for i, band in enumerate(BANDS)},
+        # Drawn, and read to three digits: 32 bits are enough, and halve one of the largest tables.
+        **{
+            f"band{i}": levels[kept][:, [int(c) for c in band]].sum(axis=1).astype(np.float32)
+            for i, band in enumerate(BANDS)
+        },
     }
     x = scene.x_of_op(axis, np.arange(scene.op_count))
     kept = steps_between(x, scene.live_bytes, start, end, pixels)
@@ -180,7 +188,13 @@ def _categories(scene: Scene, storage: np.ndarray) -> np.ndarray:
 
 def bar_columns(bars: Bars) -> dict[str, np.ndarray]:
     """Bars as the columns of a table."""
-    return {"x0": bars.x0, "x1": bars.x1, "row": bars.row, "count": bars.count, "fill": bars.fill}
+    return {"x0": bars.x0, "x1": bars.x1, "row": bars.row, "count": _narrow(bars.count), "fill": bars.fill}
+
+
+def _narrow(values: np.ndarray) -> np.ndarray:
+    """Counts and indices in 16 bits, where they fit."""
+    fit = not len(values) or (values.min() >= 0 and values.max() < 1 << 16)
+    return values.astype(np.uint16 if fit else np.int32)
 
 
 def _block_columns(
@@ -201,7 +215,7 @@ def _block_columns(
         "y1": shown.y1,
         "category": shown.category,
         "place": shown.place,
-        "uid": uid.astype(np.float64),
+        "uid": uid.astype(np.int32 if uid.max(initial=0) < 1 << 31 else np.float64),
         "fill": shown.fill,
     }
 

@@ -1,10 +1,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from synthetic import dropped_step, gpt_step, swapped_step
 
+from benchmarks.lab_trace import enlarged
 from chameleon_lab.lab import views
 from chameleon_lab.lab.blocks import DROPPED, ON_HOST
 from chameleon_lab.lab.compare import measured_side
@@ -14,7 +16,7 @@ from chameleon_lab.lab.query import parse_query
 from chameleon_lab.lab.scene import Scene, below_layer, layer_of
 from chameleon_lab.lab.sources import Sources
 from chameleon_lab.policy import floor
-from chameleon_lab.trace import Category, Residencies, Stage, Trace
+from chameleon_lab.trace import Category, Marks, Replays, Residencies, Stage, Trace
 from chameleon_lab.trace.overlap import overlap_of
 from chameleon_lab.trace.unnamed import REASONS
 
@@ -172,10 +174,41 @@ def test_large_views_stay_under_the_limit():
     for axis in ("time", "op"):
         for rows in ("storage", "packed"):
             result, buffers = views.view(scene, axis, 0, scene.length(axis), 16384, 16384, rows)
-            assert sum(map(len, buffers)) < MAX_REPLY_BYTES
+            assert sum(map(len, buffers)) <= views.VIEW_BYTES < MAX_REPLY_BYTES
     _, found = tables(scene, width=1000)
     assert sum(found["ops"]["count"]) == len(step.ops)
     assert max(found["live"]["bytes"]) == step.live_peak_bytes
+
+
+def test_every_table_of_a_large_view_together_fits_without_getting_coarser(monkeypatch):
+    """Two hundred thousand events, with markers and replays, which fill every lane."""
+    dropped, _ = dropped_step()
+    step = enlarged(swapped_step()[0], 200_000)
+    ops, count = len(step.ops), len(step.ops) // 5
+    at = np.arange(0, 5 * count, 5, dtype=np.int32)
+    one = np.zeros(count, dtype=np.int32)
+    replays = Replays(
+        **{name: np.resize(column, count) for name, column in dropped.replays.columns().items()}
+    )
+    step = replace(
+        step,
+        marks=Marks(one, one, at, at + 5, step.ops.start_s[at], np.full(count, 5 * step.duration_s / ops)),
+        mark_names=("a",),
+        modules=tuple(f"{path}.mlp" for path in step.modules),
+        replays=replace(replays, op=at, start_s=step.ops.start_s[at], storage=one),
+    )
+    scene = Scene([step], {"capacity_bytes": 64 * MIB})
+    detail = []
+    make = views._tables
+    monkeypatch.setattr(views, "_tables", lambda *rest: detail.append(rest[-1]) or make(*rest))
+    for axis in ("time", "op"):
+        for width, height in ((1280, 400), (1600, 800), (1920, 1080)):
+            result, buffers = views.view(scene, axis, 0.0, scene.length(axis), width, height, "storage")
+            sizes = dict(zip(result["tables"], map(len, buffers), strict=True))
+            assert sum(sizes.values()) <= views.VIEW_BYTES == 10**6, sizes
+            assert all(pa.ipc.open_stream(buffer).read_all().num_rows > 500 for buffer in buffers), sizes
+            assert detail.pop() > (0.99 if width <= 1600 else 0.8), (width, sizes)
+            detail.clear()
 
 
 def test_the_storages_alive_and_which_could_leave(scene):

@@ -4,7 +4,7 @@ import { tableFromIPC } from '@uwdata/flechette';
 
 import { type IViewReply, LabError } from '../protocol';
 
-type Numbers = Float64Array | Float32Array | Int32Array | Uint8Array;
+type Numbers = Float64Array | Float32Array | Int32Array | Uint16Array | Uint8Array;
 
 export interface IBars {
   x0: Numbers;
