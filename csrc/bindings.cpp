@@ -505,6 +505,11 @@ PYBIND11_MODULE(_C, m) {
     for (const auto& [name, allowed] : dtypes) bits[name] = dtype_bits(allowed);
     Runtime::instance().allow_replays(std::move(bits));
   });
+  m.def("see_through", [](std::optional<std::unordered_set<std::string>> names) {
+    TORCH_CHECK(!Runtime::instance().is_open(), "Chameleon Lab: a session is open: its ops would change their kind");
+    chameleon::see_through(std::move(names));
+  });
+  m.def("names_seen_through", &chameleon::names_seen_through);
   m.def("numerics_key", [](const std::string& device) {
     return py::bytes(chameleon::Surroundings::now(c10::Device(device).type())->key());
   });

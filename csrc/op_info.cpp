@@ -40,6 +40,7 @@ const std::unordered_set<std::string_view> kOverwriting = {
 
 // Composite ops of many steps, layers or intermediate results, which would hold all that they make until they end: the
 // ops inside of them are the step's. Only those that keep no raw pointer between these, but for a held_argument.
+// `python -m benchmarks.torture composite` measures which are worth a place here.
 const std::unordered_set<std::string_view> kSeenThrough = {
     "aten::lstm",
     "aten::gru",
@@ -57,6 +58,20 @@ const std::unordered_set<std::string_view> kSeenThrough = {
     "aten::corrcoef",
     "aten::gradient",
     "aten::trapezoid",
+    "aten::trapz",
+    "aten::cumulative_trapezoid",
+    "aten::diff",
+    "aten::quantile",
+    "aten::nanquantile",
+    "aten::isclose",
+    "aten::isfinite",
+    "aten::float_power",
+    "aten::special_ndtr",
+    "aten::histogramdd",
+    "aten::combinations",
+    "aten::cartesian_prod",
+    "aten::linalg_matrix_rank",
+    "aten::embedding_bag",
     "aten::stft",
     "aten::istft",
     "aten::fft_fft2",
@@ -67,6 +82,8 @@ const std::unordered_set<std::string_view> kSeenThrough = {
     "aten::fft_ifftn",
     "aten::fft_rfftn",
     "aten::fft_irfftn",
+    "aten::fft_irfft",
+    "aten::fft_hfft",
     "aten::fft_hfft2",
     "aten::fft_ihfft2",
     "aten::fft_hfftn",
@@ -120,12 +137,32 @@ OpKind kind_of(std::string_view name) {
 }
 
 // Is it made of other ops alone, whatever its inputs?
-bool is_composite(const std::optional<c10::OperatorName>& operator_name) {
-  const auto handle =
-      operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
-  return handle && handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-         !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
-         !handle->hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+bool is_composite(const c10::OperatorHandle& handle) {
+  return handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+         !handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
+// What see_through() has put in the list's place.
+std::optional<std::unordered_set<std::string>>& seen_through() {
+  static auto* names = new std::optional<std::unordered_set<std::string>>();
+  return *names;
+}
+
+// Whether its insides are the step's. Packed sequences: the lengths are read at each of the steps, through a pointer
+// that is taken once.
+void set_kind(OpInfo* info) {
+  info->kind = kind_of(info->name);
+  info->held_argument = -1;
+  info->seeded = false;
+  if (!info->handle) return;
+  const bool named = seen_through() ? seen_through()->count(info->name) > 0 : kSeenThrough.count(info->name) > 0;
+  if (!named || !is_composite(*info->handle)) {
+    info->seeded = info->handle->hasTag(at::Tag::nondeterministic_seeded);
+    return;
+  }
+  info->kind = OpKind::SeenThrough;
+  if (const auto index = info->handle->schema().argumentIndexWithName("batch_sizes")) info->held_argument = *index;
 }
 
 void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* info) {
@@ -150,7 +187,6 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
                handle->hasKernelForDispatchKey(c10::DispatchKey::Meta);
   info->opaque = info->leaf || !starts_with(name, "aten::");
   info->handle = new c10::OperatorHandle(*handle);  // never freed, as the info that holds it
-  info->seeded = handle->hasTag(at::Tag::nondeterministic_seeded);
   info->functional = true;
   for (const auto& result : handle->schema().returns()) info->functional &= result.alias_info() == nullptr;
   const auto& arguments = handle->schema().arguments();
@@ -173,13 +209,6 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
   info->overwrites = info->in_place && kOverwriting.count(name) > 0;
 }
 
-// Packed sequences: the lengths are read at each of the steps, through a pointer that is taken once.
-void see_through(const c10::OperatorName& operator_name, OpInfo* info) {
-  info->kind = OpKind::SeenThrough;
-  const auto handle = c10::Dispatcher::singleton().findSchema(operator_name);
-  if (const auto index = handle->schema().argumentIndexWithName("batch_sizes")) info->held_argument = *index;
-}
-
 OpInfo* look_up(const char* name, const char* overload, const std::optional<c10::OperatorName>& operator_name) {
   std::string key = name;
   if (overload && *overload) key.append(".").append(overload);
@@ -189,7 +218,6 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
   auto* made = new OpInfo();
   made->name = name;
   made->kind = kind_of(made->name);
-  if (kSeenThrough.count(made->name) && is_composite(operator_name)) see_through(*operator_name, made);
   if (made->kind == OpKind::Op || made->kind == OpKind::View) {
     made->list_op = contains(made->name, "::_foreach_") || contains(made->name, "::_amp_foreach_") ||
                     contains(made->name, "::_fused_adam") || contains(made->name, "::_fused_sgd");
@@ -197,6 +225,7 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
     made->outlasts_call = starts_with(made->name, "c10d::") || starts_with(made->name, "_c10d_functional");
     made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
     read_schema(operator_name, made);
+    set_kind(made);
     set_replay_dtypes(made);
     auto& names = name_list();
     made->id = static_cast<int32_t>(names.size());
@@ -249,6 +278,20 @@ void allow_replays(std::unordered_map<std::string, uint64_t> dtypes) {
   for (auto& [key, info] : registry()) {
     if (info) set_replay_dtypes(info);
   }
+}
+
+void see_through(std::optional<std::unordered_set<std::string>> names) {
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  seen_through() = std::move(names);
+  for (auto& [key, info] : registry()) {
+    if (info) set_kind(info);
+  }
+}
+
+std::vector<std::string> names_seen_through() {
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  if (seen_through()) return {seen_through()->begin(), seen_through()->end()};
+  return {kSeenThrough.begin(), kSeenThrough.end()};
 }
 
 void lock_op_registry() { registry_mutex.lock(); }

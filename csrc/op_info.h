@@ -6,8 +6,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace c10 {
@@ -69,6 +71,11 @@ class OpTable {
 // Which ops may be replayed, by name, and with which dtypes: a bit per ScalarType, all of them where it does not
 // matter.
 void allow_replays(std::unordered_map<std::string, uint64_t> dtypes);
+
+// Of ops that are made of others alone: those whose insides are the step's, by name; nullopt: the list of op_info.cpp.
+// Not while ops run in a session.
+void see_through(std::optional<std::unordered_set<std::string>> names);
+std::vector<std::string> names_seen_through();
 
 // Around a fork, so that the child does not inherit a lock that another thread held.
 void lock_op_registry();

@@ -26,6 +26,7 @@ from .outcome import Outcome, total
 PARTS = {
     "operators": "every operator (OpInfo): dtypes, samples, in place, backward",
     "modules": "every module (ModuleInfo), training and evaluation",
+    "composite": "what ops made of others need, as one and op by op (OpInfo)",
     "optimizers": "every optimizer (OptimizerInfo): each, foreach, fused",
     "bypass": "ways around the dispatcher",
     "faults": "faults",

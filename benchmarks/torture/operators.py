@@ -19,7 +19,7 @@ from .pool import Options
 _MOST_SAMPLES = 60  # of an op and dtype
 _MOST_SAMPLES_OF_SHARE = 2
 _ONE_OF = 3  # operators, in the share
-_UNINITIALISED = {
+UNINITIALISED = {
     "empty",
     "empty_like",
     "empty_permuted",
@@ -29,7 +29,7 @@ _UNINITIALISED = {
     "resize_",
     "resize_as_",
 }
-_ARBITRARY = {"linalg.lstsq": ("driver", "gelsy")}
+ARBITRARY = {"linalg.lstsq": ("driver", "gelsy")}
 """Keyword and value with which an op's result depends on memory that it has not initialised: LAPACK's gelsy first moves
 the columns that its argument ``jpvt`` marks, which torch leaves as ``empty`` made it."""
 
@@ -51,7 +51,7 @@ def cases(options: Options) -> list[str]:
 def check(case: str, options: Options) -> Outcome:
     """All its dtypes."""
     op, outcome = _operators()[case], Outcome(case)
-    if op.name in _UNINITIALISED:
+    if op.name in UNINITIALISED:
         outcome.skipped["returns memory as it finds it"] += 1
         return outcome
     dtypes = sorted(op.supported_dtypes("cpu"), key=str)
@@ -59,8 +59,8 @@ def check(case: str, options: Options) -> Outcome:
         outcome.skipped["has no dtype on the CPU"] += 1
     if options.share:
         dtypes = _two_of(dtypes, case)
-    if op.name in _ARBITRARY:
-        outcome.skipped["{}={!r} reads uninitialised memory".format(*_ARBITRARY[op.name])] += 1
+    if op.name in ARBITRARY:
+        outcome.skipped["{}={!r} reads uninitialised memory".format(*ARBITRARY[op.name])] += 1
     for dtype in dtypes:
         gradients = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
         for in_place in (False, True):
@@ -86,7 +86,7 @@ def _tries(
     op: Any, dtype: torch.dtype, gradients: bool, in_place: bool, options: Options
 ) -> Iterator[tuple[bool, Any]]:
     seed_all(options.seed)
-    name, value = _ARBITRARY.get(op.name, ("", None))
+    name, value = ARBITRARY.get(op.name, ("", None))
     samples = (
         sample
         for sample in op.sample_inputs("cpu", dtype, requires_grad=gradients)

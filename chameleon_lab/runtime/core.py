@@ -227,6 +227,19 @@ def allow_replays(dtypes: dict[str, tuple[str, ...]]) -> None:
     _C.allow_replays({name: list(names) for name, names in dtypes.items()})
 
 
+def see_through(names: Iterable[str] | None) -> None:
+    """Which ops that are made of others alone (``"aten::lstm"``) count as those: for measuring, between sessions.
+
+    None: those of the list in ``csrc/op_info.cpp`` (:func:`names_seen_through`).
+    """
+    _C.see_through(None if names is None else set(names))
+
+
+def names_seen_through() -> frozenset[str]:
+    """The ops whose insides are the step's, where nothing else was asked for."""
+    return frozenset(_C.names_seen_through())
+
+
 def numerics_key(device: torch.device) -> bytes:
     """Every setting of torch that an op's numbers may depend on, now: equal where ops get the same kernels.
 

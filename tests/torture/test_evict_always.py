@@ -103,6 +103,26 @@ def test_training_gives_the_same_bits() -> None:
             assert train(Gpt).same(bare)
 
 
+def _cell(kind: type[nn.RNNCellBase], **options) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Six steps of a batch."""
+    torch.manual_seed(0)
+    cell = kind(96, 32, **options)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        state = None
+        for _ in range(6):
+            state = cell(x, state)
+        return state[0] if isinstance(state, tuple) else state
+
+    return run
+
+
+def _embedded(x: torch.Tensor) -> torch.Tensor:
+    """Bags that do not lie one behind the other in memory, so that the op copies them first."""
+    places = torch.arange(256).reshape(2, 128).t() % 128
+    return F.embedding_bag(places, x, mode="sum")
+
+
 def _recurrent(kind: type[nn.RNNBase], **options) -> Callable[[torch.Tensor], torch.Tensor]:
     """A sequence of 96 steps, whose lengths are read step by step."""
     torch.manual_seed(0)
@@ -117,11 +137,28 @@ def _recurrent(kind: type[nn.RNNBase], **options) -> Callable[[torch.Tensor], to
     return run
 
 
+def _attention_of_products(x: torch.Tensor) -> torch.Tensor:
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*[x.view(2, 4, 16, 96)] * 3, attn_mask=x[:16, :16] > -9)
+
+
 SEEN_THROUGH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "packed LSTM": _recurrent(nn.LSTM),
     "packed LSTM, both ways": _recurrent(nn.LSTM, bidirectional=True),
     "packed GRU": _recurrent(nn.GRU),
     "packed RNN": _recurrent(nn.RNN),
+    "packed RNN of ReLU": _recurrent(nn.RNN, nonlinearity="relu"),
+    "LSTM cell": _cell(nn.LSTMCell),
+    "GRU cell": _cell(nn.GRUCell),
+    "RNN cell": _cell(nn.RNNCell),
+    "RNN cell of ReLU": _cell(nn.RNNCell, nonlinearity="relu"),
+    "cross entropy": lambda x: F.cross_entropy(x, x.softmax(-1), label_smoothing=0.1, reduction="none"),
+    "cross entropy of classes": lambda x: F.cross_entropy(
+        x, x.argmax(-1), x[0].detach().abs(), label_smoothing=0.1, reduction="none"
+    ),
+    "cosine similarity": lambda x: F.cosine_similarity(x, x.flip(0)),
+    "cosine loss": lambda x: F.cosine_embedding_loss(x, x.flip(0), x[:, 0].detach().sign(), reduction="none"),
+    "pairwise distance": lambda x: F.pairwise_distance(x, x.flip(0), p=3.0),
     "L1 loss": lambda x: F.l1_loss(x, x.flip(0), reduction="none"),
     "hinge loss": lambda x: F.hinge_embedding_loss(x, x.sign(), reduction="none"),
     "ranking loss": lambda x: F.margin_ranking_loss(x, x.flip(0), x.sign(), reduction="none"),
@@ -130,11 +167,35 @@ SEEN_THROUGH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "triplet loss": lambda x: F.triplet_margin_loss(x, x.flip(0), x * 2, reduction="none"),
     "matrix power": lambda x: torch.linalg.matrix_power(x, 5),
     "product of many": lambda x: torch.linalg.multi_dot([x, x, x, x]),
+    "chain of products": lambda x: torch.chain_matmul(x, x, x, x),
+    "power of a matrix": lambda x: torch.matrix_power(x, 5),
     "einsum": lambda x: torch.einsum("ij,jk,kl->il", x, x, x),
     "correlation": torch.corrcoef,
     "gradient": lambda x: torch.stack(torch.gradient(x)),
     "trapezoids": lambda x: torch.trapezoid(x, x.cumsum(1)),
+    "trapezoids by their other name": lambda x: torch.trapz(x, dx=0.5) + torch.trapz(x, x.cumsum(1)),
+    "trapezoids so far": lambda x: torch.cumulative_trapezoid(x, x.cumsum(1)),
+    "differences": lambda x: torch.diff(x, n=3, prepend=x),
+    "quantiles": lambda x: torch.quantile(x, torch.tensor([0.1, 0.5, 0.9]), dim=1),
+    "quantiles without NaN": lambda x: torch.nanquantile(x.where(x > -2, torch.nan), 0.3, dim=1),
+    "what is close": lambda x: torch.isclose(x, x + 1e-6 * x.flip(0)),
+    "power in doubles": lambda x: torch.float_power(x, 3),
+    "normal distribution": torch.special.ndtr,
+    "histogram": lambda x: torch.histogramdd(x.detach()[:, :3], [4, 3, 5])[0],
+    "combinations": lambda x: torch.combinations(x[0], 2),
+    "product of sets": lambda x: torch.cartesian_prod(x[0], x[1]),
+    "rank": lambda x: torch.linalg.matrix_rank(x.detach()),
+    "bags": _embedded,
     "instance norm": lambda x: F.instance_norm(x.view(1, 8, 16, 96)),
+    "Fourier on a line": lambda x: (
+        torch.fft.irfft(x.to(torch.complex64)) + torch.fft.hfft(x.to(torch.complex64))
+    ),
+    "Fourier, n-dimensional": lambda x: (
+        torch.fft.irfftn(torch.fft.rfftn(x)) + torch.fft.ifftn(torch.fft.fft2(x)).real
+    ),
+    "Hermitian Fourier, n-dimensional": lambda x: torch.fft.ihfft2(
+        torch.fft.hfftn(x.to(torch.complex64))
+    ).abs(),
     "Fourier": lambda x: torch.fft.irfft2(torch.fft.rfft2(x)) + torch.fft.ifft2(torch.fft.fftn(x)).real,
     "Hermitian Fourier": lambda x: torch.fft.ihfftn(torch.fft.hfft2(x.to(torch.complex64))).abs(),
     "short-time Fourier": lambda x: torch.istft(
@@ -145,24 +206,67 @@ SEEN_THROUGH: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "attention": lambda x: F.scaled_dot_product_attention(
         *[x.view(2, 4, 16, 96)] * 3, attn_mask=x[:16, :16] > -9
     ),
+    "attention made of products": _attention_of_products,
 }
+
+
+SQUARE = ("matrix power", "power of a matrix", "product of many", "chain of products", "einsum")
 
 
 @pytest.mark.parametrize("name", SEEN_THROUGH)
 def test_ops_that_are_seen_through_keep_no_pointer_to_what_leaves(name: str) -> None:
     """Between the ops inside of them, what they were given may go; what they hold a pointer to may not."""
-    call = SEEN_THROUGH[name]
+    call, x = SEEN_THROUGH[name], _given(name)
+    want = _called(call, x)
+    for seed in range(6):
+        with evict_always(seed=seed) as session:
+            mine = x.clone()
+            session.adopt(mine)
+            got = [value.clone() for value in _called(call, mine)]
+        assert len(got) == len(want), seed
+        assert all(torch.equal(mine, its) for mine, its in zip(got, want, strict=True)), seed
+
+
+def _given(name: str) -> torch.Tensor:
     x = torch.randn(128, 96, generator=torch.Generator().manual_seed(0))
-    if name in ("matrix power", "product of many", "einsum"):
-        x = x[:96] / 16
+    return x[:96] / 16 if name in SQUARE else x
+
+
+def _called(call: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+    """The result without gradients; and where it has one, with them, and the gradient."""
     with torch.no_grad():
-        want = call(x)
-        for seed in range(6):
-            with evict_always(seed=seed) as session:
-                mine = x.clone()
-                session.adopt(mine)
-                got = call(mine).clone()
-            assert torch.equal(got, want), seed
+        found = [call(x)]
+    of = x.detach().requires_grad_()
+    again = call(of)
+    if again.requires_grad:
+        again.sum().backward()
+        assert of.grad is not None
+        found += [again.detach(), of.grad]
+    return found
+
+
+def test_each_op_that_is_seen_through_is_among_these() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for name, call in SEEN_THROUGH.items():
+            _called(call, _given(name))
+    assert core.names_seen_through() - {event.key for event in profile.key_averages()} == set()
+
+
+def test_what_is_seen_through_is_not_changed_under_an_open_session() -> None:
+    names = core.names_seen_through()
+    with cl.Session("8MiB"), pytest.raises(RuntimeError, match="a session is open"):
+        core.see_through(())
+    assert core.names_seen_through() == names
+    try:
+        core.see_through(())
+        with evict_always() as session:
+            torch.linalg.multi_dot([torch.eye(20)] * 3)
+            session.step()
+            step = session.trace().last
+    finally:
+        core.see_through(None)
+    assert "aten::linalg_multi_dot" in {step.op_name(number) for number in range(len(step.ops))}
+    assert core.names_seen_through() == names
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from benchmarks.torture.outcome import total
 LEAST = {
     "operators": 700,
     "modules": 400,
+    "composite": 30,
     "optimizers": 80,
     "bypass": 100,
     "faults": 40,
