@@ -330,20 +330,15 @@ size_t Runtime::pageable_host_bytes() {
 
 // Ops of other threads go on meanwhile: pinning takes long.
 void Runtime::reserve_host(size_t planned_bytes, size_t bytes) {
-  for (;;) {
-    Device::Growth grow;
+  Lock lock(mutex_);
+  while (const auto growth = device_->grow_host(std::max(planned_bytes, bytes))) {
     {
-      Lock lock(mutex_);
-      grow = device_->grow_host(std::max(planned_bytes, bytes));
-      if (!grow) {
-        device_->place_plans(planned_bytes);
-        return;
-      }
+      const Unlocked unlocked(mutex_);
+      growth->have();
     }
-    const auto add = grow();
-    Lock lock(mutex_);
-    add();
+    growth->add();
   }
+  device_->place_plans(planned_bytes);
 }
 
 void Runtime::trim_host(bool all) {
@@ -357,14 +352,13 @@ void Runtime::trim_host(bool all) {
 
 // For an eviction, which goes on when that is there.
 void Runtime::grow_host(size_t bytes) {
-  const Device::Growth grow = device_->grow_host_for(bytes);
-  if (!grow) return;
-  std::function<void()> add;
+  const auto growth = device_->grow_host_for(bytes);
+  if (!growth) return;
   {
     const Unlocked unlocked(mutex_);
-    add = grow();
+    growth->have();
   }
-  add();
+  growth->add();
   place(thread_state());  // other threads' ops have come between
 }
 

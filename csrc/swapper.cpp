@@ -8,22 +8,24 @@
 namespace chameleon {
 
 namespace {
+// What the calling thread makes room for. Others may do so meanwhile: making room may let go of the core's lock.
+thread_local Room wanted_room;
+
 // While it lives, what is waited for makes room for this.
 class ForRoom {
  public:
-  ForRoom(Room& place, Room room) : place_(place), before_(place) { place_ = room; }
-  ~ForRoom() { place_ = before_; }
+  explicit ForRoom(Room room) : before_(wanted_room) { wanted_room = room; }
+  ~ForRoom() { wanted_room = before_; }
   ForRoom(const ForRoom&) = delete;
   ForRoom& operator=(const ForRoom&) = delete;
 
  private:
-  Room& place_;
   const Room before_;
 };
 }  // namespace
 
 void* Swapper::take(size_t block_bytes, int lane, Storage* whose) {
-  const ForRoom reason(room_, {static_cast<int64_t>(block_bytes), whose ? recorder_.row_of(*whose) : -1});
+  const ForRoom reason({static_cast<int64_t>(block_bytes), whose ? recorder_.row_of(*whose) : -1});
   for (;;) {
     if (void* block = device_.allocate(block_bytes, lane)) return block;
     if (!free_something(block_bytes)) return device_.allocate(block_bytes, lane, Effort::Last);
@@ -31,7 +33,7 @@ void* Swapper::take(size_t block_bytes, int lane, Storage* whose) {
 }
 
 bool Swapper::make_room(size_t block_bytes) {
-  const ForRoom reason(room_, {static_cast<int64_t>(block_bytes), -1});
+  const ForRoom reason({static_cast<int64_t>(block_bytes), -1});
   while (!device_.has_room(block_bytes)) {
     if (!free_something(block_bytes)) return false;
   }
@@ -287,12 +289,12 @@ bool Swapper::has_room(size_t block_bytes) {
 // Compute that is given to the lane from here on comes after the copy.
 void Swapper::wait(Storage& storage, const EventPtr& copy, Direction direction, int lane) {
   if (!copy->done()) {
-    recorder_.stalled(storage, direction, storage.moved_by, copy, device_.compute_wait(copy, lane), room_);
+    recorder_.stalled(storage, direction, storage.moved_by, copy, device_.compute_wait(copy, lane), wanted_room);
   }
 }
 
 bool Swapper::swap_in(Storage& storage, Cause cause) {
-  const ForRoom reason(room_, {static_cast<int64_t>(storage.block_bytes), recorder_.row_of(storage)});
+  const ForRoom reason({static_cast<int64_t>(storage.block_bytes), recorder_.row_of(storage)});
   const Effort effort = cause == Cause::Planned ? Effort::Cheap : Effort::Last;  // a prefetch can wait
   void* block = device_.allocate(storage.block_bytes, storage.lane, effort);
   // Where the bytes are there, in pieces, what leaves does not have to be hurried.
@@ -346,7 +348,13 @@ bool Swapper::restore(Storage& storage, Cause cause, bool host_reads) {
     const size_t block_bytes = storage.block_bytes;
     ++storage.pins;  // making room must not look at this one
     if (storage.due[1] == 0) storage.due[1] = now_ticks();
-    void* block = take(block_bytes, storage.lane, &storage);
+    void* block = nullptr;
+    try {
+      block = take(block_bytes, storage.lane, &storage);
+    } catch (...) {  // no memory for the host's books: it may be tried again
+      if (storage.uid == uid) --storage.pins;
+      throw;
+    }
     if (storage.uid != uid) {  // it died on another thread while this one waited
       if (block) device_.free(block, block_bytes);
       return true;

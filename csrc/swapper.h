@@ -108,7 +108,6 @@ class Swapper {
   Recorder& recorder_;
   bool host_full_ = false;
   size_t lacking_bytes_ = 0;  // of host memory, for want of which eviction ended
-  Room room_;                 // that is being made
   // Eviction sends out ahead of need up to this share of the capacity, what is not used within so many ops.
   static constexpr size_t kAheadShare = 16;
   static constexpr int64_t kSoon = 32;

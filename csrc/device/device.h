@@ -130,14 +130,19 @@ class Device {
   virtual size_t pooled_host_bytes() const { return 0; }
   virtual size_t pageable_host_bytes() const { return 0; }  // of those: where copies are slow, for want of better
   virtual void set_host_capacity(size_t) {}
-  // Getting that from the system and giving it back takes long. So the first part of it is done under the runtime's
-  // lock, and says what to do without any lock, and that what to do with it then (null: nothing). For so many bytes in
-  // all, a piece at a time:
-  using Growth = std::function<std::function<void()>()>;
-  virtual Growth grow_host(size_t /*bytes*/) { return nullptr; }
+  // Getting that from the system and giving it back takes long. So it is begun under the runtime's lock, had without
+  // any, and added, or given up by its destructor, under the lock again: what fails between leaves nothing counted.
+  class Growth {
+   public:
+    virtual ~Growth() = default;
+    virtual void have() = 0;
+    virtual void add() = 0;
+  };
+  // For so many bytes in all, a piece at a time; null: nothing is to be had.
+  virtual std::unique_ptr<Growth> grow_host(size_t /*bytes*/) { return nullptr; }
   // The same for one buffer of such a size, where none is free: allocate_host() would have to get it under the lock.
   virtual bool lacks_host(size_t /*bytes*/) const { return false; }
-  virtual Growth grow_host_for(size_t /*bytes*/) { return nullptr; }
+  virtual std::unique_ptr<Growth> grow_host_for(size_t /*bytes*/) { return nullptr; }
   virtual std::function<void()> release_host() { return nullptr; }  // what is not in use
   // Of what copies are slow from: all that is not in use, or what is more than was ever in use at once.
   virtual std::function<void()> trim_host(bool /*all*/) { return nullptr; }

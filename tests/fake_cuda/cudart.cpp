@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <new>
 #include <random>
 #include <set>
 #include <unordered_map>
@@ -62,6 +63,7 @@ std::mutex pinning_mutex;
 std::condition_variable pinning_goes_on;
 bool pinning_is_held = false;
 long pinning_threads = 0;
+long pinning_to_failure = 0;
 
 // The driver takes its time, and holds nothing of ours meanwhile.
 void be_held() {
@@ -303,6 +305,7 @@ long held_pinning() {
   std::lock_guard<std::mutex> lock(pinning_mutex);
   return pinning_is_held ? pinning_threads : 0;
 }
+void fail_pinning(long number) { pinning_to_failure = number; }
 size_t pinned_bytes() { return pinned; }
 size_t peak_pinned_bytes() { return peak_pinned; }
 void set_total_bytes(size_t bytes) { gpu_bytes = bytes; }
@@ -446,7 +449,9 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
+// The device under test asks whenever it pins anything.
 cudaError_t cudaDeviceGetPCIBusId(char* name, int bytes, int) {
+  if (fake::pinning_to_failure > 0 && --fake::pinning_to_failure == 0) throw std::bad_alloc();
   std::snprintf(name, static_cast<size_t>(bytes), "0000:FA:CE.0");
   return cudaSuccess;
 }

@@ -61,6 +61,7 @@ void forget_streams();  // those that nobody will use again: all
 void limit_pinned(size_t bytes);     // cudaHostAlloc and cudaHostRegister fail beyond
 void hold_pinning(bool hold);        // what pins or unpins does not return meanwhile
 long held_pinning();                 // how many threads that keeps
+void fail_pinning(long number);      // of the next attempts, the one of this number throws std::bad_alloc
 void set_total_bytes(size_t bytes);  // of the GPU
 size_t total_bytes();
 size_t pinned_bytes();

@@ -451,17 +451,27 @@ PYBIND11_MODULE(_fake_cuda, m) {
       .def("free", [](Pool& pool, uintptr_t data, size_t bytes) { pool.free(reinterpret_cast<void*>(data), bytes); })
       .def("reserve",
            [](Pool& pool, size_t planned_bytes, size_t bytes) {
-             while (const size_t asked = pool.begin_growing(std::max(planned_bytes, bytes))) {
-               pool.end_growing(asked, pool.pinning().pin(asked, pool.way()));
+             for (;;) {
+               const Pool::Wanted wanted = pool.begin_growing(std::max(planned_bytes, bytes));
+               if (wanted.asked_bytes == 0) break;
+               std::vector<chameleon::cuda::Slab> slabs;
+               const auto slab = pool.pinning().pin(wanted.asked_bytes, pool.way());
+               if (slab.data) slabs.push_back(slab);
+               pool.end_growing(wanted, slabs);
              }
              pool.place_plans(planned_bytes);
            })
       .def("set_limit", &Pool::set_limit)
+      .def("trim",
+           [](Pool& pool) {
+             for (const auto& slab : pool.take_idle(/*all=*/false)) pool.pinning().unpin(slab);
+           })
       .def("release",
            [](Pool& pool) {
              for (const auto& slab : pool.take_unused()) pool.pinning().unpin(slab);
            })
       .def_property_readonly("planned_bytes", &Pool::planned_bytes)
+      .def_property_readonly("pageable_bytes", &Pool::pageable_bytes)
       .def_property_readonly("reserved_bytes", &Pool::reserved_bytes);
   m.def("read_a_moment_early", &chameleon::read_a_moment_early, "What comes of asking for a moment's time.");
   m.def(
@@ -473,6 +483,7 @@ PYBIND11_MODULE(_fake_cuda, m) {
   m.def("limit_pinned", &fake::limit_pinned);
   m.def("hold_pinning", &fake::hold_pinning);
   m.def("held_pinning", &fake::held_pinning, "How many threads that keeps.");
+  m.def("fail_pinning", &fake::fail_pinning, "Of the next attempts, the one of this number throws std::bad_alloc.");
   m.def("be_lazy", &fake::be_lazy, "Nothing happens before somebody waits for it, until start().");
   m.def("pinned_near", &fake::pinned_near, "Pinned bytes by the NUMA node that they were wished near; -1: none.");
   m.def("policy_of_thread", &fake::policy_of_thread);

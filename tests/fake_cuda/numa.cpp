@@ -1,12 +1,14 @@
 // The system's memory policies, for tests: which node pages were wished near, on a machine that may have one node alone
 // or not let anybody ask. The device under test makes its system calls itself; here they end.
 #include <dlfcn.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdarg>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <mutex>
 
@@ -30,6 +32,18 @@ std::map<const char*, std::pair<size_t, Policy>> ranges;
 thread_local Policy of_thread;
 
 unsigned long first_word(const unsigned long* mask, unsigned long bits) { return mask && bits >= kBits ? *mask : 0; }
+
+// What is mapped anew, or not any more, has no wish.
+void forget(const void* address, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto* const begin = static_cast<const char*>(address);
+  auto range = ranges.lower_bound(begin);
+  if (range != ranges.begin()) {
+    const auto before = std::prev(range);
+    if (before->first + before->second.first > begin) range = before;
+  }
+  while (range != ranges.end() && range->first < begin + bytes) range = ranges.erase(range);
+}
 
 long fail(int error) {
   errno = error;
@@ -56,6 +70,19 @@ int policy_of(const void* data, size_t bytes) {
 }  // namespace fake
 
 // Before libc's, for what is linked with this.
+extern "C" void* mmap(void* address, size_t bytes, int protection, int flags, int file, off_t offset) noexcept {
+  static const auto real = reinterpret_cast<decltype(&mmap)>(dlsym(RTLD_NEXT, "mmap"));
+  void* const data = real(address, bytes, protection, flags, file, offset);
+  if (data != MAP_FAILED) forget(data, bytes);
+  return data;
+}
+
+extern "C" int munmap(void* address, size_t bytes) noexcept {
+  static const auto real = reinterpret_cast<decltype(&munmap)>(dlsym(RTLD_NEXT, "munmap"));
+  forget(address, bytes);
+  return real(address, bytes);
+}
+
 extern "C" long syscall(long number, ...) noexcept {
   va_list list;
   va_start(list, number);

@@ -197,6 +197,17 @@ DIRECTED = {
             del tensor
             use_its_memory()
     """,
+    "UserRecorded, where a block goes back while its tensor lives": """
+        with session():
+            tensor = make(1)
+            fake.record_stream(tensor._cdata, side)
+            read_unseen_elsewhere_once_moved(tensor)
+            assert core.evict(tensor)  # the host has a copy: none is made that would come after the read
+            use_its_memory()
+            fake.use(side)
+            finish()  # before it dies
+            fake.use(main)
+    """,
     "Death, of what was recorded before the session": """
         tensor = make(1)
         fake.record_stream(tensor._cdata, side)
@@ -597,6 +608,134 @@ def test_the_host_does_not_wait_where_pageable_memory_is_freed() -> None:
     assert found["values"] == [3.0, 4.0, 5.0, 6.0, 7.0, 6.0] and found["moved"] == [True, True]
 
 
+@pytest.mark.parametrize("anew", ["set_limit(200 * MiB)", "release()"])
+def test_what_the_system_has_refused_it_is_asked_for_again_in_the_next_session(anew: str) -> None:
+    """And pageable memory is kept for what is in use from then on, not for what once was."""
+    found = on_fake_gpu(f"""
+        pool = fake.PinnedPool()
+        pool.set_limit(200 * MiB)
+        fake.limit_pinned(fake.pinned_bytes())
+        pool.reserve(64 * MiB, 64 * MiB)
+        held = [pool.allocate(MiB) for _ in range(8)]
+        for data in held:
+            pool.free(data, MiB)
+        pool.trim()
+        kept = pool.pageable_bytes
+        fake.limit_pinned(100 * MiB)
+        pool.reserve(64 * MiB, 64 * MiB)
+        still = pool.reserved_bytes - pool.pageable_bytes
+        pool.{anew}
+        sizes = [256 * 1024, 512 * 1024, 768 * 1024]
+        fake.limit_pinned(fake.pinned_bytes())
+        for size in sizes:  # in turn, each of a size that no buffer has
+            pool.free(pool.allocate(size), size)
+            pool.trim()
+        later = pool.pageable_bytes
+        pool.{anew}
+        fake.limit_pinned(100 * MiB)
+        pool.reserve(64 * MiB, 64 * MiB)
+        print(json.dumps([kept, still, later, pool.reserved_bytes - pool.pageable_bytes]))
+    """)
+    kept, still, later, pinned = found
+    assert kept == 8 << 20 and still == 0
+    assert later == 768 * 1024, "of several sizes, no more stays than was in use at once"
+    assert pinned == 64 << 20
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_host_memory_that_could_not_be_pinned_for_want_of_memory_does_not_stay_counted(attempt: int) -> None:
+    found = on_fake_gpu(f"""
+        def attempted(work):
+            fake.fail_pinning({attempt})
+            try:
+                work()
+            except (MemoryError, RuntimeError) as error:
+                return type(error).__name__
+            finally:
+                fake.fail_pinning(0)
+
+        said, evicted, held = [], [], []
+        with cl.Session("8MiB", device="cuda", planning=False, host_capacity="600MiB") as session:
+            cl.release_host_memory()
+            # A plan's, in pieces of 256 MiB, and what an eviction lacks.
+            said.append(attempted(lambda: core.reserve_host(520 * MiB, 520 * MiB)))
+            cl.release_host_memory()
+            tensors = [torch.full((MiB // 4,), float(number)) for number in range(6)]
+            if {attempt} == 1:
+                said.append(attempted(lambda: session.evict(tensors[0])))
+            evicted = [session.evict(tensor) for tensor in tensors]
+            values = [float(tensor[-1]) for tensor in tensors]
+            core.reserve_host(600 * MiB, 600 * MiB)
+            pinned = fake.pinned_bytes()
+        print(json.dumps([said, evicted, values, pinned]))
+    """)
+    said, evicted, values, pinned = found
+    assert said == ["MemoryError"] * (3 - attempt)
+    assert evicted == [True] * 6 and values == [float(number) for number in range(6)]
+    assert pinned == 600 << 20, "what was never had is counted against host_capacity"
+
+
+def test_an_op_that_comes_back_for_want_of_host_memory_leaves_its_storages_movable() -> None:
+    """What is brought in may have to evict, and that to pin: a storage that stayed away for it leaves again."""
+    found = on_fake_gpu("""
+        with cl.Session("8MiB", device="cuda", planning=False) as session:
+            tensors = [torch.full((MiB // 4,), float(number)) for number in range(8)]
+            cl.release_host_memory()
+            fake.limit_pinned(MiB)
+            assert session.evict(tensors[0])  # all of it is in use from here on
+            fake.limit_pinned(1 << 40)
+            tensors.append(torch.full((MiB // 4,), 8.0))
+            fake.fail_pinning(1)
+            try:
+                tensors[0].add_(1.0)
+                failed = False
+            except RuntimeError:
+                failed = True
+            where = session.where(tensors[0])
+            tensors[0].add_(1.0)
+            print(json.dumps([failed, where, session.evict(tensors[0]), float(tensors[0][-1])]))
+    """)
+    assert found == [True, "away", True, 1.0], found
+
+
+def test_a_stall_says_what_its_own_thread_made_room_for() -> None:
+    """Another thread waits for pinned memory, to make room for something else."""
+    found = on_fake_gpu("""
+        with cl.Session("8MiB", device="cuda", planning=False) as session:
+            tensors = [torch.full((MiB // 4,), float(number)) for number in range(6)]
+            cl.release_host_memory()
+            fake.start(SEED)
+            fake.be_lazy()
+            fake.limit_pinned(MiB)
+            assert session.evict(tensors[5])  # all of it is in use from here on
+            fake.limit_pinned(1 << 40)
+            rest = []
+
+            def allocate():  # there is room for a part of it
+                rest.append(torch.full((MiB,), 6.0))
+
+            fake.hold_pinning(True)
+            thread = threading.Thread(target=allocate)
+            thread.start()
+            while fake.held_pinning() == 0:
+                time.sleep(0.001)
+            value = float(tensors[5][-1])
+            fake.hold_pinning(False)
+            thread.join()
+            fake.run_all()
+            session.step()
+            core.logs()[-1].wait()
+            step = session.trace().last
+            arrivals = step.stalls.direction == 1
+            stalls = [step.stalls.room_bytes[arrivals].tolist(), step.stalls.room_bytes[~arrivals].tolist()]
+        print(json.dumps([value, float(rest[0][-1]), stalls]))
+    """)
+    value, other, (arrivals, departures) = found
+    assert value == 5.0 and other == 6.0
+    assert arrivals == [0], "it had room"
+    assert departures[0] == 0 and set(departures[1:]) == {4 << 20}, "the first one was asked for"
+
+
 @pytest.mark.parametrize("way", ["register", "alloc"])
 def test_pinned_memory_is_asked_for_near_the_gpu(way: str, tmp_path: Path) -> None:
     """The GPU is said to be at node 3. Where nobody may ask, or nobody knows, memory comes all the same."""
@@ -631,6 +770,29 @@ def test_pinned_memory_is_asked_for_near_the_gpu(way: str, tmp_path: Path) -> No
     assert set(known[0]) == {"3"} and known[0]["3"] > 0 and known[1:] == [5.0, -1]
     for other in others:
         assert set(other[0]) == {"-1"} and other[1:] == [5.0, -1], found
+
+
+def test_the_fake_s_wishes_end_with_their_memory() -> None:
+    """Else what lies at the same address later would seem to have been wished near a node."""
+    found = on_fake_gpu("""
+        import tempfile
+        from pathlib import Path
+
+        node = Path(tempfile.mkdtemp()) / "0000:fa:ce.0" / "numa_node"
+        node.parent.mkdir()
+        node.write_text("3\\n")
+        fake.set_pci_devices(str(node.parent.parent))
+        pool = fake.PinnedPool()
+        pool.reserve(8 * MiB, 8 * MiB)
+        first = pool.allocate(8 * MiB)
+        pool.reserve(16 * MiB, 16 * MiB)
+        before = fake.pinned_near()
+        pool.release()  # the second slab: the next one has its place
+        fake.refuse_policies(True)
+        pool.reserve(16 * MiB, 16 * MiB)
+        print(json.dumps([before, fake.pinned_near()]))
+    """)
+    assert found == [{"3": 16 << 20}, {"3": 8 << 20, "-1": 8 << 20}]
 
 
 def test_both_ways_to_pin_are_measured() -> None:

@@ -409,40 +409,58 @@ void CudaDevice::set_host_capacity(size_t bytes) {
   if (const auto give_back = release_host()) give_back();
 }
 
-Device::Growth CudaDevice::grow_host(size_t bytes) {
-  if (events_.forked()) return nullptr;
-  const size_t asked = pinned_.begin_growing(bytes);
-  if (asked == 0) return nullptr;
-  return [this, asked, way = pinned_.way()] {
-    const torch_side::Guard guard(index_);
-    const Slab slab = pinned_.pinning().pin(asked, way);
-    return [this, asked, slab] {
-      if (!pinned_.end_growing(asked, slab)) pinned_.pinning().unpin(slab);
-    };
-  };
-}
+class CudaDevice::PinnedGrowth final : public Growth {
+ public:
+  explicit PinnedGrowth(CudaDevice& device) : device_(device), way_(device.pinned_.way()) {}
+  ~PinnedGrowth() override {
+    if (!added_) device_.pinned_.give_up_growing(wanted);
+    for (const Slab& slab : slabs_) device_.pinned_.pinning().unpin(slab);
+  }
 
-Device::Growth CudaDevice::grow_host_for(size_t bytes) {
-  if (!lacks_host(bytes)) return nullptr;
-  return [this, wanted = pinned_.begin_growing_for(bytes), way = pinned_.way()] {
-    const torch_side::Guard guard(index_);
-    give_back(wanted.idle);
-    std::vector<Slab> slabs;
-    size_t pinned_bytes = 0;
-    const auto pin = [&](size_t target_bytes) {
-      while (pinned_bytes < target_bytes) {
-        const Slab slab = pinned_.pinning().pin(target_bytes - pinned_bytes, way);
-        if (!slab.data) return;
-        pinned_bytes += slab.bytes;
-        slabs.push_back(slab);
-      }
-    };
+  void have() override {
+    const torch_side::Guard guard(device_.index_);
+    device_.give_back(wanted.idle);
     pin(wanted.asked_bytes);
     pin(std::min(wanted.asked_bytes, wanted.bytes));  // where the system has not that much
-    return [this, wanted, slabs] {
-      for (const Slab& slab : pinned_.end_growing_for(wanted, slabs)) pinned_.pinning().unpin(slab);
-    };
-  };
+  }
+
+  void add() override {
+    added_ = true;
+    device_.pinned_.end_growing(wanted, slabs_);
+  }
+
+  PinnedPool::Wanted wanted;
+
+ private:
+  void pin(size_t target_bytes) {
+    while (pinned_bytes_ < target_bytes) {
+      slabs_.reserve(slabs_.size() + 1);  // before there is anything to be lost
+      const Slab slab = device_.pinned_.pinning().pin(target_bytes - pinned_bytes_, way_);
+      if (!slab.data) return;
+      pinned_bytes_ += slab.bytes;
+      slabs_.push_back(slab);
+    }
+  }
+
+  CudaDevice& device_;
+  const Way way_;
+  std::vector<Slab> slabs_;  // pinned, and not the pool's yet
+  size_t pinned_bytes_ = 0;
+  bool added_ = false;
+};
+
+std::unique_ptr<Device::Growth> CudaDevice::grow_host(size_t bytes) {
+  if (events_.forked()) return nullptr;
+  auto growth = std::make_unique<PinnedGrowth>(*this);
+  growth->wanted = pinned_.begin_growing(bytes);
+  return growth->wanted.asked_bytes > 0 ? std::move(growth) : nullptr;
+}
+
+std::unique_ptr<Device::Growth> CudaDevice::grow_host_for(size_t bytes) {
+  if (!lacks_host(bytes)) return nullptr;
+  auto growth = std::make_unique<PinnedGrowth>(*this);
+  growth->wanted = pinned_.begin_growing_for(bytes);
+  return growth;
 }
 
 std::vector<double> CudaDevice::measure_pinning(const std::string& way, size_t bytes) {

@@ -92,9 +92,9 @@ class CudaDevice final : public Device {
   size_t pageable_host_bytes() const override { return pinned_.pageable_bytes(); }
   size_t host_pins() const override { return pinned_.pins(); }
   void set_host_capacity(size_t bytes) override;
-  Growth grow_host(size_t bytes) override;
+  std::unique_ptr<Growth> grow_host(size_t bytes) override;
   bool lacks_host(size_t bytes) const override { return !events_.forked() && pinned_.lacks(bytes); }
-  Growth grow_host_for(size_t bytes) override;
+  std::unique_ptr<Growth> grow_host_for(size_t bytes) override;
   void place_plans(size_t bytes) override { pinned_.place_plans(bytes); }
   void* allocate_host_at(size_t place, size_t bytes) override;
   std::function<void()> release_host() override;
@@ -127,6 +127,8 @@ class CudaDevice final : public Device {
     std::vector<cudaStream_t> streams;         // one; the last lane takes in all that come after it
     std::array<uint64_t, kLinks> behind = {};  // the newest copy of each link
   };
+
+  class PinnedGrowth;
 
   EventPtr copy(size_t link, void* to, const void* from, size_t bytes, const EventPtr& after);
   size_t index_of(cudaStream_t stream);

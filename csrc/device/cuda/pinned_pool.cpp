@@ -129,23 +129,13 @@ size_t PinnedPool::room_bytes() const {
 }
 
 // What is there serves, whoever asked for it: only what is lacking is pinned beside it.
-size_t PinnedPool::begin_growing(size_t bytes) {
+PinnedPool::Wanted PinnedPool::begin_growing(size_t bytes) {
+  Wanted wanted;
   const size_t there = slab_bytes_ + growing_bytes_;
-  if (bytes <= there || bytes >= refused_bytes_) return 0;
-  const size_t asked = std::min({round_up(bytes - there, kSlabUnitBytes), room_bytes(), Pinning::kMostPieceBytes});
-  growing_bytes_ += asked;
-  return asked;
-}
-
-bool PinnedPool::end_growing(size_t asked_bytes, const Slab& slab) {
-  growing_bytes_ -= asked_bytes;
-  if (!slab.data) {
-    refused_bytes_ = slab_bytes_ + growing_bytes_ + 1;
-    return true;
-  }
-  if (slab.bytes > room_bytes()) return false;  // another session has begun meanwhile, which may have less
-  add_slab(slab);
-  return true;
+  if (bytes <= there || bytes >= refused_bytes_) return wanted;
+  wanted.asked_bytes = std::min({round_up(bytes - there, kSlabUnitBytes), room_bytes(), Pinning::kMostPieceBytes});
+  growing_bytes_ += wanted.asked_bytes;
+  return wanted;
 }
 
 bool PinnedPool::lacks(size_t bytes) const {
@@ -167,24 +157,34 @@ PinnedPool::Wanted PinnedPool::begin_growing_for(size_t bytes) {
   return wanted;
 }
 
-std::vector<Slab> PinnedPool::end_growing_for(const Wanted& wanted, const std::vector<Slab>& slabs) {
+void PinnedPool::end_growing(const Wanted& wanted, std::vector<Slab>& slabs) {
   growing_bytes_ -= wanted.asked_bytes;
-  std::vector<Slab> beyond;  // another session has begun meanwhile, which may have less
-  for (const Slab& slab : slabs) {
-    if (slab.bytes > room_bytes()) {
-      beyond.push_back(slab);
+  const bool refused = slabs.empty();
+  for (size_t i = 0; i < slabs.size();) {
+    const Slab slab = slabs[i];
+    if (slab.bytes > room_bytes()) {  // another session has begun meanwhile, which may have less
+      ++i;
     } else {
+      slabs.erase(slabs.begin() + static_cast<std::ptrdiff_t>(i));
       add_slab(slab);
     }
   }
-  const bool helped = wanted.asked_bytes == 0 || find_free(wanted.bytes) != free_.end();
-  if (!helped) unfit_bytes_ = std::min(unfit_bytes_, wanted.bytes);
-  return beyond;
+  if (wanted.bytes == 0) {
+    if (refused) refused_bytes_ = slab_bytes_ + growing_bytes_ + 1;
+  } else if (wanted.asked_bytes > 0 && find_free(wanted.bytes) == free_.end()) {
+    unfit_bytes_ = std::min(unfit_bytes_, wanted.bytes);
+  }
 }
 
 void PinnedPool::set_limit(size_t bytes) {
   limit_bytes_ = bytes;
-  unfit_bytes_ = static_cast<size_t>(-1);
+  forget_refusals();
+}
+
+// What the system has refused it may have now, and what was in use then says nothing of what will be.
+void PinnedPool::forget_refusals() {
+  refused_bytes_ = unfit_bytes_ = static_cast<size_t>(-1);
+  most_pageable_bytes_ = pageable_bytes_;
 }
 
 void PinnedPool::place_plans(size_t bytes) {
@@ -242,6 +242,7 @@ void* PinnedPool::allocate_pageable(size_t bytes) {
 std::vector<Slab> PinnedPool::take_idle(bool all) {
   const size_t keep = all ? 0 : most_pageable_bytes_ - pageable_bytes_;
   std::vector<Slab> taken;
+  taken.reserve(idle_.size());  // before anything is taken
   while (idle_bytes_ > keep) {
     const auto [bytes, data] = *idle_.begin();
     taken.push_back({data, bytes, Way::Pageable});
@@ -253,7 +254,8 @@ std::vector<Slab> PinnedPool::take_idle(bool all) {
 
 std::vector<Slab> PinnedPool::take_unused() {
   std::vector<Slab> unused = take_idle(/*all=*/true);
-  refused_bytes_ = unfit_bytes_ = static_cast<size_t>(-1);
+  unused.reserve(unused.size() + slabs_.size());
+  forget_refusals();
   for (auto found = slabs_.begin(); found != slabs_.end();) {
     const Slab slab = found->second.slab;
     auto range = free_.upper_bound(slab.data);

@@ -34,22 +34,20 @@ class PinnedPool {
   // How many of the bytes lie in the slab of the first one: a copy must not reach over its end.
   size_t in_one_slab(const void* data, size_t bytes) const;
 
-  // So many bytes in all. What has to be pinned for that is counted against the limit from begin_growing() on; 0: it is
-  // there, or not to be had. A slab of as many bytes or fewer is pinned without any lock, and then added; false: there
-  // is no room for it any more.
-  size_t begin_growing(size_t bytes);
-  bool end_growing(size_t asked_bytes, const Slab& slab);
-
-  // The same for one buffer, where none of its size is free and the system has not refused it: lacks(). All of its
-  // slabs are added at once; those that there is no room for any more are returned.
+  // What has to be pinned is counted against the limit from its beginning on. Slabs of so many bytes are then had
+  // without any lock, and added at its end, or it is given up.
   struct Wanted {
-    size_t bytes = 0;        // of the buffer
-    size_t asked_bytes = 0;  // ahead of need, too
+    size_t bytes = 0;  // of the buffer that it is for; 0: of none
+    size_t asked_bytes = 0;
     std::vector<Slab> idle;  // to be given back first, to make room
   };
+  Wanted begin_growing(
+      size_t bytes);  // so many in all, a piece at a time; asked_bytes 0: it is there, or not to be had
+  // For one buffer, and ahead of need, where none of its size is free and the system has not refused it: lacks().
   bool lacks(size_t bytes) const;
   Wanted begin_growing_for(size_t bytes);
-  std::vector<Slab> end_growing_for(const Wanted& wanted, const std::vector<Slab>& slabs);
+  void end_growing(const Wanted& wanted, std::vector<Slab>& slabs);  // leaves those that there is no room for any more
+  void give_up_growing(const Wanted& wanted) { growing_bytes_ -= wanted.asked_bytes; }
   void place_plans(size_t bytes);  // the first so many bytes, as far as they are there, are places of plans
 
   void set_limit(size_t bytes);
@@ -77,6 +75,7 @@ class PinnedPool {
   bool add_slabs(size_t bytes);  // false where the system does not give all of it
   void add_slab(const Slab& slab);
   void number_places();
+  void forget_refusals();
   std::map<char*, Placed>::const_iterator slab_of(const char* address) const;
   size_t place_of(const char* address) const;
   Ranges::iterator find_free(size_t bytes);

@@ -12,8 +12,8 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -77,10 +77,11 @@ void touch_in_parallel(char* begin, size_t bytes) {
   const size_t cores = std::clamp(std::thread::hardware_concurrency(), 1U, kMostThreads);
   const size_t share = std::max((bytes + cores - 1) / cores, kBytesPerThread) / kPageBytes * kPageBytes;
   std::vector<std::thread> threads;
+  threads.reserve(cores);
   size_t at = share;
   try {
     for (; at < bytes; at += share) threads.emplace_back(touch, begin + at, std::min(share, bytes - at));
-  } catch (const std::system_error&) {  // the system has no thread left
+  } catch (const std::exception&) {  // the system has no thread left, or no memory for one
     touch(begin + at, bytes - at);
   }
   touch(begin, std::min(share, bytes));
