@@ -44,7 +44,7 @@ explore: build ## run the property tests with new examples, ten times over, and 
 	  OMP_NUM_THREADS=1 python -m pytest -q -n 2 --dist load -p no:cacheprovider --hypothesis-profile=explore tests/property || exit 1; \
 	done
 	$(say) "Random programs on the fake GPU, in random legal order"
-	@CHAMELEON_PROGRAMS=10000 OMP_NUM_THREADS=1 python -m pytest -q tests/integration/test_cuda_device.py -k "legal_order or more_streams"
+	@python -m benchmarks.fake_gpu --json build/bench/fake_gpu.json
 
 sanitize: .venv/.installed ## run the C++ core's stress test under Address-, UndefinedBehavior- and ThreadSanitizer
 	@scripts/sanitize.sh $(CURDIR)/.venv/bin/python

@@ -6,7 +6,6 @@ a wait that is missing reads or leaves wrong bytes; each kind of wait is also le
 
 from __future__ import annotations
 
-import os
 import re
 from functools import cache, partial
 from pathlib import Path
@@ -15,11 +14,9 @@ from typing import Any
 import pytest
 from fake_gpu import SEED
 from fake_gpu import on_fake_gpu as on
+from fake_programs import programs, session_programs
 
 on_fake_gpu = partial(on, "fake_cuda")
-
-# `make explore` runs as many as this of each kind.
-PROGRAMS = int(os.environ.get("CHAMELEON_PROGRAMS", "0"))
 
 # Who waits for whom; see Note [Order on a GPU] in csrc/device/cuda/cuda_device.h.
 WAITS = {
@@ -43,68 +40,8 @@ ORDERS = [
 ]
 
 
-def programs(
-    seed: int,
-    count: int,
-    drop: tuple[str, str] | None = None,
-    first_error: bool = False,
-    pinned: bool = True,
-) -> dict[str, Any]:
-    """Random programs of toy kernels around the swapper, each with its own lanes and capacity.
-
-    A quarter of their tensors are adopted. In some programs tensors are recorded on all streams (``record_stream``)
-    instead of being ordered at their deaths, and in half of them storages are dropped and made again on any stream.
-    """
-    return on_fake_gpu(
-        f"""
-        import random
-        from collections import Counter
-        draw = random.Random({seed})
-        total, errors = Counter(), []
-        for number in range({count}):
-            seed = draw.getrandbits(60)
-            lanes, capacity = draw.choice([1, 1, 2, 3]), draw.choice([16, 24, 40, 80]) * 1024
-            found = fake.run(seed, lanes, capacity, 300, {[drop] if drop else []!r}, {pinned})
-            errors += [f"seed {{seed}}, {{lanes}} lanes, {{capacity}} bytes: {{e}}" for e in found.pop("errors")]
-            total.update(found, programs=1)
-            if {first_error} and errors:
-                break
-        print(json.dumps(dict(total) | {{"errors": errors[:10]}}))
-    """,
-    )
-
-
-def session_programs(
-    seed: int,
-    count: int,
-    lanes: tuple[int, ...] = (1, 2, 3, 3),
-    session: bool = True,
-) -> dict[str, Any]:
-    """Random programs of ops in sessions: of torch's dispatcher, with kernels that run late, on several streams.
-
-    They make, read and write tensors, record streams, let tensors die, take raw pointers for kernels that are no ops,
-    evict, restore, drop, and end a session to begin another. The user's waits are those that keep the program right
-    without a session.
-    """
-    return on_fake_gpu(
-        f"""
-        import random
-        from collections import Counter
-        draw = random.Random({seed})
-        total, errors = Counter(), []
-        for number in range({count}):
-            seed = draw.getrandbits(60)
-            lanes, capacity = draw.choice({lanes!r}), draw.choice([24, 40, 80, 400]) * 1024
-            found = fake.run_in_session(seed, lanes, capacity, 120, None, {session})
-            errors += [f"seed {{seed}}, {{lanes}} lanes, {{capacity}} bytes: {{e}}" for e in found.pop("errors")]
-            total.update(found, programs=1)
-        print(json.dumps(dict(total) | {{"errors": errors[:10]}}))
-    """,
-    )
-
-
 def test_every_legal_order_reads_the_right_bytes() -> None:
-    found = programs(SEED, PROGRAMS or 1000)
+    found = programs(SEED, 1000)
     assert found["errors"] == [], f"seed {SEED}"
     # The programs do what they are there for.
     assert found["kernels"] > 20 * found["programs"]
@@ -117,7 +54,7 @@ def test_every_legal_order_of_a_session_reads_the_right_bytes() -> None:
     assert session_programs(SEED, 100, session=False)["errors"] == [], (
         f"seed {SEED}: the programs are wrong themselves"
     )
-    found = session_programs(SEED, PROGRAMS or 500)
+    found = session_programs(SEED, 500)
     assert found["errors"] == [], f"seed {SEED}"
     assert found["kernels"] > 50 * found["programs"] and found["evictions"] > 10 * found["programs"]
     assert found["drops"] > found["programs"] and found["died"] > 10 * found["programs"]
@@ -127,7 +64,7 @@ def test_every_legal_order_of_a_session_reads_the_right_bytes() -> None:
 
 def test_more_streams_than_lanes_read_the_right_bytes() -> None:
     """The streams beyond the 31st share a lane, and are ordered among each other too."""
-    found = session_programs(SEED, PROGRAMS // 10 or 100, lanes=(38,))
+    found = session_programs(SEED, 100, lanes=(38,))
     assert found["errors"] == [], f"seed {SEED}"
 
 

@@ -1,0 +1,71 @@
+"""Random programs on the fake GPU (tests/fake_cuda): how many were run, what was in them, and what they read wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fake_gpu import on_fake_gpu
+
+
+def programs(
+    seed: int,
+    count: int,
+    drop: tuple[str, str] | None = None,
+    first_error: bool = False,
+    pinned: bool = True,
+) -> dict[str, Any]:
+    """Random programs of toy kernels around the swapper, each with its own lanes and capacity.
+
+    A quarter of their tensors are adopted. In some programs tensors are recorded on all streams (``record_stream``)
+    instead of being ordered at their deaths, and in half of them storages are dropped and made again on any stream.
+    """
+    return on_fake_gpu(
+        "fake_cuda",
+        f"""
+        import random
+        from collections import Counter
+        draw = random.Random({seed})
+        total, errors = Counter(), []
+        for number in range({count}):
+            seed = draw.getrandbits(60)
+            lanes, capacity = draw.choice([1, 1, 2, 3]), draw.choice([16, 24, 40, 80]) * 1024
+            found = fake.run(seed, lanes, capacity, 300, {[drop] if drop else []!r}, {pinned})
+            wrong = found.pop("errors")
+            errors += [f"seed {{seed}}, {{lanes}} lanes, {{capacity}} bytes: {{e}}" for e in wrong]
+            total.update(found, programs=1, wrong=bool(wrong))
+            if {first_error} and errors:
+                break
+        print(json.dumps(dict(total) | {{"errors": errors[:10]}}))
+    """,
+    )
+
+
+def session_programs(
+    seed: int,
+    count: int,
+    lanes: tuple[int, ...] = (1, 2, 3, 3),
+    session: bool = True,
+) -> dict[str, Any]:
+    """Random programs of ops in sessions: of torch's dispatcher, with kernels that run late, on several streams.
+
+    They make, read and write tensors, record streams, let tensors die, take raw pointers for kernels that are no ops,
+    evict, restore, drop, and end a session to begin another. The user's waits are those that keep the program right
+    without a session.
+    """
+    return on_fake_gpu(
+        "fake_cuda",
+        f"""
+        import random
+        from collections import Counter
+        draw = random.Random({seed})
+        total, errors = Counter(), []
+        for number in range({count}):
+            seed = draw.getrandbits(60)
+            lanes, capacity = draw.choice({lanes!r}), draw.choice([24, 40, 80, 400]) * 1024
+            found = fake.run_in_session(seed, lanes, capacity, 120, None, {session})
+            wrong = found.pop("errors")
+            errors += [f"seed {{seed}}, {{lanes}} lanes, {{capacity}} bytes: {{e}}" for e in wrong]
+            total.update(found, programs=1, wrong=bool(wrong))
+        print(json.dumps(dict(total) | {{"errors": errors[:10]}}))
+    """,
+    )
