@@ -185,6 +185,7 @@ def test_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         searched["largest_batch"] >= 1 and searched["deepest"] >= 1 and searched["losses_identical"] is True
     )
     assert plain["common"]["ok"] and ours["common"]["ok"], (plain, ours)
+    assert not plain["fills_new_memory"] and not ours["fills_new_memory"], "users do not fill it either"
     assert ours["losses_identical"] is True
     assert ours["common"]["dropped_bytes"] > 0 == ours["common"]["swapped_out_bytes"]
     printed = capsys.readouterr().out
@@ -365,6 +366,7 @@ def test_every_part_runs_in_a_fresh_copy(tmp_path: Path) -> None:
         assert outcomes == {"skipped"}, "they need a GPU"
     assert all("error" not in row for row in check.found("llama")["llama"]["rows"])
     assert all(row["common"]["ok"] for row in check.found("peers")["peers-24"]["rows"])
+    assert not any(row["fills_new_memory"] for row in check.found("peers")["peers-24"]["rows"])
     assert "copy of MiB" in done.stdout and "us/op" in done.stdout
     assert done.stdout.strip() == (check.out / "log.txt").read_text().strip(), "all is printed as it comes"
 
