@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=measure.count, default=2, help="processes at a time (2)")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().getrandbits(32) if options.seed is None else options.seed
-    environment = measure.environment({**vars(options), "seed": seed}) | {"device": "fake CUDA runtime"}
+    chosen = {"programs": options.programs, "seed": seed, "workers": options.workers}
+    environment = measure.environment(chosen) | {"device": "fake CUDA runtime"}
     draw, start_s = random.Random(seed), time.monotonic()
     kinds: dict[str, dict[str, Any]] = {}
     for name, (what, run, share) in _KINDS.items():
