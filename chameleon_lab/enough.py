@@ -42,15 +42,17 @@ def named(failure: core.Failure, cut: StepTrace, steps: Sequence[StepTrace], giv
 
     Args:
         failure: what the op asked for.
-        cut: the step that the op has ended.
+        cut: the step that the op has ended, or as far as it has come since.
         steps: whole ones of this session.
         given: the step that the session's policy was made for, of another process.
     """
-    known = [
-        step for step in steps if _begins_as(step, np.arange(len(step.ops)), cut, np.arange(len(cut.ops)))
-    ]
-    if given is not None and _begins_as(given, model_ops(given), cut, model_ops(cut)):
-        known.append(given)
+    end, known = min(failure["ops"], len(cut.ops)), []
+    for begin in {0, failure["since"]}:  # a loop that catches the error may begin its step anew
+        ours = np.arange(begin, end)
+        known += [step for step in steps if _begins_as(step, np.arange(len(step.ops)), cut, ours)]
+        models = model_ops(cut)
+        if given is not None and _begins_as(given, model_ops(given), cut, models[np.isin(models, ours)]):
+            known.append(given)
     lowest = highest_floor([_kept_here(step, cut) for step in known])
     if lowest is None:
         return unnamed(failure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import time
 import warnings
@@ -44,6 +45,7 @@ from .runtime import binding, core
 from .runtime.compiling import compiling
 from .runtime.device_times import DeviceTimes
 from .runtime.discovery import Discovery
+from .runtime.error_words import error_words
 from .runtime.graphs import no_graphs
 from .runtime.host_memory import default_capacity_bytes
 from .runtime.host_times import HostTimes
@@ -215,6 +217,7 @@ class Session:
             self._inference,
             LoopPauses(),
             nvtx_ranges(),
+            error_words(self._words),
             *guards(),
         ]
         if self.device != "cpu":
@@ -320,6 +323,8 @@ class Session:
         """End: every tensor is brought back and stays valid. Harmless where the session is not running."""
         if not self.is_open:
             return
+        if (error := sys.exc_info()[1]) is not None:
+            str(error)  # the last chance to say what is enough
         try:
             while self._watchers:  # they read the core, which closes
                 self._watchers.pop().stop()
@@ -338,7 +343,7 @@ class Session:
             self.stop()
             return
         try:
-            message = self._naming_enough(failure) if self.is_open else unnamed(failure)
+            message = self._naming_enough(failure)
         finally:
             self.stop()
         if message != str(error) or not isinstance(error, BelowFloorError):
@@ -346,14 +351,27 @@ class Session:
 
     def _naming_enough(self, failure: core.Failure) -> str:
         """An error below the floor, with the capacity that is enough where that is known of the step."""
-        self._journal.close()  # the step that has been cut off is none of its steps
-        cut = core.end_step()
-        steps = [self._journal.trace(log) for log in self._journal.logs()]
+        if not self.is_open:
+            return unnamed(failure)
+        logs = self._journal.logs()
+        running = core.counters()["step"] == failure["step"]
+        cut = (
+            core.step_so_far()
+            if running
+            else next((log for log in logs if log.index == failure["step"]), None)
+        )
+        # What a failed step lacks may have needed more: a script can go on after the error.
+        steps = [self._journal.trace(log) for log in logs if not log.failed]
         given = self._given.source if self._given is not None else None
         try:
-            return named(failure, self._journal.trace(cut), steps, given)
+            return unnamed(failure) if cut is None else named(failure, self._journal.trace(cut), steps, given)
         except ValueError:  # a step that holds too little to tell: the core's words stand
             return unnamed(failure)
+
+    def _words(self, text: str) -> str | None:
+        """What there is to say of an error with these words; None where it is none of this session's."""
+        failure = core.failure_of(text) if self.is_open else None
+        return self._naming_enough(failure) if failure is not None and failure["below_floor"] else None
 
     @property
     def is_open(self) -> bool:

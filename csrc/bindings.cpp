@@ -308,6 +308,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("start_ticks", &chameleon::StepLog::start_ticks)
       .def_readonly("end_ticks", &chameleon::StepLog::end_ticks)
       .def_readonly("truncated_ops", &chameleon::StepLog::truncated_ops)
+      .def_property_readonly("failed", [](const chameleon::StepLog& log) { return log.failed_op >= 0; })
       .def_readonly("live_peak_bytes", &chameleon::StepLog::live_peak_bytes)
       .def_readonly("peak_resident_bytes", &chameleon::StepLog::peak_resident_bytes)
       .def_property_readonly("swapped_out_bytes",
@@ -406,6 +407,7 @@ PYBIND11_MODULE(_C, m) {
       "measure_link", [] { return Runtime::instance().measure_link(); }, nogil(),
       "Bytes per second (out, in) that copies reach now.");
   m.def("end_step", [] { return Runtime::instance().end_step(); }, nogil());
+  m.def("step_so_far", [] { return Runtime::instance().step_so_far(); }, nogil());
   m.def("logs", [] { return Runtime::instance().logs(); }, nogil());
   m.def("time_ops", [](int32_t every, int32_t first) { Runtime::instance().time_ops(every, first); });
   m.def(
@@ -624,8 +626,7 @@ PYBIND11_MODULE(_C, m) {
     return d;
   });
   m.def("allocator_setting", [] { return Runtime::instance().allocator_setting(); });
-  m.def("take_failure", [](std::optional<std::string_view> told) -> py::object {
-    const auto failure = Runtime::instance().take_failure(told);
+  const auto failure_values = [](const std::optional<chameleon::Failure>& failure) -> py::object {
     if (!failure) return py::none();
     py::dict d;
     d["op"] = failure->op;
@@ -636,8 +637,14 @@ PYBIND11_MODULE(_C, m) {
     d["below_floor"] = failure->below_floor;
     d["needs"] = failure->needs;
     d["advice"] = failure->advice;
+    d["step"] = failure->step;
+    d["ops"] = failure->ops;
+    d["since"] = failure->since;
     return d;
-  });
+  };
+  m.def("take_failure",
+        [=](std::optional<std::string_view> told) { return failure_values(Runtime::instance().take_failure(told)); });
+  m.def("failure_of", [=](std::string_view told) { return failure_values(Runtime::instance().failure_of(told)); });
   m.def("seconds", [](chameleon::Ticks ticks) { return Runtime::instance().clock().seconds(ticks); });
   m.def("seconds_per_tick", [] { return Runtime::instance().clock().duration(1'000'000'000) * 1e-9; });
 

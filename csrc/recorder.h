@@ -200,6 +200,13 @@ struct StepLog {
   std::vector<std::shared_ptr<torch::CapturedTraceback>> stacks;
   std::vector<LeafCall> leaf_calls;  // of a trace without memory
   int64_t truncated_ops = 0;
+  // Its newest op that found no room, and the one before: the step may lack what came after it.
+  int32_t failed_op = -1;
+  int32_t failed_before = -1;
+
+  void fails(int32_t op) {
+    if (op != failed_op) failed_before = std::exchange(failed_op, op);
+  }
 
   // Counters of the step.
   int64_t peak_resident_bytes = 0;
@@ -286,6 +293,25 @@ class Recorder {
   // Close the step: every storage alive gets a row. Movable: may it leave the device?
   template <class Movable>
   std::shared_ptr<StepLog> end_step(const StorageTable& table, Movable movable) {
+    describe(table, movable);
+    return close();
+  }
+
+  // The step as it would be if it ended now; it goes on.
+  template <class Movable>
+  std::shared_ptr<StepLog> so_far(const StorageTable& table, Movable movable) {
+    for (const auto& storage : table.all()) {
+      if (!storage->scratch) row_of(*storage);
+    }
+    const auto own = std::exchange(log_, std::make_shared<StepLog>(*log_));
+    describe(table, movable);
+    log_->end_ticks = now_ticks();
+    return std::exchange(log_, own);
+  }
+
+ private:
+  template <class Movable>
+  void describe(const StorageTable& table, Movable movable) {
     const int32_t ops = this->ops();
     for (const auto& storage : table.all()) {
       if (storage->scratch) continue;
@@ -298,10 +324,8 @@ class Recorder {
       row.dtype = storage->form.dtype;
       if (storage->block) left(*storage, ops);
     }
-    return close();
   }
 
- private:
   std::shared_ptr<StepLog> close();
   void begin_step();
   bool full() const { return log_->truncated_ops > 0; }

@@ -149,6 +149,7 @@ void Runtime::open(const Options& options) {
   host_.set_capacity(options.host_capacity_bytes);
   host_.reset_peak();
   swapper_.min_bytes = options.min_swap_bytes;
+  swapper_.forget_host_full();
   swapper_.keeps_host_copies = access::has_hook() || options.trusting;
   tracked_bytes_ = replays_.copied_bytes = options.min_tracked_bytes;
   recorder_ = Recorder(options.max_ops);
@@ -377,6 +378,12 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   return log;
 }
 
+std::shared_ptr<StepLog> Runtime::step_so_far() {
+  Lock lock(mutex_);
+  recorder_.log().settle();
+  return recorder_.so_far(table_, [this](const Storage& storage) { return swapper_.movable(storage); });
+}
+
 void Runtime::note_allocator_events() {
   StepLog& log = recorder_.log();
   const AllocatorEvents before = std::exchange(allocator_events_, device_->end_allocator_step());
@@ -520,16 +527,28 @@ Counters Runtime::counters() {
   return counters;
 }
 
+namespace {
+
 // An op notes one failure for each input that finds no room. The first one that its kernel reads is told; the last one
 // knows most of what the op needs.
-std::optional<Failure> Runtime::take_failure(std::optional<std::string_view> told) {
-  Lock lock(mutex_);
-  const auto failures = std::exchange(failures_, {});
+std::optional<Failure> last_of(const std::vector<Failure>& failures, std::optional<std::string_view> told) {
   const auto is_told = [&](const Failure& failure) { return told->find(failure.needs) != told->npos; };
   auto last = told ? std::find_if(failures.rbegin(), failures.rend(), is_told) : failures.rbegin();
   if (last == failures.rend()) return {};
   while (last != failures.rbegin() && std::prev(last)->op == last->op) --last;
   return *last;
+}
+
+}  // namespace
+
+std::optional<Failure> Runtime::take_failure(std::optional<std::string_view> told) {
+  Lock lock(mutex_);
+  return last_of(std::exchange(failures_, {}), told);
+}
+
+std::optional<Failure> Runtime::failure_of(std::string_view told) {
+  Lock lock(mutex_);
+  return last_of(failures_, told);
 }
 
 void Runtime::enter_module(int32_t module) { modules(thread_state()).enter(module); }

@@ -73,6 +73,9 @@ struct Failure {
   bool below_floor = false;  // else the host is full
   std::string needs;         // the error's first sentence
   std::string advice;        // the rest of it
+  int64_t step = 0;
+  int32_t ops = 0;    // of the step, up to this one
+  int32_t since = 0;  // up to the one before it that failed: a loop may have begun anew there
 
   std::string message() const { return needs + " " + advice; }
 };
@@ -119,6 +122,7 @@ class Runtime {
   c10::Device torch_device() const { return device_->torch_device(); }
   size_t total_bytes() const { return device_->total_bytes(); }
   std::shared_ptr<StepLog> end_step();
+  std::shared_ptr<StepLog> step_so_far();
   void own_work(bool on);  // the session's, between ops
   // From here on the calling thread's ops and memory are none of any session's, or its own again. Not inside of an op.
   static void stand_aside(bool on);
@@ -189,6 +193,7 @@ class Runtime {
   std::string allocator_setting() { return device_->allocator_setting(); }
   // The last one, once; of an error that tells of one, where `told` is its text.
   std::optional<Failure> take_failure(std::optional<std::string_view> told = {});
+  std::optional<Failure> failure_of(std::string_view told);  // the same, and it stays
   const Clock& clock() const { return clock_; }
 
   // --- module hooks; the calling thread's

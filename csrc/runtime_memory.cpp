@@ -496,6 +496,10 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
     }
   }
   failure.below_floor = !swapper_.host_full();
+  failure.step = recorder_.log().index;
+  failure.ops = recorder_.ops();
+  recorder_.log().fails(failure.ops - 1);
+  failure.since = recorder_.log().failed_before + 1;
   if (failure.below_floor) {
     const size_t needed = failure.request_bytes + failure.pinned_bytes + failure.unmovable_bytes;
     failure.needs = "Chameleon Lab: the capacity of " + human(failure.capacity_bytes) +

@@ -60,7 +60,8 @@ class Swapper {
   bool make_room(size_t block_bytes);  // the same without taking it
   bool evict_any(size_t bytes);        // for those who take memory from elsewhere; false: nothing can leave
 
-  bool host_full() const { return host_full_; }  // was the last swap-out refused by the host pool?
+  void forget_host_full() { host_full_ = false; }  // it was an earlier session's
+  bool host_full() const { return host_full_; }    // was the last swap-out refused by the host pool?
 
   // May this storage leave, now or once its ops have ended?
   bool movable(const Storage& storage) const;

@@ -71,6 +71,7 @@ set_link = _C.set_link
 measure_link = _C.measure_link
 copy_order = _C.copy_order
 end_step = _C.end_step
+step_so_far = _C.step_so_far
 own_work = _C.own_work
 stand_aside = _C.stand_aside
 begin_pause = _C.begin_pause
@@ -157,6 +158,9 @@ class Failure(TypedDict):
     below_floor: bool  # else the host is full
     needs: str  # the first sentence of the error that was raised
     advice: str  # the rest of it, where no step is known that tells more
+    step: int  # in which it was
+    ops: int  # of that step, up to this one
+    since: int  # of that step, up to the one before it that failed; 0: none did
 
 
 def tensor_device(device: str) -> torch.device:
@@ -172,6 +176,11 @@ def counters() -> Counters:
 def take_failure(told: str | None = None) -> Failure | None:
     """The last request for memory that could not be met, once. ``told``: only if this error tells of one."""
     return _C.take_failure(told)
+
+
+def failure_of(told: str) -> Failure | None:
+    """The one that an error with these words tells of; it can be asked for again."""
+    return _C.failure_of(told)
 
 
 def adopt(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_floor import Plain, Recurrent
 from torch import nn
-from training import HANGS_AFTER_S, ConvNet, Gpt, Loop, adamw, floor_bytes, sgd, train
+from training import HANGS_AFTER_S, ConvNet, Gpt, Loop, adamw, child, floor_bytes, sgd, train
 
 import chameleon_lab as cl
 from chameleon_lab.enough import above, typed
@@ -70,6 +70,78 @@ def test_what_the_error_names_is_enough(name: str) -> None:
     found = NAMED.search(said)
     assert found, said
     assert below(found[1], program) is None
+
+
+def attempts(capacity: int | str, program: tuple[Any, Any, Loop]) -> list[str]:
+    """As :func:`below`, in a loop that goes on after an error: what each of its errors says, read at once."""
+    model_factory, optimizer_factory, loop = program
+    torch.manual_seed(0)
+    generator, kept = torch.Generator().manual_seed(0), []
+    model, said = model_factory(), []
+    with cl.Session(capacity):
+        optimizer = optimizer_factory(model.parameters())
+        for number in range(5):
+            pins(number, model, kept)
+            try:
+                loss = model(model.batch(generator))
+                loss.backward()
+                if loop.clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+            except torch.OutOfMemoryError as error:
+                said.append(str(error))
+            loss = None
+            optimizer.zero_grad()
+    return said
+
+
+@pytest.mark.parametrize("name", ["gpt", "plain-sgd"])
+def test_an_error_that_the_loop_catches_names_what_is_enough(name: str) -> None:
+    """Steps that it has cut short are not taken for whole ones by the errors that follow."""
+    program = PROGRAMS[name]
+    said = attempts(above(floor_bytes(program[0], program[1], 4, program[2])), program)
+    assert said
+    found = [NAMED.search(text) for text in said]
+    assert all(found), said
+    for match in found:
+        assert match is not None
+        assert attempts(match[1], program) == []
+
+
+def test_an_error_in_a_session_that_was_started_by_hand_names_what_is_enough() -> None:
+    """As in a notebook, whose cells are no ``with``."""
+    child("""
+        from test_enough import NAMED, PROGRAMS, above, pins
+
+        make, optimizer_of, loop = PROGRAMS["plain-sgd"]
+        capacity = above(floor_bytes(make, optimizer_of, 4, loop))
+        unpatched = torch.OutOfMemoryError.__str__
+        for stops_in_finally in (False, True):
+            torch.manual_seed(0)
+            model, generator, kept = make(), torch.Generator().manual_seed(0), []
+            session = cl.Session(capacity).start()
+            optimizer = optimizer_of(model.parameters())
+            try:
+                try:
+                    for number in range(4):
+                        pins(number, model, kept)
+                        model(model.batch(generator)).backward()
+                        optimizer.step()
+                        optimizer.zero_grad()
+                finally:
+                    if stops_in_finally:
+                        session.stop()
+            except torch.OutOfMemoryError as error:
+                said = str(error)
+                session.stop()
+                assert NAMED.search(said), said
+                assert str(error) == said and torch.OutOfMemoryError.__str__ is unpatched
+            else:
+                raise AssertionError("it ran")
+            del model, optimizer, kept
+        with cl.Session(capacity):
+            assert str(torch.OutOfMemoryError("CUDA out of memory")) == "CUDA out of memory"
+    """)
 
 
 def test_while_the_step_is_unknown_it_says_so_and_the_report_tells(capsys: Any) -> None:

@@ -270,6 +270,8 @@ def test_a_full_host_is_told_apart_from_a_small_capacity() -> None:
     options = {"capacity": "4MiB", "host_capacity": "1MiB"}
     with pytest.raises(RuntimeError, match="host"), cl.Session(**options, rematerialise=False) as session:
         pressure(session, 8)
+    with pytest.raises(cl.BelowFloorError, match="below the floor"), cl.Session("1MiB"):  # not the host again
+        torch.ones(MiB)
 
 
 @pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")

@@ -1,0 +1,36 @@
+"""What an out-of-memory error says, wherever it is read: in an ``except`` of the training loop, a notebook or a log.
+
+The core has to find its words in the middle of an op, where nothing of Python can be asked. Which capacity is enough is
+looked up when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .patches import Patches
+
+
+def error_words(words: Callable[[str], str | None]) -> Patches:
+    """What a session installs while it is open.
+
+    Args:
+        words: more exact words for an error with these ones; None where there are none.
+    """
+
+    def saying(say: Callable[[BaseException], str]) -> Callable[[BaseException], str]:
+        def said(error: BaseException) -> str:
+            text = say(error)
+            better = words(text)
+            if better is not None and better != text:
+                error.args = (better, *error.args[1:])  # it says so when the session is gone, too
+                return better
+            return text
+
+        return said
+
+    kind: Any = torch.OutOfMemoryError
+    return Patches([(kind, "__str__", saying)])
