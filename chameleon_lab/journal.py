@@ -17,7 +17,6 @@ from .runtime.pause_times import pause_times
 from .runtime.recording import step_trace
 from .runtime.replay_check import Replayable
 from .trace import Pause, StepTrace
-from .trace.overlap import exposed_share, hidden_share
 
 _KEPT_SUMMARIES = 10_000
 _KEPT_STACKED = 4
@@ -91,7 +90,7 @@ class Journal:
             replays=log.replay_count,
             replay_s=log.replay_ticks * tick_s,
             declined_drops=len(log.declined()),
-            overlap=overlap(log),
+            overlap=log.overlap(),
             refusals=log.refusals,
             soft_ooms=log.soft_ooms,
             alloc_retries=log.alloc_retries,
@@ -126,7 +125,7 @@ class Journal:
                     self._history[place],
                     stall_s=log.stall_ticks * self._tick_s,
                     late_prefetches=log.late_prefetches,
-                    overlap=overlap(log),
+                    overlap=log.overlap(),
                 )
             if log.settled:
                 yield log, self._tick_s
@@ -229,17 +228,6 @@ class Journal:
                     extra_ops=extra_ops,
                     left_out_ops=plan_to_op - plan_op - found_ops if plan_to_op >= 0 else 0,
                 )
-
-
-def overlap(log: core.StepLog) -> float | None:
-    """See :mod:`chameleon_lab.trace.overlap`. None where nothing was copied; copies that still run do not count."""
-    rows, stalls = log.transfers(), log.stalls()
-    if not len(rows):  # every step is asked this, short ones too
-        return None
-    rows = rows[rows["end_ticks"] != 0]
-    copies = (rows["direction"], rows["start_ticks"], rows["end_ticks"])
-    waits = (stalls["direction"], stalls["start_ticks"], stalls["end_ticks"])
-    return hidden_share(exposed_share(*copies, *waits), rows["end_ticks"] - rows["start_ticks"])
 
 
 def declined_drops(log: core.StepLog, replayable: Replayable) -> dict[str, int]:

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "faults.h"
 #include "module_hooks.h"
 #include "op_info.h"
+#include "overlap.h"
 #include "released.h"
 #include "runtime.h"
 #include "storage_access.h"
@@ -117,12 +119,8 @@ std::vector<std::string> symbolized(const chameleon::StepLog& log) {
 py::array_t<chameleon::TransferRow> transfers(const chameleon::StepLog& log) {
   std::vector<chameleon::TransferRow> rows = log.transfers;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const bool done = log.transfer_events[i]->done();
-    const chameleon::Ticks start = done ? log.transfer_events[i]->start_ticks() : chameleon::kNoTime;
-    const chameleon::Ticks end = done ? log.transfer_events[i]->end_ticks() : chameleon::kNoTime;
-    const bool known = start != chameleon::kNoTime && end != chameleon::kNoTime;
-    rows[i].start_ticks = known ? start : 0;
-    rows[i].end_ticks = known ? end : 0;
+    std::tie(rows[i].start_ticks, rows[i].end_ticks) =
+        log.copy_times(i).value_or(std::pair<chameleon::Ticks, chameleon::Ticks>{0, 0});
     rows[i].bytes = log.copied_bytes(i);
   }
   return as_array(rows);
@@ -347,6 +345,7 @@ PYBIND11_MODULE(_C, m) {
       .def("storages", [](const chameleon::StepLog& log) { return as_array(log.storages); })
       .def("uses", [](const chameleon::StepLog& log) { return as_array(log.uses); })
       .def("transfers", &transfers)
+      .def("overlap", [](chameleon::StepLog& log) { return log.settle(), chameleon::overlap(log); })
       .def("stalls", [](chameleon::StepLog& log) { return log.settle(), as_array(log.stalls); })
       .def("residencies", [](const chameleon::StepLog& log) { return as_array(log.residencies); })
       .def("replays", [](const chameleon::StepLog& log) { return as_array(log.replays); })
@@ -543,6 +542,9 @@ PYBIND11_MODULE(_C, m) {
       },
       py::arg("refused_blocks") = 0, py::arg("refused_buffers") = 0, py::arg("copies") = -1,
       "Faults on purpose, for tests; see faults.h. Without arguments: none.");
+  m.def(
+      "hand_over_copies", [](bool on) { chameleon::faults().handed_over = on; }, py::arg("on"),
+      "For tests: the CPU device's engines make small copies too, as a GPU's do; otherwise who asks makes them.");
   m.def("pretend_no_hook", &chameleon::access::pretend_no_hook, py::arg("on"),
         "For tests: raw accesses are not seen, as before torch 2.13. Call it while no session is open.");
   m.def(

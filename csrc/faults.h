@@ -12,6 +12,7 @@ struct Faults {
   std::atomic<uint32_t> refused_blocks{0};   // of 1024 requests for device memory
   std::atomic<uint32_t> refused_buffers{0};  // of 1024 requests for host memory
   std::atomic<int64_t> copies{-1};           // that the engines make until one of their threads fails; -1: no end
+  std::atomic<bool> handed_over{false};      // small copies too are made by the engines' threads
   std::atomic<uint32_t> orders{0};           // waits of a device that are left out: a bit each
   std::atomic<int64_t> left_out{0};          // how many of those there were
 

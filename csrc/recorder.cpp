@@ -18,6 +18,14 @@ int64_t StepLog::moved_bytes(Direction direction) const {
   return bytes;
 }
 
+std::optional<std::pair<Ticks, Ticks>> StepLog::copy_times(size_t transfer) const {
+  const Event& event = *transfer_events[transfer];
+  if (!event.done()) return std::nullopt;
+  const Ticks start = event.start_ticks(), end = event.end_ticks();
+  if (start == kNoTime || end == kNoTime) return std::nullopt;
+  return std::pair(start, end);
+}
+
 void StepLog::settle() {
   const auto settled = [this](Wait& wait) {
     if (!wait.event->done()) return false;
@@ -31,7 +39,8 @@ void StepLog::settle() {
     if (lasted <= 0) return true;  // compute got there when the copy had ended
     stall_ticks += lasted;
     const bool planned = wait.stall.cause == static_cast<uint8_t>(Cause::Planned);
-    if (planned && wait.stall.direction == static_cast<uint8_t>(Direction::In)) ++late_prefetches;
+    if (planned && !wait.copy->made_at_once() && wait.stall.direction == static_cast<uint8_t>(Direction::In))
+      ++late_prefetches;
     if (wait.stall.storage < 0) return true;
     stalls.push_back(wait.stall);
     if (wait.running_op >= 0 && wait.running_op < static_cast<int32_t>(ops.size())) {

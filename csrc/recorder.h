@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "clock.h"
@@ -237,6 +239,8 @@ struct StepLog {
   // What a copy has moved or will have moved: less than asked for if it was cancelled.
   int64_t copied_bytes(size_t transfer) const;
   int64_t moved_bytes(Direction direction) const;
+  // When a copy began and ended; none while it runs, and where nobody knows.
+  std::optional<std::pair<Ticks, Ticks>> copy_times(size_t transfer) const;
 };
 
 // A ring of steps: the one being written, and the last few.

@@ -193,6 +193,7 @@ void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
         device_.copy_out(storage.host.data, storage.block, storage.bytes,
                          device_.record(used_by(storage) | storage.recorded | lane_bit(storage.lane)));
     recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
+    was_made(storage, storage.host.written, Direction::Out, cause);
   }
   become(storage, Residency::Leaving);
   if (!keeps_host_copies) access::forbid(storage);
@@ -293,6 +294,11 @@ void Swapper::wait(Storage& storage, const EventPtr& copy, Direction direction, 
   }
 }
 
+// Compute has waited for a copy that this thread has made.
+void Swapper::was_made(Storage& storage, const EventPtr& copy, Direction direction, Cause cause) {
+  if (copy->made_at_once()) recorder_.stalled(storage, direction, cause, copy, copy, {});
+}
+
 bool Swapper::swap_in(Storage& storage, Cause cause) {
   const ForRoom reason({static_cast<int64_t>(storage.block_bytes), recorder_.row_of(storage)});
   const Effort effort = cause == Cause::Planned ? Effort::Cheap : Effort::Last;  // a prefetch can wait
@@ -318,6 +324,7 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
                                      /*urgent=*/cause != Cause::Planned);
   recorder_.arrived(storage);
   recorder_.transfer(storage, Direction::In, cause, issue, storage.arriving);
+  was_made(storage, storage.arriving, Direction::In, cause);
   recorder_.levels(table_.live_bytes(), device_.resident_bytes());
 }
 

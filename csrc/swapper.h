@@ -98,6 +98,7 @@ class Swapper {
   void begin_swap_in(Storage& storage, void* block, Cause cause);
   void arrive(Storage& storage, bool host_reads);
   void wait(Storage& storage, const EventPtr& copy, Direction direction, int lane);
+  void was_made(Storage& storage, const EventPtr& copy, Direction direction, Cause cause);
   void cancel(Storage& storage, EventPtr& copy, Direction direction);
   bool free_something(size_t block_bytes);
   void* take_host(const Storage& storage, Cause cause, bool at_hand);

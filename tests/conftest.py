@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Only the tests of the GPU see one: a session takes it where it is, and the others' models are on the CPU."""
     if not hasattr(config, "workerinput") and not any("cuda" in Path(word).parts for word in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+_BESIDE_COMPUTE = {"integration", "property", "torture"}
+"""Folders whose tests have every copy of the CPU device made beside compute, as a GPU's copies are: the harder case."""
+
+
+@pytest.fixture(autouse=True)
+def copies_beside_compute(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Small copies too are made by the engines' threads, where most would be made by the thread that asks for them."""
+    if _BESIDE_COMPUTE.isdisjoint(request.path.parts):
+        yield
+        return
+    from chameleon_lab.runtime import core
+
+    core.hand_over_copies(True)
+    yield
+    core.hand_over_copies(False)
 
 
 def pytest_collection_finish() -> None:

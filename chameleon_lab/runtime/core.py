@@ -107,6 +107,7 @@ set_evict_last = _C.set_evict_last
 keep_producers = _C.keep_producers
 evict_always = _C.evict_always
 set_faults = _C.set_faults
+hand_over_copies = _C.hand_over_copies
 pretend_no_hook = _C.pretend_no_hook
 torch_is_watched = _C.torch_is_watched
 take_transitions = _C.take_transitions

@@ -30,6 +30,7 @@ class Event {
   virtual size_t copied_bytes() const = 0;  // valid once done; less than asked for if it was cancelled
   virtual Ticks start_ticks() const = 0;    // valid once done; kNoTime where nobody knows
   virtual Ticks end_ticks() const = 0;
+  virtual bool made_at_once() const { return false; }  // did the thread that asked for the copy make it itself?
 };
 using EventPtr = std::shared_ptr<Event>;
 

@@ -327,6 +327,7 @@ def child(code: str, *, folder: Path | None = None, first: str = "") -> subproce
         from chameleon_lab.runtime import core
         from training import *
         torch.set_num_threads({threads})
+        core.hand_over_copies(True)
     """
     source = textwrap.dedent(first) + textwrap.dedent(prelude) + textwrap.dedent(code)
     if folder is not None:

@@ -42,6 +42,8 @@ def log(
     rows = np.array(list(replays), _REPLAY)
     return SimpleNamespace(
         ops=lambda: ops,
+        fingerprint=hash(ops["token"].tobytes()),
+        live_peak_bytes=peak,
         replays=lambda: rows,
         pauses=lambda: np.zeros(0),
         start_ticks=begin,
@@ -92,6 +94,20 @@ def test_each_sequence_and_size_has_its_own_and_the_oldest_is_forgotten(
     times.learn(log([0, 10], 90, tokens=(7, 8)))
     found = [times.least(s) for s in (step(2), step(2, 200), step(2, tokens=(7, 8)), step(3))]
     assert [None if least is None else least.sum() for least in found] == [20, None, 90, None]
+
+
+def test_of_many_steps_that_are_alike_not_each_is_looked_at() -> None:
+    looked_at = []
+
+    def counted(*steps: int) -> Any:
+        one = log([0, 10], 50)
+        return SimpleNamespace(**{**vars(one), "ops": lambda: looked_at.append(steps) or one.ops()})
+
+    times = HostTimes()
+    assert {times.learn(counted(step)) for step in range(100)} == {50}
+    assert 32 < len(looked_at) < 50
+    assert times.learn(log([0, 10], 20, peak=200)) == 20, "another size"
+    assert {times.learn(log([0, 10], 40)) for _ in range(16)} >= {40}, "a shorter one is found soon"
 
 
 def test_what_comes_before_the_first_op_belongs_to_it() -> None:

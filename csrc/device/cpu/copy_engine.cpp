@@ -23,6 +23,7 @@ constexpr size_t kChunkBytes = 512 << 10;
 constexpr double kSleepSlack_s = 60e-6;
 constexpr double kLongestSleep_s = 500e-6;
 constexpr double kAwake_s = 2e-3;  // longer waits sleep
+constexpr size_t kSmallBytes = 256 << 10;
 
 double monotonic_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -86,8 +87,9 @@ std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t
   std::shared_ptr<CopyEvent> event = job.event;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (has_thread_ && !thread_.joinable()) start();
-    if (!has_thread_) {
+    event->made_at_once_ = small(job);
+    if (has_thread_ && !event->made_at_once_ && !thread_.joinable()) start();
+    if (!has_thread_ || event->made_at_once_) {
       copy(job);
       return event;
     }
@@ -96,6 +98,16 @@ std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t
   }
   wake_.notify_one();
   return event;
+}
+
+// See Note [Small copies].
+bool CopyEngine::small(const Job& job) const {
+  if (job.bytes > kSmallBytes || !queue_.empty() || copying_ || faults().handed_over.load()) return false;
+  if (job.after && !job.after->done()) return false;
+  const double bytes_per_s = bytes_per_s_.load();
+  if (bytes_per_s <= 0) return true;
+  const double ahead_s = std::max(link_free_s_ - job.issue_s, 0.0) + static_cast<double>(job.bytes) / bytes_per_s;
+  return ahead_s <= kSleepSlack_s;  // else it has to be waited for
 }
 
 void CopyEngine::start() {

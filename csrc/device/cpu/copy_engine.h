@@ -1,4 +1,9 @@
 // One direction of the link: a thread that copies in order of issue, urgent copies first, at a given bandwidth.
+//
+// Note [Small copies]
+// To wake the thread takes longer than to make a small copy: the system has to find it a core, the caches of that core
+// are cold, and taking pages back interrupts two cores instead of one. Where the link is free, who asks for a small
+// copy makes it. Compute waits meanwhile, and the recorder is told so.
 #pragma once
 
 #include <atomic>
@@ -18,6 +23,7 @@ class CopyEvent final : public Event {
   size_t copied_bytes() const override { return copied_bytes_; }
   Ticks start_ticks() const override { return start_ticks_; }
   Ticks end_ticks() const override { return end_ticks_; }
+  bool made_at_once() const override { return made_at_once_; }
   void wait() const;
   void wait_awake() const;  // for compute: a thread that sleeps is put on another core, or finds its caches cold
 
@@ -31,6 +37,7 @@ class CopyEvent final : public Event {
   size_t copied_bytes_ = 0;
   Ticks start_ticks_ = 0;
   Ticks end_ticks_ = 0;
+  bool made_at_once_ = false;
 };
 
 class CopyEngine {
@@ -56,13 +63,14 @@ class CopyEngine {
     bool urgent;
   };
 
+  bool small(const Job& job) const;
   void start();
   void run();
   void retire(const Job& failed);
   void copy(const Job& job);
 
   std::atomic<double> bytes_per_s_{0};
-  double link_free_s_ = 0;  // when the link has carried everything so far; the engine's thread only
+  double link_free_s_ = 0;  // when the link has carried everything so far; of whoever copies
   bool has_thread_ = true;
 
   std::mutex mutex_;
