@@ -88,12 +88,14 @@ class Side:
         count = len(paths) + 1
         sizes = self.scene.storage_bytes * self.on_device
         columns = {
-            "peak_bytes": np.bincount(module + 1, weights=sizes, minlength=count),
-            "moved_bytes": np.bincount(module + 1, weights=self.moved_bytes, minlength=count),
+            "peak_bytes": np.bincount(module + 1, weights=sizes, minlength=count).astype(np.int64),
+            "moved_bytes": np.bincount(module + 1, weights=self.moved_bytes, minlength=count).astype(
+                np.int64
+            ),
             "stall_s": np.bincount(module + 1, weights=self.stall_s, minlength=count),
         }
         return {
-            path: {name: float(column[i]) for name, column in columns.items()}
+            path: {name: column[i].item() for name, column in columns.items()}
             for i, path in enumerate(["", *paths])
             if any(column[i] for column in columns.values())
         }
@@ -236,7 +238,7 @@ class Sides:
 def compare(a: Side, b: Side) -> dict[str, Any]:
     """The figures of both sides, their modules, and of two policies the decisions that differ."""
     paths = sorted({*a.modules, *b.modules})
-    nothing = {"peak_bytes": 0.0, "moved_bytes": 0.0, "stall_s": 0.0}
+    nothing = {"peak_bytes": 0, "moved_bytes": 0, "stall_s": 0.0}
     modules = [
         {"module": path, "a": a.modules.get(path, nothing), "b": b.modules.get(path, nothing)}
         for path in paths
@@ -282,8 +284,7 @@ def compare_view(
     x, apart = sides.difference(a, b, axis)
     kept = steps_between(x, apart, start, end, pixels)
     tables["difference"] = {"x": x[kept], "bytes": apart[kept]}
-    result = {"axis": axis, "start": start, "end": end, "tables": list(tables)}
-    return result, [arrow_stream(pa, columns) for columns in tables.values()]
+    return {"tables": list(tables)}, [arrow_stream(pa, columns) for columns in tables.values()]
 
 
 def _difference(a: Side, b: Side, axis: str) -> tuple[np.ndarray, np.ndarray]:
@@ -302,7 +303,6 @@ def _described(side: Side) -> dict[str, Any]:
     return {
         "kind": side.kind,
         "clock": side.says,
-        "step": side.step.index,
         "stage": side.step.session_stage,
         "length": {axis: side.length(axis) for axis in ("time", "op")},
         "stages": list(side.scene.stages.labels),
@@ -367,7 +367,7 @@ def _decisions(a: Policy, b: Policy) -> dict[str, Any]:
 
 def _decision_row(a: Decision | None, b: Decision | None) -> dict[str, Any]:
     either = asdict(a or b)  # type: ignore[arg-type]
-    told = ("action", "out_op", "free_op", "in_op", "use_op", "decided_by")
+    told = ("action", "out_op", "in_op", "decided_by")
     row = {name: either[name] for name in ("storage", "category", "module", "bytes", "gap")}
     for name, decision in (("a", a), ("b", b)):
         row[name] = None if decision is None else {key: asdict(decision)[key] for key in told}

@@ -32,9 +32,6 @@ ACTIONS = tuple(
 YOU, RULE, FOLLOWS, PLANNER = "you", "rule", "follows", "planner"
 """Who decided: an edit of the storage, a rule, the planner because of an edit of others, or the planner alone."""
 
-SORTS = ("name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "replay_s", "by")
-"""What rows can be sorted by."""
-
 _SHOWN_GAPS = 12
 
 

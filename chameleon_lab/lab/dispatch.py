@@ -10,11 +10,12 @@ from . import box, compare, icicle, views
 from .editing import Desk
 from .file_names import trace_files
 from .protocol import (
+    CHECKS_RESULTS,
     MAX_REPLY_BYTES,
-    VERSION,
     DraftOf,
     ProtocolError,
     Request,
+    check_result,
     failure,
     parse_request,
     reply,
@@ -29,6 +30,8 @@ def answer(sources: Sources, message: Any) -> tuple[dict[str, Any], list[bytes]]
     try:
         request = parse_request(message)
         result, buffers = _dispatch(sources, request)
+        if CHECKS_RESULTS:
+            check_result(request.method, result)
         size = sum(len(buffer) for buffer in buffers)
         if size > MAX_REPLY_BYTES:
             raise ProtocolError("internal", f"the answer to {request.method} has {size} bytes")
@@ -138,10 +141,6 @@ def _edit(desk: Desk, request: Request) -> dict[str, Any]:
 
 def hello() -> dict[str, Any]:
     """Who answers, and from which thread: one of a kernel subshell answers while a cell runs."""
-    from .. import __version__
-
     return {
-        "protocol": VERSION,
-        "package": __version__,
         "subshell": threading.current_thread() is not threading.main_thread(),
     }

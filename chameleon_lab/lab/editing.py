@@ -32,6 +32,8 @@ from .bench import Bench, Made
 from .clock import Clock, clock_of
 from .decisions import ACTIONS, Held, Table
 from .protocol import ProtocolError
+from .results import Figures
+from .typed import members
 from .views import floor_facts
 
 ASSUMED_LINK = Link(8 * 2.0**30, 8 * 2.0**30)
@@ -238,11 +240,9 @@ class Desk:
             "current": _figures(current),
             "draft": _figures(made),
             "capacity_bytes": draft.capacity_bytes,
-            "own_capacity_bytes": self._own_capacity(),
             "live_peak_bytes": draft.step.live_peak_bytes,
             "compute_s": float(draft.op_times.sum()),
             "floor": floor_facts(bench.floor),
-            "link_assumed": draft.link == ASSUMED_LINK,
             "ops": len(draft.step.ops),
             "rows": len(bench.candidates),
             "storages": len(draft.step.storages),
@@ -281,10 +281,7 @@ class Desk:
             return None
         trial = self.trial
         measured = trial.before if trial is not None else self._session.staging.measured_now()
-        return None if measured is None else asdict(measured)
-
-    def _own_capacity(self) -> int | None:
-        return None if self._session is None else self._session.own_capacity_bytes
+        return None if measured is None else _told(asdict(measured))
 
     def _why_not(self) -> str:
         """Why nothing of this can be enabled; an empty string where it can."""
@@ -447,7 +444,7 @@ class Desk:
         """Some rows of the table; see :meth:`~chameleon_lab.lab.decisions.Table.page`."""
         with self._lock:
             try:
-                return {"news": self.news} | self._rows().page(query, sort, down, start, count)
+                return self._rows().page(query, sort, down, start, count)
             except ValueError as error:
                 hint = "Such as: layer.3 >4MiB swap by:you stall>0"
                 raise ProtocolError("query", str(error), hint) from None
@@ -542,7 +539,7 @@ class Desk:
             draft, bench = self._drafted()
             made, current = bench.look(draft), bench.in_force
         if made.policy is None or current.policy is None:
-            return {"exact": made.exact, "counts": [0, 0, 0], "rows": [], "conditions": []}
+            return {"exact": made.exact, "counts": [0, 0, 0], "rows": []}
         found = diff(current.policy, made.policy)
         rows = [_change("removed", d, d) for d in found.removed]
         rows += [_change("added", d, d) for d in found.added]
@@ -552,7 +549,6 @@ class Desk:
             "exact": made.exact,
             "counts": [len(found.added), len(found.removed), len(found.changed)],
             "rows": rows[:_SHOWN_CHANGES],
-            "conditions": [name for name in found.conditions if name in ("capacity_bytes", "link")],
         }
 
     def curve(self, begin: bool) -> dict[str, Any]:
@@ -614,9 +610,8 @@ class Desk:
             "settle": trial.settle,
             "started": not session.staging.is_waiting,
             "of_draft": trial.policy.edits == self._drafted()[0].edits,
-            "predicted": trial.to_dict()["predicted"],
-            "before": None if trial.before is None else asdict(trial.before),
-            "measured": measured[-1] if measured else None,
+            "before": None if trial.before is None else _told(asdict(trial.before)),
+            "measured": _told(measured[-1]) if measured else None,
         }
 
     # ------------------------------------------------------------------------------------------------ files
@@ -675,7 +670,7 @@ def _does(held: Held, place: int) -> str:
 
 
 def _effect(before: Prediction, after: Prediction) -> dict[str, float]:
-    names = ("step_s", "stall_s", "replay_s", "peak_bytes")
+    names = ("step_s", "peak_bytes")
     return {name: getattr(after, name) - getattr(before, name) for name in names}
 
 
@@ -684,6 +679,12 @@ def _others(before: Held, after: Held, place: int) -> int:
     changed = (before.count != after.count) | (before.drops != after.drops)
     changed[place] = False
     return int(changed.sum())
+
+
+def _told(measured: dict[str, Any]) -> dict[str, Any]:
+    """The figures that the panel shows, of all that were measured."""
+    whole = {name for name, (kind, _) in members(Figures).items() if kind is int}
+    return {name: round(measured[name]) if name in whole else measured[name] for name in members(Figures)}
 
 
 def _figures(made: Made) -> dict[str, Any] | None:

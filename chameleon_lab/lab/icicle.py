@@ -31,7 +31,6 @@ def icicle(scene: Scene, axis: str, at: float, by: str) -> dict[str, Any]:
     nodes: list[dict[str, Any]] = []
     _flatten(step, top, 0, 0, top.bytes * _LEAST_SHARE, nodes)
     return {
-        "at": at,
         "by": by,
         "step": step.index,
         "op": local,

@@ -1,15 +1,20 @@
 """The messages between panel and kernel: their envelope, their parameters, and what is wrong with bad ones.
 
-``docs/protocol.md`` describes them; ``labextension/src/protocol.ts`` is the other side. Needs no Jupyter.
+The requests are defined here, what answers them in :mod:`.results`. ``scripts/protocol.py`` writes the panel's types
+(``labextension/src/messages.ts``) and the tables of ``docs/protocol.md`` from both. Needs no Jupyter.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
+import os
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from functools import cache
+from typing import Any, Literal, NamedTuple, get_type_hints
+
+from . import results
+from .results import Axis, Change, DecisionSort, Edit, Rows, Track, TreeOf
+from .typed import is_whole, misfit, short
 
 VERSION = 1
 """Version of the protocol. Both sides name theirs in every message, and answer no other."""
@@ -26,6 +31,9 @@ MAX_REPLY_BYTES = 1024 * 1024
 MAX_STEPS = 16
 """Steps in one view. More would only be a blur, and every one is held in memory."""
 
+
+CHECKS_RESULTS = bool(os.environ.get("CHAMELEON_CHECK_RESULTS"))
+"""Is what the kernel says checked against its definition? In the tests, and in the kernels that they start."""
 
 MAX_ROWS = 500
 """Rows of the policy editor's table in one answer."""
@@ -65,7 +73,7 @@ class CloseFile:
 
 
 @dataclass(frozen=True)
-class SceneOf:
+class Steps:
     """What all questions about drawn steps name: the source, and its steps from ``first`` to ``last``."""
 
     source: str
@@ -74,39 +82,39 @@ class SceneOf:
 
 
 @dataclass(frozen=True)
-class View(SceneOf):
+class View(Steps):
     """The tracks of a viewport of ``width`` x ``height`` pixels, from ``start`` to ``end`` on the axis."""
 
-    axis: str
+    axis: Axis
     start: float
     end: float
     width: int
     height: int
-    rows: str
+    rows: Rows
 
 
 @dataclass(frozen=True)
-class Point(SceneOf):
+class Point(Steps):
     """One row of a track."""
 
-    axis: str
-    track: str
+    axis: Axis
+    track: Track
     row: int
 
 
 @dataclass(frozen=True)
-class StorageOf(SceneOf):
+class StorageOf(Steps):
     """One storage, in all the drawn steps."""
 
-    axis: str
+    axis: Axis
     uid: int
 
 
 @dataclass(frozen=True)
-class Alive(SceneOf):
+class Alive(Steps):
     """The storages that are alive at a position of the axis."""
 
-    axis: str
+    axis: Axis
     at: float
 
 
@@ -114,7 +122,7 @@ class Alive(SceneOf):
 class Icicle(Alive):
     """The storages alive at a position, as a tree ``by`` module or by Python stack."""
 
-    by: str
+    by: TreeOf
 
 
 @dataclass(frozen=True)
@@ -125,16 +133,16 @@ class GrowthOf:
 
 
 @dataclass(frozen=True)
-class NewNote(SceneOf):
+class NewNote(Steps):
     """A note at a position of the axis."""
 
-    axis: str
+    axis: Axis
     at: float
     text: str
 
 
 @dataclass(frozen=True)
-class NoteOf(SceneOf):
+class NoteOf(Steps):
     """One of the notes of a source, by its number."""
 
     index: int
@@ -150,35 +158,35 @@ class SaveTrace:
 
 
 @dataclass(frozen=True)
-class Range(SceneOf):
+class Range(Steps):
     """A stretch of the axis, to be summed up."""
 
-    axis: str
+    axis: Axis
     start: float
     end: float
 
 
 @dataclass(frozen=True)
-class Seek(SceneOf):
+class Seek(Steps):
     """The stall, peak or op that a query fits after (``direction`` 1) or before (-1) a position of the axis."""
 
-    axis: str
+    axis: Axis
     at: float
-    direction: int
-    what: str = "stall"
+    direction: Literal[-1, 1]
+    what: Literal["stall", "peak", "op"] = "stall"
     query: str = ""
 
 
 @dataclass(frozen=True)
-class Search(SceneOf):
+class Search(Steps):
     """Ops and storages that a query fits."""
 
-    axis: str
+    axis: Axis
     query: str
 
 
 @dataclass(frozen=True)
-class Locate(SceneOf):
+class Locate(Steps):
     """The drawn storage with a key."""
 
     storage: str
@@ -202,8 +210,8 @@ class OpenDraft(DraftOf):
 class ChangeDraft(DraftOf):
     """A change to a draft's edits; see :meth:`chameleon_lab.lab.editing.Desk.edit`."""
 
-    change: str
-    edits: list[dict] = field(default_factory=list)
+    change: Change
+    edits: list[Edit] = field(default_factory=list)
     index: int = -1
 
 
@@ -212,7 +220,7 @@ class Page(DraftOf):
     """``count`` rows of the draft's table from ``first_row`` on, of those that fit the query, sorted."""
 
     query: str
-    sort: str
+    sort: DecisionSort
     down: bool
     first_row: int
     count: int
@@ -229,7 +237,7 @@ class Choices(DraftOf):
 class Matching(DraftOf):
     """Which storages an edit means."""
 
-    edit: dict
+    edit: Edit
 
 
 @dataclass(frozen=True)
@@ -255,15 +263,15 @@ class LoadPolicy(DraftOf):
 
 
 @dataclass(frozen=True)
-class Box(SceneOf):
+class Box(Steps):
     """A rectangle of the block map: a stretch of the axis, and of the bytes of its rows from ``low`` to ``high``."""
 
-    axis: str
+    axis: Axis
     start: float
     end: float
     low: float
     high: float
-    rows: str
+    rows: Rows
 
 
 @dataclass(frozen=True)
@@ -286,62 +294,106 @@ class Compare:
 class CompareView(Compare):
     """The curves of two sides in a viewport of ``width`` pixels, from ``start`` to ``end`` on the axis."""
 
-    axis: str
+    axis: Axis
     start: float
     end: float
     width: int
 
 
-METHODS: dict[str, type] = {
-    "hello": Empty,
-    "status": Empty,
-    "open": OpenFile,
-    "close": CloseFile,
-    "scene": SceneOf,
-    "view": View,
-    "point": Point,
-    "storage": StorageOf,
-    "alive": Alive,
-    "icicle": Icicle,
-    "growth": GrowthOf,
-    "notes": SceneOf,
-    "note": NewNote,
-    "forget_note": NoteOf,
-    "save_trace": SaveTrace,
-    "files": Empty,
-    "range": Range,
-    "seek": Seek,
-    "search": Search,
-    "locate": Locate,
-    "draft": OpenDraft,
-    "edit": ChangeDraft,
-    "decisions": Page,
-    "choices": Choices,
-    "matching": Matching,
-    "changes": DraftOf,
-    "curve": Curve,
-    "dry_run": DraftOf,
-    "end_dry_run": DraftOf,
-    "enable": DraftOf,
-    "roll_back": DraftOf,
-    "save": SavePolicy,
-    "load": LoadPolicy,
-    "box": Box,
-    "compare": Compare,
-    "compare_view": CompareView,
-}
-"""Every method, and the type of its parameters."""
+class Method(NamedTuple):
+    """What is asked for by a name."""
 
-_CHOICES = {
-    "axis": ("time", "op"),
-    "rows": ("storage", "packed"),
-    "track": ("ops", "out", "in", "stalls", "replays", "blocks"),
-    "direction": (-1, 1),
-    "change": ("add", "set", "replace", "remove", "undo", "redo", "discard"),
-    "sort": ("name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "replay_s", "by"),
-    "what": ("stall", "peak", "op"),
-    "by": ("module", "stack"),
+    params: type
+    result: Any
+    """A type of :mod:`.results`."""
+    what: str
+    """The result in words."""
+
+
+METHODS: dict[str, Method] = {
+    "hello": Method(Empty, results.Hello, "whether the kernel answers while a cell runs"),
+    "status": Method(
+        Empty,
+        results.Status,
+        "the session or null, open files, and policies",
+    ),
+    "open": Method(
+        OpenFile,
+        results.Opened,
+        "its name from now on; a policy if the path ends in `.json`, else a trace",
+    ),
+    "close": Method(CloseFile, results.Nothing, ""),
+    "scene": Method(Steps, results.Scene, "what holds for all of the steps: lengths, dictionaries, figures"),
+    "view": Method(View, results.ViewReply, "the tracks of a viewport, in buffers"),
+    "point": Method(Point, results.Point, "the op, transfer, stall, replay or storage behind a row"),
+    "storage": Method(
+        StorageOf,
+        results.StorageDetail,
+        "what made, used, moved and replayed a storage, and where it was",
+    ),
+    "alive": Method(Alive, results.Alive, "the storages alive there: by category, by module, and one by one"),
+    "icicle": Method(Icicle, results.Icicle, "what is alive there as a tree: nodes behind their parents"),
+    "growth": Method(
+        GrowthOf, results.Growth, "what has not stopped growing over its recorded steps, by origin"
+    ),
+    "notes": Method(Steps, results.Notes, "the notes in the drawn steps"),
+    "note": Method(NewNote, results.Notes, "the notes, with one more"),
+    "forget_note": Method(NoteOf, results.Notes, "the notes, with one less"),
+    "save_trace": Method(SaveTrace, results.SavedTrace, "a file with all recorded steps and the notes"),
+    "files": Method(Empty, results.Files, "traces and policies below the kernel's folder, the newest first"),
+    "range": Method(Range, results.Summary, "the figures of a stretch, and its ops by name"),
+    "seek": Method(Seek, results.Seek, "the next or previous stall, peak or op that the query fits"),
+    "search": Method(
+        Search,
+        results.Search,
+        "storages and ops that fit; replays and declined drops of those storages",
+    ),
+    "locate": Method(Locate, results.Located, "the `uid` that a storage has in these steps, or null"),
+    "draft": Method(OpenDraft, results.Draft, "the draft, or why there is none yet"),
+    "edit": Method(ChangeDraft, results.Draft, "the draft"),
+    "decisions": Method(Page, results.Page, "rows of the table"),
+    "choices": Method(
+        Choices,
+        results.Choices,
+        "what can be done with a storage, with the known effects",
+    ),
+    "matching": Method(Matching, results.Matched, "how many storages an edit would mean"),
+    "changes": Method(DraftOf, results.Changes, "what the draft changes in the plan in force"),
+    "curve": Method(Curve, results.Curve, "step time against capacity, as far as it is known"),
+    "dry_run": Method(DraftOf, results.Draft, "the draft"),
+    "end_dry_run": Method(DraftOf, results.Draft, "the draft"),
+    "enable": Method(DraftOf, results.Draft, "the draft"),
+    "roll_back": Method(DraftOf, results.Draft, "the draft"),
+    "save": Method(SavePolicy, results.Saved, "the policy's file"),
+    "load": Method(LoadPolicy, results.Draft, "the draft, with the edits of the file"),
+    "box": Method(
+        Box,
+        results.Boxed,
+        "the storages in a rectangle of the block map, and their sums",
+    ),
+    "compare": Method(
+        Compare,
+        results.Comparison,
+        "figures and modules of both; of two policies what differs",
+    ),
+    "compare_view": Method(CompareView, results.CompareView, "the curves of both, in buffers"),
 }
+"""Every method."""
+
+EVENTS: dict[str, Method] = {
+    "status": Method(
+        Empty,
+        results.Status,
+        "what `status` answers, when it changes; at most four times a second",
+    ),
+    "draft": Method(
+        Empty,
+        results.DraftNews,
+        "there is something new to ask for: a plan, an effect, points of the curve, a step of a dry run, newer steps",
+    ),
+}
+"""What the kernel says unasked."""
+
 _LIMITS = {"width": (1, 16384), "height": (1, 16384), "first_row": (0, 2**31), "count": (1, MAX_ROWS)}
 _MAX_TEXT = {"query": 400, "path": 4096, "text": 2000, "source": 4200, "storage": 2000}
 
@@ -353,13 +405,13 @@ class Request:
     id: int
     method: str
     params: Any
-    """An instance of ``METHODS[method]``."""
+    """An instance of ``METHODS[method].params``."""
 
 
 def request_id(message: Any) -> int | None:
     """The id to answer under, or None where the message has no usable one."""
     number = message.get("id") if isinstance(message, dict) else None
-    return number if _is_int(number) and number >= 0 else None
+    return number if is_whole(number) and number >= 0 else None
 
 
 def parse_request(message: Any) -> Request:
@@ -397,7 +449,7 @@ def parse_request(message: Any) -> Request:
         )
     if not isinstance(params, dict):
         raise ProtocolError("malformed", f"params of {method} must be an object, not {type(params).__name__}")
-    return Request(number, method, _parse(method, METHODS[method], params))
+    return Request(number, method, _parse(method, METHODS[method].params, params))
 
 
 def reply(number: int, result: dict[str, Any]) -> dict[str, Any]:
@@ -417,7 +469,15 @@ def failure(number: int | None, error: ProtocolError) -> dict[str, Any]:
 
 def event(name: str, body: dict[str, Any]) -> dict[str, Any]:
     """The envelope of what the kernel says unasked."""
+    if CHECKS_RESULTS:
+        check_result(name, body, EVENTS)
     return {"version": VERSION, "type": "event", "name": name, "body": body}
+
+
+def check_result(name: str, result: Any, of: dict[str, Method] = METHODS) -> None:
+    """Raises ProtocolError where what a method answers, or an event says, is not what it is defined to be."""
+    if (wrong := misfit(f"the result of {name}", of[name].result, result)) is not None:
+        raise ProtocolError("internal", wrong)
 
 
 def _parse(method: str, kind: type, params: dict[str, Any]) -> Any:
@@ -431,21 +491,21 @@ def _parse(method: str, kind: type, params: dict[str, Any]) -> Any:
             if f.default is MISSING and f.default_factory is MISSING:
                 raise ProtocolError("malformed", f"{method} needs the parameter {name!r}")
             continue
-        values[name] = _checked(f"{method}.{name}", name, str(f.type), params[name])
+        values[name] = _checked(f"{method}.{name}", name, _hints(kind)[name], params[name])
     _check_order(method, values)
     return kind(**values)
 
 
-def _checked(where: str, name: str, kind: str, value: Any) -> Any:
-    if kind in _NESTED:
+_hints = cache(get_type_hints)
+
+
+def _checked(where: str, name: str, kind: Any, value: Any) -> Any:
+    if kind is Side:
         if not isinstance(value, dict):
-            raise ProtocolError("malformed", f"{where} must be an object, not {_short(value)}")
-        return _parse(where, _NESTED[kind], value)
-    what, fits = _KINDS[kind]
-    if not fits(value):
-        raise ProtocolError("malformed", f"{where} must be {what}, not {_short(value)}")
-    if name in _CHOICES and value not in _CHOICES[name]:
-        raise ProtocolError("malformed", f"{where} must be one of {_CHOICES[name]}, not {_short(value)}")
+            raise ProtocolError("malformed", f"{where} must be an object, not {short(value)}")
+        return _parse(where, Side, value)
+    if (wrong := misfit(where, kind, value, deep=False)) is not None:
+        raise ProtocolError("malformed", wrong)
     if name in _LIMITS and not _LIMITS[name][0] <= value <= _LIMITS[name][1]:
         raise ProtocolError(
             "malformed", f"{where} must be from {_LIMITS[name][0]} to {_LIMITS[name][1]}, not {value}"
@@ -471,32 +531,3 @@ def _check_order(method: str, values: dict[str, Any]) -> None:
             "malformed",
             f"{method} takes 1 to {MAX_STEPS} steps in order, got {values['first']} to {values['last']}",
         )
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
-
-
-_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "str": ("text", lambda value: isinstance(value, str)),
-    "int": ("a whole number", _is_int),
-    "bool": ("true or false", lambda value: isinstance(value, bool)),
-    "dict": ("an object", lambda value: isinstance(value, dict)),
-    "list[dict]": (
-        "a list of objects",
-        lambda value: isinstance(value, list) and all(isinstance(item, dict) for item in value),
-    ),
-    "float": (
-        "a finite number",
-        lambda value: _is_int(value) or (isinstance(value, float) and math.isfinite(value)),
-    ),
-}
-
-
-_NESTED: dict[str, type] = {"Side": Side}
-"""Parameters that are objects themselves."""
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -21,8 +21,6 @@ from .protocol import Side as SideOf
 from .scene import Scene
 
 _KEPT_SCENES = 6
-_SHOWN_NOTES = 20
-_SHOWN_HISTORY = 60
 
 DRAFT = "draft:"
 """Before the name of a source: the step of its draft, as it is predicted."""
@@ -361,14 +359,7 @@ class Sources:
 
 def _step_list(steps: list[StepTrace]) -> list[dict[str, Any]]:
     return [
-        {
-            "index": step.index,
-            "stage": step.session_stage,
-            "duration_s": step.duration_s,
-            "stall_s": float(step.stalls.duration_s.sum()),
-            "peak_bytes": step.peak_bytes,
-            "ops": len(step.ops),
-        }
+        {"index": step.index, "stage": step.session_stage, "duration_s": step.duration_s}
         for step in steps
         if len(step.ops)
     ]
@@ -382,48 +373,18 @@ def _session_status(name: str, session: Session) -> dict[str, Any]:
         "source": name,
         "open": session.is_open,
         "stage": report.stage,
-        "device": report.device,
         "step_count": report.steps,
-        "warmup_steps": session.warmup_steps,
-        "planning": session.planning and session.capacity_bytes is not None,
         "capacity_bytes": report.capacity_bytes,
         "peak_bytes": report.history[-1].peak_bytes if report.history else report.peak_bytes,
-        "live_peak_bytes": report.live_peak_bytes,
-        "resident_bytes": report.resident_bytes,
         "host_bytes": report.host_bytes,
         "host_peak_bytes": report.host_peak_bytes,
         "step_s": report.step_s,
-        "stall_s": report.stall_s,
-        "overlap": report.overlap,
-        "swapped_out_bytes": report.swapped_out_bytes,
-        "swapped_in_bytes": report.swapped_in_bytes,
-        "evictions": report.evictions,
-        "demand_swap_ins": report.demand_swap_ins,
-        "late_prefetches": report.late_prefetches,
-        "ops": report.ops,
-        "match_rate": report.match_rate,
-        "decisions": report.decisions,
         "swaps": 0 if policy is None else len(policy.swaps),
         "drops": 0 if policy is None else len(policy.drops),
-        "replays": report.replays,
-        "replay_s": report.replay_s,
-        "dropped_bytes": report.dropped_bytes,
         "declined_drops": report.declined_drops,
-        "notes": list(report.notes[-_SHOWN_NOTES:]),
         "steps": [
-            {
-                "index": step.index,
-                "stage": step.stage,
-                "duration_s": step.step_s,
-                "stall_s": step.stall_s,
-                "peak_bytes": step.peak_bytes,
-                "ops": step.ops,
-            }
+            {"index": step.index, "stage": step.stage, "duration_s": step.step_s}
             for step in report.history
             if step.index in kept and step.ops
-        ],
-        "history": [
-            {"index": step.index, "stage": step.stage, "duration_s": step.step_s, "stall_s": step.stall_s}
-            for step in report.history[-_SHOWN_HISTORY:]
         ],
     }

@@ -39,16 +39,13 @@ def describe(scene: Scene) -> dict[str, Any]:
     rows, stalls, replays = scene.transfers, scene.stall_column, scene.replay_column
     stall_s = float((stalls["end_s"] - stalls["start_s"]).sum())
     by_way = [rows.direction == way for way in Direction]
-    newest = scene.steps[-1]
     return {
         "steps": [
             {
                 "index": step.index,
                 "stage": step.session_stage,
-                "ops": len(step.ops),
                 "duration_s": step.duration_s,
                 "begin": {"time": float(scene.begin_s[i]), "op": int(scene.first_op[i])},
-                "truncated_ops": step.truncated_ops,
             }
             for i, step in enumerate(scene.steps)
         ],
@@ -61,7 +58,6 @@ def describe(scene: Scene) -> dict[str, Any]:
         "marks": len(scene.marks["name"]),
         "storages": int(scene.storage_rank.max(initial=-1)) + 1,
         "ops": scene.op_count,
-        "transfers": [int(way.sum()) for way in by_way],
         "moved_bytes": [int(rows.bytes[way].sum()) for way in by_way],
         "hidden": [_hidden(scene, np.flatnonzero(way)) for way in by_way],
         "stalls": len(stalls["op"]),
@@ -79,7 +75,6 @@ def describe(scene: Scene) -> dict[str, Any]:
         "away_peak_bytes": int(scene.away_bytes[1].max(initial=0)),
         "peak": {axis: float(scene.x_of_op(axis, scene.peak_op)) for axis in ("time", "op")},
         "floor": floor_facts(scene.floor),
-        "stacks": bool(newest.stacks),
     }
 
 
@@ -229,8 +224,6 @@ def floor_facts(lowest: Floor) -> dict[str, Any]:
         "bytes": lowest.bytes,
         "op": lowest.op_name,
         "module": lowest.module,
-        "stage": lowest.stage,
-        "work_space_bytes": lowest.work_space_bytes,
         "measured_on": lowest.measured_on,
     }
 
@@ -566,7 +559,6 @@ def summarise(scene: Scene, axis: str, start: float, end: float) -> dict[str, An
         "transfers": [int(((part > 0) & (rows.direction == way)).sum()) for way in Direction],
         "out_bytes": int(moved[rows.direction == Direction.OUT].sum()),
         "in_bytes": int(moved[rows.direction == Direction.IN].sum()),
-        "transfer_s": float(time_s.sum()),
         "overlap": hidden_share(scene.transfer_exposed, time_s),
         "stalls": int((stall_part > 0).sum()),
         "stall_s": float(stall_s.sum()),

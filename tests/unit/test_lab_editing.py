@@ -313,7 +313,7 @@ def effects(desk, storage):
 
 
 def test_what_an_edit_does_is_told_against_a_plan_made_anew_without_it(mixed):
-    nothing = {"step_s": 0, "stall_s": 0, "replay_s": 0, "peak_bytes": 0, "others": 0}
+    nothing = {"step_s": 0, "peak_bytes": 0, "others": 0}
     # What is in force was planned on other op times: planning anew changes it, whatever an edit says.
     draft, bench_ = mixed._drafted()
     other = draft.op_times * np.linspace(0.2, 3.0, len(draft.op_times))
@@ -529,7 +529,7 @@ def test_nothing_of_a_file_can_run(desk):
 def test_a_trace_without_link_or_capacity_can_be_edited_all_the_same():
     desk = Desk("file:a.parquet", None, STEP, {}, lambda: None)
     state = opened(desk)
-    assert state["link_assumed"] and state["capacity_bytes"] == STEP.live_peak_bytes
+    assert state["capacity_bytes"] == STEP.live_peak_bytes
     assert state["draft"]["swaps"] == 0
 
 
@@ -588,7 +588,7 @@ def test_a_draft_is_drawn_as_a_step_and_is_a_side_of_a_comparison(sources):
     )
     assert measured["steps"][0]["stage"] == "Profile" and before["steps"][0]["stage"] == "Draft"
     assert before["peak_bytes"] <= CAPACITY < measured["peak_bytes"]
-    assert before["capacity_bytes"] == CAPACITY and sum(before["transfers"]) > 0
+    assert before["capacity_bytes"] == CAPACITY and sum(before["moved_bytes"]) > 0
 
     (policy,) = lab.status()["policies"]
     assert policy["name"] == f"draft of {source.removeprefix('file:')}" and policy["swaps"] > 0

@@ -1,7 +1,11 @@
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from chameleon_lab.lab import dispatch, results
 from chameleon_lab.lab.dispatch import answer
 from chameleon_lab.lab.protocol import (
     MAX_REQUEST_BYTES,
@@ -9,9 +13,11 @@ from chameleon_lab.lab.protocol import (
     VERSION,
     ProtocolError,
     View,
+    check_result,
     parse_request,
 )
 from chameleon_lab.lab.sources import Sources
+from chameleon_lab.lab.typed import misfit
 
 VIEW = {
     "source": "session:1",
@@ -99,5 +105,48 @@ def test_every_method_is_answered():
 
 def test_hello_names_the_thread_that_answers():
     envelope, _ = answer(Sources(), request("hello", {}))
-    assert envelope["result"]["protocol"] == VERSION
-    assert envelope["result"]["subshell"] is False
+    assert envelope["result"] == {"subshell": False}
+
+
+def test_the_panels_types_and_the_pages_tables_are_what_the_kernel_defines():
+    """Stale: run ``python scripts/protocol.py``, and commit what it writes."""
+    script = Path(__file__).parents[2] / "scripts" / "protocol.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}: run `python scripts/protocol.py`"
+
+
+ENTRY = {"index": 3, "stage": "Stable", "duration_s": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wrong"),
+    [
+        (results.StepEntry, ENTRY, None),
+        (results.StepEntry, ENTRY | {"duration_s": 1}, None),
+        (results.StepEntry, ENTRY | {"index": 3.0}, "it.index must be a whole number, not 3.0"),
+        (results.StepEntry, ENTRY | {"index": True}, "it.index must be a whole number, not True"),
+        (results.StepEntry, ENTRY | {"ops": 9}, "it has no 'ops'"),
+        (results.StepEntry, {"index": 3, "stage": ""}, "it needs 'duration_s'"),
+        (results.StepEntry, None, "it must be an object, not None"),
+        (results.Axis, "space", "it must be one of ('time', 'op'), not 'space'"),
+        (list[results.StepEntry], [ENTRY, 7], "it[1] must be an object, not 7"),
+        (tuple[int, int], [1, 2], None),
+        (tuple[int, int], (1, 2, 3), "it must have 2 entries, not 3"),
+        (int | None, None, None),
+        (int | None, "one", "it must be a whole number, not 'one'"),
+        (dict[str, float], {"copy": float("nan")}, "it.copy must be a finite number, not nan"),
+        (results.Point, {}, None),
+        (results.Point, {"op": None}, "it.op must be an object, not None"),
+    ],
+)
+def test_what_does_not_fit_its_type_is_named(kind, value, wrong):
+    assert misfit("it", kind, value) == wrong
+
+
+def test_an_answer_that_is_not_as_defined_is_an_error_in_the_tests(monkeypatch):
+    assert dispatch.CHECKS_RESULTS
+    with pytest.raises(ProtocolError, match="the result of hello has no 'colour'"):
+        check_result("hello", {"subshell": True, "colour": 1})
+    monkeypatch.setattr(dispatch, "hello", lambda: {})
+    envelope, _ = answer(Sources(), request("hello", {}))
+    assert envelope["error"]["message"] == "the result of hello needs 'subshell'"

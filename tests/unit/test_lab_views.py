@@ -336,7 +336,7 @@ def test_a_trace_file_is_opened_drawn_and_closed(tmp_path):
         return envelope.get("result") or envelope.get("error")
 
     source = ask("open", path=str(path))["source"]
-    assert ask("status")["files"][0]["steps"][0]["ops"] == len(swapped_step()[0].ops)
+    assert ask("status")["files"][0]["steps"][0]["duration_s"] == swapped_step()[0].duration_s
     assert ask("scene", source=source, first=0, last=0)["capacity_bytes"] == 64 * MIB
     ask("close", source=source)
     assert ask("scene", source=source, first=0, last=0)["code"] == "gone"
@@ -397,6 +397,5 @@ def test_the_floor_says_what_it_was_measured_on(kernels):
     lowest = floor(Trace([step], meta))
     found = views.describe(Scene([step], meta))["floor"]
     assert found["bytes"] == lowest.bytes and found["op"] == lowest.op_name
-    assert found["work_space_bytes"] == lowest.work_space_bytes
     assert found["measured_on"] == lowest.measured_on
     assert (kernels or "kernels") in found["measured_on"]
