@@ -1,0 +1,87 @@
+"""Write chameleon_lab/_C.pyi, the types of the C++ core, from what the built module says of itself.
+
+python scripts/stub.py           # after a change of csrc/bindings.cpp, and `make build`
+python scripts/stub.py --check   # exit with 1 where what is there is stale
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from chameleon_lab.runtime import core
+
+STUB = Path(__file__).parent.parent / "chameleon_lab" / "_C.pyi"
+
+HEAD = """# Written by scripts/stub.py from the built module: change csrc/bindings.cpp.
+# ruff: noqa
+import collections.abc
+import typing
+
+import numpy
+import numpy.typing
+
+"""
+
+
+def stub() -> str:
+    """The file."""
+    parts = [line for name, value in _members(core._C) for line in _declared(name, value)]
+    return HEAD + "\n".join(parts) + "\n"
+
+
+def _members(of: Any) -> Iterator[tuple[str, Any]]:
+    known = vars(of).items() if inspect.isclass(of) else inspect.getmembers(of)
+    return ((name, value) for name, value in sorted(known) if not name.startswith("_") or name == "__init__")
+
+
+def _declared(name: str, value: Any, indent: str = "") -> list[str]:
+    if inspect.isclass(value):
+        body = [line for inner, member in _members(value) for line in _declared(inner, member, "    ")]
+        return [f"class {name}:", *(body or ["    ..."])]
+    if isinstance(value, property):
+        lines = [f"{indent}@property", f"{indent}def {name}(self) -> {_returns(value.fget)}: ..."]
+        if value.fset is not None:
+            given = _returns(value.fget)
+            lines += [f"{indent}@{name}.setter", f"{indent}def {name}(self, value: {given}) -> None: ..."]
+        return lines
+    if callable(value):
+        signatures = re.findall(rf"^(?:\d+\. )?{re.escape(name)}(\(.*\) -> .*)$", value.__doc__ or "", re.M)
+        overload = [f"{indent}@typing.overload"] if len(signatures) > 1 else []
+        return [line for one in signatures for line in (*overload, f"{indent}def {name}{_plain(one)}: ...")]
+    return [f"{indent}{name}: {_type_of(value)}"]
+
+
+def _returns(getter: Any) -> str:
+    return _plain((getter.__doc__ or "-> typing.Any").rpartition("-> ")[2].strip())
+
+
+def _plain(signature: str) -> str:
+    """What pybind says, as Python says it: C++ rows are structured arrays, the core's own classes are of this file."""
+    signature = re.sub(r"numpy\.typing\.NDArray\[chameleon::\w+\]", "numpy.ndarray", signature)
+    signature = re.sub(r"\bchameleon_lab(\.with_cuda)?\._C\.", "", signature)
+    signature = re.sub(r"\(self: \w+", "(self", signature).replace("chameleon::", "")
+    signature = signature.replace("typing.SupportsInt | typing.SupportsIndex", "int")
+    signature = signature.replace("typing.SupportsFloat | typing.SupportsIndex", "float")
+    return re.sub(r"\b(types\.CapsuleType|capsule)\b", "typing.Any", signature)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, dict):
+        key, inner = next(iter(value.items()))
+        return f"dict[{_type_of(key)}, {_type_of(inner)}]"
+    return f"tuple[{_type_of(value[0])}, ...]" if isinstance(value, tuple) else type(value).__name__
+
+
+if __name__ == "__main__":
+    text, check = stub(), "--check" in sys.argv[1:]
+    stale = not STUB.exists() or STUB.read_text() != text
+    if stale:
+        print(f"{'stale' if check else 'written'}: {STUB.name}")
+        if not check:
+            STUB.write_text(text)
+    sys.exit(int(check and stale))
