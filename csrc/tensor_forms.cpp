@@ -16,7 +16,7 @@ TensorForm TensorForms::of(const at::Tensor& tensor, size_t storage_bytes) {
   for (const int64_t size : sizes) bytes *= static_cast<size_t>(size);
   if (bytes != storage_bytes) return form;
   scratch_.assign(sizes.begin(), sizes.end());
-  constexpr size_t kMostShapes = size_t{1} << 20;  // of a loop whose every step has other lengths
+  constexpr size_t kMostShapes = size_t{1} << 16;  // of a loop whose every step has other lengths
   if (numbers_.size() >= kMostShapes && !numbers_.contains(scratch_)) return form;
   form.shape = numbers_.try_emplace(scratch_, static_cast<int32_t>(numbers_.size())).first->second;
   return form;

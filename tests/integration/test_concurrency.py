@@ -408,6 +408,7 @@ def test_what_is_made_inside_an_op_that_nobody_saw_begin_stays() -> None:
             assert not session.evict(inside[0])
             asked.set()
             thread.join(HANGS_AFTER_S)
+            assert not thread.is_alive()
             assert len(inside) == 2 and session.evict(inside[0])
         assert (inside[0] == 2).all()
         """
@@ -425,6 +426,7 @@ def test_a_thread_that_only_makes_tensors_of_numbers_finds_room() -> None:
             thread = threading.Thread(target=run)
             thread.start()
             thread.join(HANGS_AFTER_S)
+            assert not thread.is_alive()
             assert len(made) == 12
             assert all((one == k).all() for k, one in enumerate(made))
         """

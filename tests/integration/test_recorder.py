@@ -679,6 +679,23 @@ def test_what_is_known_of_autograd_s_nodes_does_not_grow_with_the_steps() -> Non
     assert kept[20] > 0 and len(set(kept[20::2])) == 1, kept
 
 
+def test_shapes_of_storages_are_bounded() -> None:
+    """A loop may have other lengths at each of its steps."""
+    most, side = 1 << 16, 256
+    with cl.Session() as session:
+        for number in range(most + 100):
+            torch.empty(16 + number // side, 16 + number % side).zero_()
+        assert len(core.shapes()) == most
+        session.step()
+        known, new = torch.ones(16, 17), torch.ones(3, 700)
+        session.step()
+        step = session.trace().last
+        forms = {step.form(row) for row in range(len(step.storages))}
+        assert known.numel() < new.numel()
+    assert "float32 [16, 17]" in forms and not any("700" in form for form in forms)
+    assert any(form.startswith("float32") and "[" not in form for form in forms), forms
+
+
 def test_names_of_stretches_are_bounded() -> None:
     """A script may name each of its batches anew."""
     most = 1 << 16

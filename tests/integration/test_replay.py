@@ -793,6 +793,7 @@ def test_two_threads_ask_for_the_same_bytes(session: cl.Session) -> None:
             thread.start()
         for thread in threads:
             thread.join(HANGS_AFTER_S)
+            assert not thread.is_alive()
     assert not wrong
 
 
@@ -825,6 +826,7 @@ def test_a_write_that_waits_for_another_thread_ends_the_value_all_the_same(in_pl
             torch.mul(x, factor, out=x)
         written.set()
         other.join(HANGS_AFTER_S)
+        assert not other.is_alive()
         assert core.drop(x) == ("" if in_place else "it was written after it was made")
         assert (x == 6).all()
 

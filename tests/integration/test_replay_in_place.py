@@ -395,6 +395,7 @@ def test_draws_of_two_threads_are_refused_or_right(session: cl.Session) -> None:
         thread.start()
     for thread in threads:
         thread.join(HANGS_AFTER_S)
+        assert not thread.is_alive()
     assert not wrong, wrong
     x = made()
     alone = F.dropout(x, 0.3)
@@ -436,6 +437,7 @@ def test_a_draw_while_another_thread_draws_is_refused(
     mask = torch.empty(ROWS, COLUMNS).bernoulli_(0.5, generator=mine)
     leave.set()
     thread.join(HANGS_AFTER_S)
+    assert not thread.is_alive()
     if apart:
         assert same(mask, dropped(mask))
     else:
@@ -473,6 +475,7 @@ def test_a_draw_during_the_swap_in_before_an_op_is_refused(own: bool) -> None:
             finally:
                 done.set()
                 thread.join(HANGS_AFTER_S)
+                assert not thread.is_alive()
             assert "random numbers" in core.drop(mask)
         mask = torch.bernoulli(odds, generator=generator)
         assert same(mask, dropped(mask))
@@ -507,6 +510,7 @@ def test_a_state_that_is_set_while_an_op_draws_gives_no_other_numbers(session: c
     finally:
         done.set()
         thread.join(HANGS_AFTER_S)
+        assert not thread.is_alive()
 
 
 def test_other_random_ops_are_refused(session: cl.Session) -> None:

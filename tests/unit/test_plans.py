@@ -77,6 +77,7 @@ def test_a_job_hands_over_what_it_made_and_takes_it_back_when_nobody_wants_it(mo
             made.abandon()
         goes_on.set()
         made.join(HANGS_AFTER_S)
+        assert not made.is_alive()
         if abandoned_at == "after":
             made.abandon()
         return made
@@ -108,6 +109,7 @@ def test_a_job_begins_in_a_backward_when_it_is_waited_for_and_where_there_is_non
         job.hurry()
     assert began.wait(HANGS_AFTER_S)
     job.join(HANGS_AFTER_S)
+    assert not job.is_alive()
     assert job.done
 
 
