@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,12 @@ import pytest
 # Of this process and its children, before any of them imports torch. Another number gives other sums.
 os.environ["CHAMELEON_CHECK_RESULTS"] = "1"  # of the panel's line, before it is imported
 os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or "1"
+
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+    # Inductor's cache takes code that was made for one set of instructions for that of another.
+    os.environ.setdefault(
+        "TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/chameleon-inductor-{os.getuid()}-{capability}"
+    )
 
 sys.path.insert(0, str(Path(__file__).parent / "unit"))
 

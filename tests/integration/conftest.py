@@ -12,6 +12,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def op_threads() -> None:
+    """Another number gives other sums: what a module's tests compare with is made before the first of them begins."""
+    from training import OP_THREADS
+
+    torch.set_num_threads(OP_THREADS)
+
+
 @pytest.fixture(autouse=True)
 def clean_slate() -> Iterator[None]:
     """A test that leaves a session open fails, and does not take the next ones with it."""
@@ -21,6 +29,7 @@ def clean_slate() -> Iterator[None]:
 
     torch.set_num_threads(OP_THREADS)
     yield
+    torch.set_num_threads(OP_THREADS)
     left = current_session()
     if left is not None:
         left.stop()
