@@ -26,10 +26,14 @@ class PauseTimes:
     @property
     def ticks(self) -> int:
         """All of them together."""
+        if not len(self.kind):  # every step is asked this, short ones too
+            return 0
         return int((self.end_ticks - self.start_ticks).sum())
 
     def ticks_of(self, kind: Pause) -> int:
         """Those of one kind."""
+        if not len(self.kind):
+            return 0
         return int((self.end_ticks - self.start_ticks)[self.kind == kind].sum())
 
     def before(self) -> Callable[[np.ndarray], np.ndarray]:
