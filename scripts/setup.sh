@@ -87,14 +87,23 @@ python() {
 # Optional, and apart from .venv: what cannot be had is skipped, and the counts say so. No dependencies but those
 # named, or a package would bring a PyTorch of its own.
 apart() {
-    local names folder
+    local names name folder wanted
     # The registry's torchvision is compiled for a PyTorch with CUDA: in .venv it would break who imports it.
     for names in "timm torchvision" "atheris"; do
         folder=build/packages/${names%% *}
-        [ -d "$folder" ] && continue
+        wanted=$(for name in $names; do grep -i "^$name==" constraints.txt || echo "$name"; done)
+        [ "$(cat "$folder/.wanted" 2>/dev/null)" = "$wanted" ] && continue
+        rm -rf "$folder.new"
         # shellcheck disable=SC2086 # several words
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
-            --target "$folder" $names 2>/dev/null || echo "    ${names%% *} cannot be had here: what needs it is skipped"
+        if .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
+            --target "$folder.new" $names 2>/dev/null; then
+            echo "$wanted" >"$folder.new/.wanted"
+            rm -rf "$folder"
+            mv "$folder.new" "$folder"
+        else
+            echo "    ${names%% *} cannot be had here as constraints.txt names it: what needs it is skipped"
+            rm -rf "$folder.new" "$folder"
+        fi
     done
 }
 

@@ -146,7 +146,7 @@ export class Cards {
       );
     }
     if (option.effect?.others) {
-      said.push(`${plural(option.effect.others, 'other storage')} treated otherwise`);
+      said.push(`the planner then decides anew about ${plural(option.effect.others, 'other storage')}`);
     }
     const declined =
       option.action === 'rematerialise' && row?.declined
