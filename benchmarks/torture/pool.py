@@ -111,6 +111,7 @@ class _Worker:
             stderr=self._errors,
             text=True,
             cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name != "CHAMELEON_CHECK_RESULTS"},
             start_new_session=True,
         )
         self.alive = True

@@ -78,14 +78,15 @@ def whole_steps(data: bytes, template: bytes) -> Whole:
     ends: list[int] = []
     while len(groups) < header["steps"] and (told := _note_at(data, at)) is not None:
         counts, at = told
-        if not isinstance(counts.get("values"), list):
+        values = counts.get("values")
+        if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
             raise ValueError("a step does not say how much it holds")
-        if len(counts["values"]) != len(columns):
-            raise ValueError(f"a step of {len(counts['values'])} columns, and {len(columns)} are known")
+        if len(values) != len(columns):
+            raise ValueError(f"a step of {len(values)} columns, and {len(columns)} are known")
         chunks = []
         try:
-            for column, values in zip(columns, counts["values"], strict=True):
-                chunk, at = _chunk(data, at, column[_META_DATA], values)
+            for column, count in zip(columns, values, strict=True):
+                chunk, at = _chunk(data, at, column[_META_DATA], count)
                 chunks.append(chunk)
         except ValueError:
             break
@@ -144,6 +145,8 @@ def _chunk(data: bytes, begin: int, like: dict[int, Any], values: int) -> tuple[
             held = page[_DATA_PAGE][_PAGE_VALUES] if kind == _IS_DATA else 0
         except (KeyError, TypeError) as error:
             raise ValueError("no page is here") from error
+        if not all(isinstance(number, int) for number in (size, bytes_of, held)):
+            raise ValueError("no page is here")
         end = reader.at + size
         if end > len(data) or size < 0 or (kind == _IS_DATA) == (held <= 0):
             raise ValueError("the page is not whole")

@@ -144,7 +144,8 @@ def _read(pa: Any, file: BinaryIO, path: str | os.PathLike[str], verified: bool 
     with _whole(pa, path), bar(f"Reading {os.fspath(path)}", len(expected), "column"):
         columns = []
         for name in expected.names:
-            columns.append(source.read([name]).column(name))
+            # Alone: after a damaged file, arrow's threads can end the process when it exits.
+            columns.append(source.read([name], use_threads=False).column(name))
             tick()
     table = pa.Table.from_arrays(columns, schema=expected).combine_chunks()
     try:

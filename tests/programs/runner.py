@@ -175,6 +175,7 @@ def _run(name: str, steps: int, session: cl.Session | None) -> Run:
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
+        _forget_accelerator()
         gc.collect()
         start_s = time.perf_counter()
         if session is None:
@@ -189,6 +190,13 @@ def _run(name: str, steps: int, session: cl.Session | None) -> Run:
         newest = _second_half(report)
         step_s = statistics.median(step.step_s for step in newest) if len(newest) > 1 else None
         return Run(dict(_bits(found)), wall_s, step_s, report)
+
+
+def _forget_accelerator() -> None:
+    """Accelerate keeps one state a process, and refuses a program that wants another than the one before it."""
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
 
 def _second_half(report: cl.Report | None) -> tuple[Any, ...]:

@@ -32,9 +32,11 @@ from chameleon_lab.trace import (
     Transfers,
     store,
 )
+from chameleon_lab.trace.cut_file import note
 from chameleon_lab.trace.parquet_footer import stated_size
 from chameleon_lab.trace.stall_parts import parts_of_step
 from chameleon_lab.trace.table import StepTable
+from chameleon_lab.trace.thrift import Int32, written
 from chameleon_lab.trace.unnamed import ENUMS, REASONS
 
 COUNTS = ("refusals", "soft_ooms", "alloc_retries", "device_allocs", "device_frees", "device_syncs")
@@ -233,6 +235,21 @@ def test_a_cut_file_gives_its_whole_steps_wherever_it_is_cut(tmp_path: Path) -> 
         assert len(found) == sum(at <= place for at in notes[2:]) or len(found) == 3
         read.append(len(found))
     assert read == sorted(read) and set(read) == {0, 1, 2, 3}
+
+
+def test_sizes_that_are_no_numbers_end_what_can_be_read(tmp_path: Path) -> None:
+    _, path, data = cut_trace(tmp_path)
+    second = [k for k in range(len(data)) if data.startswith(b"CLab", k)][2]
+    size = int.from_bytes(data[second + 4 : second + 8], "little")
+    begin = second + 12 + size
+    for number in ({1: 5}, b"5", [5]):
+        page = written({1: Int32(0), 2: number, 3: Int32(10), 5: {1: Int32(1)}})
+        path.write_bytes(data[:begin] + page + data[begin + len(page) : -1])
+        assert len(Trace.load(path, partial=True)) == 1
+    counts = json.loads(data[second + 12 : begin])["values"]
+    path.write_bytes(data[:second] + note({"values": [None] * len(counts)}))
+    with pytest.raises(TraceError, match="does not say how much it holds"):
+        Trace.load(path, partial=True)
 
 
 def test_a_whole_file_has_lost_nothing_and_what_is_saved_again_says_what_was_lost(tmp_path: Path) -> None:

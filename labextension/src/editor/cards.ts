@@ -146,7 +146,9 @@ export class Cards {
       );
     }
     if (option.effect?.others) {
-      said.push(`the planner then decides anew about ${plural(option.effect.others, 'other storage')}`);
+      said.push(
+        `the planner then decides anew about ${plural(option.effect.others, 'other storage')}`
+      );
     }
     const declined =
       option.action === 'rematerialise' && row?.declined
