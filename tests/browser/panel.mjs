@@ -165,6 +165,7 @@ await inLab(async (page, picture) => {
     }
   };
   await panel.getByLabel('Follow').uncheck(); // another step has other rows
+  await another(); // one may have been on its way
   await panel.getByRole('tab', { name: 'Storages' }).click();
   await panel.locator('.cl-table-body tbody tr').first().focus();
   await page.keyboard.press('ArrowDown');
