@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
 from types import TracebackType
@@ -323,9 +323,11 @@ class Session:
         """End: every tensor is brought back and stays valid. Harmless where the session is not running."""
         if not self.is_open:
             return
-        if (error := sys.exc_info()[1]) is not None:
-            str(error)  # the last chance to say what is enough
         try:
+            error = sys.exc_info()[1]
+            if isinstance(error, torch.OutOfMemoryError):
+                with suppress(Exception):  # whatever it is, the session ends
+                    str(error)  # the last chance to say what is enough
             while self._watchers:  # they read the core, which closes
                 self._watchers.pop().stop()
         finally:
@@ -371,7 +373,10 @@ class Session:
     def _words(self, text: str) -> str | None:
         """What there is to say of an error with these words; None where it is none of this session's."""
         failure = core.failure_of(text) if self.is_open else None
-        return self._naming_enough(failure) if failure is not None and failure["below_floor"] else None
+        if failure is None or not failure["below_floor"]:
+            return None
+        words = self._naming_enough(failure)
+        return None if words == unnamed(failure) else words  # its step may be long past: what it says stands
 
     @property
     def is_open(self) -> bool:

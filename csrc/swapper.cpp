@@ -296,7 +296,7 @@ void Swapper::wait(Storage& storage, const EventPtr& copy, Direction direction, 
 
 // Compute has waited for a copy that this thread has made.
 void Swapper::was_made(Storage& storage, const EventPtr& copy, Direction direction, Cause cause) {
-  if (copy->made_at_once()) recorder_.stalled(storage, direction, cause, copy, copy, {});
+  if (copy->made_at_once()) recorder_.stalled(storage, direction, cause, copy, copy, wanted_room);
 }
 
 bool Swapper::swap_in(Storage& storage, Cause cause) {

@@ -182,7 +182,10 @@ def _serve(name: str, options: Options) -> None:
     os.dup2(2, 1)
     import torch
 
+    from chameleon_lab.runtime import core
+
     torch.set_num_threads(1)
+    core.hand_over_copies(True)  # small ones too: an engine beside compute is the harder case
     module = part(name)
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:

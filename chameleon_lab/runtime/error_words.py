@@ -13,6 +13,8 @@ import torch
 
 from .patches import Patches
 
+_NAMED = "_names_enough"
+
 
 def error_words(words: Callable[[str], str | None]) -> Patches:
     """What a session installs while it is open.
@@ -24,11 +26,12 @@ def error_words(words: Callable[[str], str | None]) -> Patches:
     def saying(say: Callable[[BaseException], str]) -> Callable[[BaseException], str]:
         def said(error: BaseException) -> str:
             text = say(error)
-            better = words(text)
-            if better is not None and better != text:
-                error.args = (better, *error.args[1:])  # it says so when the session is gone, too
-                return better
-            return text
+            better = None if getattr(error, _NAMED, False) else words(text)
+            if better is None or better == text:
+                return text
+            error.args = (better, *error.args[1:])  # it says so when the session is gone, too
+            setattr(error, _NAMED, True)  # and for good: later on less is known of its step
+            return better
 
         return said
 

@@ -105,8 +105,8 @@ def _plain(device: torch.device) -> Iterator[None]:
     Where settings have changed in an open session, its ops are checked anew between two steps, and are part of neither.
     """
     with ExitStack() as stack:
+        stack.callback(core.stand_aside, False)  # first: Ctrl-C may come in between
         core.stand_aside(True)
-        stack.callback(core.stand_aside, False)
         stack.enter_context(torch._C.DisableTorchFunction())  # type: ignore[arg-type]
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(False))

@@ -22,6 +22,8 @@ import numpy as np
 
 from .columns import Cause, Direction, Residencies, Stalls, StepTrace, Transfers
 
+_SAME_S = 1e-9  # two ways to one moment differ by rounding
+
 PARTS = ("copy", "queue", "room", "late", "other")
 """In this order, here and in what is drawn."""
 
@@ -69,13 +71,16 @@ def stall_parts(stalls: Stalls, transfers: Transfers, residencies: Residencies, 
     waited = stop - start
     own, queued = np.maximum(end - begin, 0.0), np.maximum(begin - issue, 0.0)
     roomless = np.maximum(issue - due, 0.0)
-    lead = np.maximum(start - due, 0.0)
+    # A planned copy that the waiting thread made itself: an earlier trigger would have hidden none of it.
+    planned = known & (stalls.cause == Cause.PLANNED)
+    at_once = planned & (np.abs(begin - start) < _SAME_S) & (np.abs(end - last) < _SAME_S)
+    lead = np.where(at_once, 0.0, np.maximum(start - due, 0.0))
     # What would have been left of the copy alone, and how much of that any trigger would have left.
     exposed = np.clip(own - lead, 0.0, waited)
     out = stalls.direction == Direction.OUT
     pressed = out & (stalls.cause == Cause.EVICT)
     away = _away_since(stalls, residencies, ops, due)
-    least = np.where(out, own, np.clip(own - (start - away), 0.0, None))
+    least = np.where(out | at_once, own, np.clip(own - (start - away), 0.0, None))
     copy = np.where(pressed, 0.0, np.minimum(exposed, least))
     rest = waited - exposed
     blocked = queued + roomless

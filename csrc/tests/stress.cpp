@@ -269,6 +269,7 @@ void manage(std::minstd_rand& random) {
     case 3: {
       const double bytes_per_s = random() % 2 ? 0 : 2e8;
       runtime.set_link(bytes_per_s, bytes_per_s);
+      chameleon::faults().handed_over = random() % 4 != 0;
       break;
     }
     case 4:

@@ -202,3 +202,17 @@ def test_a_given_policy_knows_its_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 1, 999, 1023, 1024, 5_400_000, 1_047_900, 10**9, 3 * 2**30])
 def test_the_figure_that_is_named_is_no_less_when_it_is_typed(size: int) -> None:
     assert size <= parse_bytes(typed(above(size))) <= 1.04 * size + 2
+
+
+@pytest.mark.parametrize("kind", [Exception, torch.OutOfMemoryError])
+def test_an_error_that_cannot_say_what_it_is_ends_the_session_all_the_same(kind: type[Exception]) -> None:
+    class Mute(kind):  # type: ignore[misc, valid-type]
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    session = cl.Session("64MiB").start()
+    try:
+        raise Mute
+    except Mute:
+        session.stop()
+    assert not session.is_open and cl.current_session() is None

@@ -11,7 +11,9 @@ from training import Gpt, MiB, reference, tight_bytes, train
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
+from chameleon_lab.trace import Cause
 from chameleon_lab.trace.overlap import overlap_of
+from chameleon_lab.trace.stall_parts import parts_of_step
 
 
 @pytest.fixture(autouse=True)
@@ -19,13 +21,13 @@ def by_who_asks() -> None:
     core.hand_over_copies(False)
 
 
-def logs_of(**session: Any) -> tuple[list[core.StepLog], cl.Report]:
-    """The logs of the newest steps of a training that is the same as without a session."""
+def trained(**session: Any) -> cl.Session:
+    """The session of a training that is the same as without one."""
     sessions: list[cl.Session] = []
     bare, _ = reference(Gpt)
     run = train(Gpt, session_kwargs=session, each_step=lambda _, __, s: sessions.append(s) if s else None)
     assert run.same(bare) and run.report is not None
-    return sessions[-1]._journal.logs(), run.report
+    return sessions[-1]
 
 
 def at_once(log: core.StepLog) -> np.ndarray:
@@ -38,19 +40,22 @@ def at_once(log: core.StepLog) -> np.ndarray:
 
 @pytest.mark.parametrize("planning", [True, False])
 def test_small_copies_are_made_at_once_and_counted_as_waits(planning: bool) -> None:
-    logs, report = logs_of(capacity=tight_bytes(Gpt), link="1TiB/s", planning=planning, min_swap="1KiB")
+    session = trained(capacity=tight_bytes(Gpt), link="1TiB/s", planning=planning, min_swap="1KiB")
+    logs, report = session._journal.logs(), session.report()
     copies = np.concatenate([at_once(log) for log in logs])
     assert len(copies) > 20 and copies.all()
     assert sum(step.late_prefetches for step in report.history) == 0, (
         "nothing was late: nobody was waited for"
     )
+    for step in session.trace().steps:
+        assert not parts_of_step(step).late_s[step.stalls.cause == Cause.PLANNED].any()
     for log, step in zip(logs, report.history[-len(logs) :], strict=True):
         took = log.transfers()["end_ticks"] - log.transfers()["start_ticks"]
         assert log.stall_ticks == took.sum() and step.overlap in (0.0, None)
 
 
 def test_on_a_slow_link_copies_are_made_beside_compute() -> None:
-    logs, _ = logs_of(capacity=tight_bytes(Gpt), link="200MB/s", min_swap="1KiB")
+    logs = trained(capacity=tight_bytes(Gpt), link="200MB/s", min_swap="1KiB")._journal.logs()
     of_size = [
         log.transfers()["bytes"] > 20_000 for log in logs
     ]  # takes the link longer than a sleeper oversleeps

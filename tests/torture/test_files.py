@@ -15,6 +15,7 @@ from synthetic import gpt_step
 import chameleon_lab as cl
 from benchmarks.torture import files
 from benchmarks.torture.outcome import Outcome
+from chameleon_lab.lab import dispatch
 from chameleon_lab.lab.dispatch import answer
 from chameleon_lab.lab.protocol import METHODS, VERSION
 from chameleon_lab.lab.sources import Sources
@@ -26,6 +27,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
+
+
+@pytest.fixture(autouse=True)
+def answers_as_users_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To check an answer, as the tests do, evaluates type hints: the audit would take that for the message's doing."""
+    monkeypatch.setattr(dispatch, "CHECKS_RESULTS", False)
 
 
 @pytest.fixture(scope="module")
