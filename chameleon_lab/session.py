@@ -340,7 +340,11 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        failure = core.take_failure(str(error)) if isinstance(error, RuntimeError) else None
+        text = ""
+        if isinstance(error, RuntimeError):
+            with suppress(Exception):  # as in stop()
+                text = str(error)
+        failure = core.take_failure(text) if text else None
         if failure is None or not failure["below_floor"]:
             self.stop()
             return

@@ -210,6 +210,9 @@ def test_an_error_that_cannot_say_what_it_is_ends_the_session_all_the_same(kind:
         def __str__(self) -> str:
             raise ValueError("no words")
 
+    with pytest.raises(Mute), cl.Session("64MiB"):
+        raise Mute
+    assert cl.current_session() is None
     session = cl.Session("64MiB").start()
     try:
         raise Mute
