@@ -24,9 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "integ
 
 from fake_programs import programs, session_programs  # noqa: E402
 
-_AT_ONCE = (
-    250  # programs that a process runs: it takes a few seconds to begin, and results are written behind each
-)
+_AT_ONCE = 250
+"""Programs that a process runs: it takes a few seconds to begin, and results are written behind each."""
 
 _KINDS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]], int]] = {
     "swapper": ("toy kernels around the swapper, on one to three streams", programs, 1),
