@@ -2,8 +2,9 @@
 
     python -m benchmarks.programs --json FILE [--steps N] [--only TEXT] [--threads N]
 
-Each program runs in a process of its own: plainly, recorded, and in each share. Ratios are of the median step of the
-second half of the run to that of the recorded one; of the whole runs, where a program has no steps.
+Each program runs in a process of its own: plainly, recorded, and in each share. Ratios are of the usual step of the
+second half of the run to that of the recorded one (steps of each number of ops count by their median); of the whole
+runs, where a program has no steps.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from training import Gpt, MiB, reference, tight_bytes, train
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
-from chameleon_lab.trace import Cause
+from chameleon_lab.trace import Cause, Direction
 from chameleon_lab.trace.overlap import overlap_of
 from chameleon_lab.trace.stall_parts import parts_of_step
 
@@ -71,6 +71,21 @@ def test_large_copies_are_made_beside_compute() -> None:
         log = session._journal.logs()[-1]
         chosen = log.transfers()["bytes"] == MiB
         assert chosen.sum() >= 8 and not at_once(log)[chosen].any()
+
+
+def test_a_copy_that_compute_waits_for_in_any_case_may_be_twice_as_large() -> None:
+    with cl.Session("8MiB", planning=False, link="1TiB/s") as session:
+        held = [torch.full((125_000,), float(k)) for k in range(12)]
+        for x in held:
+            session.evict(x)
+        assert [x[-1].item() for x in held] == list(range(12))
+        session.step()
+        log = session._journal.logs()[-1]
+        large = log.transfers()["bytes"] == 500_000
+        back = log.transfers()["direction"] == Direction.IN
+        assert (large & back).sum() == (large & ~back).sum() == 12
+        assert at_once(log)[large & back].all(), "the system has less to do than to wake a thread"
+        assert not at_once(log)[large & ~back].any(), "nothing waits for it"
 
 
 def test_a_small_copy_comes_behind_the_large_one_that_it_waits_for() -> None:

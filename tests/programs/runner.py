@@ -54,7 +54,7 @@ class Run:
     """Digests of all numbers that it returned."""
     wall_s: float
     step_s: float | None
-    """Median of the second half of its steps; None where it had none."""
+    """Of the second half of its steps; None where it had none (`typical_s`)."""
     report: cl.Report | None
 
     @property
@@ -188,7 +188,7 @@ def _run(name: str, steps: int, session: cl.Session | None) -> Run:
         wall_s = time.perf_counter() - start_s
         report = session.report() if session else None
         newest = _second_half(report)
-        step_s = statistics.median(step.step_s for step in newest) if len(newest) > 1 else None
+        step_s = typical_s([(step.ops, step.step_s) for step in newest]) if len(newest) > 1 else None
         return Run(dict(_bits(found)), wall_s, step_s, report)
 
 
@@ -197,6 +197,18 @@ def _forget_accelerator() -> None:
     if (state := sys.modules.get("accelerate.state")) is not None:
         state.AcceleratorState._reset_state(reset_partial_state=True)
         state.GradientState._reset_state()
+
+
+def typical_s(steps: list[tuple[int, float]]) -> float:
+    """Of steps, each its number of ops and its time: the mean of what is usual for each one's number of ops.
+
+    A program whose steps take turns between two forms has no usual step: the median of all is now of one, now of the
+    other.
+    """
+    times: dict[int, list[float]] = {}
+    for ops, step_s in steps:
+        times.setdefault(ops, []).append(step_s)
+    return sum(len(form) * statistics.median(form) for form in times.values()) / len(steps)
 
 
 def _second_half(report: cl.Report | None) -> tuple[Any, ...]:

@@ -56,6 +56,12 @@ def test_the_table_names_the_op_that_sets_the_floor() -> None:
     assert "gan" in lines[1] and f"floor set by {row.floor_op}" in lines[1]
 
 
+def test_steps_that_take_turns_between_two_forms_have_one_usual_time() -> None:
+    turns = [(10, 1.0), (20, 3.0)] * 5
+    assert runner.typical_s(turns) == runner.typical_s(turns[1:-1]) == 2.0
+    assert runner.typical_s([*turns, (10, 9.0)]) == pytest.approx(21 / 11), "one slow step does not count"
+
+
 def test_the_benchmark_prints_and_writes_the_table(tmp_path: Path) -> None:
     path = tmp_path / "programs.json"
     command = ["-m", "benchmarks.programs", "--only", "vae", "--steps", "4", "--json", str(path)]

@@ -24,6 +24,7 @@ constexpr double kSleepSlack_s = 60e-6;
 constexpr double kLongestSleep_s = 500e-6;
 constexpr double kAwake_s = 2e-3;  // longer waits sleep
 constexpr size_t kSmallBytes = 256 << 10;
+constexpr size_t kSmallUrgentBytes = 512 << 10;
 
 double monotonic_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -102,7 +103,9 @@ std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t
 
 // See Note [Small copies].
 bool CopyEngine::small(const Job& job) const {
-  if (job.bytes > kSmallBytes || !queue_.empty() || copying_ || faults().handed_over.load()) return false;
+  if (job.bytes > (job.urgent ? kSmallUrgentBytes : kSmallBytes) || !queue_.empty() || copying_ ||
+      faults().handed_over.load())
+    return false;
   if (job.after && !job.after->done()) return false;
   const double bytes_per_s = bytes_per_s_.load();
   if (bytes_per_s <= 0) return true;

@@ -3,7 +3,8 @@
 // Note [Small copies]
 // To wake the thread takes longer than to make a small copy: the system has to find it a core, the caches of that core
 // are cold, and taking pages back interrupts two cores instead of one. Where the link is free, who asks for a small
-// copy makes it. Compute waits meanwhile, and the recorder is told so.
+// copy makes it. Compute waits meanwhile, and the recorder is told so. An urgent copy may be twice as large: compute
+// would wait for it in any case.
 #pragma once
 
 #include <atomic>
