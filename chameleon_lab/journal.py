@@ -74,32 +74,16 @@ class Journal:
             peak_bytes=log.peak_resident_bytes,
             swapped_out_bytes=log.swapped_out_bytes,
             swapped_in_bytes=log.swapped_in_bytes,
-            evictions=log.evictions,
-            evicted_bytes=log.evicted_bytes,
-            demand_swap_ins=log.demand_swap_ins,
-            late_prefetches=log.late_prefetches,
-            dropped_triggers=log.dropped_triggers,
             ops=log.op_count,
-            matched_ops=log.matched_ops,
             plan=log.program,
             departures=log.departure_count,
-            due_bytes=log.due_bytes,
-            fired_bytes=log.fired_bytes,
-            drops=log.drops,
-            dropped_bytes=log.dropped_bytes,
             replays=log.replay_count,
             replay_s=log.replay_ticks * tick_s,
             declined_drops=len(log.declined()),
             overlap=log.overlap(),
-            refusals=log.refusals,
-            soft_ooms=log.soft_ooms,
-            alloc_retries=log.alloc_retries,
-            device_allocs=log.device_allocs,
-            device_frees=log.device_frees,
-            device_syncs=log.device_syncs,
-            useless_bytes=log.useless_bytes,
             paused_s=paused.ticks * tick_s,
             loading_s=paused.ticks_of(Pause.LOADING) * tick_s,
+            **log.counts(),
         )
         self._history.append(summary)
         self._stackless += 1
@@ -124,7 +108,7 @@ class Journal:
                 self._history[place] = replace(
                     self._history[place],
                     stall_s=log.stall_ticks * self._tick_s,
-                    late_prefetches=log.late_prefetches,
+                    late_prefetches=log.counts()["late_prefetches"],
                     overlap=log.overlap(),
                 )
             if log.settled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from .enough import above, typed
@@ -86,6 +86,11 @@ class StepSummary:
     loading_s: float = 0.0
     """What DataLoaders took in which no op ran."""
 
+    @classmethod
+    def none(cls) -> StepSummary:
+        """Of a session in which no step has ended: every figure is zero."""
+        return cls(-1, "", 0.0, 0.0, *[0] * 10)
+
     @property
     def trigger_recall(self) -> float:
         """Share of the planned swap-outs and drops, by bytes, that took place; 1.0 where none was due."""
@@ -122,10 +127,14 @@ class PlanSummary:
 
 @dataclass(frozen=True, repr=False)
 class Report(Mapping[str, Any]):
-    """A session so far; also a mapping from the names of its fields to their values.
+    """A session so far; also a mapping from the names of its figures to their values.
 
-    Step figures are of the newest finished step, ``step_s`` the median over the newest steps of its stage.
+    What is not a field here is one of ``newest``, and can be asked for here as well: ``report.evictions``. ``step_s``
+    is the median over the newest steps of its stage.
     """
+
+    newest: StepSummary
+    """The newest finished step; before the first, all zeros."""
 
     device: str
     stage: str
@@ -140,20 +149,8 @@ class Report(Mapping[str, Any]):
     host_peak_bytes: int
     """Most bytes of the host that copies took in the session."""
     step_s: float
-    stall_s: float
-    overlap: float | None
-    """Share of the copies' time in which compute did not wait for their direction; None where nothing was copied."""
     link: str
     """The bandwidth out and in that policies are made for."""
-    swapped_out_bytes: int
-    swapped_in_bytes: int
-    evictions: int
-    evicted_bytes: int
-    demand_swap_ins: int
-    late_prefetches: int
-    dropped_triggers: int
-    ops: int
-    match_rate: float
     decisions: int
     unmatched_decisions: tuple[str, ...]
     escaped_storages: int
@@ -172,10 +169,6 @@ class Report(Mapping[str, Any]):
     lacking: str | None = None
     """Why the newest step needs a plan that is still being made, or how the running one has parted from its plan; None
     if neither is so."""
-    drops: int = 0
-    dropped_bytes: int = 0
-    replays: int = 0
-    replay_s: float = 0.0
     declined_drops: dict[str, int] = field(default_factory=dict)
     """Planned drops of the newest step that were declined, by reason: those storages were swapped out, or stayed."""
     not_replayed: dict[str, str] = field(default_factory=dict)
@@ -191,8 +184,6 @@ class Report(Mapping[str, Any]):
     """Share of the swap-outs and drops due in those ops, by bytes, that took place; 1.0 where none was due."""
     loading_s: float = 0.0
     """What DataLoaders took a step, in which no op ran: no part of ``step_s``. Median as that."""
-    paused_s: float = 0.0
-    """In which no op ran outside of the loop, before or in the newest step: no part of its time."""
     stall_parts: dict[str, float] = field(default_factory=dict)
     """Why the newest step stalled, in seconds: see :mod:`chameleon_lab.trace.stall_parts`. Empty without a stall."""
     host_capacity_bytes: int | None = None
@@ -206,13 +197,6 @@ class Report(Mapping[str, Any]):
     embedded device, which has none."""
     reserve_bytes: int = 0
     """Part of the capacity that plans leave free, beside the margin, for what torch's allocator cannot use."""
-    refusals: int = 0
-    """This and the next are of the newest step; see :class:`StepSummary`."""
-    soft_ooms: int = 0
-    alloc_retries: int = 0
-    device_allocs: int = 0
-    device_frees: int = 0
-    device_syncs: int = 0
     escaped_bytes: int = 0
     """Of the storages that stay on the device because a raw pointer to them is outside."""
     unserved: str | None = None
@@ -229,16 +213,23 @@ class Report(Mapping[str, Any]):
         """A capacity that is enough for those steps; None where their floor is not known."""
         return None if self.floor is None else above(self.floor.bytes)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _OF_STEPS:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self.newest, name)
+
     def __getitem__(self, name: str) -> Any:
-        if name not in self.__dataclass_fields__:
+        if name not in _FIGURES:
             raise KeyError(name)
         return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.__dataclass_fields__)
+        return iter(_FIGURES)
 
     def __len__(self) -> int:
-        return len(self.__dataclass_fields__)
+        return len(_FIGURES)
 
     def figure(self) -> go.Figure:
         """The time of each step, with its stall and its replays.
@@ -251,7 +242,7 @@ class Report(Mapping[str, Any]):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values."""
-        return asdict(self)
+        return asdict(self) | {name: self[name] for name in _OF_STEPS}
 
     def rows(self) -> list[tuple[str, str, str]]:
         """The table: what, value, remark."""
@@ -453,6 +444,14 @@ class Report(Mapping[str, Any]):
             for name, text, remark in self.rows()
         )
         return f"<table><caption>Chameleon Lab</caption>{cells}</table>"
+
+
+_OF_STEPS = {"match_rate", *(field.name for field in fields(StepSummary))} - {
+    "index",
+    *Report.__dataclass_fields__,
+}
+"""What a report takes from its newest step."""
+_FIGURES = (*Report.__dataclass_fields__, *sorted(_OF_STEPS))
 
 
 def stall_rows(parts: Mapping[str, float]) -> list[tuple[str, str, str]]:

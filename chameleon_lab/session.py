@@ -959,12 +959,12 @@ class Session:
     def report(self) -> Report:
         """What the session has done so far."""
         counters = self.counters()
-        logs, newest = self._journal.logs(), self._journal.newest
+        logs = self._journal.logs()
         live_peak = 0.0
         if logs:
             live_peak = float(logs[-1].ops()["live_peak_bytes"].max(initial=0))
-        stall_s = newest.stall_s if newest else 0.0
         return Report(
+            newest=self._journal.newest or StepSummary.none(),
             device=self.device,
             stage=self._stage.value,
             steps=self._steps,
@@ -977,21 +977,9 @@ class Session:
             host_capacity_bytes=self.host_capacity_bytes,
             host_pins=counters["host_pins"] - self._pins_before,
             step_s=self._journal.median_step_s(),
-            stall_s=stall_s,
-            overlap=newest.overlap if newest else None,
             loading_s=self._journal.median_s("loading_s"),
-            paused_s=newest.paused_s if newest else 0.0,
             stall_parts=self._stall_parts(),
             link=str(self.link),
-            swapped_out_bytes=logs[-1].swapped_out_bytes if logs else 0,
-            swapped_in_bytes=logs[-1].swapped_in_bytes if logs else 0,
-            evictions=newest.evictions if newest else 0,
-            evicted_bytes=newest.evicted_bytes if newest else 0,
-            demand_swap_ins=newest.demand_swap_ins if newest else 0,
-            late_prefetches=newest.late_prefetches if newest else 0,
-            dropped_triggers=newest.dropped_triggers if newest else 0,
-            ops=newest.ops if newest else 0,
-            match_rate=newest.match_rate if newest else 0.0,
             decisions=len(self._policy.decisions) if self._policy else 0,
             unmatched_decisions=self._unmatched,
             escaped_storages=counters["escaped"],
@@ -1008,10 +996,6 @@ class Session:
             planning_s=self._planning_s,
             recent_match_rate=_share(counters["recent_matched_ops"], counters["recent_ops"]),
             recent_trigger_recall=_share(counters["recent_fired_bytes"], counters["recent_due_bytes"]),
-            drops=newest.drops if newest else 0,
-            dropped_bytes=newest.dropped_bytes if newest else 0,
-            replays=newest.replays if newest else 0,
-            replay_s=newest.replay_s if newest else 0.0,
             declined_drops=declined_drops(logs[-1], self._replayable) if logs else {},
             not_replayed=dict(self._replayable.refused),
             replays_off=self._replays_off,
@@ -1019,12 +1003,6 @@ class Session:
             split_bytes=counters["split_bytes"],
             allocator=self._journal.allocator_setting(),
             reserve_bytes=self._reserve.bytes,
-            refusals=newest.refusals if newest else 0,
-            soft_ooms=newest.soft_ooms if newest else 0,
-            alloc_retries=newest.alloc_retries if newest else 0,
-            device_allocs=newest.device_allocs if newest else 0,
-            device_frees=newest.device_frees if newest else 0,
-            device_syncs=newest.device_syncs if newest else 0,
         )
 
     def _without_steps(self, counters: core.Counters) -> tuple[str, ...]:

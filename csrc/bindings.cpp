@@ -127,6 +127,19 @@ py::array_t<chameleon::TransferRow> transfers(const chameleon::StepLog& log) {
 }
 
 // Only one thread at a time may settle a log: the one that has the GIL.
+// A step's counters by name.
+std::map<std::string, int64_t> counts(chameleon::StepLog& log) {
+  log.settle();
+  std::map<std::string, int64_t> found;
+#define CHAMELEON_COUNTER(name) found[#name] = log.name;
+  CHAMELEON_STEP_COUNTERS(CHAMELEON_COUNTER)
+#undef CHAMELEON_COUNTER
+#define CHAMELEON_COUNTER(name) found[#name] = log.allocator.name;
+  CHAMELEON_ALLOCATOR_EVENTS(CHAMELEON_COUNTER)
+#undef CHAMELEON_COUNTER
+  return found;
+}
+
 void wait_until_settled(chameleon::StepLog& log) {
   for (log.settle(); !log.settled(); log.settle()) {
     const chameleon::Released release;
@@ -313,29 +326,12 @@ PYBIND11_MODULE(_C, m) {
                              [](const chameleon::StepLog& log) { return log.moved_bytes(chameleon::Direction::Out); })
       .def_property_readonly("swapped_in_bytes",
                              [](const chameleon::StepLog& log) { return log.moved_bytes(chameleon::Direction::In); })
-      .def_readonly("evictions", &chameleon::StepLog::evictions)
-      .def_readonly("evicted_bytes", &chameleon::StepLog::evicted_bytes)
-      .def_readonly("demand_swap_ins", &chameleon::StepLog::demand_swap_ins)
-      .def_property_readonly("late_prefetches",
-                             [](chameleon::StepLog& log) { return log.settle(), log.late_prefetches; })
-      .def_readonly("dropped_triggers", &chameleon::StepLog::dropped_triggers)
-      .def_readonly("drops", &chameleon::StepLog::drops)
-      .def_readonly("dropped_bytes", &chameleon::StepLog::dropped_bytes)
       .def_readonly("replay_count", &chameleon::StepLog::replay_count)
       .def_readonly("replay_ticks", &chameleon::StepLog::replay_ticks)
-      .def_readonly("matched_ops", &chameleon::StepLog::matched_ops)
       .def_readonly("departure_count", &chameleon::StepLog::departure_count)
       .def_readonly("program", &chameleon::StepLog::program)
       .def_readonly("fingerprint", &chameleon::StepLog::fingerprint)
-      .def_readonly("due_bytes", &chameleon::StepLog::due_bytes)
-      .def_readonly("fired_bytes", &chameleon::StepLog::fired_bytes)
-      .def_property_readonly("refusals", [](const chameleon::StepLog& log) { return log.allocator.refusals; })
-      .def_property_readonly("soft_ooms", [](const chameleon::StepLog& log) { return log.allocator.soft_ooms; })
-      .def_property_readonly("alloc_retries", [](const chameleon::StepLog& log) { return log.allocator.retries; })
-      .def_property_readonly("device_allocs", [](const chameleon::StepLog& log) { return log.allocator.device_allocs; })
-      .def_property_readonly("device_frees", [](const chameleon::StepLog& log) { return log.allocator.device_frees; })
-      .def_property_readonly("device_syncs", [](const chameleon::StepLog& log) { return log.allocator.device_syncs; })
-      .def_readonly("useless_bytes", &chameleon::StepLog::useless_bytes)
+      .def("counts", &counts)
       .def("departures", [](const chameleon::StepLog& log) { return as_array(log.departures); })
       .def_property_readonly("stall_ticks", [](chameleon::StepLog& log) { return log.settle(), log.stall_ticks; })
       .def_property_readonly("settled", [](chameleon::StepLog& log) { return log.settle(), log.settled(); })

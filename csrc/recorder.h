@@ -167,6 +167,13 @@ struct DepartureRow {
 };
 
 // One step's tables.
+// Counters of a step that its summary shows by these names (`StepSummary` in report.py says what each counts). A new
+// one is a name here and a field there.
+#define CHAMELEON_STEP_COUNTERS(X)                                                                                    \
+  X(evictions)                                                                                                        \
+  X(evicted_bytes) X(demand_swap_ins) X(late_prefetches) X(dropped_triggers) X(drops) X(dropped_bytes) X(matched_ops) \
+      X(due_bytes) X(fired_bytes) X(useless_bytes)
+
 struct StepLog {
   int64_t index = 0;
   Ticks start_ticks = 0;
@@ -214,24 +221,16 @@ struct StepLog {
   int64_t peak_resident_bytes = 0;
   int64_t live_peak_bytes = 0;
   int64_t unlisted_bytes[2] = {0, 0};  // moved out and in past the end of the ring
-  int64_t evictions = 0;
-  int64_t evicted_bytes = 0;
-  int64_t demand_swap_ins = 0;
-  int64_t late_prefetches = 0;
-  int64_t dropped_triggers = 0;
-  int64_t drops = 0;
-  int64_t dropped_bytes = 0;
+#define CHAMELEON_COUNTER(name) int64_t name = 0;
+  CHAMELEON_STEP_COUNTERS(CHAMELEON_COUNTER)
+#undef CHAMELEON_COUNTER
   int64_t replay_count = 0;  // ops
   Ticks replay_ticks = 0;
-  int64_t matched_ops = 0;
   int64_t departure_count = 0;
   int64_t program = -1;      // the one that was followed when the step ended
   uint64_t fingerprint = 0;  // of its tokens
-  int64_t due_bytes = 0;     // of the program's swap-outs and drops, but for what had died by then
-  int64_t fired_bytes = 0;   // of those that took place
   Ticks stall_ticks = 0;
   AllocatorEvents allocator;
-  int64_t useless_bytes = 0;  // the most that the allocator had free and that did not serve who asked for less
 
   void settle();  // call before reading ops, stalls, their sum, or late prefetches
   bool settled() const { return waits.empty() && spans.empty(); }

@@ -390,12 +390,9 @@ void Runtime::note_allocator_events() {
   const AllocatorEvents& now = allocator_events_;
   // Torch's counts begin anew where the user resets its statistics.
   const auto since = [](int64_t now, int64_t before) { return now >= before ? now - before : now; };
-  log.allocator = {.refusals = since(now.refusals, before.refusals),
-                   .soft_ooms = since(now.soft_ooms, before.soft_ooms),
-                   .retries = since(now.retries, before.retries),
-                   .device_allocs = since(now.device_allocs, before.device_allocs),
-                   .device_frees = since(now.device_frees, before.device_frees),
-                   .device_syncs = since(now.device_syncs, before.device_syncs)};
+#define CHAMELEON_COUNTER(name) log.allocator.name = since(now.name, before.name);
+  CHAMELEON_ALLOCATOR_EVENTS(CHAMELEON_COUNTER)
+#undef CHAMELEON_COUNTER
   log.useless_bytes = static_cast<int64_t>(device_->take_useless_bytes());
 }
 

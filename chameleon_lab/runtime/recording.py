@@ -27,7 +27,7 @@ from ..trace.table import StepTable
 from . import core
 from .pause_times import PauseTimes, pause_times
 
-_COUNTERS = [name for name, kind in KINDS.items() if kind is int and name != "index"]
+_COUNTERS = [name for name, kind in KINDS.items() if kind is int and name not in ("index", "truncated_ops")]
 
 _T = TypeVar("_T", bound=StepTable)
 
@@ -44,7 +44,7 @@ def step_trace(
 
     ``stacks_of``: a step with the same ops whose Python stacks are this one's too. None: its own.
     """
-    ops, storages, marks = log.ops(), log.storages(), log.marks()
+    ops, storages, marks, counts = log.ops(), log.storages(), log.marks(), log.counts()
     stacked = log if stacks_of is None else stacks_of
     paused = pause_times(log)
     clock = _Clock(log, paused)
@@ -92,7 +92,8 @@ def step_trace(
             start_s=marked_s,
             duration_s=clock.since_start(marks["end_ticks"]) - marked_s,
         ),
-        **{name: getattr(log, name) for name in _COUNTERS},
+        truncated_ops=log.truncated_ops,
+        **{name: counts[name] for name in _COUNTERS},
     )
 
 

@@ -47,13 +47,18 @@ enum class Effort : uint8_t {
 };
 
 // What the device's allocator has done, as counts since the process began.
+// - refusals: requests under the capacity that found no room in one piece
+// - soft_ooms: of those, the ones that it was asked for and ran out of memory over; nobody else sees those
+// - alloc_retries: times that it gave back what it kept for reuse and tried again, here or for anybody
+// - device_allocs: of memory from the GPU
+// - device_frees: back to the GPU; each keeps the host waiting for it
+// - device_syncs: of all streams
+#define CHAMELEON_ALLOCATOR_EVENTS(X) \
+  X(refusals) X(soft_ooms) X(alloc_retries) X(device_allocs) X(device_frees) X(device_syncs)
 struct AllocatorEvents {
-  int64_t refusals = 0;   // requests under the capacity that found no room in one piece
-  int64_t soft_ooms = 0;  // of those, the ones that it was asked for and ran out of memory over; nobody else sees those
-  int64_t retries = 0;    // times that it gave back what it kept for reuse and tried again, here or for anybody
-  int64_t device_allocs = 0;  // of memory from the GPU
-  int64_t device_frees = 0;   // back to the GPU: each keeps the host waiting for it
-  int64_t device_syncs = 0;
+#define CHAMELEON_COUNTER(name) int64_t name = 0;
+  CHAMELEON_ALLOCATOR_EVENTS(CHAMELEON_COUNTER)
+#undef CHAMELEON_COUNTER
 };
 
 struct MemoryInfo {

@@ -112,7 +112,7 @@ AllocatorEvents CudaDevice::end_allocator_step() {
   events.refusals = own_events_.refusals;
   events.soft_ooms = own_events_.soft_ooms;
   ceiling_bytes_ = SIZE_MAX;
-  const int64_t troubles = events.refusals + events.retries;
+  const int64_t troubles = events.refusals + events.alloc_retries;
   wary_ = troubles != troubles_before_;
   if (!wary_) stuck_bytes_ = 0;
   troubles_before_ = troubles;

@@ -359,7 +359,7 @@ Stats stats(int index) {
           static_cast<size_t>(stats.reserved_bytes[kAll].current),
           static_cast<size_t>(stats.reserved_bytes[kAll].peak),
           static_cast<size_t>(stats.inactive_split_bytes[kAll].current),
-          {.retries = stats.num_alloc_retries,
+          {.alloc_retries = stats.num_alloc_retries,
            .device_allocs = stats.num_device_alloc,
            .device_frees = stats.num_device_free,
            .device_syncs = stats.num_sync_all_streams}};
