@@ -34,6 +34,9 @@ _TELL_APART: dict[str, frozenset[str]] = {
     "torch.distributed._state_dict_utils": frozenset({"_create_cpu_state_dict"}),
     "torch.distributed.checkpoint._state_dict_stager": frozenset({"_offload_tensor"}),
     "torch.distributed.fsdp._flat_param": frozenset({"_same_storage"}),
+    "torch.export.pt2_archive._package_weights": frozenset(
+        {"_end_ptr", "TensorProperties", "get_complete_tensor"}
+    ),
     "safetensors.torch": _SHARED,
     "huggingface_hub.serialization._torch": _SHARED,
     "transformers.pytorch_utils": _SHARED,
@@ -53,16 +56,16 @@ def _asker(frame: FrameType) -> tuple[str, tuple[str, ...]]:
 
 
 class Identities:
-    """Replaces ``data_ptr`` of tensors and storages. ``meet`` is told the module of each known asker."""
+    """Replaces ``data_ptr`` of tensors and storages. ``meet`` is called at each question of a known asker."""
 
-    def __init__(self, meet: Callable[[str], None]) -> None:
+    def __init__(self, meet: Callable[[], None]) -> None:
         self._meet = meet
 
     def _tells_apart(self, frame: FrameType) -> bool:
         module, functions = _asker(frame)
         if module not in _TELL_APART:
             return False
-        self._meet(module)
+        self._meet()
         return not _TELL_APART[module].isdisjoint(functions)
 
     def _of_storage(self, data_ptr: Callable[..., int]) -> Callable[..., int]:

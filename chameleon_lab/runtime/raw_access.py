@@ -3,7 +3,8 @@
 ``torch.UntypedStorage.resize_`` copies the old bytes through a const pointer, and ``torch.Tensor.tolist`` reads through
 one after its last op has ended, when another thread may already evict: the storage is brought in first, and held.
 ``torch.save`` and pickle hold each storage while they write it. safetensors takes the addresses of all tensors of a
-file and then writes them in one go: it gets copies on the host. So a file may be larger than the capacity.
+file and then writes them in one go, and ``torch.export.save`` reads at bare addresses: both get copies on the host. So
+a file may be larger than the capacity.
 
 Who asks for an address only is served by :mod:`.identities` and :mod:`.loans`.
 """
@@ -117,33 +118,55 @@ def _of_host_copy(read: Callable[..., Any]) -> Callable[..., Any]:
     return read_of_host_copy
 
 
-_READERS = {"safetensors.torch": ("_to_ndarray", "_tobytes")}
-"""By module, functions that read a contiguous tensor through its address. The first came with version 0.7."""
+def _of_storage_copy(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Reads all bytes of a tensor's storage, whatever part of it the tensor shows, from such a copy."""
+
+    @functools.wraps(read)
+    def read_of_storage_copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor) or core.residency(tensor) is None:
+            return read(tensor, *args, **kwargs)
+        if tensor.device.type != "cpu":  # what is read there is the tensor alone, brought to the host
+            return read(tensor.detach().cpu(), *args, **kwargs)
+        with torch.no_grad():
+            data = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            copy = torch.from_numpy(np.empty(data.nbytes, dtype=np.uint8)).copy_(data)
+        return read(copy, *args, **kwargs)
+
+    return read_of_storage_copy
+
+
+_READERS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ("safetensors.torch", "_to_ndarray", _of_host_copy),
+    ("safetensors.torch", "_tobytes", _of_host_copy),
+    ("torch.export.pt2_archive._package", "_get_raw_tensor_bytes", _of_storage_copy),
+)
+"""Functions that read a tensor through its address, by module and name; the first came with safetensors 0.7."""
 
 
 class _Readers(Patches):
-    """Patches such functions, each module's when it is there, or first asks for an address."""
+    """Patches such functions where they are imported already, and otherwise when a saver first asks for an address,
+    which it does before it reads."""
 
     def __init__(self) -> None:
         super().__init__([])
-        self._patches: dict[str, Patches] = {}
+        self._patches: dict[tuple[str, str], Patches] = {}
         self._installed = False
 
-    def meet(self, module_name: str) -> None:
-        """Patch a module's functions, unless that is done."""
-        if not self._installed or module_name not in _READERS or module_name in self._patches:
+    def meet(self) -> None:
+        """Patch what is imported now, unless that is done."""
+        if not self._installed:
             return
-        module = sys.modules[module_name]
-        names = [name for name in _READERS[module_name] if hasattr(module, name)]
-        self._patches[module_name] = Patches([(module, name, _of_host_copy) for name in names])
-        self._patches[module_name].install()
+        for module_name, name, make in _READERS:
+            module = sys.modules.get(module_name)
+            if module is None or (module_name, name) in self._patches or not hasattr(module, name):
+                continue
+            self._patches[module_name, name] = patches = Patches([(module, name, make)])
+            patches.install()
 
     def install(self) -> None:
         """Patch what is imported already, and what will be."""
         self._installed = True
-        for name in _READERS:
-            if name in sys.modules:
-                self.meet(name)
+        self.meet()
 
     def remove(self) -> None:
         """Put the originals back. May be repeated."""

@@ -94,6 +94,26 @@ def _numpy_file(state: State, folder: Path) -> State:
         return {name: torch.from_numpy(arrays[name]) for name in arrays}
 
 
+class _Holder(nn.Module):
+    """Something to export: it holds tensors, and shows them."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self.names = {name: name.replace(".", "_") for name in state}
+        for name, value in state.items():
+            self.register_buffer(self.names[name], value)
+
+    def forward(self) -> list[torch.Tensor]:
+        return [getattr(self, name) + 0 for name in self.names.values()]
+
+
+def _exported(state: State, folder: Path) -> State:
+    holder = _Holder(state)
+    torch.export.save(torch.export.export(holder, ()), folder / "t.pt2")
+    loaded = torch.export.load(folder / "t.pt2").state_dict
+    return {name: loaded[of] for name, of in holder.names.items()}
+
+
 SAVERS: dict[str, Callable[[State, Path], State]] = {
     "torch.save": _saved,
     "torch.save without zip": _saved_without_zip,
@@ -103,6 +123,7 @@ SAVERS: dict[str, Callable[[State, Path], State]] = {
     "safetensors bytes": _safetensors_bytes,
     "distributed.checkpoint": _distributed,
     "distributed.checkpoint async": _distributed_async,
+    "torch.export": _exported,
     "numpy file": _numpy_file,
 }
 
@@ -191,6 +212,26 @@ def test_tensors_that_share_memory_are_found_wherever_their_bytes_are(tmp_path: 
             st.save(state)
         assert _kept(session) == 0
         assert x.data_ptr() == np.asarray(x).ctypes.data  # who asks for the address itself gets it
+
+
+@pytest.mark.filterwarnings("ignore:No complete tensor found:UserWarning")
+def test_an_exported_program_has_the_bytes_of_views(tmp_path: Path) -> None:
+    """torch.export.save writes whole storages: of views it finds what they share, and where in it they are."""
+    with cl.Session("4MiB") as session:
+        whole, apart = torch.arange(float(MiB // 4)).view(256, -1), torch.arange(4096.0).view(64, 64)
+        state = {
+            "whole": whole,
+            "rows": whole[3:9],
+            "turned": apart.t(),
+            "part": torch.arange(4096.0)[100:300],
+        }
+        state |= {"nothing": torch.empty(0), "flags": torch.arange(2048) % 3 == 0}
+        want = {name: value.clone() for name, value in state.items()}
+        pressure(session, 8)
+        assert session.where(whole) != "resident"
+        loaded = _exported(state, tmp_path)
+        assert all(loaded[name].equal(value) for name, value in want.items())
+        assert _kept(session) == 0 and session.evict(whole) and session.evict(apart)
 
 
 def test_only_the_savers_own_look_is_without_consequences() -> None:

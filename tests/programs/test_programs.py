@@ -48,6 +48,13 @@ def test_a_program_gives_the_same_bits_in_less_memory(name: str) -> None:
         assert runner.within(name, steps, without.report.enough_bytes).bits == bare.bits
 
 
+def test_exports_in_the_middle_leave_all_as_movable_as_before() -> None:
+    if lacking := runner.missing("exports"):
+        pytest.skip(f"exports needs {', '.join(lacking)}")
+    report = runner.recorded("exports", runner.STEPS).report
+    assert report is not None and (report.escaped_storages, report.escaped_bytes) == (0, 0)
+
+
 def test_the_table_names_the_op_that_sets_the_floor() -> None:
     without = runner.recorded("gan", runner.STEPS)
     row = runner.tried("gan", runner.STEPS, 0.05, without)
