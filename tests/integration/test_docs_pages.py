@@ -13,6 +13,8 @@ import pytest
 from training import HANGS_AFTER_S, ROOT
 
 PAGES = ("capacity.md", "inference.md", "kept-memory.md", "torchrun.md")
+REPORTS = {"torchrun.md": 3}
+"""Reports that the commands of a page print: of two processes of `chameleon run`, and of one that shows its own."""
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _NAMED = re.compile(r"# (\w+\.py)\n")
 
@@ -37,7 +39,7 @@ def test_every_snippet_and_command_runs(page: str, tmp_path: Path) -> None:
     """In order, in one folder: a snippet that begins with a file's name is that file, the others are one program."""
     text = (ROOT / "docs" / page).read_text()
     assert text.count("```") % 2 == 0
-    environment, program, ran = commands_in(tmp_path), "", 0
+    environment, program, ran, said = commands_in(tmp_path), "", 0, []
     work = tmp_path / "work"
     work.mkdir()
 
@@ -46,6 +48,7 @@ def test_every_snippet_and_command_runs(page: str, tmp_path: Path) -> None:
             command, cwd=work, env=environment, capture_output=True, text=True, timeout=HANGS_AFTER_S
         )
         assert done.returncode == 0, f"{page}:\n{command[-1]}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        said.append(done.stdout + done.stderr)
 
     for language, code in [*_BLOCK.findall(text), ("sh", "")]:
         if language == "python" and (named := _NAMED.match(code)):
@@ -60,6 +63,9 @@ def test_every_snippet_and_command_runs(page: str, tmp_path: Path) -> None:
                 run("sh", "-e", "-c", code)
             program, ran = "", ran + 1
     assert ran
+    reports = "".join(said).count("Peak resident")
+    assert reports >= REPORTS.get(page, 0)
+    assert "Not adopted" not in "".join(said), f"{page}: a session leaves a model where it is"
 
 
 def test_the_index_and_the_readme_lead_to_every_page() -> None:
