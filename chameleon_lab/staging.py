@@ -69,8 +69,6 @@ class DryRun:
         rows = []
         for what, name, shown in _FIGURES:
             predicted = getattr(self.prediction, name)
-            if name == "overlap" and not self.prediction.transfer_s:
-                predicted = None
             measured = _median(self.measured, name)
             before = None if self.before is None else getattr(self.before, name)
             if name == "replay_s" and not predicted and not measured and not before:

@@ -186,9 +186,9 @@ def format_seconds(duration: float) -> str:
     raise AssertionError("unreachable")
 
 
-def format_percent(share: float, digits: int = 1) -> str:
-    """A share as a percentage: ``"90.1 %"``."""
-    return f"{100 * share:.{digits}f} %"
+def format_percent(share: float | None, digits: int = 1) -> str:
+    """A share as a percentage, ``"90.1 %"``; ``"–"`` for None, a share of nothing."""
+    return NOTHING if share is None else f"{100 * share:.{digits}f} %"
 
 
 def _three(value: float) -> str:

@@ -92,5 +92,8 @@ def sweep_values(found: Sweep) -> dict[str, Any]:
 
 
 def _point(point: SweepPoint) -> dict[str, Any]:
-    values = {name: value if math.isfinite(value) else None for name, value in asdict(point).items()}
+    values = {
+        name: None if value is None or not math.isfinite(value) else value
+        for name, value in asdict(point).items()
+    }
     return values | {"feasible": point.feasible}

@@ -11,6 +11,7 @@ from ..errors import BelowFloorError
 from ..policy import Draft, simulate
 from ..policy.edits import Edit, EditAction
 from ..policy.model import NEVER
+from ..trace.overlap import DEFINITION
 from ..units import format_bytes, format_percent, format_seconds
 from .bokeh_view import bokeh_widget
 from .gantt import Gantt, line_of
@@ -20,7 +21,7 @@ from .palette import INK_2
 if TYPE_CHECKING:
     from ipywidgets import DOMWidget
 
-_FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+_FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("Peak", "peak_bytes", format_bytes),
     ("Step", "step_s", format_seconds),
     ("Stall", "stall_s", format_seconds),
@@ -194,7 +195,7 @@ class DraftGantt(Gantt):
     def summary_html(self) -> str:
         """What the draft changes in the prediction, its edits, and what is wrong with them."""
         rows = "".join(
-            f"<tr><td>{what}</td><td>{shown(getattr(self.base_prediction, name))}</td>"
+            f"<tr{_means(name)}><td>{what}</td><td>{shown(getattr(self.base_prediction, name))}</td>"
             f"<td><b>{shown(getattr(self.prediction, name))}</b></td></tr>"
             for what, name, shown in _FIGURES
         )
@@ -271,6 +272,10 @@ class DraftGantt(Gantt):
 def _names(edit: Edit, storage: str, gap: int) -> bool:
     """Is an edit about this gap, and no other?"""
     return edit.storage == storage and edit.gap == _ordinal(gap)
+
+
+def _means(name: str) -> str:
+    return f' title="{html.escape(DEFINITION)}"' if name == "overlap" else ""
 
 
 def _ordinal(gap: int) -> int | None:

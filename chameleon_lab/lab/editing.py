@@ -696,7 +696,7 @@ def _figures(made: Made) -> dict[str, Any] | None:
         "peak_bytes": found.peak_bytes,
         "step_s": found.step_s,
         "stall_s": found.stall_s,
-        "overlap": found.overlap if found.transfer_s else None,
+        "overlap": found.overlap,
         "swapped_out_bytes": found.swapped_out_bytes,
         "swapped_in_bytes": found.swapped_in_bytes,
         "replay_s": found.replay_s,

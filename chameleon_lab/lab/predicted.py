@@ -28,6 +28,8 @@ def predicted_step(policy: Policy, step: StepTrace, op_times: np.ndarray) -> Ste
     memory, swaps, replays, _ = bind(policy, step, op_times)
     served, _ = replays.served(memory, swaps)
     found = simulate(step, policy, op_times=op_times)
+    waits = found.waits
+    waited_s = np.bincount(waits.op, waits.duration_s * ~waits.after_replays, minlength=memory.ops)
     n = memory.ops
     took = op_times + found.stall_op_s + found.replay_op_s
     starts = np.concatenate([[0.0], np.cumsum(took)])
@@ -51,9 +53,9 @@ def predicted_step(policy: Policy, step: StepTrace, op_times: np.ndarray) -> Ste
             resident_peak_bytes=found.resident_bytes,
         ),
         transfers=_transfers(found, starts),
-        stalls=_stalls(found, starts),
+        stalls=_stalls(found),
         residencies=_residencies(step, away, starts),
-        replays=_replays(step, replays, memory, op_times, starts + np.append(found.stall_op_s, 0.0)),
+        replays=_replays(step, replays, memory, op_times, starts[:-1] + waited_s),
         pauses=Pauses.none(),
         declined=Declined.none(),
     )
@@ -114,20 +116,15 @@ def _transfers(found: Prediction, starts: np.ndarray) -> Transfers:
     )
 
 
-def _stalls(found: Prediction, starts: np.ndarray) -> Stalls:
+def _stalls(found: Prediction) -> Stalls:
     waits = found.waits
-    causes = list(StallCause)
-    out = waits.cause == causes.index(StallCause.SWAP_OUT)
-    demand = waits.cause == causes.index(StallCause.DEMAND)
-    # Those of one op follow each other; the replays before it come between, which nobody sees.
-    before = np.cumsum(waits.duration_s) - waits.duration_s
-    first = np.searchsorted(waits.op, waits.op, side="left")
+    demand = waits.cause == list(StallCause).index(StallCause.DEMAND)
     return Stalls(
         op=waits.op.astype(np.int32),
         storage=waits.storage.astype(np.int32),
-        direction=np.where(out, Direction.OUT, Direction.IN).astype(np.uint8),
+        direction=waits.direction,
         cause=np.where(demand, Cause.DEMAND, Cause.PLANNED).astype(np.uint8),
-        start_s=starts[waits.op] + before - before[first],
+        start_s=found.wait_start_s,
         duration_s=waits.duration_s,
     )
 
@@ -135,7 +132,7 @@ def _stalls(found: Prediction, starts: np.ndarray) -> Stalls:
 def _replays(
     step: StepTrace, drops: BoundReplays, memory: StepMemory, op_times: np.ndarray, begin_s: np.ndarray
 ) -> Replays:
-    """The ops that run again, one after the other, right before the op that they run for: from its ``begin_s`` on."""
+    """The ops that run again, one after the other, before the op that they run for: from its ``begin_s`` on."""
     columns: list[tuple[int, int, int, int, float, float]] = []
     replayable = Replayable(step, memory, op_times) if len(drops) else None
     at: dict[int, float] = {}

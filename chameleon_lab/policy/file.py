@@ -53,6 +53,11 @@ def _number(low: float, high: float = math.inf) -> _Rule:
     return fits, f"a finite number from {low:g}" + (f" to {high:g}" if high < math.inf else "")
 
 
+def _or_null(rule: _Rule) -> _Rule:
+    fits, what = rule
+    return lambda value: value is None or fits(value), f"{what}, or null"
+
+
 def _one_of(known: Sequence[str]) -> _Rule:
     return lambda value: value in known, f"one of {', '.join(known)}"
 
@@ -92,7 +97,7 @@ _PREDICTED: dict[str, _Rule] = {
     **dict.fromkeys(("peak_bytes", "host_peak_bytes"), _whole(0)),
     **dict.fromkeys(("swapped_out_bytes", "swapped_in_bytes", "replayed_bytes"), _whole(0)),
     **dict.fromkeys(("step_s", "stall_s", "replay_s"), _number(0)),
-    "overlap": _number(0, 1),
+    "overlap": _or_null(_number(0, 1)),
 }
 _DECIDED: dict[str, _Rule] = {
     "storage": _TEXT,

@@ -144,8 +144,8 @@ class Policy:
     and ``refused`` (names of ops and keys of storages). Values are plain JSON."""
     predicted: dict[str, Any] = field(default_factory=dict)
     """What :func:`~chameleon_lab.policy.simulate` says of it: ``peak_bytes``, ``step_s``, ``stall_s``,
-    ``overlap``, ``swapped_out_bytes``, ``swapped_in_bytes``, ``host_peak_bytes``; where replays were allowed,
-    ``replay_s`` and ``replayed_bytes``. Values are plain JSON."""
+    ``overlap`` (None where nothing is copied), ``swapped_out_bytes``, ``swapped_in_bytes``, ``host_peak_bytes``; where
+    replays were allowed, ``replay_s`` and ``replayed_bytes``. Values are plain JSON."""
     edits: tuple[Edit, ...] = ()
     """The user's layer, in order. The decisions are what the planner made of it, see :attr:`is_current`."""
     findings: tuple[Finding, ...] = field(default=(), compare=False)

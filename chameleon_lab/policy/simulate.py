@@ -17,10 +17,12 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 
 from ..trace import Direction, Stage, StepTrace, Trace
+from ..trace.overlap import exposed_share, hidden_share
 from ..trace.table import Table
 from ..units import format_bytes, format_percent, format_seconds
 from .arguments import checked_capacity, checked_host_capacity, checked_link
@@ -63,6 +65,12 @@ class Waits(Table):
     storage: np.ndarray  # int64: row of StepTrace.storages
     cause: np.ndarray  # uint8: index into StallCause, in the order of its declaration
     duration_s: np.ndarray  # float64
+    after_replays: np.ndarray  # bool: does it come after the replays before its op, or before them?
+
+    @property
+    def direction(self) -> np.ndarray:
+        """uint8 (waits,): Direction of the copy that is waited for."""
+        return np.where(self.cause == _SWAP_OUT_WAIT, Direction.OUT, Direction.IN).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,8 @@ class Prediction:
     """When the link does what. Where steps alternate, in the last of them."""
     replay_op_s: np.ndarray
     """float64 (ops,): time of the replays right before each op."""
+    unstalled_s: np.ndarray
+    """float64 (ops+1,): when each op's replays, then the op, would begin were there no stalls; then the step's end."""
     replay_s: float = 0.0
     """Time of the replays of what was dropped."""
     replayed_bytes: int = 0
@@ -157,12 +167,26 @@ class Prediction:
         """What the policy costs, stalls and replays, as a share of the compute time."""
         return self.stall_share + self.replay_share
 
-    @property
-    def overlap(self) -> float:
-        """Share of the transfer time hidden behind compute, 0 to 1; 1 if nothing is transferred."""
-        if self.transfer_s == 0.0:
-            return 1.0
-        return min(max(1.0 - self.stall_s / self.transfer_s, 0.0), 1.0)
+    @cached_property
+    def wait_start_s(self) -> np.ndarray:
+        """float64 (waits,): when each begins, in seconds from the step's start on, stalls and replays counted in."""
+        waits = self.waits
+        begin_s = self.unstalled_s[waits.op] + self.replay_op_s[waits.op] * waits.after_replays
+        return begin_s + np.cumsum(waits.duration_s) - waits.duration_s
+
+    @cached_property
+    def overlap(self) -> float | None:
+        """Share of the copies' time in which compute does not wait for their direction, 0 to 1, as
+        :mod:`chameleon_lab.trace.overlap` says it of recorded steps; None where no copy takes any time.
+
+        As in a recorded step, copies are those that it issues, and waits those of its own ops.
+        """
+        copies, waits, begin_s = self.copies, self.waits, self.wait_start_s
+        end_s = begin_s + waits.duration_s
+        exposed = exposed_share(
+            copies.direction, copies.start_s, copies.end_s, waits.direction, begin_s, end_s
+        )
+        return hidden_share(exposed, copies.end_s - copies.start_s)
 
     @property
     def fits(self) -> bool:
@@ -333,7 +357,7 @@ def simulate_swaps(
     needs_copy = swaps.needs_copy(memory, kept)
     out_s, in_s = link.out_s(size) * needs_copy, link.in_s(size) * swaps.returns
     clock = _Clock(swaps, early, needs_copy, out_s, in_s, op_times, replay_s)
-    op, swap, cause, duration_s = clock.run()
+    op, swap, cause, duration_s, after_replays = clock.run()
     stall_op_s = np.bincount(op, weights=duration_s, minlength=memory.ops)
     resident = memory.live_bytes - memory.away_bytes(swaps.storage, swaps.free_op, swaps.in_op)
     stall_s = float(duration_s.sum())
@@ -347,9 +371,10 @@ def simulate_swaps(
         swapped_in_bytes=int(size[swaps.returns].sum()),
         resident_bytes=resident,
         stall_op_s=stall_op_s,
-        waits=Waits(op, memory.row[swaps.storage[swap]], cause.astype(np.uint8), duration_s),
+        waits=Waits(op, memory.row[swaps.storage[swap]], cause.astype(np.uint8), duration_s, after_replays),
         copies=_copies(memory, swaps, clock, needs_copy, out_s, in_s),
         replay_op_s=replay_s,
+        unstalled_s=clock.starts_s,
         replay_s=float(replay_s.sum()),
         replayed_bytes=replayed_bytes,
         host_peak_bytes=host_peak_bytes,
@@ -381,6 +406,7 @@ class _Clock:
         starts = np.concatenate([[0.0], np.cumsum(op_times + replay_s)])
         self.starts: list[float] = starts.tolist()
         self.op_starts: list[float] = (starts[:-1] + replay_s).tolist()
+        self.early, self.starts_s = early, starts
         self.copies: list[bool] = needs_copy.tolist()
         self.out_s: list[float] = out_s.tolist()
         self.in_s: list[float] = in_s.tolist()
@@ -396,8 +422,8 @@ class _Clock:
         # What differs by less is the same.
         self.least_s = 1e-9 * (self.starts[-1] + float(out_s.sum() + in_s.sum()))
 
-    def run(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The waits of a step once steps repeat: op, swap, cause and seconds."""
+    def run(self) -> tuple[np.ndarray, ...]:
+        """The waits of a step once steps repeat: op, swap, cause, seconds, and whether after the op's replays."""
         waits: list[list[tuple[int, int, int, float]]] = []
         states: list[np.ndarray] = []
         slacks: list[np.ndarray] = []
@@ -416,10 +442,14 @@ class _Clock:
             if len(states) > 2:
                 self._skip_ahead(states, slacks)
         table = np.array([wait for step in waits[-cycle:] for wait in step]).reshape(-1, 4)
-        if cycle > 1:
-            table = table[np.lexsort((table[:, 1], table[:, 2], table[:, 0]))]
         op, swap, cause = table[:, :3].astype(np.int64).T
-        return op, swap, cause, table[:, 3] / cycle
+        duration_s = table[:, 3] / cycle
+        after_replays = (cause != _SWAP_OUT_WAIT) & ~self.early[swap]
+        if cycle > 1:
+            order = np.lexsort((swap, cause, after_replays, op))
+            columns = (op, swap, cause, duration_s, after_replays)
+            op, swap, cause, duration_s, after_replays = (column[order] for column in columns)
+        return op, swap, cause, duration_s, after_replays
 
     def _step(self) -> list[tuple[int, int, int, float]]:
         starts, op_starts, copies, out_s, in_s = (

@@ -12,7 +12,8 @@ import numpy as np
 from ..errors import BelowFloorError
 from ..progress import bar, tick
 from ..trace import StepTrace, Trace
-from ..units import format_bytes, format_percent, format_seconds, parse_fraction
+from ..trace.overlap import DEFINITION
+from ..units import NOTHING, format_bytes, format_percent, format_seconds, parse_fraction
 from .arguments import checked_capacity, checked_host_capacity, checked_link, checked_min_swap
 from .edits import Edit, EditAction
 from .generate import plan, refused_of, replay_class_of
@@ -38,7 +39,8 @@ class SweepPoint:
     capacity_bytes: int
     step_s: float
     stall_s: float
-    overlap: float
+    overlap: float | None
+    """See :attr:`~chameleon_lab.policy.simulate.Prediction.overlap`; None where nothing is copied."""
     swapped_out_bytes: int
     swapped_in_bytes: int
     replay_s: float = 0.0
@@ -112,6 +114,7 @@ class Sweep:
                 else ""
             ),
             f"The step is within {format_percent(self.within, 0)} of uncapped {found}.",
+            f"Overlap: {DEFINITION}.",
         ]
 
     def _cells(self) -> list[tuple[str, ...]]:
@@ -125,7 +128,7 @@ class Sweep:
             if not point.feasible:
                 below = point.capacity_bytes < self.floor.bytes
                 why = "below the floor" if below else "too little host memory"
-                rows.append((*head, "-", "-", "-", "-", "-", "-", "-", why))
+                rows.append((*head, *[NOTHING] * 7, why))
                 continue
             stall, replays = (
                 format_percent(seconds / self.compute_s) if self.compute_s else format_seconds(seconds)
@@ -196,7 +199,7 @@ def sweep(
         )
 
     def point(capacity: int) -> SweepPoint:
-        nothing = SweepPoint(capacity, math.inf, math.inf, 0.0, 0, 0)
+        nothing = SweepPoint(capacity, math.inf, math.inf, None, 0, 0)
         if capacity < lowest.bytes:
             return nothing
         try:

@@ -6,12 +6,14 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from placements import every_choice, swaps_of
 from synthetic import StepBuilder, random_calls_step, random_step
 
 from chameleon_lab.errors import EditsUnreachableError
+from chameleon_lab.lab.predicted import predicted_step
 from chameleon_lab.policy import Edit, EditAction, Link, Policy, lower_bound, plan, simulate
 from chameleon_lab.policy.memory import LEAST_SWAP_BYTES, StepMemory, step_memory, step_op_times
 from chameleon_lab.policy.model import Action
@@ -19,6 +21,7 @@ from chameleon_lab.policy.program import DROP, FREE, REPLAY, SWAP_IN, SWAP_OUT, 
 from chameleon_lab.policy.replay import CHAIN, Replayable
 from chameleon_lab.policy.simulate import simulate_swaps
 from chameleon_lab.trace import Category, StepTrace
+from chameleon_lab.trace.overlap import overlap_of
 from chameleon_lab.trace.replay_ops import REPLAY_CLASS
 
 LINKS = [Link(None, None), Link(1e9, 1e9), Link(1e6, 3e6)]
@@ -201,6 +204,8 @@ def test_mixed_plan_fits_and_gives_the_same_values(
     machine.run()
     prediction = simulate(step, policy, op_times=times)
     assert machine.bytes.max() <= capacity and prediction.fits
+    drawn = overlap_of(predicted_step(policy, step, times))
+    assert prediction.overlap == (None if drawn is None else pytest.approx(drawn, abs=1e-6))
     assert (machine.bytes <= prediction.resident_bytes).all()
     assert machine.replayed == prediction.replayed_bytes == sum(drop.bytes for drop in policy.drops)
     alone = simulate(step, plan(step, capacity, link, op_times=times), op_times=times)

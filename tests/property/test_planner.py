@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from synthetic import random_step
 
 from chameleon_lab.errors import BelowFloorError
+from chameleon_lab.lab.predicted import predicted_step
 from chameleon_lab.policy import Link, Policy, floor, lower_bound, plan, simulate
-from chameleon_lab.policy.memory import LEAST_SWAP_BYTES, StepMemory, Swaps, step_memory
+from chameleon_lab.policy.memory import LEAST_SWAP_BYTES, StepMemory, Swaps, step_memory, step_op_times
 from chameleon_lab.policy.program import FREE, SWAP_IN, Program, compile_program
 from chameleon_lab.policy.range_max import RangeMax
 from chameleon_lab.policy.simulate import simulate_swaps
 from chameleon_lab.trace import StepTrace, Trace
+from chameleon_lab.trace.overlap import overlap_of
 
 LINKS = [Link(None, None), Link(1e9, 1e9), Link(1e6, 3e6), Link(2e7, None)]
 
@@ -92,7 +94,9 @@ def test_plan_fits_and_restores_before_use(step: StepTrace, share: float, link: 
     prediction = simulate(step, policy)
     np.testing.assert_array_equal(prediction.resident_bytes, resident)
     assert prediction.fits
-    assert prediction.stall_s >= 0 and 0 <= prediction.overlap <= 1
+    assert prediction.stall_s >= 0
+    drawn = overlap_of(predicted_step(policy, step, step_op_times(step)))
+    assert prediction.overlap == (None if drawn is None else pytest.approx(drawn, abs=1e-6))
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,10 +1,13 @@
 """A draft drawn as a step: its columns say what the simulator says."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from synthetic import dropped_step, gpt_step
 
 from chameleon_lab.lab import views
+from chameleon_lab.lab.compare import predicted_side
 from chameleon_lab.lab.figures import resident_by_category
 from chameleon_lab.lab.predicted import predicted_step
 from chameleon_lab.lab.scene import Scene
@@ -12,6 +15,7 @@ from chameleon_lab.policy import Link, plan, simulate
 from chameleon_lab.policy.memory import step_op_times
 from chameleon_lab.trace import Direction
 from chameleon_lab.trace.check import check_step
+from chameleon_lab.trace.overlap import overlap_of
 
 STEP = gpt_step(layers=6)
 TIMES = step_op_times(STEP)
@@ -49,12 +53,36 @@ def test_a_predicted_step_takes_moves_waits_and_replays_what_was_predicted(link,
     waits, moved = step.stalls, step.transfers
     ends = waits.start_s + waits.duration_s
     assert (ends <= (step.ops.start_s + step.ops.duration_s)[waits.op] + 1e-9).all()
-    if not rematerialise:  # no op runs before the copy that it waits for has ended, and then at once
-        for row, way, end in zip(
-            waits.storage.tolist(), waits.direction.tolist(), ends.tolist(), strict=True
-        ):
-            own = (moved.storage == row) & (moved.direction == way)
-            assert np.abs(moved.end_s[own] - end).min() < 1e-9
+    # Nothing runs before the copy that it waits for has ended, and then at once.
+    for row, way, end in zip(waits.storage.tolist(), waits.direction.tolist(), ends.tolist(), strict=True):
+        own = (moved.storage == row) & (moved.direction == way)
+        assert np.abs(moved.end_s[own] - end).min() < 1e-9
+    again = step.replays
+    for start, end in zip(again.start_s.tolist(), (again.start_s + again.duration_s).tolist(), strict=True):
+        assert not ((waits.start_s < end - 1e-9) & (ends > start + 1e-9)).any(), "it replays, or it waits"
+
+
+@pytest.mark.parametrize("rematerialise", [False, True])
+@pytest.mark.parametrize("recorded", [STEP, dropped_step(layers=6)[0]], ids=["gpt", "mixed"])
+def test_the_overlap_that_is_predicted_is_that_of_the_step_that_is_drawn(recorded, rematerialise):
+    times, seen = step_op_times(recorded), set()
+    for link, share in product((2e8, 5e8, 1e9, 4e9, None), (0.5, 0.6, 0.8, 1.0)):
+        capacity = int(share * recorded.live_peak_bytes)
+        policy = plan(recorded, capacity, Link(link, link), op_times=times, rematerialise=rematerialise)
+        found, drawn = simulate(recorded, policy, op_times=times), predicted_step(policy, recorded, times)
+        others = (
+            overlap_of(drawn),
+            views.describe(Scene([drawn], {}))["overlap"],
+            policy.predicted["overlap"],
+            predicted_side(policy, recorded).figures["overlap"],
+        )
+        seen.add(found.overlap)
+        if found.overlap is None:
+            assert found.transfer_s == 0.0 and others == (None,) * 4
+        else:
+            assert found.transfer_s > 0.0 and others == pytest.approx([found.overlap] * 4, abs=1e-9)
+            assert found.stall_s > 0.0 or found.overlap == 1.0
+    assert None in seen and 1.0 in seen and len(seen) > 4
 
 
 @pytest.mark.parametrize("rematerialise", [False, True])

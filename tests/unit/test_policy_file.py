@@ -61,6 +61,16 @@ def test_saved_files_obey_the_published_schema(policy: Policy, tmp_path: Path) -
     VALIDATOR.validate(json.loads((tmp_path / "policy.json").read_text(encoding="utf-8")))
 
 
+@pytest.mark.parametrize("overlap", [None, 1.0, 0.5])
+def test_an_overlap_may_be_null_and_older_files_have_one_of_nothing(overlap: float | None) -> None:
+    data = json.loads(POLICY.to_json())
+    data["predicted"]["overlap"] = overlap
+    VALIDATOR.validate(data)
+    read = Policy.from_json(json.dumps(data))
+    assert read.predicted["overlap"] == overlap
+    assert Policy.from_json(read.to_json()).predicted == read.predicted
+
+
 def test_the_schema_in_the_docs_is_that_of_the_package() -> None:
     docs = PACKAGE.parent / "docs" / "policy.schema.json"
     assert json.loads(docs.read_text()) == SCHEMA
@@ -134,6 +144,7 @@ def test_a_bad_decision_is_named_with_its_own_line() -> None:
         ("assumed.without_edits.link", {"out_bytes_per_s": -1, "in_bytes_per_s": None}),
         ("predicted.stall_s", True),
         ("predicted.overlap", 2),
+        ("predicted.overlap", "none"),
         ("predicted.peak_bytes", 1.5),
         ("edits.1.gap", 10**30),
         ("edits.2.min_bytes", 10**30),

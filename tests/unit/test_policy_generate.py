@@ -79,7 +79,7 @@ def test_peak_needs_no_decisions() -> None:
     policy = plan(step, step.live_peak_bytes, FAST)
     assert policy.decisions == ()
     assert policy.predicted["peak_bytes"] == step.live_peak_bytes
-    assert policy.predicted["overlap"] == 1.0
+    assert policy.predicted["overlap"] is None
 
 
 def test_below_the_floor_names_op_bytes_and_way_out() -> None:

@@ -36,7 +36,8 @@ def policy_of(*decisions: Decision, out_s: float | None = None, in_s: float | No
 
 def test_no_decisions_change_nothing() -> None:
     prediction = simulate(two_uses(), policy_of())
-    assert (prediction.step_s, prediction.stall_s, prediction.overlap) == (10.0, 0.0, 1.0)
+    assert (prediction.step_s, prediction.stall_s, prediction.overlap) == (10.0, 0.0, None)
+    assert "overlap –, out 0 B, in 0 B" in str(prediction)
     assert prediction.resident_bytes.tolist() == [BIG] * 10
     assert prediction.swapped_out_bytes == prediction.swapped_in_bytes == 0
 
@@ -62,6 +63,20 @@ def test_late_swap_in_waits_at_the_use() -> None:
     prediction = simulate(two_uses(), policy_of(swap(0, 1, 3, 7, 8), in_s=3.0))
     assert prediction.stall_by_cause[StallCause.PREFETCH] == pytest.approx(2.0)
     assert prediction.stall_op_s.tolist() == pytest.approx([0.0] * 8 + [2.0, 0.0])
+
+
+def test_a_wait_counts_against_the_copies_of_its_direction_that_run_meanwhile() -> None:
+    prediction = simulate(two_uses(), policy_of(swap(0, 1, 3, 5, 8), out_s=3.5, in_s=0.5))
+    assert prediction.wait_start_s.tolist() == pytest.approx([3.0])
+    assert prediction.overlap == pytest.approx(1 - 2.5 / 4.0), "nothing waits for the copy back"
+
+
+def test_a_copy_counts_in_the_step_that_issues_it_and_a_wait_in_its_own_as_in_recorded_steps() -> None:
+    decisions = [swap(0, 1, 3, 5, 8), swap(1, 8, 10, 11, 11)]  # the second is out from 9 to 12.5 of each step
+    prediction = simulate(two_uses(), policy_of(*decisions, out_s=3.5))
+    assert prediction.swapped_out_bytes == BIG and prediction.stall_op_s[0] == pytest.approx(2.5)
+    assert prediction.copies.end_s[0] == pytest.approx(prediction.step_s + 2.5)
+    assert prediction.overlap == 1.0
 
 
 def test_gap_over_the_end_of_the_step_is_simulated() -> None:

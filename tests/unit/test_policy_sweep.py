@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import html
+
 import pytest
 from synthetic import gpt_step
 
 import chameleon_lab as cl
+from chameleon_lab.cli.sweep import sweep_values
 from chameleon_lab.policy import Link, floor, plan, simulate, sweep
+from chameleon_lab.trace.overlap import DEFINITION
 
 STEP = gpt_step(layers=6, size=1 << 20, tokens=4)
 LINK = Link(1e9, 1e9)
@@ -48,6 +52,17 @@ def test_below_the_floor_it_says_so() -> None:
     found = sweep(STEP, [lowest - 1, lowest], LINK)
     assert [point.feasible for point in found.points] == [False, True]
     assert str(found).count("below the floor") == 1 and "below the floor" in found._repr_html_()
+
+
+def test_where_nothing_is_copied_there_is_no_overlap() -> None:
+    lowest = floor(STEP).bytes
+    found = sweep(STEP, [lowest - 1, lowest, STEP.live_peak_bytes], LINK)
+    below, low, whole = found.points
+    assert (below.overlap, whole.overlap) == (None, None) and 0.0 < low.overlap < 1.0
+    assert " ".join(str(found).splitlines()[-1].split()).endswith("0.0 % 0.0 % – 0 B 0 B 0 B knee")
+    assert DEFINITION in str(found) and html.escape(DEFINITION) in found._repr_html_()
+    values = sweep_values(found)["points"]
+    assert [point["overlap"] for point in values] == [None, low.overlap, None]
 
 
 def test_reads_well() -> None:

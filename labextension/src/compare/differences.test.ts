@@ -50,6 +50,11 @@ test('replays are told where one of them has any', () => {
   expect(row({ replay_s: 0.001 }, 'Replays')).toMatchObject({ a: '0', verdict: 'worse' });
 });
 
+test('of what was not copied there is no overlap to tell, and none to judge', () => {
+  const still = row({ overlap: null }, 'Overlap');
+  expect(still).toEqual({ name: 'Overlap', a: '90.0 %', b: '–', apart: '', verdict: '' });
+});
+
 test('what one of them does not have is none', () => {
   expect(row({ capacity_bytes: MIB }, 'Capacity')).toMatchObject({ a: 'none', apart: '' });
   expect(row({ stall_prefetch_s: 0.001 }, '· late prefetches')).toMatchObject({

@@ -1,6 +1,6 @@
 // The figures of two sides and what lies between them, in words; and which way is the better one.
 
-import { formatBytes, formatCount, formatPercent, formatSeconds } from '../format';
+import { formatBytes, formatCount, formatPercent, formatSeconds, NOTHING } from '../format';
 import type { IComparison, ISideDecision, ISideFigures } from '../protocol';
 
 type Kind = 'bytes' | 'seconds' | 'share' | 'count';
@@ -54,7 +54,9 @@ export function figureRows(a: ISideFigures, b: ISideFigures): IFigureRow[] {
   const told = FIGURES.filter(([, key]) => !OPTIONAL.has(key) || a[key] || b[key]);
   return told.map(([name, key, kind, better]) => {
     const [x, y] = [a[key], b[key]];
-    const write = (value: number | null) => (value === null ? 'none' : WRITE[kind](value));
+    // A capacity that nobody set is none; a share of nothing is no figure.
+    const write = (value: number | null) =>
+      value === null ? (kind === 'share' ? NOTHING : 'none') : WRITE[kind](value);
     const row: IFigureRow = { name, a: write(x), b: write(y), apart: '', verdict: '' };
     if (x === null || y === null || x === y) {
       return row;
