@@ -92,8 +92,8 @@ def test_where_no_step_is_found_the_report_says_what_to_call() -> None:
         assert "current_session().step()" not in str(session.report())
 
 
-def test_lbfgs_settles() -> None:
-    """The closure is evaluated a few times a step, and the history grows at first: then one plan is followed."""
+def lbfgs(capacity: str) -> cl.Session:
+    """Its closure is evaluated a few times a step, and its history of directions grows at first, and then moves on."""
     torch.manual_seed(0)
     network = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(64, 64), nn.Tanh())))
     x, y = torch.randn(256, 64), torch.randn(256, 64)
@@ -104,18 +104,33 @@ def test_lbfgs_settles() -> None:
         loss.backward()
         return loss
 
-    with cl.Session("1MiB", device="cpu") as session:
+    with cl.Session(capacity, device="cpu") as session:
         optimizer = torch.optim.LBFGS(
             network.parameters(), max_iter=4, history_size=5, line_search_fn="strong_wolfe"
         )
         for _ in range(24):
             optimizer.step(closure)
             session._plans.wait()
+    return session
+
+
+def test_lbfgs_settles() -> None:
+    """Then one plan is followed."""
+    session = lbfgs("1MiB")
     newest = session.history[-1]
     assert newest.match_rate > 0.95
     assert {step.plan for step in session.history[-3:]} == {newest.plan}
     report = session.report()
     assert report.lacking is None and report.stage == "Stable"
     assert report.planning_s > 0 and "of a core" in str(report)
-    if report.evictions:  # the history of directions moves on: its storages change places
-        assert report.unserved and "Unserved" in str(report)
+
+
+@pytest.mark.parametrize("capacity", ["900KiB", "600KiB"])
+def test_what_no_plan_can_foresee_is_named(capacity: str) -> None:
+    """Storages of a history that moves on change places from step to step: what a plan knows of is another one then."""
+    session = lbfgs(capacity)
+    report = session.report()
+    assert all(step.evictions > 10 for step in session.history[-3:]) and report.lacking is None
+    assert report.unserved is not None
+    assert "plans for the same ops" in report.unserved or "evicted beside the plan" in report.unserved
+    assert f"Unserved        in part                  {report.unserved}" in str(report)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 sys.path.insert(0, str(Path(__file__).parent))
 import runner
@@ -53,6 +54,32 @@ def test_exports_in_the_middle_leave_all_as_movable_as_before() -> None:
         pytest.skip(f"exports needs {', '.join(lacking)}")
     report = runner.recorded("exports", runner.STEPS).report
     assert report is not None and (report.escaped_storages, report.escaped_bytes) == (0, 0)
+
+
+def test_a_loop_whose_every_step_is_another_names_the_cause_of_its_evictions(tmp_path: Path) -> None:
+    """Of every step that the first plan was there for, and that evicted more than a little."""
+    without = runner.recorded("packed_lstm", runner.STEPS).report
+    assert without is not None
+    reports: list[cl.Report] = []
+    with cl.Session(without.peak_bytes // 3, device="cpu", link=runner.LINK) as session:
+
+        def look(*_: object) -> None:  # in the middle of a step, at the one before it
+            session._plans.wait()
+            reports.append(session.report())
+
+        hook = register_optimizer_step_pre_hook(look)
+        try:
+            runner.module_of("packed_lstm").run(tmp_path, 14)
+        finally:
+            hook.remove()
+    served = [report for report in reports if report.steps > 2]
+    evicting = [report for report in served if report.evicted_bytes > 0.05 * session.capacity_bytes]
+    assert len(evicting) > len(served) // 2, "it evicts too little to show anything"
+    for report in evicting:
+        cause = report.lacking or report.unserved
+        assert cause and cause in str(report), (
+            f"step {report.steps}: {report.evictions} evictions, and no cause"
+        )
 
 
 def test_the_table_names_the_op_that_sets_the_floor() -> None:
