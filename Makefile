@@ -53,7 +53,7 @@ lab: build ## start JupyterLab with the tutorials
 	$(say) "Starting JupyterLab in tutorials/"
 	@cd tutorials && jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root)
 
-bench: build ## measure the main job, replays, the recorder, changing ops and small programs (four hours), and write build/bench/*.json
+bench: build apart ## measure the main job, replays, the recorder, changing ops and small programs (four hours), and write build/bench/*.json
 	$(say) "Measuring the main job"
 	@python -m benchmarks.main_job --json build/bench/main_job.json
 	$(say) "Measuring swaps and replays, mixed, beside checkpointing"

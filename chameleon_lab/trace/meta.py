@@ -70,7 +70,7 @@ def trace_meta(
         device: a name in :data:`~chameleon_lab.trace.roofline.DEVICES`, or a
             :class:`~chameleon_lab.trace.roofline.Roofline` of your own.
         steps: how many steps to trace, at least 2: in the first one the optimizer's states are only made.
-        capacity: what list ops of optimizers are split for, written as for :class:`~chameleon_lab.Session`: a fraction
+        capacity: what list ops are split for, written as for :class:`~chameleon_lab.Session`: a fraction
             is of the device's memory. None: all of it.
         split_optimizer: False leaves them whole.
         stand_ins: by op name, such as ``"aten::nonzero"``: a function that is called with the op's arguments in its
