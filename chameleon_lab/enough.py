@@ -46,12 +46,15 @@ def named(failure: core.Failure, cut: StepTrace, steps: Sequence[StepTrace], giv
         steps: whole ones of this session.
         given: the step that the session's policy was made for, of another process.
     """
-    end, known = min(failure["ops"], len(cut.ops)), []
+    end, request_bytes, known = min(failure["ops"], len(cut.ops)), failure["request_bytes"], []
     for begin in {0, failure["since"]}:  # a loop that catches the error may begin its step anew
         ours = np.arange(begin, end)
-        known += [step for step in steps if _begins_as(step, np.arange(len(step.ops)), cut, ours)]
+        known += [
+            step for step in steps if _begins_as(step, np.arange(len(step.ops)), cut, ours, request_bytes)
+        ]
         models = model_ops(cut)
-        if given is not None and _begins_as(given, model_ops(given), cut, models[np.isin(models, ours)]):
+        begun = models[np.isin(models, ours)]
+        if given is not None and _begins_as(given, model_ops(given), cut, begun, request_bytes):
             known.append(given)
     lowest = highest_floor([_kept_here(step, cut) for step in known])
     if lowest is None:
@@ -71,15 +74,29 @@ def typed(size: int) -> str:
     return format_bytes(size).replace(" ", "")
 
 
-def _begins_as(whole: StepTrace, its: np.ndarray, cut: StepTrace, ours: np.ndarray) -> bool:
-    """Are the ops of a step that was cut off the first ones of a whole one, and made storages of the same size?"""
+def _begins_as(
+    whole: StepTrace, its: np.ndarray, cut: StepTrace, ours: np.ndarray, request_bytes: int
+) -> bool:
+    """Are the ops of a step that was cut off the first ones of a whole one, and made storages of the same size?
+
+    The last of them has not made all of its own: there, the request that failed must be one that the whole step knows.
+    """
     count = len(ours)
     if not count or count > len(its) or whole.truncated_ops or cut.truncated_ops:
         return False
     if (whole.ops.token[its[:count]] != cut.ops.token[ours]).any():
         return False
-    done = ours[:-1]  # the last one has not made all of its own
-    return bool((_born_bytes(whole)[its[: count - 1]] == _born_bytes(cut)[done]).all())
+    if request_bytes > _most_asked_bytes(whole, int(its[count - 1])):
+        return False
+    return bool((_born_bytes(whole)[its[: count - 1]] == _born_bytes(cut)[ours[:-1]]).all())
+
+
+def _most_asked_bytes(step: StepTrace, op: int) -> int:
+    """What an op has asked for at once, at most: all that it makes, or one of the storages that it uses."""
+    storages, uses = step.storages, step.uses
+    made = storages.block_bytes[storages.birth_op == op].sum()
+    used = storages.block_bytes[uses.storage[uses.op == op]]
+    return int(max(made, used.max(initial=0)))
 
 
 def _born_bytes(step: StepTrace) -> np.ndarray:

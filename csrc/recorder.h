@@ -166,14 +166,15 @@ struct DepartureRow {
   int32_t plan_to_op;  // the program's op at which the match goes on, or -1
 };
 
-// One step's tables.
 // Counters of a step that its summary shows by these names (`StepSummary` in report.py says what each counts). A new
 // one is a name here and a field there.
-#define CHAMELEON_STEP_COUNTERS(X)                                                                                    \
-  X(evictions)                                                                                                        \
-  X(evicted_bytes) X(demand_swap_ins) X(late_prefetches) X(dropped_triggers) X(drops) X(dropped_bytes) X(matched_ops) \
-      X(due_bytes) X(fired_bytes) X(useless_bytes)
+// clang-format off
+#define CHAMELEON_STEP_COUNTERS(X) \
+  X(evictions) X(evicted_bytes) X(demand_swap_ins) X(late_prefetches) X(dropped_triggers) \
+  X(drops) X(dropped_bytes) X(matched_ops) X(due_bytes) X(fired_bytes) X(useless_bytes)
+// clang-format on
 
+// One step's tables.
 struct StepLog {
   int64_t index = 0;
   Ticks start_ticks = 0;

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <sstream>
 #include <string>
@@ -16,20 +17,27 @@
 
 namespace chameleon {
 
-std::string human(size_t bytes) {
-  std::ostringstream text;
-  text.precision(3);
-  if (bytes >= size_t{1} << 30) {
-    text << static_cast<double>(bytes) / (1 << 30) << " GiB";
-  } else if (bytes >= size_t{1} << 20) {
-    text << static_cast<double>(bytes) / (1 << 20) << " MiB";
-  } else if (bytes >= size_t{1} << 10) {
-    text << static_cast<double>(bytes) / (1 << 10) << " KiB";
-  } else {
-    text << bytes << " B";
+namespace {
+constexpr int kDigits = 3;
+
+std::string in_units(size_t bytes, bool rounded_up) {
+  constexpr const char* kUnits[] = {" B", " KiB", " MiB", " GiB"};
+  size_t unit = 0;
+  auto value = static_cast<double>(bytes);
+  for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
+  if (rounded_up && value > 0) {
+    const double last_digit = std::pow(10.0, std::floor(std::log10(value)) + 1 - kDigits);
+    value = std::ceil(value / last_digit) * last_digit;
   }
+  std::ostringstream text;
+  text.precision(value >= 1000 ? kDigits + 1 : kDigits);
+  text << value << kUnits[unit];
   return text.str();
 }
+}  // namespace
+
+std::string human(size_t bytes) { return in_units(bytes, false); }
+std::string human_enough(size_t bytes) { return in_units(bytes, true); }
 
 std::string message_of(const std::exception& error) {
   const auto* from_torch = dynamic_cast<const c10::Error*>(&error);

@@ -293,7 +293,7 @@ class Runtime {
   void take_over(Storage& storage, const at::Tensor& made, ThreadState& thread);
   Refusal drop_bytes(Storage& storage, bool note = true);  // note: in the trace, if it is declined
   void free_ghost(Storage& ghost);
-  void follow_replays(const Storage& storage, int lane, bool writes);
+  void follow_replays(const Storage& storage, int lane, bool writes, Order made = Order::Replayed);
   void host_follows(const Storage& storage);
   c10::DataPtr allocate_kept(size_t bytes);
   bool accumulates(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);

@@ -17,6 +17,7 @@ namespace chameleon {
 inline constexpr int32_t kBeforeFirstOp = 1 << 16;
 
 std::string human(size_t bytes);                      // "93.4 MiB"
+std::string human_enough(size_t bytes);               // the same, never less than it is
 std::string message_of(const std::exception& error);  // without torch's stack of C++ frames
 
 // The core's lock; what was kept while it was held is released after it.

@@ -503,7 +503,7 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
   if (failure.below_floor) {
     const size_t needed = failure.request_bytes + failure.pinned_bytes + failure.unmovable_bytes;
     failure.needs = "Chameleon Lab: the capacity of " + human(failure.capacity_bytes) +
-                    " is below the floor: " + failure.op + " needs " + human(needed) + " at once (" +
+                    " is below the floor: " + failure.op + " needs " + human_enough(needed) + " at once (" +
                     human(failure.request_bytes) + " asked for, " + human(failure.pinned_bytes) +
                     " in use by the op, " + human(failure.unmovable_bytes) + " in storages that cannot leave).";
     failure.advice =

@@ -85,7 +85,7 @@ class Runtime::ReplayInputs {
   void pin(const std::shared_ptr<Value>& value) {
     Storage& storage = *value->storage;
     ++storage.pins;
-    runtime_.follow_replays(storage, lane_, /*writes=*/false);
+    runtime_.follow_replays(storage, lane_, /*writes=*/false, Order::ReplayedBefore);
     storage.replays_read |= lane_bit(lane_);
     storage.lanes |= lane_bit(lane_);
     if (storage.impl) access::disarm(storage);
@@ -188,7 +188,8 @@ Refusal Runtime::drop_bytes(Storage& storage, bool note) {
 // Be resident when this returns. Raises OutOfMemoryError, and what a replayed op raises. Whoever waits here gives up
 // the lock, and other threads may send the storage away again.
 void Runtime::bring_in(Storage& storage, Cause cause, ThreadState& thread, bool host_reads) {
-  for (const int64_t uid = storage.uid; storage.uid == uid && storage.residency != Residency::Resident;) {
+  const int64_t uid = storage.uid;
+  while (storage.uid == uid && storage.residency != Residency::Resident) {
     if (storage.residency == Residency::Dropped) {
       TORCH_CHECK_WITH(OutOfMemoryError, storage.value, kLost);
       rematerialise(storage.value, cause, thread);
@@ -196,9 +197,9 @@ void Runtime::bring_in(Storage& storage, Cause cause, ThreadState& thread, bool 
       const std::string message = note_failure(storage.block_bytes, thread);
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);
     }
-    // Another thread may have made it, along another lane.
-    if (storage.uid == uid) follow_replays(storage, device_->lane(), /*writes=*/false);
   }
+  // Another thread may have made it, along another lane: before its turn came, too.
+  if (storage.uid == uid) follow_replays(storage, device_->lane(), /*writes=*/false, Order::ReplayedMeanwhile);
 }
 
 // Before the DataPtr of a storage that nobody here holds is replaced. False: look again; its last tensor was going, on
@@ -340,8 +341,8 @@ void Runtime::take_over(Storage& storage, const at::Tensor& made, ThreadState& t
 
 // The program orders an op behind the one that made its input, and a write behind those that read what it overwrites.
 // It knows nothing of replays.
-void Runtime::follow_replays(const Storage& storage, int lane, bool writes) {
-  if (C10_UNLIKELY(storage.made_by)) device_->join(lane, storage.made_by, Order::Replayed);
+void Runtime::follow_replays(const Storage& storage, int lane, bool writes, Order made) {
+  if (C10_UNLIKELY(storage.made_by)) device_->join(lane, storage.made_by, made);
   if (C10_UNLIKELY(writes && storage.replays_read)) device_->join(lane, storage.replays_read, Order::ReplayRead);
 }
 

@@ -53,8 +53,10 @@ enum class Effort : uint8_t {
 // - device_allocs: of memory from the GPU
 // - device_frees: back to the GPU; each keeps the host waiting for it
 // - device_syncs: of all streams
+// clang-format off
 #define CHAMELEON_ALLOCATOR_EVENTS(X) \
   X(refusals) X(soft_ooms) X(alloc_retries) X(device_allocs) X(device_frees) X(device_syncs)
+// clang-format on
 struct AllocatorEvents {
 #define CHAMELEON_COUNTER(name) int64_t name = 0;
   CHAMELEON_ALLOCATOR_EVENTS(CHAMELEON_COUNTER)

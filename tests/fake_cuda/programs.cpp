@@ -35,10 +35,17 @@ namespace chameleon {
 namespace {
 
 constexpr const char* kOrderNames[] = {
-    "CopyOut",          "CopyIn",       "FreePoint",       "Arrival",      "ArrivalElsewhere",
-    "BufferReused",     "BlockBack",    "Death",           "UserRecorded", "AdoptedBack",
-    "FirstRun",         "Replayed",     "ReplayRead",      "HandedBack",   "HostRead",
-    "HostReadReplayed", "PointerTaken", "PointerReplayed", "SessionEnds",  "SessionEndsReplayed",
+    "CopyOut",           "CopyIn",
+    "FreePoint",         "Arrival",
+    "ArrivalElsewhere",  "BufferReused",
+    "BlockBack",         "Death",
+    "UserRecorded",      "AdoptedBack",
+    "FirstRun",          "Replayed",
+    "ReplayedMeanwhile", "ReplayedBefore",
+    "ReplayRead",        "HandedBack",
+    "HostRead",          "HostReadReplayed",
+    "PointerTaken",      "PointerReplayed",
+    "SessionEnds",       "SessionEndsReplayed",
     "SessionBegins",
 };
 static_assert(std::size(kOrderNames) == kOrders);

@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_floor import Plain, Recurrent
 from torch import nn
-from training import HANGS_AFTER_S, ConvNet, Gpt, Loop, adamw, child, floor_bytes, sgd, train
+from training import HANGS_AFTER_S, ConvNet, Gpt, Loop, MiB, adamw, child, floor_bytes, sgd, train
 
 import chameleon_lab as cl
 from chameleon_lab.enough import above, typed
@@ -106,6 +106,39 @@ def test_an_error_that_the_loop_catches_names_what_is_enough(name: str) -> None:
     for match in found:
         assert match is not None
         assert attempts(match[1], program) == []
+
+
+def test_a_larger_batch_is_no_step_that_is_known() -> None:
+    """Its first op is that of the steps before, and asks for more than they did."""
+    for asked in (lambda rows: torch.randn(rows, 256), lambda rows: torch.stack([torch.ones(256)] * rows)):
+        model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
+        with pytest.raises(cl.BelowFloorError) as caught, cl.Session("1MiB") as session:
+            for rows in (64, 64, 64, 64, 2048):
+                model(asked(rows)).square().mean().backward()
+                session.step()
+        assert "2 MiB asked for" in str(caught.value) and not NAMED.search(str(caught.value)), str(
+            caught.value
+        )
+        assert "Give a capacity of at least that" in str(caught.value)
+
+
+def test_what_an_op_needs_is_never_rounded_down() -> None:
+    """Who gives the figure that is printed gets past the op, were it only 1 KiB more than a round one."""
+    images = torch.ones(3 * MiB // 4)
+
+    def stopped_at(capacity: str) -> tuple[str, str] | None:
+        try:
+            with cl.Session(capacity, planning=False), torch.no_grad():
+                torch.cat([images[: MiB // 2], images[: MiB // 4 + 256]])
+        except cl.BelowFloorError as error:
+            found = re.search(r"floor: (\S+) needs ([\d.]+ \w+) at once", str(error))
+            assert found, str(error)
+            return found[1], found[2].replace(" ", "")
+        return None
+
+    op, figure = stopped_at("1MiB") or ("", "")
+    assert op == "aten::cat" and figure == "3.01MiB", "3 MiB and 1 KiB"
+    assert stopped_at(figure) is None
 
 
 def test_an_error_in_a_session_that_was_started_by_hand_names_what_is_enough() -> None:
