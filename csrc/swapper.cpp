@@ -287,7 +287,7 @@ bool Swapper::has_room(size_t block_bytes) {
   return true;
 }
 
-// Compute that is given to the lane from here on comes after the copy.
+// Compute that is given to the lane from here on comes after the copy; after one that is done it does anyway.
 void Swapper::wait(Storage& storage, const EventPtr& copy, Direction direction, int lane) {
   if (!copy->done()) {
     recorder_.stalled(storage, direction, storage.moved_by, copy, device_.compute_wait(copy, lane), wanted_room);
@@ -389,7 +389,8 @@ void Swapper::touch(Storage& storage, bool writes) {
   if (writes || !keeps_host_copies) drop_host(storage);
 }
 
-// A copy that nobody wants any more: its memory must not go back before the engine has let go of it.
+// A copy that nobody wants any more: its memory must not go back before the engine has let go of it. Of one that is done
+// it has: whoever writes there next is given to a lane or to a link after that.
 void Swapper::cancel(Storage& storage, EventPtr& copy, Direction direction) {
   if (!copy->done()) {
     copy->cancel();

@@ -22,14 +22,27 @@ EXPANDABLE = 'torch._C._accelerator_setAllocatorSettings("expandable_segments:Tr
 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
-    ("inherited", "setting"),
-    [(False, ""), (True, ""), (False, EXPANDABLE), (False, "fake.set_nvml(False)")],
-    ids=["all memory is ours", "some was taken before", "expandable segments", "NVML does not answer"],
+    ("inherited", "setting", "streams"),
+    [
+        (False, "", 1),
+        (True, "", 1),
+        (False, EXPANDABLE, 1),
+        (False, "fake.set_nvml(False)", 1),
+        (True, "", 3),
+        (False, EXPANDABLE, 3),
+    ],
+    ids=[
+        *("all memory is ours", "some was taken before", "expandable segments", "NVML does not answer"),
+        *("three streams", "expandable segments and three streams"),
+    ],
 )
 def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_helps(
-    inherited: bool, setting: str, seed: int
+    inherited: bool, setting: str, streams: int, seed: int
 ) -> None:
-    """The model: what cannot leave holds its segments; whatever fits beside them has to be given."""
+    """The model: what cannot leave holds its segments; whatever fits beside them has to be given.
+
+    Torch keeps a pool for each stream: what is free in that of another one serves nobody before it is given back.
+    """
     found = on_fake_gpus(f"""
         import random
 
@@ -38,6 +51,7 @@ def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_he
         beyond = 20 * MiB if {setting == EXPANDABLE} else 0
 
         draw = random.Random({seed})
+        streams = [0, *(fake.stream() for _ in range({streams - 1}))]
         KEPT = 40
         counts = dict.fromkeys(["given", "refused", "came back", "left for a workspace", "streams"], 0)
         before = [fake.Workspace(0, 12 * MiB), fake.Workspace(0, 100 * KiB)] if {inherited} else []
@@ -75,6 +89,8 @@ def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_he
             for number in range(1500):
                 what = draw.random()
                 key = draw.choice(list(tensors)) if tensors else None
+                if len(streams) > 1:
+                    fake.use(draw.choice(streams))
                 if what < 0.3 and len(tensors) < KEPT:
                     value, bytes = draw.randrange(256), size()
                     tensor = attempt(bytes, lambda: fake.Tensor(0, bytes, value))
@@ -123,7 +139,11 @@ def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_he
         assert all(tensor.holds(value) for tensor, value, _ in tensors.values())
         assert fake.figures(0)["fraction"] == 0.5
         handed_back = fake.figures(0)["recorded_streams"] - counts["recorded"]
-        assert handed_back == len(moved & tensors.keys()), "each that has moved, along the one stream there is"
+        back = len(moved & tensors.keys())
+        assert handed_back == back if len(streams) == 1 else back <= handed_back <= back * len(streams), (
+            "each that has moved, along every stream that used it"
+        )
+        fake.use(0)
         counts["out of memory"] = fake.figures(0)["retries"]
         tensor = workspace = None
         for some in (tensors, elsewhere, before):
@@ -137,6 +157,36 @@ def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_he
         found
     )
     assert 0 < found["recorded"] <= found["streams"], "record_stream does not reach torch's allocator"
+
+
+@pytest.mark.parametrize("setting", ["", EXPANDABLE], ids=["default", "expandable segments"])
+def test_what_is_free_in_another_stream_s_pool_is_given_back_once(setting: str) -> None:
+    """It has the size that is asked for, and only a flush makes it usable. What follows finds its own stream's."""
+    found = on_fake_gpus(f"""
+        {setting}
+        side = fake.stream()
+        with {SESSION} as session:
+            held = [fake.Tensor(0, 20 * MiB, number) for number in range(2)]
+            fake.use(side)
+            gone = fake.Tensor(0, 20 * MiB, 9)
+            del gone  # its block stays in the side stream's pool
+            fake.use(0)
+            kept = fake.figures(0)["reserved_bytes"] - fake.figures(0)["allocated_bytes"]
+            flushes = []
+            for number in range(8):
+                before = fake.figures(0)["retries"]
+                tensor = fake.Tensor(0, 20 * MiB, number)
+                assert tensor.holds(number)
+                del tensor
+                flushes.append(fake.figures(0)["retries"] - before)
+            here = [tensor.where for tensor in held]
+            assert all(tensor.holds(number) for number, tensor in enumerate(held))
+        del held
+        print(json.dumps({{"kept": kept, "flushes": flushes, "here": here}}))
+    """)
+    assert found["kept"] >= 20 << 20, "there is nothing in the other pool"
+    assert sum(found["flushes"]) == found["flushes"][0] <= 1, found
+    assert found["here"] == ["resident", "resident"], "nothing has to leave for memory that nobody uses"
 
 
 def test_out_of_memory_is_seen_as_such_where_nvml_does_not_answer() -> None:

@@ -190,6 +190,7 @@ bool CudaDevice::hand_over(void*, size_t block_bytes) {
   return true;
 }
 
+// Along the caller's stream, as the op that made `source`: the block is that stream's, and its use comes behind.
 void CudaDevice::copy_now(void* block, const void* source, size_t bytes) {
   const torch_side::Guard guard(index_);
   CHAMELEON_CUDA_CALL(cudaMemcpyAsync, block, source, bytes, cudaMemcpyDefault, torch_side::current_stream(index_));

@@ -48,10 +48,12 @@ bool Mark::done() const {
   return true;
 }
 
+// Where the event has passed there is nothing to wait for: whatever is given to a stream later comes after it.
 void Mark::block(cudaStream_t stream) const {
   if (!done()) CHAMELEON_CUDA_CALL(cudaStreamWaitEvent, stream, event_, 0);
 }
 
+// Once the event has passed, the host reads what was written before it.
 void Mark::wait() const {
   if (!done()) CHAMELEON_CUDA_CALL(cudaEventSynchronize, event_);
 }

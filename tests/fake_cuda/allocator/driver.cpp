@@ -138,6 +138,12 @@ PYBIND11_MODULE(_fake_allocator, m) {
     d["pools"] = f.pools;
     return d;
   });
+  m.def(
+      "stream", [] { return reinterpret_cast<uintptr_t>(fake::make_lane(/*eager=*/true)); },
+      "Its work is done at once: the kernels here are.");
+  m.def(
+      "use", [](uintptr_t stream) { fake::set_current(reinterpret_cast<cudaStream_t>(stream)); },
+      "0: the default one.");
   m.def("segment_bytes", &gpu::segment_bytes);
   m.def("set_total_bytes", &gpu::set_total_bytes);
   m.def("set_others_bytes", &gpu::set_others_bytes);
