@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..policy import Floor, Policy, Sweep, floor, simulate, sweep
-from ..policy.memory import MIN_SWAP_BYTES, newest_step
+from ..policy.memory import MIN_SWAP_BYTES, newest_step, step_op_times
+from ..policy.model import fingerprint
 from ..policy.sweep import POINTS, SweepPoint
 from ..trace import StepTrace, Trace
 from ..units import format_bytes, format_percent, format_seconds
 from .figures import byte_unit, load_plotly, style
 from .palette import INK, INK_2, LINE, LOST, SESSION_STAGES
 from .worded import figure_in_words
+
+_LINE = 16  # pixels of a line under the title
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -22,12 +25,13 @@ if TYPE_CHECKING:
 def policy_sweep_figure(policy: Policy, trace: Trace | StepTrace) -> go.Figure:
     """:func:`sweep_figure` from the floor to the peak of a step, under the conditions of a policy, which is marked.
 
-    Each capacity is planned for as the policy was, with its link, margin, edits and replays, for the op times of the
-    step. A policy that was planned for other op times lies a little above the curve. Raises what
-    :func:`~chameleon_lab.policy.sweep` and :func:`sweep_figure` raise.
+    Each capacity is planned for as the policy was: with its link, margin, reserve, edits and replays, and the op times
+    that it was planned with. So the policy lies on the curve. One from a file, or drawn over other ops, has none: both
+    are then predicted with the op times of the step, and the policy, made for others, may lie above. The figure says
+    which they are. Raises what :func:`~chameleon_lab.policy.sweep` and :func:`sweep_figure` raise.
     """
     load_plotly()  # before the work
-    step = newest_step(trace)
+    step, op_times, clock = _basis(policy, newest_step(trace))
     seen = Trace([step], trace.meta if isinstance(trace, Trace) else {})
     assumed = policy.assumed
     least = int(assumed.get("min_swap_bytes", MIN_SWAP_BYTES))
@@ -38,17 +42,37 @@ def policy_sweep_figure(policy: Policy, trace: Trace | StepTrace) -> go.Figure:
         [*capacities, policy.capacity_bytes],
         policy.link,
         min_swap_bytes=least,
+        op_times=op_times,
         margin=float(assumed.get("margin", 0.0)),
-        edits=policy.edits,
+        reserve_bytes=int(assumed.get("reserve_bytes", 0)),
+        edits=[edit for number, edit in enumerate(policy.edits) if number not in policy.disobeyed],
         rematerialise=int(assumed.get("rematerialise", 0)),
         refused=tuple(assumed.get("refused", ())),
         host_capacity_bytes=policy.host_capacity_bytes,
     )
-    return sweep_figure(found, capacity_bytes=policy.capacity_bytes, step_s=simulate(step, policy).step_s)
+    now_s = simulate(step, policy, op_times=op_times).step_s
+    return sweep_figure(found, capacity_bytes=policy.capacity_bytes, step_s=now_s, clock=clock)
+
+
+def _basis(policy: Policy, step: StepTrace) -> tuple[StepTrace, np.ndarray, str]:
+    """What a policy and its curve are predicted on: a step, its op times, float64 (ops,), and what those are.
+
+    Where ``step`` is like the one that the policy was planned for, that one: what it knows of replays, planning has
+    used too.
+    """
+    own, told = policy.source, policy.op_times
+    if own is not None and told is not None:
+        alike = len(own.ops) == len(step.ops) and own.live_peak_bytes == step.live_peak_bytes
+        if own is step or (alike and fingerprint(own) == fingerprint(step)):
+            return own, told, "the op times that the policy was planned with"
+    times = step_op_times(step)
+    if not step.ops.duration_s.any():
+        return step, times, "every op taking as long, since no op times are known"
+    return step, times, f"op times of step {step.index}"
 
 
 def sweep_figure(
-    found: Sweep, *, capacity_bytes: int | None = None, step_s: float | None = None
+    found: Sweep, *, capacity_bytes: int | None = None, step_s: float | None = None, clock: str = ""
 ) -> go.Figure:
     """The predicted step time at each capacity of a sweep, with the floor and the knee.
 
@@ -56,6 +80,7 @@ def sweep_figure(
         found: what to draw.
         capacity_bytes: the capacity that is used now. None: not marked.
         step_s: predicted seconds of a step there. None: between those of the sweep's points.
+        clock: what op times all of it was predicted with, in words.
 
     Raises:
         MissingPackageError: plotly is not installed.
@@ -128,15 +153,18 @@ def sweep_figure(
     )
     _mark(figure, found.live_peak_bytes / scale, f"Peak {format_bytes(found.live_peak_bytes)}")
     style(figure, "Step time against capacity", height=380, bottom=96)
+    told = [_floor_text(found.floor), *([f"Predicted with {clock}"] if clock else [])]
     figure.update_layout(
-        title_subtitle={"text": _floor_text(found.floor), "font": {"size": 11, "color": INK_2}}
+        title_subtitle={"text": "<br>".join(told), "font": {"size": 11, "color": INK_2}},
+        height=380 + _LINE * (len(told) - 1),
+        margin_t=66 + _LINE * (len(told) - 1),
     )
     right = max(found.live_peak_bytes, capacity_bytes or 0, points[-1].capacity_bytes) / scale
     figure.add_vrect(x0=0, x1=found.floor.bytes / scale, fillcolor=LINE, opacity=0.6, line_width=0)
     figure.update_layout(hovermode="closest")
     figure.update_xaxes(title_text=f"Capacity ({unit})", range=[0, 1.06 * right])
     figure.update_yaxes(tickformat="~s", ticksuffix="s", rangemode="tozero", title_text="Step")
-    return figure_in_words(figure, lambda: str(found))
+    return figure_in_words(figure, lambda: "\n".join([str(found), *told[1:]]))
 
 
 def _hover(point: SweepPoint, found: Sweep) -> str:

@@ -207,6 +207,7 @@ def plan(
         edits=tuple(edits),
         findings=tuple(sorted(findings, key=lambda finding: finding.index)),
         source=step,
+        op_times=times.copy() if told else None,
     )
 
 

@@ -152,6 +152,9 @@ class Policy:
     """What was wrong with the edits when the decisions were made, one entry an edit and fault. Not in the file."""
     source: StepTrace | None = field(default=None, compare=False, repr=False)
     """The step that the decisions were made for. The file holds what binding and planning need of it."""
+    op_times: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """Compute seconds of each op that the decisions were made with, float64 (ops,); None where nobody told any. A
+    session tells the fewest of several steps, which no step alone shows. Not in the file."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "decisions", tuple(self.decisions))
@@ -262,8 +265,9 @@ class Policy:
     def sweep_figure(self, trace: Trace | StepTrace | None = None) -> go.Figure:
         """Step time against capacity, predicted for the policy's link: the floor, the knee, and where this one is.
 
-        ``trace`` as for :meth:`gantt`; with one the op times are true. Raises PolicyError if neither step is there,
-        MissingPackageError without plotly.
+        ``trace`` as for :meth:`gantt`. Curve and policy are on one clock, which the figure names: the op times that the
+        policy was planned with, see :attr:`op_times`; where it has none, or for other ops, those of the step. Raises
+        PolicyError if neither step is there, MissingPackageError without plotly.
         """
         from ..lab.sweep_figure import policy_sweep_figure
 

@@ -159,6 +159,7 @@ def sweep(
     within: float | str = KNEE,
     min_swap_bytes: int | str = MIN_SWAP_BYTES,
     margin: float | str = 0.0,
+    reserve_bytes: int = 0,
     edits: Sequence[Edit] = (),
     rematerialise: bool | int | str | None = None,
     refused: Collection[str] | None = None,
@@ -169,9 +170,9 @@ def sweep(
     Capacities and the link are written as for :func:`~chameleon_lab.policy.plan`. Without capacities, at
     evenly spaced ones from the floor to the step's peak. ``op_times`` as for
     :func:`~chameleon_lab.policy.simulate`; ``within`` is what the knee allows, see :attr:`Sweep.knee`; ``margin``,
-    ``edits`` (those of the capacity and the link aside), ``rematerialise``, ``refused`` and ``host_capacity_bytes`` as
-    for :func:`~chameleon_lab.policy.plan`. A capacity at which the edits cannot be obeyed, or for which the host has
-    too little, is as one below the floor.
+    ``reserve_bytes``, ``edits`` (those of the capacity and the link aside), ``rematerialise``, ``refused`` and
+    ``host_capacity_bytes`` as for :func:`~chameleon_lab.policy.plan`. A capacity at which the edits cannot be obeyed,
+    or for which the host has too little, is as one below the floor.
 
     Raises TraceError if the trace holds no op, or its step has lost some, ValueError if ``capacities`` is empty or
     one of them, ``op_times``, ``within`` or ``rematerialise`` does not fit, TypeError if an argument is something else.
@@ -210,6 +211,7 @@ def sweep(
                 op_times=times,
                 min_swap_bytes=min_swap_bytes,
                 margin=margin,
+                reserve_bytes=reserve_bytes,
                 edits=edits,
                 rematerialise=replay_class,
                 refused=refused,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from synthetic import dropped_step, gpt_step
 
 from chameleon_lab.errors import PolicyError
 from chameleon_lab.lab.packages import MissingPackageError
 from chameleon_lab.lab.sweep_figure import sweep_figure
-from chameleon_lab.policy import Link, Policy, floor, plan, simulate, sweep
+from chameleon_lab.policy import Edit, EditAction, Link, Policy, floor, plan, simulate, sweep
 from chameleon_lab.policy.memory import step_op_times
+from chameleon_lab.policy.obey import plan_obeying
 from chameleon_lab.trace import Trace
 
 MIB = 1 << 20
@@ -56,6 +59,39 @@ def test_the_mark_of_a_policy_that_replays_lies_on_its_curve():
         line, now = drawn(figure, "Step, predicted"), drawn(figure, "Now")
         assert now.y[0] == simulate(step, policy).step_s
         assert dict(zip(line.x, line.y, strict=True))[now.x[0]] == pytest.approx(now.y[0])
+
+
+def test_the_mark_lies_on_the_curve_of_the_op_times_margin_reserve_and_edits_that_it_was_planned_with():
+    times = STEP.ops.duration_s * np.linspace(0.2, 2.0, len(STEP.ops))
+    kept = [decision.storage for decision in POLICY.decisions]
+    edits = [Edit(EditAction.KEEP, kept[0]), *(Edit(EditAction.SWAP, key) for key in kept[1:3])]
+    edits += [Edit(EditAction.KEEP, module="*"), Edit(EditAction.CAPACITY, capacity_bytes=CAPACITY - MIB)]
+    policy, remarks = plan_obeying(
+        STEP, CAPACITY, Link(5e8, 5e8), edits, op_times=times, margin=0.02, reserve_bytes=2 * MIB
+    )
+    assert policy.disobeyed and policy.capacity_bytes == CAPACITY - MIB and remarks
+    other = replace(STEP, index=9, ops=replace(STEP.ops, duration_s=2.0 * STEP.ops.duration_s))
+    for given in (None, STEP, other, Trace([other])):
+        figure = policy.sweep_figure(given)
+        line, now = drawn(figure, "Step, predicted"), drawn(figure, "Now")
+        assert now.y[0] == pytest.approx(policy.predicted["step_s"], rel=1e-12)
+        assert dict(zip(line.x, line.y, strict=True))[now.x[0]] == pytest.approx(now.y[0], rel=1e-12)
+        assert "with the op times that the policy was planned with" in figure.layout.title.subtitle.text
+
+
+def test_for_other_ops_it_takes_their_own_times_and_says_so():
+    policy = plan(STEP, CAPACITY, Link(5e8, 5e8), op_times=STEP.ops.duration_s)
+    other = replace(gpt_step(layers=6), index=7)
+    figure = policy.sweep_figure(other)
+    assert "with op times of step 7" in figure.layout.title.subtitle.text
+    compute_s = float(step_op_times(other).sum())
+    assert drawn(figure, "Without stalls").y[0] == pytest.approx(compute_s)
+
+
+def test_a_capacity_at_which_nothing_moves_has_no_overlap_to_show():
+    figure = POLICY.sweep_figure()
+    hover = drawn(figure, "Step, predicted").hovertext
+    assert "overlap –, 0 B out, 0 B in" in hover[-1] and "overlap –" not in hover[0]
 
 
 def test_it_says_what_the_floor_was_measured_on():
