@@ -389,8 +389,8 @@ void Swapper::touch(Storage& storage, bool writes) {
   if (writes || !keeps_host_copies) drop_host(storage);
 }
 
-// A copy that nobody wants any more: its memory must not go back before the engine has let go of it. Of one that is done
-// it has: whoever writes there next is given to a lane or to a link after that.
+// A copy that nobody wants any more: its memory must not go back before the engine has let go of it. Of one that is
+// done it has: whoever writes there next is given to a lane or to a link after that.
 void Swapper::cancel(Storage& storage, EventPtr& copy, Direction direction) {
   if (!copy->done()) {
     copy->cancel();
