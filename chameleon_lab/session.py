@@ -168,7 +168,7 @@ class Session:
                 "device='cpu', the embedded device"
             )
         self.host_capacity_bytes = parse_host_capacity(host_capacity)
-        self.min_swap_bytes = parse_bytes(min_swap, "min_swap")
+        self.min_swap_bytes = parse_bytes(min_swap, "min_swap", none=True)
         if not isinstance(warmup_steps, int) or warmup_steps < 0:
             raise ValueError(f"warmup_steps must be a number of steps from 0 up, got {warmup_steps!r}")
         self.margin = parse_fraction(margin, "margin")

@@ -32,18 +32,21 @@ _FEWEST_BYTES = 1024
 """A number that is not whole, or a float, is bytes from here up: below, it may be a fraction that went wrong."""
 
 
-def parse_bytes(value: int | float | str, what: str = "size") -> int:
+def parse_bytes(value: int | float | str, what: str = "size", *, none: bool = False) -> int:
     """A number of bytes from a number, or from text such as ``"512MiB"``, ``"1.5 GiB"``, ``"64k"`` or ``"2GB"``.
 
     Args:
         value: the size; ``kb``, ``MB``, ``GB`` count in thousands, ``KiB``, ``k``, ``M``, ``G`` in 1024s. A whole
             number is bytes. A float, or text with a point and no unit, is bytes from 1024 up, and an error below.
         what: how to call it in errors.
+        none: whether 0 is a size, too.
 
     Raises:
         ValueError: the text is no size, or the size is not positive.
         TypeError: it is neither a number of bytes nor a string.
     """
+    if none and _is_none(value):
+        return 0
     if isinstance(value, str):
         return _bytes_of_text(value, what)
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -56,6 +59,13 @@ def parse_bytes(value: int | float | str, what: str = "size") -> int:
                 f'{what} must be a number of bytes or text such as "512MiB", not {value}, which may be a fraction'
             )
     return _checked_bytes(float(min(value, 2**64)), value, what)
+
+
+def _is_none(value: Any) -> bool:
+    if isinstance(value, str):
+        match = _NUMBER.fullmatch(value)
+        return bool(match) and match[2] != "%" and match[1].isdigit() and int(match[1]) == 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and value == 0
 
 
 def _bytes_of_text(text: str, what: str) -> int:
@@ -78,11 +88,16 @@ def _checked_bytes(size: float, value: Any, what: str) -> int:
     return int(size)
 
 
-def parse_fraction(value: float | str, what: str = "fraction") -> float:
+def parse_fraction(value: float | str, what: str = "fraction", *, most: float = 1.0) -> float:
     """A fraction from 0 to 1, from a number or from text: ``0.6``, ``"0.6"`` and ``"60%"`` are the same.
 
+    Args:
+        value: the fraction.
+        what: how to call it in errors.
+        most: the largest one; infinite where it may be any number of times the whole.
+
     Raises:
-        ValueError: the text is no number, or it is not from 0 to 1.
+        ValueError: the text is no number, or it is not from 0 to ``most``.
         TypeError: it is neither a number nor a string.
     """
     if isinstance(value, bool) or not isinstance(value, Real | str):
@@ -94,8 +109,9 @@ def parse_fraction(value: float | str, what: str = "fraction") -> float:
         fraction = float(match[1]) / (100 if match[2] else 1)
     else:
         fraction = float(value)
-    if not 0 <= fraction <= 1:
-        raise ValueError(f'{what} {value!r} is no fraction from 0 to 1: write it like 0.6 or "60%"')
+    if not 0 <= fraction <= most:
+        up_to = "up" if math.isinf(most) else f"to {most:g}"
+        raise ValueError(f'{what} {value!r} is no fraction from 0 {up_to}: write it like 0.6 or "60%"')
     return fraction
 
 

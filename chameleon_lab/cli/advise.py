@@ -26,8 +26,8 @@ from ..session import Session
 from ..trace import Trace
 from ..units import format_bytes, format_percent, format_seconds
 from .common import (
-    FRACTION,
     LINK_TEXT,
+    SHARE,
     ExitCode,
     Failure,
     failing_well,
@@ -119,7 +119,7 @@ class Advice:
 )
 @click.option(
     "--within",
-    type=FRACTION,
+    type=SHARE,
     metavar="FRACTION",
     default="5%",
     show_default=True,

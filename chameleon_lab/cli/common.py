@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import textwrap
@@ -98,8 +99,10 @@ def _kept(read: Callable[[str, str], Any]) -> Callable[[str, str], str]:
     return checked
 
 
-BYTES = _Text("size", parse_bytes)
-FRACTION = _Text("fraction", parse_fraction)
+MIN_SWAP = _Text("size", lambda text, what: parse_bytes(text, what, none=True))
+"""A size, or 0 for none."""
+SHARE = _Text("fraction", lambda text, what: parse_fraction(text, what, most=math.inf))
+"""A fraction that may be more than the whole."""
 MARGIN = _Text("fraction", checked_margin)
 LINK = _Text("bandwidth", parse_link)
 LINK_TEXT = _Text("bandwidth", _kept(parse_link))

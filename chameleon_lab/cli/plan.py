@@ -15,9 +15,9 @@ from ..trace import Trace
 from ..trace_report import place
 from ..units import format_bytes
 from .common import (
-    BYTES,
     CAPACITY,
     MARGIN,
+    MIN_SWAP,
     failing_well,
     host_capacity_option,
     json_option,
@@ -66,7 +66,7 @@ from .simulate import prediction_values
     help="Fraction of the capacity to leave free, for what a step does differently.",
 )
 @click.option(
-    "--min-swap", type=BYTES, default=MIN_SWAP_BYTES, metavar="SIZE", help="Smaller storages leave last."
+    "--min-swap", type=MIN_SWAP, default=MIN_SWAP_BYTES, metavar="SIZE", help="Smaller storages leave last."
 )
 @click.option("--bound", "with_bound", is_flag=True, help="Say what no policy can beat, too (takes seconds).")
 @rematerialise_option

@@ -15,7 +15,17 @@ from ..errors import BelowFloorError, SessionError
 from ..policy import Link
 from ..run_files import RunFiles
 from ..session import Session
-from .common import BYTES, CAPACITY, LINK, MARGIN, ExitCode, Failure, failing_well, load_policy, with_examples
+from .common import (
+    CAPACITY,
+    LINK,
+    MARGIN,
+    MIN_SWAP,
+    ExitCode,
+    Failure,
+    failing_well,
+    load_policy,
+    with_examples,
+)
 from .output import tell
 from .script import Script, own_traceback, raise_as_own
 
@@ -143,7 +153,7 @@ class Run:
     metavar="SIZE",
     help="The most host bytes for what is away, such as 8GiB, or 50% of the machine's memory.",
 )
-@click.option("--min-swap", type=BYTES, metavar="SIZE", help="Storages smaller than this leave last.")
+@click.option("--min-swap", type=MIN_SWAP, metavar="SIZE", help="Storages smaller than this leave last.")
 @click.option(
     "--margin",
     type=MARGIN,

@@ -23,8 +23,8 @@ def checked_host_capacity(value: Any, step: StepTrace) -> int | None:
 
 
 def checked_min_swap(value: Any) -> int:
-    """The size below which storages stay: text is read, and 0 is none."""
-    return parse_bytes(value, "min_swap_bytes") if isinstance(value, str) else value
+    """The size below which storages stay; 0 is none. Raises ValueError, TypeError."""
+    return parse_bytes(value, "min_swap_bytes", none=True)
 
 
 def checked_margin(value: Any, what: str = "margin") -> float:

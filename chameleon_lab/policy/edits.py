@@ -17,7 +17,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -27,8 +27,8 @@ import numpy as np
 
 from ..errors import PolicyError
 from ..trace import Category, Stage, StepTrace
-from ..units import format_bytes
-from .link import Link
+from ..units import format_bytes, parse_bytes
+from .link import Link, parse_link
 
 MOST = 2**63 - 1
 """The largest number, positive or negative, that an edit takes: what an int64 holds."""
@@ -63,6 +63,7 @@ class EditAction(StrEnum):
 
 _RESIDENCE = (EditAction.KEEP, EditAction.SWAP, EditAction.NEVER_TOUCH, EditAction.REMATERIALISE)
 _SELECTORS = ("storage", "gap", "module", "category", "stage", "min_bytes", "max_bytes")
+_SIZES = ("min_bytes", "max_bytes", "capacity_bytes")
 _VALUES = {
     EditAction.PREFETCH: "ops_earlier",
     EditAction.CAPACITY: "capacity_bytes",
@@ -72,9 +73,10 @@ _VALUES = {
 
 @dataclass(frozen=True)
 class Edit:
-    """One edit. Fields that do not apply are None.
+    """One edit. Fields that do not apply are None. Sizes are bytes or text such as ``"4MiB"``, and a link is written as
+    for :func:`~chameleon_lab.policy.plan`.
 
-    Raises PolicyError if the fields contradict each other.
+    Raises PolicyError if the fields contradict each other, or one is none.
     """
 
     action: EditAction
@@ -107,6 +109,9 @@ class Edit:
         except ValueError:
             known = ", ".join(action.value for action in EditAction)
             raise PolicyError(f"there is no edit {self.action!r}; known are {known}") from None
+        for name in _SIZES:
+            self._read(name, lambda value, name: parse_bytes(value, name, none=name != "capacity_bytes"), int)
+        self._read("link", parse_link, Link)
         for name, kind in _TYPES.items():
             value = getattr(self, name)
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool) or value == ""):
@@ -125,6 +130,15 @@ class Edit:
                 )
         self._check_target()
         self._check_value()
+
+    def _read(self, name: str, read: Callable[[Any, str], Any], kind: type) -> None:
+        value = getattr(self, name)
+        if value is None or isinstance(value, kind):
+            return
+        try:
+            object.__setattr__(self, name, read(value, name))
+        except (ValueError, TypeError) as error:
+            raise PolicyError(f"{self.action} edit: {error}") from None
 
     def _check_target(self) -> None:
         given = [name for name in _SELECTORS if getattr(self, name) is not None]

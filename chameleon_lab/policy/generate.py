@@ -37,7 +37,7 @@ import torch
 from ..errors import BelowFloorError, EditsUnreachableError, TraceError
 from ..progress import bar, tick
 from ..trace import StepTrace, Trace
-from ..units import format_bytes
+from ..units import format_bytes, parse_bytes
 from .arguments import checked_capacity, checked_host_capacity, checked_link, checked_margin, checked_min_swap
 from .constraints import Constraints, conditions, joined
 from .edits import CATEGORIES, Edit, EditAction, Fault, Finding, digest
@@ -84,7 +84,7 @@ def plan(
     op_times: Sequence[float] | np.ndarray | None = None,
     min_swap_bytes: int | str = MIN_SWAP_BYTES,
     margin: float | str = 0.0,
-    reserve_bytes: int = 0,
+    reserve_bytes: int | str = 0,
     edits: Sequence[Edit] = (),
     rematerialise: bool | int | str | None = None,
     refused: Collection[str] | None = None,
@@ -120,8 +120,7 @@ def plan(
     TypeError if the trace, the capacity or the link is something else.
     """
     margin, min_swap_bytes = checked_margin(margin), checked_min_swap(min_swap_bytes)
-    if reserve_bytes < 0:
-        raise ValueError(f"reserve_bytes is {reserve_bytes}: give a number of bytes from 0 up")
+    reserve_bytes = parse_bytes(reserve_bytes, "reserve_bytes", none=True)
     step = newest_step(trace)
     capacity_bytes, link = checked_capacity(capacity_bytes, step), checked_link(link)
     host_bytes = checked_host_capacity(host_capacity_bytes, step)

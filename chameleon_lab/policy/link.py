@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any, overload
 
 import numpy as np
@@ -18,7 +19,11 @@ _TELLING_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Link:
-    """Bandwidth between device and host, one direction each. None: no copy takes any time."""
+    """Bandwidth between device and host, one direction each: bytes per second, or text such as ``"8GiB/s"``. None: no
+    copy takes any time.
+
+    Raises PolicyError for what is no bandwidth.
+    """
 
     out_bytes_per_s: float | None
     in_bytes_per_s: float | None
@@ -28,6 +33,12 @@ class Link:
             value = getattr(self, name)
             if value is None:
                 continue
+            if isinstance(value, str) or (isinstance(value, Real) and not isinstance(value, int | float)):
+                try:
+                    value = parse_bandwidth(value, name)
+                except ValueError as error:
+                    raise PolicyError(str(error)) from None
+                object.__setattr__(self, name, value)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _MOST:
                 said = f"{value:.3e}" if isinstance(value, float) else repr(value)[:40]
                 raise PolicyError(

@@ -17,6 +17,7 @@ from ..errors import BelowFloorError, TraceError
 from ..trace import Stage, StepTrace, Trace
 from ..trace.list_ops import part_limit_bytes
 from ..units import format_bytes
+from .arguments import checked_min_swap
 
 MIN_SWAP_BYTES = 16 * 1024
 """Storages with smaller blocks stay where the capacity allows it: a copy costs more to issue than it frees."""
@@ -344,14 +345,15 @@ def memory_under(step: StepTrace, min_swap_bytes: int, capacity_bytes: int) -> t
     return memory, size
 
 
-def floor(trace: Trace | StepTrace, *, min_swap_bytes: int = LEAST_SWAP_BYTES) -> Floor:
+def floor(trace: Trace | StepTrace, *, min_swap_bytes: int | str = LEAST_SWAP_BYTES) -> Floor:
     """The smallest capacity that any policy, or eviction alone, can run the step in.
 
     At each op everything may be away that the op does not use and that has a gap there; list ops run in the parts that
     a session would run them in. The op that needs most even then sets the floor. ``min_swap_bytes`` is for a policy
-    that moves nothing smaller. Raises TraceError if the step holds no op.
+    that moves nothing smaller: bytes, or text such as ``"16KiB"``. Raises TraceError if the step holds no op,
+    ValueError or TypeError if the size is none.
     """
-    step = newest_step(trace)
+    step, min_swap_bytes = newest_step(trace), checked_min_swap(min_swap_bytes)
     capacity_bytes = 0
     while True:  # a larger capacity has larger parts
         lowest = floor_of(

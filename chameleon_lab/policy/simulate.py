@@ -282,7 +282,7 @@ class Prediction:
 def simulate(
     trace: Trace | StepTrace,
     policy: Policy,
-    capacity_bytes: int | None = None,
+    capacity_bytes: int | float | str | None = None,
     link: Link | float | str | tuple[float | str, float | str] | None = None,
     op_times: Sequence[float] | np.ndarray | None = None,
     *,

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..trace import Stage, StepTrace, Trace
 from ..units import format_bytes, format_percent, format_seconds
+from .arguments import checked_capacity
 from .memory import newest_step, step_op_times
 
 _WORTHWHILE = 0.02
@@ -64,19 +65,20 @@ class Suggestion:
 
 def suggest(
     trace: Trace | StepTrace,
-    capacity_bytes: int | None = None,
+    capacity_bytes: int | float | str | None = None,
     op_times: Sequence[float] | np.ndarray | None = None,
 ) -> tuple[Suggestion, ...]:
     """Modules whose checkpointing would lower the peak of the newest step of ``trace``, the most useful first.
 
-    With ``capacity_bytes``, as few modules of each kind as make the peak fit it, if any number does; else all of them.
-    ``op_times`` as for :func:`~chameleon_lab.policy.simulate`. Empty where no kind of module saves a noticeable part of
-    the peak. Raises TraceError if the trace holds no op.
+    With ``capacity_bytes``, written as for :func:`~chameleon_lab.policy.plan`, as few modules of each kind as make the
+    peak fit it, if any number does; else all of them. ``op_times`` as for :func:`~chameleon_lab.policy.simulate`. Empty
+    where no kind of module saves a noticeable part of the peak. Raises TraceError if the trace holds no op, ValueError
+    or TypeError if the capacity is none.
     """
     step = newest_step(trace)
     times = step_op_times(step, op_times)
     peak = int(step.ops.live_peak_bytes.max())
-    goal = -1 if capacity_bytes is None else int(capacity_bytes)
+    goal = -1 if capacity_bytes is None else checked_capacity(capacity_bytes, step)
     if peak <= goal:
         return ()
     found = []

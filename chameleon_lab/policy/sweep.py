@@ -159,7 +159,7 @@ def sweep(
     within: float | str = KNEE,
     min_swap_bytes: int | str = MIN_SWAP_BYTES,
     margin: float | str = 0.0,
-    reserve_bytes: int = 0,
+    reserve_bytes: int | str = 0,
     edits: Sequence[Edit] = (),
     rematerialise: bool | int | str | None = None,
     refused: Collection[str] | None = None,
@@ -177,9 +177,7 @@ def sweep(
     Raises TraceError if the trace holds no op, or its step has lost some, ValueError if ``capacities`` is empty or
     one of them, ``op_times``, ``within`` or ``rematerialise`` does not fit, TypeError if an argument is something else.
     """
-    within = parse_fraction(within, "within") if isinstance(within, str) else within
-    if not within >= 0.0:
-        raise ValueError(f"within is {within}: give a share from 0 up")
+    within = parse_fraction(within, "within", most=math.inf)
     link = checked_link(link)
     step, replay_class = newest_step(trace), replay_class_of(rematerialise, trace)
     refused = refused_of(refused, trace)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from ..runtime import core
-from ..units import parse_bandwidth, parse_bytes
+from ..units import parse_bandwidth, parse_bytes, parse_fraction
 
 _aten = torch.ops.aten
 
@@ -73,7 +73,8 @@ class Roofline:
         for what in ("bandwidth_bytes_per_s", "link_out_bytes_per_s", "link_in_bytes_per_s"):
             object.__setattr__(self, what, parse_bandwidth(getattr(self, what), f"{what} of {self.name}"))
         for what in ("flops_efficiency", "bandwidth_efficiency"):
-            if not 0 < getattr(self, what) <= 1:
+            object.__setattr__(self, what, parse_fraction(getattr(self, what), f"{what} of {self.name}"))
+            if getattr(self, what) == 0:
                 raise ValueError(
                     f"{what} of {self.name} must be a share above 0, up to 1, got {getattr(self, what)!r}"
                 )

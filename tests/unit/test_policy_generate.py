@@ -140,7 +140,7 @@ def test_margin_leaves_room_down_to_the_floor() -> None:
     assert reserved.assumed["reserve_bytes"] == capacity // 10
     assert reserved == Policy.from_json(reserved.to_json())
     assert plan(step, lowest, FAST, reserve_bytes=lowest).predicted["peak_bytes"] <= lowest
-    with pytest.raises(ValueError, match="reserve_bytes is -1"):
+    with pytest.raises(ValueError, match="reserve_bytes must be positive, got -1"):
         plan(step, capacity, FAST, reserve_bytes=-1)
     for margin in (-0.1, 1.0):
         with pytest.raises(ValueError, match="margin"):

@@ -74,7 +74,7 @@ def test_reads_well() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="capacities is empty"):
         sweep(STEP, [], LINK)
-    with pytest.raises(ValueError, match="within is -1"):
+    with pytest.raises(ValueError, match="within -1 is no fraction from 0 up"):
         sweep(STEP, None, LINK, within=-1)
 
 

@@ -1,4 +1,6 @@
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,3 +178,42 @@ def test_what_is_no_fraction_is_refused(value):
 def test_exact_bytes_lose_none(size):
     assert parse_bytes(exact_bytes(size)) == size
     assert len(exact_bytes(size)) <= len(str(size)) + 3
+
+
+SPELLINGS = json.loads((Path(__file__).parent / "spellings.json").read_text())
+"""What the panel's fields read too: see labextension/src/editor/words.test.ts."""
+
+
+@pytest.mark.parametrize(("text", "size"), SPELLINGS["sizes"])
+def test_a_size_that_the_panel_reads_too(text: str, size: int) -> None:
+    assert parse_bytes(text) == parse_capacity(text, SPELLINGS["whole"]) == size
+
+
+@pytest.mark.parametrize("text", SPELLINGS["no_sizes"])
+def test_what_is_no_size_for_the_panel_either(text: str) -> None:
+    with pytest.raises(ValueError, match="size"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(("text", "size"), SPELLINGS["fractions"])
+def test_a_fraction_that_the_panel_reads_too(text: str, size: int) -> None:
+    assert parse_capacity(text, SPELLINGS["whole"]) == size
+
+
+@pytest.mark.parametrize("text", SPELLINGS["no_capacities"])
+def test_what_is_no_capacity_for_the_panel_either(text: str) -> None:
+    with pytest.raises(ValueError, match="capacity"):
+        parse_capacity(text, SPELLINGS["whole"])
+
+
+@pytest.mark.parametrize("value", [0, "0", "0MiB", " 0 k", np.int64(0)])
+def test_nothing_is_a_size_where_it_may_be(value: object) -> None:
+    assert parse_bytes(value, none=True) == 0
+    with pytest.raises(ValueError, match="positive"):
+        parse_bytes(value)
+
+
+@pytest.mark.parametrize("value", [0.0, "0%", "0.0", -1, False, None])
+def test_what_is_neither_nothing_nor_a_size(value: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        parse_bytes(value, none=True)

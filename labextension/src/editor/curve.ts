@@ -5,7 +5,7 @@ import { formatBytes, formatSeconds } from '../format';
 import type { ICurve, IOpenDraft } from '../protocol';
 import { floorWords } from '../words';
 import type { Editor } from './state';
-import { parseSize } from './words';
+import { parseCapacity } from './words';
 
 const KEY_MS = 300;
 const HEIGHT = 150;
@@ -24,7 +24,7 @@ export class Curve {
       type: 'text',
       class: 'cl-capacity',
       'aria-label': "The draft's capacity",
-      title: 'The capacity of the draft, such as 512MiB',
+      title: 'The capacity of the draft, such as 512MiB, or 60% of what the step keeps alive',
       spellcheck: 'false',
       change: () => this._typed(),
       keydown: (event: KeyboardEvent) => event.stopPropagation()
@@ -266,9 +266,10 @@ export class Curve {
   }
 
   private _typed(): void {
-    const size = parseSize(this._field.value);
+    const whole = this._editor.open?.live_peak_bytes ?? 0;
+    const size = parseCapacity(this._field.value, whole);
     if (size === null) {
-      this._progress.textContent = `${this._field.value} is not a size: write it like 512MiB`;
+      this._progress.textContent = `${this._field.value} is no capacity: write it like 512MiB, or 60% of what the step keeps alive`;
       return;
     }
     void this._editor.setCapacity(size);

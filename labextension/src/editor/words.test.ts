@@ -1,5 +1,6 @@
 import { expect, test } from 'vitest';
 
+import spellings from '../../../tests/unit/spellings.json?raw';
 import type { IDecision, IFigures, IOpenDraft } from '../protocol';
 import { between } from './curve';
 import {
@@ -9,6 +10,7 @@ import {
   delta,
   FIGURES,
   needed,
+  parseCapacity,
   parseSize,
   ruleOfFilter,
   ruleText,
@@ -165,17 +167,32 @@ test('the column of replays stands where there are some', () => {
   expect(replays?.shown?.({ ...none, replay_s: 1e-6 })).toBe(true);
 });
 
-test.each([
-  ['512MiB', 512 * MIB],
-  ['1.5 GiB', 1.5 * 1024 * MIB],
-  ['64k', 64 * 1024],
-  ['2GB', 2e9],
-  ['100', 100],
-  ['', null],
-  ['lots', null],
-  ['0', null]
-])('%j is a size of %s', (text, bytes) => {
+interface ISpellings {
+  sizes: [string, number][];
+  no_sizes: string[];
+  whole: number;
+  fractions: [string, number][];
+  no_capacities: string[];
+}
+
+/** What tests/unit/test_units.py asks of Python. */
+const known = JSON.parse(spellings) as ISpellings;
+
+test.each(known.sizes)('%j is a size of %s', (text, bytes) => {
   expect(parseSize(text)).toBe(bytes);
+  expect(parseCapacity(text, known.whole)).toBe(bytes);
+});
+
+test.each(known.no_sizes)('%j is no size', text => {
+  expect(parseSize(text)).toBeNull();
+});
+
+test.each(known.fractions)('%j of the whole is %s', (text, bytes) => {
+  expect(parseCapacity(text, known.whole)).toBe(bytes);
+});
+
+test.each(known.no_capacities)('%j is no capacity', text => {
+  expect(parseCapacity(text, known.whole)).toBeNull();
 });
 
 test('a filter fills in a rule as far as a rule can say it', () => {

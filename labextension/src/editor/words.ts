@@ -264,17 +264,43 @@ export function atLeast(bytes: number): number {
   return Math.ceil(bytes / unit) * unit;
 }
 
-/** A size that a person wrote, such as `512MiB` or `1.5 GiB`, in bytes; null where it is none. */
+const NUMBER = /^\s*((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*([a-z%]*)\s*$/i;
+const UNIT = /^(?:([kmgt])(i?)(b?)|b?)$/;
+/** A number that is not whole and has no unit is bytes from here up: below, it may be a fraction that went wrong. */
+const FEWEST_BYTES = 1024;
+
+/**
+ * A size that a person wrote, such as `512MiB`, `1.5 GiB` or `1e9`, in bytes; null where it is none. It reads what
+ * `parse_bytes` in chameleon_lab/units.py reads.
+ */
 export function parseSize(text: string): number | null {
-  const match = /^\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmgt]?)(i?)b?\s*$/i.exec(text);
-  if (!match) {
+  const [, number, unit] = NUMBER.exec(text) ?? [];
+  const named = number === undefined ? null : UNIT.exec(unit.toLowerCase());
+  if (!named) {
     return null;
   }
-  const [, number, unit, binary] = match;
-  const power = ' kmgt'.indexOf(unit.toLowerCase() || ' ');
-  const decimal = !binary && /b\s*$/i.test(text) && power > 0;
-  const size = Number(number) * (decimal ? 1000 : 1024) ** power;
-  return size >= 1 && size < 2 ** 53 ? Math.round(size) : null;
+  const [, letter, binary, b] = named;
+  const scale = letter ? (b && !binary ? 1000 : 1024) ** ' kmgt'.indexOf(letter) : 1;
+  const size = Number(number) * scale;
+  if (!unit && !/^[0-9]+$/.test(number) && size < FEWEST_BYTES) {
+    return null;
+  }
+  return size >= 1 && size < 2 ** 53 ? Math.trunc(size) : null;
+}
+
+/**
+ * A capacity in bytes: a size, or a fraction of `whole`, such as `60%` or `0.6`; null where it is neither. It reads
+ * what `parse_capacity` in chameleon_lab/units.py reads.
+ */
+export function parseCapacity(text: string, whole: number): number | null {
+  const [, number, unit] = NUMBER.exec(text) ?? [];
+  if (number !== undefined && (unit === '%' || (!unit && !/^[0-9]+$/.test(number)))) {
+    const fraction = Number(number) / (unit ? 100 : 1);
+    if (fraction > 0 && fraction <= 1) {
+      return Math.max(Math.trunc(fraction * whole), 1);
+    }
+  }
+  return parseSize(text);
 }
 
 /** The rule that a filter text asks for, as far as a rule can say it. */
