@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import chameleon_lab as cl
+
 from . import measure
 
 GIB = 1 << 30
@@ -136,6 +138,37 @@ def gpu_of(arguments: argparse.Namespace) -> Gpu:
             "torch finds no GPU here: run this on a machine with one, or try --device cpu --tiny"
         )
     return Gpu(arguments.device, time.monotonic() + arguments.seconds)
+
+
+ALLOCATOR_COUNTS = (
+    *("refusals", "soft_ooms", "alloc_retries", "device_allocs"),
+    *("device_frees", "device_syncs", "useless_bytes"),
+)
+"""Of each step: what :class:`chameleon_lab.report.StepSummary` has of torch's allocator."""
+
+
+def allocator_of(report: cl.Report) -> dict[str, Any]:
+    """What torch's allocator did in a session: its setting, what plans left it, and its counts step by step.
+
+    Lists, since where they fall matters: the first steps may be refused memory, those of a settled plan should not be.
+    """
+    steps = {name: [getattr(step, name) for step in report.history] for name in ("index", *ALLOCATOR_COUNTS)}
+    return {
+        "setting": report.allocator,
+        "reserve_bytes": report.reserve_bytes,
+        "split_bytes": report.split_bytes,
+        "steps": steps,
+    }
+
+
+def with_allocator(row: dict[str, Any], session: cl.Session | None) -> dict[str, Any]:
+    """The row, with the :func:`allocator_of` its session. A row that failed has it too: it may tell why."""
+    if session is None:
+        return row
+    try:
+        return row | {"allocator": allocator_of(session.report())}
+    except Exception:  # what never began has no report, and no row is worth losing for one
+        return row
 
 
 def _driver() -> str:

@@ -25,7 +25,7 @@ import torch
 import chameleon_lab as cl
 
 from . import measure
-from .gpu import GIB, Gpu, gpu_of, parser, write
+from .gpu import GIB, Gpu, gpu_of, parser, with_allocator, write
 from .host_memory import available_bytes, guarded
 from .shapes import SHAPES, Shape, tiny_llama
 
@@ -66,18 +66,16 @@ ANCHOR = Anchor(
 )
 
 
-def train(gpu: Gpu, shape: Shape, capacity_bytes: int | None, timed: int) -> dict[str, Any]:
+def session_of(gpu: Gpu, capacity_bytes: int) -> cl.Session:
+    """The promise that "trusting" asks for holds here: nothing outside of ops writes to tensors."""
+    replays = True if cl.runtime.core.SEES_RAW_ACCESS else "trusting"
+    host_bytes = int(HOST_SHARE * available_bytes())
+    return cl.Session(capacity_bytes, device=gpu.device, host_capacity=host_bytes, rematerialise=replays)
+
+
+def train(gpu: Gpu, shape: Shape, session: cl.Session, timed: int) -> dict[str, Any]:
     """Train a fresh model in a session; what it took."""
     gpu.clean()
-    replays: bool | str = (
-        True if cl.runtime.core.SEES_RAW_ACCESS else "trusting"
-    )  # nothing else writes to tensors here
-    session = cl.Session(
-        capacity_bytes or "unlimited",
-        device=gpu.device,
-        host_capacity=int(HOST_SHARE * available_bytes()),
-        rematerialise=replays,
-    )
     times, losses = [], []
     before_bytes = torch.cuda.memory_reserved() if gpu.real else 0
     with session:
@@ -116,10 +114,13 @@ def _tokens(gpu: Gpu, shape: Shape, step: int) -> torch.Tensor:
 def row_of(gpu: Gpu, shape: Shape, capacity: float) -> dict[str, Any]:
     """One capacity, in this process. What does not run is a row too."""
     row: dict[str, Any] = {"capacity_gib": capacity}
+    session = None
     try:
-        return row | train(gpu, shape, int(capacity * GIB), TIMED_STEPS)
+        session = session_of(gpu, int(capacity * GIB))
+        row |= train(gpu, shape, session, TIMED_STEPS)
     except Exception as error:
-        return row | {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+        row["error"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return with_allocator(row, session)
 
 
 def rows_of(options: argparse.Namespace, gpu: Gpu) -> Iterator[dict[str, Any]]:

@@ -33,6 +33,7 @@ from .gpu import (
     parser,
     tokens_of,
     train_step,
+    with_allocator,
     write,
 )
 
@@ -41,12 +42,11 @@ BATCHES = {"gpt2": (16, 1024), "llama-1b": (4, 2048), "tiny": (4, 32)}
 
 
 def run(
-    gpu: Gpu, name: str, shape: Shape, steps: int, session: dict[str, Any] | None, amp: bool
+    gpu: Gpu, name: str, shape: Shape, steps: int, opened: cl.Session | None, amp: bool
 ) -> dict[str, Any]:
     """Train a fresh model; figures over the steps after the settling ones."""
     gpu.clean()
     before = torch.cuda.memory_reserved() if gpu.real else 0
-    opened = cl.Session(device=gpu.device, **session) if session is not None else None
     times, losses = [], []
     with opened or nullcontext():
         model, optimizer = build(gpu, shape)
@@ -101,28 +101,43 @@ def measure_model(
         return row | {"ratio": row["step_s"] / bare["step_s"], "losses_identical": same}
 
     yield beside({"model": name, "variant": "no session", **bare})
-    recorded = run(gpu, name, shape, steps, {"capacity": "unlimited"}, amp)
-    yield beside({"model": name, "variant": "recorded", **recorded})
+    session: cl.Session | None = cl.Session("unlimited", device=gpu.device)
+    recorded = run(gpu, name, shape, steps, session, amp)
+    yield beside(with_allocator({"model": name, "variant": "recorded", **recorded}, session))
     for fraction in fractions:
         if gpu.left_s() < 3 * bare["step_s"] * (SETTLING_STEPS + steps) + 5:
             yield {"model": name, "variant": f"planned {fraction}", "error": "no time left"}
             continue
         capacity = int(recorded["live_peak_bytes"] * fraction)
         row: dict[str, Any] = {"model": name, "variant": f"planned {fraction}", "capacity_bytes": capacity}
+        session = None
         try:
-            row |= run(gpu, name, shape, steps, {"capacity": capacity}, amp)
+            session = cl.Session(capacity, device=gpu.device)
+            row |= run(gpu, name, shape, steps, session, amp)
             row["within"] = row["peak_bytes"] <= capacity and row["reserved_bytes"] <= capacity
         except (
             Exception
         ) as error:  # a library that finds no memory raises its own; the other rows still count
             row["error"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        row = with_allocator(row, session)
         yield row if "error" in row else beside(row)
+
+
+HEADERS = (
+    *("model", "variant", "capacity MiB", "reserved MiB", "step ms", "ratio"),
+    *("hidden", "stall foretold ms", "stall ms", "refusals", "flushes", "losses ="),
+)
+
+
+def _of_timed_steps(row: dict[str, Any], name: str) -> str:
+    """A count of torch's allocator, all timed steps together."""
+    return str(sum(row["allocator"]["steps"][name][SETTLING_STEPS:])) if "allocator" in row else "-"
 
 
 def cells(row: dict[str, Any]) -> list[str]:
     """A row of the table."""
     if "error" in row:
-        return [row["model"], row["variant"], row["error"], *[""] * 7]
+        return [row["model"], row["variant"], row["error"], *[""] * (len(HEADERS) - 3)]
 
     def maybe(key: str, show: Any) -> str:
         return "-" if row.get(key) is None else show(row[key])
@@ -137,6 +152,8 @@ def cells(row: dict[str, Any]) -> list[str]:
         maybe("hidden", lambda share: f"{share:.1%}"),
         maybe("predicted_stall_s", measure.milliseconds),
         maybe("stall_s", measure.milliseconds),
+        _of_timed_steps(row, "refusals"),
+        _of_timed_steps(row, "alloc_retries"),
         measure.yes(row["losses_identical"]),
     ]
 
@@ -166,17 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{result['environment']['device']}: GB/s "
         + ", ".join(f"{k} {v / 1e9:.1f}" for k, v in rates.items())
     )
-    headers = [
-        "model",
-        "variant",
-        "capacity MiB",
-        "reserved MiB",
-        "step ms",
-        "ratio",
-        "hidden",
-        "stall foretold ms",
-    ]
-    print(measure.table([*headers, "stall ms", "losses ="], [cells(row) for row in rows], left=2))
+    print(measure.table(HEADERS, [cells(row) for row in rows], left=2))
     wrong = [row for row in rows if row.get("losses_identical") is False or row.get("within") is False]
     return 1 if wrong and gpu.real else 0
 

@@ -46,6 +46,7 @@ from .gpu import (
     parser,
     tokens_of,
     train_step,
+    with_allocator,
     write,
 )
 from .gpu_ready import text_of, version_of
@@ -308,7 +309,7 @@ def attempt(
         result |= {"ok": False, "why": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
     del model, optimizer
     gpu.clean()
-    return result
+    return with_allocator(result, session)
 
 
 def _session_figures(session: cl.Session) -> dict[str, Any]:

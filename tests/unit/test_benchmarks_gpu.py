@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +19,51 @@ import torch
 from hangs import HANGS_AFTER_S
 from torch.distributed.tensor import DTensor
 
+import chameleon_lab as cl
 from benchmarks import gpu_facts, gpu_first, gpu_llama, gpu_overlap, gpu_peers, gpu_ready, host_memory
-from benchmarks.gpu import GIB, SHAPES, Gpu, build, write_part
+from benchmarks.gpu import ALLOCATOR_COUNTS, GIB, SHAPES, Gpu, allocator_of, build, with_allocator, write_part
+from chameleon_lab.report import StepSummary
 
 TRIAL = ["--device", "cpu", "--tiny", "--json"]
+
+
+def allocator_is_told(row: dict[str, Any]) -> None:
+    """Of every step of a row's session. On the embedded device nothing is counted."""
+    found = row["allocator"]
+    assert {"setting", "reserve_bytes", "split_bytes"} < found.keys()
+    steps = found["steps"]
+    assert set(steps) == {
+        *("index", "refusals", "soft_ooms", "alloc_retries", "device_allocs"),
+        *("device_frees", "device_syncs", "useless_bytes"),
+    }
+    assert steps["index"] == list(range(len(steps["index"]))) and steps["index"]
+    assert all(len(counts) == len(steps["index"]) for counts in steps.values())
+
+
+def test_what_the_allocator_did_is_told_step_by_step() -> None:
+    counts = dict.fromkeys(ALLOCATOR_COUNTS, 0)
+    steps = [
+        dataclasses.replace(StepSummary.none(), index=0, **{n: i for i, n in enumerate(counts, 1)}),
+        dataclasses.replace(StepSummary.none(), index=1, alloc_retries=9),
+    ]
+    report: Any = SimpleNamespace(history=steps, allocator="default", reserve_bytes=3, split_bytes=5)
+    found = allocator_of(report)
+    assert found["steps"].pop("index") == [0, 1]
+    assert found["steps"].pop("alloc_retries") == [3, 9]
+    assert [found["steps"][name] for name in counts if name != "alloc_retries"] == [
+        [number, 0] for number in (1, 2, 4, 5, 6, 7)
+    ]
+    assert (found["setting"], found["reserve_bytes"], found["split_bytes"]) == ("default", 3, 5)
+
+
+def test_a_row_that_failed_has_what_the_allocator_did() -> None:
+    session = cl.Session("1MiB", device="cpu")
+    assert with_allocator({"error": "no GPU"}, session) == {"error": "no GPU"}, "it never began"
+    assert with_allocator({"method": "checkpoint"}, None) == {"method": "checkpoint"}
+    with pytest.raises(cl.BelowFloorError), session:
+        session.step()
+        torch.ones(2 << 20, dtype=torch.uint8).add(1)
+    allocator_is_told(with_allocator({"error": "below the floor"}, session))
 
 
 def test_facts(tmp_path: Path) -> None:
@@ -83,6 +126,7 @@ def test_llama_beside_what_is_published(tmp_path: Path, capsys: pytest.CaptureFi
     finally:
         torch.set_num_threads(threads)
     row = json.loads(capsys.readouterr().out)
+    allocator_is_told(row)
     assert "error" not in row and row["swapped_out_bytes"] + row["dropped_bytes"] > 0, row
     assert row["peak_bytes"] <= 0.0015 * GIB
     anchor = gpu_llama.dataclasses.asdict(gpu_llama.ANCHOR)
@@ -162,7 +206,7 @@ def test_offloading_by_the_name_that_transformers_has_for_it() -> None:
         gpu_peers.enable_offloading(Older())
 
 
-def test_overlap(tmp_path: Path) -> None:
+def test_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "overlap.json"
     assert gpu_overlap.main([*TRIAL, str(file), "--steps", "1", "--fractions", "1/2"]) == 0
     rows = json.loads(file.read_text())["rows"]
@@ -170,6 +214,11 @@ def test_overlap(tmp_path: Path) -> None:
     assert "error" not in rows[-1], rows[-1]
     assert all(row["losses_identical"] for row in rows)
     assert rows[-1]["out_bytes"] > 0 and rows[-1]["within"]
+    for row in rows[1:]:
+        allocator_is_told(row)
+    assert "allocator" not in rows[0], "it has no session"
+    header, _, *printed = capsys.readouterr().out.partition("\nmodel ")[2].splitlines()
+    assert "refusals  flushes" in header and len(printed) == 3
 
 
 BUDGET = 0.0025  # GiB: a little less than the tiny model's step keeps
@@ -188,6 +237,9 @@ def test_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not plain["fills_new_memory"] and not ours["fills_new_memory"], "users do not fill it either"
     assert ours["losses_identical"] is True
     assert ours["common"]["dropped_bytes"] > 0 == ours["common"]["swapped_out_bytes"]
+    for found in (ours["common"], searched["common"], searched["at_largest"]):
+        allocator_is_told(found)
+    assert "allocator" not in plain["common"], "it has no session"
     printed = capsys.readouterr().out
     assert gpu_peers.ALL_MEMORY in printed and "ours, replay only" in printed
 
@@ -210,6 +262,7 @@ def test_peers_of_ours_do_what_their_names_say() -> None:
             assert bool(row["replays_off"]) == (name == "ours, swap only")
         assert row["dropped_bytes"] == 0
         states_alone = run("ours, replay only", 0.0015)
+        allocator_is_told(states_alone)
         assert not states_alone["ok"] and "would have to be copied" in states_alone["why"]
     finally:
         torch.set_num_threads(threads)
@@ -367,6 +420,15 @@ def test_every_part_runs_in_a_fresh_copy(tmp_path: Path) -> None:
     assert all("error" not in row for row in check.found("llama")["llama"]["rows"])
     assert all(row["common"]["ok"] for row in check.found("peers")["peers-24"]["rows"])
     assert not any(row["fills_new_memory"] for row in check.found("peers")["peers-24"]["rows"])
+    for part in check.found("overlap").values():
+        for row in part["rows"][1:]:
+            allocator_is_told(row)
+    for row in check.found("llama")["llama"]["rows"]:
+        allocator_is_told(row)
+    ours = [row for row in check.found("peers")["peers-24"]["rows"] if row["method"] == "ours"]
+    assert ours
+    for row in ours:
+        allocator_is_told(row["common"])
     assert "copy of MiB" in done.stdout and "us/op" in done.stdout
     assert done.stdout.strip() == (check.out / "log.txt").read_text().strip(), "all is printed as it comes"
 
