@@ -171,9 +171,12 @@ def _offload_activations(gpu: Gpu, model: Decoder) -> contextlib.AbstractContext
     """As TRL's trainers do it: parameters and the output head's inputs stay."""
     try:
         from trl.models.activation_offloading import get_act_offloading_ctx_manager
-    except ImportError:
-        from torchtune.training import OffloadActivations
-
+    except ImportError as missing:
+        try:
+            from torchtune.training import OffloadActivations
+        except ImportError:
+            # TRL imports accelerate and psutil: what it lacks is to be read, not that torchtune is not here either.
+            raise ImportError(f"no TRL that can be imported: {missing}") from None
         return OffloadActivations()
     return get_act_offloading_ctx_manager(model)
 

@@ -27,6 +27,8 @@ WISHES = {
     "transformers": "the Llama of tests/cuda is left out, and the peers offload checkpoints by save_on_cpu alone",
     "triton": "the Triton kernel of tests/cuda is left out",
     "trl": "OffloadActivations is left out of the peers (a wheel in build/wheels brings it; torchtune has it too)",
+    "accelerate": "TRL's OffloadActivations, which imports it, is left out of the peers (a wheel brings it)",
+    "psutil": "TRL's OffloadActivations, which imports it, is left out of the peers (a wheel brings it)",
 }
 TOOL_WISHES = {"compute-sanitizer": "its run over a short training is left out"}
 """What is done without, and what is lost: Python packages, and programs."""

@@ -7,25 +7,20 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from chameleon_lab.runtime import host_memory
+
 SHARE = 0.8
 """Of what is left at the start, the most that one run may take."""
 
 _EVERY_S = 0.2
 
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
 
-
-def available_bytes() -> int:
-    """What the machine has left, and the container, whichever is less."""
-    meminfo = Path("/proc/meminfo").read_text()
-    found = int(meminfo.partition("MemAvailable:")[2].split()[0]) * 1024
-    for limit_file, used_file in _CGROUPS:
-        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-            found = min(found, int(Path(limit_file).read_text()) - int(Path(used_file).read_text()))
-    return max(0, found)
+def available_bytes(root: Path = Path("/")) -> int:
+    """What the machine and every control group around this process have left, whichever is least."""
+    found = host_memory.available_bytes(root)
+    if found is None:
+        raise OSError("the system does not say how much memory is left: /proc/meminfo is missing")
+    return found
 
 
 @contextlib.contextmanager

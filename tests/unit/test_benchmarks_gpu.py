@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,13 +131,18 @@ def test_llama_beside_what_is_published(tmp_path: Path, capsys: pytest.CaptureFi
     assert "error" not in row and row["swapped_out_bytes"] + row["dropped_bytes"] > 0, row
     assert row["peak_bytes"] <= 0.0015 * GIB
     anchor = gpu_llama.dataclasses.asdict(gpu_llama.ANCHOR)
+    others = [gpu_llama.dataclasses.asdict(gpu_llama.LLMQ)]
     result = {"environment": {"device": "none"}, "model": "tiny", "anchor": anchor}
+    result["anchors_of_other_shapes"] = others
     write_part(
         tmp_path / "llama.json", "llama", result | {"rows": [row, {"capacity_gib": 24.0, "error": "stopped"}]}
     )
     assert gpu_llama.main(["--table", str(tmp_path / "llama.json"), "--part", "llama"]) == 0
     table = capsys.readouterr().out
     assert "als244/ml_dataflow" in table and "9781" in table and "86%" in table and "stopped" in table
+    last = table.strip().splitlines()[-1]
+    assert "IST-DASLab/llmq" in last and "RTX 4090: 2800 tokens/s in 24 GiB" in last
+    assert all(words in last for words in ("7 B", "sequences of 1024", "524288 tokens a step", "72 %"))
 
 
 def test_the_anchor_s_shares_are_of_its_largest_memory() -> None:
@@ -162,6 +168,23 @@ def test_the_host_s_memory_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
         left[0] = 40
         assert ended.wait(HANGS_AFTER_S)
     assert told == [40]
+
+
+def test_the_host_s_memory_is_bounded_by_every_group_around_the_process(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": f"MemAvailable: {64 * GIB // 1024} kB",
+        "proc/self/cgroup": "0::/outer/inner",
+        "sys/fs/cgroup/outer/memory.max": 8 * GIB,
+        "sys/fs/cgroup/outer/memory.current": 6 * GIB,
+        "sys/fs/cgroup/outer/inner/memory.max": 7 * GIB,
+        "sys/fs/cgroup/outer/inner/memory.current": GIB,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert host_memory.available_bytes(tmp_path) == 2 * GIB
+    with pytest.raises(OSError, match="does not say"):
+        host_memory.available_bytes(tmp_path / "elsewhere")
 
 
 def test_the_host_has_memory_left() -> None:
@@ -497,6 +520,28 @@ def test_what_is_needed_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "\n".join(gpu_ready._tools_missing())
     assert "cmake 3.25" in said and "ninja" in said and "compiler" in said
     assert gpu_ready.missing("cuda")[0] == "torch 2.11 or newer with CUDA"
+
+
+def test_what_trl_imports_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        gpu_ready, "find_spec", lambda name: None if name in ("accelerate", "psutil") else name
+    )
+    said = {name: lost for name, lost in gpu_ready.lacking() if name in gpu_ready.WISHES}
+    assert said.keys() == {"accelerate", "psutil"}
+    assert all("TRL's OffloadActivations" in lost for lost in said.values())
+
+
+def test_what_keeps_trl_from_being_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what the row says: that torchtune is missing as well is of no use to who brought TRL."""
+    gpu, model = Gpu("cpu", 0.0), build(Gpu("cpu", 0.0), SHAPES["tiny"])[0]
+    theirs: Any = ModuleType("torchtune.training")
+    theirs.OffloadActivations = contextlib.nullcontext
+    monkeypatch.setitem(sys.modules, "trl.models.activation_offloading", None)
+    monkeypatch.setitem(sys.modules, "torchtune.training", None)
+    with pytest.raises(ImportError, match=r"no TRL .*trl\.models\.activation_offloading"):
+        gpu_peers._offload_activations(gpu, model)
+    monkeypatch.setitem(sys.modules, "torchtune.training", theirs)
+    assert isinstance(gpu_peers._offload_activations(gpu, model), contextlib.nullcontext)
 
 
 def test_what_is_done_without_is_a_note_and_no_error(
