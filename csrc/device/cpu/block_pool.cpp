@@ -16,6 +16,7 @@ constexpr size_t kPageBytes = 4096;
 constexpr size_t kSmallBytes = 512;
 constexpr size_t kSlackBytes = 1 << 20;
 constexpr size_t kLeastArenaBytes = 64 << 20;  // of address space: it costs nothing
+constexpr size_t kLotBytes = 256 << 10;        // see Note [Warm and cold stretches]
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -132,10 +133,10 @@ size_t BlockPool::warm_bytes(char* at, size_t bytes) const {
 
 void BlockPool::occupy(char* at, size_t bytes) {
   char* const end = at + bytes;
-  std::vector<std::pair<char*, size_t>> cold;  // first: what follows must not be left half done
+  std::vector<std::pair<char*, size_t>> cold;  // without what still has its pages
   for (Position it = std::prev(free_.upper_bound(at)); it != free_.end() && it->first < end; ++it) {
     char* const begin = std::max(it->first, at);
-    if (!it->second.warm) cold.emplace_back(begin, std::min(it->first + it->second.bytes, end) - begin);
+    if (!it->second.warm) keep_pages(begin, std::min(it->first + it->second.bytes, end), cold);
   }
   for (char* begin = at; begin < end;) {
     const Position it = std::prev(free_.upper_bound(begin));
@@ -147,9 +148,10 @@ void BlockPool::occupy(char* at, size_t bytes) {
     if (last > end) put(end, last - end, warm);
     begin = last;
   }
+  trim(budget(bytes) - resident_bytes_ - bytes);
   if (cold.empty()) return;
-  trim(budget(bytes) - resident_bytes_ - bytes);  // before others come
-  if (capacity_bytes_ == SIZE_MAX) return;        // nobody says that there is memory for all of it
+  give_back();                              // before others come
+  if (capacity_bytes_ == SIZE_MAX) return;  // nobody says that there is memory for all of it
   for (const auto& [begin, part] : cold) warm_up(begin, part);
 }
 
@@ -229,18 +231,76 @@ void BlockPool::trim(size_t keep_bytes) {
     const size_t needless_bytes = std::min(stretch.bytes, round_up(cached_bytes_ - keep_bytes, kPageBytes));
     const size_t rest_bytes = stretch.bytes - needless_bytes;
     erase(smallest);
-    cool_down(at + rest_bytes, needless_bytes);
+    give_back_later(at + rest_bytes, needless_bytes);
     put(at + rest_bytes, needless_bytes, false);
     if (rest_bytes > 0) put(at, rest_bytes, true);
   }
 }
 
+void BlockPool::give_back_later(char* at, size_t bytes) {
+  pending_bytes_ += bytes;
+  auto next = pending_.lower_bound(at);
+  if (next != pending_.end() && next->first == at + bytes) {
+    bytes += next->second;
+    next = pending_.erase(next);
+  }
+  if (next != pending_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == at) {
+      before->second += bytes;
+      bytes = 0;
+    }
+  }
+  if (bytes > 0) note_pending(at, bytes);
+  if (pending_bytes_ > kLotBytes) give_back();
+}
+
+void BlockPool::note_pending(char* at, size_t bytes) {
+  try {
+    pending_.emplace(at, bytes);
+  } catch (const std::bad_alloc&) {  // no memory for the books: at once, then
+    pending_bytes_ -= bytes;
+    cool_down(at, bytes);
+  }
+}
+
+void BlockPool::give_back() {
+  for (const auto& [at, bytes] : pending_) cool_down(at, bytes);
+  pending_.clear();
+  pending_bytes_ = 0;
+}
+
+// Of a cold stretch that a block takes: what was to be given back stays, and the rest is added to `cold`.
+void BlockPool::keep_pages(char* begin, char* end, std::vector<std::pair<char*, size_t>>& cold) {
+  auto it = pending_.upper_bound(begin);
+  if (it != pending_.begin() && std::prev(it)->first + std::prev(it)->second > begin) --it;
+  while (it != pending_.end() && it->first < end) {
+    char* const first = it->first;
+    char* const last = first + it->second;
+    it = pending_.erase(it);
+    pending_bytes_ -= last - first;
+    if (first > begin) cold.emplace_back(begin, first - begin);
+    if (first < begin) {
+      pending_bytes_ += begin - first;
+      note_pending(first, begin - first);
+    }
+    if (last > end) {
+      pending_bytes_ += last - end;
+      note_pending(end, last - end);
+    }
+    begin = std::min(last, end);
+  }
+  if (begin < end) cold.emplace_back(begin, end - begin);
+}
+
 void BlockPool::give_up() {
   trim(0);
+  give_back();
   drop_empty_arenas();
 }
 
 void BlockPool::drop_empty_arenas() {
+  give_back();
   for (auto arena = arenas_.begin(); arena != arenas_.end();) {
     const auto [at, books] = *arena;
     if (books.used_bytes > 0) {
@@ -256,6 +316,7 @@ void BlockPool::drop_empty_arenas() {
 void BlockPool::set_capacity(size_t capacity_bytes) {
   capacity_bytes_ = capacity_bytes;
   trim(capacity_bytes > resident_bytes_ ? std::min(cached_bytes_, capacity_bytes - resident_bytes_) : 0);
+  give_back();
 }
 
 void BlockPool::keep_free_blocks(bool keep) {

@@ -8,6 +8,7 @@
 #include <memory_resource>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "device/device.h"
 
@@ -20,6 +21,9 @@ namespace chameleon::cpu {
 // into no warm stretch goes where most of it is warm, and as many pages as the rest of it needs are given back
 // elsewhere first. An arena stays one mapping for good: pages come and go by madvise. Moving them instead, mapping by
 // mapping, costs twice as much, since every move interrupts the other cores.
+//
+// So does every call that gives pages back. They go in lots, before other pages come or at 256 KiB: what has turned
+// cold side by side goes in one call, and a block that comes there before finds its pages still in place.
 class BlockPool {
  public:
   // Large blocks lie in arenas, so that their pages leave the process when they are given up.
@@ -60,6 +64,8 @@ class BlockPool {
   std::pmr::map<char*, Arena> arenas_{&nodes_};
   std::pmr::map<char*, Stretch> free_{&nodes_};  // no two neighbours are of one kind
   std::pmr::set<std::pair<size_t, char*>> warm_by_size_{&nodes_};
+  std::pmr::map<char*, size_t> pending_{&nodes_};  // cold, and their pages are still to be given back
+  size_t pending_bytes_ = 0;
   using Position = decltype(free_)::const_iterator;
 
   char* take_large(size_t block_bytes);
@@ -72,7 +78,11 @@ class BlockPool {
   char* add_arena(size_t block_bytes);
   Arena& arena_of(char* address) { return std::prev(arenas_.upper_bound(address))->second; }
   void trim(size_t keep_bytes);  // give pages back to the system until at most this many bytes are warm
-  void give_up();                // all pages of what is free
+  void give_back_later(char* at, size_t bytes);
+  void note_pending(char* at, size_t bytes);
+  void give_back();
+  void keep_pages(char* begin, char* end, std::vector<std::pair<char*, size_t>>& cold);
+  void give_up();  // all pages of what is free
   void drop_empty_arenas();
   size_t budget(size_t block_bytes) const;
 
