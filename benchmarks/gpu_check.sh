@@ -40,6 +40,7 @@ export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 limit=${LIMIT:-570}
 python=${PYTHON:-python3}
 device=${DEVICE:-cuda}
+export CHAMELEON_TEST_DEVICE=$device # tests/cuda is rehearsed where that is cpu
 methods=${METHODS:-}
 tiny=$([ "$device" = cpu ] && echo --tiny)
 expandable=expandable_segments:True

@@ -1,4 +1,7 @@
-"""These tests need a GPU, and a core that was built with the CUDA device; elsewhere they are skipped, and say why."""
+"""These tests need a GPU, and a core that was built with the CUDA device; elsewhere they are skipped, and say why.
+
+Most can be rehearsed without one: see gpu_training.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,10 @@ _replay_counts: list[Any] = []
 
 
 def _missing() -> str:
+    from gpu_training import ON_GPU
+
+    if not ON_GPU:
+        return ""  # a rehearsal
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no GPU here"
     from chameleon_lab.runtime import core
@@ -32,10 +39,13 @@ class Results:
     """How each test ended: written after each, since what runs into its time limit is stopped."""
 
     def __init__(self, file: Path, part: str | None) -> None:
+        from gpu_training import ON_GPU
+
         from benchmarks.gpu import Gpu
 
         self.file, self.part = file, part
-        self.environment = Gpu("cuda" if torch.cuda.is_available() else "cpu", 0.0).environment({})
+        on_gpu = ON_GPU and torch.cuda.is_available()
+        self.environment = Gpu("cuda" if on_gpu else "cpu", 0.0).environment({})
         self.tests: list[dict[str, Any]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -86,12 +96,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(autouse=True)
 def clean_gpu():  # noqa: ANN201
     """A test begins with an empty cache and no session, and runs its kernels in a fixed order of additions."""
+    from gpu_training import clean
+
     from chameleon_lab import current_session
 
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    clean()
     yield
     left = current_session()
     if left is not None:

@@ -1,4 +1,9 @@
-"""A training loop on the GPU, and ways to compare two runs to the bit."""
+"""A training loop on the GPU, and ways to compare two runs to the bit.
+
+Where ``CHAMELEON_TEST_DEVICE`` is ``cpu``, the tests of this folder are rehearsed on the embedded device, with small
+sizes, so that no slip in them costs time on a GPU: ``benchmarks/gpu_check.sh`` does so with ``DEVICE=cpu``. What needs
+graphs, Triton, torch's CUDA allocator or CUDA's events is skipped there, and streams do nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +22,61 @@ import torch
 from torch import nn
 
 import chameleon_lab as cl
+from chameleon_lab.runtime import core
 
-MiB = 1 << 20
+DEVICE = os.environ.get("CHAMELEON_TEST_DEVICE") or "cuda"
+ON_GPU = DEVICE != "cpu"
+backend: Any = torch.cuda if ON_GPU else torch.cpu
+"""Streams, of which the CPU's do nothing, and what waits for them."""
+
+MiB = 1 << (20 if ON_GPU else 14)
+"""In a rehearsal a 64th of one."""
+
 ROOT = Path(__file__).parents[2]
+
+
+AMP = [pytest.param(False, id="fp32"), pytest.param(True, id="bf16")]
+STREAMS = [pytest.param(False, id="one stream"), pytest.param(True, id="two streams")]
+PARTS = [2, 4, 8]
+if not ON_GPU:
+    AMP, STREAMS, PARTS = AMP[1:], STREAMS[1:], PARTS[:1]
+"""What trainings are tested with: in a rehearsal once, with what has the most code."""
+
+
+def needs(what: str) -> pytest.MarkDecorator:
+    """Skips a test in a rehearsal, and says what it is that the embedded device has not."""
+    return pytest.mark.skipif(not ON_GPU, reason=f"a rehearsal on the embedded device, and this needs {what}")
+
+
+def clean() -> None:
+    """Nothing under way, nothing kept by torch's allocator for reuse, and its peaks forgotten."""
+    backend.synchronize()
+    if ON_GPU:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def reserved_bytes(most: bool = False) -> int:
+    """What the process has taken through torch, now or at ``most``; of the embedded device, what its session has."""
+    if ON_GPU:
+        return torch.cuda.max_memory_reserved() if most else torch.cuda.memory_reserved()
+    if cl.current_session() is None:
+        return 0
+    counters = core.counters()
+    now = counters["resident_bytes"] + counters["cached_bytes"] + counters["other_bytes"]
+    return counters["peak_reserved_bytes"] if most else now
+
+
+def allocated_bytes() -> int:
+    """What tensors hold of that."""
+    return torch.cuda.memory_allocated() if ON_GPU else core.counters()["resident_bytes"]
+
+
+def _driver_bytes() -> int:
+    if not ON_GPU:
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free
 
 
 @dataclass(frozen=True)
@@ -44,7 +101,7 @@ def digest(tensor: torch.Tensor) -> str:
     return digest(tensor.detach().cpu())
 
 
-VOCABULARY = 8192
+VOCABULARY = 8192 if ON_GPU else 64
 """A fraction of the models' own: else the loss, which is one op, needs more than an eighth of the peak at once."""
 
 
@@ -56,16 +113,19 @@ def gpt2(layers: int = 12) -> nn.Module:
     """GPT-2's shape: width 768, 12 heads, 512 tokens, made on the GPU."""
     from training import Gpt
 
-    with torch.device("cuda"):
-        return Gpt(dim=768, layers=layers, heads=12, vocab=VOCABULARY, time=512, dropout=0.1)
+    width, time, layers = (768, 512, layers) if ON_GPU else (48, 16, min(layers, 3))
+    with torch.device(DEVICE):
+        return Gpt(dim=width, layers=layers, heads=12, vocab=VOCABULARY, time=time, dropout=0.1)
 
 
 def llama() -> nn.Module:
     """A Llama of 0.2 billion parameters, with grouped heads. Skips the test where there is no transformers."""
     transformers = pytest.importorskip("transformers")
+    width, inner, layers, time = (1024, 2816, 12, 512) if ON_GPU else (64, 176, 3, 24)
     config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=1024, intermediate_size=2816, num_hidden_layers=12, num_attention_heads=16,
-        num_key_value_heads=4, max_position_embeddings=1024, use_cache=False, attn_implementation="sdpa",
+        vocab_size=VOCABULARY, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=16, num_key_value_heads=4, max_position_embeddings=1024, use_cache=False,
+        attn_implementation="sdpa",
     )  # fmt: skip
 
     class Causal(nn.Module):
@@ -77,9 +137,9 @@ def llama() -> nn.Module:
             return self.net(input_ids=tokens, labels=tokens, use_cache=False).loss
 
         def batch(self, generator: torch.Generator, size: int = 4) -> torch.Tensor:
-            return torch.randint(0, config.vocab_size, (size, 512), generator=generator)
+            return torch.randint(0, config.vocab_size, (size, time), generator=generator)
 
-    with torch.device("cuda"):
+    with torch.device(DEVICE):
         return Causal()
 
 
@@ -98,36 +158,35 @@ def train(
     """
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_reserved()
-    side = torch.cuda.Stream()
+    clean()
+    before = reserved_bytes()
+    side = backend.Stream()
     losses, report, driver = [], None, 0
-    opened = None if session is None else cl.Session(device="cuda", **session)
+    smallest = {} if ON_GPU else {"min_swap": 512}
+    opened = None if session is None else cl.Session(device=DEVICE, **smallest, **session)
     with opened or nullcontext():
         model = make().train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **adamw)
         for number in range(steps):
-            tokens = model.batch(generator).cuda()
+            tokens = model.batch(generator).to(DEVICE)
             other = streams and number % 2
             if other:
-                side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side) if other else nullcontext():
-                with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+                side.wait_stream(backend.current_stream())
+            with backend.stream(side) if other else nullcontext():
+                with torch.autocast(DEVICE, torch.bfloat16, enabled=amp):
                     loss = model(tokens)
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
             if other:
-                torch.cuda.current_stream().wait_stream(side)
-                tokens.record_stream(side)
+                backend.current_stream().wait_stream(side)
+                if ON_GPU:
+                    tokens.record_stream(side)
             losses.append(loss.detach().float().cpu().item().hex())
             del loss, tokens
-            free, total = torch.cuda.mem_get_info()
-            driver = max(driver, total - free)
+            driver = max(driver, _driver_bytes())
         report = opened.report() if opened else None
-        reserved = torch.cuda.max_memory_reserved() - before
+        reserved = reserved_bytes(most=True) - before
     state = {name: digest(value) for name, value in model.state_dict().items()}
     for number, values in optimizer.state_dict()["state"].items():
         state |= {f"{number}.{key}": digest(value) for key, value in values.items() if torch.is_tensor(value)}

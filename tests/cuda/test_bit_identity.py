@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from gpu_training import GpuRun, MiB, gpt2, llama, train
+from gpu_training import AMP, PARTS, GpuRun, MiB, gpt2, llama, train
 from torch import nn
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": gpt2, "llama": llama}
@@ -25,8 +25,8 @@ def reference(model: str, amp: bool) -> tuple[GpuRun, int]:
     return bare, recorded.report.live_peak_bytes
 
 
-@pytest.mark.parametrize("part", [2, 4, 8])
-@pytest.mark.parametrize("amp", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("amp", AMP)
 @pytest.mark.parametrize("model", MODELS)
 def test_the_same_bits_within_the_capacity(model: str, amp: bool, part: int) -> None:
     bare, live_peak = reference(model, amp)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpu_training import gpt2, train
-from replay_cases import CASES, REAL, Case, Count, count_replays
+from gpu_training import AMP, DEVICE, ON_GPU, STREAMS, gpt2, train
+from replay_cases import CASES, REAL, SMALL, Case, Count, count_replays
 
 import chameleon_lab as cl
 from chameleon_lab.policy import Link
@@ -29,7 +29,9 @@ def cases_of(kind: str) -> tuple[Case, ...]:
 @pytest.mark.parametrize("kind", ["the rest", *KINDS])
 def test_every_op_that_models_use_comes_back_to_the_bit(kind: str, replay_counts: list[Count]) -> None:
     cases = cases_of(kind)
-    count = count_replays("cuda", REAL, cases)
+    if not ON_GPU:
+        cases = cases[::4]
+    count = count_replays(DEVICE, REAL if ON_GPU else SMALL, cases)
     replay_counts.append(count)
     assert count.different == []
     assert count.unseen == []
@@ -37,8 +39,8 @@ def test_every_op_that_models_use_comes_back_to_the_bit(kind: str, replay_counts
     assert all(name.startswith("attention") for name in count.not_run), count.not_run
 
 
-@pytest.mark.parametrize("amp", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("streams", [False, True], ids=["one stream", "two streams"])
+@pytest.mark.parametrize("amp", AMP)
+@pytest.mark.parametrize("streams", STREAMS)
 def test_training_with_replays_gives_the_same_bits(
     amp: bool, streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,12 +50,13 @@ def test_training_with_replays_gives_the_same_bits(
     recorded = train(lambda: gpt2(6), session={"capacity": "unlimited"}, amp=amp, streams=streams)
     assert recorded.report is not None
     capacity = int(0.7 * recorded.report.live_peak_bytes)
-    # Plans take the link for so slow that replays are worth their while.
+    # Plans take the link for so slow that replays are worth their while. The embedded device has a link of its own.
+    slow = {} if ON_GPU else {"link": "4MiB/s"}
     monkeypatch.setattr(core, "measure_link", lambda: (2.0**30, 2.0**30))
     monkeypatch.setattr(Link, "under_load", lambda link, step: link)
     run = train(
         lambda: gpt2(6),
-        session={"capacity": capacity, "rematerialise": "trusting"},
+        session={"capacity": capacity, "rematerialise": "trusting", **slow},
         amp=amp,
         streams=streams,
     )
@@ -65,15 +68,17 @@ def test_training_with_replays_gives_the_same_bits(
 
 def test_a_dropped_tensor_is_read_by_a_copy_to_the_host() -> None:
     """A copy that does not wait is still behind the replay."""
-    with cl.Session("1GiB", device="cuda", rematerialise="trusting") as session:
+    side = 4096 if ON_GPU else 128
+    with cl.Session("1GiB", device=DEVICE, rematerialise="trusting") as session:
         core.keep_producers(True)
-        x = torch.randn(4096, 4096, device="cuda")
+        x = torch.randn(side, side, device=DEVICE)
         out = torch.nn.functional.gelu(x)
         expected = out.cpu()
-        host = torch.empty_like(expected, pin_memory=True)
+        host = torch.empty_like(expected, pin_memory=ON_GPU)
         for _ in range(20):
             assert core.drop(out) == "" and session.where(out) == "dropped"
-            torch.full((4096, 4096), -1.0, device="cuda")
+            torch.full((side, side), -1.0, device=DEVICE)
             host.copy_(out, non_blocking=True)
-            torch.cuda.current_stream().synchronize()
+            if ON_GPU:
+                torch.cuda.current_stream().synchronize()
             assert torch.equal(host, expected)
