@@ -61,7 +61,9 @@ def test_training_with_replays_gives_the_same_bits(
         streams=streams,
     )
     assert run.report is not None
-    assert sum(step.replays for step in run.report.history) > 0, run.report
+    replays = sum(step.replays for step in run.report.history)
+    # Whether a replay is cheaper than a copy is measured: on a CPU that others keep busy it may not be.
+    assert replays > 0 or not ON_GPU, run.report
     assert run.same(bare)
     assert run.reserved_bytes <= capacity
 
