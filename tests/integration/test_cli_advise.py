@@ -121,7 +121,7 @@ def test_run_stops_after_as_many_steps_as_it_is_told(folder: Path) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", (), 1, "was ended by SIGKILL"),
         (None, (), 2, "chameleon advise: script.py: there is no such script"),
         ("", ("--link", "fast"), 2, "--link 'fast' is not a bandwidth"),
-        ("", ("--within", "150%"), 2, "--within '150%' is no fraction"),
+        ("", ("--within", "-20%"), 2, "--within '-20%' is no fraction"),
         ("", ("--within", "lots"), 2, "--within 'lots' is no fraction"),
         ("", ("--steps", "1"), 2, "--steps"),
         ("", ("--steps", "many"), 2, "--steps"),

@@ -141,7 +141,7 @@ def test_a_session_does_not_import_the_tracer_by_itself() -> None:
 
 @pytest.mark.parametrize("speed", [10**400, float("inf"), float("nan"), 0, -1, True, "fast"])
 def test_a_bandwidth_that_is_none_is_named(speed: object) -> None:
-    with pytest.raises(cl.PolicyError, match="out_bytes_per_s is"):
+    with pytest.raises(cl.PolicyError, match="out_bytes_per_s ('fast' )?is"):
         cl.Link(speed, None)
 
 
