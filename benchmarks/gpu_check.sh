@@ -19,8 +19,8 @@
 #
 # Needs: an NVIDIA GPU, torch 2.11 or newer with CUDA, CUDA's headers (a toolkit, or pip's nvidia-cuda-runtime and
 # nvidia-cuda-crt), a C++20 compiler, cmake, ninja, scikit-build-core and pytest. Nothing is downloaded. Wheels in WHEELS
-# (./build/wheels) are unpacked for the peers: `pip download --no-deps -d build/wheels trl
-# accelerate psutil`, say.
+# (./build/wheels) are unpacked for the peers; say:
+# `pip download --no-deps -d build/wheels trl accelerate psutil`.
 #
 # All is printed as it comes. OUT (./build/gpu/out) gets tests.json, overlap.json, peers.json, facts.json, llama.json,
 # each written as it comes, and log.txt. What is built lies in WORK (./build/gpu), and serves the next call. DEVICE=cpu

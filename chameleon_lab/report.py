@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .enough import above, typed
@@ -446,10 +446,7 @@ class Report(Mapping[str, Any]):
         return f"<table><caption>Chameleon Lab</caption>{cells}</table>"
 
 
-_OF_STEPS = {"match_rate", *(field.name for field in fields(StepSummary))} - {
-    "index",
-    *Report.__dataclass_fields__,
-}
+_OF_STEPS = {"match_rate", *StepSummary.__dataclass_fields__} - {"index", *Report.__dataclass_fields__}
 """What a report takes from its newest step."""
 _FIGURES = (*Report.__dataclass_fields__, *sorted(_OF_STEPS))
 

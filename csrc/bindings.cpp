@@ -126,8 +126,7 @@ py::array_t<chameleon::TransferRow> transfers(const chameleon::StepLog& log) {
   return as_array(rows);
 }
 
-// Only one thread at a time may settle a log: the one that has the GIL.
-// A step's counters by name.
+// A step's counters by name. Only one thread at a time may settle a log: the one that has the GIL.
 std::map<std::string, int64_t> counts(chameleon::StepLog& log) {
   log.settle();
   std::map<std::string, int64_t> found;

@@ -16,10 +16,10 @@ from .figures import byte_unit, load_plotly, style
 from .palette import INK, INK_2, LINE, LOST, SESSION_STAGES
 from .worded import figure_in_words
 
-_LINE = 16  # pixels of a line under the title
-
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
+_LINE = 16  # pixels of a line under the title
 
 
 def policy_sweep_figure(policy: Policy, trace: Trace | StepTrace) -> go.Figure:

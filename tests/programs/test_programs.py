@@ -52,8 +52,6 @@ def test_a_program_gives_the_same_bits_in_less_memory(name: str) -> None:
 
 
 def test_exports_in_the_middle_leave_all_as_movable_as_before() -> None:
-    if lacking := runner.missing("exports"):
-        pytest.skip(f"exports needs {', '.join(lacking)}")
     report = runner.recorded("exports", runner.STEPS).report
     assert report is not None and (report.escaped_storages, report.escaped_bytes) == (0, 0)
 

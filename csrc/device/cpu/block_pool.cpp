@@ -270,7 +270,6 @@ void BlockPool::give_back() {
   pending_bytes_ = 0;
 }
 
-// Of a cold stretch that a block takes: what was to be given back stays, and the rest is added to `cold`.
 void BlockPool::keep_pages(char* begin, char* end, std::vector<std::pair<char*, size_t>>& cold) {
   auto it = pending_.upper_bound(begin);
   if (it != pending_.begin() && std::prev(it)->first + std::prev(it)->second > begin) --it;
@@ -295,12 +294,11 @@ void BlockPool::keep_pages(char* begin, char* end, std::vector<std::pair<char*, 
 
 void BlockPool::give_up() {
   trim(0);
-  give_back();
   drop_empty_arenas();
 }
 
 void BlockPool::drop_empty_arenas() {
-  give_back();
+  give_back();  // nothing of an arena that goes may be noted
   for (auto arena = arenas_.begin(); arena != arenas_.end();) {
     const auto [at, books] = *arena;
     if (books.used_bytes > 0) {

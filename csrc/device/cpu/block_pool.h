@@ -77,10 +77,11 @@ class BlockPool {
   void erase(Position stretch);
   char* add_arena(size_t block_bytes);
   Arena& arena_of(char* address) { return std::prev(arenas_.upper_bound(address))->second; }
-  void trim(size_t keep_bytes);  // give pages back to the system until at most this many bytes are warm
-  void give_back_later(char* at, size_t bytes);
-  void note_pending(char* at, size_t bytes);
-  void give_back();
+  void trim(size_t keep_bytes);                  // give pages back to the system until at most this many bytes are warm
+  void give_back_later(char* at, size_t bytes);  // with the next lot
+  void note_pending(char* at, size_t bytes);     // or give back at once, where the books find no memory
+  void give_back();                              // the lot
+  // Takes [begin, end) out of the lot. What of it has no pages is added to `cold`.
   void keep_pages(char* begin, char* end, std::vector<std::pair<char*, size_t>>& cold);
   void give_up();  // all pages of what is free
   void drop_empty_arenas();
