@@ -4,8 +4,9 @@ A real training step is recorded on the ``cpu`` device under a plan, and repeate
 storages as asked for. JupyterLab then opens its trace file in the panel, as a person would, and zooms and pans. The
 same residencies are drawn as memory_viz draws allocations: stacked polygons, 15000 of them and the rest summed up.
 
-With ``--against DIR`` the panel of another checkout, built in DIR with a ``.venv`` of its own, draws the same traces in
-turn with this one, ``--rounds`` times each; figures are then medians of the rounds.
+With ``--against DIR`` the panel of another checkout, built in DIR with a ``.venv`` of its own, is measured in turn with
+this one, ``--rounds`` times each; figures are then medians of the rounds. It may not know this checkout's trace files:
+it records the same model itself, and repeats the step until there are as many ops.
 
     python -m benchmarks.lab --json FILE [--model gpt2] [--quick] [--threads N] [--against DIR] [--rounds N]
 """
@@ -83,6 +84,46 @@ def made(size: Size, step: StepTrace, meta: dict[str, Any], folder: Path) -> dic
     }
     progress(f"{size.name}: {facts['ops']} ops, written in {time.perf_counter() - began:.1f} s")
     return facts
+
+
+_MADE_BY_ANOTHER = """
+import json, sys
+from benchmarks.lab_trace import events, recorded, repeat
+from chameleon_lab.trace import Trace
+import torch
+model, tiny, threads, wanted = json.loads(sys.argv[1])
+torch.set_num_threads(threads)
+trace = recorded(model, tiny)
+made = []
+for name, ops, path in wanted:
+    large = repeat(trace.last, -(-ops // len(trace.last.ops)))
+    Trace([large], trace.meta).save(path)
+    made.append({"name": name, "trace": path, "ops": len(large.ops), "events": events(large)})
+print(json.dumps(made))
+"""
+
+
+def made_by_another(
+    python: str, folder: Path, options: argparse.Namespace, facts: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Traces of as many ops as these, recorded and written by another checkout. Raises ServerError where it can't.
+
+    Args:
+        python: of the other checkout, as :func:`other_python` gives it.
+        folder: where its files go.
+        options: of the command line: the model, and the threads that record it.
+        facts: of this checkout's traces.
+    """
+    folder.mkdir()
+    wanted = [(of["name"], of["ops"], str(folder / Path(of["trace"]).name)) for of in facts]
+    asked = json.dumps([options.model, options.quick, options.threads, wanted])
+    checkout = Path(python).parents[2]
+    done = subprocess.run(
+        [python, "-c", _MADE_BY_ANOTHER, asked], cwd=checkout, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise ServerError(f"{checkout} recorded no trace:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def browse(
@@ -249,12 +290,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             facts = [made(size, trace.last, trace.meta, Path(folder)) for size in sizes]
             runs: list[dict[str, Any]] = []
             others: list[dict[str, Any]] = []
+            theirs: list[dict[str, Any]] = []
+            if options.against is not None:
+                theirs = made_by_another(options.against, Path(folder, "against"), options, facts)
             for number in range(options.rounds):
                 progress(f"round {number + 1} of {options.rounds}")
                 runs.append(browse(facts, Path(folder, f"round-{number}"), stacked=number == 0))
                 if options.against is not None:
                     home = Path(folder, f"against-{number}")
-                    others.append(browse(facts, home, options.against, stacked=False))
+                    others.append(browse(theirs, home, options.against, stacked=False))
     except ServerError as error:
         print(error, file=sys.stderr)
         return 1
@@ -283,6 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document |= {"traces": facts, "results": browser["results"], "rows": rows}
         document["rounds"] = [run["results"] for run in runs[1:]]
         document["against"] = [run["results"] for run in others]
+        document["against_traces"] = [{key: of[key] for key in ("name", "ops", "events")} for of in theirs]
         measure.write_json(options.json, document)
     return 0
 

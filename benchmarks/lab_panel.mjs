@@ -8,6 +8,7 @@ import { cellRunner, inLab, openPanel } from '../tests/browser/lab.mjs';
 const GESTURE_FRAMES = 90;
 const MOST_POLYGONS = 15000;
 const POLYGONS_WITHIN_MS = 240000;
+const DRAWN_WITHIN_MS = 120000;
 const cases = JSON.parse(readFileSync(process.argv[5], 'utf8'));
 
 await inLab(async (page, picture) => {
@@ -48,9 +49,16 @@ async function open(page, panel, path) {
   await button.click();
   const dialog = page.locator('.jp-Dialog');
   await dialog.locator('input').fill(path);
-  const drawn = page.evaluate(path => window.measures.drawn(`file:${path}`), path);
+  const drawn = page.evaluate(
+    ([path, within]) => window.measures.drawn(`file:${path}`, within),
+    [path, DRAWN_WITHIN_MS]
+  );
   await dialog.locator('.jp-mod-accept').click();
-  return drawn;
+  try {
+    return await drawn;
+  } catch (error) {
+    throw new Error(`${error.message} The panel says: ${await panel.innerText()}`);
+  }
 }
 
 /** Put into the page what measures from within: clocks of the test's own process would add its latency. */
@@ -115,7 +123,7 @@ function defineMeasures() {
   };
 
   window.measures = {
-    async drawn(source) {
+    async drawn(source, within) {
       const clicked = await new Promise(resolve => {
         const listen = event => {
           if (event.target.closest('.jp-mod-accept')) {
@@ -126,6 +134,9 @@ function defineMeasures() {
         document.addEventListener('click', listen, true);
       });
       while (model.steps?.source !== source || !model.views.overview) {
+        if (performance.now() - clicked > within) {
+          throw new Error(`${source} was not drawn within ${within / 1e3} s.`);
+        }
         await frame();
       }
       await frame(); // the drawing's own callback of this frame may have come before this one

@@ -1,12 +1,17 @@
 """The traces that the panel's benchmark makes of a real step."""
 
 import argparse
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from synthetic import gpt_step, swapped_step
 
-from benchmarks.lab import SIZES, options_of, other_python, rows_of, screen_row
+import benchmarks
+import chameleon_lab
+from benchmarks.lab import SIZES, made_by_another, options_of, other_python, rows_of, screen_row
+from benchmarks.lab_server import ServerError
 from benchmarks.lab_trace import allocations, enlarged, events, repeat
 from chameleon_lab.lab.scene import Scene
 from chameleon_lab.trace import Trace
@@ -82,6 +87,29 @@ def test_another_checkout_is_measured_beside_this_one_where_it_is_built(tmp_path
     panel.touch()
     options = options_of(["--against", str(tmp_path), "--rounds", "3"])
     assert (options.against, options.rounds) == (str(python), 3)
+
+
+def test_another_checkout_records_its_own_traces(tmp_path):
+    """It may not know this one's files."""
+    for module in (benchmarks, chameleon_lab):
+        folder = Path(module.__file__).parent
+        (tmp_path / folder.name).symlink_to(folder)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    options, facts = (
+        options_of(["--quick"]),
+        [{"name": "small", "ops": 1000, "trace": "/elsewhere/small.parquet"}],
+    )
+    (made,) = made_by_another(str(python), tmp_path / "traces", options, facts)
+    step = Trace.load(made["trace"]).last
+    assert Path(made["trace"]) == tmp_path / "traces" / "small.parquet"
+    assert (made["name"], made["ops"], made["events"]) == ("small", len(step.ops), events(step))
+    assert made["ops"] >= 1000
+    (tmp_path / "benchmarks").unlink()
+    with pytest.raises(ServerError, match=f"{tmp_path} recorded no trace"):
+        made_by_another(str(python), tmp_path / "again", options, facts)
 
 
 def measured(ready_s, work_ms):
