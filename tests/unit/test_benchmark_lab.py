@@ -98,17 +98,15 @@ def test_another_checkout_records_its_own_traces(tmp_path):
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
-    options, facts = (
-        options_of(["--quick"]),
-        [{"name": "small", "ops": 1000, "trace": "/elsewhere/small.parquet"}],
-    )
+    options = options_of(["--quick"])
+    facts = [{"name": "small", "ops": 1000, "trace": "/elsewhere/small.parquet"}]
     (made,) = made_by_another(str(python), tmp_path / "traces", options, facts)
     step = Trace.load(made["trace"]).last
     assert Path(made["trace"]) == tmp_path / "traces" / "small.parquet"
     assert (made["name"], made["ops"], made["events"]) == ("small", len(step.ops), events(step))
     assert made["ops"] >= 1000
-    (tmp_path / "benchmarks").unlink()
-    with pytest.raises(ServerError, match=f"{tmp_path} recorded no trace"):
+    python.write_text("#!/bin/sh\necho no torch >&2\nexit 1\n")
+    with pytest.raises(ServerError, match=f"{tmp_path} recorded no trace:\nno torch"):
         made_by_another(str(python), tmp_path / "again", options, facts)
 
 
