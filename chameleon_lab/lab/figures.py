@@ -111,6 +111,11 @@ def draw_pauses(figure: go.Figure, step: StepTrace) -> None:
         )
 
 
+def history_figure(trace: Trace) -> go.Figure:
+    """The same as :func:`session_figure`, of the steps that a trace holds."""
+    return session_figure(TraceReport.of(trace))
+
+
 def session_figure(report: Report | TraceReport) -> go.Figure:
     """The time of each step of a session or a trace, by the session's stage, with the stall and the replays in it.
 

@@ -17,12 +17,12 @@ from ..trace.columns import (
     Replays,
     Residencies,
     Stalls,
-    StepTrace,
     Storages,
     Transfers,
     Uses,
 )
 from ..trace.stall_parts import stall_parts
+from ..trace.step import StepTrace
 from ..trace.table import StepTable
 from . import core
 from .pause_times import PauseTimes, pause_times

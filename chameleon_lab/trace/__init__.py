@@ -14,13 +14,13 @@ from .columns import (
     Residencies,
     Stage,
     Stalls,
-    StepTrace,
     Storages,
-    Trace,
     Transfers,
     Uses,
 )
 from .departures import Departure
+from .step import StepTrace
+from .trace import Trace
 
 __all__ = [
     "Category",

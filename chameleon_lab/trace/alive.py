@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from ..units import format_bytes, format_percent
-from .columns import Category, StepTrace
+from .columns import Category, StepColumns
 
 _SHOWN_ROWS = 8
 
@@ -25,12 +25,12 @@ class Alive:
         rows: int64 (alive,): rows of ``step.storages``, the largest block first.
     """
 
-    step: StepTrace
+    step: StepColumns
     op: int
     rows: np.ndarray
 
     @classmethod
-    def at(cls, step: StepTrace, op: int | None = None) -> Alive:
+    def at(cls, step: StepColumns, op: int | None = None) -> Alive:
         """What is alive at an op, by default the one at which most bytes are.
 
         Raises TypeError if ``op`` is no number, IndexError if the step has no such op.

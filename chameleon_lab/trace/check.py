@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .columns import TABLES, StepTrace
+from .columns import TABLES
+from .step import StepTrace
 from .table import MOST_BYTES
 
 

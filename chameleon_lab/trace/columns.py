@@ -1,6 +1,6 @@
 """The trace model: what happened in a training step, as columns.
 
-A :class:`Trace` is a list of recorded steps. Each :class:`StepTrace` holds eleven tables of equally long numpy
+A :class:`~chameleon_lab.trace.trace.Trace` is a list of recorded steps. Each holds eleven tables of equally long numpy
 columns. Rows refer to each other by row number within the same step: ``uses.storage`` is a row of ``storages``,
 ``uses.op`` a row of ``ops``. Bytes are ``*_bytes``, seconds ``*_s`` (from the step's start), op indices ``*_op``.
 The declaration of a column is all that there is of it: its file, its recording and its checks follow from it.
@@ -8,25 +8,14 @@ The declaration of a column is all that there is of it: its file, its recording 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 
-from .departures import Departure, departures
-from .list_ops import ListRun, list_runs
 from .table import StepTable, code, column, index, seconds, size
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from ..policy import Draft, Policy
-    from .alive import Alive
-    from .flame import Node
-    from .growth import Growth
 
 
 class Stage(IntEnum):
@@ -285,8 +274,8 @@ def _brought(since: int, default: Any) -> Any:
 
 
 @dataclass(frozen=True, repr=False)
-class StepTrace:
-    """One recorded training step."""
+class StepColumns:
+    """One recorded training step, but for what :class:`~chameleon_lab.trace.step.StepTrace` can be asked besides."""
 
     index: int  # the session's step number, from 0
     session_stage: str  # "WarmUp", "Profile" or "Stable"
@@ -346,24 +335,6 @@ class StepTrace:
         rows = self.pauses
         return float(rows.duration_s[slice(None) if kind is None else rows.kind == kind].sum())
 
-    def alive(self, op: int | None = None) -> Alive:
-        """What is alive at an op, by default that with the most bytes, by category, module or storage.
-
-        Raises IndexError if the step has no such op, TypeError if ``op`` is no number.
-        """
-        from .alive import Alive
-
-        return Alive.at(self, op)
-
-    def flame(self, op: int | None = None, by: str = "module") -> Node:
-        """What is alive at an op, by default the peak, as a tree by ``"module"`` or by the Python ``"stack"``.
-
-        Raises IndexError if the step has no such op, ValueError if ``by`` is something else.
-        """
-        from .flame import flame
-
-        return flame(self, self.alive(op).rows, by)
-
     @cached_property
     def used_bytes(self) -> np.ndarray:
         """int64 (ops,): the blocks that each op reads and writes."""
@@ -375,19 +346,6 @@ class StepTrace:
     def match_rate(self) -> float:
         """Share of the ops that were found in the plan that was followed; 0.0 where none was."""
         return float((self.ops.plan_op >= 0).mean()) if len(self.ops) else 0.0
-
-    @cached_property
-    def departures(self) -> tuple[Departure, ...]:
-        """Where the ops parted from the plan's, in program order; empty where no plan was followed.
-
-        See :func:`~chameleon_lab.trace.departures.departures`.
-        """
-        return departures(self)
-
-    @cached_property
-    def list_runs(self) -> tuple[ListRun, ...]:
-        """List ops that could run in smaller parts; see :mod:`~chameleon_lab.trace.list_ops`."""
-        return list_runs(self)
 
     def form(self, storage: int) -> str:
         """Dtype and shape of a row of ``storages``, such as ``float32 [64, 256]``; empty where nobody has seen it."""
@@ -455,128 +413,10 @@ class StepTrace:
         return number
 
 
-KINDS: dict[str, Any] = get_type_hints(StepTrace)
+KINDS: dict[str, Any] = get_type_hints(StepColumns)
 """What each field of a step is."""
 
 TABLES: dict[str, type[StepTable]] = {
     name: kind for name, kind in KINDS.items() if isinstance(kind, type) and issubclass(kind, StepTable)
 }
 """The tables of a step."""
-
-
-@dataclass(repr=False)
-class Trace:
-    """Recorded steps, and what they were recorded on."""
-
-    steps: list[StepTrace]
-    meta: dict[str, Any] = field(default_factory=dict)
-    """``torch``, ``device``, ``kernels`` (the CPU with its instructions, or the GPU; empty where none
-    ran, missing in older traces), ``capacity_bytes`` (or None), ``link_out_bytes_per_s``, ``link_in_bytes_per_s``
-    (None: as fast as the machine copies), ``created_s``; ``replay_class``, the highest class of ops that could be
-    replayed, and ``refused``, names of ops and keys of storages that were not, whatever their class. Older traces have
-    neither, or the class alone. For reports: ``not_replayed``, why ops are not replayed, or not with every dtype, and
-    ``replays_off``, why nothing is."""
-
-    lost: str | None = None
-    """What the file that it was read from has lost, in words, and with it this trace; None: nothing."""
-
-    def __repr__(self) -> str:
-        return f"<Trace of {len(self.steps)} steps on {self.meta.get('device', '?')}>"
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __iter__(self) -> Iterator[StepTrace]:
-        return iter(self.steps)
-
-    @property
-    def last(self) -> StepTrace:
-        """The newest step; the one that planners and figures use when nothing else is said."""
-        if not self.steps:
-            raise ValueError(
-                "the trace is empty: train at least one whole step, or call session.step() at its end"
-            )
-        return self.steps[-1]
-
-    @property
-    def ops(self) -> Ops:
-        """The newest step's ops."""
-        return self.last.ops
-
-    @property
-    def storages(self) -> Storages:
-        """The newest step's storages."""
-        return self.last.storages
-
-    @property
-    def uses(self) -> Uses:
-        """The newest step's uses."""
-        return self.last.uses
-
-    @property
-    def transfers(self) -> Transfers:
-        """The newest step's transfers."""
-        return self.last.transfers
-
-    def alive(self, op: int | None = None) -> Alive:
-        """What is alive at an op of the newest step, by default that with the most bytes.
-
-        See :meth:`StepTrace.alive`; raises ValueError if the trace is empty.
-        """
-        return self.last.alive(op)
-
-    def growth(self) -> Growth:
-        """What grew from step to step, by what made it, the fastest first: where a leak is to be seen."""
-        from .growth import growth
-
-        return growth(self.steps)
-
-    def step_figure(self) -> go.Figure:
-        """The newest step: resident bytes by category, transfers and stalls, over its time.
-
-        See :func:`~chameleon_lab.lab.figures.step_figure`, which says what is raised.
-        """
-        from ..lab.figures import step_figure
-
-        return step_figure(self)
-
-    def history_figure(self) -> go.Figure:
-        """The time of each step, with its stall and its replays.
-
-        See :func:`~chameleon_lab.lab.figures.session_figure`, which says what is raised.
-        """
-        from ..lab.figures import session_figure
-        from ..trace_report import TraceReport
-
-        return session_figure(TraceReport.of(self))
-
-    def figure(self, policy: Policy | Draft | None = None, *, step: int | None = None) -> go.FigureWidget:
-        """The occupancy over a step (the newest) by category, as a Plotly widget.
-
-        With a policy: what it should do in that step beside what was measured. See
-        :func:`~chameleon_lab.lab.trace_figure.trace_figure`, which says what is raised.
-        """
-        from ..lab.trace_figure import trace_figure
-
-        return trace_figure(self, policy, step=step)
-
-    def save(self, path: str) -> None:
-        """Write the trace as Parquet, one row a step. See :mod:`chameleon_lab.trace.store`."""
-        from .store import save
-
-        save(self, path)
-
-    @classmethod
-    def load(cls, path: str, partial: bool = False) -> Trace:
-        """Read what :meth:`save` wrote.
-
-        Args:
-            path: of the file.
-            partial: read the whole steps of a file whose end is missing; :attr:`lost` says what is gone.
-
-        Raises CutFileError, a :class:`~chameleon_lab.errors.TraceError`, if the file's end is missing (``partial``:
-        and no step is whole). See :func:`chameleon_lab.trace.store.load`.
-        """
-        from .store import load
-
-        return load(path, partial)

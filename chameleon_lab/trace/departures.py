@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .columns import StepTrace
+from .columns import StepColumns
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Departure:
         return f"step {self.step}, op {self.from_op}, {where}: {self.extra_ops} ops more, {self.left_out_ops} left out"
 
 
-def departures(step: StepTrace) -> tuple[Departure, ...]:
+def departures(step: StepColumns) -> tuple[Departure, ...]:
     """Each run of ops that are none of the plan's, and each jump in the plan, in program order.
 
     Empty where no plan was followed. What the plan has behind the last op that was matched is not known to a trace,

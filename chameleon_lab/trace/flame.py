@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .columns import Category, StepTrace
+from .columns import Category, StepColumns
 
 WAYS = ("module", "stack")
 """What trees can be made by."""
@@ -41,7 +41,7 @@ class Node:
         return sorted(self.children.values(), key=lambda node: (-node.bytes, node.name))
 
 
-def flame(step: StepTrace, rows: np.ndarray, by: str) -> Node:
+def flame(step: StepColumns, rows: np.ndarray, by: str) -> Node:
     """The tree of some storages of a step.
 
     Args:
@@ -75,7 +75,7 @@ def own_frames(stack: str) -> list[str]:
 
 
 class _ModulePaths:
-    def __init__(self, step: StepTrace) -> None:
+    def __init__(self, step: StepColumns) -> None:
         self._step = step
 
     def __call__(self, row: int) -> Sequence[str]:
@@ -88,7 +88,7 @@ class _ModulePaths:
 
 
 class _StackPaths:
-    def __init__(self, step: StepTrace) -> None:
+    def __init__(self, step: StepColumns) -> None:
         self._step = step
         self._frames = [tuple(own_frames(stack)) for stack in step.stacks]
 

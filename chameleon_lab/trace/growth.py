@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..units import format_bytes
-from .columns import Category, StepTrace
+from .columns import Category
 from .flame import own_frames
+from .step import StepTrace
 
 _SHOWN = 20
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from .columns import StepTrace
+from .columns import Stage, StepColumns
 
 SHARE = 8
 """One part of a list op is to touch at most this share of the capacity; its temporaries take about half again."""
@@ -49,7 +47,7 @@ class ListRun:
     element_bytes: tuple[int, ...]
     """What the run touches for each element, of what was there before: parts are cut by it."""
 
-    def beyond_one_part(self, step: StepTrace, limit_bytes: int, counted: np.ndarray) -> np.ndarray:
+    def beyond_one_part(self, step: StepColumns, limit_bytes: int, counted: np.ndarray) -> np.ndarray:
         """For each op, the bytes that it does not need at once if parts touch at most ``limit_bytes``: int64 (ops,).
 
         ``counted``, bool (storages,): those that may leave while another part runs.
@@ -64,10 +62,8 @@ class ListRun:
         return beyond
 
 
-def list_runs(step: StepTrace) -> tuple[ListRun, ...]:
+def list_runs(step: StepColumns) -> tuple[ListRun, ...]:
     """The runs of list ops in a step, in program order. An op whose lists have one element is none."""
-    from .columns import Stage
-
     rows = np.flatnonzero(step.uses.part >= 0)
     ops, first = np.unique(step.uses.op[rows], return_index=True)
     runs: list[ListRun] = []

@@ -25,11 +25,12 @@ from ..runtime.discovery import Discovery
 from ..runtime.optimizer_groups import small_groups
 from ..runtime.recording import step_trace
 from ..units import parse_capacity
-from .columns import StepTrace, Trace
 from .list_ops import part_limit_bytes
 from .meta_autocast import MetaAutocast
 from .meta_kernels import DeviceKernels
 from .roofline import Roofline, find_device
+from .step import StepTrace
+from .trace import Trace
 
 _GPU_BLOCK_BYTES = 512
 """CUDA's caching allocator rounds up to this."""

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .columns import Direction, StepTrace
+from .columns import Direction
+from .step import StepTrace
 
 DEFINITION = "share of the copies' time in which compute did not wait for their direction"
 """What stands where an overlap is shown."""

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .columns import Cause, Direction, Residencies, Stalls, StepTrace, Transfers
+from ..units import format_bytes, format_seconds
+from .columns import Cause, Direction, Residencies, Stalls, Transfers
+from .step import StepTrace
 
 _SAME_S = 1e-9  # two ways to one moment differ by rounding
 
@@ -139,8 +141,6 @@ def _away_since(stalls: Stalls, rows: Residencies, ops: int, due: np.ndarray) ->
 
 def explained(step: StepTrace, stall: int, parts: StallParts | None = None) -> str:
     """Why a stall was, in words: the parts that it has, longest first, with what room was for and what came late."""
-    from ..units import format_bytes, format_seconds
-
     rows = step.stalls
     seconds = (parts_of_step(step) if parts is None else parts).of(stall)
     out = rows.direction[stall] == Direction.OUT

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from ..errors import CutFileError, TraceError
 from ..files import misnomer, oddity, shown, write_then_rename
 from ..progress import bar, tick
 from .check import check_step
-from .columns import KINDS, TABLES, StepTrace, Trace
+from .columns import KINDS, TABLES
 from .cut_file import MAGIC, lead_of, mended, note, whole_steps
 from .parquet_footer import stated_size
+from .step import StepTrace
 from .table import StepTable, renumbered
 from .unnamed import ENUMS, REASONS
 
@@ -62,7 +63,15 @@ _ENUMS = {
 }
 
 
-def save(trace: Trace, path: str | os.PathLike[str]) -> None:
+class Contents(NamedTuple):
+    """What a trace file holds: the fields of a trace."""
+
+    steps: list[StepTrace]
+    meta: dict[str, Any]
+    lost: str | None
+
+
+def save(trace: Contents, path: str | os.PathLike[str]) -> None:
     """Write a trace to ``path``: to a file beside it first, which then takes its place.
 
     Raises ImportError without pyarrow, TraceError if no file can have this name, ``trace.meta`` holds something that
@@ -96,7 +105,7 @@ def save(trace: Trace, path: str | os.PathLike[str]) -> None:
             writer.write_table(row)
 
 
-def load(path: str | os.PathLike[str], partial: bool = False) -> Trace:
+def load(path: str | os.PathLike[str], partial: bool = False) -> Contents:
     """Read what :func:`save` wrote.
 
     Args:
@@ -123,7 +132,7 @@ def load(path: str | os.PathLike[str], partial: bool = False) -> Trace:
             ) from error
 
 
-def _read(pa: Any, file: BinaryIO, path: str | os.PathLike[str], verified: bool = False) -> Trace:
+def _read(pa: Any, file: BinaryIO, path: str | os.PathLike[str], verified: bool = False) -> Contents:
     """The trace in an open file. ``verified``: its pages' checksums are looked at."""
     import pyarrow.parquet as parquet
 
@@ -149,12 +158,12 @@ def _read(pa: Any, file: BinaryIO, path: str | os.PathLike[str], verified: bool 
             tick()
     table = pa.Table.from_arrays(columns, schema=expected).combine_chunks()
     try:
-        return Trace(_steps(table, header), header.meta, header.lost)
+        return Contents(_steps(table, header), header.meta, header.lost)
     except (pa.ArrowException, ValueError, TypeError, IndexError, OverflowError) as error:
         raise TraceError(f"{path}: damaged ({error}); save the trace again, or record it anew") from error
 
 
-def _read_whole_steps(pa: Any, data: bytes, path: str | os.PathLike[str], cut: CutFileError) -> Trace:
+def _read_whole_steps(pa: Any, data: bytes, path: str | os.PathLike[str], cut: CutFileError) -> Contents:
     """The steps of a cut file that are whole. Raises CutFileError if there is none."""
     if (lead := lead_of(data)) is None:
         raise cut  # cut within its first bytes, or of an earlier Chameleon Lab, which wrote all steps in one piece
@@ -172,8 +181,7 @@ def _read_whole_steps(pa: Any, data: bytes, path: str | os.PathLike[str], cut: C
             steps -= 1  # its last pages are there, but not as they were written
             continue
         lost = f"{shown(path)}: cut after {len(data)} bytes; {steps} of its {of} steps can be read"
-        found.lost = lost if found.lost is None else f"{found.lost}; {lost}"
-        return found
+        return found._replace(lost=lost if found.lost is None else f"{found.lost}; {lost}")
     raise CutFileError(f"{cut}; none of its {of} steps is whole")
 
 

@@ -155,17 +155,17 @@ def test_round_trip_is_the_identity(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     trace.save(str(path))
     assert_same(Trace.load(str(path)), trace)
-    store.save(Trace.load(str(path)), tmp_path / "again.parquet")
-    assert_same(store.load(tmp_path / "again.parquet"), trace)
+    Trace.load(str(path)).save(tmp_path / "again.parquet")
+    assert_same(Trace.load(tmp_path / "again.parquet"), trace)
 
 
 def test_empty_trace_survives(tmp_path: Path) -> None:
-    store.save(Trace([], META), tmp_path / "empty.parquet")
-    assert_same(store.load(tmp_path / "empty.parquet"), Trace([], META))
+    Trace([], META).save(tmp_path / "empty.parquet")
+    assert_same(Trace.load(tmp_path / "empty.parquet"), Trace([], META))
 
 
 def test_file_has_a_row_a_step_and_a_column_for_every_field(tmp_path: Path) -> None:
-    store.save(Trace([rich_step(), rich_step()]), tmp_path / "run.parquet")
+    Trace([rich_step(), rich_step()]).save(tmp_path / "run.parquet")
     table = parquet.read_table(tmp_path / "run.parquet")
     assert table.num_rows == 2
     fields = {field.name for field in dataclasses.fields(StepTrace)}
@@ -181,33 +181,33 @@ def test_loaded_columns_can_be_planned_on(tmp_path: Path) -> None:
     from chameleon_lab.policy import Link, plan
 
     step = gpt_step(layers=4)
-    store.save(Trace([step]), tmp_path / "run.parquet")
+    Trace([step]).save(tmp_path / "run.parquet")
     capacity = int(0.6 * step.live_peak_bytes)
-    assert plan(store.load(tmp_path / "run.parquet"), capacity, Link(None, None)) == plan(
+    assert plan(Trace.load(tmp_path / "run.parquet"), capacity, Link(None, None)) == plan(
         step, capacity, Link(None, None)
     )
 
 
 def test_truncated_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
-    store.save(Trace([rich_step()]), path)
+    Trace([rich_step()]).save(path)
     data = path.read_bytes()
     for length in (3, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:length])
         with pytest.raises(
             CutFileError, match=rf"run\.parquet: truncated: .* of its {length} bytes the last"
         ):
-            store.load(path)
+            Trace.load(path)
     path.write_bytes(b"")
     with pytest.raises(CutFileError, match=r"run\.parquet: the file is empty"):
-        store.load(path)
+        Trace.load(path)
 
 
 def cut_trace(tmp_path: Path) -> tuple[Trace, Path, bytes]:
     """Three steps in a file."""
     steps = [rich_step(), dataclasses.replace(random_step(1), index=42), rich_step()]
     trace, path = Trace(steps, META), tmp_path / "run.parquet"
-    store.save(trace, path)
+    trace.save(path)
     return trace, path, path.read_bytes()
 
 
@@ -296,11 +296,11 @@ def test_what_is_whole_and_no_trace_is_not_called_truncated(tmp_path: Path) -> N
     path = tmp_path / "notes.parquet"
     path.write_text("what I saw")
     with pytest.raises(TraceError, match=r"notes\.parquet: this is no Parquet file") as caught:
-        store.load(path)
+        Trace.load(path)
     assert not isinstance(caught.value, CutFileError)
     path.write_bytes(b"PAR1" + bytes(100) + b"PAR1")
     with pytest.raises(TraceError, match=r"notes\.parquet: damaged"):
-        store.load(path)
+        Trace.load(path)
 
 
 def test_the_footer_says_what_pyarrow_reads_in_it(tmp_path: Path) -> None:
@@ -374,10 +374,10 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.parquet"
     path.write_text("step,loss\n0,1.0\n")
     with pytest.raises(TraceError, match="no Parquet file"):
-        store.load(path)
+        Trace.load(path)
     parquet.write_table(pa.table({"loss": [1.0]}), path)
     with pytest.raises(TraceError, match="no Chameleon Lab trace"):
-        store.load(path)
+        Trace.load(path)
 
 
 def rewrite(path: Path, table: pa.Table, header: object) -> None:
@@ -402,17 +402,17 @@ def as_of(version: int, step: StepTrace) -> StepTrace:
 @pytest.mark.parametrize("version", range(1, store.VERSION + 1))
 def test_a_file_of_each_version_reads_as_it_was_written(version: int, tmp_path: Path) -> None:
     """Each file of ``data`` was written by the Chameleon Lab of its time, from :func:`rich_step`."""
-    read = store.load(DATA / f"trace_v{version}.parquet")
+    read = Trace.load(DATA / f"trace_v{version}.parquet")
     assert_same(read, Trace([as_of(version, rich_step())], META_OF_FILES))
     assert sum(parts_of_step(read.last).totals().values()) == pytest.approx(
         rich_step().stalls.duration_s.sum()
     )
-    store.save(read, tmp_path / "again.parquet")
-    assert_same(store.load(tmp_path / "again.parquet"), read)
+    read.save(tmp_path / "again.parquet")
+    assert_same(Trace.load(tmp_path / "again.parquet"), read)
 
 
 def test_what_older_files_lack_says_that_nobody_knows() -> None:
-    first, fifth, sixth = (store.load(DATA / f"trace_v{version}.parquet").last for version in (1, 5, 6))
+    first, fifth, sixth = (Trace.load(DATA / f"trace_v{version}.parquet").last for version in (1, 5, 6))
     assert (first.ops.token == 0).all() and (first.ops.plan_op == -1).all()
     assert np.isnan(first.ops.device_s).all() and first.useless_bytes == first.refusals == 0
     assert len(first.replays) == len(first.declined) == len(first.makings) == 0
@@ -429,18 +429,18 @@ def with_enums(path: Path, enums: dict[str, list[str]]) -> None:
 
 def test_numbers_of_enums_mean_what_the_file_calls_them(tmp_path: Path) -> None:
     path, step = tmp_path / "run.parquet", rich_step()
-    store.save(Trace([step]), path)
+    Trace([step]).save(path)
     with_enums(path, {"Cause": ["DEMAND", "PLANNED", "WEATHER", "ACCESS", "EVICT"]})
     with pytest.raises(TraceError, match=r"transfers\.cause is 'WEATHER', which this .* upgrade"):
-        store.load(path)
+        Trace.load(path)
     with_enums(path, {"Cause": ["WEATHER", "DEMAND", "ACCESS"]})
-    read = store.load(path).last
+    read = Trace.load(path).last
     assert step.transfers.cause.tolist() == [Cause.EVICT, Cause.DEMAND]
     assert read.transfers.cause.tolist() == [Cause.DEMAND, Cause.ACCESS]
     assert read.transfers.cause.dtype == np.uint8
     with_enums(path, {"Cause": ["PLANNED"]})
     with pytest.raises(TraceError, match=r"transfers\.cause is outside 0 to 0"):
-        store.load(path)
+        Trace.load(path)
 
 
 def test_a_column_that_cannot_be_left_out_is_asked_for() -> None:
@@ -451,10 +451,10 @@ def test_a_column_that_cannot_be_left_out_is_asked_for() -> None:
 
 def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
-    store.save(Trace([rich_step()]), path)
+    Trace([rich_step()]).save(path)
     rewrite(path, parquet.read_table(path), {"version": store.VERSION + 1, "meta": {}})
     with pytest.raises(TraceError, match="trace version 9.*reads up to 8: upgrade"):
-        store.load(path)
+        Trace.load(path)
 
 
 @pytest.mark.parametrize(
@@ -462,45 +462,45 @@ def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
 )
 def test_broken_header_is_refused(tmp_path: Path, header: object) -> None:
     path = tmp_path / "run.parquet"
-    store.save(Trace([rich_step()]), path)
+    Trace([rich_step()]).save(path)
     rewrite(path, parquet.read_table(path), header)
     with pytest.raises(TraceError, match="header is broken"):
-        store.load(path)
+        Trace.load(path)
 
 
 def test_missing_and_changed_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
-    store.save(Trace([rich_step()]), path)
+    Trace([rich_step()]).save(path)
     table = parquet.read_table(path)
     rewrite(path, table.drop_columns(["uses"]), {"version": store.VERSION, "meta": {}, "enums": ENUMS})
     with pytest.raises(TraceError, match="column 'uses' is missing"):
-        store.load(path)
+        Trace.load(path)
     changed = table.set_column(0, "index", pa.array(["zero"]))
     rewrite(path, changed, {"version": store.VERSION, "meta": {}, "enums": ENUMS})
     with pytest.raises(TraceError, match="column 'index' is of type string, not int64"):
-        store.load(path)
+        Trace.load(path)
 
 
 def test_meta_must_be_plain(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="meta must hold plain"):
-        store.save(Trace([], {"device": object()}), tmp_path / "run.parquet")
+        Trace([], {"device": object()}).save(tmp_path / "run.parquet")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
-    store.save(Trace([rich_step()], META), path)
+    Trace([rich_step()], META).save(path)
     step = rich_step()
     bad = dataclasses.replace(step, ops=dataclasses.replace(step.ops, name=step.ops.name + 0.5))
     with pytest.raises(TraceError, match=r"column ops\.name is float64, which does not fit int32"):
-        store.save(Trace([bad]), path)
-    assert_same(store.load(path), Trace([rich_step()], META))
+        Trace([bad]).save(path)
+    assert_same(Trace.load(path), Trace([rich_step()], META))
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.parquet"]
 
 
 def test_missing_file_is_the_systems_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        store.load(tmp_path / "nowhere.parquet")
+        Trace.load(tmp_path / "nowhere.parquet")
 
 
 def test_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,7 +512,7 @@ def test_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    for call in (lambda: store.save(Trace([]), tmp_path / "x"), lambda: store.load(tmp_path / "x")):
+    for call in (lambda: Trace([]).save(tmp_path / "x"), lambda: Trace.load(tmp_path / "x")):
         with pytest.raises(ImportError, match="pip install pyarrow"):
             call()
 
@@ -520,5 +520,5 @@ def test_missing_pyarrow_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_whether_copies_on_the_host_last_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "trace.parquet"
     for keeps in (True, False):
-        store.save(Trace([dataclasses.replace(rich_step(), keeps_host_copies=keeps)], META), path)
-        assert [step.keeps_host_copies for step in store.load(path).steps] == [keeps]
+        Trace([dataclasses.replace(rich_step(), keeps_host_copies=keeps)], META).save(path)
+        assert [step.keeps_host_copies for step in Trace.load(path).steps] == [keeps]

@@ -1,0 +1,44 @@
+"""One recorded step, and what it can be asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from .alive import Alive
+from .columns import StepColumns
+from .departures import Departure, departures
+from .flame import Node, flame
+from .list_ops import ListRun, list_runs
+
+
+@dataclass(frozen=True, repr=False)
+class StepTrace(StepColumns):
+    """One recorded training step."""
+
+    def alive(self, op: int | None = None) -> Alive:
+        """What is alive at an op, by default that with the most bytes, by category, module or storage.
+
+        Raises IndexError if the step has no such op, TypeError if ``op`` is no number.
+        """
+        return Alive.at(self, op)
+
+    def flame(self, op: int | None = None, by: str = "module") -> Node:
+        """What is alive at an op, by default the peak, as a tree by ``"module"`` or by the Python ``"stack"``.
+
+        Raises IndexError if the step has no such op, ValueError if ``by`` is something else.
+        """
+        return flame(self, self.alive(op).rows, by)
+
+    @cached_property
+    def departures(self) -> tuple[Departure, ...]:
+        """Where the ops parted from the plan's, in program order; empty where no plan was followed.
+
+        See :func:`~chameleon_lab.trace.departures.departures`.
+        """
+        return departures(self)
+
+    @cached_property
+    def list_runs(self) -> tuple[ListRun, ...]:
+        """List ops that could run in smaller parts; see :mod:`~chameleon_lab.trace.list_ops`."""
+        return list_runs(self)
