@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections.abc import Callable
 from typing import Any
 
-from . import box, compare, icicle, views
+from . import box, compare, icicle, protocol, views
 from .editing import Desk
 from .file_names import trace_files
+from .notes import Notes
 from .protocol import (
     CHECKS_RESULTS,
     MAX_REPLY_BYTES,
-    DraftOf,
     ProtocolError,
     Request,
     check_result,
@@ -21,10 +22,14 @@ from .protocol import (
     reply,
     request_id,
 )
+from .scene import Scene
 from .sources import Sources
 
+Answer = tuple[dict[str, Any], list[bytes]]
+"""A result, and its buffers."""
 
-def answer(sources: Sources, message: Any) -> tuple[dict[str, Any], list[bytes]]:
+
+def answer(sources: Sources, message: Any) -> Answer:
     """The envelope to send back, and its buffers. Never raises: what goes wrong travels in the envelope."""
     number = request_id(message)
     try:
@@ -44,99 +49,19 @@ def answer(sources: Sources, message: Any) -> tuple[dict[str, Any], list[bytes]]
         return failure(number, ProtocolError("internal", text, "Training goes on. Please report it.")), []
 
 
-def _dispatch(sources: Sources, request: Request) -> tuple[dict[str, Any], list[bytes]]:
-    p = request.params
-    match request.method:
-        case "hello":
-            return hello(), []
-        case "status":
-            return sources.status(), []
-        case "open":
-            return {"source": sources.open_file(p.path)}, []
-        case "close":
-            sources.close_file(p.source)
-            return {}, []
-        case "compare":
-            return compare.compare(sources.side(p.a), sources.side(p.b)), []
-        case "compare_view":
-            a, b = sources.side(p.a), sources.side(p.b)
-            return compare.compare_view(sources.sides, a, b, p.axis, p.start, p.end, p.width)
-        case "draft":
-            return sources.draft(p.source, p.rebase), []
-        case "growth":
-            return icicle.grown(sources.steps_of(p.source)), []
-        case "save_trace":
-            return sources.save_trace(p.source, p.path, p.overwrite), []
-        case "files":
-            return {"paths": trace_files()}, []
-    if isinstance(p, DraftOf):
-        return _edit(sources.desk(p.source), request), []
-    scene = sources.scene(p.source, p.first, p.last)
-    match request.method:
-        case "scene":
-            return views.describe(scene), []
-        case "view":
-            return views.view(scene, p.axis, p.start, p.end, p.width, p.height, p.rows)
-        case "point":
-            return views.point(scene, p.axis, p.track, p.row), []
-        case "storage":
-            return views.storage(scene, p.axis, p.uid), []
-        case "icicle":
-            return icicle.icicle(scene, p.axis, p.at, p.by), []
-        case "notes":
-            return {"notes": sources.notes.shown(p.source, scene)}, []
-        case "note":
-            sources.notes.add(p.source, scene, p.axis, p.at, p.text)
-            return {"notes": sources.notes.shown(p.source, scene)}, []
-        case "forget_note":
-            sources.notes.forget(p.source, p.index)
-            return {"notes": sources.notes.shown(p.source, scene)}, []
-        case "alive":
-            return views.alive(scene, p.axis, p.at), []
-        case "range":
-            return views.summarise(scene, p.axis, p.start, p.end), []
-        case "seek":
-            return views.seek(scene, p.axis, p.at, p.direction, p.what, p.query), []
-        case "box":
-            return box.inside(scene, p.axis, p.start, p.end, p.low, p.high, p.rows), []
-        case "search":
-            return views.search(scene, p.axis, p.query), []
-        case "locate":
-            return views.locate(scene, p.storage), []
-    raise AssertionError(f"{request.method} has no answer")
-
-
-def _edit(desk: Desk, request: Request) -> dict[str, Any]:
-    """Answer what is asked of a draft. What changes it is answered with its state."""
-    p = request.params
-    match request.method:
-        case "decisions":
-            return desk.page(p.query, p.sort, p.down, p.first_row, p.count)
-        case "choices":
-            return desk.choices(p.storage)
-        case "matching":
-            return desk.matching(p.edit)
-        case "changes":
-            return desk.changes()
-        case "curve":
-            return desk.curve(p.begin)
-        case "save":
-            return desk.save(p.path, p.overwrite)
-        case "edit":
-            desk.edit(p.change, p.edits, p.index)
-        case "load":
-            desk.load(p.path)
-        case "dry_run":
-            desk.dry_run()
-        case "end_dry_run":
-            desk.end_dry_run()
-        case "enable":
-            desk.enable()
-        case "roll_back":
-            desk.roll_back()
-        case _:
-            raise AssertionError(f"{request.method} has no answer")
-    return desk.state()
+def _dispatch(sources: Sources, request: Request) -> Answer:
+    name, p = request.method, request.params
+    if name in OF_DRAFTS:
+        desk = sources.desk(p.source)
+        result = OF_DRAFTS[name](desk, p)
+        return (desk.state() if result is None else result), []
+    if name in OF_SCENES:
+        return OF_SCENES[name](sources.scene(p.source, p.first, p.last), p)
+    if name in OF_NOTES:
+        scene = sources.scene(p.source, p.first, p.last)
+        OF_NOTES[name](sources.notes, scene, p)
+        return {"notes": sources.notes.shown(p.source, scene)}, []
+    return OF_SOURCES[name](sources, p)
 
 
 def hello() -> dict[str, Any]:
@@ -144,3 +69,63 @@ def hello() -> dict[str, Any]:
     return {
         "subshell": threading.current_thread() is not threading.main_thread(),
     }
+
+
+def _closed(sources: Sources, p: protocol.CloseFile) -> Answer:
+    sources.close_file(p.source)
+    return {}, []
+
+
+OF_SOURCES: dict[str, Callable[[Sources, Any], Answer]] = {
+    "hello": lambda sources, p: (hello(), []),
+    "status": lambda sources, p: (sources.status(), []),
+    "open": lambda sources, p: ({"source": sources.open_file(p.path)}, []),
+    "close": _closed,
+    "files": lambda sources, p: ({"paths": trace_files()}, []),
+    "save_trace": lambda sources, p: (sources.save_trace(p.source, p.path, p.overwrite), []),
+    "growth": lambda sources, p: (icicle.grown(sources.steps_of(p.source)), []),
+    "draft": lambda sources, p: (sources.draft(p.source, p.rebase), []),
+    "compare": lambda sources, p: (compare.compare(sources.side(p.a), sources.side(p.b)), []),
+    "compare_view": lambda sources, p: compare.compare_view(
+        sources.sides, sources.side(p.a), sources.side(p.b), p.axis, p.start, p.end, p.width
+    ),
+}
+"""What answers methods on everything that is open."""
+
+OF_SCENES: dict[str, Callable[[Scene, Any], Answer]] = {
+    "scene": lambda scene, p: (views.describe(scene), []),
+    "view": lambda scene, p: views.view(scene, p.axis, p.start, p.end, p.width, p.height, p.rows),
+    "point": lambda scene, p: (views.point(scene, p.axis, p.track, p.row), []),
+    "storage": lambda scene, p: (views.storage(scene, p.axis, p.uid), []),
+    "icicle": lambda scene, p: (icicle.icicle(scene, p.axis, p.at, p.by), []),
+    "alive": lambda scene, p: (views.alive(scene, p.axis, p.at), []),
+    "range": lambda scene, p: (views.summarise(scene, p.axis, p.start, p.end), []),
+    "seek": lambda scene, p: (views.seek(scene, p.axis, p.at, p.direction, p.what, p.query), []),
+    "box": lambda scene, p: (box.inside(scene, p.axis, p.start, p.end, p.low, p.high, p.rows), []),
+    "search": lambda scene, p: (views.search(scene, p.axis, p.query), []),
+    "locate": lambda scene, p: (views.locate(scene, p.storage), []),
+}
+"""What answers methods on the drawn steps."""
+
+OF_NOTES: dict[str, Callable[[Notes, Scene, Any], None]] = {
+    "notes": lambda notes, scene, p: None,
+    "note": lambda notes, scene, p: notes.add(p.source, scene, p.axis, p.at, p.text),
+    "forget_note": lambda notes, scene, p: notes.forget(p.source, p.index),
+}
+"""What methods on the notes of the drawn steps do; the answer is the notes that there are then."""
+
+OF_DRAFTS: dict[str, Callable[[Desk, Any], dict[str, Any] | None]] = {
+    "decisions": lambda desk, p: desk.page(p.query, p.sort, p.down, p.first_row, p.count),
+    "choices": lambda desk, p: desk.choices(p.storage),
+    "matching": lambda desk, p: desk.matching(p.edit),
+    "changes": lambda desk, p: desk.changes(),
+    "curve": lambda desk, p: desk.curve(p.begin),
+    "save": lambda desk, p: desk.save(p.path, p.overwrite),
+    "edit": lambda desk, p: desk.edit(p.change, p.edits, p.index),
+    "load": lambda desk, p: desk.load(p.path),
+    "dry_run": lambda desk, p: desk.dry_run(),
+    "end_dry_run": lambda desk, p: desk.end_dry_run(),
+    "enable": lambda desk, p: desk.enable(),
+    "roll_back": lambda desk, p: desk.roll_back(),
+}
+"""What answers methods on a draft; None: the draft's state is the answer."""

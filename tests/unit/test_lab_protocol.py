@@ -11,6 +11,7 @@ from chameleon_lab.lab.protocol import (
     MAX_REQUEST_BYTES,
     METHODS,
     VERSION,
+    DraftOf,
     ProtocolError,
     View,
     check_result,
@@ -150,3 +151,10 @@ def test_an_answer_that_is_not_as_defined_is_an_error_in_the_tests(monkeypatch):
     monkeypatch.setattr(dispatch, "hello", lambda: {})
     envelope, _ = answer(Sources(), request("hello", {}))
     assert envelope["error"]["message"] == "the result of hello needs 'subshell'"
+
+
+def test_every_method_has_one_answer():
+    tables = (dispatch.OF_SOURCES, dispatch.OF_SCENES, dispatch.OF_NOTES, dispatch.OF_DRAFTS)
+    assert sorted(name for table in tables for name in table) == sorted(METHODS)
+    of_drafts = {name for name, method in METHODS.items() if issubclass(method.params, DraftOf)}
+    assert set(dispatch.OF_DRAFTS) == of_drafts - {"draft"}  # it makes the draft
