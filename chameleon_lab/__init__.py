@@ -12,12 +12,11 @@ from . import torch_version as _torch_version  # noqa: F401 - first: another tor
 from .errors import (
     BelowFloorError,
     ChameleonError,
-    EditsUnreachableError,
     PolicyError,
     SessionError,
     TraceError,
 )
-from .policy import Link, Policy, floor, lower_bound, plan, simulate, sweep
+from .policy import EditsUnreachableError, Link, Policy, floor, lower_bound, plan, simulate, sweep
 from .report import Report
 from .runtime.host_memory import release_host_memory
 from .session import Session, SessionStage, current_session

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+try:
+    from torch import OutOfMemoryError
+except ImportError:  # no torch, as where only files are looked at: nothing is caught by that name either
 
-import torch
-
-if TYPE_CHECKING:
-    from .policy.edits import Finding
+    class OutOfMemoryError(RuntimeError):  # type: ignore[no-redef]
+        """Stands for torch's."""
 
 
 class ChameleonError(RuntimeError):
@@ -30,23 +30,5 @@ class CutFileError(TraceError):
     """A trace file that ends before its end: cut while it was copied or written."""
 
 
-class BelowFloorError(torch.OutOfMemoryError):
+class BelowFloorError(OutOfMemoryError):
     """The capacity is below what a single op needs at once, so that no policy can run the step in it."""
-
-
-class EditsUnreachableError(BelowFloorError):
-    """With a policy's edits no plan fits the capacity, and without them one would."""
-
-    def __init__(
-        self, message: str, findings: tuple[Finding, ...] = (), others: tuple[Finding, ...] = ()
-    ) -> None:
-        super().__init__(message)
-        self.findings = findings
-        """One for each edit that is to blame, the heaviest first."""
-        self.others = others
-        """What else is wrong with the edits, as far as it shows without a plan."""
-
-    @property
-    def all_findings(self) -> tuple[Finding, ...]:
-        """Both, in the order of the edits."""
-        return tuple(sorted((*self.findings, *self.others), key=lambda finding: finding.index))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ._figures import at_first_use
 from .enough import above, typed
 from .policy import Floor
 from .trace import Departure
@@ -236,9 +237,7 @@ class Report(Mapping[str, Any]):
 
         See :func:`~chameleon_lab.lab.figures.session_figure`, which says what is raised.
         """
-        from .lab.figures import session_figure
-
-        return session_figure(self)
+        return at_first_use("session_figure")(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain Python values."""

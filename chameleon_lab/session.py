@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from ._figures import at_first_use
 from .arguments import (
     UNLIMITED,
     available_bytes,
@@ -31,6 +31,7 @@ from .arguments import (
 from .enough import highest_floor, named, unnamed
 from .errors import BelowFloorError, PolicyError, SessionError
 from .journal import Journal, declined_drops
+from .lifecycle import SessionStage, open_session, set_open_session
 from .plans import Made, Plan, Plans
 from .policy import Draft, Floor, Link, Policy, Suggestion, floor, suggest
 from .policy.constraints import Spared, untouched
@@ -65,28 +66,16 @@ from .trace.list_ops import part_limit_bytes
 from .trace.replay_ops import REPLAY_CLASS
 from .units import format_bytes, parse_bytes, parse_fraction
 
-if TYPE_CHECKING:
-    from .lab.dashboard import Dashboard
-
-
-class SessionStage(StrEnum):
-    """Where a session stands."""
-
-    WARMUP = "WarmUp"  # no policy yet; eviction keeps the run alive
-    PROFILE = "Profile"  # the step that the policy is made from is being recorded
-    STABLE = "Stable"  # a policy is in force
-
-
 _MOST_TELLING = 16
 """Op sequences of a session without a capacity that are kept to tell the floor."""
 
-_current: Session | None = None
 _lock = threading.Lock()
 
 
 def current_session() -> Session | None:
     """The session that is open in this process, or None."""
-    return _current
+    session: Session | None = open_session()
+    return session
 
 
 class Session:
@@ -229,7 +218,7 @@ class Session:
         """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
         self._capacity_since: int | None = None  # the step that the newest change of it came before
         self._staging = Staging(self)
-        self._watchers: list[Dashboard] = []
+        self._watchers: list[Any] = []  # dashboards, which know sessions
         self.after_step: Callable[[], None] | None = None
         """Called in the loop's own thread when a step has ended."""
         self._closed = False
@@ -256,16 +245,15 @@ class Session:
 
     def start(self) -> Session:
         """Begin. Raises SessionError if a session is open on the device, or this one has ended."""
-        global _current
         with _lock:
             if self._closed:
                 raise SessionError("this session has ended: make a new one")
-            if _current is not None:
+            if (other := current_session()) is not None:
                 raise SessionError(
-                    f"a session is already open on {_current.device!r}: leave its `with` block or call its stop() first"
+                    f"a session is already open on {other.device!r}: leave its `with` block or call its stop() first"
                 )
             self._journal.begin()  # the panel asks as soon as there is a session
-            _current = self  # from here on stop() takes back whatever has been done
+            set_open_session(self)  # from here on stop() takes back whatever has been done
             try:
                 self._open()
             except BaseException:
@@ -310,14 +298,13 @@ class Session:
 
     def _shut(self) -> None:
         """Take back what start() did. May be repeated, and cut short by Ctrl-C at any point."""
-        global _current
         self._plans.abandon()
         for part in reversed(self._parts):
             part.remove()
         self._journal.close()
         core.close()
         self._closed = True
-        _current = None
+        set_open_session(None)
 
     def stop(self) -> None:
         """End: every tensor is brought back and stays valid. Harmless where the session is not running."""
@@ -385,7 +372,7 @@ class Session:
     @property
     def is_open(self) -> bool:
         """Is the session running?"""
-        return _current is self
+        return open_session() is self
 
     @property
     def stage(self) -> SessionStage:
@@ -456,12 +443,12 @@ class Session:
             self._end_step(whole=False)
 
     def _model_called(self) -> None:
-        if _current is self:
+        if self.is_open:
             self._end_step()
 
     def _optimizer_stepped(self) -> None:
         self._inference.remove()
-        if not self._steps_told and _current is self:
+        if not self._steps_told and self.is_open:
             self._end_step()
 
     def _check_replays(self) -> bool:
@@ -938,9 +925,10 @@ class Session:
         """
         return self._journal.resident_peaks(index, parts)
 
-    def dashboard(self, *, every_s: float = 0.25) -> Dashboard:
+    def dashboard(self, *, every_s: float = 0.25) -> Any:
         """Figures that move while a cell trains: capacity, stage, counters; resident bytes, transfers and stalls.
 
+        A :class:`~chameleon_lab.lab.dashboard.Dashboard`.
         Show it by making it the last line of a cell, then train in the next ones. It ends with the session, and
         ``dashboard.save("run.html")`` keeps it as a page. A thread of its own reads the session every ``every_s``
         seconds; the steps do nothing for it.
@@ -948,9 +936,7 @@ class Session:
         Raises SessionError before the start, MissingPackageError without bokeh, ValueError if ``every_s`` is not
         positive.
         """
-        from .lab.dashboard import Dashboard
-
-        watcher = Dashboard(self, every_s=every_s)
+        watcher = at_first_use("Dashboard")(self, every_s=every_s)
         if self.is_open:
             self._watchers.append(watcher)
             watcher.start()

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BelowFloorError, EditsUnreachableError
-from ..policy import Draft, Edit, Finding, Policy, Prediction, Sweep, floor
+from ..errors import BelowFloorError
+from ..policy import Draft, Edit, EditsUnreachableError, Finding, Policy, Prediction, Sweep, floor
 from ..policy.estimate import estimate
 from ..policy.memory import MIN_SWAP_BYTES
 from ..policy.model import fingerprint

@@ -3,7 +3,7 @@
 from .bound import Bound, lower_bound
 from .diff import PolicyDiff, diff
 from .draft import Draft
-from .edits import Edit, EditAction, Fault, Finding
+from .edits import Edit, EditAction, EditsUnreachableError, Fault, Finding
 from .generate import plan
 from .memory import Floor, floor
 from .model import Decision, Link, Policy
@@ -17,6 +17,7 @@ __all__ = [
     "Draft",
     "Edit",
     "EditAction",
+    "EditsUnreachableError",
     "Fault",
     "Finding",
     "Floor",

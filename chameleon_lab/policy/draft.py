@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..errors import BelowFloorError, EditsUnreachableError, PolicyError
+from .._figures import at_first_use
+from ..errors import BelowFloorError, PolicyError
 from ..trace import StepTrace, Trace
 from .arguments import checked_capacity, checked_link
 from .constraints import conditions
 from .diff import PolicyDiff, diff
-from .edits import Edit, EditAction, Finding
+from .edits import Edit, EditAction, EditsUnreachableError, Finding
 from .generate import plan, refused_of
 from .link import Link
 from .memory import MIN_SWAP_BYTES, newest_step, step_op_times
 from .model import Policy
 from .simulate import Prediction, simulate
-
-if TYPE_CHECKING:
-    from ..lab.draft_gantt import DraftGantt
 
 
 class Draft:
@@ -260,14 +258,13 @@ class Draft:
         """What the draft changes in its base. Raises BelowFloorError as :meth:`policy` does."""
         return diff(self.base, self.policy())
 
-    def gantt(self) -> DraftGantt:
+    def gantt(self) -> Any:
         """The draft as bars over the ops of its step, to edit by selecting them: a widget, and a page of HTML.
 
+        A :class:`~chameleon_lab.lab.draft_gantt.DraftGantt`.
         Raises MissingPackageError without bokeh; BelowFloorError as :meth:`policy` does.
         """
-        from ..lab.draft_gantt import DraftGantt
-
-        return DraftGantt(self)
+        return at_first_use("DraftGantt")(self)
 
     def save(self, path: str) -> None:
         """Write :meth:`policy` to a file."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PolicyError
+from ..errors import BelowFloorError, PolicyError
 from ..trace import Category, Stage, StepTrace
 from ..units import format_bytes, parse_bytes
 from .link import Link, parse_link
@@ -282,6 +282,24 @@ class Finding:
 
     def __str__(self) -> str:
         return f"edit {self.index + 1} ({self.edit}) is {self.fault}: {self.why}; {self.way_out}"
+
+
+class EditsUnreachableError(BelowFloorError):
+    """With a policy's edits no plan fits the capacity, and without them one would."""
+
+    def __init__(
+        self, message: str, findings: tuple[Finding, ...] = (), others: tuple[Finding, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.findings = findings
+        """One for each edit that is to blame, the heaviest first."""
+        self.others = others
+        """What else is wrong with the edits, as far as it shows without a plan."""
+
+    @property
+    def all_findings(self) -> tuple[Finding, ...]:
+        """Both, in the order of the edits."""
+        return tuple(sorted((*self.findings, *self.others), key=lambda finding: finding.index))
 
 
 class StorageIndex:

@@ -15,9 +15,15 @@ from typing import Any
 
 from ..errors import PolicyError
 from . import step_text
+from .decision import NEVER, PLANNER, USER, Action, Decision
 from .edits import CATEGORIES, MOST, digest, edit_from_dict
 from .link import Link
-from .model import NEVER, PLANNER, USER, VERSION, Action, Decision, Policy
+
+VERSION = 3
+"""Version of the policy file that this package writes, and the newest that it reads."""
+
+FIELDS = ("capacity_bytes", "link", "decisions", "assumed", "predicted", "edits", "source")
+"""Of a policy, what its file holds."""
 
 _WRITE_AGAIN = "write the file again with Policy.save, or take an older version of it"
 
@@ -109,26 +115,33 @@ _DECIDED: dict[str, _Rule] = {
 _WITHOUT_EDITS: dict[str, _Rule] = {"capacity_bytes": _whole(1), "link": _OBJECT}
 
 
-def to_json(policy: Policy) -> str:
-    """The text of the policy file. Raises PolicyError if ``assumed`` or ``predicted`` are not plain JSON."""
+def to_json(policy: Mapping[str, Any]) -> str:
+    """The text of the file of a policy with these :data:`FIELDS`.
+
+    Raises PolicyError if ``assumed`` or ``predicted`` are not plain JSON.
+    """
+    capacity_bytes, source = policy["capacity_bytes"], policy["source"]
     try:
         lines = [
             f' "chameleon_lab_policy": {VERSION},',
-            f' "capacity_bytes": {policy.capacity_bytes},',
-            f' "link": {_line(policy.link.to_dict())},',
-            f' "assumed": {_line(policy.assumed)},',
-            f' "predicted": {_line(policy.predicted)},',
-            _array("edits", [edit.to_dict() for edit in policy.edits]) + ",",
-            _array("decisions", [asdict(decision) for decision in policy.decisions]) + ",",
-            f' "step": {_line("" if policy.source is None else step_text.encode(policy.source))}',
+            f' "capacity_bytes": {capacity_bytes},',
+            f' "link": {_line(policy["link"].to_dict())},',
+            f' "assumed": {_line(policy["assumed"])},',
+            f' "predicted": {_line(policy["predicted"])},',
+            _array("edits", [edit.to_dict() for edit in policy["edits"]]) + ",",
+            _array("decisions", [asdict(decision) for decision in policy["decisions"]]) + ",",
+            f' "step": {_line("" if source is None else step_text.encode(source))}',
         ]
     except (TypeError, ValueError) as error:
         raise PolicyError(f"assumed and predicted must hold plain, finite JSON values: {error}") from error
     return "\n".join(["{", *lines, "}", ""])
 
 
-def from_json(text: str, source: str = "policy") -> Policy:
-    """Read the text of a policy file; errors call it ``source``. Raises PolicyError as ``Policy.load`` does."""
+def from_json(text: str, source: str = "policy") -> dict[str, Any]:
+    """The :data:`FIELDS` of the policy in the text of a file; errors call it ``source``.
+
+    Raises PolicyError as ``Policy.load`` does.
+    """
     data = _parsed(text, source)
     version = _typed(data["chameleon_lab_policy"], "int", source, "chameleon_lab_policy")
     if version > VERSION or version < 1:
@@ -166,15 +179,13 @@ def from_json(text: str, source: str = "policy") -> Policy:
                 raise
             _decision(entry, where, place)  # the same error, with its line
     try:
-        return Policy(
-            capacity_bytes=top["capacity_bytes"],
-            link=Link(**link),
-            decisions=tuple(decisions),
-            assumed=top["assumed"],
-            predicted=top["predicted"],
-            edits=tuple(edits),
-            source=step_text.decode(top["step"]) if top["step"] else None,
-        )
+        return {
+            **{name: top[name] for name in ("capacity_bytes", "assumed", "predicted")},
+            "link": Link(**link),
+            "decisions": tuple(decisions),
+            "edits": tuple(edits),
+            "source": step_text.decode(top["step"]) if top["step"] else None,
+        }
     except PolicyError as error:
         raise PolicyError(f"{source}: {error}") from error
 

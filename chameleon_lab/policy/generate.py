@@ -34,13 +34,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..errors import BelowFloorError, EditsUnreachableError, TraceError
+from ..errors import BelowFloorError, TraceError
 from ..progress import bar, tick
 from ..trace import StepTrace, Trace
 from ..units import format_bytes, parse_bytes
 from .arguments import checked_capacity, checked_host_capacity, checked_link, checked_margin, checked_min_swap
 from .constraints import Constraints, conditions, joined
-from .edits import CATEGORIES, Edit, EditAction, Fault, Finding, digest
+from .edits import CATEGORIES, Edit, EditAction, EditsUnreachableError, Fault, Finding, digest
 from .host_room import HostRoom
 from .link import Link
 from .memory import (

@@ -12,118 +12,29 @@ import html
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._figures import at_first_use
 from ..errors import PolicyError
 from ..files import misnomer, oddity, shown, write_then_rename
 from ..trace import StepTrace, Trace
 from ..units import format_bytes
+from . import file
+from .decision import NEVER, PLANNER, USER, Action, Decision
 from .edits import Edit, Finding, digest
+from .file import VERSION
 from .link import Link
 from .memory import newest_step
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ..lab.gantt import Gantt
-    from .draft import Draft
-
 __all__ = ["NEVER", "PLANNER", "USER", "VERSION", "Action", "Decision", "Link", "Policy", "fingerprint"]
 
 _MOST_BYTES = 1 << 30  # of a file
-
-VERSION = 3
-"""Version of the policy file that this package writes, and the newest that it reads."""
-
-NEVER = -1
-"""``in_op`` and ``use_op`` of a swap that has no way back in the step, and ``gap`` of a storage that has no use."""
-
-PLANNER, USER = "planner", "user"
-"""Who a decision goes back to: the planner alone, or an edit."""
-
-
-class Action(StrEnum):
-    """What a decision does in its gap."""
-
-    KEEP = "keep"
-    SWAP = "swap"
-    REMATERIALISE = "rematerialise"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What to do with one storage in one gap. Op indices count from the start of the step that the gap begins in.
-
-    Of a swap: the copy to the host is issued right after op ``out_op``; before op ``free_op`` the compute
-    stream waits for that copy and the block is freed; before op ``in_op`` a block is allocated and the copy
-    back is issued; op ``use_op`` waits for it. So ``out_op < free_op <= in_op <= use_op``, and the storage is
-    away during the ops ``free_op <= i < in_op``. Indices at or above the number of ops lie in the next step.
-    In dead time, after the last use of a storage that dies in this step or early in the next, ``in_op`` and ``use_op``
-    are NEVER (-1). A persistent storage that no op uses has ``gap`` NEVER as well: it leaves after op ``out_op`` of the
-    first step and stays away, so at later steps the decision finds nothing to do.
-
-    Of a rematerialise: right after op ``out_op`` the block is given back (``free_op = out_op + 1``) and nothing is
-    copied; before op ``in_op`` a block is allocated and the op that made the storage is replayed. That is the next use,
-    or an earlier op before which another storage is replayed from this one.
-
-    Of a kept gap the op indices only say where it lies.
-
-    Raises PolicyError if the fields contradict each other.
-    """
-
-    storage: str
-    """Key of the storage, see StepTrace.storage_keys."""
-    category: str
-    """Name of its Category, in lower case."""
-    module: str
-    """Path of the module that made it, or empty."""
-    bytes: int
-    """Size of its block on the device."""
-    action: Action
-    gap: int
-    """Ordinal, among the storage's uses in the step (its birth is one), of the use that the gap follows."""
-    out_op: int
-    free_op: int
-    in_op: int
-    use_op: int
-    decided_by: str = PLANNER
-    """``"planner"``, or ``"user"`` where an edit demanded it or moved its prefetch."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.action, Action):
-            object.__setattr__(self, "action", Action(self.action))
-        where = f"the decision on {self.storage!r}, gap {self.gap}"
-        if self.bytes < 0 or self.gap < NEVER:
-            raise PolicyError(f"{where}: bytes is {self.bytes} and gap {self.gap}; neither may be so low")
-        if self.action is Action.KEEP:
-            return
-        if self.action is Action.REMATERIALISE:
-            if not 0 <= self.out_op < self.free_op <= self.in_op <= self.use_op or self.gap == NEVER:
-                raise PolicyError(
-                    f"{where}: a rematerialise needs 0 <= out_op < free_op <= in_op <= use_op, not {self.out_op}, "
-                    f"{self.free_op}, {self.in_op}, {self.use_op}; mend the order or delete the decision"
-                )
-            if self.free_op != self.out_op + 1:
-                raise PolicyError(
-                    f"{where}: free_op of a rematerialise is out_op + 1, {self.out_op + 1}, since nothing is copied, "
-                    f"and not {self.free_op}; mend it or delete the decision"
-                )
-            return
-        if (self.in_op == NEVER) != (self.use_op == NEVER) or (self.gap == NEVER and self.in_op != NEVER):
-            raise PolicyError(
-                f"{where}: in_op and use_op are both -1 (the storage does not return), or neither is, and both are "
-                "where gap is -1 (nothing uses it)"
-            )
-        returns = self.in_op != NEVER
-        if not 0 <= self.out_op < self.free_op or (returns and not self.free_op <= self.in_op <= self.use_op):
-            raise PolicyError(
-                f"{where}: a swap needs 0 <= out_op < free_op <= in_op <= use_op, "
-                f"not {self.out_op}, {self.free_op}, {self.in_op}, {self.use_op}; mend the order or delete the decision"
-            )
 
 
 @dataclass(frozen=True)
@@ -201,8 +112,8 @@ class Policy:
         """
         if (odd := oddity(path, _MOST_BYTES)) is not None:
             raise PolicyError(f"{shown(path)}: {odd}; give a file that Policy.save wrote")
-        with open(path, "rb") as file:
-            data = file.read()
+        with open(path, "rb") as opened:
+            data = opened.read()
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -213,16 +124,16 @@ class Policy:
 
     def to_json(self) -> str:
         """The text of the policy file."""
-        from .file import to_json
-
-        return to_json(self)
+        return file.to_json({name: getattr(self, name) for name in file.FIELDS})
 
     @classmethod
     def from_json(cls, text: str, source: str = "policy") -> Policy:
         """Read the text of a policy file; errors call it ``source``. Raises PolicyError as :meth:`load` does."""
-        from .file import from_json
-
-        return from_json(text, source)
+        values = file.from_json(text, source)
+        try:
+            return cls(**values)
+        except PolicyError as error:
+            raise PolicyError(f"{source}: {error}") from error
 
     @property
     def is_current(self) -> bool:
@@ -241,26 +152,23 @@ class Policy:
 
     def draft(
         self, trace: Trace | StepTrace | None = None, op_times: Sequence[float] | np.ndarray | None = None
-    ) -> Draft:
+    ) -> Any:
         """A copy to edit, see :class:`~chameleon_lab.policy.draft.Draft`.
 
         Plans for the newest step of ``trace``, or the one that the policy was made for. ``op_times`` are those of
         :func:`~chameleon_lab.policy.simulate`. Raises PolicyError if neither step is there.
         """
-        from .draft import Draft
+        return at_first_use("Draft")(self, trace, op_times)
 
-        return Draft(self, trace, op_times)
-
-    def gantt(self, trace: Trace | StepTrace | None = None) -> Gantt:
+    def gantt(self, trace: Trace | StepTrace | None = None) -> Any:
         """The decisions as bars over the ops of a step: a widget in a notebook, and a page of HTML.
 
+        A :class:`~chameleon_lab.lab.gantt.Gantt`.
         ``trace`` is the step (the newest of a trace) to draw them over; None: the one that the policy was made for.
         To edit, use ``policy.draft().gantt()``. Raises PolicyError if neither step is there, MissingPackageError
         without bokeh.
         """
-        from ..lab.gantt import Gantt
-
-        return Gantt(self, self._step(trace))
+        return at_first_use("Gantt")(self, self._step(trace))
 
     def sweep_figure(self, trace: Trace | StepTrace | None = None) -> go.Figure:
         """Step time against capacity, predicted for the policy's link: the floor, the knee, and where this one is.
@@ -269,10 +177,8 @@ class Policy:
         policy was planned with, see :attr:`op_times`; where it has none, or for other ops, those of the step. Raises
         PolicyError if neither step is there, MissingPackageError without plotly.
         """
-        from ..lab.sweep_figure import policy_sweep_figure
-
         step = self._step(trace)
-        return policy_sweep_figure(self, trace if isinstance(trace, Trace) else step)
+        return at_first_use("policy_sweep_figure")(self, trace if isinstance(trace, Trace) else step)
 
     def _step(self, trace: Trace | StepTrace | None) -> StepTrace:
         if trace is None and self.source is None:

@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import EditsUnreachableError
 from ..trace import StepTrace
 from ..units import format_bytes
-from .edits import Edit, EditAction, digest
+from .edits import Edit, EditAction, EditsUnreachableError, digest
 from .generate import plan
 from .link import Link
 from .model import Policy

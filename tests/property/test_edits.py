@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 from synthetic import gpt_step, random_step
 
 import chameleon_lab
-from chameleon_lab.errors import EditsUnreachableError
-from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan, simulate
+from chameleon_lab.policy import (
+    Edit,
+    EditAction,
+    EditsUnreachableError,
+    Fault,
+    Link,
+    Policy,
+    floor,
+    plan,
+    simulate,
+)
 from chameleon_lab.policy.edits import CATEGORIES, STAGES, StorageIndex
 from chameleon_lab.policy.memory import LEAST_SWAP_BYTES, step_memory
 from chameleon_lab.policy.program import compile_program

@@ -12,9 +12,17 @@ from hypothesis import strategies as st
 from placements import every_choice, swaps_of
 from synthetic import StepBuilder, random_calls_step, random_step
 
-from chameleon_lab.errors import EditsUnreachableError
 from chameleon_lab.lab.predicted import predicted_step
-from chameleon_lab.policy import Edit, EditAction, Link, Policy, lower_bound, plan, simulate
+from chameleon_lab.policy import (
+    Edit,
+    EditAction,
+    EditsUnreachableError,
+    Link,
+    Policy,
+    lower_bound,
+    plan,
+    simulate,
+)
 from chameleon_lab.policy.memory import LEAST_SWAP_BYTES, StepMemory, step_memory, step_op_times
 from chameleon_lab.policy.model import Action
 from chameleon_lab.policy.program import DROP, FREE, REPLAY, SWAP_IN, SWAP_OUT, Program, compile_program

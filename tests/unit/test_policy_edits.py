@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 from synthetic import StepBuilder, gpt_step
 
-from chameleon_lab.errors import BelowFloorError, EditsUnreachableError, PolicyError
-from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan, simulate
+from chameleon_lab.errors import BelowFloorError, PolicyError
+from chameleon_lab.policy import (
+    Edit,
+    EditAction,
+    EditsUnreachableError,
+    Fault,
+    Link,
+    Policy,
+    floor,
+    plan,
+    simulate,
+)
 from chameleon_lab.policy.constraints import Spared, untouched
 from chameleon_lab.policy.edits import StorageIndex, edit_from_dict, in_module
 from chameleon_lab.policy.memory import step_memory
