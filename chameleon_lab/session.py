@@ -28,6 +28,8 @@ from .arguments import (
     parse_link,
     parse_rematerialise,
 )
+from .capacity import Capacity
+from .dry_run import DryRun
 from .enough import highest_floor, named, unnamed
 from .errors import BelowFloorError, PolicyError, SessionError
 from .journal import Journal, declined_drops
@@ -40,6 +42,7 @@ from .policy.memory import step_op_times
 from .policy.model import fingerprint
 from .policy.obey import plan_obeying
 from .policy.program import compile_program, unreplayable
+from .policy_controller import PolicyController
 from .report import Report, StepSummary
 from .reserve import Reserve
 from .runtime import binding, core
@@ -60,7 +63,6 @@ from .runtime.patches import Patches
 from .runtime.raw_access import guards
 from .runtime.recording import stall_totals
 from .runtime.replay_check import NOTHING, UNSEEN_WRITES, replayable
-from .staging import DryRun, Staging
 from .trace import Category, StepTrace, Trace
 from .trace.list_ops import part_limit_bytes
 from .trace.replay_ops import REPLAY_CLASS
@@ -145,7 +147,7 @@ class Session:
         if capacity == UNLIMITED and policy is not None:
             raise ValueError(f"with capacity {UNLIMITED!r} a session only records: leave out the policy")
         self._takes_what_there_is = capacity is None and policy is None and self.device != "cpu"
-        self.capacity_bytes = (
+        capacity_bytes = (
             None if policy is not None and capacity is None else parse_capacity(capacity, self.device)
         )
         self.link = parse_link(link)
@@ -175,21 +177,29 @@ class Session:
         if not isinstance(max_ops, int) or max_ops < 1:
             raise ValueError(f"max_ops must be a number of ops from 1 up, got {max_ops!r}")
         self.max_ops = max_ops
-        self._policy = (
+        given = (
             policy
             if isinstance(policy, Policy)
             else Policy.load(os.fspath(policy))
             if policy is not None
             else None
         )
-        self._given = self._policy
-        self._unstarted = self._policy  # given, and the first step has not ended yet
-        if self._given is not None and self.capacity_bytes is None:
-            self.capacity_bytes = self._given.capacity_bytes
+        if given is not None and capacity_bytes is None:
+            capacity_bytes = given.capacity_bytes
+        self._capacity = Capacity(capacity_bytes, core.set_capacity)
+        self._policies = PolicyController(
+            given,
+            switch=self._enable,
+            at_border=self._at_border,
+            require_open=self._require_open,
+            capacities=lambda: (self._capacity.bytes, self._capacity.own_bytes),
+            history=lambda: self.history,
+            step_count=lambda: self._steps,
+            whole_steps=warmup_steps + 1,
+        )
         self._stage = SessionStage.WARMUP if warmup_steps else SessionStage.PROFILE
         self._steps = 0
         self._steps_told = False
-        self._unmatched: tuple[str, ...] = ()
         self._notes: list[str] = []
         self._created_s = time.time()
         self._spared = Spared()
@@ -213,21 +223,16 @@ class Session:
             self._parts.append(no_graphs())
         self._splits_lists = split_optimizer
         if self.capacity_bytes is not None and split_optimizer:
-            self._parts.append(small_groups(self._group_bytes))
-        self.own_capacity_bytes = self.capacity_bytes
-        """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
-        self._capacity_since: int | None = None  # the step that the newest change of it came before
-        self._staging = Staging(self)
+            self._parts.append(small_groups(lambda: part_limit_bytes(self._capacity.limit_bytes)))
         self._watchers: list[Any] = []  # dashboards, which know sessions
         self.after_step: Callable[[], None] | None = None
         """Called in the loop's own thread when a step has ended."""
         self._closed = False
         self._reserve = Reserve()
         self._plans = Plans(
-            self._plan_for, self._note, lambda: self.capacity_bytes or core.UNLIMITED, self._reserve_grows
+            self._plan_for, self._note, lambda: self._capacity.limit_bytes, self._reserve_grows
         )
         self._told_of_change = False
-        self._planned = False  # has the first plan been made, or the given policy bound?
         self._told_of_pageable = False
         self._told_of_missed = False
         self._pins_before = 0
@@ -263,7 +268,7 @@ class Session:
 
     def _open(self) -> None:
         if self._takes_what_there_is:  # other processes may have come and gone since
-            self.capacity_bytes = self.own_capacity_bytes = available_bytes(self.device)
+            self._capacity.measured(available_bytes(self.device))
         self._check_replays()
         if self.device != "cpu":
             refuse_where_attached()
@@ -321,12 +326,11 @@ class Session:
             with _lock:
                 self._shut()
 
-    def __enter__(self) -> Session:
-        return self.start()
+    def close(self, error: BaseException | None = None) -> None:
+        """End, as :meth:`stop` does, with the error that has ended the training, if one has.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+        Raises BelowFloorError, which names a capacity that is enough, where that is what the error means.
+        """
         text = ""
         if isinstance(error, RuntimeError):
             with suppress(Exception):  # as in stop()
@@ -339,8 +343,16 @@ class Session:
             message = self._naming_enough(failure)
         finally:
             self.stop()
-        if message != str(error) or not isinstance(error, BelowFloorError):
-            raise BelowFloorError(message).with_traceback(traceback) from None
+        if error is not None and (message != str(error) or not isinstance(error, BelowFloorError)):
+            raise BelowFloorError(message).with_traceback(error.__traceback__) from None
+
+    def __enter__(self) -> Session:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(error)
 
     def _naming_enough(self, failure: core.Failure) -> str:
         """An error below the floor, with the capacity that is enough where that is known of the step."""
@@ -355,7 +367,7 @@ class Session:
         )
         # What a failed step lacks may have needed more: a script can go on after the error.
         steps = [self._journal.trace(log) for log in logs if not log.failed]
-        given = self._given.source if self._given is not None else None
+        given = self._policies.given.source if self._policies.given is not None else None
         try:
             return unnamed(failure) if cut is None else named(failure, self._journal.trace(cut), steps, given)
         except ValueError:  # a step that holds too little to tell: the core's words stand
@@ -373,6 +385,16 @@ class Session:
     def is_open(self) -> bool:
         """Is the session running?"""
         return open_session() is self
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """The device bytes that the run may use now; None: no limit, the session only records."""
+        return self._capacity.bytes
+
+    @property
+    def own_capacity_bytes(self) -> int | None:
+        """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
+        return self._capacity.own_bytes
 
     @property
     def stage(self) -> SessionStage:
@@ -467,7 +489,7 @@ class Session:
     def _end_step(self, *, whole: bool = True) -> None:
         core.own_work(True)
         try:
-            with self._staging.lock:
+            with self._policies.lock:
                 self._end_this_step(whole)
                 if self._check_replays():  # a script may set them when the session is open
                     core.allow_replays(self._replayable.dtypes)
@@ -517,7 +539,7 @@ class Session:
             if self._steps >= self.warmup_steps:
                 self._stage = SessionStage.PROFILE
                 self._foresee(log)
-        elif stage is SessionStage.PROFILE and not self._planned:
+        elif stage is SessionStage.PROFILE and not self._policies.is_bound:
             self._make_policy(log)
         elif self.capacity_bytes is not None:
             self._plans.step_ended(log, summary, least_compute_s)
@@ -526,7 +548,7 @@ class Session:
                 self._note(f"step {summary.index}: {self._plans.lacking}; planning for it")
                 self._told_of_change = True
             self._stage = SessionStage.PROFILE if self._plans.lacking else SessionStage.STABLE
-        self._staging.step_ended(summary)
+        self._policies.step_ended(summary, is_stable=self._stage is SessionStage.STABLE)
 
     def _remember(self, log: core.StepLog) -> None:
         """The first step may need more than all others; where nothing leaves, the largest of each sequence is kept."""
@@ -540,7 +562,6 @@ class Session:
 
     def _leave_to_others(self) -> None:
         """After the first step: less what libraries have taken in it, and torch's blocks that are not the session's."""
-        assert self.capacity_bytes is not None
         counters = core.counters()
         counted = counters["resident_bytes"] + counters["other_bytes"]
         foreign_bytes = max(0, torch.cuda.memory_allocated(self.device) - counted)
@@ -548,10 +569,8 @@ class Session:
             left_bytes = available_bytes(self.device) - foreign_bytes
         except SessionError:
             return  # it ran, so eviction manages
-        if 0 < left_bytes < self.capacity_bytes:
-            core.set_capacity(left_bytes)
-            self.capacity_bytes = self.own_capacity_bytes = left_bytes
-            self._capacity_since = self._steps
+        if 0 < left_bytes < self._capacity.limit_bytes:
+            self._capacity.change(left_bytes, self._steps, own=True)
 
     def _warn_of_pageable_memory(self) -> None:
         if self._told_of_pageable or not (pageable := core.pageable_host_bytes()):
@@ -574,7 +593,7 @@ class Session:
 
     def _follow(self, plan: Plan | None) -> None:
         if plan is not None and plan.policy is not None:
-            self._policy, self._unmatched = plan.policy, plan.program.unmatched
+            self._policies.follow(plan.policy, plan.program.unmatched)
 
     def _foresee(self, log: core.StepLog) -> None:
         """Eviction in the step to come knows when storages were used in this one."""
@@ -587,7 +606,7 @@ class Session:
 
     def _no_decisions(self) -> Policy:
         assumed = {"min_swap_bytes": self.min_swap_bytes}
-        return Policy(self.capacity_bytes or core.UNLIMITED, self.link, (), assumed, edits=self._edits())
+        return Policy(self._capacity.limit_bytes, self.link, (), assumed, edits=self._policies.edits)
 
     def _make_policy(self, log: core.StepLog) -> None:
         """The first plan, made at once: there is none yet that could be followed meanwhile."""
@@ -601,7 +620,7 @@ class Session:
             if self.capacity_bytes is not None:
                 self._follow(self._plans.force(self._plan_for(log), log.index, "the profiled step"))
             self._stage = SessionStage.STABLE
-        self._planned = True
+        self._policies.bound()
 
     @contextmanager
     def _noting_failure(self, log: core.StepLog) -> Iterator[None]:
@@ -621,7 +640,6 @@ class Session:
             self._planning_s += time.thread_time() - start_s
 
     def _planned_for(self, log: core.StepLog) -> Made:
-        assert self.capacity_bytes is not None
         log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them
         step = self._device_times.completed(self._journal.trace(log))
         if not self.planning:
@@ -632,7 +650,7 @@ class Session:
         except BelowFloorError as error:
             # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.
             lowest = floor(Trace([step], {"kernels": self._kernels}))
-            if lowest.bytes > self.capacity_bytes:
+            if lowest.bytes > self._capacity.limit_bytes:
                 self._note(
                     f"the capacity leaves no room to plan (floor {format_bytes(lowest.bytes)}, {lowest.measured_on}): "
                     "eviction only"
@@ -643,24 +661,25 @@ class Session:
 
     def _policy_for(self, step: StepTrace) -> Policy:
         """The given policy where it fits the step, else one that is generated under the edits of the newest."""
-        assert self.capacity_bytes is not None
-        edits = self._edits()
-        if self._given is not None:
-            reason = binding.misfit(self._given, step, self.capacity_bytes, self.host_capacity_bytes)
-            lost = None if reason else self._lost_drops(self._given, step)
+        capacity_bytes, given, edits = self._capacity.limit_bytes, self._policies.given, self._policies.edits
+        if given is not None:
+            reason = binding.misfit(given, step, capacity_bytes, self.host_capacity_bytes)
+            lost = None if reason else self._lost_drops(given, step)
             if reason is None and lost is None:
-                if not self._planned:
+                if not self._policies.is_bound:
                     self._note("the given policy fits the profiled step: in force from the next one on")
-                return self._given
+                return given
             if lost is not None:
                 self._note(f"the given policy: {lost}. Planned anew, with its {len(edits)} edits")
-            elif not self._planned:  # later it goes on serving its own ops, beside the plans for others
+            elif (
+                not self._policies.is_bound
+            ):  # later it goes on serving its own ops, beside the plans for others
                 self._note(
                     f"the given policy does not fit: {reason}. Planned anew, with its {len(edits)} edits"
                 )
         if self._measures_link:
             self.link = self.link.under_load(step)
-        return self._planned_anew(step, self.capacity_bytes, edits)
+        return self._planned_anew(step, capacity_bytes, edits)
 
     def _planned_anew(self, step: StepTrace, capacity_bytes: int, edits: tuple[Edit, ...]) -> Policy:
         """Generated, with what this session can replay; what is wrong with the edits is noted."""
@@ -714,21 +733,18 @@ class Session:
         dtypes, refused = self._replayable.dtypes, self._replayable.refused
         return {name: why for name, why in refused.items() if name not in dtypes} | self._declined
 
-    def _edits(self) -> tuple[Edit, ...]:
-        return self._policy.edits if self._policy is not None else ()
-
     def _spares(self, category: Category, label: str, part: torch.Tensor) -> bool:
-        edits = self._edits()
+        edits = self._policies.edits
         return bool(edits) and self._spared(edits, category, label, core.block_bytes(part))
 
     def _mark_spared(self, step: StepTrace) -> None:
         """The policy's edits are others: tell the core what eviction takes last, whatever plan is followed."""
-        core.set_evict_last(step.storages.uid[untouched(step, self._edits())])
+        core.set_evict_last(step.storages.uid[untouched(step, self._policies.edits)])
 
     def _start_given(self, log: core.StepLog) -> bool:
         """After the first step: put a given policy in force, if it fits and holds the step it was made for."""
-        policy, self._unstarted = self._unstarted, None
-        if policy is None or policy is not self._given or self.capacity_bytes is None or not self.planning:
+        policy = self._policies.take_unstarted()
+        if policy is None or self.capacity_bytes is None or not self.planning:
             return False
         if not policy.assumed or log.truncated_ops:
             return False
@@ -752,8 +768,8 @@ class Session:
     def _enable(self, policy: Policy) -> None:
         """Switch to a policy and to the capacity that its edits ask for, between two steps."""
         asked = any(edit.action is EditAction.CAPACITY for edit in policy.edits)
-        capacity_bytes = policy.capacity_bytes if asked else self.own_capacity_bytes
-        assert capacity_bytes is not None
+        own_bytes = self._capacity.own_bytes
+        capacity_bytes = policy.capacity_bytes if asked or own_bytes is None else own_bytes
         self._put_in_force(policy, capacity_bytes, "enabled")
 
     def _put_in_force(self, policy: Policy, capacity_bytes: int, why: str) -> None:
@@ -762,11 +778,8 @@ class Session:
         step = live
         if policy.source is not None and policy.assumed.get("fingerprint") != fingerprint(live):
             step = binding.rebound(policy.source, live, self._discovery.labels.id)
-        if capacity_bytes != self.capacity_bytes:
-            core.set_capacity(capacity_bytes)
-            self.capacity_bytes = capacity_bytes
-            self._capacity_since = live.index + 1
-        self._given = policy
+        self._capacity.change(capacity_bytes, live.index + 1)
+        self._policies.prefer(policy)
         if (lost := self._lost_drops(policy, step)) is not None:
             self._note(f"the policy {why}: {lost}. Planned anew, with its {len(policy.edits)} edits")
             step = self._device_times.completed(step)
@@ -777,7 +790,7 @@ class Session:
         made = Made(policy, compile_program(policy, step), step)
         self._follow(self._plans.force(made, live.index, why))
         self._mark_spared(live)
-        self._planned = True
+        self._policies.bound()
         self._stage = SessionStage.STABLE
 
     def _misses(self, name: str, where: torch.device) -> None:
@@ -804,7 +817,7 @@ class Session:
     @property
     def policy(self) -> Policy | None:
         """The policy in force, or None before there is one. Assign one to use it from the next step on."""
-        return self._policy
+        return self._policies.active
 
     @policy.setter
     def policy(self, policy: Policy | str | os.PathLike[str]) -> None:
@@ -812,13 +825,11 @@ class Session:
             policy = Policy.load(os.fspath(policy))
         if self.capacity_bytes is None:
             raise PolicyError("this session only records, it has no capacity: give one to use a policy")
-        self._policy = policy
-        self._given = policy
+        self._policies.give(policy)
         if self.is_open and (logs := core.logs()):
             self._mark_spared(self._journal.trace(logs[-1]))
         if self.is_open and self._stage is not SessionStage.WARMUP:
             self._stage = SessionStage.PROFILE  # bind it to the next step's ops
-            self._planned = False
             self._record_makings()
 
     def enable(self, draft: Draft | Policy) -> None:
@@ -829,14 +840,14 @@ class Session:
         Raises BelowFloorError if no policy fits; SessionError if no policy is in force yet; PolicyError if the edits of
         a policy are newer than its decisions, or it is for more than the session has.
         """
-        self._staging.enable(draft)
+        self._policies.enable(draft)
 
     def rollback(self) -> Policy:
         """From the next step border on, use what was in force before the last :meth:`enable`; returns it.
 
         The last 16 can be taken back, one after another. Raises SessionError if there is none.
         """
-        return self._staging.rollback()
+        return self._policies.rollback()
 
     def dry_run(
         self, draft: Draft, step_fn: Callable[[], object] | None = None, *, steps: int = 1, settle: int = 1
@@ -850,12 +861,12 @@ class Session:
 
         Raises what :meth:`enable` raises, what ``step_fn`` raises, and SessionError if a call of it ends no step.
         """
-        return self._staging.dry_run(draft, step_fn, steps, settle)
+        return self._policies.dry_run(draft, step_fn, steps, settle)
 
     @property
-    def staging(self) -> Staging:
+    def staging(self) -> PolicyController:
         """What has been asked for: the policy in force for good, and whether it can be rolled back."""
-        return self._staging
+        return self._policies
 
     def trace(self) -> Trace:
         """The newest finished steps, as columns. Empty before the first step has ended."""
@@ -966,8 +977,8 @@ class Session:
             loading_s=self._journal.median_s("loading_s"),
             stall_parts=self._stall_parts(),
             link=str(self.link),
-            decisions=len(self._policy.decisions) if self._policy else 0,
-            unmatched_decisions=self._unmatched,
+            decisions=len(self.policy.decisions) if self.policy else 0,
+            unmatched_decisions=self._policies.unmatched,
             escaped_storages=counters["escaped"],
             escaped_bytes=counters["escaped_bytes"],
             refused=dict(self._discovery.refused),
@@ -1034,11 +1045,8 @@ class Session:
         )
 
     def _capacity_peak_bytes(self) -> int | None:
-        since = self._capacity_since
+        since = self._capacity.changed_before_step
         return None if since is None else self._journal.peak_bytes_since(since)
-
-    def _group_bytes(self) -> int:
-        return part_limit_bytes(self.capacity_bytes or core.UNLIMITED)
 
     def _require_open(self, call: str) -> None:
         if not self.is_open:

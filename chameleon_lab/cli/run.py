@@ -79,7 +79,7 @@ class Run:
     def _end(self, error: BaseException) -> BaseException:
         """End the session with the script's exception, which the session may know a better name for."""
         try:
-            self.session.__exit__(type(error), error, error.__traceback__)
+            self.session.close(error)
         except BelowFloorError as below:
             return below
         return error

@@ -73,9 +73,7 @@ class SessionKeeper:
         if not self._session.is_open:
             return
         try:
-            self._session.__exit__(
-                type(error) if error else None, error, error.__traceback__ if error else None
-            )
+            self._session.close(error)
         finally:
             for written, text in self._files.write(self._session):
                 _logger.log(logging.INFO if written else logging.WARNING, text)

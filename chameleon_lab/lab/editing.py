@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..dry_run import DryRun
 from ..errors import BelowFloorError, ChameleonError, PolicyError, SessionError
 from ..policy import Draft, Edit, EditAction, Link, Policy, Prediction, floor, plan
 from ..policy.diff import diff
@@ -25,7 +26,6 @@ from ..policy.memory import step_op_times
 from ..policy.model import fingerprint
 from ..policy.replay import Chain
 from ..session import Session
-from ..staging import DryRun
 from ..trace import Category, StepTrace, Trace
 from ..units import format_bytes
 from .bench import Bench, Made

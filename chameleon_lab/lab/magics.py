@@ -250,7 +250,7 @@ class ChameleonMagics(Magics):
             for code in pieces:
                 exec(code, self.shell.user_ns)
         except BaseException as error:
-            session.__exit__(type(error), error, error.__traceback__)
+            session.close(error)
             raise
         session.stop()
         self._show(session)
