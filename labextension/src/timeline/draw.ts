@@ -213,20 +213,37 @@ export function fillUnder(
   c.fill();
 }
 
-/** Trace a step function across the drawing. */
+/**
+ * Trace a step function across the drawing. Of what changes within a pixel only what lies furthest from zero is drawn:
+ * each corner of a path costs, dashed ones most.
+ */
 export function tracePath(
-  c: CanvasRenderingContext2D,
+  c: Pick<CanvasRenderingContext2D, 'lineTo'>,
   { x, bytes }: ILine,
   scale: Scale,
   y: (bytes: number) => number
 ): void {
-  const first = Math.max(0, lastAtMost(x, scale.start));
   let height = y(0);
-  for (let i = first; i < x.length && x[i] <= scale.end; i++) {
+  let i = Math.max(0, lastAtMost(x, scale.start));
+  while (i < x.length && x[i] <= scale.end) {
     const left = Math.max(0, scale.x(x[i]));
+    const pixelEnd = Math.floor(left) + 1;
+    let most = bytes[i];
+    let next = i + 1;
+    while (next < x.length && x[next] <= scale.end && scale.x(x[next]) < pixelEnd) {
+      most = Math.abs(bytes[next]) > Math.abs(most) ? bytes[next] : most;
+      next++;
+    }
     c.lineTo(left, height);
-    height = y(bytes[i]);
+    height = y(most);
     c.lineTo(left, height);
+    const goesOn = next === x.length || scale.x(x[next]) >= pixelEnd + 1;
+    if (goesOn && most !== bytes[next - 1]) {
+      c.lineTo(pixelEnd, height);
+      height = y(bytes[next - 1]);
+      c.lineTo(pixelEnd, height);
+    }
+    i = next;
   }
   c.lineTo(scale.width, height);
 }
