@@ -1,10 +1,10 @@
 """The programs of tests/programs in a half, a third and a quarter of their peak: ratios, evictions and floors.
 
-    python -m benchmarks.programs --json FILE [--steps N] [--only TEXT] [--threads N]
+    python -m benchmarks.programs --json FILE [--steps N] [--rounds N] [--only TEXT] [--threads N]
 
 Each program runs in a process of its own: plainly, recorded, and in each share. Ratios are of the usual step of the
 second half of the run to that of the recorded one (steps of each number of ops count by their median); of the whole
-runs, where a program has no steps.
+runs, where a program has no steps. With ``--rounds`` there are so many processes, and the median ratio of them counts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ import torch
 from . import measure
 
 RUNNER = Path(__file__).parents[1] / "tests" / "programs" / "runner.py"
+sys.path.append(str(RUNNER.parent))
+import runner  # noqa: E402  (it lies beside the programs, in no package)
+
 _STEPS = 24
 
 
@@ -32,17 +35,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", metavar="FILE", help="write the rows there")
     parser.add_argument("--steps", type=measure.count, default=_STEPS, help=f"of each program ({_STEPS})")
+    parser.add_argument("--rounds", type=measure.count, default=1, help="processes of each program (1)")
     parser.add_argument("--only", metavar="TEXT", default="", help="programs with this in their name")
     parser.add_argument("--threads", type=measure.count, default=1, help="threads of an op")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     environment = measure.environment(vars(options))
-    names = sorted(path.stem for path in RUNNER.parent.glob("*.py"))
     programs: list[dict[str, Any]] = []
-    for name in names:
-        if options.only.lower() not in name.lower() or name.startswith(("test_", "_", "runner")):
+    for name in runner.NAMES:
+        if options.only.lower() not in name.lower():
             continue
-        programs.append(_run(name, options.steps, options.threads))
+        rounds = [_run(name, options.steps, options.threads) for _ in range(options.rounds)]
+        programs.append(runner.middle(name, rounds))
         print("\n".join(programs[-1]["lines"][bool(programs[:-1]) :]), flush=True)
         if options.json:
             measure.write_json(

@@ -147,26 +147,42 @@ def within(name: str, steps: int, capacity: int | str) -> Run:
     return _run(name, steps, cl.Session(capacity, device="cpu", link=LINK))
 
 
-def table(rows: list[Tried]) -> str:
-    """A line a program: peak, floor, and for each share ratio and evictions, or that it is below the floor."""
-    lines = [
-        f"{'program':<20} {'peak MiB':>8} {'floor':>6}"
-        + "".join(f" | {f'{s:.0%}':>5} {'evict':>6}" for s in SHARES)
-    ]
-    for name in dict.fromkeys(row.program for row in rows):
-        own = {row.share: row for row in rows if row.program == name}
-        first = next(iter(own.values()))
-        line = f"{name:<20} {first.peak_bytes / 2**20:8.2f} {first.floor_bytes / first.peak_bytes:6.0%}"
-        for share in SHARES:
-            row = own.get(share)
-            if row is None or row.run is None:
-                line += f" | {'below floor' if row else '':>12}"
-            else:
-                line += f" | {row.ratio:4.2f}x {row.run.evictions:6.1f}"
-        if any(row.run is None for row in own.values()):
-            line += f"   floor set by {first.floor_op}"
-        lines.append(line)
-    return "\n".join(lines)
+def table(name: str, rows: list[dict[str, Any]]) -> list[str]:
+    """A headline, and a line: peak, floor, and for each share ratio and evictions, or that it is below the floor.
+
+    Args:
+        name: of the program.
+        rows: of it, as :func:`plain_values` gives them.
+    """
+    headline = f"{'program':<20} {'peak MiB':>8} {'floor':>6}"
+    headline += "".join(f" | {f'{s:.0%}':>5} {'evict':>6}" for s in SHARES)
+    own, first = {row["share"]: row for row in rows}, rows[0]
+    line = f"{name:<20} {first['peak_bytes'] / 2**20:8.2f} {first['floor_bytes'] / first['peak_bytes']:6.0%}"
+    for share in SHARES:
+        row = own.get(share)
+        if row is None or row["below_floor"]:
+            line += f" | {'below floor' if row else '':>12}"
+        else:
+            line += f" | {row['ratio']:4.2f}x {row['evictions']:6.1f}"
+    if any(row["below_floor"] for row in rows):
+        line += f"   floor set by {first['floor_op']}"
+    return [headline, line]
+
+
+def plain_values(row: Tried) -> dict[str, Any]:
+    """What JSON can hold of it."""
+    return {
+        "share": row.share,
+        "peak_bytes": row.peak_bytes,
+        "capacity_bytes": row.capacity_bytes,
+        "floor_bytes": row.floor_bytes,
+        "floor_op": row.floor_op,
+        "below_floor": row.run is None,
+        "ratio": row.ratio,
+        "step_s": row.run.step_s if row.run else None,
+        "evictions": row.run.evictions if row.run else None,
+        "unserved": row.run.report.unserved if row.run and row.run.report else None,
+    }
 
 
 def _run(name: str, steps: int, session: cl.Session | None) -> Run:
@@ -273,23 +289,28 @@ def described(name: str, steps: int) -> dict[str, Any]:
             wrong.append(f"{row.share:.0%} is above the floor and did not run")
         elif row.run is not None and row.run.bits != bare.bits:
             wrong.append(f"other numbers in {row.share:.0%}")
-    values = [
-        {
-            "share": row.share,
-            "peak_bytes": row.peak_bytes,
-            "capacity_bytes": row.capacity_bytes,
-            "floor_bytes": row.floor_bytes,
-            "floor_op": row.floor_op,
-            "below_floor": row.run is None,
-            "ratio": row.ratio,
-            "step_s": row.run.step_s if row.run else None,
-            "evictions": row.run.evictions if row.run else None,
-            "unserved": row.run.report.unserved if row.run and row.run.report else None,
-        }
-        for row in rows
-    ]
-    lines = [*table(rows).splitlines(), *(f"{'':<20} WRONG: {text}" for text in wrong)]
-    return {"program": name, "lines": lines, "wrong": wrong, "rows": values}
+    return _found(name, [plain_values(row) for row in rows], wrong)
+
+
+def _found(name: str, rows: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]:
+    lines = [*table(name, rows), *(f"{'':<20} WRONG: {text}" for text in wrong)]
+    return {"program": name, "lines": lines, "wrong": wrong, "rows": rows}
+
+
+def middle(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """What several processes found of a program: in each share the row with the median ratio, with the others' ratios.
+
+    The ratio of steps of 2 ms varies by a fifth from process to process, and hardly within one.
+    """
+    if not all(found["rows"] for found in rounds):
+        return rounds[0]
+    rows = []
+    for same in zip(*(found["rows"] for found in rounds), strict=True):
+        ran = sorted((row for row in same if not row["below_floor"]), key=lambda row: row["ratio"])
+        one = ran[len(ran) // 2] if ran else same[0]
+        rows.append(one | {"ratios": [row["ratio"] for row in same]})
+    wrong = list(dict.fromkeys(text for found in rounds for text in found["wrong"]))
+    return _found(name, rows, wrong)
 
 
 def main() -> int:

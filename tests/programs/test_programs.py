@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ def test_the_table_names_the_op_that_sets_the_floor() -> None:
     without = runner.recorded("gan", runner.STEPS)
     row = runner.tried("gan", runner.STEPS, 0.05, without)
     assert row.run is None and row.below_floor
-    lines = runner.table([row]).splitlines()
+    lines = runner.table("gan", [runner.plain_values(row)])
     assert "gan" in lines[1] and f"floor set by {row.floor_op}" in lines[1]
 
 
@@ -96,9 +97,33 @@ def test_steps_that_take_turns_between_two_forms_have_one_usual_time() -> None:
     assert runner.typical_s([*turns, (10, 9.0)]) == pytest.approx(21 / 11), "one slow step does not count"
 
 
+def test_of_several_processes_the_median_counts() -> None:
+    def found(ratio: float | None, wrong: list[str]) -> dict[str, Any]:
+        row = {"share": 0.5, "peak_bytes": 8, "floor_bytes": 4, "floor_op": "op", "evictions": ratio}
+        return {"rows": [row | {"ratio": ratio, "below_floor": ratio is None}], "wrong": wrong}
+
+    of_three = runner.middle("one", [found(1.6, []), found(1.2, ["other numbers"]), found(1.4, [])])
+    (row,) = of_three["rows"]
+    assert (row["ratio"], row["evictions"], row["ratios"]) == (1.4, 1.4, [1.6, 1.2, 1.4])
+    assert of_three["wrong"] == ["other numbers"] and "1.40x" in of_three["lines"][1]
+    (below,) = runner.middle("one", [found(None, []), found(None, [])])["rows"]
+    assert below["below_floor"] and below["ratios"] == [None, None]
+
+
 def test_the_benchmark_prints_and_writes_the_table(tmp_path: Path) -> None:
     path = tmp_path / "programs.json"
-    command = ["-m", "benchmarks.programs", "--only", "vae", "--steps", "4", "--json", str(path)]
+    command = [
+        "-m",
+        "benchmarks.programs",
+        "--only",
+        "vae",
+        "--steps",
+        "4",
+        "--rounds",
+        "2",
+        "--json",
+        str(path),
+    ]
     done = subprocess.run(
         [sys.executable, *command], cwd=Path(__file__).parents[2], capture_output=True, text=True
     )
@@ -106,6 +131,7 @@ def test_the_benchmark_prints_and_writes_the_table(tmp_path: Path) -> None:
     assert done.stdout.startswith("program") and "vae" in done.stdout
     (program,) = json.loads(path.read_text())["programs"]
     assert [row["share"] for row in program["rows"]] == list(runner.SHARES)
+    assert all(len(row["ratios"]) == 2 for row in program["rows"])
     assert all(
         row["ratio"] > 0 and row["evictions"] >= 0 for row in program["rows"] if not row["below_floor"]
     )
