@@ -61,4 +61,3 @@ def test_limits_and_defaults_are_the_cores() -> None:
     assert replay.CHAIN == core.LONGEST_CHAIN
     assert options.min_swap_bytes == MIN_SWAP_BYTES == parse_bytes(arguments["min_swap"].default, "min_swap")
     assert options.max_ops == arguments["max_ops"].default
-    assert options.capacity_bytes == core.UNLIMITED
