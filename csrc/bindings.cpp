@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 #include <sys/prctl.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/profiler/combined_traceback.h>
@@ -228,6 +229,10 @@ std::vector<size_t> copy_order(const std::vector<bool>& urgent) {
   return order;
 }
 
+using Sizes = py::typing::Tuple<py::int_, py::ellipsis>;
+
+Sizes sizes_tuple(const std::vector<int64_t>& sizes) { return Sizes(py::tuple(py::cast(sizes))); }
+
 const char* residency_name(chameleon::Residency residency) {
   switch (residency) {
     case chameleon::Residency::Resident:
@@ -353,7 +358,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("leaf_calls", &chameleon::StepLog::leaf_calls);
 
   py::class_<chameleon::TensorShape>(m, "TensorShape")
-      .def_property_readonly("sizes", [](const chameleon::TensorShape& t) { return py::tuple(py::cast(t.sizes)); })
+      .def_property_readonly("sizes", [](const chameleon::TensorShape& t) { return sizes_tuple(t.sizes); })
       .def_readonly("dtype", &chameleon::TensorShape::dtype)
       .def_readonly("bytes", &chameleon::TensorShape::bytes)
       .def_readonly("element_bytes", &chameleon::TensorShape::element_bytes);
@@ -421,13 +426,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("record_stacks", [](bool on) { Runtime::instance().record_stacks(on); });
   m.def("mark_names", [] { return Runtime::instance().mark_names(); }, nogil());
   m.def("shapes", [] {
-    py::list all;
+    py::typing::List<Sizes> all;
     std::vector<std::vector<int64_t>> shapes;
     {
       const chameleon::Released release;
       shapes = Runtime::instance().shapes();
     }
-    for (const auto& sizes : shapes) all.append(py::tuple(py::cast(sizes)));
+    for (const auto& sizes : shapes) all.append(sizes_tuple(sizes));
     return all;
   });
   m.def("scalar_types", [] {
@@ -545,7 +550,7 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "take_transitions",
       [] {
-        py::list moves;
+        py::typing::List<py::typing::Tuple<py::int_, py::str, py::str>> moves;
         for (const auto& [uid, from, to] : Runtime::instance().take_transitions()) {
           moves.append(py::make_tuple(uid, residency_name(from), residency_name(to)));
         }
@@ -584,15 +589,16 @@ PYBIND11_MODULE(_C, m) {
       "leave_compiled_region",
       [](const std::vector<uintptr_t>& results) { chameleon::compiled_regions::leave(tensors_at(results)); }, nogil());
   m.def("storage_address", [](uintptr_t tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
-  m.def("residency", [](uintptr_t address) -> py::object {
+  m.def("residency", [](uintptr_t address) -> std::optional<std::string_view> {
     auto* storage = reinterpret_cast<c10::StorageImpl*>(address);
     const auto residency = storage ? Runtime::instance().residency(storage) : std::nullopt;
-    return residency ? py::object(py::str(residency_name(*residency))) : py::none();
+    if (!residency) return std::nullopt;
+    return residency_name(*residency);
   });
 
   m.def("counters", [] {
     const chameleon::Counters c = Runtime::instance().counters();
-    py::dict d;
+    py::typing::Dict<py::str, py::int_> d;
     d["capacity_bytes"] = c.memory.capacity_bytes;
     d["resident_bytes"] = c.memory.resident_bytes;
     d["cached_bytes"] = c.memory.cached_bytes;
@@ -623,9 +629,10 @@ PYBIND11_MODULE(_C, m) {
     return d;
   });
   m.def("allocator_setting", [] { return Runtime::instance().allocator_setting(); });
-  const auto failure_values = [](const std::optional<chameleon::Failure>& failure) -> py::object {
-    if (!failure) return py::none();
-    py::dict d;
+  using FailureValues = py::typing::Dict<py::str, py::object>;
+  const auto failure_values = [](const std::optional<chameleon::Failure>& failure) -> std::optional<FailureValues> {
+    if (!failure) return std::nullopt;
+    FailureValues d;
     d["op"] = failure->op;
     d["request_bytes"] = failure->request_bytes;
     d["pinned_bytes"] = failure->pinned_bytes;

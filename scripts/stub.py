@@ -51,6 +51,8 @@ def _declared(name: str, value: Any, indent: str = "") -> list[str]:
         return lines
     if callable(value):
         signatures = re.findall(rf"^(?:\d+\. )?{re.escape(name)}(\(.*\) -> .*)$", value.__doc__ or "", re.M)
+        if not signatures and name != "__init__":  # plain C, which says nothing
+            signatures = ["(*arguments: typing.Any) -> typing.Any"]
         overload = [f"{indent}@typing.overload"] if len(signatures) > 1 else []
         return [line for one in signatures for line in (*overload, f"{indent}def {name}{_plain(one)}: ...")]
     return [f"{indent}{name}: {_type_of(value)}"]

@@ -20,16 +20,19 @@ def _torch_has_cuda() -> bool:
     return Path(torch.__path__[0], "lib", "libc10_cuda.so").exists()
 
 
-try:
-    if find_spec("chameleon_lab.with_cuda") and _torch_has_cuda():
-        from chameleon_lab.with_cuda import _C
-    else:
-        from chameleon_lab import _C
-except ImportError as error:
-    raise ImportError(
-        f"chameleon_lab's C++ extension is missing or does not load ({error}): build it with `pip install .` "
-        "in the project's folder"
-    ) from error
+if TYPE_CHECKING:
+    from chameleon_lab import _C  # both modules have the types of its stub
+else:
+    try:
+        if find_spec("chameleon_lab.with_cuda") and _torch_has_cuda():
+            from chameleon_lab.with_cuda import _C
+        else:
+            from chameleon_lab import _C
+    except ImportError as error:
+        raise ImportError(
+            f"chameleon_lab's C++ extension is missing or does not load ({error}): build it with `pip install .` "
+            "in the project's folder"
+        ) from error
 
 if (_wrong := misfit(_C.built_for_torch, torch.__version__)) is not None:
     raise ImportError(_wrong)
