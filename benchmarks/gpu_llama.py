@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import chameleon_lab as cl
+from chameleon_lab.runtime import core
 
 from . import measure
 from .gpu import GIB, Gpu, gpu_of, parser, with_allocator, write
@@ -79,7 +80,7 @@ LLMQ = Anchor(
 
 def session_of(gpu: Gpu, capacity_bytes: int) -> cl.Session:
     """The promise that "trusting" asks for holds here: nothing outside of ops writes to tensors."""
-    replays = True if cl.runtime.core.SEES_RAW_ACCESS else "trusting"
+    replays = True if core.SEES_RAW_ACCESS else "trusting"
     host_bytes = int(HOST_SHARE * available_bytes())
     return cl.Session(capacity_bytes, device=gpu.device, host_capacity=host_bytes, rematerialise=replays)
 
@@ -96,7 +97,7 @@ def train(gpu: Gpu, shape: Shape, session: cl.Session, timed: int) -> dict[str, 
         for _ in range(SETTLING_STEPS + timed):
             times.append(gpu.seconds(lambda: losses.append(step())))
             measure.progress(f"  step {len(times)}: {times[-1]:.2f} s")
-        report, pinned_bytes = session.report(), cl.runtime.core.counters()["host_reserved_bytes"]
+        report, pinned_bytes = session.report(), core.counters()["host_reserved_bytes"]
         found: dict[str, Any] = {}
         if session.policy is not None:
             predicted = cl.simulate(session.trace(), session.policy, link=session.link)

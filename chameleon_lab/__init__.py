@@ -1,6 +1,7 @@
 """Train models several times larger than the device in PyTorch's eager mode, and see and edit how.
 
-``import chameleon_lab`` needs torch and numpy alone; what draws or stores is imported at its first use.
+What is asked for is imported at its first use: a session needs torch and numpy alone, what draws or stores loads then,
+and traces and policies open without torch and without the compiled core.
 """
 
 from __future__ import annotations
@@ -8,28 +9,25 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from . import torch_version as _torch_version  # noqa: F401 - first: another torch may lack what the others import
-from .errors import (
-    BelowFloorError,
-    ChameleonError,
-    PolicyError,
-    SessionError,
-    TraceError,
-)
-from .policy import EditsUnreachableError, Link, Policy, floor, lower_bound, plan, simulate, sweep
-from .report import Report
-from .runtime.host_memory import release_host_memory
-from .session import Session, SessionStage, current_session
-from .trace import Category, Stage, StepTrace, Trace
-from .units import format_bytes, format_seconds
+from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from .errors import (
+        BelowFloorError,
+        ChameleonError,
+        PolicyError,
+        SessionError,
+        TraceError,
+    )
+    from .lifecycle import SessionStage
+    from .policy import EditsUnreachableError, Link, Policy, floor, lower_bound, plan, simulate, sweep
+    from .report import Report
+    from .runtime.host_memory import release_host_memory
+    from .session import Session, current_session
+    from .trace import Category, Stage, StepTrace, Trace
     from .trace.meta import trace_meta
     from .trace.roofline import Roofline
-
-_AT_FIRST_USE = {"Roofline": ".trace.roofline", "trace_meta": ".trace.meta"}
-
-__version__ = "0.1.0"
+    from .units import format_bytes, format_seconds
 
 __all__ = [
     "BelowFloorError",
@@ -60,11 +58,51 @@ __all__ = [
     "trace_meta",
 ]
 
+_MODULES = {
+    "BelowFloorError": "errors",
+    "Category": "trace",
+    "ChameleonError": "errors",
+    "EditsUnreachableError": "policy",
+    "Link": "policy",
+    "Policy": "policy",
+    "PolicyError": "errors",
+    "Report": "report",
+    "Roofline": "trace.roofline",
+    "Session": "session",
+    "SessionError": "errors",
+    "SessionStage": "lifecycle",
+    "Stage": "trace",
+    "StepTrace": "trace",
+    "Trace": "trace",
+    "TraceError": "errors",
+    "current_session": "session",
+    "floor": "policy",
+    "format_bytes": "units",
+    "format_seconds": "units",
+    "lower_bound": "policy",
+    "plan": "policy",
+    "release_host_memory": "runtime.host_memory",
+    "simulate": "policy",
+    "sweep": "policy",
+    "trace_meta": "trace.meta",
+}
+"""Where the public names are."""
+
+_PARTS = ("errors", "policy", "report", "session", "trace", "units")
+"""Modules that are reached as attributes, too: ``chameleon_lab.policy.diff``."""
+
 
 def __getattr__(name: str) -> object:
-    if name not in _AT_FIRST_USE:
+    if name in _PARTS:
+        return import_module(f".{name}", __name__)
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_AT_FIRST_USE[name], __name__), name)
+    found = globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *_PARTS})
 
 
 def load_ipython_extension(shell: object) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .policy import Floor, floor
-from .runtime import core
-from .runtime.binding import model_ops
 from .trace import StepTrace
+from .trace.model_ops import model_ops
 from .units import format_bytes
+
+if TYPE_CHECKING:
+    from .runtime import core
 
 _ABOVE = 1.02
 """What an op asks for beside storages is known to within its alignment."""

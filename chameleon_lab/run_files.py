@@ -8,10 +8,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .files import is_no_file, write_then_rename
 from .report import Report
-from .session import Session
+
+if TYPE_CHECKING:
+    from .session import Session
 
 NO_STEP = (
     "no step has ended. An optimizer's step() ends one; without an optimizer, call "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from .runtime import binding, core  # first: where torch is missing or another one, this says so
+
+# isort: split
 import math
 import os
 import sys
@@ -45,7 +48,6 @@ from .policy.program import compile_program, unreplayable
 from .policy_controller import PolicyController
 from .report import Report, StepSummary
 from .reserve import Reserve
-from .runtime import binding, core
 from .runtime.compiling import compiling
 from .runtime.device_times import DeviceTimes
 from .runtime.discovery import Discovery

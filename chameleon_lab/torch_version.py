@@ -1,7 +1,9 @@
-"""Is the torch that is installed one that this build was made for? Importing this asks, before anything else does."""
+"""Which torch is installed, and is it one that this build was made for? Asking imports no torch that would not fit."""
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 
@@ -29,15 +31,29 @@ def _is_wheel() -> bool:
         return False
 
 
-def _check() -> None:
+@cache
+def installed() -> str | None:
+    """The version of torch as its package says; None where none is installed. Imports nothing."""
     try:
-        from ._built_for import TORCH
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+def require() -> None:
+    """Raise an ImportError, with the command that mends it, where torch is missing or another than this build's."""
+    try:
+        built_for: str = import_module("._built_for", __package__).TORCH
     except ImportError:
-        return  # nothing is built: the extension that is missing is the news
-    import torch
-
-    if (wrong := misfit(TORCH, torch.__version__)) is not None:
+        built_for = ""  # nothing is built: the extension that is missing is the next news
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        needed = f'"torch=={minor_of(built_for)}.*"' if built_for else "torch"
+        raise ImportError(
+            f"torch is not installed, and training in a session needs it: `pip install {needed}` mends it"
+        ) from error
+    if built_for and (wrong := misfit(built_for, torch.__version__)) is not None:
         raise ImportError(wrong)
-
-
-_check()

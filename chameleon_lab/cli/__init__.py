@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from .. import __version__
+from .._version import __version__
 from .advise import advise
 from .common import ExitCode, with_examples
 from .diff import diff

@@ -13,7 +13,6 @@ from typing import Any
 
 import click
 import numpy as np
-import torch
 
 from ..enough import above, typed
 from ..policy import Link, Sweep, SweepPoint
@@ -21,8 +20,7 @@ from ..policy import sweep as sweep_capacities
 from ..policy.memory import step_op_times
 from ..policy.model import fingerprint
 from ..run_files import NO_STEP, RunFiles
-from ..runtime import core
-from ..session import Session
+from ..torch_version import require
 from ..trace import Trace
 from ..units import format_bytes, format_percent, format_seconds
 from .common import (
@@ -164,6 +162,7 @@ def advise(
     if not is_module and not Path(script).exists():
         raise click.UsageError(f"{script}: there is no such script: check the path, or give a module with -m")
     with failing_well():
+        require()
         RunFiles(trace=save_trace)  # can it be written?
     where = [*_given("--device", device), *_given("--link", link)]
     target = [*(["-m"] if is_module else []), script, *arguments]
@@ -185,6 +184,8 @@ def advise(
     elif not runs:
         print(advice)
     else:
+        from ..session import Session
+
         tell(f"{advice}\n")
         session = Session(advice.capacity_bytes, device=device, link=link)
         return Run(Script(script, arguments, is_module), session, RunFiles(), quiet=False)
@@ -199,6 +200,10 @@ def _on_gpu(device: str | None) -> bool:
     """Will a session take a GPU? Found out without touching it: this process wants none of its memory."""
     if device is not None:
         return device != "cpu"
+    import torch
+
+    from ..runtime import core
+
     return torch.cuda.is_available() and not core.missing_device("cuda:0")
 
 

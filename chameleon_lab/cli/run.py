@@ -7,14 +7,13 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import BelowFloorError, SessionError
 from ..policy import Link
 from ..run_files import RunFiles
-from ..session import Session
 from .common import (
     CAPACITY,
     LINK,
@@ -28,6 +27,9 @@ from .common import (
 )
 from .output import tell
 from .script import Script, own_traceback, raise_as_own
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 _SESSION_OF_ITS_OWN = (
     "chameleon run has opened the session of this process: a script that opens one itself runs with plain python; "
@@ -215,6 +217,7 @@ def run(
     policy = None if policy_file is None else load_policy(policy_file)
     with failing_well():
         files = RunFiles(save_policy, save_trace, report)
+        from ..session import Session  # needs torch, which the other commands do without
     given = {name: value for name, value in session_options.items() if value is not None}
     try:
         session = Session(

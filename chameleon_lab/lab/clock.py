@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import SessionError
 from ..policy.memory import step_op_times
 from ..policy.model import fingerprint
-from ..session import Session
 from ..trace import StepTrace
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 _MOST_STEPS = 8
 

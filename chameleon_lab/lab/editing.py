@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from ..policy.edits import edit_from_dict
 from ..policy.memory import step_op_times
 from ..policy.model import fingerprint
 from ..policy.replay import Chain
-from ..session import Session
 from ..trace import Category, StepTrace, Trace
 from ..units import format_bytes
 from .bench import Bench, Made
@@ -35,6 +34,9 @@ from .protocol import ProtocolError
 from .results import Figures
 from .typed import members
 from .views import floor_facts
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 ASSUMED_LINK = Link(8 * 2.0**30, 8 * 2.0**30)
 """For traces that do not say how fast their link was."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-from .. import __version__
+from .._version import __version__
 from ..report import Report
 from ..trace import StepTrace, Trace
 from ..trace_report import STEP_COLUMNS, TraceReport, followed, step_cells

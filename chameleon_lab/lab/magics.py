@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
@@ -18,12 +18,15 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.display import display
 
 from ..errors import BelowFloorError, ChameleonError
+from ..lifecycle import SessionStage, open_session
 from ..policy import Policy
 from ..report import Report
-from ..session import Session, SessionStage, current_session
 from ..trace import Trace
 from ..units import exact_bytes, format_bytes
 from . import comm
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 _HELP = """\
 %chameleon start [OPTIONS]   begin a session: everything that trains from now on runs in it
@@ -73,7 +76,7 @@ def unload(shell: InteractiveShell) -> None:
         if hooks is not None:
             hooks.strs.pop(command, None)
     comm.unregister()
-    if current_session() is not None:
+    if open_session() is not None:
         print("The session stays open: chameleon_lab.current_session().stop() ends it.")
 
 
@@ -168,7 +171,7 @@ class ChameleonMagics(Magics):
 
     def _stop(self, words: list[str]) -> None:
         _Parser("%chameleon stop").parse(words)
-        session = current_session()
+        session = open_session()
         if session is None:
             raise UsageError(f"%chameleon stop: no session is open. Begin one with {_EXAMPLE}")
         self._session = session
@@ -223,7 +226,7 @@ class ChameleonMagics(Magics):
             self._draw_step(trace)
             return
         policy = Policy.load(path)
-        session = current_session()
+        session = open_session()
         if session is None:
             self._next_policy = policy
             print(f"Loaded {_headline(policy)}. Next: {_start_with(policy)}, which will use it")
@@ -274,13 +277,15 @@ class ChameleonMagics(Magics):
 
     def _new_session(self, parser: _Parser, words: list[str]) -> Session:
         options = parser.parse(words)
-        open_session = current_session()
-        if open_session is not None:
-            self._session = open_session
-            raise UsageError(f"{parser.prog}: {open_session!r} is open. End it first with %chameleon stop")
+        other = open_session()
+        if other is not None:
+            self._session = other
+            raise UsageError(f"{parser.prog}: {other!r} is open. End it first with %chameleon stop")
         policy = self._next_policy if options.policy is None else options.policy
         waited = options.policy is None and policy is not None
         with _one_line(TypeError, ValueError):
+            from ..session import Session
+
             session = Session(
                 options.capacity,
                 device=options.device,
@@ -296,7 +301,7 @@ class ChameleonMagics(Magics):
 
     def _newest(self) -> Session | None:
         """The open session, else the last one that these magics saw."""
-        self._session = current_session() or self._session
+        self._session = open_session() or self._session
         return self._session
 
     def _needed(self, command: str) -> Session:

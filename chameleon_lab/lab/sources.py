@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CutFileError, PolicyError, SessionError, TraceError
+from ..lifecycle import open_session
 from ..policy import Policy
-from ..session import Session, current_session
 from ..trace import StepTrace, Trace
 from .clock import Clock, clock_of
 from .compare import Side, Sides, policy_step
@@ -19,6 +19,9 @@ from .predicted import predicted_step
 from .protocol import ProtocolError
 from .protocol import Side as SideOf
 from .scene import Scene
+
+if TYPE_CHECKING:
+    from ..session import Session
 
 _KEPT_SCENES = 6
 
@@ -51,7 +54,7 @@ class Sources:
     def session(self) -> tuple[str, Session] | None:
         """The open session, else the last one, with its name as a source."""
         with self._lock:
-            found = current_session()
+            found: Session | None = open_session()
             if found is not None and found is not self._session:
                 self._session = found
                 self._session_number += 1

@@ -32,10 +32,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from ..errors import BelowFloorError, TraceError
 from ..progress import bar, tick
+from ..torch_version import installed
 from ..trace import StepTrace, Trace
 from ..units import format_bytes, parse_bytes
 from .arguments import checked_capacity, checked_host_capacity, checked_link, checked_margin, checked_min_swap
@@ -180,11 +180,11 @@ def plan(
         assumed={
             "fingerprint": fingerprint(step),
             "ops": memory.ops,
-            "torch": torch.__version__,
             "live_peak_bytes": step.live_peak_bytes,
             "min_swap_bytes": int(min_swap_bytes),
             "margin": float(margin),
         }
+        | ({} if (version := _torch_of(trace)) is None else {"torch": version})
         | ({"reserve_bytes": int(reserve_bytes)} if reserve_bytes else {})
         | ({} if host_bytes is None else {"host_capacity_bytes": host_bytes})
         | ({"rematerialise": replay_class, "refused": sorted(refused)} if replay_class else {})
@@ -212,6 +212,12 @@ def plan(
 
 REPLAY_CLASS_NAMES = ("no", "cheap", "all")
 """The classes of ops to replay up to, as people write them."""
+
+
+def _torch_of(trace: Trace | StepTrace) -> str | None:
+    """The torch that a step was recorded with: a trace knows it; else the one that is installed here, if one is."""
+    recorded = trace.meta.get("torch") if isinstance(trace, Trace) else None
+    return recorded if isinstance(recorded, str) and recorded else installed()
 
 
 def replay_class_of(rematerialise: bool | int | str | None, trace: Trace | StepTrace) -> int:

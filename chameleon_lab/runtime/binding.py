@@ -11,6 +11,7 @@ import torch
 from ..policy import Link, Policy
 from ..policy.model import fingerprint
 from ..trace import Stage, StepTrace
+from ..trace.model_ops import model_ops
 from ..units import format_bytes
 
 _SAME_LINK = 1.5
@@ -135,22 +136,6 @@ def _misfit_of_conditions(policy: Policy, capacity_bytes: int, host_capacity_byt
     if host_capacity_bytes is not None and on_host is not None and on_host > host_capacity_bytes:
         return f"its copies take {format_bytes(on_host)} on the host, and there are {format_bytes(host_capacity_bytes)}"
     return None
-
-
-def model_ops(step: StepTrace) -> np.ndarray:
-    """The ops of forward and backward that ran in a module; without modules all up to the last backward's optimizer.
-
-    The others differ between the first step and the rest: a model is built there, metrics are made, gradients are there
-    to add to only later; and what came after the optimizer (the loss is read, say) is at a step's end, or at the next
-    one's begin.
-    """
-    chosen = np.flatnonzero(step.ops.stage <= Stage.BACKWARD)
-    within = chosen[step.ops.module[chosen] >= 0]
-    if len(within):
-        return within
-    last_backward = int(np.flatnonzero(step.ops.stage == Stage.BACKWARD).max(initial=-1))
-    optimizer = np.flatnonzero(step.ops.stage[last_backward + 1 :] == Stage.OPTIMIZER)
-    return chosen[chosen <= last_backward + int(optimizer[0])] if len(optimizer) else chosen
 
 
 def _told(step: StepTrace, chosen: np.ndarray) -> list[tuple[str, int]]:

@@ -7,6 +7,9 @@ come from the shapes of the calls.
 
 from __future__ import annotations
 
+from ..runtime import core  # first: where torch is missing or another one, this says so
+
+# isort: split
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,7 +23,6 @@ from torch.utils._device import _device_constructors
 
 from ..errors import SessionError, TraceError
 from ..progress import bar, tick
-from ..runtime import core
 from ..runtime.discovery import Discovery
 from ..runtime.optimizer_groups import small_groups
 from ..runtime.recording import step_trace

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ..runtime import core  # first: where torch is missing or another one, this says so
+
+# isort: split
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +14,6 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from ..runtime import core
 from ..units import parse_bandwidth, parse_bytes, parse_fraction
 
 _aten = torch.ops.aten

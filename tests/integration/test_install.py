@@ -118,7 +118,7 @@ def test_another_torch_is_one_sentence_with_the_command_that_mends_it(python: Pa
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.99.1+cu130'")
     said = run(
-        *(python, "-c", "import chameleon_lab"),
+        *(python, "-c", "import chameleon_lab; chameleon_lab.Trace; chameleon_lab.Session"),
         cwd=tmp_path,
         code=1,
         **bare(python) | {"PYTHONPATH": str(tmp_path)},

@@ -1,4 +1,4 @@
-"""What `import chameleon_lab` loads: torch, numpy and itself. Looked at in processes of their own."""
+"""What `import chameleon_lab` and its names load: torch, numpy and itself. Looked at in processes of their own."""
 
 from __future__ import annotations
 
@@ -28,10 +28,25 @@ def test_import_loads_nothing_that_torch_does_not() -> None:
         "import sys, torch, numpy\n"
         "before = set(sys.modules)\n"
         "import chameleon_lab\n"
+        "for name in chameleon_lab.__all__: getattr(chameleon_lab, name)\n"
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
     ).split()
     assert "chameleon_lab" in loaded
     assert set(loaded) <= {"chameleon_lab", "torch", "numpy", *sys.stdlib_module_names}, loaded
+
+
+def test_import_waits_for_what_is_asked_of_it() -> None:
+    loaded = run(
+        "import sys\n"
+        "import chameleon_lab\n"
+        "assert {*chameleon_lab.__all__} <= {*dir(chameleon_lab)}\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}))\n"
+        "assert chameleon_lab.policy.diff and chameleon_lab.trace.Trace is chameleon_lab.Trace\n"
+        "try: chameleon_lab.nothing\n"
+        "except AttributeError as error: print(error)\n"
+    )
+    assert not {"torch", "numpy"} & {*loaded.splitlines()[0].split()}
+    assert loaded.splitlines()[1] == "module 'chameleon_lab' has no attribute 'nothing'"
 
 
 def test_training_and_reports_work_where_nothing_optional_is_installed() -> None:

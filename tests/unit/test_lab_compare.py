@@ -171,7 +171,7 @@ def test_a_trace_file_is_compared_with_a_policy_file(tmp_path, policies):
 
 def test_the_policy_in_force_is_one_to_choose(monkeypatch, policies):
     session = SimpleNamespace(policy=policies[0], recorded_steps=lambda: ())
-    monkeypatch.setattr(sources, "current_session", lambda: session)
+    monkeypatch.setattr(sources, "open_session", lambda: session)
     side = Sources().side(Side("policy:in force"))
     assert side.policy is policies[0]
     assert side.step is policies[0].source
@@ -180,7 +180,7 @@ def test_the_policy_in_force_is_one_to_choose(monkeypatch, policies):
 def test_a_policy_without_its_step_is_shown_on_the_newest_one(monkeypatch, policies):
     policy = Policy(policies[0].capacity_bytes, LINK, policies[0].decisions)
     session = SimpleNamespace(policy=policy, recorded_steps=tuple)
-    monkeypatch.setattr(sources, "current_session", lambda: session)
+    monkeypatch.setattr(sources, "open_session", lambda: session)
     with pytest.raises(ProtocolError, match="does not hold the step"):
         Sources().side(Side("policy:in force"))
     session.recorded_steps = lambda: (3, 4)

@@ -1,0 +1,221 @@
+"""Saved traces and policies where neither torch nor the compiled core is: a laptop looks at a cluster's run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hangs import HANGS_AFTER_S
+from synthetic import gpt_step
+
+from chameleon_lab.policy import Link, Policy, plan
+from chameleon_lab.trace import Trace
+
+ROOT = Path(__file__).parents[2]
+WITHOUT = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch" or name.rpartition(".")[2] == "_C":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+sys.modules["torch"] = sys.modules["chameleon_lab._C"] = None
+"""
+
+
+def run(code: str, *arguments: str | Path, status: int = 0) -> str:
+    """What a process without torch and core prints; on stderr where it is to fail."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT + code, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_AFTER_S,
+    )
+    assert done.returncode == status, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stderr if status else done.stdout
+
+
+COMMAND = "from chameleon_lab.cli import main\nmain(sys.argv[1:])"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A trace, and a policy for it."""
+    folder = tmp_path_factory.mktemp("run")
+    step = gpt_step(layers=3)
+    meta = {"torch": "2.13.1+cu130", "link_out_bytes_per_s": 4e9, "link_in_bytes_per_s": 4e9}
+    trace = Trace([step], meta)
+    trace.save(folder / "run.parquet")
+    plan(trace, int(0.7 * step.live_peak_bytes), Link(4e9, 4e9)).save(folder / "policy.json")
+    return folder / "run.parquet", folder / "policy.json"
+
+
+@pytest.mark.parametrize("name", ["torch", "torch.nn", "chameleon_lab._C"])
+def test_the_process_has_neither(name: str) -> None:
+    assert "ModuleNotFoundError" in run(f"import {name}", status=1)
+
+
+def test_traces_and_policies_open_and_are_planned_with(files: tuple[Path, Path]) -> None:
+    said = run(
+        """
+import chameleon_lab as cl
+import chameleon_lab.trace
+from chameleon_lab.policy import diff
+
+trace, policy = cl.Trace.load(sys.argv[1]), cl.Policy.load(sys.argv[2])
+made = cl.plan(trace, policy.capacity_bytes, policy.link)
+assert not diff(policy, made) and made.assumed == policy.assumed, made.assumed
+assert cl.simulate(trace, made).step_s > 0
+assert cl.lower_bound(trace, policy.capacity_bytes, policy.link).step_s > 0
+assert policy.draft(trace).keep(policy.decisions[0].storage).predict().step_s > 0
+assert issubclass(cl.BelowFloorError, RuntimeError)
+try:
+    cl.plan(trace, cl.floor(trace).bytes - 1, policy.link)
+except cl.BelowFloorError as error:
+    print(error)
+print(made.assumed["torch"])
+""",
+        *files,
+    )
+    assert "below the floor" in said and said.splitlines()[-1] == "2.13.1+cu130"
+
+
+def test_the_plan_is_the_one_that_is_made_with_torch(files: tuple[Path, Path], tmp_path: Path) -> None:
+    capacity = Policy.load(files[1]).capacity_bytes
+    made = tmp_path / "made.json"
+    run(COMMAND, "plan", files[0], "--capacity", capacity, "-o", made)
+    wanted = plan(Trace.load(files[0]), capacity, Link(4e9, 4e9), margin=Policy.load(made).assumed["margin"])
+    assert Policy.load(made).decisions == wanted.decisions
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_commands_on_files_work(files: tuple[Path, Path], more: list[str]) -> None:
+    trace, policy = files
+    assert "2.13.1" in run(COMMAND, "report", trace, *more) or not more
+    for command in (
+        ["simulate", trace, policy],
+        ["sweep", trace, "--capacity", "70%"],
+        ["diff", policy, policy],
+    ):
+        said = run(COMMAND, *command, *more)
+        assert said and (not more or json.loads(said) is not None)
+
+
+def test_reports_are_drawn(files: tuple[Path, Path], tmp_path: Path) -> None:
+    run(COMMAND, "report", files[0], "--html", tmp_path / "report.html")
+    assert "plotly" in (tmp_path / "report.html").read_text().lower()
+
+
+def test_the_help_lists_what_needs_torch_too() -> None:
+    said = run(COMMAND, "--help")
+    assert "advise" in said and "run" in said and "report" in said
+
+
+@pytest.mark.parametrize("command", ["run", "advise"])
+def test_commands_that_train_say_what_is_missing(command: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('trained')")
+    said = run(COMMAND, command, script, status=4)
+    assert len(said.splitlines()) == 1 and "torch is not installed" in said and "pip install" in said
+
+
+def test_the_panel_draws_and_edits_what_is_saved(files: tuple[Path, Path]) -> None:
+    said = run(
+        """
+import threading, time
+from chameleon_lab.lab import comm, magics
+from chameleon_lab.lab.protocol import VERSION
+from chameleon_lab.lab.sources import Sources
+
+class Comm:
+    comm_id = "one"
+    def __init__(self):
+        self.sent, self.told = [], threading.Event()
+    def on_msg(self, callback):
+        self.say = callback
+    def on_close(self, callback):
+        self.hang_up = callback
+    def send(self, data, buffers=None):
+        self.sent.append((data, buffers))
+        if data["type"] == "event":
+            self.told.set()
+    def close(self):
+        pass
+
+def ask(method, **params):
+    panel.say({"content": {"data": {"version": VERSION, "id": 1, "method": method, "params": params}}})
+    data, buffers = next(each for each in reversed(panel.sent) if each[0]["type"] != "event")
+    assert "result" in data, data
+    return data["result"], buffers
+
+line, panel = comm.PanelLine(Sources()), Comm()
+line.opened(panel, {})
+assert panel.told.wait(60)
+source = ask("open", path=sys.argv[1])[0]["source"]
+ask("open", path=sys.argv[2])
+status = ask("status")[0]
+assert status["session"] is None and len(status["files"]) == len(status["policies"]) == 1, status
+steps = {"source": source, "first": 0, "last": 0}
+print(ask("scene", **steps)[0]["peak_bytes"])
+result, buffers = ask("view", **steps, axis="op", start=0, end=20, width=400, height=300, rows="packed")
+assert buffers, result
+assert ask("alive", **steps, axis="op", at=5)[0]
+ask("draft", source=source, rebase=False)
+rows = {"query": "", "sort": "bytes", "down": True, "first_row": 0, "count": 5}
+while not ask("decisions", source=source, **rows)[0]["all"]:
+    time.sleep(0.05)  # the first plan is on its way
+line.close()
+""",
+        *files,
+    )
+    assert int(said.splitlines()[0]) == Trace.load(files[0]).last.peak_bytes
+
+
+def test_a_session_says_what_is_missing_and_the_command_that_mends_it() -> None:
+    for code in ("import chameleon_lab as cl; cl.Session", "from chameleon_lab.session import Session"):
+        said = run(code, status=1).splitlines()[-1]
+        assert said.startswith("ImportError: torch is not installed") and "pip install" in said
+
+
+def test_another_torch_is_one_sentence_where_a_session_is_asked_for(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Nothing else of it is asked for: it may lack whatever a session needs. Traces open with it all the same."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.99.1+cu130'")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import chameleon_lab as cl"
+    code += "; print(len(cl.Trace.load(sys.argv[1]))); cl.Session"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(files[0])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_AFTER_S,
+    )
+    assert (done.returncode, done.stdout) == (1, "1\n"), done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert (
+        said.startswith("ImportError: chameleon_lab was built for torch") and "torch 2.99.1+cu130 is" in said
+    )
+
+
+def test_a_core_that_is_missing_is_named() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.modules['chameleon_lab._C'] = None; import chameleon_lab; chameleon_lab.Session",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_AFTER_S,
+    )
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "C++ extension" in said and "pip install ." in said
