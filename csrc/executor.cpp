@@ -1,6 +1,7 @@
 #include "executor.h"
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <utility>
 
@@ -40,6 +41,7 @@ void Executor::use(int64_t id) {
 
 void Executor::unload() {
   forget_places();
+  waiting_.clear();
   left_ = {};
   known_.clear();
   program_.reset();
@@ -100,23 +102,46 @@ void Executor::send_to_places(int32_t cursor) {
     const auto kind = static_cast<ActionKind>(last[row]);
     const bool goes = kind == ActionKind::SwapOut || kind == ActionKind::Free;
     if (goes) {
-      send_out(*storage);
+      send_out(*storage, /*due=*/false);
     } else if (kind == ActionKind::SwapIn && storage->residency == Residency::Away) {
       swap_ins_.push_back(static_cast<int32_t>(row));
     }
   }
 }
 
-// Returns whether it was on the device, and leaves.
-bool Executor::send_out(Storage& storage) {
+// Returns whether it was on the device, and leaves, now or with send_waiting().
+bool Executor::send_out(Storage& storage, bool due) {
   if (storage.pins > 0 || !swapper_.movable(storage)) return false;
   if (storage.residency == Residency::Returning) {  // fetched for ops that never came
     swapper_.undo_swap_in(storage);
     return true;
   }
   if (storage.residency != Residency::Resident) return false;
-  swapper_.swap_out(storage, Cause::Planned);
+  swapper_.swap_out(storage, Cause::Planned, /*at_hand=*/true);
+  if (swapper_.lacks_host_memory()) waiting_.push_back({&storage, storage.uid, storage.last_use, due});
   return true;
+}
+
+// The op stream stands still meanwhile where it is this thread's, so that the plan's bytes leave where they are due.
+// Other threads' ops may have come between: what they have used is not due any more. What they have passed the free
+// point of gives its block to whoever lacks room next, as all that is leaving does; so does, by eviction, what has not
+// found memory now.
+void Executor::send_waiting() {
+  for (const Waiting& one : std::exchange(waiting_, {})) {
+    Storage& storage = *one.storage;
+    const auto still_due = [&] {
+      return storage.uid == one.uid && storage.last_use == one.last_use && storage.pins == 0 &&
+             storage.residency == Residency::Resident && swapper_.movable(storage);
+    };
+    try {
+      if (still_due()) swapper_.have_host_memory(storage);
+    } catch (const std::exception&) {  // no memory for the host's books
+    }
+    if (still_due()) swapper_.swap_out(storage, Cause::Planned, /*at_hand=*/true);
+    if (!one.due || storage.uid != one.uid) continue;
+    const bool leaves = storage.residency == Residency::Leaving || storage.residency == Residency::Away;
+    note_trigger(static_cast<int64_t>(storage.bytes), leaves);
+  }
 }
 
 void Executor::begin_step() {
@@ -416,8 +441,10 @@ void Executor::fire_swap_out(int32_t row, int32_t op) {
   }
   if (storage->residency == Residency::Leaving) {
     storage->moved_by = Cause::Planned;  // pressure has sent it ahead
-  } else if (!send_out(*storage)) {
+  } else if (!send_out(*storage, /*due=*/true)) {
     ++recorder_.log().dropped_triggers;
+  } else if (!waiting_.empty() && waiting_.back().storage == storage) {
+    return;  // send_waiting() says what became of it
   }
   const bool leaves = storage->residency == Residency::Leaving || storage->residency == Residency::Away;
   note_trigger(static_cast<int64_t>(storage->bytes), leaves);

@@ -49,6 +49,9 @@ class Executor {
   std::vector<Storage*> take_replays();
   // The op has ended: begin the copies out, and drop what is made again later.
   void end_op(int32_t plan_op);
+  // Begin the copies out that have to have host memory first. Gives up the lock, so call it when nothing of the op, or
+  // of the step, is left to do.
+  void send_waiting();
 
   void born(Storage& storage, int32_t plan_op, int32_t ordinal);
   void died(Storage& storage);
@@ -85,6 +88,12 @@ class Executor {
   static constexpr size_t kMostTokens = 4096;  // kept, or a few more: a step that never ends must not eat memory
   static constexpr size_t kMostLeft = size_t{1} << 20;
 
+  struct Waiting {  // a swap-out that lacks host memory
+    Storage* storage;
+    int64_t uid, last_use;
+    bool due;  // is it a trigger, which is counted when it is made or not?
+  };
+
   struct Left {  // the program that the step began with, while another one is followed
     std::shared_ptr<const Program> program = nullptr;
     int64_t id = -1;
@@ -110,7 +119,7 @@ class Executor {
   // Op: of the program, whose action this is; -1 where no live op has been it.
   void fire_swap_out(int32_t storage, int32_t op);
   void fire_drop(int32_t storage, int32_t op);
-  bool send_out(Storage& storage);
+  bool send_out(Storage& storage, bool due);
   void note_trigger(int64_t bytes, bool fired);
 
   Swapper& swapper_;
@@ -126,6 +135,7 @@ class Executor {
   std::vector<uint8_t> came_;      // by row: has it been there in this step?
   std::vector<int32_t> swap_ins_;  // due, in order; those without room wait here
   std::vector<int32_t> replays_;   // due, in order
+  std::vector<Waiting> waiting_;   // in order
   std::vector<int32_t> fired_at_;  // by op of the program: the live op at which its actions fired last
   std::vector<Due> due_;           // scratch of catch_up, by storage
   std::deque<JumpedOver> jumped_over_;

@@ -22,10 +22,9 @@ void* HostPool::allocate(size_t bytes, int64_t place, bool planned, bool at_hand
   bytes = rounded(bytes);
   if (used_bytes_ + bytes > capacity_bytes_) return nullptr;
   void* data = nullptr;
-  if (place >= 0 && device_.pools_host_memory()) {
-    data = device_.allocate_host_at(static_cast<size_t>(place), bytes);
-    if (planned) ++(data ? placed_ : misplaced_);
-  }
+  const bool has_place = place >= 0 && device_.pools_host_memory();
+  if (has_place) data = device_.allocate_host_at(static_cast<size_t>(place), bytes);
+  const bool placed = data != nullptr;
   const auto same_size = by_size_.find(bytes);
   if (data) {
   } else if (same_size != by_size_.end()) {
@@ -40,6 +39,7 @@ void* HostPool::allocate(size_t bytes, int64_t place, bool planned, bool at_hand
     data = device_.allocate_host(bytes);
     if (!data) return nullptr;
   }
+  if (planned && has_place) ++(placed ? placed_ : misplaced_);
   used_bytes_ += bytes;
   peak_bytes_ = std::max(peak_bytes_, used_bytes_);
   return data;

@@ -359,7 +359,7 @@ void Runtime::trim_host(bool all) {
   if (give_back) give_back();
 }
 
-// For an eviction, which goes on when that is there.
+// For what leaves when that is there.
 void Runtime::grow_host(size_t bytes) {
   const auto growth = device_->grow_host_for(bytes);
   if (!growth) return;
@@ -383,6 +383,7 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   begin_step();
   in_backward_.store(false, std::memory_order_relaxed);
   thread_state().modules.clear();  // whatever an interrupt has left there
+  executor_.send_waiting();
   return log;
 }
 
@@ -480,6 +481,7 @@ void Runtime::use_program(int64_t id) {
   Lock lock(mutex_);
   executor_.use(id);
   begin_step();
+  executor_.send_waiting();
 }
 
 void Runtime::time_ops(int32_t every, int32_t first) {

@@ -215,6 +215,7 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   // The lists are this op's own from here on: waiting for another thread lets that thread's ops in.
   const std::vector<Storage*> missing = std::exchange(missing_, {});
   const std::vector<Storage*> written = std::exchange(written_, {});
+  if (outermost && open_) executor_.send_waiting();
   if (!missing.empty()) bring_in_missing(missing, thread);
   if (!written.empty()) end_values(written, thread);
   if (outermost && open_) {
@@ -361,6 +362,7 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   executor_.end_op(thread.place.plan_op);
   recorder_.end_op(thread.place.op, threads_in_ops_ == 0);
   if (thread.place.op == newest_.op) newest_ = thread.place;
+  executor_.send_waiting();
 }
 
 // The results of a list op: one for each element of its lists.

@@ -183,6 +183,7 @@ void Swapper::become(Storage& storage, Residency to) {
 }
 
 void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
+  lacking_bytes_ = 0;
   if (!storage.host.data) {
     storage.host.data = take_host(storage, cause, at_hand && grow_host);
     host_full_ = !storage.host.data && lacking_bytes_ == 0;

@@ -47,8 +47,8 @@ class Swapper {
   std::function<bool(Storage&)> drop_instead;
   // Called when nothing more can leave: waits for another thread's op to end. False: there is none to wait for.
   std::function<bool()> wait_for_pins;
-  // Gets host memory for a buffer of so many bytes without the core's lock, so that eviction finds it. Null: eviction
-  // gets it itself.
+  // Gets host memory for a buffer of so many bytes without the core's lock, so that a swap-out finds it. Null:
+  // swap-outs get it themselves.
   std::function<void(size_t)> grow_host;
   size_t min_bytes = 16 << 10;                         // smaller storages leave last
   bool keeps_host_copies = true;                       // see Note [Copies on the host]
@@ -66,8 +66,10 @@ class Swapper {
   // May this storage leave, now or once its ops have ended?
   bool movable(const Storage& storage) const;
 
-  // Begin; a clean storage needs no copy. `at_hand`: not where host memory would have to be had for it.
+  // Begin; a clean storage needs no copy. `at_hand`: not where host memory would have to be had for it, without the
+  // lock: lacks_host_memory() then.
   void swap_out(Storage& storage, Cause cause, bool at_hand = false);
+  bool lacks_host_memory() const { return lacking_bytes_ > 0; }
   void have_host_memory(const Storage& storage);  // for its copy, before it leaves; may give up the lock
   void undo_swap_in(Storage& storage);            // of a storage that nothing has used since
   void finish_swap_out(Storage& storage);         // the free point: wait for the copy, give the block back
@@ -109,7 +111,7 @@ class Swapper {
   StorageTable& table_;
   Recorder& recorder_;
   bool host_full_ = false;
-  size_t lacking_bytes_ = 0;  // of host memory, for want of which eviction ended
+  size_t lacking_bytes_ = 0;  // of host memory, for want of which the newest swap-out was not made
   // Eviction sends out ahead of need up to this share of the capacity, what is not used within so many ops.
   static constexpr size_t kAheadShare = 16;
   static constexpr int64_t kSoon = 32;

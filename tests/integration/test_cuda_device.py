@@ -583,6 +583,78 @@ def test_ops_go_on_while_eviction_pins_memory_before_there_is_a_plan() -> None:
     assert found["held"] == [[float(number) for number in range(count)] for count in (12, 6)]
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_ops_go_on_while_a_planned_swap_out_pins_memory(fails: bool) -> None:
+    """As above, for what a plan lacks: its bytes leave all the same, or under pressure where none is to be had."""
+    found = on_fake_gpu(
+        f"""
+        fails = {fails}
+    """
+        + """
+        def run(each_step):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(*[
+                torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()) for _ in range(8)
+            ])
+            optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
+            for number in range(10):
+                loss = model(torch.ones(4096, 64)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(float(loss.detach()))
+                each_step(number)
+            return losses
+
+        def beside():
+            def op():
+                seen["value"] = float((torch.ones(2) + 1)[0])
+                seen["held"] = fake.held_pinning()
+
+            while fake.held_pinning() == 0:
+                time.sleep(0.001)
+            thread = threading.Thread(target=op)
+            thread.start()
+            thread.join(60)  # it waits for the pinning, or does not
+            fake.hold_pinning(False)
+            thread.join()
+
+        def look(number):
+            session.step()
+            if number == 7:
+                cl.release_host_memory()
+                seen.update(stage=session.stage, pins=core.counters()["host_pins"])
+                if fails:
+                    fake.fail_pinning(1)
+                else:
+                    fake.hold_pinning(True)
+                    watcher.start()
+
+        fake.start(SEED)
+        bare = run(lambda number: None)
+        with cl.Session("unlimited", device="cuda") as session:
+            run(lambda number: session.step())
+            live_peak = session.report().live_peak_bytes
+        seen, watcher = {"value": 2.0, "held": 1}, threading.Thread(target=beside)
+        options = {"min_swap": "64KiB", "rematerialise": False}
+        with cl.Session(int(0.6 * live_peak), device="cuda", **options) as session:
+            same = run(look) == bare
+            if not fails:
+                watcher.join()
+            before, step = session.report().history[7:9]
+        seen["moved"] = [before.swapped_out_bytes, step.swapped_out_bytes, step.evictions, step.fired_bytes]
+        print(json.dumps(seen | {"same": same, "pinned": core.counters()["host_pins"] - seen["pins"]}))
+    """
+    )
+    assert found["same"] and found["stage"] == "Stable" and found["value"] == 2.0, found
+    assert found["pinned"] > 0, "the plan lacked nothing"
+    assert found["held"] == 1, "another thread's op waited for the pinning"
+    planned, moved, evictions, fired = found["moved"]
+    assert moved >= planned > 0, found
+    if not fails:
+        assert (moved, evictions, fired) == (planned, 0, planned), found
+
+
 def test_the_host_does_not_wait_where_pageable_memory_is_freed() -> None:
     """It waits between two steps, or where nothing else is left of what it may have."""
     found = on_fake_gpu("""
