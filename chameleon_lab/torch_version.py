@@ -53,7 +53,7 @@ def require() -> None:
             raise
         needed = f'"torch=={minor_of(built_for)}.*"' if built_for else "torch"
         raise ImportError(
-            f"torch is not installed, and training in a session needs it: `pip install {needed}` mends it"
+            f"torch is not installed, which sessions and trace_meta need: `pip install {needed}` mends it"
         ) from error
     if built_for and (wrong := misfit(built_for, torch.__version__)) is not None:
         raise ImportError(wrong)

@@ -97,8 +97,8 @@ def test_the_plan_is_the_one_that_is_made_with_torch(files: tuple[Path, Path], t
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_commands_on_files_work(files: tuple[Path, Path], more: list[str]) -> None:
     trace, policy = files
-    assert "2.13.1" in run(COMMAND, "report", trace, *more) or not more
     for command in (
+        ["report", trace],
         ["simulate", trace, policy],
         ["sweep", trace, "--capacity", "70%"],
         ["diff", policy, policy],
@@ -175,6 +175,29 @@ line.close()
         *files,
     )
     assert int(said.splitlines()[0]) == Trace.load(files[0]).last.peak_bytes
+
+
+def test_magics_load_what_is_saved_and_say_what_is_missing(files: tuple[Path, Path]) -> None:
+    said = run(
+        """
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+import chameleon_lab
+
+shell = InteractiveShell.instance()
+chameleon_lab.load_ipython_extension(shell)
+for file in sys.argv[1:]:
+    shell.run_line_magic("chameleon", f"load {file}")
+shell.run_line_magic("chameleon", "status")
+try:
+    shell.run_line_magic("chameleon", "start --capacity 1MiB")
+except UsageError as error:
+    print(error)
+""",
+        *files,
+    ).splitlines()
+    assert "1 step; newest: " in said[0] and "Loaded a policy" in said[1] and "No session" in said[2]
+    assert said[3].startswith("torch is not installed") and len(said) == 4
 
 
 def test_a_session_says_what_is_missing_and_the_command_that_mends_it() -> None:
