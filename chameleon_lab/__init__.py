@@ -1,17 +1,21 @@
 """Train models several times larger than the device in PyTorch's eager mode, and see and edit how.
 
 What is asked for is imported at its first use: a session needs torch and numpy alone, what draws or stores loads then,
-and traces and policies open without torch and without the compiled core.
+and traces and policies open without torch and without the compiled core. Where torch is, what scripts tell it before
+there is a session is noted from here on.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from .errors import (
         BelowFloorError,
         ChameleonError,
@@ -105,14 +109,23 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES, *_PARTS})
 
 
-def load_ipython_extension(shell: object) -> None:
+def _watch() -> None:
+    """Note observers of out-of-memory errors, and what the nvtx package makes: see the two modules."""
+    with suppress(ImportError):  # no torch that a session runs with: who asks for one is told
+        from .runtime import nvtx_ranges, oom_observers  # noqa: F401
+
+
+_watch()
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
     """``%load_ext chameleon_lab``: adds ``%chameleon`` and ``%%chameleon``."""
     from .lab.magics import load
 
     load(shell)
 
 
-def unload_ipython_extension(shell: object) -> None:
+def unload_ipython_extension(shell: InteractiveShell) -> None:
     """``%unload_ext chameleon_lab``: takes the magics away; a running session goes on."""
     from .lab.magics import unload
 

@@ -40,13 +40,28 @@ def test_import_waits_for_what_is_asked_of_it() -> None:
         "import sys\n"
         "import chameleon_lab\n"
         "assert {*chameleon_lab.__all__} <= {*dir(chameleon_lab)}\n"
-        "print(*sorted({name.split('.')[0] for name in sys.modules}))\n"
+        "print(*sorted(sys.modules))\n"
         "assert chameleon_lab.policy.diff and chameleon_lab.trace.Trace is chameleon_lab.Trace\n"
         "try: chameleon_lab.nothing\n"
         "except AttributeError as error: print(error)\n"
     )
-    assert not {"torch", "numpy"} & {*loaded.splitlines()[0].split()}
+    names = {*loaded.splitlines()[0].split()}
+    assert not {f"chameleon_lab.{name}" for name in ("session", "policy", "trace.store", "lab")} & names
     assert loaded.splitlines()[1] == "module 'chameleon_lab' has no attribute 'nothing'"
+
+
+def test_what_scripts_tell_torch_is_noted_from_the_import_on() -> None:
+    """Before a session is asked for: it could hang where an observer of out-of-memory is attached."""
+    said = run(
+        "import torch\n"
+        "torch._C._cuda_attach_out_of_memory_observer = lambda observer: None\n"  # as a CUDA build has it
+        "import chameleon_lab\n"
+        "torch._C._cuda_attach_out_of_memory_observer(print)\n"
+        "from chameleon_lab.runtime.oom_observers import refuse_where_attached\n"
+        "try: refuse_where_attached()\n"
+        "except chameleon_lab.SessionError as error: print(error)\n"
+    )
+    assert said.startswith("an observer of out-of-memory was attached in this process")
 
 
 def test_training_and_reports_work_where_nothing_optional_is_installed() -> None:
