@@ -31,4 +31,27 @@ class CutFileError(TraceError):
 
 
 class BelowFloorError(OutOfMemoryError):
-    """The capacity is below what a single op needs at once, so that no policy can run the step in it."""
+    """The capacity is below what a single op needs at once, so that no policy can run the step in it.
+
+    Args:
+        message: what is wrong, and the way out.
+        capacity_bytes: what there was.
+        needed_bytes: what was needed at once.
+        op_name: the op that needed it.
+
+    They are attributes too; None where that is not known. An error that an op raises comes from torch, which lets
+    through words alone: ``Session.close()``, and leaving ``with``, make it one with these.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        capacity_bytes: int | None = None,
+        needed_bytes: int | None = None,
+        op_name: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.capacity_bytes = capacity_bytes
+        self.needed_bytes = needed_bytes
+        self.op_name = op_name

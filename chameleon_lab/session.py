@@ -33,7 +33,7 @@ from .arguments import (
 )
 from .capacity import Capacity
 from .dry_run import DryRun
-from .enough import highest_floor, named, unnamed
+from .enough import highest_floor, named, needed_bytes, unnamed
 from .errors import BelowFloorError, PolicyError, SessionError
 from .journal import Journal, declined_drops
 from .lifecycle import SessionStage, open_session, set_open_session
@@ -346,7 +346,13 @@ class Session:
         finally:
             self.stop()
         if error is not None and (message != str(error) or not isinstance(error, BelowFloorError)):
-            raise BelowFloorError(message).with_traceback(error.__traceback__) from None
+            below = BelowFloorError(
+                message,
+                capacity_bytes=failure["capacity_bytes"],
+                needed_bytes=needed_bytes(failure),
+                op_name=failure["op"],
+            )
+            raise below.with_traceback(error.__traceback__) from None
 
     def __enter__(self) -> Session:
         return self.start()
@@ -436,7 +442,9 @@ class Session:
             core.take_failure()
             raise BelowFloorError(
                 f"{format_bytes(tensor.untyped_storage().nbytes())} do not fit beside what is in use under the "
-                f"capacity of {format_bytes(self.capacity_bytes or 0)}: raise it, or free tensors first"
+                f"capacity of {format_bytes(self.capacity_bytes or 0)}: raise it, or free tensors first",
+                capacity_bytes=self.capacity_bytes,
+                needed_bytes=tensor.untyped_storage().nbytes(),
             )
 
     def evict(self, tensor: torch.Tensor) -> bool:

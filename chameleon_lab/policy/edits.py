@@ -288,9 +288,13 @@ class EditsUnreachableError(BelowFloorError):
     """With a policy's edits no plan fits the capacity, and without them one would."""
 
     def __init__(
-        self, message: str, findings: tuple[Finding, ...] = (), others: tuple[Finding, ...] = ()
+        self,
+        message: str,
+        findings: tuple[Finding, ...] = (),
+        others: tuple[Finding, ...] = (),
+        **figures: Any,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, **figures)
         self.findings = findings
         """One for each edit that is to blame, the heaviest first."""
         self.others = others

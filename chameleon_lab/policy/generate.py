@@ -50,6 +50,7 @@ from .memory import (
     StepMemory,
     Swaps,
     below_floor,
+    below_floor_words,
     fitting_memory,
     floor,
     floor_of,
@@ -778,10 +779,16 @@ def _no_room(
     capacity_bytes: int, lowest: Floor, edits: Sequence[Edit], others: Sequence[Finding]
 ) -> BelowFloorError:
     """The error for a capacity that no policy fits, edits or none. ``others``: what else is wrong with the edits."""
-    text = below_floor(capacity_bytes, lowest)
     asking = [k for k, edit in enumerate(edits) if edit.action is EditAction.CAPACITY]
     if not asking:
-        return BelowFloorError(text)
-    why, _, way_out = text.partition(": ")
+        return below_floor(capacity_bytes, lowest)
+    why, way_out = below_floor_words(capacity_bytes, lowest)
     finding = Finding(Fault.UNREACHABLE, asking[-1], edits[asking[-1]], why, way_out)
-    return EditsUnreachableError(str(finding), (finding,), tuple(others))
+    return EditsUnreachableError(
+        str(finding),
+        (finding,),
+        tuple(others),
+        capacity_bytes=capacity_bytes,
+        needed_bytes=lowest.bytes,
+        op_name=lowest.op_name,
+    )

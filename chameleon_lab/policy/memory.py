@@ -328,7 +328,7 @@ def fitting_memory(
     """
     memory, min_swap_bytes = memory_under(step, min_swap_bytes, capacity_bytes)
     if int(memory.least_bytes().max()) > capacity_bytes:
-        raise BelowFloorError(below_floor(capacity_bytes, replace(floor(step), kernels=kernels)))
+        raise below_floor(capacity_bytes, replace(floor(step), kernels=kernels))
     return memory, min_swap_bytes
 
 
@@ -403,8 +403,18 @@ def _work_space_bytes(step: StepTrace, op: int) -> int:
     return max(unseen, 0) + int(blocks[(birth == op) & (death == op)].sum())
 
 
-def below_floor(capacity_bytes: int, lowest: Floor) -> str:
-    """What to say of a capacity below the floor."""
+def below_floor(capacity_bytes: int, lowest: Floor) -> BelowFloorError:
+    """The error for a capacity below the floor."""
+    return BelowFloorError(
+        ": ".join(below_floor_words(capacity_bytes, lowest)),
+        capacity_bytes=capacity_bytes,
+        needed_bytes=lowest.bytes,
+        op_name=lowest.op_name,
+    )
+
+
+def below_floor_words(capacity_bytes: int, lowest: Floor) -> tuple[str, str]:
+    """What to say of a capacity below the floor: why, and the way out."""
     where = f"{lowest.op_name} (op {lowest.op}, {lowest.stage}" + (
         f", in {lowest.module})" if lowest.module else ")"
     )
@@ -413,13 +423,13 @@ def below_floor(capacity_bytes: int, lowest: Floor) -> str:
         change = "build the optimizer with foreach=False and fused=False"
     measured = "" if lowest.kernels is None else f" ({lowest.measured_on})"
     beside = lowest.bytes - lowest.working_set_bytes
-    return (
+    why = (
         f"capacity {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) is below the floor "
         f"{format_bytes(lowest.bytes)} ({lowest.bytes} bytes), set by {where}, which uses "
         f"{format_bytes(lowest.working_set_bytes)} of storages at once, beside {format_bytes(beside)} that cannot "
-        f"leave or is its own{measured}: "
-        f"give the session at least that capacity, or {change}"
+        f"leave or is its own{measured}"
     )
+    return why, f"give the session at least that capacity, or {change}"
 
 
 def step_op_times(step: StepTrace, op_times: Sequence[float] | np.ndarray | None = None) -> np.ndarray:

@@ -235,7 +235,9 @@ class Discovery:
                 raise BelowFloorError(
                     f"{name} ({format_bytes(part.nbytes)}) does not fit into the capacity of "
                     f"{format_bytes(failure['capacity_bytes'] if failure else 0)} beside what cannot leave it: give a "
-                    "larger capacity"
+                    "larger capacity",
+                    capacity_bytes=failure["capacity_bytes"] if failure else None,
+                    needed_bytes=part.nbytes,
                 )
             if outcome in _REFUSED:
                 self.refused[name] = f"{_REFUSED[outcome]}: it stays where it is and does not count"

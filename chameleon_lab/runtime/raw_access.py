@@ -32,7 +32,8 @@ def _hold(storage_address: int, size_bytes: int, what: str) -> None:
         core.take_failure()
         raise BelowFloorError(
             f"{what} needs {format_bytes(size_bytes)} on the device at once, and the capacity has no room for "
-            "it: give a larger capacity"
+            "it: give a larger capacity",
+            needed_bytes=size_bytes,
         )
 
 

@@ -120,6 +120,11 @@ def test_a_larger_batch_is_no_step_that_is_known() -> None:
             caught.value
         )
         assert "Give a capacity of at least that" in str(caught.value)
+        error = caught.value
+        assert (
+            error.capacity_bytes == MiB and error.needed_bytes is not None and error.needed_bytes >= 2 * MiB
+        )
+        assert error.op_name is not None and f"{error.op_name} needs " in str(error)
 
 
 def test_what_an_op_needs_is_never_rounded_down() -> None:

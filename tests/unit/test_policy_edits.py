@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from synthetic import StepBuilder, gpt_step
 
@@ -367,6 +369,16 @@ def test_a_capacity_edit_below_the_floor_is_the_edits_fault() -> None:
     with pytest.raises(BelowFloorError) as plain:
         edited(Edit(EditAction.KEEP, GELU), capacity=floor(STEP).bytes - 1)
     assert not isinstance(plain.value, EditsUnreachableError)
+    assert (plain.value.capacity_bytes, plain.value.needed_bytes) == (
+        floor(STEP).bytes - 1,
+        floor(STEP).bytes,
+    )
+    named = replace(STEP, modules=tuple(f"head: {name}" for name in STEP.modules))
+    with pytest.raises(EditsUnreachableError) as caught:
+        plan(named, CAPACITY, LINK, edits=edits)
+    (finding,) = caught.value.findings
+    assert finding.way_out.startswith("give the session at least") and "head: " in finding.why
+    assert caught.value.op_name == floor(STEP).op_name and caught.value.needed_bytes == floor(STEP).bytes
 
 
 def test_the_capacity_that_an_edit_is_said_to_need_is_enough() -> None:

@@ -90,6 +90,9 @@ def test_below_the_floor_names_op_bytes_and_way_out() -> None:
     message = str(caught.value)
     assert f"({lowest.bytes} bytes), set by aten::_foreach_addcdiv_ (op {lowest.op}, optimizer)" in message
     assert "foreach=False" in message and "measured on" not in message
+    error = caught.value
+    assert (error.capacity_bytes, error.needed_bytes) == (lowest.bytes - 1, lowest.bytes)
+    assert error.op_name == "aten::_foreach_addcdiv_"
     with pytest.raises(
         BelowFloorError, match=r"its own \(measured on a CPU \(AVX2\); the op has no .*\): give"
     ):
