@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from .errors import SessionError
-from .report import Departure, StepSummary
+from .report import StepSummary
 from .runtime import core
 from .runtime.discovery import Discovery
 from .runtime.pause_times import pause_times
 from .runtime.recording import step_trace
 from .runtime.replay_check import Replayable
-from .trace import Pause, StepTrace
+from .trace import Departure, Pause, StepTrace
 
 _KEPT_SUMMARIES = 10_000
 _KEPT_STACKED = 4

@@ -126,8 +126,40 @@ class PlanSummary:
     """Most bytes of them at once: no layout needs less."""
 
 
+class _OfNewest:
+    """What a report has of its newest step: types alone, the values are the step's."""
+
+    stall_s: float
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    evictions: int
+    evicted_bytes: int
+    demand_swap_ins: int
+    late_prefetches: int
+    dropped_triggers: int
+    ops: int
+    matched_ops: int
+    plan: int
+    due_bytes: int
+    fired_bytes: int
+    drops: int
+    dropped_bytes: int
+    replays: int
+    replay_s: float
+    overlap: float | None
+    refusals: int
+    soft_ooms: int
+    alloc_retries: int
+    device_allocs: int
+    device_frees: int
+    device_syncs: int
+    useless_bytes: int
+    paused_s: float
+    match_rate: float
+
+
 @dataclass(frozen=True, repr=False)
-class Report(Mapping[str, Any]):
+class Report(_OfNewest, Mapping[str, Any]):
     """A session so far; also a mapping from the names of its figures to their values.
 
     What is not a field here is one of ``newest``, and can be asked for here as well: ``report.evictions``. ``step_s``
@@ -445,7 +477,7 @@ class Report(Mapping[str, Any]):
         return f"<table><caption>Chameleon Lab</caption>{cells}</table>"
 
 
-_OF_STEPS = {"match_rate", *StepSummary.__dataclass_fields__} - {"index", *Report.__dataclass_fields__}
+_OF_STEPS = frozenset(_OfNewest.__annotations__)
 """What a report takes from its newest step."""
 _FIGURES = (*Report.__dataclass_fields__, *sorted(_OF_STEPS))
 

@@ -1,6 +1,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import get_type_hints
 
 import pytest
 
@@ -55,6 +56,13 @@ def report() -> Report:
 def row(report, name):
     (found,) = [row for row in report.rows() if row[0] == name]
     return found[1:]
+
+
+def test_what_it_takes_from_its_newest_step_is_declared_with_its_types():
+    fields = get_type_hints(StepSummary) | {"match_rate": float}
+    own = {"index", *Report.__dataclass_fields__}
+    declared = {name: kind for name, kind in get_type_hints(Report).items() if name not in own}
+    assert declared == {name: kind for name, kind in fields.items() if name not in own}
 
 
 def test_is_a_mapping_of_its_fields(report):
