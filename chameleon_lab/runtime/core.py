@@ -275,7 +275,7 @@ def residency(tensor: torch.Tensor) -> str | None:
     return _C.residency(_C.storage_address(tensor._cdata))
 
 
-def storage_residency(storage: torch.UntypedStorage) -> str | None:
+def storage_residency(storage: torch.UntypedStorage | torch.TypedStorage) -> str | None:
     """The same of a storage."""
     return _C.residency(storage._cdata)
 

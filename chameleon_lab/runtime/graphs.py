@@ -28,6 +28,9 @@ def _refused(what: Callable[..., Any]) -> Callable[..., Any]:
 
 def no_graphs() -> Patches:
     """While installed, capturing or replaying a CUDA graph raises SessionError."""
-    places = [(torch.cuda.CUDAGraph, "capture_begin"), (torch.cuda.CUDAGraph, "replay")]
+    places: list[tuple[type, str]] = [
+        (torch.cuda.CUDAGraph, "capture_begin"),
+        (torch.cuda.CUDAGraph, "replay"),
+    ]
     places.append((torch.cuda.graph, "__enter__"))  # which has changed the stream when it begins the capture
     return Patches([(owner, name, _refused) for owner, name in places])

@@ -51,10 +51,11 @@ class HostTimes:
                 return seen.least_s
         ops = log.ops()
         key = (hash(ops["token"].tobytes()), int(ops["live_peak_bytes"].max()))
-        times, seen = _op_times(log, ops), self._seen.get(key)
-        if seen is None:
+        times = _op_times(log, ops)
+        if key not in self._seen:
             seen = self._seen[key] = _Seen(times, float(times.sum()))
         else:
+            seen = self._seen[key]
             seen.least_op_s = np.minimum(seen.least_op_s, times)
             seen.least_s = min(seen.least_s, float(times.sum()))
         self._seen.move_to_end(key)

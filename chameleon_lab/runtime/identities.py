@@ -88,7 +88,9 @@ class Identities:
                 core.expose_tensor(tensor)
             elif (address := core.storage_address(tensor)) and (identity := core.identity(address)):
                 # Torch says 0 of an empty one.
-                return identity + tensor.storage_offset() * tensor.element_size() if tensor.numel() else 0
+                return (
+                    identity + int(tensor.storage_offset()) * tensor.element_size() if tensor.numel() else 0
+                )
             return data_ptr(tensor)
 
         return known_data_ptr

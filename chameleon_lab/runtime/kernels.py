@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ def kernels_of(device: torch.device) -> str:
     """What chooses the kernels of ``device``, in words: the GPU's name; of a CPU its name, instructions and threads."""
     if device.type != "cpu":
         return torch.get_device_module(device).get_device_name(device)
-    seen = getattr(torch.cpu, "get_capabilities", dict)()
+    seen: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     parts = [torch.backends.cpu.get_cpu_capability()]
     if seen.get("avx512_bf16") or seen.get("amx_bf16"):
         parts.append("bf16 instructions")

@@ -256,7 +256,8 @@ def _of_package(noted: _Noted) -> list[Replacement]:
 
 def _told(annotation: Any) -> tuple[Any, Any]:
     """Message and domain of an ``annotate``."""
-    message, _, domain, *_ = (*getattr(annotation, "init_args", ()), None, None, None)
+    given: tuple[Any, ...] = getattr(annotation, "init_args", ())
+    message, _, domain, *_ = (*given, None, None, None)
     return message, domain
 
 
@@ -403,7 +404,7 @@ class _Import:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "nvtx.nvtx":
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = find_spec(name)
         if spec is None or spec.loader is None:
             return spec
@@ -423,7 +424,7 @@ def watch() -> None:
     if inner is not None:
         _keep(inner)
     elif find_spec("nvtx") is not None:
-        sys.meta_path.insert(0, _Import())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Import())
 
 
 watch()

@@ -29,9 +29,13 @@ def _nbytes(tensor: Any) -> int:
     return tensor.nbytes if isinstance(tensor, torch.Tensor) else 0
 
 
-def _split_groups(group: Callable[..., dict], limit_bytes: Callable[[], int]) -> Callable[..., dict]:
-    def grouped(tensor_lists: Any, with_indices: bool = False) -> dict:
-        parts = {}
+_Groups = dict[tuple[Any, Any], tuple[list[Any], list[int]]]
+"""Lists and indices by device and dtype, as torch groups them."""
+
+
+def _split_groups(group: Callable[..., _Groups], limit_bytes: Callable[[], int]) -> Callable[..., _Groups]:
+    def grouped(tensor_lists: Any, with_indices: bool = False) -> _Groups:
+        parts: _Groups = {}
         for (device, dtype), (lists, indices) in group(tensor_lists, with_indices).items():
             sizes = [sum(_nbytes(column[i]) for column in lists if column) for i in range(len(lists[0]))]
             for part, (start, stop) in enumerate(spans(sizes, limit_bytes())):

@@ -41,7 +41,7 @@ class PauseTimes:
         return covered(self.start_ticks.astype(np.float64), self.end_ticks.astype(np.float64))
 
 
-_NONE = PauseTimes(*(np.zeros(0, dtype=np.int64) for _ in range(2)), np.zeros(0, dtype=np.uint8))
+_NONE = PauseTimes(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8))
 
 
 def pause_times(log: core.StepLog) -> PauseTimes:

@@ -107,11 +107,12 @@ def _plain(device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(core.stand_aside, False)  # first: Ctrl-C may come in between
         core.stand_aside(True)
-        stack.enter_context(torch._C.DisableTorchFunction())  # type: ignore[arg-type]
+        stack.enter_context(torch._C.DisableTorchFunction())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.autocast(device.type, enabled=False))
-        if torch._C._autograd._saved_tensors_hooks_is_enabled():  # the innermost ones alone are called
+        # The innermost ones alone are called. Torch's stub does not have the function.
+        if torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_itself, _itself))
         stack.enter_context(torch.no_grad())
         yield

@@ -117,7 +117,7 @@ class _Tracer:
     """One trace: opens the recorder for meta tensors, runs the steps, and puts the roofline's times in."""
 
     def __init__(
-        self, roofline: Roofline, split_bytes: int | None, stand_ins: Mapping[str, Callable]
+        self, roofline: Roofline, split_bytes: int | None, stand_ins: Mapping[str, Callable[..., Any]]
     ) -> None:
         self.roofline = roofline
         self.logs: list[core.StepLog] = []
@@ -217,17 +217,19 @@ class _OnMeta(TorchFunctionMode):
             register_optimizer_step_pre_hook(lambda *_: self._set_in_optimizer(True)),
             register_optimizer_step_post_hook(lambda *_: self._set_in_optimizer(False)),
         ]
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]  # of torch
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # of torch
         for handle in self._handles:
             handle.remove()
 
     def _set_in_optimizer(self, inside: bool) -> None:
         self._in_optimizer = inside
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         kwargs = {name: _on_meta(value) for name, value in (kwargs or {}).items()}
         if func is torch.Tensor.pin_memory:
             return args[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class DeviceKernels:
     What the host reads of them is ones, unless ``stand_ins`` (by op name) give something else.
     """
 
-    def __init__(self, is_gpu: bool, stand_ins: Mapping[str, Callable]) -> None:
+    def __init__(self, is_gpu: bool, stand_ins: Mapping[str, Callable[..., Any]]) -> None:
         self._is_gpu = is_gpu
         self._stand_ins = stand_ins
         self._library: torch.library.Library | None = None
@@ -48,7 +49,11 @@ class DeviceKernels:
         override(self._library, "scaled_dot_product_attention", attention, "AutogradMeta")
         if self._is_gpu:
             override(self._library, "dropout", _gpu_dropout, "AutogradMeta")
-        kernels = {"aten::_local_scalar_dense": _read_number, "aten::copy_": _copy, **self._stand_ins}
+        kernels: dict[str, Callable[..., Any]] = {
+            "aten::_local_scalar_dense": _read_number,
+            "aten::copy_": _copy,
+            **self._stand_ins,
+        }
         for name, kernel in kernels.items():
             override(self._library, name, kernel, "Meta")
         self._patches.install()
@@ -61,7 +66,7 @@ class DeviceKernels:
             self._library = None
 
 
-def override(library: torch.library.Library, name: str, kernel: Callable, key: str) -> None:
+def override(library: torch.library.Library, name: str, kernel: Callable[..., Any], key: str) -> None:
     """Put a kernel in the place of torch's, without torch's warning that it does."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Warning only once|\s*Overriding a previously registered")

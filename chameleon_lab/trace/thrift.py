@@ -107,7 +107,8 @@ def written_field(field: int, value: Any, last: int) -> bytes:
 def _kind(value: Any) -> int:
     if isinstance(value, int):
         return _I32 if isinstance(value, Int32) else _I64
-    return {bytes: _BINARY, list: _LIST, dict: _STRUCT}[type(value)]
+    kinds: dict[type, int] = {bytes: _BINARY, list: _LIST, dict: _STRUCT}
+    return kinds[type(value)]
 
 
 def _written(value: Any) -> bytes:
