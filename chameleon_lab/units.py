@@ -64,7 +64,7 @@ def parse_bytes(value: int | float | str, what: str = "size", *, none: bool = Fa
 def _is_none(value: Any) -> bool:
     if isinstance(value, str):
         match = _NUMBER.fullmatch(value)
-        return bool(match) and match[2] != "%" and match[1].isdigit() and int(match[1]) == 0
+        return match is not None and match[2] != "%" and match[1].isdigit() and int(match[1]) == 0
     return isinstance(value, Integral) and not isinstance(value, bool) and value == 0
 
 
@@ -153,7 +153,7 @@ def _fraction_in(value: Any, what: str) -> float | None:
     )
 
 
-def parse_bandwidth(value: float | int | str, what: str = "link") -> float:
+def parse_bandwidth(value: float | Real | str, what: str = "link") -> float:
     """Bytes per second from a number, or from text such as ``"8GiB/s"`` or ``"8589934592"``.
 
     Raises:

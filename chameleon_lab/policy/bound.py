@@ -313,7 +313,9 @@ class _Program:
 def _replay_rates(memory: StepMemory, replayable: Replayable | None) -> np.ndarray:
     """Seconds a byte that a replay at each gap's end takes at least, float64 (G,); infinite where there is none."""
     rate = np.full(len(memory.gap_storage), np.inf)
-    for gap in () if replayable is None else replayable.gaps():
+    if replayable is None:
+        return rate
+    for gap in replayable.gaps():
         # Right after the drop least of what it needs has died.
         chain = replayable.chain(int(memory.row[memory.gap_storage[gap]]), int(memory.gap_out[gap]) + 1)
         assert chain is not None

@@ -204,10 +204,10 @@ class Constraints:
                 contradicted.add(loser)
                 where = f"{len(places)} gaps, the first of {self._key(places[0])}"
                 self.findings.append(_contradicted(loser, self.edits[loser], self.edits[winner], where))
-        for k, places in meant.items():
+        for k, asked in meant.items():
             decided = self._questions(self.edits[k])[0]
-            if len(places) and k not in contradicted and not (decided[places] == k).any():
-                place = places[0]
+            if len(asked) and k not in contradicted and not (decided[asked] == k).any():
+                place = asked[0]
                 winner = int(decided[place] if decided[place] >= 0 else self._replay[place])
                 why = f"{self.edits[winner]} and the like decide everywhere it speaks of"
                 self.findings.append(

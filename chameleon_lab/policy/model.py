@@ -242,7 +242,9 @@ class Policy:
             text += f" of {format_bytes(peak)} live"
         stall, step = self.predicted.get("stall_s"), self.predicted.get("step_s")
         replay = self.predicted.get("replay_s", 0.0)
-        if all(isinstance(value, (int, float)) for value in (stall, step, replay)) and step > stall + replay:
+        numbers = [value for value in (step, stall, replay) if isinstance(value, (int, float))]
+        if len(numbers) == 3 and numbers[0] > numbers[1] + numbers[2]:
+            step, stall, replay = numbers
             compute = step - stall - replay
             text += f", predicted stall {100 * stall / compute:.1f} % of compute"
             if replay:

@@ -174,8 +174,8 @@ def bind(
         misfit(
             dropped[gap], "with what else is dropped, too many ops would have to be replayed in a row for it"
         )
-    table = np.array(bound, dtype=np.int64).reshape(-1, 7)
-    swaps = Swaps(*table.T[:6], table.T[6].astype(bool))
+    storage, ordinal, out, free, back, use, returns = np.array(bound, dtype=np.int64).reshape(-1, 7).T
+    swaps = Swaps(storage, ordinal, out, free, back, use, returns.astype(bool))
     return memory, swaps, replays, unmatched
 
 

@@ -423,7 +423,10 @@ class Replays:
     def none(cls, ops: int) -> Replays:
         """No drop at all, in a step of so many ops."""
         nothing, zeros = np.empty(0, dtype=np.int64), np.zeros(ops, dtype=np.int64)
-        return cls(*([nothing] * 6), np.zeros(ops), zeros, zeros, {}, frozenset(), ())
+        seconds = np.zeros(ops)
+        return cls(
+            nothing, nothing, nothing, nothing, nothing, nothing, seconds, zeros, zeros, {}, frozenset(), ()
+        )
 
     def applied(self, memory: StepMemory) -> StepMemory:
         """The step as swapping sees it: with the drops made, and gaps that end where a replay reads their storage.

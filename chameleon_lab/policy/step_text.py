@@ -105,6 +105,9 @@ def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
     zeros = np.zeros(len(tables["ops"]["name"]))
     tables["ops"] |= {"start_s": zeros, "duration_s": zeros}
     tables["ops"]["resident_peak_bytes"] = tables["ops"]["live_peak_bytes"]
+    recorded: dict[str, Any] = {
+        name: kind(**tables[name]) if tables[name] else kind.none() for name, kind in TABLES.items()
+    }
     return StepTrace(
         index=int(header["index"]),
         session_stage="Profile",
@@ -115,7 +118,7 @@ def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
         labels=tuple(map(str, header["labels"])),
         reasons=tuple(map(str, header.get("reasons", REASONS))),
         keeps_host_copies=bool(header.get("keeps_host_copies", True)),
-        **{name: kind(**tables[name]) if tables[name] else kind.none() for name, kind in TABLES.items()},
+        **recorded,
     )
 
 

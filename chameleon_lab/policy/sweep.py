@@ -190,7 +190,9 @@ def sweep(
     lowest = floor_within(trace, host_bytes, replayable=replayable)
     edits = tuple(edit for edit in edits if edit.action not in (EditAction.CAPACITY, EditAction.LINK))
     if capacities is None:
-        capacities = np.linspace(lowest.bytes, max(step.live_peak_bytes, lowest.bytes), POINTS).astype(int)
+        capacities = (
+            np.linspace(lowest.bytes, max(step.live_peak_bytes, lowest.bytes), POINTS).astype(int).tolist()
+        )
     chosen = sorted({checked_capacity(capacity, step) for capacity in capacities})
     if not chosen:
         raise ValueError(
