@@ -45,7 +45,7 @@ class Failure(click.ClickException):
 
     def __init__(self, message: str, code: ExitCode) -> None:
         super().__init__(" ".join(message.split()))
-        self.exit_code = code
+        self.exit_code = code  # type: ignore[misc]  # click reads it from the instance
         self.ctx = click.get_current_context(silent=True)
 
 
@@ -73,7 +73,7 @@ def failing_well(what: str = "") -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------ arguments
 
 
-class _Text(click.ParamType):
+class _Text(click.ParamType):  # type: ignore[type-arg]  # no generic in the oldest click that will do
     """An argument that a function reads, whose ValueError says what is wrong."""
 
     def __init__(self, name: str, read: Callable[[str, str], Any]) -> None:

@@ -31,7 +31,7 @@ def diff(context: click.Context, a_file: str, b_file: str, as_json: bool) -> Non
     try:
         found = diff_policies(load_policy(a_file), load_policy(b_file))
     except Failure as failure:
-        failure.exit_code = ExitCode.USAGE
+        failure.exit_code = ExitCode.USAGE  # type: ignore[misc]  # click reads it from the instance
         raise
     if as_json:
         print_json(found.to_dict())

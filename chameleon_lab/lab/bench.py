@@ -36,6 +36,11 @@ Edits = tuple[Edit | str, ...]
 """Edits, and :data:`_ANEW` behind them where the plan that is in force under them does not count."""
 
 
+def _edits_of(key: Edits) -> tuple[Edit, ...]:
+    """Without what may stand behind them."""
+    return tuple(edit for edit in key if isinstance(edit, Edit))
+
+
 @dataclass(frozen=True, eq=False)
 class Made:
     """What some edits come to.
@@ -116,7 +121,7 @@ class Bench:
             self._known.clear()
             self._wanted.clear()
             self._estimate, self._sweep, self._sweep_left = None, None, []
-            again = {}
+            again: dict[Edits, Made] = {}
             for old in kept:
                 if old.policy is None:
                     again[old.edits] = old
@@ -179,7 +184,7 @@ class Bench:
 
     def anew(self, edits: tuple[Edit, ...]) -> Made | None:
         """The plan that is made under these edits now, whatever is in force; None, and wanted, before it is known."""
-        key = (*edits, _ANEW)
+        key: Edits = (*edits, _ANEW)
         made = self.get(key)
         if made is None:
             self.want(key)
@@ -189,7 +194,7 @@ class Bench:
         """Plan under these edits now, and remember it."""
         begin = time.perf_counter()
         anew = key[-1:] == (_ANEW,)
-        edits: tuple[Edit, ...] = key[:-1] if anew else key  # type: ignore[assignment]
+        edits = _edits_of(key)
         candidates = self.candidates
         twin = Draft(self.base, self.step, candidates.op_times)
         twin.edits = edits
@@ -290,22 +295,22 @@ class Bench:
         """Plan for what is wanted; then go on with the curve. Ends when there is nothing left."""
         while True:
             with self._lock:
-                edits = self._planning = self._wanted.pop(0) if self._wanted else None
+                key = self._planning = self._wanted.pop(0) if self._wanted else None
                 wait = not self._sweep_left or self._is_measuring()
                 capacity = None if wait else self._sweep_left[0]
-                if edits is None and capacity is None:
+                if key is None and capacity is None:
                     self._worker = None
                     return
             try:
-                if edits is not None:
-                    self.plan(edits)
+                if key is not None:
+                    self.plan(key)
                 elif capacity is not None:
                     self._sweep_at(capacity)
             except Exception as error:  # the panel shows it, and a thread has nobody else to tell
                 why = f"planning failed: {type(error).__name__}: {error}"
                 with self._lock:
-                    if edits is not None:
-                        self._known[edits] = Made(edits, True, None, None, None, (), why)
+                    if key is not None:
+                        self._known[key] = Made(_edits_of(key), True, None, None, None, (), why)
                     else:
                         self._sweep_left = []
             with self._lock:

@@ -123,5 +123,6 @@ def show_bytes(plot: figure) -> None:
     models = load("bokeh.models", "bokeh", "figures")
     plot.yaxis.formatter = models.NumeralTickFormatter(format="0.[0] ib")
     powers = [float(2**k) for k in range(10)]
-    plot.yaxis.ticker = models.AdaptiveTicker(base=1024, mantissas=powers, desired_num_ticks=5)
-    plot.ygrid.ticker = plot.yaxis.ticker
+    plot.yaxis.ticker = plot.ygrid.ticker = models.AdaptiveTicker(
+        base=1024, mantissas=powers, desired_num_ticks=5
+    )

@@ -129,7 +129,7 @@ class Dashboard(BokehView):
         capacity_bytes = self.session.capacity_bytes
         if capacity_bytes is not None and self._capacity.location != capacity_bytes:
             self._capacity.location = capacity_bytes
-            self._device.y_range.end = 1.12 * capacity_bytes
+            self._y_range.end = 1.12 * capacity_bytes
 
     def _curve_of(self, step: StepSummary) -> tuple[list[float], list[int]]:
         """Places on the step axis and bytes there; only the peak where the step is no longer recorded."""
@@ -209,8 +209,8 @@ class Dashboard(BokehView):
         # One width for the labels of all three, so that their axes are one.
         options = {"x_range": x_range, "tools": "xpan,xwheel_zoom,reset", "min_border_left": 70}
         limited = self.session.capacity_bytes is not None
-        y_range = models.Range1d(0, 1) if limited else models.DataRange1d(start=0)
-        device = self._device = new_plot(height=210, title="On the device", y_range=y_range, **options)
+        self._y_range = models.Range1d(0, 1) if limited else models.DataRange1d(start=0)
+        device = new_plot(height=210, title="On the device", y_range=self._y_range, **options)
         show_bytes(device)
         device.varea_step(
             x="step",

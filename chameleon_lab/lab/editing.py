@@ -712,12 +712,12 @@ def _costs(bench: Bench, place: int, link: Link) -> dict[str, Any]:
     """What moving a row's storage takes, beside what making it again would: the ops in order, or why it cannot be."""
     candidates, size = bench.candidates, int(bench.candidates.bytes[place])
     replay, step = candidates.replay(place), bench.step
-    can = isinstance(replay, Chain)
+    chain, why_not = (replay, "") if isinstance(replay, Chain) else (None, replay)
     return {
         "copy_s": link.out_s(size) + link.in_s(size),
-        "replay_s": replay.seconds if can else None,
-        "replay_ops": [step.names[name] for name in replay.names] if can else [],
-        "why_not_replay": "" if can else replay,
+        "replay_s": None if chain is None else chain.seconds,
+        "replay_ops": [] if chain is None else [step.names[name] for name in chain.names],
+        "why_not_replay": why_not,
     }
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..report import Report
+from ..report import Report, StepSummary
 from ..trace import Category, Cause, Direction, Pause, StepTrace, Trace
-from ..trace_report import TraceReport
+from ..trace_report import RecordedStep, TraceReport
 from ..units import format_bytes, format_seconds
 from .packages import load
 from .palette import INK, INK_2, LINE, LOST, REPLAY, SESSION_STAGES, STACK, TRANSFER, TRANSFER_FORCED
@@ -126,7 +126,7 @@ def session_figure(report: Report | TraceReport) -> go.Figure:
         ValueError: no step has ended yet.
     """
     go, _ = load_plotly()
-    history = report.history
+    history: Sequence[StepSummary | RecordedStep] = report.history
     if not history:
         raise ValueError("no step has ended yet, so there is nothing to draw: train at least one whole step")
     per_bar = -(-len(history) // _SESSION_BARS)
@@ -413,10 +413,11 @@ def _add_bars(
 ) -> None:
     """Draw the bars of these lanes in one of the figure's rows; ``say`` tells of one at the pointer."""
     drawn = [(lane, bar) for lane, bars in lanes.items() for bar in bars]
+    lengths: list[float | None] = [bar.end_s - bar.start_s for _, bar in drawn]
     # Lanes without a bar have one that is not drawn: an axis without any would be one of numbers.
     figure.add_trace(
         go.Bar(
-            x=[bar.end_s - bar.start_s for _, bar in drawn] or [None] * len(lanes),
+            x=lengths or [None] * len(lanes),
             y=[lane for lane, _ in drawn] or list(lanes),
             base=[bar.start_s for _, bar in drawn] or None,
             orientation="h",

@@ -290,7 +290,7 @@ class Gantt(BokehView):
             selection_fill_alpha=1.0,
             selection_line_color=INK,
             selection_line_alpha=1.0,
-            selection_line_width=2,
+            selection_line_width=2,  # type: ignore[call-arg]  # Bokeh's stub leaves it out
         )
         plot.add_tools(
             models.HoverTool(

@@ -7,7 +7,7 @@ import ast
 import difflib
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -113,6 +113,8 @@ def _session_options(command: str) -> _Parser:
 @magics_class
 class ChameleonMagics(Magics):
     """The magics, and the session that they last saw: it can still be reported and saved after its end."""
+
+    shell: InteractiveShell  # IPython allows None, which nobody gives
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -268,10 +270,11 @@ class ChameleonMagics(Magics):
         name = shell.compile.cache(source, shell.execution_count, raw_code=cell)
         tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
         shown = tree.body and isinstance(tree.body[-1], ast.Expr)
+        compiled: Callable[[Any, str, str], CodeType] = shell.compile  # takes a tree, and is typed for text
         if not shown or shell.displayhook.semicolon_at_end_of_expression(cell):
-            return [shell.compile(tree, name, "exec")]
+            return [compiled(tree, name, "exec")]
         last = ast.Interactive([tree.body.pop()])
-        return [shell.compile(tree, name, "exec"), shell.compile(last, name, "single")]
+        return [compiled(tree, name, "exec"), compiled(last, name, "single")]
 
     # ------------------------------------------------------------------------------------------ helpers
 
@@ -282,7 +285,6 @@ class ChameleonMagics(Magics):
             self._session = other
             raise UsageError(f"{parser.prog}: {other!r} is open. End it first with %chameleon stop")
         policy = self._next_policy if options.policy is None else options.policy
-        waited = options.policy is None and policy is not None
         with _one_line(TypeError, ValueError):
             from ..session import Session
 
@@ -295,7 +297,7 @@ class ChameleonMagics(Magics):
                 rematerialise=options.rematerialise,
                 stacks=options.stacks or ("once" if options.own_stacks else False),
             )
-        if waited:
+        if options.policy is None and policy is not None:
             print(f"Using {_headline(policy)}, as loaded.")
         return session
 
@@ -359,13 +361,14 @@ class ChameleonMagics(Magics):
 @contextmanager
 def _one_line(*more: type[Exception]) -> Iterator[None]:
     """Shows errors that say what to do, and those of the types in ``more``, without a traceback."""
+    told: tuple[type[BaseException], ...] = (ChameleonError, BelowFloorError, ImportError, *more)
     try:
         yield
     except OSError as error:
         if error.filename is None:
             raise UsageError(str(error)) from None
         raise UsageError(f"{error.filename}: {error.strerror}. Check the path") from None
-    except (ChameleonError, BelowFloorError, ImportError, *more) as error:
+    except told as error:
         raise UsageError(str(error)) from None
 
 

@@ -15,6 +15,9 @@ from ..policy.replay import Replays as BoundReplays
 from ..policy.simulate import Prediction
 from ..trace import Cause, Declined, Direction, Pauses, Replays, Residencies, Stalls, StepTrace, Transfers
 
+_Stretches = dict[int, list[tuple[int, int]]]
+"""Of each storage, ops from which on and up to which."""
+
 STAGE = "Draft"
 """What stands in the place of the session's stage."""
 
@@ -61,9 +64,9 @@ def predicted_step(policy: Policy, step: StepTrace, op_times: np.ndarray) -> Ste
     )
 
 
-def _away_stretches(row: np.ndarray, free_op: np.ndarray, in_op: np.ndarray, ops: int) -> dict[int, list]:
+def _away_stretches(row: np.ndarray, free_op: np.ndarray, in_op: np.ndarray, ops: int) -> _Stretches:
     """By storage, the ops from which on and up to which it is off the device, ascending; cut at the step's ends."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    found: _Stretches = {}
     for storage, free, back in zip(row.tolist(), free_op.tolist(), in_op.tolist(), strict=True):
         back = ops if back == NEVER else back
         pieces = [(free, min(back, ops)), (max(free - ops, 0), back - ops)]
@@ -71,7 +74,7 @@ def _away_stretches(row: np.ndarray, free_op: np.ndarray, in_op: np.ndarray, ops
     return {storage: sorted(pieces) for storage, pieces in found.items()}
 
 
-def _residencies(step: StepTrace, away: dict[int, list], starts: np.ndarray) -> Residencies:
+def _residencies(step: StepTrace, away: _Stretches, starts: np.ndarray) -> Residencies:
     """What is left of each storage's life."""
     n, storages = len(step.ops), step.storages
     begin = np.maximum(storages.birth_op, 0).tolist()
@@ -133,7 +136,7 @@ def _replays(
     step: StepTrace, drops: BoundReplays, memory: StepMemory, op_times: np.ndarray, begin_s: np.ndarray
 ) -> Replays:
     """The ops that run again, one after the other, before the op that they run for: from its ``begin_s`` on."""
-    columns: list[tuple[int, int, int, int, float, float]] = []
+    rows: list[tuple[int, int, int, int, float, float]] = []
     replayable = Replayable(step, memory, op_times) if len(drops) else None
     at: dict[int, float] = {}
     sizes = step.storages.block_bytes.tolist()
@@ -144,17 +147,14 @@ def _replays(
             continue
         for made, name, seconds in zip(chain.made, chain.names, chain.op_seconds, strict=True):
             start = at.setdefault(op, float(begin_s[op]))
-            columns.append((op, storage, name, sizes[made], start, seconds))
+            rows.append((op, storage, name, sizes[made], start, seconds))
             at[op] = start + seconds
-    op, storage, name, size, start, seconds = (
-        (list(column) for column in zip(*columns, strict=True)) if columns else [[]] * 6
-    )
     return Replays(
-        op=np.array(op, dtype=np.int32),
-        storage=np.array(storage, dtype=np.int32),
-        name=np.array(name, dtype=np.int32),
-        cause=np.full(len(columns), Cause.PLANNED, dtype=np.uint8),
-        bytes=np.array(size, dtype=np.int64),
-        start_s=np.array(start, dtype=np.float64),
-        duration_s=np.array(seconds, dtype=np.float64),
+        op=np.array([row[0] for row in rows], dtype=np.int32),
+        storage=np.array([row[1] for row in rows], dtype=np.int32),
+        name=np.array([row[2] for row in rows], dtype=np.int32),
+        cause=np.full(len(rows), Cause.PLANNED, dtype=np.uint8),
+        bytes=np.array([row[3] for row in rows], dtype=np.int64),
+        start_s=np.array([row[4] for row in rows], dtype=np.float64),
+        duration_s=np.array([row[5] for row in rows], dtype=np.float64),
     )

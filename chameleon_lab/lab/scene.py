@@ -340,7 +340,7 @@ class Scene:
             return np.asarray(seconds, dtype=np.float64)
         return np.interp(seconds, self._clock, np.arange(self.op_count + 1, dtype=np.float64))
 
-    def x_of_op(self, axis: str, op: np.ndarray) -> np.ndarray:
+    def x_of_op(self, axis: str, op: np.ndarray | int) -> np.ndarray:
         """Where ops begin on an axis; the number of ops is the end."""
         op = np.asarray(op)
         return op.astype(np.float64) if axis == "op" else self._clock[op]

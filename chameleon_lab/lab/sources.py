@@ -89,7 +89,7 @@ class Sources:
         """Changes when the status is worth sending again."""
         named = self.session()
         with self._lock:
-            files = (*self._files, *self._policies)
+            files: tuple[Any, ...] = (*self._files, *self._policies)
         files = (*files, *((source, id(policy)) for source, policy in self._drafts().items()))
         if named is None:
             return files

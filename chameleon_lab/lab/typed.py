@@ -6,10 +6,20 @@ import math
 from collections.abc import Callable
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Any,
+    Literal,
+    NotRequired,
+    TypeGuard,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> TypeGuard[int]:
     """Is it a whole number that JavaScript can hold?"""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
 
@@ -35,8 +45,8 @@ def misfit(where: str, kind: Any, value: Any, deep: bool = True) -> str | None:
     if origin is Literal:
         return None if value in inner else f"{where} must be one of {inner}, not {short(value)}"
     if origin in (Union, UnionType):
-        wrong = [misfit(where, one, value, deep) for one in inner]
-        return None if None in wrong else next(iter(wrong if value is not None else wrong[::-1]))
+        misfits = [misfit(where, one, value, deep) for one in inner]
+        return None if None in misfits else next(iter(misfits if value is not None else misfits[::-1]))
     if origin is list or origin is tuple:
         if not isinstance(value, (list, tuple)):
             return f"{where} must be a list, not {short(value)}"
