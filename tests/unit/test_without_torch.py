@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 from hangs import HANGS_AFTER_S
+from packaging.requirements import Requirement
 from synthetic import gpt_step
 
 from chameleon_lab.policy import Link, Policy, plan
@@ -226,6 +230,53 @@ def test_another_torch_is_one_sentence_where_a_session_is_asked_for(
     assert (
         said.startswith("ImportError: chameleon_lab was built for torch") and "torch 2.99.1+cu130 is" in said
     )
+
+
+def linked(names: list[str], site: Path) -> None:
+    """Let an environment see some packages of this one, and what they need."""
+    wanted, seen = [Requirement(name) for name in names], set[str]()
+    while wanted:
+        needed = wanted.pop()
+        if needed.name in seen or (needed.marker and not needed.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(needed.name)
+        found = distribution(needed.name)
+        for top in {path.parts[0] for path in found.files or ()} - {"..", "__pycache__"}:
+            (site / top).symlink_to(found.locate_file(top))
+        wanted += map(Requirement, found.requires or ())
+
+
+def test_an_environment_with_the_packages_that_the_page_names_is_enough(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text().partition("\n## On a laptop, without torch\n")[2]
+    (named,) = [line.split()[2:] for line in page.splitlines() if line.startswith("pip install numpy")]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "laptop"], check=True)
+    (site,) = (tmp_path / "laptop").glob("lib/python*/site-packages")
+    linked(named, site)
+    built = shutil.ignore_patterns("_C*", "_built_for.py", "labextension", "__pycache__")
+    shutil.copytree(ROOT / "chameleon_lab", site / "chameleon_lab", ignore=built)
+
+    def chameleon(*arguments: str | Path, status: int = 0) -> str:
+        done = subprocess.run(
+            [tmp_path / "laptop" / "bin" / "python", "-m", "chameleon_lab", *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": ""},
+            capture_output=True,
+            text=True,
+            timeout=HANGS_AFTER_S,
+        )
+        assert done.returncode == status, done.stderr[-3000:]
+        return done.stderr if status else done.stdout
+
+    trace, policy = files
+    assert not (site / "torch").exists() and "Peak" in chameleon("report", trace)
+    chameleon("plan", trace, "--capacity", "70%", "-o", "made.json")
+    assert len(Policy.load(tmp_path / "made.json")) > 0
+    assert "step" in chameleon("simulate", trace, policy).lower() and chameleon("sweep", trace)
+    assert chameleon("diff", policy, policy)
+    (tmp_path / "train.py").write_text("print('trained')")
+    assert "`pip install torch` mends it" in chameleon("run", "train.py", status=4)
 
 
 def test_a_core_that_is_missing_is_named() -> None:
