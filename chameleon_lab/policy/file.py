@@ -195,7 +195,8 @@ def _parsed(text: str, source: str) -> dict[str, Any]:
         data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_once)
     except _GivenTwiceError as error:
         raise PolicyError(
-            f"{source}: {error.args[0]}, and only the last would count: delete one of them"
+            f"{source}: one object has {error.key!r} twice, as {_short(error.first)} and as {_short(error.last)}, and "
+            "only the last would count: delete one of them"
         ) from error
     except (ValueError, RecursionError) as error:
         place = (
@@ -300,16 +301,20 @@ def _line(value: Any) -> str:
 
 
 class _GivenTwiceError(Exception):
-    """A JSON object has a key twice."""
+    """A JSON object has a key twice, with these values."""
+
+    def __init__(self, key: str, first: Any, last: Any) -> None:
+        super().__init__(key)
+        self.key = key
+        self.first = first
+        self.last = last
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made:
-            raise _GivenTwiceError(
-                f"one object has {key!r} twice, as {_short(made[key])} and as {_short(value)}"
-            )
+            raise _GivenTwiceError(key, made[key], value)
         made[key] = value
     return made
 
