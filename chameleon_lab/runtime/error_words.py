@@ -3,9 +3,9 @@
 The core has to find its words in the middle of an op, where nothing of Python can be asked. Which capacity is enough is
 looked up when somebody asks for them.
 
-Between an op and Python, torch lets through a kind of error and its words, and nothing else: no number, no object, and an
-error of a backward comes from another thread. So the core knows its own by the very sentence that it wrote and kept
-(``core.failure_of``), and everything else is told from the figures that it kept beside it.
+Between an op and Python, torch lets through a kind of error and its words, and nothing else: no number and no object,
+and an error of a backward comes from another thread. So the core knows its own by the very sentence that it wrote and
+kept (``core.failure_of``), and everything else is told from the figures that it kept beside it.
 """
 
 from __future__ import annotations
