@@ -60,7 +60,7 @@ class Measured:
         if not same:
             return None
         figures = {figure.name: _median(same, figure.name) for figure in fields(cls)}
-        return cls(**figures)  # type: ignore[arg-type]
+        return cls(**figures)  # type: ignore[arg-type]  # None for what may be None alone
 
 
 @dataclass(repr=False)

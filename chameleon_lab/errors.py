@@ -6,7 +6,7 @@ try:
     from torch import OutOfMemoryError
 except ImportError:  # no torch, as where only files are looked at: nothing is caught by that name either
 
-    class OutOfMemoryError(RuntimeError):  # type: ignore[no-redef]
+    class OutOfMemoryError(RuntimeError):  # type: ignore[no-redef]  # where torch is not
         """Stands for torch's."""
 
 

@@ -117,8 +117,8 @@ def _classes() -> Iterator[ast.ClassDef]:
 def _interface(node: ast.ClassDef) -> str:
     known, lines = members(getattr(results, node.name)), []
     for entry, following in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(entry, ast.AnnAssign):
-            name = entry.target.id  # type: ignore[union-attr]
+        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
+            name = entry.target.id
             kind, needed = known[name]
             doc = _comment(_text(following), "  ")
             lines.append(f"{doc}  {name}{'' if needed else '?'}: {typescript(kind)};")
@@ -171,8 +171,9 @@ def _literal(value: Any) -> str:
 
 def _text(node: ast.AST | None) -> str:
     """The string that stands below a field, or nothing."""
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return str(node.value.value) if is_text else ""  # type: ignore[union-attr]
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return str(node.value.value)
+    return ""
 
 
 def _comment(doc: str, indent: str = "") -> str:

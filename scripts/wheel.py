@@ -187,8 +187,8 @@ def _for_one_minor(raw: Path, minor: str, output: Path) -> Path:
             new.writestr(item, data)
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             record.append(f"{path},sha256={digest},{len(data)}")
-        place = f"{name}-{fits}.dist-info/RECORD"
-        new.writestr(place, "\n".join([*record, f"{place},,", ""]))
+        path = f"{name}-{fits}.dist-info/RECORD"
+        new.writestr(path, "\n".join([*record, f"{path},,", ""]))
     return wheel
 
 

@@ -351,7 +351,7 @@ def _decisions(a: Policy, b: Policy) -> dict[str, Any]:
         *((None, decision) for decision in found.added),
         *found.changed,
     ]
-    pairs.sort(key=lambda pair: -(pair[0] or pair[1]).bytes)  # type: ignore[union-attr]
+    pairs.sort(key=lambda pair: -_either(*pair).bytes)
     return {
         "removed": len(found.removed),
         "added": len(found.added),
@@ -365,8 +365,15 @@ def _decisions(a: Policy, b: Policy) -> dict[str, Any]:
     }
 
 
+def _either(a: Decision | None, b: Decision | None) -> Decision:
+    """The first that there is; one of them is."""
+    either = b if a is None else a
+    assert either is not None
+    return either
+
+
 def _decision_row(a: Decision | None, b: Decision | None) -> dict[str, Any]:
-    either = asdict(a or b)  # type: ignore[arg-type]
+    either = asdict(_either(a, b))
     told = ("action", "out_op", "in_op", "decided_by")
     row = {name: either[name] for name in ("storage", "category", "module", "bytes", "gap")}
     for name, decision in (("a", a), ("b", b)):

@@ -142,11 +142,12 @@ class Desk:
     def _declined_of(self, step: StepTrace) -> dict[str, str]:
         """By the key of a storage, why the runtime has declined to drop it, in the newest steps and in this one."""
         steps = [step]
-        for index in () if self._session is None else self._session.recorded_steps()[-_RECENT_STEPS:]:
-            try:
-                steps.append(self._session.recorded_step(index))  # type: ignore[union-attr]
-            except SessionError:
-                continue  # steps come and go while a cell trains
+        if (session := self._session) is not None:
+            for index in session.recorded_steps()[-_RECENT_STEPS:]:
+                try:
+                    steps.append(session.recorded_step(index))
+                except SessionError:
+                    continue  # steps come and go while a cell trains
         return {
             each.storage_keys[row]: each.reasons[code]
             for each in steps
@@ -412,8 +413,8 @@ class Desk:
     def poll(self) -> int:
         """The count of news, after a look at what the session has done meanwhile."""
         trial, session = self.trial, self._running()
-        if self._may_move_on():
-            self._due = self._session.recorded_steps()[-1]  # type: ignore[union-attr]
+        if self._session is not None and self._may_move_on():
+            self._due = self._session.recorded_steps()[-1]
         mark = (
             None if session is None else (id(session.staging.in_force), session.staging.is_waiting),
             None if trial is None else (id(trial), len(trial.measured), trial.done),
@@ -578,9 +579,9 @@ class Desk:
 
     def enable(self) -> None:
         """Use the draft from the next step border on. Raises ProtocolError where that cannot be."""
-        session, made = self._runnable(), self.settled()
-        assert made.policy is not None
-        self._carefully(lambda: session.enable(made.policy))  # type: ignore[arg-type]
+        session, policy = self._runnable(), self.settled().policy
+        assert policy is not None
+        self._carefully(lambda: session.enable(policy))
 
     def roll_back(self) -> None:
         """Use what was in force before the last enable. Raises ProtocolError where nothing was."""

@@ -67,7 +67,7 @@ def step_in_words(step: StepTrace, headline: str) -> str:
 def _static() -> type:
     figures = load("plotly.graph_objects", "plotly", "figures")
 
-    class Figure(figures.Figure):  # type: ignore[name-defined,misc]
+    class Figure(figures.Figure):  # type: ignore[name-defined,misc]  # a base that is loaded late
         def __init__(self, figure: Any = None, words: Callable[[], str] | None = None, **given: Any) -> None:
             super().__init__(figure, **given)
             object.__setattr__(self, "_words", words)
@@ -88,7 +88,7 @@ def _widget() -> type:
     figures = load("plotly.graph_objects", "plotly", "figures")
     source = figures.FigureWidget._esm
 
-    class FigureWidget(figures.FigureWidget):  # type: ignore[name-defined,misc]
+    class FigureWidget(figures.FigureWidget):  # type: ignore[name-defined,misc]  # a base that is loaded late
         _esm = _following(source)
 
         def __init__(self, figure: Any = None, words: Callable[[], str] | None = None, **given: Any) -> None:

@@ -44,12 +44,13 @@ class Draft:
         trace: Trace | StepTrace | None = None,
         op_times: Sequence[float] | np.ndarray | None = None,
     ) -> None:
-        if trace is None and base.source is None:
+        given_step = base.source if trace is None else trace
+        if given_step is None:
             raise PolicyError(
                 "the policy does not hold the step that it was made for: give one, draft(session.trace())"
             )
         self.base = base
-        self.step = newest_step(trace if trace is not None else base.source)  # type: ignore[arg-type]
+        self.step = newest_step(given_step)
         # Of its own step the base knows what is not replayed.
         refused = frozenset() if trace is None or self.step is base.source else refused_of(None, trace)
         self._refused = refused.union(base.assumed.get("refused", ()))

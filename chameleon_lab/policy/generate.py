@@ -519,8 +519,11 @@ def _with_early_copies(memory: StepMemory, swaps: Swaps, link: Link, clock: np.n
         return swaps
     more = np.array(added, dtype=np.int64).T
     columns = (swaps.storage, swaps.ordinal, swaps.out_op, swaps.free_op, swaps.in_op, swaps.use_op)
-    together = [np.concatenate(pair) for pair in zip(columns, more, strict=True)]
-    return Swaps(*together, np.concatenate([swaps.returns, np.ones(len(added), dtype=bool)]))
+    storages, ordinals, outs, frees, ins, uses = (
+        np.concatenate(pair) for pair in zip(columns, more, strict=True)
+    )
+    returns = np.concatenate([swaps.returns, np.ones(len(added), dtype=bool)])
+    return Swaps(storages, ordinals, outs, frees, ins, uses, returns)
 
 
 class _Planner:

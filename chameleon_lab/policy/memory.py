@@ -189,7 +189,8 @@ class Swaps:
 
 def no_swaps() -> Swaps:
     """None at all."""
-    return Swaps(*[np.empty(0, dtype=np.int64)] * 6, np.empty(0, dtype=bool))
+    nothing = np.empty(0, dtype=np.int64)
+    return Swaps(nothing, nothing, nothing, nothing, nothing, nothing, np.empty(0, dtype=bool))
 
 
 def newest_step(trace: Trace | StepTrace) -> StepTrace:

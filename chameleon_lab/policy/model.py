@@ -181,11 +181,12 @@ class Policy:
         return at_first_use("policy_sweep_figure")(self, trace if isinstance(trace, Trace) else step)
 
     def _step(self, trace: Trace | StepTrace | None) -> StepTrace:
-        if trace is None and self.source is None:
+        given = self.source if trace is None else trace
+        if given is None:
             raise PolicyError(
                 "the policy does not hold the step that it was made for: give one, such as session.trace()"
             )
-        return newest_step(trace if trace is not None else self.source)  # type: ignore[arg-type]
+        return newest_step(given)
 
     def summary(self, action: Action = Action.SWAP) -> list[tuple[str, int, int]]:
         """Per category: its name, how many gaps are swapped (or what ``action`` says), and the bytes of their blocks.

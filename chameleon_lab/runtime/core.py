@@ -21,7 +21,7 @@ def _torch_has_cuda() -> bool:
 
 
 if TYPE_CHECKING:
-    from chameleon_lab import _C  # both modules have the types of its stub
+    from chameleon_lab import _C as _C  # both modules have the types of its stub
 else:
     try:
         if find_spec("chameleon_lab.with_cuda") and _torch_has_cuda():

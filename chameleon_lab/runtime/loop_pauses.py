@@ -36,7 +36,7 @@ class LoopPauses:
             return
         self._thread = threading.get_ident()
         self._iter = DataLoader.__iter__
-        DataLoader.__iter__ = self._timed(self._iter, watch=True)  # type: ignore[method-assign]
+        DataLoader.__iter__ = self._timed(self._iter, watch=True)  # type: ignore[method-assign]  # for a while
         shell = _shell()
         if shell is not None:
             self._shell = shell
@@ -46,11 +46,11 @@ class LoopPauses:
     def remove(self) -> None:
         """Put everything back. Harmless where nothing is installed."""
         if self._iter is not None:
-            DataLoader.__iter__ = self._iter  # type: ignore[method-assign]
+            DataLoader.__iter__ = self._iter  # type: ignore[method-assign]  # put back
             self._iter = None
         while self._originals:
             owner, original = self._originals.pop()
-            owner.__next__ = original  # type: ignore[attr-defined]
+            owner.__next__ = original  # type: ignore[attr-defined]  # put back
         shell, self._shell = self._shell, None
         if shell is not None:
             shell.events.unregister("post_run_cell", self._cell_ended)
@@ -85,7 +85,7 @@ class LoopPauses:
             return
         original = vars(owner)["__next__"]
         try:
-            owner.__next__ = self._timed(original)  # type: ignore[attr-defined]
+            owner.__next__ = self._timed(original)  # type: ignore[attr-defined]  # an iterator's type has it
         except TypeError:  # a generator's, say: its type cannot be changed
             return
         self._originals.append((owner, original))

@@ -344,9 +344,10 @@ def _keep(inner: ModuleType) -> None:
     if not hasattr(inner, "annotate") or hasattr(inner.annotate.__call__, "__wrapped__"):
         return
     inner.annotate.__call__ = _decorating(inner.annotate.__call__)
-    dummy, attributes = getattr(inner, "DummyDomain", None), _event_attributes(inner)
+    dummy: Any = getattr(inner, "DummyDomain", None)
+    attributes = _event_attributes(inner)
     if _may_change(dummy) and attributes is not None:
-        dummy.get_event_attributes = attributes  # type: ignore[union-attr]
+        dummy.get_event_attributes = attributes
 
 
 def _decorating(decorate: Callable[..., Any]) -> Callable[..., Any]:
@@ -379,7 +380,7 @@ def _event_attributes(inner: ModuleType) -> Callable[..., Any] | None:
     try:
         from nvtx._lib.lib import EventAttributes
 
-        class Kept(EventAttributes):  # type: ignore[misc]
+        class Kept(EventAttributes):  # type: ignore[misc]  # nvtx has no types
             """Attributes that no tool has asked for: their message."""
 
             text: Any = None
@@ -414,7 +415,7 @@ class _Import:
             run(module)
             _keep(module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this loader alone
         return spec
 
 

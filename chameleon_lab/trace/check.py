@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 
 from .columns import TABLES
@@ -31,12 +33,12 @@ def check_step(step: StepTrace) -> None:
         raise ValueError("ops.device_s holds what is no duration")
 
 
-def _count(step: StepTrace, into: str | int | type) -> int:
+def _count(step: StepTrace, into: str | int | type[IntEnum]) -> int:
     """How many there are of what a column points into."""
     if isinstance(into, int):
         return into
     if isinstance(into, type):
-        return len(into)  # type: ignore[arg-type]  # an enum
+        return len(into)
     if into == "borders":  # of ops: where each begins, and the step's end
         return len(step.ops) + 1
     # What happens before a step's first op is written down as if in it.

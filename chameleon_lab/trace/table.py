@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import IntEnum
 from functools import cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -64,12 +64,14 @@ def seconds(meaning: str = "", **facts: Any) -> Any:
 class Table:
     """Equally long numpy columns; subclasses are dataclasses whose fields are the columns."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+        return len(getattr(self, fields(self)[0].name))
 
     def columns(self) -> dict[str, np.ndarray]:
         """The columns by name, in the order of the declaration."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def __post_init__(self) -> None:
         lengths = {name: len(column) for name, column in self.columns().items()}
@@ -89,7 +91,7 @@ class StepTable(Table):
     @cache
     def declared(cls) -> dict[str, Column]:
         """What is declared of each column, in the order of the declaration."""
-        return {f.name: f.metadata["column"] for f in fields(cls)}  # type: ignore[arg-type]
+        return {f.name: f.metadata["column"] for f in fields(cls)}
 
     @classmethod
     def none(cls) -> Self:
