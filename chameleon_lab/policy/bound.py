@@ -192,7 +192,12 @@ class _Program:
             self.at_most.append(
                 ([(variable, -1.0) for variable in variables], -self.excess[k] / self.unit_bytes)
             )
-        from scipy.optimize import linprog
+        try:
+            from scipy.optimize import linprog
+        except ImportError as error:
+            raise ImportError(
+                "a lower bound needs scipy, which is not installed: pip install scipy"
+            ) from error
 
         cost = np.zeros(len(self.upper))
         cost[: len(self.at)] = 1.0

@@ -133,3 +133,10 @@ def test_reads_well() -> None:
 def test_the_solver_is_imported_at_first_use() -> None:
     code = "import sys, chameleon_lab.policy; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_solver_that_is_missing_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("scipy", "scipy.optimize", "scipy.sparse"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match="needs scipy, which is not installed: pip install scipy"):
+        lower_bound(one_peak(), BIG, Link(BIG / 10.0, None), checkpoints=100)
