@@ -17,6 +17,7 @@ from torch import nn
 from training import Gpt, Run, adamw, child, raw, reference, state_bytes, train
 
 import chameleon_lab as cl
+from chameleon_lab import session as sessions
 from chameleon_lab.policy import Edit, EditAction, Link, Policy, diff
 from chameleon_lab.policy.edits import digest
 from chameleon_lab.trace import Category, Cause
@@ -569,3 +570,23 @@ def test_edits_outlive_a_lasting_change_of_the_ops() -> None:
             d.category for d in session.policy.swaps
         }
         assert "planning for it" in "".join(session.report().notes)
+
+
+def test_a_session_that_takes_what_there_is_asks_at_its_start_and_leaves_to_others_after_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU, whose memory other processes have too."""
+    there = [50 << 20, 30 << 20]
+    monkeypatch.setattr(sessions, "available_bytes", lambda _: there.pop(0))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
+    session = cl.Session("64MiB", device="cpu")
+    session._takes_what_there_is = True
+    model = torch.nn.Linear(64, 64)
+    with session:
+        assert session.capacity_bytes == session.own_capacity_bytes == 50 << 20
+        for _ in range(3):
+            model(torch.ones(8, 64)).sum().backward()
+            session.step()
+            assert session.capacity_bytes == session.own_capacity_bytes == 30 << 20
+            assert session.counters()["capacity_bytes"] == 30 << 20
+        assert there == [] and session.report().capacity_peak_bytes is not None
