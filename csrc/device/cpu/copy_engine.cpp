@@ -24,7 +24,8 @@ constexpr double kSleepSlack_s = 60e-6;
 constexpr double kLongestSleep_s = 500e-6;
 constexpr double kAwake_s = 2e-3;  // longer waits sleep
 constexpr size_t kSmallBytes = 256 << 10;
-constexpr size_t kSmallUrgentBytes = 512 << 10;
+constexpr size_t kSmallLargerBytes = 512 << 10;
+constexpr int kLargerInARow = 64;  // then the thread is tried again
 
 double monotonic_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -101,16 +102,24 @@ std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t
   return event;
 }
 
+void CopyEngine::set_bandwidth(double bytes_per_s) {
+  bytes_per_s_ = bytes_per_s;
+  larger_left_ = 0;  // what the thread took beside another link says nothing of this one
+}
+
 // See Note [Small copies].
-bool CopyEngine::small(const Job& job) const {
-  if (job.bytes > (job.urgent ? kSmallUrgentBytes : kSmallBytes) || !queue_.empty() || copying_ ||
+bool CopyEngine::small(const Job& job) {
+  const bool larger = job.bytes > kSmallBytes && !job.urgent;
+  if (job.bytes > kSmallLargerBytes || (larger && larger_left_ == 0) || !queue_.empty() || copying_ ||
       faults().handed_over.load())
     return false;
   if (job.after && !job.after->done()) return false;
   const double bytes_per_s = bytes_per_s_.load();
   if (bytes_per_s <= 0) return true;
   const double ahead_s = std::max(link_free_s_ - job.issue_s, 0.0) + static_cast<double>(job.bytes) / bytes_per_s;
-  return ahead_s <= kSleepSlack_s;  // else it has to be waited for
+  if (ahead_s > kSleepSlack_s) return false;  // it has to be waited for
+  if (larger) --larger_left_;
+  return true;
 }
 
 void CopyEngine::start() {
@@ -159,10 +168,13 @@ void CopyEngine::copy(const Job& job) {
   for (size_t offset = 0; offset < job.bytes; offset += kChunkBytes) {
     if (event.cancelled_.load(std::memory_order_relaxed)) break;
     const size_t bytes = std::min(kChunkBytes, job.bytes - offset);
+    const double begin_s = monotonic_s();
     std::memcpy(static_cast<char*>(job.to) + offset, static_cast<const char*>(job.from) + offset, bytes);
     event.copied_bytes_ += bytes;
     if (bytes_per_s <= 0) continue;
-    link_free_s_ += static_cast<double>(bytes) / bytes_per_s;
+    const double link_s = static_cast<double>(bytes) / bytes_per_s;
+    if (!event.made_at_once_ && monotonic_s() - begin_s > link_s) larger_left_ = kLargerInARow;
+    link_free_s_ += link_s;
     sleep_until(link_free_s_, event.cancelled_);
   }
   event.finish();

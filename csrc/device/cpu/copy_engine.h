@@ -5,6 +5,9 @@
 // are cold, and taking pages back interrupts two cores instead of one. Where the link is free, who asks for a small
 // copy makes it. Compute waits meanwhile, and the recorder is told so. An urgent copy may be twice as large: compute
 // would wait for it in any case.
+//
+// Where the two cores share no cache, the thread copies at a fourth of the speed, and compute finds cold what it copied
+// in. So, when a copy of the thread has taken longer than the link would have, the next ones may be twice as large, too.
 #pragma once
 
 #include <atomic>
@@ -49,7 +52,7 @@ class CopyEngine {
   CopyEngine& operator=(const CopyEngine&) = delete;
 
   std::shared_ptr<CopyEvent> submit(void* to, const void* from, size_t bytes, EventPtr after, bool urgent = false);
-  void set_bandwidth(double bytes_per_s) { bytes_per_s_.store(bytes_per_s); }
+  void set_bandwidth(double bytes_per_s);
   void drain();
   void abandon_thread();  // in a forked child: the thread does not exist; copy in the caller from here on
 
@@ -64,7 +67,7 @@ class CopyEngine {
     bool urgent;
   };
 
-  bool small(const Job& job) const;
+  bool small(const Job& job);
   void start();
   void run();
   void retire(const Job& failed);
@@ -73,6 +76,7 @@ class CopyEngine {
   std::atomic<double> bytes_per_s_{0};
   double link_free_s_ = 0;  // when the link has carried everything so far; of whoever copies
   bool has_thread_ = true;
+  std::atomic<int> larger_left_{0};  // so many larger copies are small
 
   std::mutex mutex_;
   std::condition_variable wake_;
