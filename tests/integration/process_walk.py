@@ -1,6 +1,6 @@
 """Takes fingerprints of a process before, in and after a session, and prints them as JSON. Run it as a program.
 
-The argument says how the session ends: ``stop``, ``error`` or ``interrupt``.
+The arguments: how the session ends (``stop``, ``error`` or ``interrupt``), and the seconds after which something hangs.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ import torch._inductor.output_code
 import torch.nn.modules.module as modules
 import torch.optim.optimizer as optimizers
 import torch.utils.data
-from training import HANGS_AFTER_S
-
-import chameleon_lab as cl
-from chameleon_lab.runtime import core
 
 for optional in ("safetensors.torch", "nvtx"):
     with suppress(ImportError):
@@ -72,6 +68,7 @@ def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def state() -> dict[str, Any]:
     """What else there is of a process, as plain values."""
+    core = importlib.import_module("chameleon_lab.runtime.core")
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
         "switch_interval_s": sys.getswitchinterval(),
@@ -105,7 +102,7 @@ def state() -> dict[str, Any]:
 
 def settled() -> None:
     """Wait until a plan that nobody wants any more has let go of the interpreter."""
-    until_s = time.monotonic() + HANGS_AFTER_S
+    until_s = time.monotonic() + float(sys.argv[2])
     while time.monotonic() < until_s and any("planner" in thread.name for thread in threading.enumerate()):
         time.sleep(0.01)
 
@@ -125,9 +122,10 @@ def walk(end: str) -> dict[str, Any]:
 
     train()  # torch makes threads, caches and imports of its own
     places_first = places()
-    importlib.import_module("chameleon_lab.session")
+    assert "chameleon_lab" not in sys.modules
+    sessions = importlib.import_module("chameleon_lab.session")
     places_before, before = places(), state()
-    session = cl.Session("8MiB", device="cpu")
+    session = sessions.Session("8MiB", device="cpu")
     opening = ended = torch.get_rng_state()
     drew = False
     with suppress(ZeroDivisionError, KeyboardInterrupt), session:
