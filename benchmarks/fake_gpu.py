@@ -35,9 +35,19 @@ _KINDS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]], int]] = {
         lambda seed, count: session_programs(seed, count, lanes=(38,)),
         10,
     ),
+    "two host threads": (
+        "ops in sessions of two threads that take turns inside of ops, on two to four streams",
+        lambda seed, count: session_programs(seed, count, (2, 3, 4), threads=2),
+        1,
+    ),
     "without a session": (
         "the programs of sessions without one: they are right themselves",
         lambda seed, count: session_programs(seed, count, session=False),
+        10,
+    ),
+    "two host threads without a session": (
+        "the programs of two threads without one: they are right themselves",
+        lambda seed, count: session_programs(seed, count, (2, 3, 4), session=False, threads=2),
         10,
     ),
 }

@@ -64,9 +64,11 @@ std::condition_variable pinning_goes_on;
 bool pinning_is_held = false;
 long pinning_threads = 0;
 long pinning_to_failure = 0;
+void (*meanwhile)() = nullptr;
 
 // The driver takes its time, and holds nothing of ours meanwhile.
 void be_held() {
+  if (meanwhile) meanwhile();
   std::unique_lock<std::mutex> lock(pinning_mutex);
   ++pinning_threads;
   pinning_goes_on.wait(lock, [] { return !pinning_is_held; });
@@ -305,6 +307,7 @@ long held_pinning() {
   std::lock_guard<std::mutex> lock(pinning_mutex);
   return pinning_is_held ? pinning_threads : 0;
 }
+void set_meanwhile(void (*what)()) { meanwhile = what; }
 void fail_pinning(long number) { pinning_to_failure = number; }
 size_t pinned_bytes() { return pinned; }
 size_t peak_pinned_bytes() { return peak_pinned; }

@@ -32,6 +32,7 @@ long dropped();  // waits that were left out
 std::map<std::string, long> host_waits();
 // What torch's CUDA allocator does where a user asks for record_stream, or the autograd engine.
 void record_stream(const c10::DataPtr& pointer, cudaStream_t stream);
+void release_spare();   // what that allocator keeps goes back
 long record_streams();  // how often torch's allocator was told that another stream uses a block
 
 cudaStream_t make_lane(bool eager);  // eager: what it is given happens at once, as the CPU's own kernels do
@@ -61,6 +62,7 @@ void forget_streams();  // those that nobody will use again: all
 void limit_pinned(size_t bytes);     // cudaHostAlloc and cudaHostRegister fail beyond
 void hold_pinning(bool hold);        // what pins or unpins does not return meanwhile
 long held_pinning();                 // how many threads that keeps
+void set_meanwhile(void (*what)());  // what other threads do while one pins or unpins
 void fail_pinning(long number);      // of the next attempts, the one of this number throws std::bad_alloc
 void set_total_bytes(size_t bytes);  // of the GPU
 size_t total_bytes();

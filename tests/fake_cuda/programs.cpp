@@ -3,7 +3,8 @@
 //
 // The user's part is what keeps the same program right without a session: a stream waits for what it reads or
 // overwrites, or the host does; a tensor dies in the order of the stream that it was made on, or was told to
-// record_stream what else uses it.
+// record_stream what else uses it. Where two host threads run ops, each along streams of its own, neither writes a
+// tensor, or lets it die, while an op of the other one is at it.
 #include "programs.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,19 +15,25 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
+#include <exception>
 #include <iterator>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "fake.h"
 #include "faults.h"
 #include "runtime.h"
+#include "turns.h"
 
 namespace py = pybind11;
 
@@ -50,8 +57,9 @@ constexpr const char* kOrderNames[] = {
 };
 static_assert(std::size(kOrderNames) == kOrders);
 
+std::mutex errors_mutex;
 std::vector<std::string> errors;
-int kernels = 0;
+std::atomic<int> kernels = 0;
 
 uint64_t word(int64_t value) { return static_cast<uint64_t>(value) * 0x9E3779B97F4A7C15ull | 1; }
 
@@ -66,6 +74,7 @@ void check(const void* data, size_t bytes, int64_t value, const std::string& who
   const uint64_t expected = word(value);
   for (size_t i = 0; i + sizeof(expected) <= bytes; i += sizeof(expected)) {
     if (std::memcmp(static_cast<const char*>(data) + i, &expected, sizeof(expected)) == 0) continue;
+    const std::lock_guard<std::mutex> lock(errors_mutex);
     errors.push_back(who + " read wrong bytes instead of value " + std::to_string(value));
     return;
   }
@@ -77,8 +86,10 @@ struct View {
   int64_t value;
 };
 
-// Every address is asked for before anything is given to the stream: a tensor that could not be brought in raises.
+// Every address is asked for before anything is given to the stream: a tensor that could not be brought in raises. From
+// then on none of them may move, whatever another thread's ops do meanwhile.
 void give_kernel(std::vector<View> reads, void* out, size_t bytes, int64_t value, const char* kind) {
+  Turns::pass();
   const std::string who = kind + std::string(" ") + std::to_string(kernels++);
   fake::launch(fake::current(), [reads = std::move(reads), out, bytes, value, who] {
     for (const View& view : reads) check(view.data, view.bytes, view.value, who);
@@ -140,8 +151,11 @@ c10::TypedOperatorHandle<F> op(const char* name) {
 
 class RandomProgram {
  public:
-  RandomProgram(uint64_t seed, int lanes, size_t capacity_bytes)
-      : random_(seed), runtime_(Runtime::of(c10::Device(c10::DeviceType::CUDA, 0))), capacity_bytes_(capacity_bytes) {
+  RandomProgram(uint64_t seed, int lanes, size_t capacity_bytes, int threads)
+      : threads_(threads),
+        random_{std::mt19937_64(seed), std::mt19937_64(~seed)},
+        runtime_(Runtime::of(c10::Device(c10::DeviceType::CUDA, 0))),
+        capacity_bytes_(capacity_bytes) {
     static std::vector<cudaStream_t> made;  // the device knows them from program to program
     while (made.size() < static_cast<size_t>(lanes)) made.push_back(fake::make_lane(/*eager=*/false));
     lanes_.assign(made.begin(), made.begin() + lanes);
@@ -159,25 +173,17 @@ class RandomProgram {
       make();
     }
     if (session) open();
-    for (int step = 0; step < steps; ++step) {
-      use_any_lane();
-      try {
-        act(session);
-      } catch (const c10::OutOfMemoryError&) {
-        ++counts_["refused"];
-      } catch (const c10::Error& error) {
-        if (std::string(error.what()).find("below the floor") == std::string::npos) throw;
-        ++counts_["refused"];
+    const int first = steps / 3 + 1;
+    act_for(first);
+    if (session && below(2)) {  // a session ends, and another one begins
+      close();
+      for (int more = below(20); more > 0; --more) {
+        use_any_lane();
+        act(false);
       }
-      if (session && step == steps / 3 && below(2)) {  // a session ends, and another one begins
-        close();
-        for (int more = below(20); more > 0; --more) {
-          use_any_lane();
-          act(false);
-        }
-        open();
-      }
+      open();
     }
+    act_for(steps - first);
     use_any_lane();
     if (session) close();
     for (int more = 20; more > 0; --more) {
@@ -200,11 +206,89 @@ class RandomProgram {
     bool recorded;  // at birth, of every stream: nothing else orders its death
     bool known;     // of that, to the session if there is one
     void* raw = nullptr;
+    int users = 0;       // acts that are at it
+    bool taken = false;  // by the one that writes it
   };
 
-  size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random_); }
-  Tensor& pick() { return *tensors_[below(tensors_.size())]; }
-  void use_any_lane() { fake::set_current(lanes_[below(lanes_.size())]); }
+  // While it lives, the other host thread does not write these, and does not use the one that is written.
+  class Using {
+   public:
+    explicit Using(std::vector<Tensor*> tensors, Tensor* written = nullptr)
+        : tensors_(std::move(tensors)), written_(written) {
+      if (written_) tensors_.push_back(written_);
+      for (Tensor* tensor : tensors_) ++tensor->users;
+      if (written_) written_->taken = true;
+    }
+    ~Using() {
+      for (Tensor* tensor : tensors_) --tensor->users;
+      if (written_) written_->taken = false;
+    }
+    Using(const Using&) = delete;
+    Using& operator=(const Using&) = delete;
+
+   private:
+    std::vector<Tensor*> tensors_;
+    Tensor* const written_;
+  };
+
+  size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random_[Turns::me()]); }
+  // Null: the other host thread is at it.
+  Tensor* pick() {
+    Tensor& one = *tensors_[below(tensors_.size())];
+    return one.taken ? nullptr : &one;
+  }
+  Tensor* pick_alone() {
+    Tensor* one = pick();
+    return one && one->users == 0 ? one : nullptr;
+  }
+  void use_any_lane() {
+    const size_t first = Turns::me(), step = Turns::many() ? 2 : 1;
+    fake::set_current(lanes_[first + step * below((lanes_.size() - first + step - 1) / step)]);
+  }
+
+  void act_for(int steps) {
+    if (threads_ == 1) {
+      act_alone_for(steps);
+      return;
+    }
+    Turns turns(random_[0]());
+    std::exception_ptr error;
+    std::thread other([&] {
+      const at::NoGradGuard no_grad;
+      fake::set_device(1);
+      const Turns::Thread taking_part(turns, 1);
+      try {
+        act_alone_for(steps / 2);
+      } catch (...) {
+        error = std::current_exception();
+      }
+    });
+    try {
+      const Turns::Thread taking_part(turns, 0);
+      act_alone_for(steps / 2);
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+    other.join();
+    counts_["changes"] += turns.changes();
+    counts_["taken turns"] += turns.taken();
+    if (error) std::rethrow_exception(error);
+  }
+
+  void act_alone_for(int steps) {
+    for (int step = 0; step < steps; ++step) {
+      Turns::pass();
+      use_any_lane();
+      try {
+        act(session_);
+      } catch (const c10::OutOfMemoryError&) {
+        ++counts_["refused"];
+      } catch (const c10::Error& error) {
+        if (std::string(error.what()).find("below the floor") == std::string::npos) throw;
+        ++counts_["refused"];
+      }
+    }
+  }
   static c10::StorageImpl* impl(Tensor& tensor) { return tensor.tensor.storage().unsafeGetStorageImpl(); }
 
   void open() {
@@ -219,6 +303,7 @@ class RandomProgram {
       if (!tensor->raw) runtime_.adopt(impl(*tensor), Category::Other, -1, 1, /*trusted=*/true, /*evict_last=*/false);
     }
     if (swaps_ && below(2)) runtime_.evict_always(below(1 << 30));
+    if (threads_ > 1 && below(8) == 0) Runtime::release_host();  // what leaves has to have it pinned, then
   }
 
   void close() {
@@ -231,29 +316,33 @@ class RandomProgram {
     if (tensors_.size() < 4 || (choice < 2 && tensors_.size() < 20)) {
       make();
     } else if (choice == 2 && tensors_.size() > 6) {
-      destroy(below(tensors_.size()));
+      const size_t index = below(tensors_.size());
+      if (tensors_[index]->users == 0) destroy(index);
     } else if (choice < 6) {
       read();
     } else if (choice < 9) {
       write();
-    } else if (choice < 13 && swaps_) {
-      counts_["evictions"] += runtime_.evict(impl(pick()));
-    } else if (choice < 17) {
-      drop(pick());
-    } else if (choice < 19) {
-      runtime_.restore(impl(pick()));
-    } else if (below(3) == 0) {
-      take_pointer(pick());
+    } else if (Tensor* one = pick()) {
+      const Using in_use({one});
+      if (choice < 13 && swaps_) {
+        counts_["evictions"] += Turns::call([&] { return runtime_.evict(impl(*one)); });
+      } else if (choice < 17) {
+        drop(*one);
+      } else if (choice < 19) {
+        Turns::call([&] { return runtime_.restore(impl(*one)); });
+      } else if (below(3) == 0) {
+        take_pointer(*one);
+      }
     }
   }
 
   // Asked for again at once, along a stream that may know nothing of what its inputs still wait for.
   void drop(Tensor& tensor) {
-    if (runtime_.drop(impl(tensor)) != Refusal::None) return;
+    if (Turns::call([&] { return runtime_.drop(impl(tensor)); }) != Refusal::None) return;
     ++counts_["drops"];
     if (below(2)) return;
     use_any_lane();
-    runtime_.restore(impl(tensor));
+    Turns::call([&] { return runtime_.restore(impl(tensor)); });
   }
 
   // The user's order: on the GPU, or by the host.
@@ -269,8 +358,8 @@ class RandomProgram {
   std::vector<Tensor*> inputs() {
     std::vector<Tensor*> chosen;
     for (size_t count = 1 + below(2); count > 0; --count) {
-      Tensor* one = &pick();
-      if (std::find(chosen.begin(), chosen.end(), one) == chosen.end()) chosen.push_back(one);
+      Tensor* one = pick();
+      if (one && std::find(chosen.begin(), chosen.end(), one) == chosen.end()) chosen.push_back(one);
     }
     for (const Tensor* one : chosen) come_after(one->written);
     return chosen;
@@ -294,7 +383,8 @@ class RandomProgram {
     const auto from = tensors_.empty() ? std::vector<Tensor*>() : inputs();
     const int64_t bytes = 512 * static_cast<int64_t>(1 + below(8)), value = next_value_++;
     static const auto make_op = op<at::Tensor(at::TensorList, at::IntArrayRef, int64_t, int64_t)>("aten::_toy_make");
-    at::Tensor made = make_op.call(tensors_of(from), values_of(from), bytes, value);
+    const Using in_use(from);
+    at::Tensor made = Turns::call([&] { return make_op.call(tensors_of(from), values_of(from), bytes, value); });
     note_reads(from);
     auto tensor = std::make_unique<Tensor>();
     tensor->tensor = std::move(made);
@@ -305,6 +395,7 @@ class RandomProgram {
     tensor->known = !session_ || runtime_.is_open();
     Tensor& added = *tensor;
     tensors_.push_back(std::move(tensor));
+    const Using new_in_use({}, &added);
     if (added.recorded) {
       for (const cudaStream_t lane : lanes_) {
         if (lane != added.made_on) record_stream(added, lane);
@@ -316,17 +407,18 @@ class RandomProgram {
   // As Tensor.record_stream does, which is an op; or the autograd engine, which calls the allocator.
   void record_stream(Tensor& tensor, cudaStream_t stream) {
     if (below(2)) {
-      fake::record_stream(impl(tensor)->_mutable_data_ptr_no_checks(), stream);
+      Turns::call([&] { fake::record_stream(impl(tensor)->_mutable_data_ptr_no_checks(), stream); });
       return;
     }
     static const auto record_op = op<void(at::Tensor&, int64_t)>("aten::_toy_record_stream");
-    record_op.call(tensor.tensor, reinterpret_cast<int64_t>(stream));
+    Turns::call([&] { record_op.call(tensor.tensor, reinterpret_cast<int64_t>(stream)); });
   }
 
   // A kernel that is no op, of C++ that has the address through a const pointer, which nothing shows: along a stream
-  // that has been recorded, and that an op has used the tensor on since it came, or that waits for such a one.
+  // that has been recorded, and that an op has used the tensor on since it came, or that waits for such a one. Where
+  // another thread's ops may come between, nothing keeps the storage where its address says.
   bool read_unseen(Tensor& tensor) {
-    if (!tensor.recorded || tensor.raw) return false;
+    if (!tensor.recorded || tensor.raw || Turns::many()) return false;
     read_by_op({&tensor});
     if (runtime_.residency(impl(tensor)).value_or(Residency::Resident) != Residency::Resident) return false;
     const void* data = tensor.tensor.const_data_ptr();
@@ -344,6 +436,8 @@ class RandomProgram {
 
   void read() {
     const auto from = inputs();
+    if (from.empty()) return;
+    const Using in_use(from);
     if (below(4) == 0 && read_unseen(*from.front())) return;
     if (from.front()->raw && below(2)) {
       Tensor& tensor = *from.front();
@@ -356,14 +450,17 @@ class RandomProgram {
 
   void read_by_op(const std::vector<Tensor*>& from) {
     static const auto read_op = op<void(at::TensorList, at::IntArrayRef)>("aten::_toy_read");
-    read_op.call(tensors_of(from), values_of(from));
+    Turns::call([&] { read_op.call(tensors_of(from), values_of(from)); });
     note_reads(from);
   }
 
   void write() {
-    Tensor& tensor = pick();
+    Tensor* const alone = pick_alone();
+    if (!alone) return;
+    Tensor& tensor = *alone;
     auto from = inputs();
     from.erase(std::remove(from.begin(), from.end(), &tensor), from.end());
+    const Using in_use(from, &tensor);
     come_after(tensor.written);
     for (const fake::MarkPtr& mark : tensor.read) come_after(mark);
     const int64_t value = next_value_++;
@@ -373,7 +470,7 @@ class RandomProgram {
     } else {
       static const auto write_op =
           op<at::Tensor&(at::Tensor&, at::TensorList, at::IntArrayRef, int64_t, int64_t)>("aten::_toy_write_");
-      write_op.call(tensor.tensor, tensors_of(from), values_of(from), tensor.value, value);
+      Turns::call([&] { write_op.call(tensor.tensor, tensors_of(from), values_of(from), tensor.value, value); });
       note_reads(from);
     }
     tensor.value = value;
@@ -382,10 +479,11 @@ class RandomProgram {
     ++counts_["written"];
   }
 
-  // For kernels that are no ops, and for the host, whose own wait is for the op that wrote it.
+  // For kernels that are no ops, and for the host, whose own wait is for the op that wrote it. Not while another
+  // thread's op, or a replay for it, is at the storage: nothing shows it then (docs/cuda.md).
   void take_pointer(Tensor& tensor) {
-    if (raw_count_ >= 3 || tensor.raw) return;
-    tensor.raw = tensor.tensor.mutable_data_ptr();
+    if (raw_count_ >= 3 || tensor.raw || Turns::other_is_inside()) return;
+    tensor.raw = Turns::call([&] { return tensor.tensor.mutable_data_ptr(); });
     if (below(2)) {
       fake::synchronize(tensor.written);
       check(tensor.raw, tensor.tensor.storage().nbytes(), tensor.value, "the host");
@@ -401,11 +499,14 @@ class RandomProgram {
       for (const fake::MarkPtr& mark : tensor.read) fake::wait(tensor.made_on, mark);
     }
     raw_count_ -= tensor.raw != nullptr;
+    std::unique_ptr<Tensor> dying = std::move(tensors_[index]);
     tensors_.erase(tensors_.begin() + static_cast<std::ptrdiff_t>(index));
+    Turns::call([&] { dying.reset(); });
     ++counts_["died"];
   }
 
-  std::mt19937_64 random_;
+  const int threads_;
+  std::array<std::mt19937_64, 2> random_;  // of each host thread
   Runtime& runtime_;
   const size_t capacity_bytes_;
   std::vector<cudaStream_t> lanes_;
@@ -456,6 +557,7 @@ void bind_steps(py::module_& m) {
       },
       "None: nothing. Forgets what was read wrong.");
   m.def("left_out", [] { return faults().left_out.load(); });
+  fake::set_meanwhile(&Turns::pass);
   m.def("errors", [] { return errors; }, "What kernels have read wrong.");
   m.def("run_all", &fake::run_all);
 }
@@ -465,7 +567,8 @@ void bind_programs(py::module_& m) {
   m.def(
       "run_in_session",
       [](uint64_t seed, int lanes, size_t capacity_bytes, int steps, const std::optional<std::string>& left_out,
-         bool session) {
+         bool session, int threads) {
+        fake::release_spare();  // the allocator begins as in any other run of this program
         fake::start(seed);
         const auto order = std::find(std::begin(kOrderNames), std::end(kOrderNames), left_out.value_or(""));
         TORCH_CHECK(!left_out || order != std::end(kOrderNames), "there is no order ", left_out.value_or(""));
@@ -474,7 +577,7 @@ void bind_programs(py::module_& m) {
         fake::set_device(1);
         errors.clear();
         kernels = 0;
-        auto program = std::make_unique<RandomProgram>(seed, lanes, capacity_bytes);
+        auto program = std::make_unique<RandomProgram>(seed, lanes, capacity_bytes, threads);
         {
           py::gil_scoped_release release;
           program->run(steps, session);
@@ -484,15 +587,16 @@ void bind_programs(py::module_& m) {
         fake::set_current(nullptr);
         py::dict d;
         d["errors"] = errors;
-        d["kernels"] = kernels;
+        d["kernels"] = kernels.load();
         d["left_out"] = faults().left_out.load();
         d["astray"] = fake::astray();
         for (const auto& [name, count] : program->counts_) d[name.c_str()] = count;
         return d;
       },
       py::arg("seed"), py::arg("lanes"), py::arg("capacity_bytes"), py::arg("steps"),
-      py::arg("left_out") = std::nullopt, py::arg("session") = true,
-      "A random program of ops on several streams in a session; what its kernels read wrong, and counts.");
+      py::arg("left_out") = std::nullopt, py::arg("session") = true, py::arg("threads") = 1,
+      "A random program of ops on several streams in a session; what its kernels read wrong, and counts. Two threads "
+      "take streams of their own, and turns that the seed says.");
 }
 
 }  // namespace chameleon

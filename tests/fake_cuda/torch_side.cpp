@@ -198,6 +198,11 @@ void fake::record_stream(const c10::DataPtr& pointer, cudaStream_t stream) {
   if (chameleon::fake_runtime) chameleon::fake_runtime->recorded(pointer, stream);
 }
 
+void fake::release_spare() {
+  chameleon::Lock lock(chameleon::mutex);
+  chameleon::release_spare();
+}
+
 long fake::record_streams() {
   chameleon::Lock lock(chameleon::mutex);
   return chameleon::recorded_streams;

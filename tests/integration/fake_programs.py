@@ -45,12 +45,15 @@ def session_programs(
     count: int,
     lanes: tuple[int, ...] = (1, 2, 3, 3),
     session: bool = True,
+    threads: int = 1,
 ) -> dict[str, Any]:
     """Random programs of ops in sessions: of torch's dispatcher, with kernels that run late, on several streams.
 
     They make, read and write tensors, record streams, let tensors die, take raw pointers for kernels that are no ops,
     evict, restore, drop, and end a session to begin another. The user's waits are those that keep the program right
-    without a session.
+    without a session. Two threads share the tensors, on streams of their own, and ops of one run while the other is in
+    the middle of one: which is drawn from the seed. It comes again with the same
+    programs in a new process, but where one thread has to wait for the other inside of an op.
     """
     return on_fake_gpu(
         "fake_cuda",
@@ -62,7 +65,7 @@ def session_programs(
         for number in range({count}):
             seed = draw.getrandbits(60)
             lanes, capacity = draw.choice({lanes!r}), draw.choice([24, 40, 80, 400]) * 1024
-            found = fake.run_in_session(seed, lanes, capacity, 120, None, {session})
+            found = fake.run_in_session(seed, lanes, capacity, 120, None, {session}, {threads})
             wrong = found.pop("errors")
             errors += [f"seed {{seed}}, {{lanes}} lanes, {{capacity}} bytes: {{e}}" for e in wrong]
             total.update(found, programs=1, wrong=bool(wrong))

@@ -20,7 +20,9 @@ def test_the_record_says_what_was_run_and_from_which_seeds(tmp_path: Path) -> No
         "swapper": 10,
         "sessions": 10,
         "more streams than lanes": 1,
+        "two host threads": 10,
         "without a session": 1,
+        "two host threads without a session": 1,
     }
     for kind in record["kinds"].values():
         assert kind["wrong"] == 0 and kind["errors"] == []

@@ -69,6 +69,40 @@ def test_more_streams_than_lanes_read_the_right_bytes() -> None:
     assert found["errors"] == [], f"seed {SEED}"
 
 
+def test_every_legal_order_of_two_host_threads_reads_the_right_bytes() -> None:
+    assert session_programs(SEED, 50, (2, 3, 4), session=False, threads=2)["errors"] == [], (
+        f"seed {SEED}: the programs are wrong themselves"
+    )
+    found = session_programs(SEED, 300, (2, 3, 4), threads=2)
+    assert found["errors"] == [], f"seed {SEED}"
+    assert found["kernels"] > 50 * found["programs"] and found["evictions"] > 10 * found["programs"]
+    assert found["changes"] > 50 * found["programs"], "the threads hardly ran beside each other"
+
+
+def test_two_host_threads_run_the_same_way_again() -> None:
+    """Without a session: what sessions before have left, pinned memory above all, has a say in the next one."""
+    found = on_fake_gpu("""
+        def run(seed):
+            return fake.run_in_session(seed, 3, 1 << 30, 120, None, False, 2)
+
+        print(json.dumps([[run(SEED + number) for _ in range(2)] for number in range(40)]))
+    """)
+    for one, other in found:
+        assert one == other and one["changes"] > 20 and one["taken turns"] == 0, f"seed {SEED}"
+
+
+def test_two_host_threads_show_an_order_that_one_does_not() -> None:
+    found = on_fake_gpu("""
+        for number in range(1000):
+            run = fake.run_in_session(SEED + number, 3, 24 << 10, 120, "ReplayedMeanwhile", True, 2)
+            if run["errors"]:
+                break
+        print(json.dumps([number, run["left_out"], run["errors"]]))
+    """)
+    number, left_out, errors = found
+    assert left_out > 0 and errors, f"{number} programs ran right although no wait of this kind took place"
+
+
 @cache
 def left_out_in_turn() -> dict[str, Any]:
     """By order: how many waits were left out, and the first wrong program; -1 where there was none."""
