@@ -7,7 +7,8 @@
 // would wait for it in any case.
 //
 // Where the two cores share no cache, the thread copies at a fourth of the speed, and compute finds cold what it copied
-// in. So, when a copy of the thread has taken longer than the link would have, the next ones may be twice as large, too.
+// in. So, when a copy of the thread has taken longer than the link would have, the next ones may be twice as large,
+// too.
 #pragma once
 
 #include <atomic>
