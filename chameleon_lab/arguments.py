@@ -103,7 +103,7 @@ def parse_rematerialise(value: Any) -> bool | str:
     if isinstance(value, bool):
         return value
     if value in ("no", "all"):
-        return value == "all"
+        return bool(value == "all")
     if value not in ("cheap", "trusting"):
         raise ValueError(
             f'rematerialise must be True, False, "cheap" or "trusting", got {value!r}; '

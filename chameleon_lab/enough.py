@@ -25,7 +25,7 @@ def above(floor_bytes: int) -> int:
     """A capacity that is enough for steps with this floor, in a figure with three digits that can be typed."""
     least = max(1, math.ceil(_ABOVE * floor_bytes))  # 0: all that it uses is too small to count
     unit = 1 << (least.bit_length() - 1) // 10 * 10
-    digits = 10 ** max(0, 3 - len(str(least // unit)))
+    digits: int = 10 ** max(0, 3 - len(str(least // unit)))
     return math.ceil(math.ceil(least * digits / unit) * unit / digits)
 
 

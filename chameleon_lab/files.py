@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 _MOST_LINKS = 40
 
@@ -73,16 +73,16 @@ def _appending(path: str | os.PathLike[str]) -> BinaryIO:
     return os.fdopen(os.dup(int(os.path.basename(link))), "wb") if link and own else open(path, "ab")
 
 
-def _descriptor(path: Any) -> str | None:
+def _descriptor(path: str | bytes) -> str | None:
     """Of ``/dev/stdout``, say, the place in ``/proc``: whoever has opened what is there would not see another file."""
-    path = os.fsdecode(path)
+    name = os.fsdecode(path)
     for _ in range(_MOST_LINKS):
-        folder = os.path.realpath(os.path.dirname(path))
+        folder = os.path.realpath(os.path.dirname(name))
         if re.fullmatch(r"/proc/\d+(/task/\d+)?/fd", folder):
-            return os.path.join(folder, os.path.basename(path))
-        if not os.path.islink(path):
+            return os.path.join(folder, os.path.basename(name))
+        if not os.path.islink(name):
             return None
-        path = os.path.join(os.path.dirname(path), os.readlink(path))
+        name = os.path.join(os.path.dirname(name), os.readlink(name))
     return None
 
 

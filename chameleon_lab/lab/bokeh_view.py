@@ -115,7 +115,8 @@ def new_plot(**options: Any) -> figure:
     plot.title.text_font_style = "normal"
     plot.title.text_font_size = "14px"
     plot.title.text_color = INK
-    return plot
+    made: figure = plot
+    return made
 
 
 def show_bytes(plot: figure) -> None:

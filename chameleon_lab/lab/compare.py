@@ -203,7 +203,9 @@ class Sides:
     def __init__(self) -> None:
         self._lock = Lock()
         self._made: OrderedDict[tuple[int, ...], tuple[Scene | Policy, Side]] = OrderedDict()
-        self._differences: OrderedDict[tuple[int, int, str], tuple[Side, Side, Any]] = OrderedDict()
+        self._differences: OrderedDict[
+            tuple[int, int, str], tuple[Side, Side, tuple[np.ndarray, np.ndarray]]
+        ] = OrderedDict()
 
     def of_scene(self, scene: Scene) -> Side:
         """The side of a recorded step."""

@@ -318,7 +318,7 @@ class ChameleonMagics(Magics):
     def _file(command: str, words: list[str]) -> str:
         parser = _Parser(command)
         parser.add_argument("file", metavar="FILE")
-        path = os.path.expanduser(parser.parse(words).file)
+        path: str = os.path.expanduser(parser.parse(words).file)
         if not path.endswith((".json", ".parquet")):
             raise UsageError(
                 f"{command}: {path!r} tells no format. End it with .json for the policy, or .parquet for the trace"

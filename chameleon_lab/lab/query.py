@@ -97,7 +97,7 @@ def fits_text(query: Query, paths: Sequence[str], path: np.ndarray, texts: Itera
     layered = np.array(
         [all(_in_layers(p, layer) for layer in query.layers) for p in paths] + [not query.layers]
     )
-    fits = layered[path]
+    fits: np.ndarray = layered[path]
     if query.words:
         lowered = [p.lower() for p in paths] + [""]
         rows = path.tolist()

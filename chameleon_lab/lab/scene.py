@@ -127,7 +127,8 @@ class Scene:
     @cached_property
     def op_end_s(self) -> np.ndarray:
         """float64 (ops,): when each op ended."""
-        return self.op_start_s + self._joined("ops", "duration_s")
+        end_s: np.ndarray = self.op_start_s + self._joined("ops", "duration_s")
+        return end_s
 
     @cached_property
     def op_stall_s(self) -> np.ndarray:
@@ -145,7 +146,8 @@ class Scene:
         """uint8 (ops,): HEAVY, LIGHT or MOVING."""
         names, name = self.op_names
         kinds = np.array([_kind(text) for text in names], dtype=np.uint8)
-        return kinds[name]
+        kind: np.ndarray = kinds[name]
+        return kind
 
     @cached_property
     def storage_uid(self) -> np.ndarray:
@@ -338,7 +340,8 @@ class Scene:
         """Seconds of the scene as positions on an axis."""
         if axis == "time":
             return np.asarray(seconds, dtype=np.float64)
-        return np.interp(seconds, self._clock, np.arange(self.op_count + 1, dtype=np.float64))
+        ops: np.ndarray = np.interp(seconds, self._clock, np.arange(self.op_count + 1, dtype=np.float64))
+        return ops
 
     def x_of_op(self, axis: str, op: np.ndarray | int) -> np.ndarray:
         """Where ops begin on an axis; the number of ops is the end."""
@@ -519,7 +522,8 @@ class Scene:
         moved = self.transfers
         copied[moved.storage[moved.storage >= 0]] = True
         stays = to_op >= self.storage_life[1][storage]
-        return replayed | (stays & born[storage] & ~copied[storage])
+        without_copy: np.ndarray = replayed | (stays & born[storage] & ~copied[storage])
+        return without_copy
 
     @cached_property
     def away_bytes(self) -> tuple[np.ndarray, np.ndarray]:

@@ -855,7 +855,8 @@ def _share_inside(x0: np.ndarray, x1: np.ndarray, start: float, end: float) -> n
     length = x1 - x0
     inside = np.clip(np.minimum(x1, end) - np.maximum(x0, start), 0, None)
     touches = ((x0 >= start) & (x0 <= end)).astype(np.float64)
-    return np.divide(inside, length, out=touches, where=length > 0)
+    np.divide(inside, length, out=touches, where=length > 0)
+    return touches
 
 
 def _require(found: bool, message: str) -> None:
@@ -869,7 +870,8 @@ def arrow_stream(pa: Any, columns: dict[str, np.ndarray]) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream
 
 
 def require_pyarrow() -> pyarrow:

@@ -110,7 +110,9 @@ class Constraints:
 
     def _decided(self, by: np.ndarray, action: EditAction) -> np.ndarray:
         """The places at which an edit of ``action`` decides, bool (G + D,)."""
-        return np.array([edit.action is action for edit in self.edits] + [False])[by]  # -1 is the last
+        is_it = np.array([edit.action is action for edit in self.edits] + [False])
+        decided: np.ndarray = is_it[by]  # -1 is the last
+        return decided
 
     # ------------------------------------------------------------------------------------------------ deciding
 
@@ -183,7 +185,7 @@ class Constraints:
     def _returning(self, k: int, places: np.ndarray) -> np.ndarray:
         """Those of the places of a prefetch from which a storage would come back."""
         gaps = places[places < len(self.memory.gap_storage)]
-        returning = gaps[self.memory.gap_returns[gaps]]
+        returning: np.ndarray = gaps[self.memory.gap_returns[gaps]]
         if not len(returning):
             self._impossible(k, "it leaves in no gap that it returns from, so there is no prefetch to move")
         return returning
@@ -195,7 +197,8 @@ class Constraints:
         returns = np.concatenate([memory.gap_returns, np.zeros(self._places - gaps, dtype=bool)])
         order = places[np.lexsort((length[places], returns[places], self._owner[places]))]
         last = np.append(self._owner[order][1:] != self._owner[order][:-1], True)[: len(order)]
-        return order[last]
+        longest: np.ndarray = order[last]
+        return longest
 
     def _report_losers(self, meant: dict[int, np.ndarray], lost: dict[tuple[int, int], list[int]]) -> None:
         contradicted = set()

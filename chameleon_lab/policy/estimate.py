@@ -59,7 +59,8 @@ class Deciders:
     @property
     def never_replayed(self) -> np.ndarray:
         """Is the planner not to rematerialise it? Bool (storages,)."""
-        return self._never[self.replay]
+        never: np.ndarray = self._never[self.replay]
+        return never
 
 
 def estimate(

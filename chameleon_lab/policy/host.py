@@ -101,7 +101,8 @@ def host_copies(
 
 def host_bytes(memory: StepMemory, step: StepTrace) -> np.ndarray:
     """What a copy of each candidate takes on the host, int64 (C,): whole pages."""
-    return -(-step.storages.bytes[memory.row].astype(np.int64) // PAGE_BYTES) * PAGE_BYTES
+    pages: np.ndarray = -(-step.storages.bytes[memory.row].astype(np.int64) // PAGE_BYTES)
+    return pages * PAGE_BYTES
 
 
 def host_layout(

@@ -108,7 +108,8 @@ class StepMemory:
     @property
     def gap_bytes(self) -> np.ndarray:
         """int64 (G,): what is saved while the gap's storage is away."""
-        return self.block_bytes[self.gap_storage]
+        saved: np.ndarray = self.block_bytes[self.gap_storage]
+        return saved
 
     def away_bytes(self, storage: np.ndarray, free_op: np.ndarray, in_op: np.ndarray) -> np.ndarray:
         """Bytes away at each op, int64 (ops,), if each ``storage`` (candidates) is away for ``free_op <= i < in_op``.
@@ -127,7 +128,8 @@ class StepMemory:
     def least_bytes(self) -> np.ndarray:
         """Bytes at each op, int64 (ops,), if everything that can be away there is."""
         away = self.away_bytes(self.gap_storage, self.gap_out + 1, self.gap_use)
-        return self.live_bytes - away - int(self.block_bytes[self.dormant].sum())
+        least: np.ndarray = self.live_bytes - away - int(self.block_bytes[self.dormant].sum())
+        return least
 
 
 @dataclass(frozen=True)

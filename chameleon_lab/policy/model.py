@@ -138,7 +138,7 @@ class Policy:
     @property
     def is_current(self) -> bool:
         """Were the decisions made under these very edits? Not if somebody changed the edits in the file."""
-        return self.assumed.get("edits", digest(())) == digest(self.edits)
+        return bool(self.assumed.get("edits", digest(())) == digest(self.edits))
 
     @property
     def host_capacity_bytes(self) -> int | None:

@@ -172,7 +172,8 @@ class Prediction:
         """float64 (waits,): when each begins, in seconds from the step's start on, stalls and replays counted in."""
         waits = self.waits
         begin_s = self.unstalled_s[waits.op] + self.replay_op_s[waits.op] * waits.after_replays
-        return begin_s + np.cumsum(waits.duration_s) - waits.duration_s
+        start_s: np.ndarray = begin_s + np.cumsum(waits.duration_s) - waits.duration_s
+        return start_s
 
     @cached_property
     def overlap(self) -> float | None:

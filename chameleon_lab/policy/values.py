@@ -178,7 +178,8 @@ def _op_bytes(step: StepTrace) -> list[int]:
     born = storages.birth_op >= 0
     made = np.bincount(storages.birth_op[born], weights=storages.block_bytes[born], minlength=n)
     alive = alive_bytes(step, np.maximum(storages.birth_op, 0), storages.death_op + 1)
-    return (made + np.maximum(step.ops.live_peak_bytes - alive, 0)).astype(np.int64).tolist()
+    total: list[int] = (made + np.maximum(step.ops.live_peak_bytes - alive, 0)).astype(np.int64).tolist()
+    return total
 
 
 def alive_bytes(step: StepTrace, begin: np.ndarray, end: np.ndarray) -> np.ndarray:

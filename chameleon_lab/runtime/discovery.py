@@ -6,7 +6,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class Discovery:
         self._handles: list[Any] = []
         self._lock = threading.RLock()
         self._module_ids: dict[int, int] = {}  # by id(): entries go when the module dies
-        self._parameter_names = WeakIdKeyDictionary()
+        self._parameter_names: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
         self._unnamed = 0
         self._gradient_labels: dict[int, tuple[weakref.ref[torch.Tensor], str, int]] = {}  # by id()
         self._prefixes = WeakIdKeyDictionary()

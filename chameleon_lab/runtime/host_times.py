@@ -69,7 +69,8 @@ class HostTimes:
         seen = self._seen.get((hash(step.ops.token.tobytes()), step.live_peak_bytes))
         if seen is None:
             return None
-        return seen.least_op_s * (seen.least_s / max(float(seen.least_op_s.sum()), 1e-12))
+        op_s: np.ndarray = seen.least_op_s * (seen.least_s / max(float(seen.least_op_s.sum()), 1e-12))
+        return op_s
 
 
 def _op_times(log: core.StepLog, ops: np.ndarray) -> np.ndarray:
@@ -80,4 +81,5 @@ def _op_times(log: core.StepLog, ops: np.ndarray) -> np.ndarray:
     replays = log.replays()
     replays = replays[replays["op"] < len(ops)]  # not those after the last op
     ticks -= np.bincount(replays["op"], replays["end_ticks"] - replays["start_ticks"], minlength=len(ops))
-    return np.maximum(ticks, 0.0) * core.seconds_per_tick()
+    op_s: np.ndarray = np.maximum(ticks, 0.0) * core.seconds_per_tick()
+    return op_s

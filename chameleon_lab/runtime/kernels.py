@@ -15,7 +15,8 @@ _LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS
 def kernels_of(device: torch.device) -> str:
     """What chooses the kernels of ``device``, in words: the GPU's name; of a CPU its name, instructions and threads."""
     if device.type != "cpu":
-        return torch.get_device_module(device).get_device_name(device)
+        name: str = torch.get_device_module(device).get_device_name(device)
+        return name
     seen: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     parts = [torch.backends.cpu.get_cpu_capability()]
     if seen.get("avx512_bf16") or seen.get("amx_bf16"):

@@ -354,7 +354,7 @@ class StepColumns:
 
     def op_name(self, op: int) -> str:
         """The dispatcher's name of an op, such as ``aten::mm``."""
-        return self.names[self.ops.name[op]]
+        return self.names[int(self.ops.name[op])]
 
     def module_path(self, module: int) -> str:
         """The module path behind an index into ``modules``; empty for -1."""

@@ -98,7 +98,8 @@ def _gpu_dropout(x: Tensor, p: float, train: bool) -> Tensor:
     # The mask is one byte an element; without the fused kernel it has the input's dtype.
     if not train or p == 0 or x.numel() == 0:
         return x
-    return _aten.native_dropout(x, p, train)[0]
+    out: Tensor = _aten.native_dropout(x, p, train)[0]
+    return out
 
 
 def _gpu_attention(
@@ -120,18 +121,19 @@ def _gpu_attention(
         query, key, value = (
             torch.constant_pad_nd(t, (0, missing)) if missing else t for t in (query, key, value)
         )
-        out = _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[
-            0
-        ]
+        out: Tensor = _aten._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, scale=scale
+        )[0]
         return out[..., :width] if missing else out
     if strided and query.dtype in (*_FLASH_DTYPES, torch.float32):
         if enable_gqa:
             key, value = (_repeat_heads(t, query) for t in (key, value))
         mask = None if attn_mask is None else _as_bias(attn_mask, query, key)
         saves = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        return _aten._scaled_dot_product_efficient_attention(
+        out = _aten._scaled_dot_product_efficient_attention(
             query, key, value, mask, saves, dropout_p, is_causal, scale=scale
         )[0]
+        return out
     return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -143,9 +145,10 @@ def _cpu_attention(
     mask_fits = attn_mask is None or not attn_mask.requires_grad
     if query.dim() == 4 and dropout_p == 0.0 and mask_fits and query.dtype == key.dtype == value.dtype:
         mask = None if attn_mask is None else _as_bias(attn_mask, query, None)
-        return _aten._scaled_dot_product_flash_attention_for_cpu(
+        out: Tensor = _aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale
         )[0]
+        return out
     return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -155,9 +158,10 @@ def _plain_attention(
 ) -> Tensor:  # fmt: skip
     """What torch's own code does to real tensors: on meta tensors it would not add a mask in place."""
     if enable_gqa or (attn_mask is None and not is_causal):
-        return _aten._scaled_dot_product_attention_math(
+        out: Tensor = _aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
+        return out
     dtype = query.dtype
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = _as_scores(attn_mask, dtype)

@@ -158,7 +158,8 @@ def _flops(func: Any, call: core.LeafCall) -> int:
             named[argument.name] = shape(value)
         else:
             plain.append(shape(value))
-    return formula(*plain, **named)
+    flops: int = formula(*plain, **named)
+    return flops
 
 
 def _gpu(

@@ -129,4 +129,5 @@ def renumbered(where: str, kind: type[IntEnum], names: Sequence[str], numbers: n
     if (known < 0).any():
         unknown = names[numbers[known < 0][0]]
         raise ValueError(f"{where} is {unknown!r}, which this Chameleon Lab does not know: upgrade it")
-    return known.astype(numbers.dtype)
+    now: np.ndarray = known.astype(numbers.dtype)
+    return now
