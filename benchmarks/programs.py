@@ -1,6 +1,6 @@
 """The programs of tests/programs in a half, a third and a quarter of their peak: ratios, evictions and floors.
 
-    python -m benchmarks.programs --json FILE [--steps N] [--rounds N] [--only TEXT] [--threads N]
+    python -m benchmarks.programs --json FILE [--steps N] [--rounds N] [--only TEXT ...] [--threads N]
 
 Each program runs in a process of its own: plainly, recorded, and in each share. Ratios are of the usual step of the
 second half of the run to that of the recorded one (steps of each number of ops count by their median); of the whole
@@ -36,14 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write the rows there")
     parser.add_argument("--steps", type=measure.count, default=_STEPS, help=f"of each program ({_STEPS})")
     parser.add_argument("--rounds", type=measure.count, default=1, help="processes of each program (1)")
-    parser.add_argument("--only", metavar="TEXT", default="", help="programs with this in their name")
+    parser.add_argument(
+        "--only", metavar="TEXT", action="append", default=[], help="programs with this in their name"
+    )
     parser.add_argument("--threads", type=measure.count, default=1, help="threads of an op")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     environment = measure.environment(vars(options))
     programs: list[dict[str, Any]] = []
     for name in runner.NAMES:
-        if options.only.lower() not in name.lower():
+        if options.only and not any(text.lower() in name for text in options.only):
             continue
         rounds = [_run(name, options.steps, options.threads) for _ in range(options.rounds)]
         programs.append(runner.middle(name, rounds))
