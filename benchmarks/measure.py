@@ -402,7 +402,8 @@ def environment(arguments: Mapping[str, Any]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "chameleon_lab": cl.__version__,
         "commit": _commit(),
-        "arguments": {key: _plain(value) for key, value in arguments.items()},
+        # Where the file was to go is no condition of a figure.
+        "arguments": {key: _plain(value) for key, value in arguments.items() if key != "json"},
     }
 
 

@@ -1,6 +1,7 @@
 import json
 import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -245,3 +246,10 @@ def test_editor_writes_what_it_prints(tmp_path, capsys, monkeypatch):
         assert once["last"]["peak_bytes"] <= once["last"]["capacity_bytes"]
         assert row["edit"] == "capacity" or once["last"] != once["first"] or not once["estimated"]
     assert len(document["rows"]) == 6 and (code == 0 or "TOO SLOW" in printed)
+
+
+def test_a_figure_goes_with_its_arguments_but_not_with_where_it_was_written():
+    arguments = measure.environment({"steps": 3, "json": "/somewhere/figures.json"})["arguments"]
+    assert arguments == {"steps": 3}
+    for path in (Path(measure.__file__).parent / "results").glob("*.json"):
+        assert not re.search(r'"json": "/', path.read_text()), path
