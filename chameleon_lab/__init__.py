@@ -111,6 +111,8 @@ def __dir__() -> list[str]:
 
 def _watch() -> None:
     """Note observers of out-of-memory errors, and what the nvtx package makes: see the two modules."""
+    from . import errors  # noqa: F401  (the first who loads torch, and notes why it does not load)
+
     with suppress(ImportError):  # no torch that a session runs with: who asks for one is told
         from .runtime import nvtx_ranges, oom_observers  # noqa: F401
 

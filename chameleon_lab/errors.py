@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from .torch_version import note_broken
+
 try:
     from torch import OutOfMemoryError
-except ImportError:  # no torch, as where only files are looked at: nothing is caught by that name either
+except Exception as error:  # as where only files are looked at: nothing is caught by that name either
+    note_broken(error)
 
     class OutOfMemoryError(RuntimeError):  # type: ignore[no-redef]  # where torch is not
         """Stands for torch's."""

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
+from .runtime import core  # first: it says what is missing where torch is
+from .session import Session  # isort: split
 
-from .runtime import core
-from .session import Session
+import torch
 
 _ALL_OF_IT = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 _LINK = 2.0**40  # nothing is planned, so that nothing needs to know what copies cost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
@@ -31,9 +31,23 @@ def _is_wheel() -> bool:
         return False
 
 
-@cache
+_broken: Exception | None = None
+
+
+def note_broken(error: Exception) -> None:
+    """Note why torch does not load. Only the first attempt says it: later ones meet what that has left behind."""
+    global _broken
+    _broken = _broken or error
+
+
 def installed() -> str | None:
-    """The version of torch as its package says; None where none is installed. Imports nothing."""
+    """The version of torch: its own word where it is loaded, else its package's; None where there is none.
+
+    Imports nothing. A package's word leaves the build out where it comes from PyPI: 2.13.0 for 2.13.0+cu130.
+    """
+    loaded = getattr(sys.modules.get("torch"), "__version__", None)
+    if loaded is not None:
+        return str(loaded)
     try:
         return version("torch")
     except PackageNotFoundError:
@@ -41,19 +55,27 @@ def installed() -> str | None:
 
 
 def require() -> None:
-    """Raise an ImportError, with the command that mends it, where torch is missing or another than this build's."""
+    """Raise an ImportError, with what mends it, where torch is missing, broken or another than this build's."""
     try:
         built_for: str = import_module("._built_for", __package__).TORCH
     except ImportError:
         built_for = ""  # nothing is built: the extension that is missing is the next news
+    needed = f'"torch=={minor_of(built_for)}.*"' if built_for else "torch"
     try:
+        if _broken is not None:
+            raise _broken
         import torch
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        needed = f'"torch=={minor_of(built_for)}.*"' if built_for else "torch"
-        raise ImportError(
-            f"torch is not installed, which sessions and trace_meta need: `pip install {needed}` mends it"
-        ) from error
+    except Exception as error:
+        loaded = getattr(sys.modules.get("torch"), "__version__", "")
+        if built_for and loaded and (wrong := misfit(built_for, loaded)) is not None:
+            raise ImportError(wrong) from error
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            text = (
+                f"torch is not installed, which sessions and trace_meta need: `pip install {needed}` mends it"
+            )
+        else:
+            why = f"{type(error).__name__}: {error}"
+            text = f"torch does not load ({why}): `pip install --force-reinstall {needed}` brings another"
+        raise ImportError(text) from error
     if built_for and (wrong := misfit(built_for, torch.__version__)) is not None:
         raise ImportError(wrong)

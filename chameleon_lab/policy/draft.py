@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,8 @@ class Draft:
         # Of its own step the base knows what is not replayed.
         refused = frozenset() if trace is None or self.step is base.source else refused_of(None, trace)
         self._refused = refused.union(base.assumed.get("refused", ()))
+        recorded = trace.meta.get("torch") if isinstance(trace, Trace) else None
+        self._torch = recorded or (base.assumed.get("torch") if trace is None else None)
         self._op_times = step_op_times(self.step, op_times)
         # A policy file's step has none.
         self._knows_times = op_times is not None or bool(self.step.ops.duration_s.any())
@@ -238,6 +241,8 @@ class Draft:
                 host_capacity_bytes=self.base.host_capacity_bytes,
                 refused=self._refused,
             )
+            if self._torch:
+                made = replace(made, assumed=made.assumed | {"torch": self._torch})
             self._made = (self._edits, made)
         return self._made[1]
 

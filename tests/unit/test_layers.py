@@ -131,7 +131,7 @@ def _import_nodes(
 def _catches_import_error(handler: ast.ExceptHandler) -> bool:
     """Does the module go on where the import fails?"""
     caught = "" if handler.type is None else ast.unparse(handler.type)
-    return "ImportError" in caught and not isinstance(handler.body[-1], ast.Raise)
+    return ("ImportError" in caught or caught == "Exception") and not isinstance(handler.body[-1], ast.Raise)
 
 
 def read_layers(text: str) -> list[Layer]:

@@ -11,10 +11,12 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+import torch
 from hangs import HANGS_AFTER_S
 from packaging.requirements import Requirement
 from synthetic import gpt_step
 
+from chameleon_lab import torch_version
 from chameleon_lab.policy import Link, Policy, plan
 from chameleon_lab.trace import Trace
 
@@ -230,6 +232,51 @@ def test_another_torch_is_one_sentence_where_a_session_is_asked_for(
     assert (
         said.startswith("ImportError: chameleon_lab was built for torch") and "torch 2.99.1+cu130 is" in said
     )
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ("raise OSError('libcublasLt.so.13: cannot open shared object file')", "OSError: libcublasLt.so.13"),
+        ("raise ValueError('libcublasLt.so.*[0-9] not found')", "ValueError: libcublasLt"),
+        ("raise ImportError('a later one' if hasattr(sys, 'seen') else 'a symbol')", "ImportError: a symbol"),
+    ],
+)
+def test_traces_open_beside_a_torch_that_does_not_load(
+    broken: str, why: str, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """As where CUDA's libraries are missing. The first attempt says why."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f"import sys\ntry: {broken}\nfinally: sys.seen = True\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import chameleon_lab as cl"
+    code += "; print(len(cl.Trace.load(sys.argv[1]))); cl.Session"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(files[0])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_AFTER_S,
+    )
+    assert (done.returncode, done.stdout) == (1, "1\n"), done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("ImportError: torch does not load (") and why in said and "pip install" in said
+
+
+def test_helpers_for_tests_say_what_is_missing() -> None:
+    assert "torch is not installed" in run("import chameleon_lab.testing", status=1).splitlines()[-1]
+
+
+def test_the_torch_that_is_loaded_says_its_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package of torch 2.13.0+cu130 from PyPI calls itself 2.13.0."""
+    monkeypatch.setattr(torch_version, "version", lambda name: "2.13.0")
+    step = gpt_step(layers=1)
+    assert plan(step, step.live_peak_bytes, Link(4e9, 4e9)).assumed["torch"] == torch.__version__
+
+
+def test_a_draft_of_a_cluster_s_run_keeps_the_torch_of_its_trace(files: tuple[Path, Path]) -> None:
+    trace, policy = Trace.load(files[0]), Policy.load(files[1])
+    for draft in (policy.draft(trace), plan(trace, policy.capacity_bytes, policy.link).draft()):
+        assert draft.keep(policy.decisions[0].storage).policy().assumed["torch"] == "2.13.1+cu130"
 
 
 def linked(names: list[str], site: Path) -> None:
