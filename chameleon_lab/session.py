@@ -334,7 +334,10 @@ class Session:
         Raises BelowFloorError, which names a capacity that is enough, where that is what the error means.
         """
         text = ""
-        if isinstance(error, RuntimeError):
+        if isinstance(error, RuntimeError) and open_session() in (
+            None,
+            self,
+        ):  # else it is another one's to say
             with suppress(Exception):  # as in stop()
                 text = str(error)
         failure = core.take_failure(text) if text else None

@@ -297,7 +297,8 @@ class _Search:
             found = self._best(HostRoom(self.step, max(allowed, 1)))
             self._require_room(found, room)
         if self._overflow(found, room) > 0:
-            raise BelowFloorError(_no_host_room(self.capacity, room, found.prediction))
+            text = _no_host_room(self.capacity, room, found.prediction)
+            raise BelowFloorError(text, capacity_bytes=self.capacity)
         prediction = simulate_swaps(
             self.memory,
             found.swaps,
@@ -325,12 +326,14 @@ class _Search:
             return
         text = _no_host_room(self.capacity, room, predicted)
         if self.constraints is None:
-            raise BelowFloorError(text)
+            raise BelowFloorError(text, capacity_bytes=self.capacity)
         op = int(predicted.resident_bytes.argmax())
         blamed = self.constraints.blame(op, int(predicted.resident_bytes[op]), self.capacity)
         if not blamed:
-            raise BelowFloorError(text)
-        raise EditsUnreachableError(text, tuple(blamed), tuple(self.constraints.findings))
+            raise BelowFloorError(text, capacity_bytes=self.capacity)
+        raise EditsUnreachableError(
+            text, tuple(blamed), tuple(self.constraints.findings), capacity_bytes=self.capacity
+        )
 
     def _best(self, host: HostRoom | None) -> _Found:
         return self._free(host) if self.constraints is None else self._around(self.constraints, host)
@@ -368,7 +371,14 @@ class _Search:
         if lowest.bytes > self.capacity:
             blamed = constraints.blame(lowest.op, lowest.bytes, self.capacity, lowest.measured_on)
             text = "\n".join(str(finding) for finding in blamed)
-            raise EditsUnreachableError(text, tuple(blamed), tuple(constraints.findings))
+            raise EditsUnreachableError(
+                text,
+                tuple(blamed),
+                tuple(constraints.findings),
+                capacity_bytes=self.capacity,
+                needed_bytes=lowest.bytes,
+                op_name=lowest.op_name,
+            )
         if host is not None:
             host = HostRoom(self.step, host.limit_bytes, forced)
         target = max(self.target, lowest.bytes)

@@ -182,6 +182,25 @@ def test_an_error_in_a_session_that_was_started_by_hand_names_what_is_enough() -
     """)
 
 
+def test_a_session_that_is_not_the_open_one_leaves_its_error_alone() -> None:
+    child("""
+        from contextlib import suppress
+
+        import pytest
+
+        other = cl.Session("1MiB")
+        with pytest.raises(cl.BelowFloorError, match="below the floor") as caught:
+            with cl.Session("1MiB"):
+                try:
+                    torch.zeros(2**20)
+                except RuntimeError as error:
+                    with suppress(cl.BelowFloorError):
+                        other.close(error)
+                    raise
+        assert caught.value.needed_bytes == 2**22
+    """)
+
+
 def test_while_the_step_is_unknown_it_says_so_and_the_report_tells(capsys: Any) -> None:
     said = below("256KiB", PROGRAMS["lstm"])
     assert said is not None and "of at least that" in said and "is not known yet" in said

@@ -6,7 +6,7 @@ import pytest
 from synthetic import gpt_step
 
 from chameleon_lab.errors import BelowFloorError
-from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan
+from chameleon_lab.policy import Edit, EditAction, EditsUnreachableError, Fault, Link, Policy, floor, plan
 from chameleon_lab.policy.obey import plan_obeying
 from chameleon_lab.runtime.binding import misfit
 
@@ -44,6 +44,17 @@ def test_with_room_enough_it_is_the_plan_under_all_edits() -> None:
 def test_below_the_floor_it_is_not_the_edits_fault() -> None:
     with pytest.raises(BelowFloorError, match="below the floor"):
         plan_obeying(STEP, LOWEST - 1, LINK, EDITS)
+
+
+def test_errors_of_edits_and_of_the_host_have_their_figures() -> None:
+    edits = [Edit(EditAction.KEEP, category=category) for category in ("activation", "optimizer_state")]
+    with pytest.raises(EditsUnreachableError) as caught:
+        plan(STEP, LOWEST, LINK, edits=edits)
+    error = caught.value
+    assert error.capacity_bytes == LOWEST and (error.needed_bytes or 0) > LOWEST and error.op_name
+    with pytest.raises(BelowFloorError) as of_host:
+        plan(STEP, LOWEST, LINK, host_capacity_bytes=4096)
+    assert of_host.value.capacity_bytes == LOWEST
 
 
 def test_with_the_same_capacity_it_starts_again_and_with_more_the_edits_are_tried_again() -> None:
