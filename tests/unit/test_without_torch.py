@@ -212,23 +212,28 @@ def test_a_session_says_what_is_missing_and_the_command_that_mends_it() -> None:
         assert said.startswith("ImportError: torch is not installed") and "pip install" in said
 
 
-def test_another_torch_is_one_sentence_where_a_session_is_asked_for(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Nothing else of it is asked for: it may lack whatever a session needs. Traces open with it all the same."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.99.1+cu130'")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import chameleon_lab as cl"
+def of_a_session_beside(folder: Path, trace: Path) -> str:
+    """What a process says that finds its torch in a folder: it opens the trace, and then asks for a session."""
+    code = f"import sys; sys.path.insert(0, {str(folder)!r}); import chameleon_lab as cl"
     code += "; print(len(cl.Trace.load(sys.argv[1]))); cl.Session"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(files[0])],
+        [sys.executable, "-c", code, str(trace)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=HANGS_AFTER_S,
     )
     assert (done.returncode, done.stdout) == (1, "1\n"), done.stderr
-    said = done.stderr.splitlines()[-1]
+    return done.stderr.splitlines()[-1]
+
+
+def test_another_torch_is_one_sentence_where_a_session_is_asked_for(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Nothing else of it is asked for: it may lack whatever a session needs. Traces open with it all the same."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.99.1+cu130'")
+    said = of_a_session_beside(tmp_path, files[0])
     assert (
         said.startswith("ImportError: chameleon_lab was built for torch") and "torch 2.99.1+cu130 is" in said
     )
@@ -248,17 +253,7 @@ def test_traces_open_beside_a_torch_that_does_not_load(
     """As where CUDA's libraries are missing. The first attempt says why."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(f"import sys\ntry: {broken}\nfinally: sys.seen = True\n")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import chameleon_lab as cl"
-    code += "; print(len(cl.Trace.load(sys.argv[1]))); cl.Session"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(files[0])],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=HANGS_AFTER_S,
-    )
-    assert (done.returncode, done.stdout) == (1, "1\n"), done.stderr
-    said = done.stderr.splitlines()[-1]
+    said = of_a_session_beside(tmp_path, files[0])
     assert said.startswith("ImportError: torch does not load (") and why in said and "pip install" in said
 
 
