@@ -6,21 +6,23 @@ MAKEFLAGS += --no-print-directory
 
 # The tools of .venv come before the system's.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# Vitest colours its output even in a log file.
+# Vitest colors its output even in a log file.
 ifeq ($(MAKE_TERMOUT),)
 export NO_COLOR := 1
 endif
 
 say = @echo "==>"
+configure = cmake -S . -B build -G Ninja -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
 cpp_files = find csrc tests -name '*.cpp' -o -name '*.h'
 
-.PHONY: help demo test soak torture explore sanitize lab bench dev lint check-cuda format clean build wheel tools apart chromium
+.PHONY: help demo test soak torture explore sanitize lab bench dev lint check-cuda format clean build core wheel tools core-tools \
+  apart chromium
 
 help: ## show this list
 	@echo "Chameleon Lab: train PyTorch models in less device memory."
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
 
-demo: build ## set up, build and run the main job: the first thing to try
+demo: core ## set up, build and run the main job: the first thing to try
 	$(say) "Running the main job"
 	@python -m benchmarks.demo
 
@@ -36,7 +38,7 @@ soak: build ## make 50 checkpoints and a thousand steps after them, and search e
 
 torture: build apart ## try to break every promise, count, and write docs/reliability.md (hours)
 	$(say) "Trying to break the promises"
-	@python -m benchmarks.torture --json build/bench/torture.json --docs docs/reliability.md
+	@python -m torture --json build/bench/torture.json --docs docs/reliability.md
 
 explore: build ## run the property tests with new examples, ten times over, and 10,000 programs of each kind on the fake GPU (half an hour)
 	@for round in 1 2 3 4 5 6 7 8 9 10; do \
@@ -66,6 +68,11 @@ bench: build apart ## measure the main job, replays, the recorder, changing ops 
 	@python -m benchmarks.programs --json build/bench/programs.json
 
 dev: build chromium ## set up everything for development
+
+core: .venv/.core # what runs a training loop, without the panel
+	$(say) "Building the C++ core"
+	@[ -e build/build.ninja ] || $(configure) -DBUILD_PANEL=OFF >/dev/null
+	@cmake --build build --target _C
 
 build: build/build.ninja ## build the C++ core and the panel, where they changed
 	$(say) "Building the C++ core and the JupyterLab panel"
@@ -101,15 +108,18 @@ node_modules/.package-lock.json: package-lock.json | build/build.ninja
 
 build/build.ninja: .venv/.installed
 	$(say) "Finding the compiler and PyTorch"
-	@cmake -S . -B build -G Ninja -DBUILD_PANEL=ON \
-	  -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python >/dev/null
+	@$(configure) -DBUILD_PANEL=ON >/dev/null
 	@touch $@
 
-.venv/.installed: pyproject.toml constraints.txt scripts/setup.sh | tools
+# What is missing is named before anything is downloaded.
+.venv/.core: constraints.txt scripts/setup.sh | $(if $(filter-out demo core,$(or $(MAKECMDGOALS),help)),tools,core-tools)
+	@scripts/setup.sh core
+
+.venv/.installed: .venv/.core pyproject.toml | tools
 	@scripts/setup.sh python
 
-tools:
-	@scripts/setup.sh tools
+tools core-tools:
+	@scripts/setup.sh $@
 
 apart: .venv/.installed
 	@scripts/setup.sh apart

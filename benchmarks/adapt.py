@@ -10,7 +10,6 @@ sequence is known by then: the oracle), and beside the paper's gate with profili
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
@@ -25,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import chameleon_lab as cl
-from chameleon_lab.plans import Plans
-from chameleon_lab.report import Report, StepSummary
+from chameleon_lab.report.session_report import Report, StepSummary
 from chameleon_lab.runtime import core
+from chameleon_lab.session.plan_cache import PlanCache
 
 from . import measure, mutations
 from .measure import median, progress, yes
@@ -190,8 +189,8 @@ SCENARIOS: dict[str, Step] = {
 }
 
 
-class GatePlans(Plans):
-    """The paper's gate in the place of the session's judgement: a step that trips it is profiled anew, and planned for.
+class GatePlanCache(PlanCache):
+    """The paper's gate in the place of the session's judgment: a step that trips it is profiled anew, and planned for.
 
     Within a step the executor follows its plan as ever, which is more than the paper's does.
     """
@@ -241,15 +240,6 @@ class Round:
         return [(run.losses, run.digests) for run in (self.ours, self.oracle, self.gate)]
 
 
-def _digests(trainer: Trainer) -> dict[str, str]:
-    """Of copies: numpy would pin the storages themselves for the rest of the session."""
-    tensors = dict(trainer.model.state_dict())
-    for name, parameter in trainer.model.named_parameters():
-        for key, value in trainer.optimizer.state.get(parameter, {}).items():
-            tensors[f"{key} of {name}"] = value
-    return {name: measure.digest(value.clone()) for name, value in tensors.items()}
-
-
 class Scenario:
     """A scenario in all its runs."""
 
@@ -280,7 +270,7 @@ class Scenario:
                 session.step()
             done.step_s.append(time.perf_counter() - start)
         done.losses = trainer.losses
-        done.digests = _digests(trainer)
+        done.digests = measure.fingerprint(trainer.model, trainer.optimizer)
         return done
 
     def _rewind(self, trainer: Trainer, weights: dict[str, Tensor]) -> None:
@@ -367,7 +357,7 @@ class Scenario:
             oracle = self._run(trainer, session)
             report = session.report()
         with self._session(capacity) as session:
-            session._plans = GatePlans(session._plan_for, session._note, lambda: capacity)
+            session._plans = GatePlanCache(session._plan_for, session._note, lambda: capacity)
             session.step()
             gate = self._run(self._trainer(), session)
         return Round(ours, oracle, gate, middle, report)
@@ -441,10 +431,7 @@ def live_row(row: dict[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it. Fails where a run has other bits than plain PyTorch, or leaves the capacity; timing never fails it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.adapt", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the rows there")
+    parser = measure.parser_of("adapt", __doc__.splitlines()[0])
     parser.add_argument(
         "--only", metavar="TEXT", default="", help="models and scenarios with this in their name"
     )

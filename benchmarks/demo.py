@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 import chameleon_lab as cl
-from chameleon_lab.files import write_then_rename
-from chameleon_lab.units import format_bytes, format_seconds
+from chameleon_lab.util.files import write_then_rename
+from chameleon_lab.util.units import format_bytes, format_seconds
 
 from . import measure
 from .measure import Run, median
@@ -30,7 +30,7 @@ def say(text: str = "") -> None:
 
 
 class Demo:
-    """The three runs and what they leave behind."""
+    """The three runs and their files."""
 
     def __init__(self, case: Case, out: Path, steps: int, tiny: bool) -> None:
         self.case, self.out, self.steps, self.tiny = case, out, steps, tiny
@@ -57,7 +57,7 @@ class Demo:
         say(f"1. Training a {self.case.about}, in plain PyTorch.")
         plain = self._train(None, counted)
 
-        say("\n2. Training it again while Chameleon Lab only watches, to see how much memory a step needs.")
+        say("\n2. Training it again while Chameleon Lab only records, to see how much memory a step needs.")
         watched = self._train(lambda: cl.Session(capacity=None, device="cpu"), counted)
         peak = watched.live_peak_bytes
         capacity = peak // FRACTION
@@ -65,7 +65,7 @@ class Demo:
 
         say(
             f"\n3. Training it once more on a device of {format_bytes(capacity)}, 1/{FRACTION} of that, behind a link "
-            f"of {LINK}.\n   Step 1 warms up and step 2 is profiled; from step 3 on a policy says what leaves and when."
+            f"of {LINK}.\n   Step 1 warms up and step 2 is profiled; from step 3 on the planned policy runs."
         )
 
         def compared(step: int, loss: float) -> None:
@@ -78,7 +78,7 @@ class Demo:
         return self._judge(plain, watched, capped, peak, capacity)
 
     def _keep(self, session: cl.Session) -> None:
-        """Write what the session knows, while it is open."""
+        """Save the trace, the policy and the figure while the session is open."""
         self.report = session.report()
         self.out.mkdir(parents=True, exist_ok=True)
         trace = session.trace()
@@ -86,15 +86,15 @@ class Demo:
         if session.policy is not None:
             session.policy.save(self.out / "policy.json")
         try:
-            from chameleon_lab.lab.figures import step_figure
+            from chameleon_lab.lab.figures.step_figures import step_figure
 
             figure = step_figure(trace, capacity_bytes=session.capacity_bytes)
         except ImportError as error:
-            self.pictured = f"No picture was drawn, it needs plotly: pip install plotly ({error})"
+            self.pictured = f"No figure: plotly is missing: pip install plotly ({error})"
             return
         with write_then_rename(self.out / "report.html") as beside:
             figure.write_html(beside)
-        self.pictured = f"picture of the last step   {self.out / 'report.html'}"
+        self.pictured = f"figure of the last step    {self.out / 'report.html'}"
 
     def _judge(self, plain: Run, watched: Run, capped: Run, peak: int, capacity: int) -> bool:
         comparison = measure.compare(capped.losses, plain.losses, capped.digests, plain.digests)
@@ -112,20 +112,20 @@ class Demo:
             + ("." if most <= capacity else ": TOO MUCH.")
         )
         say(
-            f"The process itself held {format_bytes(max(0, watched.memory_bytes - capped.memory_bytes))} less than "
-            f"without a capacity (the device saved {format_bytes(peak - most)}); bytes that are away lie in the "
-            "host pool."
+            f"Device memory fell by {format_bytes(peak - most)}, process memory by "
+            f"{format_bytes(max(0, watched.memory_bytes - capped.memory_bytes))}: "
+            "swapped-out bytes stay in the host pool."
         )
         say(
             f"A step took {format_seconds(step_s)} against {format_seconds(plain_s)} in plain PyTorch and "
-            f"{format_seconds(median(watched.step_s))} when only watched.\n"
-            "(One short run each, on whatever else this machine does: `make bench` measures it properly.)"
+            f"{format_seconds(median(watched.step_s))} when only recorded.\n"
+            "(One short run each; `make bench` measures properly.)"
         )
         say("\nTo look at:")
         if self.pictured:
             say(f"  {self.pictured}")
-        say(f"  what happened              {self.out / 'trace.parquet'}")
-        say(f"  what was planned           {self.out / 'policy.json'}")
+        say(f"  trace of the steps         {self.out / 'trace.parquet'}")
+        say(f"  policy in force            {self.out / 'policy.json'}")
         return comparison.identical and most <= capacity
 
 

@@ -8,7 +8,6 @@ browser add (a message each way, a drawing) is not in it.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import sys
@@ -21,9 +20,9 @@ from typing import Any
 import numpy as np
 
 import chameleon_lab as cl
-from chameleon_lab.lab.dispatch import answer
-from chameleon_lab.lab.protocol import MAX_ROWS, VERSION
-from chameleon_lab.lab.sources import Sources
+from chameleon_lab.lab.panel.dispatch import answer
+from chameleon_lab.lab.panel.protocol import MAX_ROWS, VERSION
+from chameleon_lab.lab.panel.sources import Sources
 from chameleon_lab.trace import Trace
 
 from . import measure
@@ -118,12 +117,7 @@ def screen_row(row: dict[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; 0 if every edit had its first figures in time."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.editor",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser = measure.parser_of("editor", __doc__)
     parser.add_argument(
         "--model", choices=list(SHAPES), default=next(iter(SHAPES)), help="(default: %(default)s)"
     )

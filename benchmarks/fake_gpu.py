@@ -6,7 +6,6 @@ allow. Each run draws new programs, whose seeds are in the JSON; a program that 
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -56,10 +55,7 @@ _KINDS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]], int]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run them. Fails where any program read wrong bytes."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fake_gpu", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the counts there, as they come")
+    parser = measure.parser_of("fake_gpu", __doc__.splitlines()[0])
     parser.add_argument("--programs", type=measure.count, default=10_000, help="of each main kind (10,000)")
     parser.add_argument("--seed", type=int, default=None, help="what the seeds are drawn from (a new one)")
     parser.add_argument("--workers", type=measure.count, default=2, help="processes at a time (2)")

@@ -99,7 +99,7 @@ if compgen -G "$wheels/*.whl" >/dev/null; then
     "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$work/extra" "$wheels"/*.whl
     export PYTHONPATH="$work/extra${PYTHONPATH:+:$PYTHONPATH}"
 fi
-part "looking" "$(left)" "$python" -m benchmarks.gpu_ready --device "$device" || finish
+part "looking" "$(left)" "$python" -m benchmarks.gpu.ready --device "$device" || finish
 
 source_digest() {
     find csrc chameleon_lab CMakeLists.txt pyproject.toml -type f \
@@ -139,7 +139,7 @@ tests() { # name, seconds, arguments...
 }
 
 ready_s=$((90 * limit / 570))
-benchmark facts ready "$(($(left) < ready_s ? $(left) : ready_s))" gpu_first
+benchmark facts ready "$(($(left) < ready_s ? $(left) : ready_s))" gpu.first
 
 # ---------------------------------------------------------------------------------------------------------------- parts
 
@@ -152,17 +152,17 @@ run_part() { # name, seconds
             ;;
         replay) tests replay "$seconds" tests/cuda/test_replay.py ;;
         sanitizer) CHECK_SECONDS=$seconds tests sanitizer "$seconds" tests/cuda/test_sanitizer.py ;;
-        overlap) benchmark overlap overlap "$seconds" gpu_overlap ;;
-        facts) benchmark facts facts "$seconds" gpu_facts ;;
-        llama) PYTORCH_CUDA_ALLOC_CONF=$expandable benchmark llama llama "$seconds" gpu_llama ;;
+        overlap) benchmark overlap overlap "$seconds" gpu.overlap ;;
+        facts) benchmark facts facts "$seconds" gpu.facts ;;
+        llama) PYTORCH_CUDA_ALLOC_CONF=$expandable benchmark llama llama "$seconds" gpu.llama ;;
         peers-*)
-            PYTORCH_CUDA_ALLOC_CONF=$expandable benchmark peers "$name" "$seconds" gpu_peers \
+            PYTORCH_CUDA_ALLOC_CONF=$expandable benchmark peers "$name" "$seconds" gpu.peers \
                 --budgets "${name#peers-}" --methods "$methods"
             ;;
         expandable)
             PYTORCH_CUDA_ALLOC_CONF=$expandable tests tests-expandable "$((seconds / 2))" tests/cuda/test_device.py \
                 tests/cuda/test_bit_identity.py -k "not llama and not fp32"
-            PYTORCH_CUDA_ALLOC_CONF=$expandable benchmark overlap overlap-expandable "$((seconds / 2))" gpu_overlap \
+            PYTORCH_CUDA_ALLOC_CONF=$expandable benchmark overlap overlap-expandable "$((seconds / 2))" gpu.overlap \
                 --models gpt2
             ;;
     esac

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 import chameleon_lab as cl
-from chameleon_lab.files import write_then_rename
 from chameleon_lab.policy import Policy
 from chameleon_lab.runtime import core
 from chameleon_lab.trace import StepTrace, Trace
+from chameleon_lab.util.files import write_then_rename
 
 from .models import Case, Job
 
@@ -132,7 +132,8 @@ def fingerprint(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def digest(tensor: torch.Tensor) -> str:
     """SHA-256 of a tensor's type, shape and bits."""
     head = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
-    bits = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    # A copy: numpy would pin the storage itself for the rest of the session.
+    bits = tensor.detach().cpu().clone().contiguous().flatten().view(torch.uint8)
     return hashlib.sha256(head + bits.numpy().tobytes()).hexdigest()
 
 
@@ -376,6 +377,17 @@ def yes(value: bool) -> str:
 
 
 # ------------------------------------------------------------------------------------------- arguments and the JSON
+
+
+def parser_of(program: str, about: str | None = None) -> argparse.ArgumentParser:
+    """A benchmark's command line, with what every one takes."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{program}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    return parser
 
 
 def count(text: str) -> int:

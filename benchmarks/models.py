@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-TEXT = Path(__file__).parents[1] / "tutorials" / "data" / "gnu-licences.txt"
+TEXT = Path(__file__).parents[1] / "tutorials" / "data" / "gnu-licenses.txt"
 
 
 @dataclass

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 import chameleon_lab as cl
-from chameleon_lab.policy import Link, floor, plan
-from chameleon_lab.policy.program import SWAP_OUT, compile_program
+from chameleon_lab.planner import floor, plan
+from chameleon_lab.planner.program import SWAP_OUT, compile_program
+from chameleon_lab.policy import Link
 from chameleon_lab.runtime import core
 from chameleon_lab.trace import Category, Stage, StepTrace
 
@@ -190,7 +191,7 @@ MUTATIONS: dict[str, Callable[[list[LiveOp], random.Random], Iterator[LiveOp]]] 
 }
 
 
-def labelled(step: StepTrace, base: StepTrace) -> list[LiveOp]:
+def labeled(step: StepTrace, base: StepTrace) -> list[LiveOp]:
     """Another recorded step's ops. What each one truly is: the op of the same name, stage, module and named storages,
     counted within the step.
     """
@@ -377,11 +378,11 @@ def runs(case: str, seed: int, tiny: bool) -> tuple[Recorded, dict[str, list[Liv
         _reroute(job, 3.0)  # so that some experts get no token
     base = recorded(record(job, _batches(job, seed)))
     lives = {name: list(mutate(base.ops, random.Random(seed))) for name, mutate in MUTATIONS.items()}
-    lives["other lengths"] = labelled(record(job, _shorter(_batches(job, seed + 1)), 1), base.step)
+    lives["other lengths"] = labeled(record(job, _shorter(_batches(job, seed + 1)), 1), base.step)
     if case == "moe":
         for name, strength in (("rerouted lightly", 0.1), ("rerouted heavily", 3.0)):
             _reroute(job, strength)
-            lives[name] = labelled(record(job, _batches(job, seed + 2), 1), base.step)
+            lives[name] = labeled(record(job, _batches(job, seed + 2), 1), base.step)
     return base, lives
 
 

@@ -10,7 +10,6 @@ ops and a tiny GPT give microseconds an op.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -255,10 +254,7 @@ def screen_row(row: dict[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it. Timing never fails it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overhead", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the rows there")
+    parser = measure.parser_of("overhead", __doc__.splitlines()[0])
     parser.add_argument(
         "--rounds", type=measure.count, default=None, help="times that each tool is opened (10)"
     )

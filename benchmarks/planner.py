@@ -1,7 +1,7 @@
 """How far from the optimum plans are: the planner's own, others' rules, and a bound that no policy can beat.
 
 Full training steps of models of real size, traced without a device; op times are those of a roofline and no
-measurement. Every rule is judged by the same simulator, on the same link. "mixed" may rematerialise too: its cost is
+measurement. Every rule is judged by the same simulator, on the same link. "mixed" may rematerialize too: its cost is
 that of stalls and replays, and it has a bound of its own.
 
     python -m benchmarks.planner --json FILE [--models a,b] [--percent 90,80,…,20] [--device H100]
@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 import chameleon_lab as cl
-from chameleon_lab.policy import Link, Prediction, floor, lower_bound, plan, simulate
-from chameleon_lab.policy.memory import step_memory
-from chameleon_lab.policy.simulate import simulate_swaps
+from chameleon_lab.planner import Prediction, floor, lower_bound, plan, simulate
+from chameleon_lab.planner.memory import step_memory
+from chameleon_lab.planner.simulate import simulate_swaps
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import StepTrace, Trace
-from chameleon_lab.units import format_percent
+from chameleon_lab.util.units import format_percent
 
 from . import baselines, measure
 from .measure import progress
@@ -76,12 +77,12 @@ def row_of(model: str, step: StepTrace, percent: float, capacity: int, link: Lin
     }
     if not row["feasible"]:
         return row
-    row["bound"] = _bound(step, capacity, link, times, rematerialise=False)
-    row["mixed_bound"] = _bound(step, capacity, link, times, rematerialise=True)
+    row["bound"] = _bound(step, capacity, link, times, rematerialize=False)
+    row["mixed_bound"] = _bound(step, capacity, link, times, rematerialize=True)
     row["rules"][OURS] = _figures(simulate(step, plan(step, capacity, link, op_times=times), op_times=times))
     # Not told the op times, as a session plans: it takes them for equal.
     row["untold"] = _figures(simulate(step, plan(step, capacity, link), op_times=times))
-    mixed = plan(step, capacity, link, op_times=times, rematerialise=True)
+    mixed = plan(step, capacity, link, op_times=times, rematerialize=True)
     row[MIXED] = _figures(simulate(step, mixed, op_times=times)) | {
         "swaps": len(mixed.swaps),
         "drops": len(mixed.drops),
@@ -94,10 +95,10 @@ def row_of(model: str, step: StepTrace, percent: float, capacity: int, link: Lin
 
 
 def _bound(
-    step: StepTrace, capacity: int, link: Link, times: np.ndarray, *, rematerialise: bool
+    step: StepTrace, capacity: int, link: Link, times: np.ndarray, *, rematerialize: bool
 ) -> dict[str, Any]:
     begin = time.perf_counter()
-    bound = lower_bound(step, capacity, link, times, rematerialise=rematerialise)
+    bound = lower_bound(step, capacity, link, times, rematerialize=rematerialize)
     return {
         "stall_s": bound.stall_s,
         "stall_share": bound.stall_share,
@@ -237,7 +238,7 @@ def timing_of(
             planned = time.process_time()
             simulate(step, policy)
             simulated = time.process_time()
-            plan(step, capacity, link, rematerialise=True)
+            plan(step, capacity, link, rematerialize=True)
             plan_s = min(plan_s, planned - begin)
             simulate_s = min(simulate_s, simulated - planned)
             mixed_s = min(mixed_s, time.process_time() - simulated)
@@ -321,12 +322,7 @@ def trace_of(name: str, options: argparse.Namespace, capacity: int | None = None
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.planner",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    parser = measure.parser_of("planner", __doc__)
     parser.add_argument(
         "--models", type=lambda text: text.split(","), default=list(PLANNED), help=f"of {', '.join(SHAPES)}"
     )

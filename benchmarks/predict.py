@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import chameleon_lab as cl
-from chameleon_lab.policy import StallCause, simulate
+from chameleon_lab.planner import StallCause, simulate
 from chameleon_lab.trace import Cause, Direction, StepTrace
 
 from . import measure

@@ -9,7 +9,6 @@ runs, where a program has no steps. With ``--rounds`` there are so many processe
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -30,10 +29,7 @@ _STEPS = 24
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run them. Timing never fails it; other numbers than plain PyTorch's do, and so does a floor that is none."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.programs", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the rows there")
+    parser = measure.parser_of("programs", __doc__.splitlines()[0])
     parser.add_argument("--steps", type=measure.count, default=_STEPS, help=f"of each program ({_STEPS})")
     parser.add_argument("--rounds", type=measure.count, default=1, help="processes of each program (1)")
     parser.add_argument(

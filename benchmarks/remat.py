@@ -1,4 +1,4 @@
-"""Swapping and rematerialising, mixed, beside each alone and beside checkpointing, at the same capacities.
+"""Swapping and rematerializing, mixed, beside each alone and beside checkpointing, at the same capacities.
 
 For every model, capacity and link, interleaved in one process, each variant trains a fresh copy from the same seed:
 
@@ -9,7 +9,7 @@ For every model, capacity and link, interleaved in one process, each variant tra
 - **checkpoint + swap**: the non-reentrant one in a session of that capacity that may only swap, where it does not fit
   by itself.
 - **swap**: a session that may only swap. **mixed**: one that chooses, as sessions do.
-- **rematerialise**: a policy that drops and replays and copies nothing. It is planned for a link on which copies take
+- **rematerialize**: a policy that drops and replays and copies nothing. It is planned for a link on which copies take
   forever, from two steps under eviction; if copies are left in it, or the run needed any, it cannot be done, and the
   row says so.
 
@@ -24,28 +24,28 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
 import torch
 
 import chameleon_lab as cl
-from chameleon_lab.policy import Link, Policy, floor, plan
+from chameleon_lab.planner import floor, plan
+from chameleon_lab.policy import Link, Policy
 from chameleon_lab.policy.model import Action
 from chameleon_lab.runtime.replay_check import replayable
 
 from . import measure
-from .main_job import UNCAPPED, Cell, busy_s, fractions_of
-from .measure import Run, median, mib, milliseconds, progress, ratio, yes
+from .campaign import UNCAPPED, Campaign, Cell, names_of, parsed
+from .measure import Run, mib, milliseconds, progress, yes
 from .models import Case
 from .remat_models import CASES, CHECKPOINT, REENTRANT, SELECTIVE, checkpointed
 
-SWAP, REMATERIALISE, MIXED, CHECKPOINT_SWAP = "swap", "rematerialise", "mixed", "checkpoint + swap"
+SWAP, REMATERIALIZE, MIXED, CHECKPOINT_SWAP = "swap", "rematerialize", "mixed", "checkpoint + swap"
 CHECKPOINTS = (CHECKPOINT, REENTRANT, SELECTIVE)
-VARIANTS = (*CHECKPOINTS, SWAP, REMATERIALISE, MIXED, CHECKPOINT_SWAP)
+VARIANTS = (*CHECKPOINTS, SWAP, REMATERIALIZE, MIXED, CHECKPOINT_SWAP)
 
 LINKS = {"all": 2.0, "half": 0.5, "third": 1 / 3, "fifth": 0.2}
 """How much of what does not fit can leave before the peak."""
@@ -54,7 +54,7 @@ _USUAL_LINKS = ("all", "half", "fifth")
 _MARGIN = 0.02
 _COPIES_NEVER_END = Link(1.0, 1.0)
 _PLANS = 3
-"""Times that rematerialising alone is planned for, each without the drops that were declined before."""
+"""Times that rematerializing alone is planned for, each without the drops that were declined before."""
 
 
 @dataclass
@@ -84,42 +84,21 @@ class Profile:
     step_s: float
 
 
-class Remat:
-    """All runs of all models, in the order in which they are interleaved."""
+class Remat(Campaign[Rival]):
+    """The models of this benchmark."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.cases = [CASES[name] for name in options.models]
-        self.rows: list[dict[str, Any]] = []
-        self.models: dict[str, dict[str, Any]] = {}
+        super().__init__("remat", [CASES[name] for name in options.models], options)
 
-    def run(self) -> Iterator[bool]:
-        """Measure everything; comes back after each model: was it the last one?"""
-        for case in self.cases:
-            self._run_case(case)
-            yield case is self.cases[-1]
-
-    @property
-    def correct(self) -> bool:
-        """Is every row so far the same to the last bit as what it should be, and within its capacity?"""
-        return all(row["correct"] for row in self.rows)
-
-    def _train(self, case: Case, session: Callable[[], cl.Session] | None, **options: Any) -> Run:
-        return measure.train(
-            case,
-            self.options.steps,
-            session,
-            tiny=self.options.quick,
-            skipped=measure.SETTLING_STEPS,
-            memory_steps=0,
-            **options,
-        )
+    def train(self, case: Case, session: Callable[[], cl.Session] | None, **options: Any) -> Run:
+        """One run at its best, whose process memory is not looked at."""
+        return super().train(case, session, memory_steps=0, **options)
 
     # ------------------------------------------------------------------------------------------------- one model
 
-    def _run_case(self, case: Case) -> None:
-        progress(f"{case.name}: {case.about}")
-        self.references = {case.name: self._train(case, None)}  # also takes what a first run costs
+    def measure_case(self, case: Case) -> None:
+        """Train it in every variant."""
+        self.references[case.name] = self.train(case, None)  # also takes what a first run costs
         profile = self._profile(case)
         alone = [Rival(checkpointed(case, how), how) for how in CHECKPOINTS if how in self.options.only]
         peaks = {}
@@ -133,18 +112,14 @@ class Remat:
                 at = partial(Rival, fraction=fraction, link=link, capacity_bytes=capacity, link_name=name)
                 group = [Rival(case, UNCAPPED, fraction, link, link_name=name)]
                 group += [at(case, variant) for variant in (SWAP, MIXED) if variant in self.options.only]
-                if number == 0 and REMATERIALISE in self.options.only:
-                    group.append(self._rematerialising(at(case, REMATERIALISE), profile))
+                if number == 0 and REMATERIALIZE in self.options.only:
+                    group.append(self._rematerializing(at(case, REMATERIALIZE), profile))
                 if CHECKPOINT_SWAP in self.options.only and peaks.get(CHECKPOINT, 0) > capacity:
                     group.append(at(checkpointed(case, CHECKPOINT), CHECKPOINT_SWAP))
                 groups.append(group)
         if any(cell.variant == CHECKPOINT_SWAP for group in groups for cell in group):
-            self.references[CHECKPOINT] = self._train(checkpointed(case, CHECKPOINT), None)
-        for number in range(self.options.rounds):
-            for group in groups:
-                # Another one begins in every round, so that none always finds the machine as its forerunner left it.
-                for k in range(len(group)):
-                    self._run_cell(group[(k + number) % len(group)], number)
+            self.references[CHECKPOINT] = self.train(checkpointed(case, CHECKPOINT), None)
+        self.run_rounds(groups)
         self._collect(case, profile, peaks, groups)
 
     def _profile(self, case: Case) -> Profile:
@@ -163,11 +138,11 @@ class Remat:
             )
             seen.append(Profile(step.live_peak_bytes, floor(step).bytes, lead_s, step_s))
 
-        self._train(case, partial(cl.Session, capacity=None, device="cpu"), on_end=look)
+        self.train(case, partial(cl.Session, capacity=None, device="cpu"), on_end=look)
         progress(f"  peak {mib(seen[0].peak_bytes)} MiB, floor {mib(seen[0].floor_bytes)} MiB")
         return seen[0]
 
-    def _rematerialising(self, cell: Rival, profile: Profile) -> Rival:
+    def _rematerializing(self, cell: Rival, profile: Profile) -> Rival:
         """The row with its policy, or with the reason why there is none."""
         if profile.floor_bytes > (cell.capacity_bytes or 0):
             cell.infeasible = f"the floor is {mib(profile.floor_bytes)} MiB"
@@ -179,7 +154,7 @@ class Remat:
         )
         why = ""
         for _ in range(_PLANS):
-            run = self._train(cell.case, session)
+            run = self.train(cell.case, session)
             if cell.policy is not None and not (why := _not_alone(run)):
                 return cell
             step = run.step
@@ -191,20 +166,21 @@ class Remat:
                 cell.capacity_bytes or 0,
                 _COPIES_NEVER_END,
                 margin=_MARGIN,
-                rematerialise=True,
+                rematerialize=True,
                 refused=refused,
             )
             copied = sum(d.bytes for d in cell.policy.decisions if d.action is Action.SWAP)
             if copied:
                 cell.infeasible = f"{mib(copied)} MiB would have to be copied"
                 return cell
-            session = self._session(cell)
+            session = self.session(cell)
         cell.infeasible = why
         return cell
 
     # ----------------------------------------------------------------------------------------------- one run
 
-    def _session(self, cell: Rival) -> Callable[[], cl.Session]:
+    def session(self, cell: Rival) -> Callable[[], cl.Session]:
+        """One that may do what the row's variant does; uncapped and under checkpointing it only records."""
         if cell.capacity_bytes is None:
             return partial(cl.Session, device="cpu")
         return partial(
@@ -214,35 +190,29 @@ class Remat:
             link=cell.link,
             policy=cell.policy,
             margin=_MARGIN,
-            rematerialise=cell.variant in (REMATERIALISE, MIXED),
+            rematerialize=cell.variant in (REMATERIALIZE, MIXED),
         )
 
-    def _run_cell(self, cell: Rival, number: int) -> None:
-        if cell.error or cell.infeasible:
-            return
+    def reference(self, cell: Rival) -> Run:
+        """Plain PyTorch; where a session swaps under checkpointing, that without a session."""
+        if cell.variant == CHECKPOINT_SWAP:
+            return self.references[CHECKPOINT]
+        return super().reference(cell)
+
+    def train_row(self, cell: Rival) -> Run | None:
+        """One run; none where the variant cannot do it, and the row then says why."""
+        if cell.infeasible:
+            return None
         try:
-            run = self._train(cell.case, self._session(cell))
+            run = super().train_row(cell)
         except cl.BelowFloorError as error:
             cell.infeasible = str(error).splitlines()[0]
-            return
-        except (
-            Exception
-        ) as error:  # the other rows still count; this one is reported, and fails the benchmark
-            cell.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            progress(f"  {cell.label}: {cell.error}")
-            return
-        if cell.variant == REMATERIALISE and (why := _not_alone(run)):
+            return None
+        assert run is not None
+        if cell.variant == REMATERIALIZE and (why := _not_alone(run)):
             cell.infeasible = why
-            return
-        reference = self.references[CHECKPOINT if cell.variant == CHECKPOINT_SWAP else cell.case.name]
-        comparison = measure.compare(run.losses, reference.losses, run.digests, reference.digests)
-        cell.runs.append(run)
-        cell.comparisons.append(comparison)
-        verdict = "bit-identical" if comparison.identical else f"differs: {comparison.first_difference}"
-        progress(
-            f"  round {number + 1}/{self.options.rounds} {cell.label}: {milliseconds(median(run.step_s))} ms a step, "
-            f"{verdict}"
-        )
+            return None
+        return run
 
     def _collect(
         self, case: Case, profile: Profile, peaks: dict[str, int], groups: list[list[Rival]]
@@ -268,7 +238,7 @@ class Remat:
 
 
 def _not_alone(run: Run) -> str:
-    """Why a run did not get by with rematerialising alone; empty if it did."""
+    """Why a run did not get by with rematerializing alone; empty if it did."""
     moved = max(run.out_bytes + run.in_bytes, default=0)
     if not moved:
         return ""
@@ -278,12 +248,11 @@ def _not_alone(run: Run) -> str:
 
 def row_of(cell: Rival, peak_bytes: int, checkpointed_peaks: dict[str, int]) -> dict[str, Any]:
     """The row's figures as plain values; see the README for what each is."""
-    steps, base_steps = cell.pooled("step_s"), [s for run in cell.base for s in run.step_s]
     checkpointing = cell.variant in CHECKPOINTS
     row: dict[str, Any] = {
         "model": cell.case.name,
         "fraction": None if cell.fraction is None else str(cell.fraction),
-        "link": None if cell.variant == REMATERIALISE else cell.link_name,
+        "link": None if cell.variant == REMATERIALIZE else cell.link_name,
         "link_bandwidth": cell.link,
         "variant": cell.variant,
         "capacity_bytes": cell.capacity_bytes,
@@ -292,22 +261,15 @@ def row_of(cell: Rival, peak_bytes: int, checkpointed_peaks: dict[str, int]) -> 
         if checkpointing
         else max(cell.pooled("peaks"), default=None),
         "within_capacity": cell.within_capacity if cell.runs else None,
-        "step_s": median(steps),
-        "step_min_s": min(steps, default=0.0),
-        "steps_s": [run.step_s for run in cell.runs],
-        "ratio": ratio(steps, base_steps),
-        "ratio_of_minima": ratio(steps, base_steps, min),
-        "ratio_of_cpu": ratio(busy_s(cell.runs), busy_s(cell.base)),
+        **cell.times(),
+        **cell.ratios(),
         "declined_drops": max(cell.pooled("declined_drops"), default=0),
         "predicted": cell.runs[-1].predicted if cell.runs else {},
-        "losses_identical": bool(cell.comparisons) and all(c.losses for c in cell.comparisons),
-        "weights_identical": bool(cell.comparisons) and all(c.weights for c in cell.comparisons),
-        "first_difference": next((c.first_difference for c in cell.comparisons if c.first_difference), ""),
-        "bit_identical": cell.bit_identical,
+        **cell.verdict(),
         "infeasible": cell.infeasible,
         "error": cell.error,
+        **cell.medians(*_MEDIANS),
     }
-    row |= {name: median(cell.pooled(name)) for name in _MEDIANS}
     # What checkpointing changes is reported, and nobody's fault here: batch norm counts every batch twice.
     same = checkpointing or cell.bit_identical
     row["correct"] = not cell.error and (
@@ -329,7 +291,7 @@ def beside_the_others(mixed: dict[str, Any], rows: Sequence[dict[str, Any]]) -> 
     for row in rows:
         here = row["fraction"] == mixed["fraction"] and row["link"] in (mixed["link"], None)
         by_itself = row["variant"] in (CHECKPOINT, REENTRANT) and row["peak_bytes"] <= mixed["capacity_bytes"]
-        rival = row["variant"] in (SWAP, REMATERIALISE, CHECKPOINT_SWAP) and here
+        rival = row["variant"] in (SWAP, REMATERIALIZE, CHECKPOINT_SWAP) and here
         if row["ratio"] and (by_itself or rival):
             rivals.append(row)
     if not rivals:
@@ -416,50 +378,27 @@ SUMMARY_HEADERS = (
 )  # fmt: skip
 
 
-def _names_of(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        names = [name.strip() for name in text.split(",")]
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(
-                    f"there is no {what} {name!r}: choose from {', '.join(known)}"
-                )
-        return names
-
-    return parse
-
-
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.remat")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there")
+    parser = measure.parser_of("remat")
     parser.add_argument(
-        "--models", type=_names_of(list(CASES), "model"), help=f"default: {','.join(CASES)}; with --quick gpt"
+        "--models", type=names_of(list(CASES), "model"), help=f"default: {','.join(CASES)}; with --quick gpt"
     )
     parser.add_argument(
-        "--only", type=_names_of(VARIANTS, "variant"), default=list(VARIANTS), help=f"of {','.join(VARIANTS)}"
+        "--only", type=names_of(VARIANTS, "variant"), default=list(VARIANTS), help=f"of {','.join(VARIANTS)}"
     )
     parser.add_argument(
-        "--fractions", type=fractions_of, help="capacities as fractions of the peak (1/2,1/3,1/4,1/6)"
+        "--links", type=names_of(list(LINKS), "link"), help=f"default: {','.join(_USUAL_LINKS)}"
     )
-    parser.add_argument(
-        "--links", type=_names_of(list(LINKS), "link"), help=f"default: {','.join(_USUAL_LINKS)}"
+    options = parsed(
+        parser,
+        arguments,
+        fractions="1/2,1/3,1/4,1/6",
+        steps=4,
+        quick="a tiny model, 1 round, 2 steps, 1/2 and half",
     )
-    parser.add_argument("--rounds", type=measure.count, help="runs of each row (3)")
-    parser.add_argument("--steps", type=measure.count, help="timed steps of each run (4)")
-    parser.add_argument(
-        "--threads", type=measure.count, default=1, help="threads of an op (1: the copies have the rest)"
-    )
-    parser.add_argument("--quick", action="store_true", help="a tiny model, 1 round, 2 steps, 1/2 and half")
-    options = parser.parse_args(arguments)
-    quick = options.quick
-    options.models = options.models or (["gpt"] if quick else list(CASES))
-    options.fractions = options.fractions or [
-        Fraction(text) for text in (["1/2"] if quick else ["1/2", "1/3", "1/4", "1/6"])
-    ]
-    options.links = options.links or (["half"] if quick else list(_USUAL_LINKS))
-    options.rounds = options.rounds or (1 if quick else 3)
-    options.steps = options.steps or (2 if quick else 4)
+    options.models = options.models or (["gpt"] if options.quick else list(CASES))
+    options.links = options.links or (["half"] if options.quick else list(_USUAL_LINKS))
     return options
 
 
@@ -468,13 +407,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     torch.set_num_threads(options.threads)
     job = Remat(options)
-    environment = measure.environment(vars(options))
-    for done in job.run():
-        if options.json:  # after every model: a long run that is stopped leaves what it has measured
-            document = {"benchmark": "remat", "environment": environment, "complete": done}
-            document |= {"correct": job.correct, "links": LINKS}
-            document |= {"models": job.models, "rows": job.rows}
-            measure.write_json(options.json, document)
+    environment = job.run(links=LINKS)
     print(measure.table(HEADERS, [screen_row(row) for row in job.rows], left=4))
     for row in job.rows:
         if row["infeasible"]:

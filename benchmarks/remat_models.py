@@ -1,4 +1,4 @@
-"""The models of the rematerialisation benchmark, and the checkpointing that others would put into them.
+"""The models of the rematerialization benchmark, and the checkpointing that others would put into them.
 
 Shapes are chosen so that a step takes about a tenth of a second on one core, and most of the peak is what the backward
 pass needs.

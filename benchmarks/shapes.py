@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 import chameleon_lab as cl
-from chameleon_lab.policy import floor
-from chameleon_lab.units import format_percent
+from chameleon_lab.planner import floor
+from chameleon_lab.util.units import format_percent
 
 
 @dataclass(frozen=True)

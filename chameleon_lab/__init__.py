@@ -24,14 +24,15 @@ if TYPE_CHECKING:
         TraceError,
     )
     from .lifecycle import SessionStage
-    from .policy import EditsUnreachableError, Link, Policy, floor, lower_bound, plan, simulate, sweep
+    from .meta.roofline import Roofline
+    from .meta.trace_meta import trace_meta
+    from .planner import floor, lower_bound, plan, simulate, sweep
+    from .policy import EditsUnreachableError, Link, Policy
     from .report import Report
     from .runtime.host_memory import release_host_memory
     from .session import Session, current_session
     from .trace import Category, Stage, StepTrace, Trace
-    from .trace.meta import trace_meta
-    from .trace.roofline import Roofline
-    from .units import format_bytes, format_seconds
+    from .util.units import format_bytes, format_seconds
 
 __all__ = [
     "BelowFloorError",
@@ -71,7 +72,7 @@ _MODULES = {
     "Policy": "policy",
     "PolicyError": "errors",
     "Report": "report",
-    "Roofline": "trace.roofline",
+    "Roofline": "meta",
     "Session": "session",
     "SessionError": "errors",
     "SessionStage": "lifecycle",
@@ -80,19 +81,19 @@ _MODULES = {
     "Trace": "trace",
     "TraceError": "errors",
     "current_session": "session",
-    "floor": "policy",
-    "format_bytes": "units",
-    "format_seconds": "units",
-    "lower_bound": "policy",
-    "plan": "policy",
+    "floor": "planner",
+    "format_bytes": "util.units",
+    "format_seconds": "util.units",
+    "lower_bound": "planner",
+    "plan": "planner",
     "release_host_memory": "runtime.host_memory",
-    "simulate": "policy",
-    "sweep": "policy",
-    "trace_meta": "trace.meta",
+    "simulate": "planner",
+    "sweep": "planner",
+    "trace_meta": "meta",
 }
 """Where the public names are."""
 
-_PARTS = ("errors", "policy", "report", "session", "trace", "units")
+_PARTS = ("errors", "planner", "policy", "report", "session", "trace")
 """Modules that are reached as attributes, too: ``chameleon_lab.policy.diff``."""
 
 
@@ -114,7 +115,7 @@ def _watch() -> None:
     from . import errors  # noqa: F401  (the first who loads torch, and notes why it does not load)
 
     with suppress(ImportError):  # no torch that a session runs with: who asks for one is told
-        from .runtime import nvtx_ranges, oom_observers  # noqa: F401
+        from .runtime.patches import nvtx_ranges, oom_observers  # noqa: F401
 
 
 _watch()

@@ -1,8 +1,8 @@
-"""The errors that Chameleon Lab raises. Each message names the thing, the value and the way out."""
+"""The errors of Chameleon Lab. Each message names the thing, the value and the remedy."""
 
 from __future__ import annotations
 
-from .torch_version import note_broken
+from .util.torch_version import note_broken
 
 try:
     from torch import OutOfMemoryError

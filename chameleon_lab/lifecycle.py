@@ -1,4 +1,4 @@
-"""Where a session stands, and which one is open: told without torch, which a session itself needs."""
+"""The stages of a session, and the open session: usable without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that a run leaves behind: their places are checked before it begins, and they are written after it."""
+"""The output files of a run: their paths are checked before it begins, and they are written after it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .files import is_no_file, write_then_rename
-from .report import Report
+from .report.session_report import Report
+from .util.files import is_no_file, write_then_rename
 
 if TYPE_CHECKING:
     from .session import Session
@@ -20,6 +20,16 @@ NO_STEP = (
     "no step has ended. An optimizer's step() ends one; without an optimizer, call "
     "chameleon_lab.current_session().step() at the end of each"
 )
+
+
+def why_no_policy(session: Session) -> str:
+    """Why a session that has no policy has none, and what to do."""
+    if session.capacity_bytes is None:
+        return "this session only records: start one with a capacity"
+    if not session.planning:
+        return "this session does not plan: start one with planning"
+    needed, had = session.warmup_steps + 1, session.report().steps
+    return f"it comes after {needed} whole steps, and this session had {had}: train on, in one session"
 
 
 @dataclass(frozen=True)
@@ -62,12 +72,7 @@ class RunFiles:
         if session.policy is not None:
             session.policy.save(path)
             return None
-        if session.capacity_bytes is None:
-            return "a session without a capacity only records: give one"
-        if not session.planning:
-            return "this session ran without planning"
-        needed = session.warmup_steps + 1
-        return f"it comes after {needed} whole steps, and the run had {session.report().steps}"
+        return why_no_policy(session)
 
     def _write_trace(self, session: Session, path: Path) -> str | None:
         trace = session.trace()
@@ -84,7 +89,7 @@ class RunFiles:
             trace = session.trace()
             if not len(trace):
                 return NO_STEP
-            from .lab.html_report import html_report
+            from .lab.figures.html_report import html_report
 
             text = html_report(trace, report)
         with write_then_rename(path) as beside:

@@ -1,4 +1,4 @@
-"""For tests of code that meets Chameleon Lab: your own custom ops, autograd functions and extensions."""
+"""Helpers for tests of your own custom ops, autograd functions and extensions."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@
 
 #include "compiled_regions.h"
 #include "device/cpu/copy_engine.h"
-#include "devices.h"
+#include "device/registry.h"
 #include "dlpack_loans.h"
 #include "faults.h"
 #include "module_hooks.h"
@@ -379,6 +379,15 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "missing_device", [](const std::string& device) { return chameleon::missing_device(c10::Device(device)); },
       nogil(), "Why there is no such device here; empty if there is one.");
+  m.def("device_traits", [](const std::string& device) {
+    const chameleon::DeviceTraits& traits = chameleon::device_traits(c10::Device(device).type());
+    py::typing::Dict<py::str, py::bool_> d;
+    d["emulated"] = traits.emulated;
+    d["runs_behind"] = traits.runs_behind;
+    d["pinned_host"] = traits.pinned_host;
+    d["captures_graphs"] = traits.captures_graphs;
+    return d;
+  });
   m.def(
       "tensor_device", [](const std::string& device) { return Runtime::of(c10::Device(device)).torch_device().str(); },
       nogil(), "The torch device of the tensors that a session on the device owns.");

@@ -7,6 +7,7 @@ set(BUILD_CUDA AUTO CACHE STRING "Build the CUDA device: ON, OFF, or AUTO (where
 set_property(CACHE BUILD_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 file(GLOB cuda_sources CONFIGURE_DEPENDS device/cuda/*.cpp)
+list(FILTER cuda_sources EXCLUDE REGEX "/absent\\.cpp$")
 
 # CUDA's headers alone are needed: of a toolkit, or of pip's nvidia-cuda-runtime and nvidia-cuda-crt.
 cmake_path(GET torch_dir PARENT_PATH site_packages)
@@ -52,10 +53,10 @@ if(NOT cuda_include_dir)
   return()
 endif()
 
-add_library(check_cuda OBJECT EXCLUDE_FROM_ALL ${cuda_sources} devices.cpp)
+add_library(check_cuda OBJECT EXCLUDE_FROM_ALL ${cuda_sources})
 set_target_properties(check_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 # The CPU build of torch has the CUDA headers too, all but one that CMake makes.
-target_compile_definitions(check_cuda PRIVATE CHAMELEON_CUDA C10_CUDA_NO_CMAKE_CONFIGURE_FILE)
+target_compile_definitions(check_cuda PRIVATE C10_CUDA_NO_CMAKE_CONFIGURE_FILE)
 target_compile_options(check_cuda PRIVATE -Werror)
 target_include_directories(check_cuda SYSTEM PRIVATE ${cuda_include_dir})
 target_link_libraries(check_cuda PRIVATE core_options)
@@ -64,8 +65,7 @@ set(fake_cuda_dir ${PROJECT_SOURCE_DIR}/tests/fake_cuda)
 file(GLOB fake_cuda_sources CONFIGURE_DEPENDS ${fake_cuda_dir}/*.cpp)
 set(cuda_device_sources ${cuda_sources})
 list(FILTER cuda_device_sources EXCLUDE REGEX "torch_allocator")
-Python_add_library(fake_cuda MODULE WITH_SOABI EXCLUDE_FROM_ALL devices.cpp ${cuda_device_sources} ${fake_cuda_sources})
-target_compile_definitions(fake_cuda PRIVATE CHAMELEON_CUDA)
+Python_add_library(fake_cuda MODULE WITH_SOABI EXCLUDE_FROM_ALL ${cuda_device_sources} ${fake_cuda_sources})
 target_compile_options(fake_cuda PRIVATE -Werror)
 target_include_directories(fake_cuda PRIVATE ${fake_cuda_dir})
 target_include_directories(fake_cuda SYSTEM PRIVATE ${cuda_include_dir})

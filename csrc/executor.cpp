@@ -479,7 +479,7 @@ void Executor::born(Storage& storage, int32_t plan_op, int32_t ordinal) {
   live_[plan] = &storage;
   came_[plan] = true;
   storage.plan = plan;
-  if (!storage.categorised) storage.category = static_cast<Category>(program_->storages[plan].category);
+  if (!storage.categorized) storage.category = static_cast<Category>(program_->storages[plan].category);
   storage.label = program_->storages[plan].label;
   storage.evict_last = program_->storages[plan].evict_last;
 }

@@ -40,7 +40,7 @@ const std::unordered_set<std::string_view> kOverwriting = {
 
 // Composite ops of many steps, layers or intermediate results, which would hold all that they make until they end: the
 // ops inside of them are the step's. Only those that keep no raw pointer between these, but for a held_argument.
-// `python -m benchmarks.torture composite` measures which are worth a place here.
+// `python -m torture composite` measures which are worth a place here.
 const std::unordered_set<std::string_view> kSeenThrough = {
     "aten::lstm",
     "aten::gru",
@@ -187,6 +187,7 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
                handle->hasKernelForDispatchKey(c10::DispatchKey::Meta);
   info->opaque = info->leaf || !starts_with(name, "aten::");
   info->handle = new c10::OperatorHandle(*handle);  // never freed, as the info that holds it
+  info->sets_hook = name == "aten::_lazy_clone";
   info->functional = true;
   for (const auto& result : handle->schema().returns()) info->functional &= result.alias_info() == nullptr;
   const auto& arguments = handle->schema().arguments();
@@ -194,7 +195,7 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
   for (size_t i = 0; i < arguments.size() && i < 64; ++i) {
     const c10::AliasInfo* alias = arguments[i].alias_info();
     // Batch norm updates running_mean and running_var although no schema says so. A lazy clone takes the DataPtr away.
-    const bool hidden = starts_with(arguments[i].name(), "running_") || name == "aten::_lazy_clone";
+    const bool hidden = starts_with(arguments[i].name(), "running_") || info->sets_hook;
     if ((alias && alias->isWrite()) || hidden) info->written_arguments |= uint64_t{1} << i;
     info->functional &= !hidden;
     info->functional &= alias == nullptr;

@@ -39,6 +39,7 @@ struct OpInfo {
   bool overwrites = false;          // in place, and does not read what it writes
   bool seeded = false;              // draws random numbers
   bool list_op = false;             // the same for each element of its lists: may run in parts
+  bool sets_hook = false;           // on its inputs' storages, where there must be none of ours then: lazy clones
   bool outlasts_call = false;       // goes on with its tensors when it has ended, where nobody sees: collectives
   uint64_t written_arguments = 0;   // bit per argument, from the schema's alias annotations
   uint64_t out_arguments = 0;       // the same, of those that are written without being read

@@ -1,4 +1,4 @@
-// A policy made ready to run: the op sequence it was made for, how to recognise its storages, and what to do when.
+// A policy made ready to run: the op sequence it was made for, how to recognize its storages, and what to do when.
 #pragma once
 
 #include <cstddef>

@@ -407,12 +407,12 @@ at::Tensor Producer::run(int32_t result, const std::vector<void*>& data) const {
   TORCH_CHECK(made.defined() && same_form(made, results[result]) && is_where_it_was(made, data),
               "Chameleon Lab: replaying ", info->name,
               " gave a tensor of another form than the first run. Please report this; "
-              "`Session(rematerialise=False)` goes without replays.");
+              "`Session(rematerialize=False)` goes without replays.");
   TORCH_CHECK(
       !drawn_to || Draw::position(generator) == *drawn_to, "Chameleon Lab: ", info->name,
       " cannot draw its numbers again: while it drew them, another thread set the state of its generator, or drew "
       "from that without an op. Give one of the two a generator of its own, or use "
-      "`Session(rematerialise=False)`.");
+      "`Session(rematerialize=False)`.");
   return made;
 }
 

@@ -11,7 +11,7 @@
 #include <system_error>
 #include <utility>
 
-#include "devices.h"
+#include "device/registry.h"
 #include "marks.h"
 #include "runtime_internal.h"
 
@@ -118,7 +118,7 @@ Runtime::Runtime(std::unique_ptr<Device> device)
     : device_(std::move(device)),
       block_deleter_(device_->block_deleter()),
       table_(this, block_deleter_),
-      host_(*device_),
+      host_(*device_, *device_),
       swapper_(*device_, host_, table_, recorder_),
       executor_(swapper_, table_, recorder_),
       replays_([this](c10::StorageImpl* impl) { return find(impl); },
@@ -130,7 +130,7 @@ Runtime::Runtime(std::unique_ptr<Device> device)
   swapper_.host_kept = [this](const Storage& storage) { return executor_.host_kept(storage); };
   swapper_.drop_instead = [this](Storage& storage) { return drop_bytes(storage, /*note=*/false) == Refusal::None; };
   swapper_.wait_for_pins = [this] { return wait_for_pins(); };
-  if (device_->pools_host_memory()) swapper_.grow_host = [this](size_t bytes) { grow_host(bytes); };
+  if (device_->places_plans()) swapper_.grow_host = [this](size_t bytes) { grow_host(bytes); };
 }
 
 void Runtime::open(const Options& options) {
@@ -150,7 +150,6 @@ void Runtime::open(const Options& options) {
   stacks_ = options.stacks;
   limited_ = options.capacity_bytes != SIZE_MAX;
   if (!unbacked_) device_->host_wait_for_compute();
-  device_->set_host_capacity(options.host_capacity_bytes);
   device_->set_capacity(options.capacity_bytes);
   device_->set_link(options.link_out_bytes_per_s, options.link_in_bytes_per_s);
   device_->reset_peaks();
@@ -166,7 +165,7 @@ void Runtime::open(const Options& options) {
     storage->plan = -1;
     storage->label = storage->module = -1;
     storage->anchor = 0;
-    storage->categorised = storage->evict_last = false;
+    storage->categorized = storage->evict_last = false;
   }
   executor_.unload();
   forward_modules_ = ForwardModules();
@@ -251,7 +250,7 @@ void Runtime::end_session() {
   // Only now: other threads' ops must come past the hook, and wait there, while storages move.
   at::removeCallback(callback_);
   callback_ = at::INVALID_CALLBACK_HANDLE;
-  host_.release_cached();
+  device_->release_kept_host();
   device_->keep_free_blocks(false);
 }
 
@@ -309,7 +308,7 @@ void Runtime::set_link(double out_bytes_per_s, double in_bytes_per_s) {
 
 std::pair<double, double> Runtime::measure_link() {
   Lock lock(mutex_);
-  return device_->measure_link();
+  return host_.measure_bandwidth();
 }
 
 size_t Runtime::pooled_host_bytes() {

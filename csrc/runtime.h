@@ -21,7 +21,7 @@
 #include "clock.h"
 #include "device/device.h"
 #include "executor.h"
-#include "host_pool.h"
+#include "host_target.h"
 #include "module_stack.h"
 #include "op_info.h"
 #include "recorder.h"
@@ -218,6 +218,7 @@ class Runtime {
   struct ThreadState;
   static ThreadState& thread_state();
   class PinsOfReplay;
+  class Staying;
   class Replaying;
   class ReplayInputs;
 
@@ -248,8 +249,11 @@ class Runtime {
   void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
   void keep_here(const c10::IValue& value);
-  void bring_for_pointer(Storage& storage, ThreadState& thread);
-  void expect_writes(Storage& storage, ThreadState& thread);
+  void make_way_for_hook(const c10::IValue& value);
+  using HostWaits = std::vector<std::pair<EventPtr, Order>>;  // for which the host has to wait, and why
+  void bring_for_pointer(Storage& storage, ThreadState& thread, HostWaits* waits);
+  void expect_writes(Storage& storage, ThreadState& thread, HostWaits* waits);
+  void wait_for(const HostWaits& waits);
   void hold_here(Storage& storage);
   void hold_argument(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   Storage* use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part = -1);
@@ -273,13 +277,13 @@ class Runtime {
   void link_maker(ThreadState& thread);
   void end_maker(const at::RecordFunction& function, Maker& maker);
   // These give up the lock while ops run, and so may bring_in().
-  void bring_in(Storage& storage, Cause cause, ThreadState& thread, bool host_reads = false);
+  void bring_in(Storage& storage, Cause cause, ThreadState& thread, EventPtr* arrived = nullptr);
   bool fetch(Storage& storage);
   bool keep_or_let_die(Storage& storage);
   bool show_bytes(const void* address, bool* dropped);
   void make_behind(const void* address);
   Storage* behind(const void* address) const;  // whose mark it is
-  void rematerialise(std::shared_ptr<Value> value, Cause cause, ThreadState& thread);
+  void rematerialize(std::shared_ptr<Value> value, Cause cause, ThreadState& thread);
   at::Tensor make_again(const std::shared_ptr<Value>& value, const std::shared_ptr<Value>& wanted, Cause cause,
                         ThreadState& thread);
   at::Tensor blank(const KeptInput& input, ThreadState& thread);
@@ -294,7 +298,7 @@ class Runtime {
   Refusal drop_bytes(Storage& storage, bool note = true);  // note: in the trace, if it is declined
   void free_ghost(Storage& ghost);
   void follow_replays(const Storage& storage, int lane, bool writes, Order made = Order::Replayed);
-  void host_follows(const Storage& storage);
+  void host_follows(const Storage& storage, HostWaits* waits);
   c10::DataPtr allocate_kept(size_t bytes);
   bool accumulates(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void leaf_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
@@ -333,7 +337,7 @@ class Runtime {
   int replays_running_ = 0;
 
   StorageTable table_;
-  HostPool host_;
+  HostTarget host_;
   Recorder recorder_;
   Swapper swapper_;
   Executor executor_;

@@ -2,6 +2,7 @@
 // access, pressure) and runtime_ops.cpp (the dispatcher's hook).
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <mutex>
 #include <string>
@@ -76,6 +77,14 @@ struct Runtime::ThreadState {
   int began_lane = 0;
   uint32_t token = 0;     // of the outermost op, as far as its inputs have been looked at
   bool in_graph = false;  // does the op read a parameter or an activation?
+
+  // Does the outermost op use it? Another thread's op may have pinned it since, and let go of it.
+  bool has_pinned(const Storage& storage) const {
+    if (depth == 0 || storage.pins == 0) return false;
+    return storage.pinned_by == serial || std::any_of(pinned.begin(), pinned.end(), [&](const auto& one) {
+             return one.first == &storage && one.second == storage.uid;
+           });
+  }
 };
 
 }  // namespace chameleon

@@ -1,7 +1,9 @@
 // The runtime's memory: adoption, the allocator's requests, raw access, pressure.
+#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ParallelGuard.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -75,7 +77,7 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
   storage->settled = true;
   if (!storage->unbacked && storage->pins == 0 && !storage->escaped && access::intact(*storage)) access::arm(*storage);
   storage->category = category;
-  storage->categorised = true;
+  storage->categorized = true;
   storage->label = label;
   // A gradient of this name may be another storage in the next step.
   const bool lasts = category != Category::Gradient && label >= 0 && label < static_cast<int32_t>(label_hashes_.size());
@@ -166,7 +168,8 @@ bool Runtime::hold(c10::StorageImpl* impl) {
 
 void Runtime::hold_here(Storage& storage) {
   ++storage.holds;
-  if (++storage.pins == 1 && storage.impl) access::disarm(storage);
+  ++storage.pins;
+  if (storage.impl && access::intact(storage)) access::disarm(storage);
 }
 
 void Runtime::let_go(c10::StorageImpl* impl) {
@@ -179,20 +182,38 @@ void Runtime::let_go(c10::StorageImpl* impl) {
   if (!storage->unbacked && !storage->escaped && access::intact(*storage)) access::arm(*storage);
 }
 
+// While it lives, the storage is taken for given out: it does not move where others get the lock.
+class Runtime::Staying {
+ public:
+  explicit Staying(Storage& storage) : storage_(storage), uid_(storage.uid) { ++storage.loans; }
+  ~Staying() {
+    if (!alive() || --storage_.loans > 0) return;
+    Runtime& owner = *storage_.owner;
+    if (owner.threads_waiting_ > 0) owner.pins_released_.notify_all();
+  }
+  Staying(const Staying&) = delete;
+  Staying& operator=(const Staying&) = delete;
+
+  bool alive() const { return storage_.uid == uid_ && storage_.loans > 0; }  // records are reused
+
+ private:
+  Storage& storage_;
+  const int64_t uid_;
+};
+
 std::optional<Loan> Runtime::lend(c10::StorageImpl* impl) {
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->unbacked) return std::nullopt;
   const Loan loan{this, storage, storage->uid};
-  ++storage->loans;  // first: where others get the lock meanwhile, it stays
-  try {
-    bring_for_pointer(*storage, thread);
-    expect_writes(*storage, thread);
-  } catch (...) {
-    --storage->loans;
-    throw;
-  }
+  Staying staying(*storage);
+  HostWaits waits;
+  bring_for_pointer(*storage, thread, &waits);
+  expect_writes(*storage, thread, &waits);
+  wait_for(waits);
+  if (!staying.alive()) return std::nullopt;  // another thread has resized it
+  ++storage->loans;
   hold_here(*storage);
   return loan;
 }
@@ -361,30 +382,47 @@ bool Runtime::accessed(c10::StorageImpl* impl, bool by_hook) {
   if (!storage) return false;
   // The op that reads it next settles it and arms it again; until then it cannot move.
   if (by_hook && !storage->settled && thread.depth == 0 && torch_fills_a_new_tensor()) return true;
-  bring_for_pointer(*storage, thread);
-  if (thread.depth > 0 && compiled_regions::inside()) pin(*storage, thread);
-  const bool own_op = thread.depth > 0 && storage->pinned_by == thread.serial;
-  if (!own_op) {
-    storage->escaped = true;
-    expect_writes(*storage, thread);
+  // A kernel's: it is done with it when its op ends. Its workers are on no op's thread.
+  const bool used_here = storage->residency == Residency::Resident && storage->pins > 0;
+  const bool by_worker = c10::ParallelGuard::is_enabled() || at::in_parallel_region();
+  if (used_here && (by_worker || thread.has_pinned(*storage))) {
+    if (!by_hook) storage->lanes = ~Lanes{0};  // Python code inside of an op may use it along any of them
+    return true;
   }
+  HostWaits waits;
+  // Only when the bytes are there it stays for good: until then ops arm the hook again, and others wait as well.
+  Staying staying(*storage);
+  bring_for_pointer(*storage, thread, &waits);
+  if (thread.depth > 0 && compiled_regions::inside()) pin(*storage, thread);
+  const bool for_good = !thread.has_pinned(*storage);
+  if (for_good) expect_writes(*storage, thread, &waits);
+  wait_for(waits);
+  if (for_good && staying.alive()) storage->escaped = true;
   return true;
 }
 
-void Runtime::bring_for_pointer(Storage& storage, ThreadState& thread) {
+void Runtime::bring_for_pointer(Storage& storage, ThreadState& thread, HostWaits* waits) {
   place(thread);
   if (storage.residency == Residency::Leaving) swapper_.touch(storage, true);
-  const bool host_reads = true;
-  if (storage.residency != Residency::Resident) bring_in(storage, Cause::Access, thread, host_reads);
+  EventPtr arrived;
+  if (storage.residency != Residency::Resident) bring_in(storage, Cause::Access, thread, &arrived);
+  if (arrived) waits->emplace_back(arrived, Order::HostRead);
   storage.lanes = ~Lanes{0};  // whoever has the pointer may use it along any of them
 }
 
 // Whoever has the pointer may write through it.
-void Runtime::expect_writes(Storage& storage, ThreadState& thread) {
+void Runtime::expect_writes(Storage& storage, ThreadState& thread, HostWaits* waits) {
   restore_dependents(storage, Cause::Access, thread);
-  host_follows(storage);
+  host_follows(storage, waits);
   replays_.ended(storage, Refusal::Foreign);
   swapper_.drop_host(storage);
+}
+
+// By the host, for a storage that cannot leave meanwhile: other threads' ops go on.
+void Runtime::wait_for(const HostWaits& waits) {
+  if (waits.empty()) return;
+  const Unlocked unlocked(mutex_);
+  for (const auto& [event, why] : waits) device_->host_wait(event, why);
 }
 
 bool Runtime::on_mark_read(const void* address) {

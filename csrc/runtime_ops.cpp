@@ -218,6 +218,9 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   if (outermost && open_) executor_.send_waiting();
   if (!missing.empty()) bring_in_missing(missing, thread);
   if (!written.empty()) end_values(written, thread);
+  if (C10_UNLIKELY(info.sets_hook)) {
+    for (const c10::IValue& input : arguments_of(function)) make_way_for_hook(input);
+  }
   if (outermost && open_) {
     executor_.prefetch();
     replay_planned(thread);
@@ -266,7 +269,19 @@ void Runtime::use_elements(const c10::IValue& list, size_t argument, const OpInf
 // again.
 void Runtime::keep_here(const c10::IValue& value) {
   each_storage(value, [&](c10::StorageImpl* impl) {
-    if (Storage* storage = find(impl)) storage->escaped = true;
+    if (Storage* storage = find(impl)) {
+      storage->escaped = true;
+      if (storage->residency == Residency::Resident) access::disarm(*storage);  // nothing is left to find out
+    }
+  });
+}
+
+// A lazy clone puts a hook of its own there, and torch allows for one.
+void Runtime::make_way_for_hook(const c10::IValue& value) {
+  each_storage(value, [&](c10::StorageImpl* impl) {
+    Storage* storage = find(impl);
+    // No impl: another thread has resized it since, and no op has shown yet who holds the new block.
+    if (storage && storage->impl && storage->residency == Residency::Resident) access::disarm(*storage);
   });
 }
 
@@ -335,7 +350,6 @@ void Runtime::pin(Storage& storage, ThreadState& thread) {
   storage.pinned_by = thread.serial;
   ++storage.pins;
   thread.pinned.emplace_back(&storage, storage.uid);
-  if (storage.impl && storage.residency == Residency::Resident) access::disarm(storage);
 }
 
 void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker) {
@@ -401,8 +415,8 @@ void Runtime::unpin(Storage& storage) {
   if (stale || !intact) swapper_.drop_host(storage);
   // The op has taken the DataPtr away (copy-on-write): neither writes nor raw accesses are seen until it is back.
   if (storage.impl && !intact) storage.escaped = true;
-  // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers. Also where nothing
-  // leaves: a capacity may be given later.
+  // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers; the op's own kernel has
+  // used it up, maybe. Also where nothing leaves: a capacity may be given later.
   if (intact && !storage.unbacked && !storage.escaped) access::arm(storage);
 }
 

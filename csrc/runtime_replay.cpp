@@ -88,7 +88,6 @@ class Runtime::ReplayInputs {
     runtime_.follow_replays(storage, lane_, /*writes=*/false, Order::ReplayedBefore);
     storage.replays_read |= lane_bit(lane_);
     storage.lanes |= lane_bit(lane_);
-    if (storage.impl) access::disarm(storage);
     pinned_.push_back(value);
     data.push_back(storage.block);
   }
@@ -187,13 +186,13 @@ Refusal Runtime::drop_bytes(Storage& storage, bool note) {
 
 // Be resident when this returns. Raises OutOfMemoryError, and what a replayed op raises. Whoever waits here gives up
 // the lock, and other threads may send the storage away again.
-void Runtime::bring_in(Storage& storage, Cause cause, ThreadState& thread, bool host_reads) {
+void Runtime::bring_in(Storage& storage, Cause cause, ThreadState& thread, EventPtr* arrived) {
   const int64_t uid = storage.uid;
   while (storage.uid == uid && storage.residency != Residency::Resident) {
     if (storage.residency == Residency::Dropped) {
       TORCH_CHECK_WITH(OutOfMemoryError, storage.value, kLost);
-      rematerialise(storage.value, cause, thread);
-    } else if (!swapper_.restore(storage, cause, host_reads)) {
+      rematerialize(storage.value, cause, thread);
+    } else if (!swapper_.restore(storage, cause, arrived)) {
       const std::string message = note_failure(storage.block_bytes, thread);
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);
     }
@@ -212,7 +211,7 @@ bool Runtime::keep_or_let_die(Storage& storage) {
   return false;
 }
 
-void Runtime::rematerialise(const std::shared_ptr<Value> value, Cause cause, ThreadState& thread) {
+void Runtime::rematerialize(const std::shared_ptr<Value> value, Cause cause, ThreadState& thread) {
   Storage* const storage = value->storage;
   while (value->storage == storage && storage->replaying) wait_for_replay(thread);
   if (value->storage != storage || storage->residency != Residency::Dropped) return;
@@ -348,12 +347,12 @@ void Runtime::follow_replays(const Storage& storage, int lane, bool writes, Orde
 
 // Whoever gets an address may use it along any lane, or on the host, in an order that was right before copies and
 // replays came in between.
-void Runtime::host_follows(const Storage& storage) {
-  device_->host_wait_for_arrivals();
+void Runtime::host_follows(const Storage& storage, HostWaits* waits) {
+  for (const EventPtr& arrival : device_->arrivals()) waits->emplace_back(arrival, Order::PointerTaken);
   const EventPtr made = storage.made_by ? device_->record(storage.made_by) : nullptr;
-  if (made) device_->host_wait(made, Order::HostReadReplayed);
+  if (made) waits->emplace_back(made, Order::HostReadReplayed);
   const EventPtr read = storage.replays_read ? device_->record(storage.replays_read) : nullptr;
-  if (read) device_->host_wait(read, Order::PointerReplayed);
+  if (read) waits->emplace_back(read, Order::PointerReplayed);
 }
 
 // What a producer keeps is the host's.
@@ -379,7 +378,7 @@ void Runtime::restore_dependents(Storage& storage, Cause cause, ThreadState& thr
     try {
       for (const auto& value : dependents) {
         if (!value->storage || value->storage->residency != Residency::Dropped) continue;
-        rematerialise(value, cause, thread);
+        rematerialize(value, cause, thread);
         if (value->storage) watch(*value->storage);
       }
     } catch (...) {
@@ -413,7 +412,7 @@ void Runtime::replay_planned(ThreadState& thread) {
     const std::shared_ptr<Value> value = storage->value;
     if (!value || value->storage != storage || !swapper_.has_room(storage->block_bytes)) continue;
     try {
-      rematerialise(value, Cause::Planned, thread);
+      rematerialize(value, Cause::Planned, thread);
       if (value->storage) watch(*value->storage);
     } catch (const std::exception&) {
       // The op that needs it tries again, and says what is wrong.
@@ -435,7 +434,7 @@ void Runtime::restore_dropped(ThreadState& thread) {
     const std::shared_ptr<Value> value = next->value;
     if (!access::keep(*next)) continue;  // it dies on another thread
     try {
-      rematerialise(value, Cause::Access, thread);
+      rematerialize(value, Cause::Access, thread);
       if (value->storage) watch(*value->storage);
     } catch (const std::exception&) {
       // It stays dropped, and who uses it is told why.

@@ -100,7 +100,7 @@ struct Storage {
 
   // For the recorder and the executor.
   Category category = Category::Other;
-  bool categorised = false;  // told by the session; guesses do not override it
+  bool categorized = false;  // told by the session; guesses do not override it
   int32_t label = -1;
   int32_t module = -1;
   TensorForm form;        // of the first tensor that was seen of it

@@ -143,11 +143,8 @@ void allow(Storage& storage) {
 
 void mark_resident(Storage& storage) {
   if (storage.ghost) return;
-  if (has_hook()) {
-    disarm(storage);
-  } else {
-    stop_raising(storage);
-  }
+  if (!has_hook()) stop_raising(storage);
+  if (storage.escaped) disarm(storage);
   set_pointer(storage, storage.block, storage.block, storage.block_deleter);
 }
 

@@ -3,9 +3,11 @@
 // Note [The mark for "away"]
 // An away storage points at inaccessible pages, never at null: several ops and DLPack crash on null. With torch 2.13
 // and newer a materializer sits on it: every mutable access (data_ptr(), DLPack, numpy, save, ...) calls it, and it
-// brings the bytes back. Kept armed while the storage is resident too, the same hook is the escape detector: it fires
-// outside of any op exactly when somebody takes a raw pointer, and such a storage never moves again. Older torch has no
-// materializer: there an access raises an error that names the way out.
+// brings the bytes back. Kept armed while the storage is resident too, the same hook is the escape detector: who takes
+// a raw pointer and is no kernel of an op that uses the storage may keep it, and such a storage never moves again.
+// Armed while ops use it, too, it finds other threads' pointers; but torch takes it off when it has fired, whoever it
+// was for, so behind a kernel that has asked for its pointer itself nothing is seen until the op ends. Older torch has
+// no materializer: there an access raises an error that names the way out.
 #pragma once
 
 #include "storage.h"

@@ -190,9 +190,8 @@ void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
     if (!storage.host.data) return;
     const Ticks issue = now_ticks();
     storage.due[0] = storage.issued[0] = issue;
-    storage.host.written =
-        device_.copy_out(storage.host.data, storage.block, storage.bytes,
-                         device_.record(used_by(storage) | storage.recorded | lane_bit(storage.lane)));
+    storage.host.written = host_.copy_out(storage.host.data, storage.block, storage.bytes,
+                                          device_.record(used_by(storage) | storage.recorded | lane_bit(storage.lane)));
     recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
     was_made(storage, storage.host.written, Direction::Out, cause);
   }
@@ -219,7 +218,7 @@ void* Swapper::take_host(const Storage& storage, Cause cause, bool at_hand) {
   for (const auto& one : table_.all()) {
     if (one->residency != Residency::Resident || !one->host.data) continue;
     spare.emplace_back(next_use(*one), one.get());
-    spare_bytes += host_.rounded(one->bytes);
+    spare_bytes += host_.buffer_bytes(one->bytes);
   }
   if (!host_.allows(storage.bytes, spare_bytes)) return nullptr;
   std::sort(spare.begin(), spare.end(), sooner);
@@ -321,8 +320,8 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   const Ticks issue = now_ticks();
   storage.issued[1] = issue;
   if (storage.due[1] == 0) storage.due[1] = issue;
-  storage.arriving = device_.copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)),
-                                     /*urgent=*/cause != Cause::Planned);
+  storage.arriving = host_.copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)),
+                                   /*urgent=*/cause != Cause::Planned);
   recorder_.arrived(storage);
   recorder_.transfer(storage, Direction::In, cause, issue, storage.arriving);
   was_made(storage, storage.arriving, Direction::In, cause);
@@ -340,9 +339,9 @@ void Swapper::undo_swap_in(Storage& storage) {
   device_.free(block, storage.block_bytes);
 }
 
-void Swapper::arrive(Storage& storage, bool host_reads) {
+void Swapper::arrive(Storage& storage, EventPtr* arrived) {
   wait(storage, storage.arriving, Direction::In, device_.lane());
-  if (host_reads) device_.host_wait(storage.arriving, Order::HostRead);
+  if (arrived) *arrived = storage.arriving;
   storage.arriving.reset();
   storage.due[1] = 0;
   become(storage, Residency::Resident);
@@ -350,7 +349,7 @@ void Swapper::arrive(Storage& storage, bool host_reads) {
   if (!keeps_host_copies || (host_kept && !host_kept(storage))) drop_host(storage);
 }
 
-bool Swapper::restore(Storage& storage, Cause cause, bool host_reads) {
+bool Swapper::restore(Storage& storage, Cause cause, EventPtr* arrived) {
   if (storage.residency == Residency::Away) {
     const int64_t uid = storage.uid;
     const size_t block_bytes = storage.block_bytes;
@@ -376,7 +375,7 @@ bool Swapper::restore(Storage& storage, Cause cause, bool host_reads) {
       if (cause == Cause::Demand) ++recorder_.log().demand_swap_ins;
     }
   }
-  if (storage.residency == Residency::Returning) arrive(storage, host_reads);
+  if (storage.residency == Residency::Returning) arrive(storage, arrived);
   if (storage.residency == Residency::Leaving) touch(storage, false);
   return true;
 }
@@ -441,7 +440,7 @@ bool Swapper::restore_all() {
       all_here = false;
       continue;
     }
-    if (storage->residency == Residency::Returning) arrive(*storage, false);
+    if (storage->residency == Residency::Returning) arrive(*storage, nullptr);
     // Where all fit, what is still dropped cannot be made again.
     if (storage->residency == Residency::Dropped && device_.total_bytes() != SIZE_MAX) all_here = false;
   }

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "device/device.h"
-#include "host_pool.h"
 #include "recorder.h"
 #include "storage.h"
+#include "swap_target.h"
 
 namespace chameleon {
 
@@ -33,7 +33,7 @@ namespace chameleon {
 // Of replays the user knows nothing: whoever writes what one has read, or lets it die, comes after that.
 class Swapper {
  public:
-  Swapper(Device& device, HostPool& host, StorageTable& table, Recorder& recorder)
+  Swapper(Device& device, SwapTarget& host, StorageTable& table, Recorder& recorder)
       : device_(device), host_(host), table_(table), recorder_(recorder) {}
 
   // How soon a storage is used again, in ops; eviction takes the furthest. Set by the executor.
@@ -75,8 +75,9 @@ class Swapper {
   void finish_swap_out(Storage& storage);         // the free point: wait for the copy, give the block back
   bool swap_in(Storage& storage, Cause cause);    // begin, without evicting anything; false where there is no room
   bool has_bytes_for(const Storage& storage) const { return device_.has_room(storage.block_bytes); }
-  // Be resident for what compute does from here on, or the host; false where there is no room.
-  bool restore(Storage& storage, Cause cause, bool host_reads = false);
+  // Be resident for what compute does from here on; false where there is no room. For the host, too, once it has waited
+  // for `arrived`, if that is set.
+  bool restore(Storage& storage, Cause cause, EventPtr* arrived = nullptr);
   void drop(Storage& storage);                 // a resident storage gives its block back, and has no copy
   void remade(Storage& storage, void* block);  // a dropped storage has its bytes again, in this block
   bool has_room(size_t block_bytes);           // with what is leaving anyway, if need be
@@ -98,7 +99,7 @@ class Swapper {
   void give_block_back(Storage& storage);
   void let_block_die(Storage& storage);
   void begin_swap_in(Storage& storage, void* block, Cause cause);
-  void arrive(Storage& storage, bool host_reads);
+  void arrive(Storage& storage, EventPtr* arrived);
   void wait(Storage& storage, const EventPtr& copy, Direction direction, int lane);
   void was_made(Storage& storage, const EventPtr& copy, Direction direction, Cause cause);
   void cancel(Storage& storage, EventPtr& copy, Direction direction);
@@ -107,7 +108,7 @@ class Swapper {
   bool get_lacking();
 
   Device& device_;
-  HostPool& host_;
+  SwapTarget& host_;
   StorageTable& table_;
   Recorder& recorder_;
   bool host_full_ = false;

@@ -1,6 +1,6 @@
 """Write the panel's types and the tables of docs/protocol.md from the kernel's definition of the protocol.
 
-python scripts/protocol.py           # after a change of chameleon_lab/lab/protocol.py or results.py
+python scripts/protocol.py           # after a change of chameleon_lab/lab/panel/protocol.py or results.py
 python scripts/protocol.py --check   # exit with 1 where what is there is stale, and name it
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from chameleon_lab.lab import protocol, results
-from chameleon_lab.lab.typed import members
+from chameleon_lab.lab.panel import protocol, results
+from chameleon_lab.lab.panel.typed import members
 from chameleon_lab.trace.columns import Category
 
 ROOT = Path(__file__).parent.parent
@@ -72,7 +72,7 @@ def types() -> str:
         ("PANEL_TARGET", protocol.PANEL_TARGET, protocol_doc("PANEL_TARGET")),
     )
     parts = [
-        "// Written by scripts/protocol.py from chameleon_lab/lab/protocol.py and results.py: change those."
+        "// Written by scripts/protocol.py from chameleon_lab/lab/panel/protocol.py and results.py: change those."
     ]
     for name, value, doc in constants:
         parts.append(f"{_comment(doc)}export const {name} = {_literal(value)};")

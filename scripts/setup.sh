@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the Makefile needs before it can build or test: setup.sh tools | python | apart | chromium
+# What the Makefile needs before it can build or test: setup.sh core-tools | tools | core | python | apart | chromium
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,7 +33,7 @@ quietly() {
     return $status
 }
 
-# Name every tool that is missing, and what brings it.
+# Name every tool that is missing, and what brings it: of what the core takes (core-tools), or all (tools).
 tools() {
     local missing=() packages=()
     need() {
@@ -51,12 +51,7 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
             need "Python's C headers" python3-dev
     fi
     command -v g++ >/dev/null || need g++ g++
-    if ! command -v node >/dev/null; then
-        need "Node.js 20 or newer" nodejs
-    elif [ "$(node -p 'parseInt(process.versions.node)')" -lt 20 ]; then
-        need "Node.js 20 or newer (node is $(node -v); where apt-get has no newer one, see nodejs.org)"
-    fi
-    command -v npm >/dev/null || need npm npm
+    [ "${1-}" = core ] || node_tools
     [ ${#missing[@]} -eq 0 ] && return
     {
         echo "These tools are missing:"
@@ -67,13 +62,31 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.
     return 1
 }
 
-python() {
-    local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt)
-    local link=.venv/share/jupyter/labextensions/chameleon-lab
+node_tools() {
+    if ! command -v node >/dev/null; then
+        need "Node.js 20 or newer" nodejs
+    elif [ "$(node -p 'parseInt(process.versions.node)')" -lt 20 ]; then
+        need "Node.js 20 or newer (node is $(node -v); where apt-get has no newer one, see nodejs.org)"
+    fi
+    command -v npm >/dev/null || need npm npm
+}
+
+pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt)
+
+# What builds the core and runs the main job: no JupyterLab, no Node.
+core() {
     [ -x .venv/bin/pip ] || quietly "Making the Python environment in .venv" python3 -m venv .venv
     # First and alone, so that nothing else chooses a PyTorch.
     quietly "Installing PyTorch $torch_version (the largest download)" "${pip[@]}" "torch==$torch_version"
-    quietly "Installing the build tools" "${pip[@]}" scikit-build-core jupyter-builder cmake ninja
+    quietly "Installing CMake, and what traces and figures take" \
+        "${pip[@]}" cmake ninja numpy scipy pyarrow plotly tqdm
+    touch .venv/.core
+}
+
+# All else.
+python() {
+    local link=.venv/share/jupyter/labextensions/chameleon-lab
+    quietly "Installing the build tools" "${pip[@]}" scikit-build-core jupyter-builder
     # CMake is left out: `make build` runs it in the checkout, and again whenever a source changes.
     quietly "Installing JupyterLab and the other Python packages" \
         "${pip[@]}" --no-build-isolation --config-settings wheel.cmake=false --config-settings editable.mode=inplace -e ".[dev]"
@@ -118,9 +131,10 @@ chromium() {
 }
 
 case ${1-} in
-    tools | python | apart | chromium) "$1" ;;
+    core-tools) tools core ;;
+    tools | core | python | apart | chromium) "$1" ;;
     *)
-        echo "usage: $0 tools | python | apart | chromium" >&2
+        echo "usage: $0 core-tools | tools | core | python | apart | chromium" >&2
         exit 2
         ;;
 esac

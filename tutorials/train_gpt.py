@@ -1,4 +1,4 @@
-"""Train a small GPT to predict the next byte of the licences in data/: a script like any other.
+"""Train a small GPT to predict the next byte of the licenses in data/: a script like any other.
 
 python train_gpt.py --steps 40 --losses losses.json
 """
@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-TEXT = Path(__file__).parent / "data" / "gnu-licences.txt"
+TEXT = Path(__file__).parent / "data" / "gnu-licenses.txt"
 
 
 class Block(nn.Module):
-    """One transformer layer: attention, then a two-layer network, each on a normalised input."""
+    """One transformer layer: attention, then a two-layer network, each on a normalized input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

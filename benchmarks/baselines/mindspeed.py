@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from chameleon_lab.planner.memory import StepMemory, Swaps
 from chameleon_lab.policy import Link
-from chameleon_lab.policy.memory import StepMemory, Swaps
 from chameleon_lab.trace import Stage, StepTrace
 
 from .naive import forward_to_backward

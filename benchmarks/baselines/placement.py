@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from chameleon_lab.planner.memory import StepMemory, Swaps
 from chameleon_lab.policy import Link
-from chameleon_lab.policy.memory import StepMemory, Swaps
 
 _PERIODS = 3
 """Steps gone over; what begins in the middle one is the plan."""
@@ -95,19 +95,8 @@ def place(memory: StepMemory, choice: Choice, capacity_bytes: int) -> Swaps:
                 early[swap] = None
             waiting.popleft()
     taken = np.flatnonzero((np.array(free, dtype=np.int64) >= 0) & (np.array(back, dtype=np.int64) >= 0))
-    gap = choice.gap[taken]
-    dormant = memory.dormant
-    never = np.full(len(dormant), -1, dtype=np.int64)
-    columns = (
-        (memory.gap_storage[gap], dormant),
-        (memory.gap_ordinal[gap], never),
-        (memory.gap_out[gap], never + 1),
-        (np.array(free, dtype=np.int64)[taken], never + 2),
-        (np.array(back, dtype=np.int64)[taken], never),
-        (memory.gap_use[gap], never),
-        (memory.gap_returns[gap], never >= 0),
-    )
-    return Swaps(*(np.concatenate(column) for column in columns))
+    free_op, in_op = np.array(free, dtype=np.int64)[taken], np.array(back, dtype=np.int64)[taken]
+    return memory.swaps(choice.gap[taken], free_op, in_op, memory.dormant)
 
 
 def copied_out_op(memory: StepMemory, gap: np.ndarray, link: Link, times: np.ndarray) -> np.ndarray:

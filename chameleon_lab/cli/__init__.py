@@ -20,9 +20,9 @@ from .simulate import simulate
 from .sweep import sweep
 
 _EXIT_CODES = """
-0    it went well; of diff: the policies are the same
+0    success; of diff: the policies are equal
 1    the script's own error (run, advise); the policies differ (diff)
-2    the command line is wrong; of diff: any trouble
+2    the command line is wrong; of diff: any error
 3    the capacity is below the floor, or the policy does not fit into it
 4    a file, stdout or stderr cannot be read or written, or is not what it should be
 130  interrupted with Ctrl-C
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except click.Abort:
         sys.exit(ExitCode.INTERRUPTED)
     except OSError as error:
-        tell(f"chameleon: cannot write what there is to say: {error.strerror or error}")
+        tell(f"chameleon: cannot write the output: {error.strerror or error}")
         sys.exit(ExitCode.BAD_FILE)
     if isinstance(result, Run):
         result.execute()  # out here, so that nothing of click is around the script

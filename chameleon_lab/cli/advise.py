@@ -14,15 +14,16 @@ from typing import Any
 import click
 import numpy as np
 
-from ..enough import above, typed
-from ..policy import Link, Sweep, SweepPoint
-from ..policy import sweep as sweep_capacities
-from ..policy.memory import step_op_times
+from ..planner import Sweep, SweepPoint
+from ..planner import sweep as sweep_capacities
+from ..planner.memory import step_op_times
+from ..policy import Link
 from ..policy.model import fingerprint
+from ..report.enough import above, typed
 from ..run_files import NO_STEP, RunFiles
-from ..torch_version import require
 from ..trace import Trace
-from ..units import format_bytes, format_percent, format_seconds
+from ..util.torch_version import require
+from ..util.units import format_bytes, format_percent, format_seconds
 from .common import (
     LINK_TEXT,
     SHARE,
@@ -75,11 +76,11 @@ class Advice:
             f"Start with {typed(self.capacity_bytes)}, "
             f"{format_percent(self.capacity_bytes / found.live_peak_bytes, 0)} of what a step keeps alive: it should "
             f"take {format_seconds(chosen.step_s)}, {format_percent(max(longer, 0.0))} longer than with all of it.",
-            f"The least that this step runs in is the floor, {format_bytes(found.floor.bytes)}.",
+            f"The smallest possible capacity is the floor, {format_bytes(found.floor.bytes)}.",
         ]
         if self.steps == 1:
             lines.append(
-                "Only one step was recorded, which makes the optimizer's states: with more steps this is more certain."
+                "Only the first step was recorded, which creates the optimizer's states: more steps are more certain."
             )
         return "\n".join([str(found), "", *lines, f"  {self.command}"])
 
@@ -123,12 +124,8 @@ class Advice:
     show_default=True,
     help="How much longer a step may take than with all the memory it likes.",
 )
-@click.option(
-    "--run", "runs", is_flag=True, help="Then run SCRIPT in that capacity, from its beginning to its end."
-)
-@click.option(
-    "--save-trace", metavar="FILE", help="Keep what was recorded, for chameleon plan and the panel."
-)
+@click.option("--run", "runs", is_flag=True, help="Then run the whole SCRIPT in that capacity.")
+@click.option("--save-trace", metavar="FILE", help="Save the trace, for chameleon plan and the panel.")
 @click.option("--device", metavar="NAME", help="As for chameleon run.")
 @click.option(
     "--link",
@@ -198,12 +195,15 @@ def _given(option: str, value: str | None) -> list[str]:
 
 def _on_gpu(device: str | None) -> bool:
     """Will a session take a GPU? Found out without touching it: this process wants none of its memory."""
-    if device is not None:
-        return device != "cpu"
     import torch
 
     from ..runtime import core
 
+    if device is not None:
+        try:
+            return not core.device_traits(device)["emulated"]
+        except RuntimeError:  # there is none such: the run says so
+            return False
     return torch.cuda.is_available() and not core.missing_device("cuda:0")
 
 

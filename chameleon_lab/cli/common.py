@@ -1,7 +1,8 @@
-"""What the commands share: exit codes, kinds of arguments, files, tables and the sign that work goes on."""
+"""Shared by the commands: exit codes, argument types, files, tables and progress."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from rich.console import Console
@@ -18,15 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import BelowFloorError, ChameleonError
+from ..planner.arguments import checked_margin
+from ..planner.generate import REPLAY_CLASS_NAMES
 from ..policy import Link, Policy
-from ..policy.arguments import checked_margin
-from ..policy.generate import REPLAY_CLASS_NAMES
 from ..policy.link import parse_link
-from ..progress import hidden
 from ..trace import StepTrace, Trace
-from ..units import parse_bytes, parse_capacity, parse_fraction
+from ..util.progress import hidden
+from ..util.units import parse_bytes, parse_capacity, parse_fraction
 
 _T = TypeVar("_T")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class ExitCode(IntEnum):
@@ -107,30 +109,48 @@ MARGIN = _Text("fraction", checked_margin)
 LINK = _Text("bandwidth", parse_link)
 LINK_TEXT = _Text("bandwidth", _kept(parse_link))
 CAPACITY = _Text("size", _kept(lambda text, what: parse_capacity(text, 1 << 40, what)))
-"""Text that :func:`~chameleon_lab.units.parse_capacity` takes."""
+"""Text that :func:`~chameleon_lab.util.units.parse_capacity` takes."""
 
 link_option = click.option(
     "--link",
     type=LINK,
     metavar="BANDWIDTH",
-    help="Between device and host, such as 8GiB/s, or OUT,IN. Left out: that of the trace.",
+    help="Between device and host, such as 8GiB/s, or OUT,IN. Default: the trace's.",
 )
 host_capacity_option = click.option(
     "--host-capacity",
     "host_capacity",
     type=CAPACITY,
     metavar="SIZE",
-    help="The most host bytes for what is away, such as 4GiB, or 60% of what the step keeps alive. Left out: no limit.",
+    help="The most host bytes for copies, such as 4GiB, or 60% of what the step keeps alive. Left out: no limit.",
 )
 step_option = click.option(
     "--step", "index", type=int, metavar="N", help="The session's step number N of the trace, not the newest."
 )
-rematerialise_option = click.option(
-    "--rematerialize",
-    "--rematerialise",
-    "rematerialise",
-    type=click.Choice(REPLAY_CLASS_NAMES),
-    help="Replay ops instead of copying what they made, where that is cheaper: none, those of class 1 (element-wise, "
+
+
+def rematerialize_option(choices: Sequence[str], about: str) -> Callable[[_Command], _Command]:
+    """The option by both of its names: the old one, ``--rematerialise``, is not listed, and says the new one."""
+
+    def decorate(command: _Command) -> _Command:
+        @functools.wraps(command)
+        def taking_both(*positional: Any, rematerialise: str | None = None, **named: Any) -> Any:
+            if rematerialise is not None:
+                click.echo("chameleon: --rematerialise has a new name: --rematerialize", err=True)
+                named["rematerialize"] = named.get("rematerialize") or rematerialise
+            return command(*positional, **named)
+
+        kind = click.Choice(choices)
+        new = click.option("--rematerialize", "rematerialize", type=kind, help=about)
+        old = click.option("--rematerialise", "rematerialise", type=kind, hidden=True)
+        return new(old(cast(_Command, taking_both)))
+
+    return decorate
+
+
+planning_rematerialize_option = rematerialize_option(
+    REPLAY_CLASS_NAMES,
+    "Replay ops instead of copying their results, if cheaper: none, those of class 1 (element-wise, "
     "norms, casts, copies), or matrix products, convolutions and attention too. Left out: what the trace says its "
     "session could.",
 )

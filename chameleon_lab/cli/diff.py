@@ -1,4 +1,4 @@
-"""``chameleon diff``: what differs between two policies."""
+"""``chameleon diff``: the differences between two policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard output and standard error, whose disk may be full and whose reader may have gone."""
+"""Standard output and standard error, with full disks and closed pipes handled."""
 
 from __future__ import annotations
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from ..policy import Link, Policy, floor, lower_bound, simulate
-from ..policy import plan as plan_policy
-from ..policy.memory import MIN_SWAP_BYTES
+from ..planner import floor, lower_bound, simulate
+from ..planner import plan as plan_policy
+from ..planner.memory import MIN_SWAP_BYTES
+from ..policy import Link, Policy
 from ..policy.model import Action
+from ..report.trace_report import place
 from ..trace import Trace
-from ..trace_report import place
-from ..units import format_bytes
+from ..util.units import format_bytes
 from .common import (
     CAPACITY,
     MARGIN,
@@ -24,8 +25,8 @@ from .common import (
     link_of,
     link_option,
     load_trace,
+    planning_rematerialize_option,
     print_json,
-    rematerialise_option,
     step_of,
     step_option,
     with_examples,
@@ -63,13 +64,15 @@ from .simulate import prediction_values
     default="2%",
     show_default=True,
     metavar="FRACTION",
-    help="Fraction of the capacity to leave free, for what a step does differently.",
+    help="Fraction of the capacity to leave free, for variation between steps.",
 )
 @click.option(
     "--min-swap", type=MIN_SWAP, default=MIN_SWAP_BYTES, metavar="SIZE", help="Smaller storages leave last."
 )
-@click.option("--bound", "with_bound", is_flag=True, help="Say what no policy can beat, too (takes seconds).")
-@rematerialise_option
+@click.option(
+    "--bound", "with_bound", is_flag=True, help="Also compute a lower bound of any policy (takes seconds)."
+)
+@planning_rematerialize_option
 @step_option
 @json_option
 def plan(
@@ -81,7 +84,7 @@ def plan(
     margin: float,
     min_swap: int,
     with_bound: bool,
-    rematerialise: str | None,
+    rematerialize: str | None,
     index: int | None,
     as_json: bool,
 ) -> None:
@@ -103,7 +106,7 @@ def plan(
             link,
             min_swap_bytes=min_swap,
             margin=margin,
-            rematerialise=rematerialise,
+            rematerialize=rematerialize,
             host_capacity_bytes=host_capacity,
         )
         prediction = simulate(step, policy)
@@ -111,7 +114,7 @@ def plan(
     if with_bound:
         with failing_well(trace_file), working("Looking for the bound"):
             bound = lower_bound(
-                seen, policy.capacity_bytes, link, min_swap_bytes=min_swap, rematerialise=rematerialise
+                seen, policy.capacity_bytes, link, min_swap_bytes=min_swap, rematerialize=rematerialize
             )
     if output is not None:
         with failing_well(output):
@@ -127,7 +130,7 @@ def plan(
                 "swaps": len(policy.swaps),
                 "categories": _categories(policy, Action.SWAP),
                 "replays": len(policy.drops),
-                "rematerialised": _categories(policy, Action.REMATERIALISE),
+                "rematerialized": _categories(policy, Action.REMATERIALIZE),
                 "predicted": prediction_values(prediction),
                 "lost": trace.lost,
                 "lower_bound_stall_s": None if bound is None else bound.stall_s,

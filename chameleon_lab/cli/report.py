@@ -1,11 +1,11 @@
-"""``chameleon report``: what a trace says, in the terminal or as an HTML file."""
+"""``chameleon report``: a trace in figures, in the terminal or as an HTML file."""
 
 from __future__ import annotations
 
 import click
 
-from ..files import write_then_rename
-from ..trace_report import STEP_COLUMNS, TraceReport, followed, step_cells
+from ..report.trace_report import STEP_COLUMNS, TraceReport, followed, step_cells
+from ..util.files import write_then_rename
 from .common import (
     failing_well,
     json_option,
@@ -23,7 +23,7 @@ _MOST_STEPS = 20
 
 @click.command(
     "report",
-    short_help="Show what a trace says, or write it as HTML.",
+    short_help="Report on a trace, or write the report as HTML.",
     epilog=with_examples(
         """
         chameleon report t.parquet
@@ -46,7 +46,7 @@ def report(trace_file: str, html_file: str | None, index: int | None, as_json: b
     with failing_well(trace_file):
         found = TraceReport.of(trace, step)
     if html_file is not None:
-        from ..lab.html_report import html_report
+        from ..lab.figures.html_report import html_report
 
         with failing_well(html_file), working("Drawing"):
             text = html_report(trace, step=step)

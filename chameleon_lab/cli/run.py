@@ -23,6 +23,7 @@ from .common import (
     Failure,
     failing_well,
     load_policy,
+    rematerialize_option,
     with_examples,
 )
 from .output import tell
@@ -153,27 +154,22 @@ class Run:
     "--host-capacity",
     type=CAPACITY,
     metavar="SIZE",
-    help="The most host bytes for what is away, such as 8GiB, or 50% of the machine's memory.",
+    help="The most host bytes for copies, such as 8GiB, or 50% of the machine's memory.",
 )
 @click.option("--min-swap", type=MIN_SWAP, metavar="SIZE", help="Storages smaller than this leave last.")
 @click.option(
     "--margin",
     type=MARGIN,
     metavar="FRACTION",
-    help="Fraction of the capacity that plans leave free, such as 5%.",
+    help="Fraction of the capacity to leave free, such as 5%.",
 )
-@click.option(
-    "--rematerialize",
-    "--rematerialise",
-    "rematerialise",
-    type=click.Choice(["no", "cheap", "all", "trusting"]),
-    help="Replay ops instead of copying what they made, where that is cheaper: none, those that cost little "
+@rematerialize_option(
+    ["no", "cheap", "all", "trusting"],
+    "Replay ops instead of copying their results, if cheaper: none, those that cost little "
     "(element-wise, norms, casts, copies), or all that repeat themselves to the bit. trusting: with torch before 2.13 "
     "too; you promise that nothing outside of ops writes to tensors. Left out: all.",
 )
-@click.option(
-    "--warmup-steps", type=int, metavar="N", help="Steps before the one that the policy is made from."
-)
+@click.option("--warmup-steps", type=int, metavar="N", help="Steps before the profiled one.")
 @click.option(
     "--stop-after",
     "most_steps",

@@ -1,4 +1,4 @@
-"""``chameleon simulate``: what a policy does to a recorded step."""
+"""``chameleon simulate``: the effect of a policy on a recorded step."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from ..policy import Link, Prediction
-from ..policy import simulate as simulate_policy
+from ..planner import Prediction
+from ..planner import simulate as simulate_policy
+from ..policy import Link
 from .common import (
     CAPACITY,
     LINK,

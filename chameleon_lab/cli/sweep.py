@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from ..policy import Link, Sweep, SweepPoint
-from ..policy import sweep as sweep_capacities
+from ..planner import Sweep, SweepPoint
+from ..planner import sweep as sweep_capacities
+from ..policy import Link
 from ..trace import Trace
 from .common import (
     CAPACITY,
@@ -19,8 +20,8 @@ from .common import (
     link_of,
     link_option,
     load_trace,
+    planning_rematerialize_option,
     print_json,
-    rematerialise_option,
     step_of,
     step_option,
     with_examples,
@@ -50,7 +51,7 @@ from .common import (
 )
 @host_capacity_option
 @link_option
-@rematerialise_option
+@planning_rematerialize_option
 @step_option
 @json_option
 def sweep(
@@ -58,7 +59,7 @@ def sweep(
     capacities: tuple[str, ...],
     host_capacity: str | None,
     link: Link | None,
-    rematerialise: str | None,
+    rematerialize: str | None,
     index: int | None,
     as_json: bool,
 ) -> None:
@@ -74,7 +75,7 @@ def sweep(
             Trace([step], trace.meta),
             capacities or None,
             link,
-            rematerialise=rematerialise,
+            rematerialize=rematerialize,
             host_capacity_bytes=host_capacity,
         )
     if as_json:

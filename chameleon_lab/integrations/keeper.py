@@ -1,4 +1,4 @@
-"""What the callbacks of all frameworks share: a session for each training, its files and its figures."""
+"""Shared by all frameworks' callbacks: a session for each training, its files and its figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from ..policy import Policy
-from ..report import Report
+from ..report.session_report import Report
 from ..run_files import RunFiles
 from ..session import Session
 

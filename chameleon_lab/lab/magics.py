@@ -20,10 +20,11 @@ from IPython.display import display
 from ..errors import BelowFloorError, ChameleonError
 from ..lifecycle import SessionStage, open_session
 from ..policy import Policy
-from ..report import Report
+from ..report.session_report import Report
+from ..run_files import NO_STEP, why_no_policy
 from ..trace import Trace
-from ..units import exact_bytes, format_bytes
-from . import comm
+from ..util.units import exact_bytes, format_bytes
+from .panel import comm
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -97,13 +98,28 @@ class _Parser(argparse.ArgumentParser):
         return options
 
 
+class _OldName(argparse.Action):
+    """An option by its old name, which says the new one."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        options: argparse.Namespace,
+        value: Any,
+        option: str | None = None,
+    ) -> None:
+        print(f"{parser.prog}: {option} has a new name: --{self.dest.replace('_', '-')}")
+        setattr(options, self.dest, value)
+
+
 def _session_options(command: str) -> _Parser:
     parser = _Parser(command)
     parser.add_argument("--capacity")
     parser.add_argument("--link")
     parser.add_argument("--device")
     parser.add_argument("--policy")
-    parser.add_argument("--rematerialize", "--rematerialise", dest="rematerialise", default=True)
+    parser.add_argument("--rematerialize", default=True)
+    parser.add_argument("--rematerialise", dest="rematerialize", action=_OldName, help=argparse.SUPPRESS)
     parser.add_argument("--no-planning", action="store_true")
     parser.add_argument("--stacks", action="store_true")
     parser.add_argument("--no-stacks", dest="own_stacks", action="store_false")
@@ -193,21 +209,12 @@ class ChameleonMagics(Magics):
         if path.endswith(".parquet"):
             trace = session.trace()
             if not len(trace):
-                raise UsageError(
-                    f"%chameleon save {path}: no step has ended, so there is no trace. Train at least one whole step"
-                )
+                raise UsageError(f"%chameleon save {path}: no trace: {NO_STEP}")
             trace.save(path)
             print(f"Saved the trace of {_count(len(trace), 'step')} in {path}.")
             return
         if session.policy is None:
-            way_out = (
-                "this session only records. Start one with --capacity"
-                if session.capacity_bytes is None
-                else "this session runs with --no-planning. Start one without it"
-                if not session.planning
-                else f"it comes after {_count(session.warmup_steps + 1, 'step')}. Train on, in one session"
-            )
-            raise UsageError(f"%chameleon save {path}: there is no policy: {way_out}")
+            raise UsageError(f"%chameleon save {path}: no policy: {why_no_policy(session)}")
         session.policy.save(path)
         print(f"Saved {_headline(session.policy)} in {path}.")
 
@@ -294,7 +301,7 @@ class ChameleonMagics(Magics):
                 link=options.link,
                 policy=policy,
                 planning=not options.no_planning,
-                rematerialise=options.rematerialise,
+                rematerialize=options.rematerialize,
                 stacks=options.stacks or ("once" if options.own_stacks else False),
             )
         if options.policy is None and policy is not None:
@@ -341,8 +348,8 @@ class ChameleonMagics(Magics):
     def _draw_step(self, trace: Trace) -> None:
         if not self._in_notebook or not len(trace) or not len(trace.last.ops):
             return
-        from .figures import step_figure
-        from .packages import MissingPackageError
+        from .figures.packages import MissingPackageError
+        from .figures.step_figures import step_figure
 
         try:
             display(step_figure(trace))
@@ -352,23 +359,20 @@ class ChameleonMagics(Magics):
     @staticmethod
     def _say_if_no_step(report: Report) -> None:
         if not report.steps:
-            print(
-                "No step has ended. An optimizer's step() ends one; without an optimizer, call "
-                "chameleon_lab.current_session().step() at the end of each"
-            )
+            print(NO_STEP[:1].upper() + NO_STEP[1:])
 
 
 @contextmanager
 def _one_line(*more: type[Exception]) -> Iterator[None]:
     """Shows errors that say what to do, and those of the types in ``more``, without a traceback."""
-    told: tuple[type[BaseException], ...] = (ChameleonError, BelowFloorError, ImportError, *more)
+    reported: tuple[type[BaseException], ...] = (ChameleonError, BelowFloorError, ImportError, *more)
     try:
         yield
     except OSError as error:
         if error.filename is None:
             raise UsageError(str(error)) from None
         raise UsageError(f"{error.filename}: {error.strerror}. Check the path") from None
-    except told as error:
+    except reported as error:
         raise UsageError(str(error)) from None
 
 

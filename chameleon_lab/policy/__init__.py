@@ -1,40 +1,32 @@
-"""What should happen: policies, and the pure functions that generate, simulate, bound, edit and compile them."""
+"""Policies as documents. The planner generates, simulates and bounds them."""
 
-from .bound import Bound, lower_bound
+from __future__ import annotations
+
+from .._lazy import at_first_use, names_in
+from .decision import Decision
 from .diff import PolicyDiff, diff
-from .draft import Draft
 from .edits import Edit, EditAction, EditsUnreachableError, Fault, Finding
-from .generate import plan
-from .memory import Floor, floor
-from .model import Decision, Link, Policy
-from .simulate import OpStall, Prediction, StallCause, simulate
-from .suggest import Suggestion, suggest
-from .sweep import Sweep, SweepPoint, sweep
+from .link import Link
+from .model import Policy
 
 __all__ = [
-    "Bound",
     "Decision",
-    "Draft",
     "Edit",
     "EditAction",
     "EditsUnreachableError",
     "Fault",
     "Finding",
-    "Floor",
     "Link",
-    "OpStall",
     "Policy",
     "PolicyDiff",
-    "Prediction",
-    "StallCause",
-    "Suggestion",
-    "Sweep",
-    "SweepPoint",
     "diff",
-    "floor",
-    "lower_bound",
-    "plan",
-    "simulate",
-    "suggest",
-    "sweep",
 ]
+
+_IN_PLANNER = names_in("planner")
+"""They were offered here before the planner had a package of its own."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _IN_PLANNER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return at_first_use(name)

@@ -1,11 +1,11 @@
-"""What a policy says of one gap of one storage."""
+"""The decision of a policy on one gap of one storage."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from ..errors import PolicyError
+from ..util.renamed import RenamedValues
 
 NEVER = -1
 """``in_op`` and ``use_op`` of a swap that has no way back in the step, and ``gap`` of a storage that has no use."""
@@ -14,12 +14,18 @@ PLANNER, USER = "planner", "user"
 """Who a decision goes back to: the planner alone, or an edit."""
 
 
-class Action(StrEnum):
+class Action(RenamedValues):
     """What a decision does in its gap."""
 
     KEEP = "keep"
     SWAP = "swap"
-    REMATERIALISE = "rematerialise"
+    REMATERIALIZE = "rematerialize"
+    REMATERIALISE = "rematerialize"  # its old name
+
+    @classmethod
+    def old_names(cls) -> dict[str, str]:
+        """New values by old ones."""
+        return {"rematerialise": "rematerialize"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Decision:
     are NEVER (-1). A persistent storage that no op uses has ``gap`` NEVER as well: it leaves after op ``out_op`` of the
     first step and stays away, so at later steps the decision finds nothing to do.
 
-    Of a rematerialise: right after op ``out_op`` the block is given back (``free_op = out_op + 1``) and nothing is
+    Of a rematerialize: right after op ``out_op`` the block is given back (``free_op = out_op + 1``) and nothing is
     copied; before op ``in_op`` a block is allocated and the op that made the storage is replayed. That is the next use,
     or an earlier op before which another storage is replayed from this one.
 
@@ -69,15 +75,15 @@ class Decision:
             raise PolicyError(f"{where}: bytes is {self.bytes} and gap {self.gap}; neither may be so low")
         if self.action is Action.KEEP:
             return
-        if self.action is Action.REMATERIALISE:
+        if self.action is Action.REMATERIALIZE:
             if not 0 <= self.out_op < self.free_op <= self.in_op <= self.use_op or self.gap == NEVER:
                 raise PolicyError(
-                    f"{where}: a rematerialise needs 0 <= out_op < free_op <= in_op <= use_op, not {self.out_op}, "
+                    f"{where}: a rematerialize needs 0 <= out_op < free_op <= in_op <= use_op, not {self.out_op}, "
                     f"{self.free_op}, {self.in_op}, {self.use_op}; mend the order or delete the decision"
                 )
             if self.free_op != self.out_op + 1:
                 raise PolicyError(
-                    f"{where}: free_op of a rematerialise is out_op + 1, {self.out_op + 1}, since nothing is copied, "
+                    f"{where}: free_op of a rematerialize is out_op + 1, {self.out_op + 1}, since nothing is copied, "
                     f"and not {self.free_op}; mend it or delete the decision"
                 )
             return

@@ -1,4 +1,4 @@
-"""What differs between two policies: decisions by storage and gap, edits, and the conditions they were made for."""
+"""The differences between two policies: decisions by storage and gap, edits, and conditions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import html
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..units import format_bytes
+from ..util.units import format_bytes
 from .edits import Edit
 from .link import Link
 from .model import Action, Decision, Policy
@@ -65,8 +65,8 @@ class PolicyDiff:
         ]
         rows += [("-", "edit", _noted(edit)) for edit in self.edits_removed]
         rows += [("+", "edit", _noted(edit)) for edit in self.edits_added]
-        rows += [("-", _gap(decision), _told(decision)) for decision in self.removed]
-        rows += [("+", _gap(decision), _told(decision)) for decision in self.added]
+        rows += [("-", _gap(decision), _described(decision)) for decision in self.removed]
+        rows += [("+", _gap(decision), _described(decision)) for decision in self.added]
         rows += [("~", _gap(after), _change(before, after)) for before, after in self.changed]
         return rows
 
@@ -91,8 +91,8 @@ class PolicyDiff:
         return f"<table><caption>{html.escape(self._headline())}</caption>{rows}</table>"
 
     def _headline(self) -> str:
-        swapped, dropped = self._more(Action.SWAP), self._more(Action.REMATERIALISE)
-        replays = f", {_signed(dropped)} rematerialised" if dropped else ""
+        swapped, dropped = self._more(Action.SWAP), self._more(Action.REMATERIALIZE)
+        replays = f", {_signed(dropped)} rematerialized" if dropped else ""
         count = len(self.edits_added), len(self.edits_removed)
         edits = f"; {count[0]} edits added, {count[1]} removed" if any(count) else ""
         return (
@@ -173,7 +173,7 @@ def _gap(decision: Decision) -> str:
     return f"{decision.storage}, gap {decision.gap}"
 
 
-def _told(decision: Decision) -> str:
+def _described(decision: Decision) -> str:
     return (
         f"{decision.action} {format_bytes(decision.bytes)}, out {decision.out_op}, free {decision.free_op}, "
         f"in {decision.in_op}, use {decision.use_op}, by {decision.decided_by}"

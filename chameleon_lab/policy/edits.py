@@ -1,13 +1,13 @@
-"""A person's edits: what a policy must do, whatever the planner thinks, and what is wrong with an edit.
+"""A user's edits, which bind the planner, and their faults.
 
 An edit names storages by what made them, never by addresses or op indices, so that it outlives the plan, the
 process and the sequence length. It is either for one storage (its key, and perhaps one of its gaps) or a rule
 (module path, category, stage, size); a rule's conditions must all hold.
 
 Where several edits speak of the same gap, one decides: an edit of one gap before one of a storage, that before
-a rule, and among equals the one that comes later. Whether a storage may be away and how (keep, swap, rematerialise,
-never touch), whether the planner may rematerialise it (never rematerialise) and when its block comes back (prefetch)
-are separate questions; of rematerialise and never rematerialise one decides. Capacity and link: the last edit of each
+a rule, and among equals the one that comes later. Whether a storage may be away and how (keep, swap, rematerialize,
+never touch), whether the planner may rematerialize it (never rematerialize) and when its block comes back (prefetch)
+are separate questions; of rematerialize and never rematerialize one decides. Capacity and link: the last edit of each
 kind holds.
 """
 
@@ -27,7 +27,8 @@ import numpy as np
 
 from ..errors import BelowFloorError, PolicyError
 from ..trace import Category, Stage, StepTrace
-from ..units import format_bytes, parse_bytes
+from ..util.renamed import RenamedValues
+from ..util.units import format_bytes, parse_bytes
 from .link import Link, parse_link
 
 MOST = 2**63 - 1
@@ -39,7 +40,11 @@ CATEGORIES = tuple(category.name.lower() for category in Category)
 STAGES = tuple(stage.name.lower() for stage in Stage)
 
 
-class EditAction(StrEnum):
+_OLD_NAMES = {"rematerialise": "rematerialize", "never_rematerialise": "never_rematerialize"}
+_HASHED_AS = {new: old for old, new in _OLD_NAMES.items()}
+
+
+class EditAction(RenamedValues):
     """What an edit asks for."""
 
     KEEP = "keep"
@@ -49,9 +54,9 @@ class EditAction(StrEnum):
     NEVER_TOUCH = "never_touch"
     """The plan never sends it away, and eviction takes it last: only where the step would fail otherwise. Of one
     gap, the plan keeps that gap, and eviction, which knows no gaps, spares the storage at any time."""
-    REMATERIALISE = "rematerialise"
+    REMATERIALIZE = "rematerialize"
     """It is dropped in the gap named, or in its longest one, and the op that made it is replayed."""
-    NEVER_REMATERIALISE = "never_rematerialise"
+    NEVER_REMATERIALIZE = "never_rematerialize"
     """The plan never drops it: it stays or is swapped."""
     PREFETCH = "prefetch"
     """If it is swapped, its block comes back so many ops earlier, or later, than planned."""
@@ -60,8 +65,16 @@ class EditAction(StrEnum):
     LINK = "link"
     """Plan for this link."""
 
+    REMATERIALISE = "rematerialize"  # their old names
+    NEVER_REMATERIALISE = "never_rematerialize"
 
-_RESIDENCE = (EditAction.KEEP, EditAction.SWAP, EditAction.NEVER_TOUCH, EditAction.REMATERIALISE)
+    @classmethod
+    def old_names(cls) -> dict[str, str]:
+        """New values by old ones."""
+        return _OLD_NAMES
+
+
+_RESIDENCE = (EditAction.KEEP, EditAction.SWAP, EditAction.NEVER_TOUCH, EditAction.REMATERIALIZE)
 _SELECTORS = ("storage", "gap", "module", "category", "stage", "min_bytes", "max_bytes")
 _SIZES = ("min_bytes", "max_bytes", "capacity_bytes")
 _VALUES = {
@@ -74,7 +87,7 @@ _VALUES = {
 @dataclass(frozen=True)
 class Edit:
     """One edit. Fields that do not apply are None. Sizes are bytes or text such as ``"4MiB"``, and a link is written as
-    for :func:`~chameleon_lab.policy.plan`.
+    for :func:`~chameleon_lab.planner.plan`.
 
     Raises PolicyError if the fields contradict each other, or one is none.
     """
@@ -190,13 +203,13 @@ class Edit:
 
     @property
     def is_residence(self) -> bool:
-        """Is it about being away at all: keep, swap, rematerialise or never touch?"""
+        """Is it about being away at all: keep, swap, rematerialize or never touch?"""
         return self.action in _RESIDENCE
 
     @property
     def leaves(self) -> bool:
         """Does it demand that a storage leaves the device?"""
-        return self.action in (EditAction.SWAP, EditAction.REMATERIALISE)
+        return self.action in (EditAction.SWAP, EditAction.REMATERIALIZE)
 
     def to_dict(self) -> dict[str, Any]:
         """The edit as plain JSON, without what does not apply."""
@@ -379,6 +392,8 @@ def in_module(path: str, pattern: str) -> bool:
 def digest(edits: Iterable[Edit]) -> str:
     """Hash of edits in their order, notes left out. 16 hex digits."""
     plain = [{name: value for name, value in edit.to_dict().items() if name != "note"} for edit in edits]
+    for values in plain:  # policies hold hashes of the old names
+        values["action"] = _HASHED_AS.get(values["action"], values["action"])
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,7 +1,7 @@
-"""The policy file: JSON with one edit and one decision a line, in order, so that a diff shows which ones changed.
+"""The policy file: JSON with one edit and one decision a line, in order, for readable diffs.
 
 ``policy.schema.json`` beside this module is its JSON Schema. Version 1 had neither edits nor the step, version 2 no
-rematerialise.
+rematerialize, and version 3 wrote it as ``rematerialise``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from ..errors import PolicyError
 from . import step_text
 from .decision import NEVER, PLANNER, USER, Action, Decision
-from .edits import CATEGORIES, MOST, digest, edit_from_dict
+from .edits import CATEGORIES, MOST, EditAction, digest, edit_from_dict
 from .link import Link
 
-VERSION = 3
+VERSION = 4
 """Version of the policy file that this package writes, and the newest that it reads."""
 
 FIELDS = ("capacity_bytes", "link", "decisions", "assumed", "predicted", "edits", "source")
 """Of a policy, what its file holds."""
 
-_WRITE_AGAIN = "write the file again with Policy.save, or take an older version of it"
+_WRITE_AGAIN = "write the file again with Policy.save, or use an older version of it"
 
 _TOP = {
     "chameleon_lab_policy": "int",
@@ -93,7 +93,7 @@ _ASSUMED: dict[str, _Rule] = {
     "margin": _number(0, 1),
     "reserve_bytes": _whole(0),
     "host_capacity_bytes": _whole(1),
-    "rematerialise": _whole(1),
+    "rematerialize": _whole(1),
     "refused": _TEXTS,
     "edits": _HASH,
     "disobeyed": _POSITIONS,
@@ -230,7 +230,33 @@ def _from_version_2(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "chameleon_lab_policy": 3}
 
 
-_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_version_1, 2: _from_version_2}
+def _from_version_3(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 3 wrote ``rematerialise`` and ``never_rematerialise``."""
+    data = {**data, "chameleon_lab_policy": 4}
+    for part in ("edits", "decisions"):
+        if isinstance(data.get(part), list):
+            data[part] = [_with_new_action(entry) for entry in data[part]]
+    assumed = data.get("assumed")
+    if isinstance(assumed, dict):
+        data["assumed"] = {_NEW_NAMES.get(name, name): value for name, value in assumed.items()}
+    return data
+
+
+_NEW_NAMES = EditAction.old_names()
+
+
+def _with_new_action(entry: Any) -> Any:
+    action = entry.get("action") if isinstance(entry, dict) else None
+    return (
+        {**entry, "action": _NEW_NAMES[action]} if isinstance(action, str) and action in _NEW_NAMES else entry
+    )
+
+
+_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    1: _from_version_1,
+    2: _from_version_2,
+    3: _from_version_3,
+}
 """From the version that is the key to the next one. They see data that nobody has checked yet."""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import PolicyError
 from ..trace import Direction, StepTrace
-from ..units import format_bytes, parse_bandwidth
+from ..util.units import format_bytes, parse_bandwidth
 
 _MOST = 1e18  # bytes a second: more is a mistake, and seconds would not fit their type
 _TELLING_BYTES = 1 << 20

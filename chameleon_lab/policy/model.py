@@ -1,4 +1,4 @@
-"""What should happen: a policy is a list of decisions on gaps, with what it was made for and what it promises.
+"""A policy: a list of decisions on gaps, with its conditions and its prediction.
 
 A policy is a hint. The executor obeys a decision where it still fits the live ops and skips it where it does
 not, so that a stale or wrong policy costs time and never correctness. It has two layers: the edits of a person,
@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._figures import at_first_use
+from .._lazy import at_first_use
 from ..errors import PolicyError
-from ..files import misnomer, oddity, shown, write_then_rename
 from ..trace import StepTrace, Trace
-from ..units import format_bytes
+from ..trace.trace import newest_step
+from ..util.files import invalid_name_reason, printable, unusable_reason, write_then_rename
+from ..util.units import format_bytes
 from . import file
 from .decision import NEVER, PLANNER, USER, Action, Decision
 from .edits import Edit, Finding, digest
 from .file import VERSION
 from .link import Link
-from .memory import newest_step
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -51,10 +51,10 @@ class Policy:
     assumed: dict[str, Any] = field(default_factory=dict)
     """The step it was made for: ``fingerprint`` (see :func:`fingerprint`), ``ops``, ``torch``,
     ``live_peak_bytes``, ``min_swap_bytes``; where host memory was bounded, ``host_capacity_bytes``; where replays were
-    allowed, ``rematerialise`` (the highest class of ops)
+    allowed, ``rematerialize`` (the highest class of ops)
     and ``refused`` (names of ops and keys of storages). Values are plain JSON."""
     predicted: dict[str, Any] = field(default_factory=dict)
-    """What :func:`~chameleon_lab.policy.simulate` says of it: ``peak_bytes``, ``step_s``, ``stall_s``,
+    """What :func:`~chameleon_lab.planner.simulate` says of it: ``peak_bytes``, ``step_s``, ``stall_s``,
     ``overlap`` (None where nothing is copied), ``swapped_out_bytes``, ``swapped_in_bytes``, ``host_peak_bytes``; where
     replays were allowed, ``replay_s`` and ``replayed_bytes``. Values are plain JSON."""
     edits: tuple[Edit, ...] = ()
@@ -87,8 +87,8 @@ class Policy:
 
     @property
     def drops(self) -> tuple[Decision, ...]:
-        """The decisions that rematerialise."""
-        return tuple(decision for decision in self.decisions if decision.action is Action.REMATERIALISE)
+        """The decisions that rematerialize."""
+        return tuple(decision for decision in self.decisions if decision.action is Action.REMATERIALIZE)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy to ``path``: to a file beside it first, which then takes its place.
@@ -96,9 +96,9 @@ class Policy:
         Raises PolicyError if ``assumed`` or ``predicted`` hold something that JSON cannot, or if no file can have this
         name, OSError if the file cannot be written.
         """
-        wrong = misnomer(path) or ("" if Path(path).name else "this names no file")
+        wrong = invalid_name_reason(path) or ("" if Path(path).name else "this names no file")
         if wrong:
-            raise PolicyError(f"{shown(path)}: {wrong}; give another name")
+            raise PolicyError(f"{printable(path)}: {wrong}; give another name")
         text = self.to_json()
         with write_then_rename(path) as beside:
             beside.write_text(text, encoding="utf-8")
@@ -110,8 +110,8 @@ class Policy:
         Raises PolicyError, naming file, place, value and way out, if the file is truncated, of a newer
         version, or has a field missing, unknown or of the wrong type; OSError if it cannot be read.
         """
-        if (odd := oddity(path, _MOST_BYTES)) is not None:
-            raise PolicyError(f"{shown(path)}: {odd}; give a file that Policy.save wrote")
+        if (odd := unusable_reason(path, _MOST_BYTES)) is not None:
+            raise PolicyError(f"{printable(path)}: {odd}; give a file that Policy.save wrote")
         with open(path, "rb") as opened:
             data = opened.read()
         try:
@@ -153,17 +153,17 @@ class Policy:
     def draft(
         self, trace: Trace | StepTrace | None = None, op_times: Sequence[float] | np.ndarray | None = None
     ) -> Any:
-        """A copy to edit, see :class:`~chameleon_lab.policy.draft.Draft`.
+        """A copy to edit, see :class:`~chameleon_lab.planner.draft.Draft`.
 
         Plans for the newest step of ``trace``, or the one that the policy was made for. ``op_times`` are those of
-        :func:`~chameleon_lab.policy.simulate`. Raises PolicyError if neither step is there.
+        :func:`~chameleon_lab.planner.simulate`. Raises PolicyError if neither step is there.
         """
         return at_first_use("Draft")(self, trace, op_times)
 
     def gantt(self, trace: Trace | StepTrace | None = None) -> Any:
         """The decisions as bars over the ops of a step: a widget in a notebook, and a page of HTML.
 
-        A :class:`~chameleon_lab.lab.gantt.Gantt`.
+        A :class:`~chameleon_lab.lab.figures.gantt.Gantt`.
         ``trace`` is the step (the newest of a trace) to draw them over; None: the one that the policy was made for.
         To edit, use ``policy.draft().gantt()``. Raises PolicyError if neither step is there, MissingPackageError
         without bokeh.
@@ -183,9 +183,7 @@ class Policy:
     def _step(self, trace: Trace | StepTrace | None) -> StepTrace:
         given = self.source if trace is None else trace
         if given is None:
-            raise PolicyError(
-                "the policy does not hold the step that it was made for: give one, such as session.trace()"
-            )
+            raise PolicyError("the policy has no step: give one, such as session.trace()")
         return newest_step(given)
 
     def summary(self, action: Action = Action.SWAP) -> list[tuple[str, int, int]]:
@@ -229,10 +227,10 @@ class Policy:
         return f"<div><p>{html.escape(self._headline())}</p>{table}{edits}{findings}</div>"
 
     def _rows(self) -> list[tuple[str, int, int, str]]:
-        """Category, gaps, bytes of what is swapped, then of what is rematerialised; and which of the two, if both."""
-        swapped, dropped = self.summary(), self.summary(Action.REMATERIALISE)
+        """Category, gaps, bytes of what is swapped, then of what is rematerialized; and which of the two, if both."""
+        swapped, dropped = self.summary(), self.summary(Action.REMATERIALIZE)
         return [(*row, " swapped" if dropped else "") for row in swapped] + [
-            (*row, " rematerialised") for row in dropped
+            (*row, " rematerialized") for row in dropped
         ]
 
     def _headline(self) -> str:

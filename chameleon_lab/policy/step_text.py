@@ -1,7 +1,7 @@
-"""A step as text in a policy file: what binding, planning and predicting need of it, and nothing measured.
+"""A step as text in a policy file: the columns for binding, planning and predicting, without measurements.
 
 The text is base64 of zlib-compressed bytes: the length of a JSON header (little-endian uint32), the header, then
-every column as int64. A column is stored as differences of neighbours, one plane a byte, which compresses well.
+every column as int64. A column is stored as differences of neighbors, one plane a byte, which compresses well.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypedDict, cast
 
 import torch  # loads the libraries that _C is linked against
 
-from ..torch_version import misfit
+from ..util.torch_version import misfit
 
 
 def _torch_has_cuda() -> bool:
@@ -116,6 +116,20 @@ seconds = _C.seconds
 seconds_per_tick = _C.seconds_per_tick
 
 
+class DeviceTraits(TypedDict):
+    """What is known of a kind of device before a session is open on it."""
+
+    emulated: bool  # its memory is host memory under a budget, and its link as fast as it is told to be
+    runs_behind: bool  # the host runs ahead of it: ops are not over when their calls return
+    pinned_host: bool  # its copies need host memory that is pinned
+    captures_graphs: bool  # torch captures graphs of its work, and lets others watch its allocator
+
+
+def device_traits(device: str) -> DeviceTraits:
+    """Of a device such as ``"cuda:0"``. Raises RuntimeError where this build has none of its kind."""
+    return cast(DeviceTraits, _C.device_traits(device))
+
+
 class Counters(TypedDict):
     """What the device holds now: bytes and counts of the whole session, then where it is in the step, then how well the
     plan has been followed over the newest few hundred ops.
@@ -176,14 +190,14 @@ def counters() -> Counters:
     return cast(Counters, _C.counters())  # the core's names are these: a test compares them
 
 
-def take_failure(told: str | None = None) -> Failure | None:
-    """The last request for memory that could not be met, once. ``told``: only if this error tells of one."""
-    return cast(Failure | None, _C.take_failure(told))
+def take_failure(message: str | None = None) -> Failure | None:
+    """The last failed memory request, returned once. ``message``: only if this error message belongs to one."""
+    return cast(Failure | None, _C.take_failure(message))
 
 
-def failure_of(told: str) -> Failure | None:
+def failure_of(message: str) -> Failure | None:
     """The one that an error with these words tells of; it can be asked for again."""
-    return cast(Failure | None, _C.failure_of(told))
+    return cast(Failure | None, _C.failure_of(message))
 
 
 def adopt(

@@ -20,12 +20,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import BelowFloorError
 from ..trace.columns import Category
-from ..units import format_bytes
+from ..util.units import format_bytes
 from . import core
 
 _REFUSED = {
     "foreign": "torch's allocator did not make its memory, or numpy or another process shares it",
-    "shared": "something else holds its storage too, and may have its address (session.adopt(model) says it has not)",
+    "shared": "its storage has another owner, who may keep its address (session.adopt(model) promises otherwise)",
 }
 
 
@@ -53,7 +53,7 @@ class Discovery:
         self,
         on_step_end: Callable[[], None],
         device: torch.device,
-        spares: Callable[[Category, str, torch.Tensor], bool] = lambda category, label, part: False,
+        evicts_last: Callable[[Category, str, torch.Tensor], bool] = lambda category, label, part: False,
         misses: Callable[[str, torch.device], None] = lambda name, where: None,
     ) -> None:
         self._device = device
@@ -62,7 +62,7 @@ class Discovery:
         self.refused: dict[str, str] = {}
         """Tensors that stay where they are and do not count, and why."""
         self._on_step_end = on_step_end
-        self._spares = spares  # shall eviction take what holds this tensor, of this category and name, last?
+        self._evicts_last = evicts_last  # should eviction take this storage last?
         self._misses = misses  # told what has tensors, but none of them on the device, and where they are
         self._handles: list[Any] = []
         self._lock = threading.RLock()
@@ -173,8 +173,8 @@ class Discovery:
             if parameter.grad is not None:
                 name, label = self._gradient_label(parameter)
                 for part in self._strided(parameter.grad):
-                    spared = self._spared(part, Category.GRADIENT, name)
-                    core.adopt(part, Category.GRADIENT, label, evict_last=spared)
+                    evict_last = self._evicts_last(Category.GRADIENT, name, part)
+                    core.adopt(part, Category.GRADIENT, label, evict_last=evict_last)
         core.set_optimizer_stage(True)
 
     def _with_closure(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -227,15 +227,15 @@ class Discovery:
         owners = Counter(core.storage_address(part) for part, _, _ in parts)
         for part, category, name in parts:
             known = owners[core.storage_address(part)]
-            spared = self._spared(part, category, name)
-            outcome = core.adopt(part, category, self.labels.id(name), known, trusted, spared)
+            evict_last = self._evicts_last(category, name, part)
+            outcome = core.adopt(part, category, self.labels.id(name), known, trusted, evict_last)
             self.refused.pop(name, None)
             if outcome == "no room":
                 failure = core.take_failure()
                 raise BelowFloorError(
                     f"{name} ({format_bytes(part.nbytes)}) does not fit into the capacity of "
-                    f"{format_bytes(failure['capacity_bytes'] if failure else 0)} beside what cannot leave it: give a "
-                    "larger capacity",
+                    f"{format_bytes(failure['capacity_bytes'] if failure else 0)} beside the storages that "
+                    "cannot leave: give a larger capacity",
                     capacity_bytes=failure["capacity_bytes"] if failure else None,
                     needed_bytes=part.nbytes,
                 )
@@ -247,9 +247,6 @@ class Discovery:
         elsewhere = {p.device for p in parameters if p.requires_grad and p.device.type != "meta"}
         if elsewhere and self._device not in elsewhere:
             self._misses(name, min(elsewhere, key=str))
-
-    def _spared(self, part: torch.Tensor, category: Category, name: str) -> bool:
-        return self._spares(category, name, part)
 
     def _strided(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         """The tensors that hold a tensor's bytes: itself, or the parts of a sparse one."""

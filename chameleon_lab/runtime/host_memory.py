@@ -1,4 +1,4 @@
-"""How much memory the machine, and the control groups that this process is in, have left."""
+"""Available memory of the machine and of the process's control groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of inference: without an optimizer, what comes again and again is the outermost call of a model."""
+"""Steps of inference: without an optimizer, repeated outermost calls of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose kernels a session's ops run on: work spaces, and so the floor, hang on them."""
+"""The kernels of a session's ops: work spaces, and so the floor, depend on them."""
 
 from __future__ import annotations
 

@@ -28,38 +28,38 @@ Case = Callable[[torch.device, torch.dtype], tuple[Callable[..., torch.Tensor], 
 
 @dataclass(frozen=True)
 class Replayable:
-    """What a session may replay."""
+    """The ops that a session may replay."""
 
     dtypes: dict[str, tuple[str, ...]]
-    """The dtypes with which an op may be replayed, by its name; none named: all."""
+    """By op name, the dtypes with which it may be replayed; empty: all."""
     refused: dict[str, str]
-    """Why an op of the list is not replayed, or not with every dtype."""
+    """By op name, why it is not replayed, or not with every dtype."""
 
     def why_declined(self, refusal: int, name: str) -> str:
-        """Why a drop was declined, in words: ``refusal`` is the core's, ``name`` is of the op that made the storage."""
+        """Why a drop was declined, in words. ``refusal`` is the core's, ``name`` the storage's op."""
         text = core.REFUSALS[refusal]
         if refusal != core.OP_NOT_REPLAYED:
             return text
         if dtypes := self.dtypes.get(name):
-            return f"{name} is replayed with {', '.join(dtypes)} alone, and not inside of dispatch modes"
-        return f"{name} is not replayed, {self.refused[name]}" if name in self.refused else text
+            return f"{name} is replayed only with {', '.join(dtypes)}, and not inside dispatch modes"
+        return f"{name} is not replayed ({self.refused[name]})" if name in self.refused else text
 
 
 NOTHING = Replayable({}, {})
 
 
-UNSEEN_WRITES = "torch before 2.13 does not say when raw pointers write to the inputs of a replay"
+UNSEEN_WRITES = "torch before 2.13 does not report writes through raw pointers to the inputs of a replay"
 
 
 def replayable(device: torch.device, *, trusting: bool = False, cheap: bool = False) -> Replayable:
     """The ops of :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS` that may be replayed.
 
-    What is known holds under the settings that are in force now, the number of threads among them: others may choose
-    other kernels, and are checked anew.
+    The result holds for the settings now in force, the number of threads among them. Other settings may choose other
+    kernels, and are checked anew.
 
     Args:
         device: of the session's tensors.
-        trusting: nothing outside of ops writes to tensors through pointers, so it need not be seen.
+        trusting: no code outside of ops writes to tensors through pointers.
         cheap: keep to class 1, which needs no check.
     """
     if not core.SEES_RAW_ACCESS and not trusting:
@@ -72,8 +72,8 @@ def _class_1() -> dict[str, tuple[str, ...]]:
 
 
 _verdicts: dict[tuple[Any, ...], str | None] = {}
-"""What is known of an op's cases with a dtype: why it is not replayed, None if it may be. Nothing of those that did not
-run: there may have been no memory, say."""
+"""By op, dtype and settings, why the op is not replayed; None if it may be. Checks that could not run, as for
+want of memory, are not remembered."""
 
 
 def _checked(device: torch.device) -> Replayable:
@@ -100,9 +100,9 @@ def _checked(device: torch.device) -> Replayable:
 
 @contextmanager
 def _plain(device: torch.device) -> Iterator[None]:
-    """Away from what the caller is inside of: a session may be started anywhere, and its replays run below all that.
+    """Leaves the caller's modes: a session may start inside of any, and replays run below all of them.
 
-    Where settings have changed in an open session, its ops are checked anew between two steps, and are part of neither.
+    If settings change in an open session, ops are checked anew between two steps, and count in neither.
     """
     with ExitStack() as stack:
         stack.callback(core.stand_aside, False)  # first: Ctrl-C may come in between
@@ -123,7 +123,7 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _DidNotRunError(Exception):
-    """Says nothing of the op."""
+    """The check could not run: no verdict on the op."""
 
 
 def _verdict(
@@ -149,13 +149,15 @@ def _differs(case: Case, device: torch.device, dtype: torch.dtype) -> str | None
             held = torch.full((257,), 1.0, dtype=dtype, device=device)  # moves the next allocations
             work = held.mul(2)
             if not torch.equal(_bits(op(*inputs)), first):
-                return "it did not repeat itself to the bit"
+                return "repeated runs are not bit-identical"
             del held, work
     except NotImplementedError:
-        return f"it does not exist on {device.type}"
+        return f"not implemented on {device.type}"
     except Exception as error:  # a session starts without it
         text = str(error).splitlines()
-        raise _DidNotRunError(f"it did not run ({text[0] if text else type(error).__name__})") from None
+        raise _DidNotRunError(
+            f"the check did not run ({text[0] if text else type(error).__name__})"
+        ) from None
     return None
 
 

@@ -1,5 +1,6 @@
-"""What happened: recorded steps as columns, and their files."""
+"""Recorded steps as columns, and their files."""
 
+from ..util.renamed import warn_of_old_name
 from .columns import (
     Category,
     Cause,
@@ -18,7 +19,7 @@ from .columns import (
     Transfers,
     Uses,
 )
-from .departures import Departure
+from .divergences import Divergence
 from .step import StepTrace
 from .trace import Trace
 
@@ -26,7 +27,7 @@ __all__ = [
     "Category",
     "Cause",
     "Declined",
-    "Departure",
+    "Divergence",
     "Makings",
     "Marks",
     "Direction",
@@ -43,3 +44,10 @@ __all__ = [
     "Transfers",
     "Uses",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Departure":
+        warn_of_old_name("trace.", "Departure", "Divergence")
+        return Divergence
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

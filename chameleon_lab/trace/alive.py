@@ -1,4 +1,4 @@
-"""What is alive at one op of a step, and how it adds up: by module, by category, storage by storage."""
+"""The storages alive at one op of a step: by module, by category, storage by storage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..units import format_bytes, format_percent
+from ..util.units import format_bytes, format_percent
 from .columns import Category, StepColumns
 
 _SHOWN_ROWS = 8

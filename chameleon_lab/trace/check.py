@@ -1,4 +1,4 @@
-"""Is a step what it says it is? Asked of every step that comes from a file, which anybody may have made."""
+"""Checks the consistency of every step from a file: files are untrusted."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def check_step(step: StepTrace) -> None:
                 if not (column.low <= int(values.min()) and int(values.max()) < high):
                     raise ValueError(f"{table}.{name} is outside {column.low} to {high - 1}")
             if column.unit == "s" and (np.isinf(values) if column.unknown else ~np.isfinite(values)).any():
-                raise ValueError(f"{table}.{name} holds what is no time")
+                raise ValueError(f"{table}.{name} has values that are not times")
     if int(step.storages.block_bytes.astype(np.float64).sum()) >= MOST_BYTES:
         raise ValueError(f"storages.block_bytes add up to more than {MOST_BYTES}")
     if (step.ops.device_s < 0).any():
-        raise ValueError("ops.device_s holds what is no duration")
+        raise ValueError("ops.device_s has values that are not durations")
 
 
 def _count(step: StepTrace, into: str | int | type[IntEnum]) -> int:

@@ -1,4 +1,4 @@
-"""The trace model: what happened in a training step, as columns.
+"""The trace model: a recorded training step as columns.
 
 A :class:`~chameleon_lab.trace.trace.Trace` is a list of recorded steps. Each holds eleven tables of equally long numpy
 columns. Rows refer to each other by row number within the same step: ``uses.storage`` is a row of ``storages``,
@@ -72,13 +72,13 @@ class Ops(StepTable):
     sequence_nr: np.ndarray = column(
         "int64", "autograd's; a backward op carries its forward op's; -1 unknown", missing=-1
     )
-    thread: np.ndarray = column("int32", "which thread ran it, from 0 in order of appearance", missing=0)
+    thread: np.ndarray = column("int32", "its thread, from 0 in order of appearance", missing=0)
     stack: np.ndarray = index("stacks", "-1 where stacks were not recorded", low=-1, missing=-1)
     start_s: np.ndarray = seconds("host time")
     duration_s: np.ndarray = seconds("host time, stalls included")
     stall_s: np.ndarray = seconds("the part of duration_s spent waiting for transfers", missing=0)
     device_s: np.ndarray = seconds(
-        "what it took on the device, where that was measured; NaN elsewhere, and on the cpu device",
+        "its measured time on the device; NaN if not measured, and on the cpu device",
         unknown=True,
         missing=np.nan,
         since=3,
@@ -87,13 +87,11 @@ class Ops(StepTable):
     resident_peak_bytes: np.ndarray = size("most bytes on the device until the next op starts")
     token: np.ndarray = column(
         "uint32",
-        "hash of name, ranks, dtypes, stage, module, named storages; what is matched",
+        "hash of name, ranks, dtypes, stage, module, named storages, for matching",
         missing=0,
         since=2,
     )
-    plan_op: np.ndarray = column(
-        "int32", "the op of the plan that it was matched to; -1 where there was none", missing=-1, since=2
-    )
+    plan_op: np.ndarray = column("int32", "the matched op of the plan; -1 if none", missing=-1, since=2)
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ class Storages(StepTable):
     """One row per storage that was alive at any time in the step."""
 
     uid: np.ndarray = column("int64", "the same in all steps of a session", missing=-1)
-    bytes: np.ndarray = size("what the tensors asked for")
-    block_bytes: np.ndarray = size("what it takes on the device")
+    bytes: np.ndarray = size("requested by its tensors")
+    block_bytes: np.ndarray = size("taken on the device")
     category: np.ndarray = code(Category)
     module: np.ndarray = index("modules", "of the op that made it, or -1", low=-1)
     name: np.ndarray = index("labels", "of parameters, gradients, optimizer states; else -1", low=-1)
@@ -129,8 +127,8 @@ class Uses(StepTable):
     writes: np.ndarray = column("bool")
     part: np.ndarray = index(
         1 << 20,
-        "of a list op that may run in parts, the element of its lists that the storage belongs to; -1: to all of "
-        "them, or it is no such op",
+        "in a list op that may run in parts, the storage's element of the lists; -1: all of "
+        "them, or another op",
         low=-1,
         missing=-1,
         since=6,
@@ -171,11 +169,9 @@ class Stalls(StepTable):
     issue_s: np.ndarray = seconds("of the transfer", unknown=True, missing=np.nan, since=6)
     copy_start_s: np.ndarray = seconds(unknown=True, missing=np.nan, since=6)
     copy_end_s: np.ndarray = seconds(unknown=True, missing=np.nan, since=6)
-    room_bytes: np.ndarray = size(
-        "of the block that room was made for; 0: nobody asked for any", missing=0, since=6
-    )
+    room_bytes: np.ndarray = size("of the block that needed the room; 0: none", missing=0, since=6)
     room_storage: np.ndarray = index(
-        "storages", "whose block that is; -1: a new one's", low=-1, missing=-1, since=6
+        "storages", "storage of that block; -1: a new one", low=-1, missing=-1, since=6
     )
 
 
@@ -234,8 +230,10 @@ class Makings(StepTable):
     making: np.ndarray = index("makings", "the value's number in the step, ascending")
     op: np.ndarray = index("ops", "in which it was made")
     storage: np.ndarray = index("storages", "that held it from then on")
-    name: np.ndarray = index("names", "the op that made it; -1: a write that nobody can repeat", low=-1)
-    input: np.ndarray = index("storages", "the value's own where that was changed in place; -1 none", low=-1)
+    name: np.ndarray = index("names", "the op that made it; -1: a write that cannot be replayed", low=-1)
+    input: np.ndarray = index(
+        "storages", "an input of it; its own storage after an in-place op; -1 none", low=-1
+    )
     refusal: np.ndarray = column("uint8", "why it cannot be made again; 0 it can", into="reasons")
 
 

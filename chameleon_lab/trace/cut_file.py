@@ -1,4 +1,4 @@
-"""Trace files whose end is missing: what is written so that their steps can be read, and how they are.
+"""Truncated trace files: extra data that makes their steps readable, and its reader.
 
 A Parquet file says at its end where all else is. Trace files say some of it before the data, too, between the
 columns' pages, where readers of Parquet do not look: after the file's first four bytes a lead with the trace's header,
@@ -72,15 +72,15 @@ def whole_steps(data: bytes, template: bytes) -> Whole:
         raise ValueError("the file has no lead")
     header, at = found
     if not isinstance(header.get("steps"), int):
-        raise ValueError("the lead does not say how many steps there are")
+        raise ValueError("the lead lacks the number of steps")
     columns = Reader(_footer(template)).struct()[_ROW_GROUPS][0][_COLUMNS]
     groups: list[dict[int, Any]] = []
     ends: list[int] = []
-    while len(groups) < header["steps"] and (told := _note_at(data, at)) is not None:
-        counts, at = told
+    while len(groups) < header["steps"] and (found := _note_at(data, at)) is not None:
+        counts, at = found
         values = counts.get("values")
         if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
-            raise ValueError("a step does not say how much it holds")
+            raise ValueError("a step lacks its size")
         if len(values) != len(columns):
             raise ValueError(f"a step of {len(values)} columns, and {len(columns)} are known")
         chunks = []
@@ -123,10 +123,10 @@ def _note_at(data: bytes, at: int) -> tuple[dict[str, Any], int] | None:
     if head[:4] != _MARK or len(text) < size or zlib.crc32(text) != int.from_bytes(head[8:12], "little"):
         return None
     try:
-        told = json.loads(text)
+        values = json.loads(text)
     except ValueError:
         return None
-    return (told, text_at + size) if isinstance(told, dict) else None
+    return (values, text_at + size) if isinstance(values, dict) else None
 
 
 def _footer(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What is alive, as a tree of bytes: by module, or by the Python lines that made it. What a flame graph draws."""
+"""The storages alive as a tree of bytes, by module or by Python stack: data of a flame graph."""
 
 from __future__ import annotations
 

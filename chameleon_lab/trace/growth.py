@@ -1,4 +1,4 @@
-"""What grows from step to step: bytes that stay when a step has ended, by what made them. It shows leaks."""
+"""Growth from step to step: bytes left after a step, by producer. It shows leaks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..units import format_bytes
+from ..util.units import format_bytes
 from .columns import Category
 from .flame import own_frames
 from .step import StepTrace
@@ -54,7 +54,7 @@ class Growth:
 
     def __str__(self) -> str:
         if len(self.steps) < 2:
-            return "Growth is told of two steps or more."
+            return "Growth needs two steps or more."
         span = f"from step {self.steps[0]} to {self.steps[-1]}"
         change = self.bytes[-1] - self.bytes[0]
         sign = "−" if change < 0 else "+"

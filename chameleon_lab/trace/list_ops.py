@@ -1,4 +1,4 @@
-"""List ops, such as ``aten::_foreach_mul_``: how finely they may run, and what of them is needed at once.
+"""List ops, such as ``aten::_foreach_mul_``: their parts, and the storages of each part.
 
 A list op does the same for each element of its lists, so a session runs it in parts, of a size that follows from its
 capacity. A trace that was recorded at a larger capacity has larger parts than a smaller one would see. The recorder

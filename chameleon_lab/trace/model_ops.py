@@ -1,4 +1,4 @@
-"""Which ops of a step are the model's own, by which a run is recognised from its first step on."""
+"""A step's ops inside of the model: they identify a run from its first step on."""
 
 from __future__ import annotations
 

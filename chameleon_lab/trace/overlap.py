@@ -1,4 +1,4 @@
-"""How much of the copies compute hides: one definition for reports, figures, the panel and comparisons.
+"""Overlap of copies and compute: one definition for reports, figures, the panel and comparisons.
 
 *Overlap* is the share of the time of the copies in which compute did not wait for a copy of the same direction.
 """

@@ -1,4 +1,4 @@
-"""How much a Parquet file says that it holds, read from its footer without pyarrow.
+"""The declared sizes of a Parquet file, read from its footer without pyarrow.
 
 pyarrow ends the process where the metadata of a column is damaged: ``RowGroupMetaData.column`` lets a C++ exception
 through that Python cannot catch. The footer is Thrift (parquet-format, ``parquet.thrift``):

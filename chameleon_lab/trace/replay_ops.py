@@ -1,4 +1,4 @@
-"""Which ops can run again to give the same bytes: the runtime replays them, and the planner may count on it.
+"""Ops that give the same bytes when run again: the runtime replays them, and the planner may rely on it.
 
 An op is here if it gives new memory or is in place (it writes its first argument, and nothing else), reads nothing but
 its inputs, and gives the same bits for the same inputs under the same settings. One in place needs the value from

@@ -1,4 +1,4 @@
-"""Why stalls are: each in seconds of its copy, the queue before that, missing room, and a trigger that came late.
+"""Causes of stalls, in seconds: the copy, the queue before it, missing room, and a late trigger.
 
 A wait ends when its copy does. The copy was asked for (*due*), was issued when its block had room, began when the link
 was done with those before it, and took its time. Had nothing been in its way, a trigger early enough would have hidden
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..units import format_bytes, format_seconds
+from ..util.units import format_bytes, format_seconds
 from .columns import Cause, Direction, Residencies, Stalls, Transfers
 from .step import StepTrace
 
@@ -172,7 +172,7 @@ def trigger_of(step: StepTrace, stall: int) -> str:
     if cause is Cause.DEMAND:
         return "at its use: nothing had asked for it before"
     if cause is Cause.ACCESS:
-        return "by what reached for it outside of any op"
+        return "by an access outside of any op"
     if cause is Cause.EVICT:
         return "by pressure"
     if not np.isfinite(due):

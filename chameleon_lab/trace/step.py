@@ -1,13 +1,14 @@
-"""One recorded step, and what it can be asked."""
+"""One recorded step, with its queries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..util.renamed import OldName
 from .alive import Alive
 from .columns import StepColumns
-from .departures import Departure, departures
+from .divergences import Divergence, divergences
 from .flame import Node, flame
 from .list_ops import ListRun, list_runs
 
@@ -31,12 +32,14 @@ class StepTrace(StepColumns):
         return flame(self, self.alive(op).rows, by)
 
     @cached_property
-    def departures(self) -> tuple[Departure, ...]:
-        """Where the ops parted from the plan's, in program order; empty where no plan was followed.
+    def divergences(self) -> tuple[Divergence, ...]:
+        """Where the ops differ from the plan's, in program order; empty where no plan was followed.
 
-        See :func:`~chameleon_lab.trace.departures.departures`.
+        See :func:`~chameleon_lab.trace.divergences.divergences`.
         """
-        return departures(self)
+        return divergences(self)
+
+    departures = OldName("divergences")
 
     @cached_property
     def list_runs(self) -> tuple[ListRun, ...]:

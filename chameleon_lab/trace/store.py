@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from ..errors import CutFileError, TraceError
-from ..files import misnomer, oddity, shown, write_then_rename
-from ..progress import bar, tick
+from ..util.files import invalid_name_reason, printable, unusable_reason, write_then_rename
+from ..util.progress import bar, tick
 from .check import check_step
 from .columns import KINDS, TABLES
 from .cut_file import MAGIC, lead_of, mended, note, whole_steps
@@ -80,8 +80,8 @@ def save(trace: Contents, path: str | os.PathLike[str]) -> None:
     pa = _import_pyarrow()
     import pyarrow.parquet as parquet
 
-    if (wrong := misnomer(path)) is not None:
-        raise TraceError(f"{shown(path)}: {wrong}; give another name")
+    if (wrong := invalid_name_reason(path)) is not None:
+        raise TraceError(f"{printable(path)}: {wrong}; give another name")
     try:
         enums = {name: [value.name for value in kind] for name, kind in _ENUMS.items()}
         values: dict[str, Any] = {"version": VERSION, "meta": trace.meta, "enums": enums}
@@ -116,8 +116,8 @@ def load(path: str | os.PathLike[str], partial: bool = False) -> Contents:
     TraceError if it is of a newer version, damaged or no trace at all, OSError if it cannot be opened.
     """
     pa = _import_pyarrow()
-    if (odd := oddity(path, _MOST_BYTES)) is not None:
-        raise TraceError(f"{shown(path)}: {odd}; give a file that Trace.save wrote")
+    if (odd := unusable_reason(path, _MOST_BYTES)) is not None:
+        raise TraceError(f"{printable(path)}: {odd}; give a file that Trace.save wrote")
     with open(path, "rb") as file:
         try:
             return _read(pa, file, path)
@@ -180,7 +180,7 @@ def _read_whole_steps(pa: Any, data: bytes, path: str | os.PathLike[str], cut: C
         except TraceError:
             steps -= 1  # its last pages are there, but not as they were written
             continue
-        lost = f"{shown(path)}: cut after {len(data)} bytes; {steps} of its {of} steps can be read"
+        lost = f"{printable(path)}: cut after {len(data)} bytes; {steps} of its {of} steps can be read"
         return found._replace(lost=lost if found.lost is None else f"{found.lost}; {lost}")
     raise CutFileError(f"{cut}; none of its {of} steps is whole")
 
@@ -202,7 +202,7 @@ def _check_size(file: BinaryIO, path: str | os.PathLike[str]) -> None:
     values, size = stated_size(file)
     if values > _MOST_VALUES or size > _MOST_BYTES:
         raise TraceError(
-            f"{path}: it says that it holds {values} values in {size} bytes, and at most {_MOST_VALUES} in "
+            f"{path}: it declares {values} values in {size} bytes, and at most {_MOST_VALUES} in "
             f"{_MOST_BYTES} are read; save fewer steps"
         )
 

@@ -1,4 +1,4 @@
-"""How a trace's columns are declared: once each, and files, recordings, texts and checks follow the declaration."""
+"""Declarations of a trace's columns: the source for files, recordings, texts and checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded steps, with what they were recorded on: a trace, as it is saved in a file."""
+"""A trace: recorded steps with their environment, as saved in a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .._figures import at_first_use
+from .._lazy import at_first_use
+from ..errors import TraceError
 from . import store
 from .alive import Alive
 from .columns import Ops, Storages, Transfers, Uses
@@ -86,14 +87,14 @@ class Trace:
     def step_figure(self) -> go.Figure:
         """The newest step: resident bytes by category, transfers and stalls, over its time.
 
-        See :func:`~chameleon_lab.lab.figures.step_figure`, which says what is raised.
+        See :func:`~chameleon_lab.lab.figures.step_figures.step_figure`, which says what is raised.
         """
         return at_first_use("step_figure")(self)
 
     def history_figure(self) -> go.Figure:
         """The time of each step, with its stall and its replays.
 
-        See :func:`~chameleon_lab.lab.figures.session_figure`, which says what is raised.
+        See :func:`~chameleon_lab.lab.figures.step_figures.session_figure`, which says what is raised.
         """
         return at_first_use("history_figure")(self)
 
@@ -101,7 +102,7 @@ class Trace:
         """The occupancy over a step (the newest) by category, as a Plotly widget.
 
         With a policy, or a draft of one: what it should do in that step beside what was measured. See
-        :func:`~chameleon_lab.lab.trace_figure.trace_figure`, which says what is raised.
+        :func:`~chameleon_lab.lab.figures.trace_figure.trace_figure`, which says what is raised.
         """
         return at_first_use("trace_figure")(self, policy, step=step)
 
@@ -121,3 +122,20 @@ class Trace:
         and no step is whole). See :func:`chameleon_lab.trace.store.load`.
         """
         return cls(*store.load(path, partial))
+
+
+def newest_step(trace: Trace | StepTrace) -> StepTrace:
+    """The step that stands for a trace: the step itself, or the newest of a trace.
+
+    Raises TraceError if it holds no op, TypeError if it is no trace.
+    """
+    step = trace.last if isinstance(trace, Trace) else trace
+    if not isinstance(step, StepTrace):
+        raise TypeError(
+            f"this is no trace, but {type(trace).__name__}: give what session.trace(), Trace.load or trace_meta returns"
+        )
+    if not len(step.ops):
+        raise TraceError(
+            f"step {step.index} holds no op: record at least one training step inside the session"
+        )
+    return step

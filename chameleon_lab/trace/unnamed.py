@@ -1,4 +1,4 @@
-"""What numbers mean in files that do not name them: traces before version 8, and the steps in policy files."""
+"""The meaning of plain numbers in older files: traces before version 8, and the steps in policy files."""
 
 from __future__ import annotations
 

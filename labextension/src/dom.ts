@@ -28,7 +28,7 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
-/** A name that keeps its end where it is cut: there is the number that tells it from its neighbours. */
+/** A name that keeps its end where it is cut: there is the number that tells it from its neighbors. */
 export function named(name: string, mark?: Node, whole = name): HTMLElement {
   const [start, end] = splitName(name);
   return h(
@@ -44,7 +44,7 @@ export function named(name: string, mark?: Node, whole = name): HTMLElement {
   );
 }
 
-/** A square of a category's colour. */
+/** A square of a category's color. */
 export function swatch(band: string): HTMLElement {
   return h('i', {
     class: 'cl-swatch',

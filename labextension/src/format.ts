@@ -1,4 +1,4 @@
-// Numbers as people read them; the same as chameleon_lab/units.py writes them.
+// Numbers as people read them; the same as chameleon_lab/util/units.py writes them.
 
 const BYTES: [string, number][] = [
   ['GiB', 1024 ** 3],

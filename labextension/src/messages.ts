@@ -1,4 +1,4 @@
-// Written by scripts/protocol.py from chameleon_lab/lab/protocol.py and results.py: change those.
+// Written by scripts/protocol.py from chameleon_lab/lab/panel/protocol.py and results.py: change those.
 
 /** Version of the protocol. Both sides name theirs in every message, and answer no other. */
 export const VERSION = 1;
@@ -642,8 +642,8 @@ export interface IDecision {
    */
   replay_s: number;
   replay_cost_s: number | null;
-  /** Whether an edit forbids to rematerialise it. */
-  never_rematerialise: boolean;
+  /** Whether an edit forbids to rematerialize it. */
+  never_rematerialize: boolean;
   /** Why the runtime has declined to drop it, or empty. */
   declined: string;
   by: 'you' | 'rule' | 'follows' | 'planner';
@@ -985,7 +985,7 @@ export interface IOpenDraftRequest extends IDraftOfRequest {
   rebase?: boolean;
 }
 
-/** A change to a draft's edits; see chameleon_lab.lab.editing.Desk.edit. */
+/** A change to a draft's edits; see chameleon_lab.lab.panel.editing.DraftEditor.edit. */
 export interface IChangeDraftRequest extends IDraftOfRequest {
   change: Change;
   edits?: IEdit[];

@@ -47,8 +47,12 @@ class FakeKernel {
   }
 
   async request(method: string, params: object): Promise<object> {
-    if (method === 'open') {
-      const { path } = params as { path: string };
+    const answer = this._answers[method];
+    return answer ? answer(params as never) : this._drawn(method, params as ISteps);
+  }
+
+  private readonly _answers: Record<string, (params: never) => object | Promise<object>> = {
+    open: ({ path }: { path: string }) => {
       if (path === 'good.json') {
         return { result: { source: `policy:${path}` } };
       }
@@ -57,47 +61,42 @@ class FakeKernel {
       }
       this._opened = true;
       return { result: { source: FILE } };
-    }
-    if (method === 'status') {
-      return { result: this.status };
-    }
-    if (method === 'locate') {
-      return { result: { uid: 100 + (params as ISteps).last } };
-    }
-    if (method === 'storage') {
-      const { uid } = params as { uid: number };
+    },
+    status: () => ({ result: this.status }),
+    locate: ({ last }: ISteps) => ({ result: { uid: 100 + last } }),
+    storage: async ({ uid }: { uid: number }) => {
       await this.beforeStorage?.();
       return { result: { uid, key: 'h.0/aten::gelu.0#0' } };
-    }
-    if (method === 'search' && this.hold) {
-      return new Promise(() => undefined);
-    }
-    if (method === 'point') {
-      const { row } = params as { row: number };
+    },
+    search: (params: ISteps) =>
+      this.hold ? new Promise(() => undefined) : this._drawn('search', params),
+    point: ({ row }: { row: number }) => {
       const touches = { count: 1, bytes: 1, storages: [{ uid: 50 + row }] };
-      return { result: { op: { row, x0: row / 10, x1: row / 10 + 0.05, touches } } };
-    }
-    if (method === 'seek') {
-      const { at, direction } = params as { at: number; direction: number };
+      return { result: { op: { ...opOf(row), touches } } };
+    },
+    seek: ({ at, direction }: { at: number; direction: number }) => {
       const rows = Array.from({ length: this.found }, (_, i) => i * 3);
       const middle = (row: number) => row / 10 + 0.025;
       const next = rows.filter(row => (middle(row) - at) * direction > 1e-9);
       const all = next.length ? next : rows;
       const row = direction > 0 ? all[0] : all[all.length - 1];
-      const op = { row, x0: row / 10, x1: row / 10 + 0.05 };
-      return { result: { op, number: rows.indexOf(row) + 1, count: this.found } };
-    }
-    if (method === 'notes' || method === 'note' || method === 'forget_note') {
-      const { text, index } = params as { text?: string; index?: number };
-      if (text) {
-        const at = { time: 0.5, op: 1 };
-        this.notes.push({ index: this.notes.length, step: 1, op: 1, text, at });
-      } else if (index !== undefined) {
-        this.notes.splice(index, 1);
-      }
+      return { result: { op: opOf(row), number: rows.indexOf(row) + 1, count: this.found } };
+    },
+    notes: () => ({ result: { notes: [...this.notes] } }),
+    note: ({ text }: { text: string }) => {
+      const at = { time: 0.5, op: 1 };
+      this.notes.push({ index: this.notes.length, step: 1, op: 1, text, at });
+      return { result: { notes: [...this.notes] } };
+    },
+    forget_note: ({ index }: { index: number }) => {
+      this.notes.splice(index, 1);
       return { result: { notes: [...this.notes] } };
     }
-    const ofDraft = String((params as ISteps).source).startsWith('draft:');
+  };
+
+  /** What is drawn of steps, and what is found in them. */
+  private _drawn(method: string, params: ISteps): object {
+    const ofDraft = String(params.source).startsWith('draft:');
     if (ofDraft && this.noDraft) {
       throw new LabError('gone', 'the draft is gone.');
     }
@@ -112,6 +111,11 @@ class FakeKernel {
     this.stepCount += 1;
     this.onEvent('status', this.status);
   }
+}
+
+/** An op of a row, a twentieth of the axis long. */
+function opOf(row: number) {
+  return { row, x0: row / 10, x1: row / 10 + 0.05 };
 }
 
 let kernel: FakeKernel;

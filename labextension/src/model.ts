@@ -28,7 +28,7 @@ import {
   type Track
 } from './protocol';
 import type { TrackName } from './timeline/layout';
-import { clamp, type IStretch } from './timeline/scale';
+import { carried, clamp, type IStretch } from './timeline/scale';
 import { readView } from './timeline/tables';
 import { ViewStore } from './timeline/viewStore';
 
@@ -44,6 +44,13 @@ const CLOSEST = 1e-7;
 const FOLLOW_MS = 1000;
 
 export type Drawn = 'measured' | 'draft';
+
+/** Steps as the kernel gives them to be drawn, on an axis of this length. */
+interface IDrawing {
+  scene: IScene;
+  length: number;
+  reply: IAnswer<'view'>;
+}
 
 /** What changed: `scene` redraws all, `view` the drawing, `overlay` what lies over it, `side` the figures round it. */
 export type Change = 'scene' | 'view' | 'overlay' | 'side';
@@ -178,18 +185,10 @@ export class LabModel {
     this.views.clear();
     this.selected = null;
     this.found = null;
-    this.summary = null;
-    this.brush = null;
-    this.box = null;
-    this.boxed = null;
-    this.op = null;
-    this.alive = null;
     this.notes = [];
     this.cursor = null;
     this.error = null;
-    this.stallNumber = 0;
-    this.peakNumber = 0;
-    this.foundNumber = 0;
+    this._forgetAnswers();
   }
 
   private _heard(status: IStatus): void {
@@ -276,68 +275,89 @@ export class LabModel {
     const turn = ++this._showing;
     const asked = this._asked(steps, as);
     await this._ask(async () => {
-      const { result: scene } = await client.request('scene', asked);
-      const own = scene.length[this.axis];
-      // A draft is drawn on the axis of what ran, which may reach further.
-      const length = as === 'draft' ? Math.max(own, this._measured?.[this.axis] ?? 0) : own;
-      const reply = await client.request('view', {
-        ...asked,
-        axis: this.axis,
-        start: 0,
-        end: length,
-        width: this.width,
-        height: this.height,
-        rows: this.rows
-      });
+      const answer = await this._drawing(client, asked, as);
       const sameSource = this.steps?.source === steps.source;
       const chosen = this.selected;
-      const selected = this.selected && sameSource ? await this._again(client, asked) : null;
+      const selected = chosen && sameSource ? await this._again(client, asked) : null;
       if (turn !== this._showing) {
         return;
       }
-      const switched = as !== this.drawn;
-      const before = this.scene ? this.length : null;
-      const whole = before === null || this.shown.end - this.shown.start > before * 0.999;
-      this.drawn = as;
-      if (as === 'measured') {
-        this._measured = scene.length;
-      }
-      this.steps = steps;
-      this.scene = scene;
-      this.views.clear();
-      this.views.overview = readView(reply.result, reply.buffers);
-      if (!following || this._failedFollowing) {
-        this.error = null;
-      }
-      this.brush = null;
-      this.summary = null;
-      this.box = null;
-      this.boxed = null;
-      this.op = null;
-      this.stallNumber = 0;
-      this.peakNumber = 0;
-      this.foundNumber = 0;
-      const scaled = switched ? 1 : before ? length / before : null;
-      const share = sameSource ? scaled : null;
-      this.shown =
-        whole || share === null
-          ? { start: 0, end: length }
-          : this._clamped({ start: this.shown.start * share, end: this.shown.end * share });
       const hadAlive = this.alive !== null;
       const newer = this.selected !== chosen ? this.selected?.key : undefined; // selected while the kernel answered
+      const clears = !following || this._failedFollowing;
+      this._take(steps, as, answer, clears);
       this.selected = selected;
-      this.alive = null;
       this._emit('scene');
       if (newer !== undefined && sameSource) {
         await this.selectKey(newer);
       }
-      await this._readNotes();
-      await this.search(this.query);
-      if (hadAlive) {
-        await this.ask(undefined, true);
-      }
-      this._wantDetail();
+      await this._askAgain(hadAlive);
     }, following);
+  }
+
+  /** What there is to draw of steps, as a whole. */
+  private async _drawing(client: KernelClient, asked: ISteps, as: Drawn): Promise<IDrawing> {
+    const { result: scene } = await client.request('scene', asked);
+    const own = scene.length[this.axis];
+    // A draft is drawn on the axis of what ran, which may reach further.
+    const length = as === 'draft' ? Math.max(own, this._measured?.[this.axis] ?? 0) : own;
+    const reply = await client.request('view', {
+      ...asked,
+      axis: this.axis,
+      start: 0,
+      end: length,
+      width: this.width,
+      height: this.height,
+      rows: this.rows
+    });
+    return { scene, length, reply };
+  }
+
+  /** Have these steps take the place of what is drawn. `clears`: the last error goes with that. */
+  private _take(
+    steps: ISteps,
+    as: Drawn,
+    { scene, length, reply }: IDrawing,
+    clears: boolean
+  ): void {
+    const before = this.scene && this.steps?.source === steps.source ? this.length : null;
+    const shown = carried(this.shown, before, length, as !== this.drawn);
+    this.drawn = as;
+    if (as === 'measured') {
+      this._measured = scene.length;
+    }
+    this.steps = steps;
+    this.scene = scene;
+    this.views.clear();
+    this.views.overview = readView(reply.result, reply.buffers);
+    if (clears) {
+      this.error = null;
+    }
+    this._forgetAnswers();
+    this.shown = this._clamped(shown);
+  }
+
+  /** Forget what was said of the steps that were drawn. */
+  private _forgetAnswers(): void {
+    this.brush = null;
+    this.summary = null;
+    this.box = null;
+    this.boxed = null;
+    this.op = null;
+    this.alive = null;
+    this.stallNumber = 0;
+    this.peakNumber = 0;
+    this.foundNumber = 0;
+  }
+
+  /** Ask of the steps that are drawn now what was known of those before. */
+  private async _askAgain(alive: boolean): Promise<void> {
+    await this._readNotes();
+    await this.search(this.query);
+    if (alive) {
+      await this.ask(undefined, true);
+    }
+    this._wantDetail();
   }
 
   /** The selected storage in other steps, where most have another uid; null where they do not have it. */
@@ -578,7 +598,7 @@ export class LabModel {
   }
 
   /** Sum up a stretch of the axis, or forget it. */
-  async summarise(stretch: IStretch | null): Promise<void> {
+  async summarize(stretch: IStretch | null): Promise<void> {
     this.brush = stretch;
     this.summary = null;
     this._emit('overlay');

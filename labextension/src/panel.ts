@@ -135,7 +135,7 @@ export class ChameleonPanel extends Widget {
 
     this.model.changed.connect(this._onChange, this);
     this._connection = new Connection(_follower, this.model, () => this.update());
-    _themes?.themeChanged.connect(this._recolour, this);
+    _themes?.themeChanged.connect(this._recolor, this);
     this.update();
   }
 
@@ -165,7 +165,7 @@ export class ChameleonPanel extends Widget {
     if (this.isDisposed) {
       return;
     }
-    this._themes?.themeChanged.disconnect(this._recolour, this);
+    this._themes?.themeChanged.disconnect(this._recolor, this);
     this._connection.dispose();
     this.editing.dispose();
     this._flame.dispose();
@@ -282,11 +282,11 @@ export class ChameleonPanel extends Widget {
     this.timeline.focus();
   }
 
-  private _recolour(): void {
+  private _recolor(): void {
     // The theme's style sheet is in place one frame after it is said to be.
     requestAnimationFrame(() => {
-      this.timeline.recolour();
-      this.comparing.recolour();
+      this.timeline.recolor();
+      this.comparing.recolor();
     });
   }
 

@@ -77,7 +77,7 @@ test('a name that holds its module does not say it twice', () => {
   expect(placedName(named('h.3/aten::gelu.0#1', 'h.3'))).toBe('output of gelu, h.3');
 });
 
-test('categories have the colour of their band', () => {
+test('categories have the color of their band', () => {
   expect([0, 1, 2, 3, 4, 5].map(category => BANDS[bandOf(category)].id)).toEqual([
     'param',
     'grad',

@@ -1,9 +1,9 @@
-// What storages, ops and stages are called, and which of the panel's colours a category has.
+// What storages, ops and stages are called, and which of the panel's colors a category has.
 
 import { formatBytes } from './format';
 import { CATEGORIES, type IFloor, type IStorage } from './protocol';
 
-/** The categories' bands, bottom first: as `BANDS` in chameleon_lab/lab/scene.py. */
+/** The categories' bands, bottom first: as `BANDS` in chameleon_lab/lab/panel/scene.py. */
 export const BANDS = [
   { id: 'param', name: 'Parameters', short: 'Params' },
   { id: 'opt', name: 'Optimizer states', short: 'Optimizer' },
@@ -68,7 +68,7 @@ export function shortOp(name: string): string {
 
 const SHORT_NAME = 14;
 
-/** A long dotted name in two: the start, which may be cut, and the end, which tells it from its neighbours. */
+/** A long dotted name in two: the start, which may be cut, and the end, which tells it from its neighbors. */
 export function splitName(name: string): [start: string, end: string] {
   const dots = /(?:\.\d+(?:\.[^\s.]+)*|\.[^\s.]+)$/.exec(name);
   return name.length <= SHORT_NAME || !dots || !dots.index

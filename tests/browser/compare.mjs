@@ -1,15 +1,10 @@
 // Draws boxes in the block map, points at ops and modules, steps through peaks, and compares steps and policies.
-import { cellRunner, inLab, longestBar, openPanel, redrawn, settled, theme } from './lab.mjs';
+import { besidePanel, longestBar, redrawn, settled, stepChosen, theme } from './lab.mjs';
 
-await inLab(async (page, picture) => {
-  const found = {};
-  const panel = await openPanel(page);
-  const run = cellRunner(page, 'compare');
+await besidePanel('compare', async ({ page, picture, panel, run, found }) => {
   found.ran = [await run(0), await run(1), await run(2)];
   await panel.getByText(/Live · 6 steps/).waitFor();
-  await page.waitForFunction(() =>
-    document.querySelector('.cl-toolbar select').value.includes(',5,5]')
-  );
+  await stepChosen(page, 5);
   await settled(page);
   const overlay = panel.locator('.cl-main .cl-overlay');
   const inspector = panel.locator('.cl-main .cl-inspector');
@@ -146,10 +141,9 @@ await inLab(async (page, picture) => {
   await compare.getByRole('button', { name: 'Close' }).click();
   await overlay.waitFor();
   found.closed = await compare.isHidden();
-  return found;
 });
 
-/** Share of each lane of the comparison that is not its most common colour. */
+/** Share of each lane of the comparison that is not its most common color. */
 function lanes(page) {
   return page.evaluate(() => {
     const canvas = document.querySelector('.cl-compare canvas');

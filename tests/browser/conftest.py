@@ -1,14 +1,13 @@
 """A real JupyterLab on a free port of this machine, and Chromium to drive it."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hangs import HANGS_AFTER_S
 
-from benchmarks.lab_server import ServerError, jupyter_lab, notebook_url, require_tools
+from benchmarks.lab.server import ServerError, browser_check, jupyter_lab, notebook_url, require_tools
 from chameleon_lab.trace import Trace
 
 ROOT = Path(__file__).parents[2]
@@ -191,7 +190,7 @@ for _ in range({steps}):
     model(torch.randn(64, {width})).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()""",
-        "from chameleon_lab.lab import comm as line\n"
+        "from chameleon_lab.lab.panel import comm as line\n"
         "for panel, _ in list(line._line._comms.values()):\n"
         "    panel.send({'version': 99, 'type': 'event', 'name': 'status', 'body': {}})\n"
         "    panel.send('nonsense')\n"
@@ -257,16 +256,12 @@ def in_browser(lab_address: str, tmp_path: Path) -> Callable[..., dict]:
     def run(check: str, notebook: str = "empty") -> dict:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         for attempt in range(2):
-            done = subprocess.run(
-                [
-                    *("node", str(Path(__file__).with_name(f"{check}.mjs"))),
-                    notebook_url(lab_address, notebook),
-                    *(str(SCREENSHOTS / f"{check}.png"), str(tmp_path / f"profile-{attempt}")),
-                ],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=HANGS_AFTER_S,  # each wait within it has the limit of lab.mjs, so that it says which
+            done = browser_check(
+                Path(__file__).with_name(f"{check}.mjs"),
+                notebook_url(lab_address, notebook),
+                SCREENSHOTS / f"{check}.png",
+                tmp_path / f"profile-{attempt}",
+                timeout_s=HANGS_AFTER_S,
             )
             if done.returncode != BROWSER_DIED:
                 break

@@ -82,7 +82,7 @@ await inLab(async (page, picture) => {
   return found;
 });
 
-/** A fingerprint of every canvas in a cell, and how many pixels have the colour of a stall. */
+/** A fingerprint of every canvas in a cell, and how many pixels have the color of a stall. */
 function pixels(cell) {
   return cell.evaluate(element => {
     let red = 0;
@@ -107,7 +107,7 @@ function pixels(cell) {
   });
 }
 
-/** Where the first bar of a chart is on the page, if it is drawn: its uppermost pixel in the colour of an activation. */
+/** Where the first bar of a chart is on the page, if it is drawn: its uppermost pixel in the color of an activation. */
 async function firstBar(cell) {
   return cell.evaluate(element => {
     const stack = [element];

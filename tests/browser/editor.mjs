@@ -1,20 +1,7 @@
 // Edits a policy beside a notebook that trains: table, block map, draft, dry run, enable, files, and a kernel that dies.
-import {
-  cellRunner,
-  inLab,
-  insight,
-  kernelIdle,
-  openPanel,
-  settled,
-  theme,
-  writeFile
-} from './lab.mjs';
+import { besidePanel, kernelIdle, restartKernel, settled, theme, writeFile } from './lab.mjs';
 
-await inLab(async (page, picture) => {
-  const found = {};
-  const run = cellRunner(page, 'edit');
-  const look = insight(page);
-  const panel = await openPanel(page);
+await besidePanel('edit', async ({ page, picture, panel, run, look, found }) => {
   const bar = panel.locator('.cl-bar-bottom');
   const figures = async row =>
     (await bar.locator(`tr.${row} .cl-figure`).allTextContents()).map(text => text.trim());
@@ -236,12 +223,7 @@ await inLab(async (page, picture) => {
   await picture('dark');
 
   // Another kernel: the draft that was not enabled is offered; the file brings its edits.
-  await page.evaluate(async () => {
-    const panel = [...window.jupyterapp.shell.widgets('main')].find(
-      w => w.title.label === 'edit.ipynb'
-    );
-    await panel.sessionContext.restartKernel();
-  });
+  await restartKernel(page, 'edit');
   await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   const offer = panel.locator('.cl-offer');
   await offer.getByText(/kept in this panel/).waitFor();
@@ -277,5 +259,4 @@ await inLab(async (page, picture) => {
   await page.keyboard.press('ArrowUp');
   await page.keyboard.press('ArrowUp');
   found.grown = (await height()) - low;
-  return found;
 });

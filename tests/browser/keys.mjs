@@ -1,14 +1,10 @@
 // The panel's keys: what they do, where they hold, and that the settings can give others.
-import { cellRunner, execute, inLab, insight, openPanel } from './lab.mjs';
+import { besidePanel, execute } from './lab.mjs';
 
 const SHORTCUTS = '@jupyterlab/shortcuts-extension:shortcuts';
 
-await inLab(async (page, picture) => {
-  const found = {};
-  const look = insight(page);
+await besidePanel('keys', async ({ page, picture, panel, run, look, found }) => {
   const press = key => page.keyboard.press(key);
-  const panel = await openPanel(page);
-  const run = cellRunner(page, 'keys');
   await run(0);
   await run(1);
   await panel.getByText('Live · 4 steps').waitFor();
@@ -88,5 +84,4 @@ await inLab(async (page, picture) => {
   await press('q');
   found.given = (await shown()) > narrow;
   await rebind('{}');
-  return found;
 });

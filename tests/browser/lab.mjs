@@ -46,6 +46,16 @@ export function cellRunner(page, notebook) {
     );
 }
 
+/** Restart the kernel of a notebook; resolves when it has. */
+export function restartKernel(page, notebook) {
+  return page.evaluate(async notebook => {
+    const panel = [...window.jupyterapp.shell.widgets('main')].find(
+      w => w.title.label === `${notebook}.ipynb`
+    );
+    await panel.sessionContext.restartKernel();
+  }, notebook);
+}
+
 /** Run a command of JupyterLab's. */
 export function execute(page, id, args) {
   return page.evaluate(
@@ -62,7 +72,7 @@ export async function theme(page, name) {
   }
   await execute(page, 'apputils:change-theme', { theme: `JupyterLab ${name}` });
   await page.waitForFunction(light => document.body.dataset.jpThemeLight === light, light);
-  await drawn(page); // the panel reads its colours a frame later, and draws at the next one
+  await drawn(page); // the panel reads its colors a frame later, and draws at the next one
   await drawn(page);
 }
 
@@ -99,6 +109,14 @@ export function insight(page) {
       },
       [String(what), argument ?? null]
     );
+}
+
+/** Resolves when the list of steps in the panel stands at one of them. */
+export function stepChosen(page, step) {
+  return page.waitForFunction(
+    step => document.querySelector('.cl-toolbar select').value.includes(`,${step},${step}]`),
+    step
+  );
 }
 
 /** Write a file into the folder of the notebooks: loops in them end when theirs is there. */
@@ -173,8 +191,8 @@ export async function longestBar(page, track) {
   return { x: box.x + x, y: box.y + y };
 }
 
-/** How many different colours each track has, and how many pixels are not its ground. */
-export function coloursByTrack(page) {
+/** How many different colors each track has, and how many pixels are not its ground. */
+export function colorsByTrack(page) {
   return page.evaluate(() => {
     const canvas = document.querySelector('.cl-tracks');
     const context = canvas.getContext('2d');
@@ -193,29 +211,80 @@ export function coloursByTrack(page) {
       }
       const drawn = data.length / 4 - Math.max(...counts.values());
       const key = name.querySelector('.cl-name > span').textContent;
-      tracks[key] = { colours: counts.size, drawn, pixels: data.length / 4, hash: hashOf(data) };
+      tracks[key] = { colors: counts.size, drawn, pixels: data.length / 4, hash: hashOf(data) };
     }
     return tracks;
   });
+}
+
+/** What a check may take from its start on; Python, which can only kill it, waits longer. */
+const CHECK_ENDS_WITHIN_MS = 1000 * Number(process.env.CHECK_ENDS_WITHIN_S ?? 1200);
+/** What the last picture, and then the browser's end, may take once a check has failed. */
+const CLOSES_WITHIN_MS = 10000;
+
+/**
+ * The one limit of all that is waited for. Many calls of the browser's have none of their own (`evaluate`, the mouse,
+ * the browser's start and end). When the time is over, the browser is closed: what waits for it then fails, and says
+ * in which line. The process ends in any case.
+ */
+class Limit {
+  constructor(beforeClosing) {
+    this._beforeClosing = beforeClosing;
+  }
+
+  /** Null while there is time; then what is to be said. */
+  passed = null;
+  browser = null;
+
+  /** From now on, `what` may take so long. */
+  begin(what, limit_ms) {
+    clearTimeout(this._timer);
+    this._timer = setTimeout(
+      () => this._end(`${what} does not end within ${Math.round(limit_ms / 1000)} s.`),
+      limit_ms
+    );
+  }
+
+  end() {
+    clearTimeout(this._timer);
+  }
+
+  async _end(passed) {
+    this.passed = passed;
+    setTimeout(() => {
+      console.error(
+        `${passed} It waits for nothing of the browser, or the browser does not close.`
+      );
+      process.exit(1); // Playwright kills Chromium then
+    }, 2 * CLOSES_WITHIN_MS);
+    await this._beforeClosing();
+    await this.browser?.close();
+  }
 }
 
 /**
  * Open JupyterLab and hand `check` the page, and a function that keeps a named screenshot; print what it returns,
  * with the page's errors.
  */
-export async function inLab(check) {
+export async function inLab(check, { limit_ms = null } = {}) {
   const [url, screenshot, profile] = process.argv.slice(2);
   const errors = [];
-  let browser;
+  let page;
   let died = false;
+  const lastPicture = () =>
+    page?.screenshot({ path: screenshot, timeout: CLOSES_WITHIN_MS }).catch(() => undefined);
+  const limit = new Limit(lastPicture);
+  limit.begin('The start of the browser', CHECK_ENDS_WITHIN_MS);
   try {
-    browser = await chromium.launchPersistentContext(profile, {
+    const browser = await chromium.launchPersistentContext(profile, {
       executablePath: '/usr/bin/chromium',
       args: FLAGS,
+      timeout: HANGS_AFTER_MS,
       viewport: { width: 1600, height: 1000 },
       permissions: ['clipboard-read', 'clipboard-write']
     });
-    const page = await browser.newPage();
+    limit.browser = browser;
+    page = await browser.newPage();
     page.setDefaultTimeout(HANGS_AFTER_MS);
     page.on('console', message => {
       if (message.type() === 'error') {
@@ -235,16 +304,33 @@ export async function inLab(check) {
     await theme(page, 'Light'); // whatever the check before this one left
     const picture = (name, part = page, options = {}) =>
       part.screenshot({ path: screenshot.replace(/\.png$/, `-${name}.png`), ...options });
-    let found;
-    try {
-      found = await check(page, picture);
-    } finally {
-      await page.screenshot({ path: screenshot });
-    }
+    limit.begin('The check', limit_ms ?? CHECK_ENDS_WITHIN_MS - performance.now());
+    const found = await check(page, picture);
+    await page.screenshot({ path: screenshot });
     console.log(JSON.stringify({ ...found, errors }));
+    await browser.close();
+    limit.end();
   } catch (error) {
+    if (limit.passed) {
+      console.error(`${limit.passed} It waits for:`);
+    } else {
+      await lastPicture();
+    }
     console.error(error, errors);
-    process.exit(died || !browser ? BROWSER_DIED : 1);
+    process.exit((died || !limit.browser) && !limit.passed ? BROWSER_DIED : 1);
   }
-  await browser.close();
+}
+
+/**
+ * `inLab`, with the panel open beside a notebook. `check` gets the page, the panel's element, functions that run a cell
+ * of that notebook, look into the panel and keep a screenshot, and an object for what it finds, which is its answer.
+ */
+export function besidePanel(notebook, check) {
+  return inLab(async (page, picture) => {
+    const panel = await openPanel(page);
+    const found = {};
+    const run = cellRunner(page, notebook);
+    await check({ page, picture, panel, run, look: insight(page), found });
+    return found;
+  });
 }

@@ -103,7 +103,7 @@ await inLab(async (page, picture) => {
   return found;
 });
 
-/** What the panel draws: its notebook, the ops and whether the timeline has more than one colour. */
+/** What the panel draws: its notebook, the ops and whether the timeline has more than one color. */
 async function describe(page) {
   await settled(page);
   return page.evaluate(() => {

@@ -83,52 +83,76 @@ export function unreadable(page) {
       return range.getBoundingClientRect();
     };
     const [cut, clipped, overlapping, boxes] = [[], [], [], []];
-    for (const node of texts) {
-      const box = boxOf(node);
-      let seen = { left: box.left, right: box.right, top: box.top, bottom: box.bottom };
-      let lost = false;
-      for (let up = node; up && up !== panel.parentElement; up = up.parentElement) {
-        const style = getComputedStyle(up);
-        if (style.overflowX === 'visible' && style.overflowY === 'visible') {
-          continue;
-        }
-        const at = up.getBoundingClientRect();
-        const slack = style.textOverflow === 'ellipsis' ? 0.6 : 1.5;
-        const scrolls =
-          ['auto', 'scroll'].includes(style.overflowX) && up.scrollWidth > up.clientWidth;
-        if (!lost && !scrolls && (seen.right > at.right + slack || seen.left < at.left - slack)) {
-          lost = true;
-          if (style.textOverflow === 'ellipsis' || up === node) {
-            const told = node.closest('[title]')?.title || node.closest('label, button')?.title;
-            const words = named(node).split(/\s+/);
-            if (!told || !words.every(word => told.includes(word))) {
-              cut.push(named(node));
-            }
-          } else {
-            clipped.push(named(node));
-          }
-        }
-        seen = {
+    const isTold = node => {
+      const told = node.closest('[title]')?.title || node.closest('label, button')?.title;
+      const words = named(node).split(/\s+/);
+      return Boolean(told) && words.every(word => told.includes(word));
+    };
+    /** What a box leaves of a text within it, and whether that loses some of it at the sides. */
+    const within = (seen, up, style) => {
+      const at = up.getBoundingClientRect();
+      const slack = style.textOverflow === 'ellipsis' ? 0.6 : 1.5;
+      const scrolls =
+        ['auto', 'scroll'].includes(style.overflowX) && up.scrollWidth > up.clientWidth;
+      return {
+        loses: !scrolls && (seen.right > at.right + slack || seen.left < at.left - slack),
+        left: {
           left: Math.max(seen.left, at.left),
           right: Math.min(seen.right, at.right),
           top: Math.max(seen.top, at.top),
           bottom: Math.min(seen.bottom, at.bottom)
-        };
+        }
+      };
+    };
+    /** The boxes round a text that do not let it out, the inner ones first. */
+    const boundsOf = node => {
+      const bounds = [];
+      for (let up = node; up && up !== panel.parentElement; up = up.parentElement) {
+        const style = getComputedStyle(up);
+        if (style.overflowX !== 'visible' || style.overflowY !== 'visible') {
+          bounds.push([up, style]);
+        }
       }
+      return bounds;
+    };
+    const findFault = (node, up, style) => {
+      if (style.textOverflow !== 'ellipsis' && up !== node) {
+        clipped.push(named(node));
+      } else if (!isTold(node)) {
+        cut.push(named(node));
+      }
+    };
+    /** What can be seen of a text; fault is found with the first box that loses some of it. */
+    const seenOf = node => {
+      let seen = boxOf(node);
+      let lost = false;
+      for (const [up, style] of boundsOf(node)) {
+        const { loses, left } = within(seen, up, style);
+        if (loses && !lost) {
+          lost = true;
+          findFault(node, up, style);
+        }
+        seen = left;
+      }
+      return seen;
+    };
+    for (const node of texts) {
+      const seen = seenOf(node);
       if (seen.right - seen.left > 1 && seen.bottom - seen.top > 4) {
         boxes.push([seen, node]);
       }
     }
-    boxes.forEach(([a, one], i) => {
-      for (const [b, two] of boxes.slice(i + 1)) {
-        const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-        const tall = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-        // Lines of text touch; a sticky head covers the rows that are scrolled under it.
-        if (wide > 2 && tall > 5 && !one.contains(two) && !two.contains(one)) {
-          if (!one.closest('thead') !== !two.closest('thead')) {
-            continue;
-          }
-          overlapping.push(`${named(one)} | ${named(two)}`);
+    /** Lines of text touch; a sticky head covers the rows that are scrolled under it. */
+    const overlap = ([a, one], [b, two]) => {
+      const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const tall = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      const apart = !one.contains(two) && !two.contains(one);
+      return wide > 2 && tall > 5 && apart && !one.closest('thead') === !two.closest('thead');
+    };
+    boxes.forEach((one, i) => {
+      for (const two of boxes.slice(i + 1)) {
+        if (overlap(one, two)) {
+          overlapping.push(`${named(one[1])} | ${named(two[1])}`);
         }
       }
     });

@@ -17,9 +17,10 @@ def save_trace(path: Path) -> None:
     sys.path.insert(0, str(HERE.parent / "unit"))
     from synthetic import blocks_step
 
-    from chameleon_lab.lab.predicted import predicted_step
-    from chameleon_lab.policy import Link, plan
-    from chameleon_lab.policy.memory import step_op_times
+    from chameleon_lab.lab.panel.predicted import predicted_step
+    from chameleon_lab.planner import plan
+    from chameleon_lab.planner.memory import step_op_times
+    from chameleon_lab.policy import Link
     from chameleon_lab.trace import Trace
 
     step = blocks_step()

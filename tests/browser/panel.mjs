@@ -1,24 +1,19 @@
 // Trains in a notebook with the panel beside it: tracks, zoom, search, selection, a running cell, files, a restart.
 import {
-  cellRunner,
-  coloursByTrack,
+  besidePanel,
+  colorsByTrack,
   drawn,
-  inLab,
-  insight,
   longestBar,
-  openPanel,
   redrawn,
+  restartKernel,
   settled,
+  stepChosen,
   theme,
   writeFile
 } from './lab.mjs';
 
-await inLab(async (page, picture) => {
-  const found = {};
+await besidePanel('train', async ({ page, picture, panel, run, look, found }) => {
   const notebook = page.locator('.jp-NotebookPanel:visible');
-  const run = cellRunner(page, 'train');
-  const look = insight(page);
-  const panel = await openPanel(page);
   found.before = await panel.locator('.cl-notice h2').textContent();
 
   const listed = panel.locator('.cl-tabs [role="status"]').getByText(/^[1-9]\d* storages?, /);
@@ -30,12 +25,10 @@ await inLab(async (page, picture) => {
   await panel.getByText(/Live · 6 steps/).waitFor();
   await page.waitForFunction(() => document.querySelector('.cl-tracks')?.width > 100);
   await panel.getByRole('combobox', { name: 'Steps drawn' }).waitFor();
-  await page.waitForFunction(() =>
-    document.querySelector('.cl-toolbar select').value.includes(',5,5]')
-  );
+  await stepChosen(page, 5);
   await settled(page);
   found.answers = await panel.locator('.cl-how').textContent();
-  found.colours = await coloursByTrack(page);
+  found.colors = await colorsByTrack(page);
   await picture('light');
 
   // Zoom with the keys and with the wheel; what is drawn changes, and Fit brings it back.
@@ -135,7 +128,7 @@ await inLab(async (page, picture) => {
   await steps.selectOption(several);
   await panel.getByText('All steps').waitFor();
   await settled(page);
-  found.several = await coloursByTrack(page);
+  found.several = await colorsByTrack(page);
   await picture('steps');
   await panel.getByRole('button', { name: 'Time', exact: true }).click();
   await panel.getByRole('button', { name: 'By storage' }).click();
@@ -206,17 +199,12 @@ await inLab(async (page, picture) => {
   await theme(page, 'Dark');
   do {
     await drawn(page); // the file's steps may come after the theme
-    found.dark = await coloursByTrack(page);
+    found.dark = await colorsByTrack(page);
   } while (!found.dark['Whole step'].drawn);
   await picture('dark');
 
   // A kernel that restarts has nothing to draw, until the extension is loaded again.
-  await page.evaluate(async () => {
-    const panel = [...window.jupyterapp.shell.widgets('main')].find(
-      w => w.title.label === 'train.ipynb'
-    );
-    await panel.sessionContext.restartKernel();
-  });
+  await restartKernel(page, 'train');
   await panel.getByText('This kernel has not loaded Chameleon Lab').waitFor();
   await run(0);
   await panel.getByText('No session yet').waitFor();
@@ -235,7 +223,6 @@ await inLab(async (page, picture) => {
   await run(4);
   await panel.getByText('No session yet').waitFor();
   found.called = true;
-  return found;
 });
 
 /** Changes when what is drawn does. */

@@ -23,7 +23,7 @@ await inLab(async (page, picture) => {
     await model.selectKey('model.blocks.2.mlp.gelu/aten::gelu.0#0');
   });
   await panel.locator('.cl-choices').waitFor();
-  await look(({ timeline }) => timeline.recolour()); // in the font of the tests
+  await look(({ timeline }) => timeline.recolor()); // in the font of the tests
 
   const mask = PLANNED.map(part => panel.locator(part));
   const shoot = async (name, compared = true) => {

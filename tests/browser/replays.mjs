@@ -1,7 +1,7 @@
 // Replays beside swaps: drawn, edited, tried and enabled; the draft as it is drawn, in a narrow panel, after a reload.
 import {
   cellRunner,
-  coloursByTrack,
+  colorsByTrack,
   drawn,
   inLab,
   insight,
@@ -41,7 +41,7 @@ await inLab(async (page, picture) => {
   found.banner = await panel.locator('.cl-banner[role=alert]').innerText(); // nothing went wrong while the session began
 
   // Their own track, dots in the block map, and words at the pointer.
-  found.tracks = await coloursByTrack(page);
+  found.tracks = await colorsByTrack(page);
   found.legend = await panel.locator('.cl-key').innerText();
   const replay = await longestBar(page, 'replays');
   await page.mouse.move(replay.x, replay.y);
@@ -68,14 +68,14 @@ await inLab(async (page, picture) => {
   await filter.fill('remat');
   await page.waitForFunction(() => {
     const cells = [...document.querySelectorAll('.cl-space .cl-col-decision')];
-    return cells.length > 2 && cells.every(cell => cell.innerText.includes('Rematerialise'));
+    return cells.length > 2 && cells.every(cell => cell.innerText.includes('Rematerialize'));
   });
   await rows.nth(0).click();
   await rows.nth(2).click({ modifiers: ['Shift'] });
   const together = panel.locator('.cl-together');
   await together.getByText('3 selected').waitFor();
   await picture('together');
-  await together.getByRole('button', { name: 'Never rematerialise' }).click();
+  await together.getByRole('button', { name: 'Never rematerialize' }).click();
   await planned('3 changes by you');
   await filter.fill('by:you');
   await panel
@@ -90,7 +90,7 @@ await inLab(async (page, picture) => {
   await page.keyboard.press('Control+z');
   await bar.getByText('No changes: the draft is what is in force.').waitFor();
 
-  // One that the planner does not rematerialise, from its card.
+  // One that the planner does not rematerialize, from its card.
   const other = await look(async ({ editing: { editor } }) => {
     await editor.setFilter({ query: 'category:act' });
     const { rows } = (
@@ -104,7 +104,7 @@ await inLab(async (page, picture) => {
     return rows.find(row => row.replay_cost_s && !row.drops).storage;
   });
   await look(({ editing }, storage) => editing.show(storage), other);
-  const card = panel.locator('.cl-card[data-action="rematerialise"]');
+  const card = panel.locator('.cl-card[data-action="rematerialize"]');
   await card.getByText(/^A replay takes/).waitFor();
   await page.waitForFunction(
     () => !document.querySelector('.cl-cards').innerText.includes('planning…')
@@ -123,14 +123,14 @@ await inLab(async (page, picture) => {
     }, other);
   found.made = [await made()];
   await drawn(page);
-  const measured = await coloursByTrack(page);
+  const measured = await colorsByTrack(page);
   await panel.getByRole('button', { name: 'Draft', exact: true }).click();
   await page.waitForFunction(() =>
     document.querySelector('.cl-overlay').getAttribute('aria-label').includes('predicted')
   );
   found.made.push(await made());
   await drawn(page);
-  const predicted = await coloursByTrack(page);
+  const predicted = await colorsByTrack(page);
   found.differs = Object.keys(measured).filter(
     name => measured[name].hash !== predicted[name].hash
   );

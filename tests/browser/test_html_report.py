@@ -1,14 +1,15 @@
 """Pages that are kept as files draw themselves in a browser that reaches no network."""
 
 import re
-import subprocess
 from pathlib import Path
 
 from hangs import HANGS_AFTER_S
 from synthetic import gpt_step
 
-from chameleon_lab.lab.html_report import html_report
-from chameleon_lab.policy import Link, plan
+from benchmarks.lab.server import bounded
+from chameleon_lab.lab.figures.html_report import html_report
+from chameleon_lab.planner import plan
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import Trace
 
 
@@ -30,17 +31,14 @@ def test_a_chart_draws_itself_without_a_network(tmp_path):
 
 def opened(page: Path) -> str:
     """The document after Chromium has run the page's scripts, with what went wrong behind it."""
-    done = subprocess.run(
+    done = bounded(
         [
             *("/usr/bin/chromium", "--headless", "--no-sandbox", "--disable-gpu"),
             f"--user-data-dir={page.parent}/profile",
             *("--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=10000"),
             *("--dump-dom", page.as_uri()),
         ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=HANGS_AFTER_S,
+        HANGS_AFTER_S,
     )
     return done.stdout + done.stderr
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from installed import ROOT, bare, built_wheel, environment_with, run
 
-from benchmarks.lab_server import ServerError, jupyter_lab, require_tools
+from benchmarks.lab.server import ServerError, jupyter_lab, require_tools
 
 
 @pytest.fixture(scope="module")

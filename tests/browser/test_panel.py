@@ -10,13 +10,13 @@ def test_the_panel_draws_what_trains_beside_it(in_browser):
     assert found["before"] == "This kernel has not loaded Chameleon Lab"
     assert (found["loaded"], found["trained"], found["ran"]) == ("ok", "ok", "ok")
     assert found["answers"] == "Answered from a kernel subshell"
-    for theme in ("colours", "dark"):
+    for theme in ("colors", "dark"):
         drawn = found[theme]
         for track in TRACKS:
             assert drawn[track]["drawn"] > 0.002 * drawn[track]["pixels"], (theme, track, drawn[track])
-        assert drawn["Resident"]["colours"] > 6
-        assert drawn["Block map"]["colours"] > 6
-    assert found["colours"] != found["dark"]
+        assert drawn["Resident"]["colors"] > 6
+        assert drawn["Block map"]["colors"] > 6
+    assert found["colors"] != found["dark"]
     assert found["several"]["All steps"]["drawn"] > 0
     assert found["zooms"] == [True, True, True]
     assert "h.3" in found["searched"]

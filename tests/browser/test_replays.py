@@ -7,7 +7,7 @@ def test_replays_are_drawn_edited_and_run_and_a_draft_outlives_its_page(in_brows
 
     # In the drawing, at the pointer, in the table.
     replays = found["tracks"]["Replays"]
-    assert replays["drawn"] > 20 and replays["colours"] > 1
+    assert replays["drawn"] > 20 and replays["colors"] > 1
     assert "dropped" in found["legend"]
     assert "Cause" in found["tip"] and "For" in found["tip"] and "Time" in found["tip"]
     replayed, declined, dropped = found["drawn"]
@@ -15,8 +15,8 @@ def test_replays_are_drawn_edited_and_run_and_a_draft_outlives_its_page(in_brows
 
     # Several rows together; one by its card, with what a replay takes beside what copies take.
     drops, actions = found["together"]
-    assert actions == ["never_rematerialise"] * 3 and drops == [0, 0, 0]
-    for words in ("A replay takes", "Copies take", "Never rematerialise", "in the draft"):
+    assert actions == ["never_rematerialize"] * 3 and drops == [0, 0, 0]
+    for words in ("A replay takes", "Copies take", "Never rematerialize", "in the draft"):
         assert words in found["cards"]
     current, draft = found["draft"]
     assert draft["drops"] > 0 and draft["replay_s"] > 0 and draft["peak_bytes"] <= draft["capacity_bytes"]

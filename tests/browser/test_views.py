@@ -17,8 +17,8 @@ def test_what_is_summed_up_beside_the_drawing_and_what_is_kept_of_it(in_browser)
     assert any(node.startswith("Made before the step, ") for node in found["byStack"])
     whole, entered = found["entered"]
     assert entered < whole == found["left"]
-    start, child, neighbour, parent = found["walked"]
-    assert start == parent == "0" and child == "1" and int(neighbour) > 1
+    start, child, neighbor, parent = found["walked"]
+    assert start == parent == "0" and child == "1" and int(neighbor) > 1
     assert "float32 [256, 1024]" in found["selected"]
     assert "forward" in found["stack"]
 

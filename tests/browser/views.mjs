@@ -1,17 +1,11 @@
 // What is summed up beside the drawing: flame graph, ops of a range, growth, markers, notes; and what is kept of it.
-import { cellRunner, drawn, execute, inLab, insight, openPanel, theme } from './lab.mjs';
+import { besidePanel, drawn, execute, stepChosen, theme } from './lab.mjs';
 import { resize, SIZES, still, unreadable } from './looks.mjs';
 
-await inLab(async (page, picture) => {
-  const found = {};
-  const run = cellRunner(page, 'views');
-  const look = insight(page);
-  const panel = await openPanel(page);
+await besidePanel('views', async ({ page, picture, panel, run, look, found }) => {
   found.trained = [await run(0), await run(1)];
   await panel.getByText(/Live · 6 steps/).waitFor();
-  await page.waitForFunction(() =>
-    document.querySelector('.cl-toolbar select').value.includes(',5,5]')
-  );
+  await stepChosen(page, 5);
   const tab = name => panel.getByRole('tab', { name });
   const menu = panel.locator('.cl-menu');
   const said = panel.locator('.cl-tabs [role="status"]');
@@ -36,7 +30,7 @@ await inLab(async (page, picture) => {
   found.entered = [before, await nodes.count()];
   await panel.getByRole('button', { name: 'All', exact: true }).click();
   found.left = await nodes.count();
-  // The keys walk it: into the largest, to its neighbour, and out again.
+  // The keys walk it: into the largest, to its neighbor, and out again.
   const focused = () => page.evaluate(() => document.activeElement.dataset.node);
   const walked = [await focused()];
   for (const key of ['ArrowDown', 'ArrowRight', 'ArrowUp']) {
@@ -247,5 +241,4 @@ await inLab(async (page, picture) => {
     await pin(name).click();
   }
   found.unpinnedNames = await laneNames();
-  return found;
 });

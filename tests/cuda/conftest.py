@@ -41,7 +41,7 @@ class Results:
     def __init__(self, file: Path, part: str | None) -> None:
         from gpu_training import ON_GPU
 
-        from benchmarks.gpu import Gpu
+        from benchmarks.gpu.common import Gpu
 
         self.file, self.part = file, part
         on_gpu = ON_GPU and torch.cuda.is_available()
@@ -60,7 +60,7 @@ class Results:
         self.write()
 
     def write(self) -> None:
-        from benchmarks.gpu import write_part
+        from benchmarks.gpu.common import write_part
 
         found: dict[str, Any] = {"environment": self.environment, "tests": self.tests}
         if _replay_counts:

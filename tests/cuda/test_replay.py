@@ -56,7 +56,7 @@ def test_training_with_replays_gives_the_same_bits(
     monkeypatch.setattr(Link, "under_load", lambda link, step: link)
     run = train(
         lambda: gpt2(6),
-        session={"capacity": capacity, "rematerialise": "trusting", **slow},
+        session={"capacity": capacity, "rematerialize": "trusting", **slow},
         amp=amp,
         streams=streams,
     )
@@ -71,7 +71,7 @@ def test_training_with_replays_gives_the_same_bits(
 def test_a_dropped_tensor_is_read_by_a_copy_to_the_host() -> None:
     """A copy that does not wait is still behind the replay."""
     side = 4096 if ON_GPU else 128
-    with cl.Session("1GiB", device=DEVICE, rematerialise="trusting") as session:
+    with cl.Session("1GiB", device=DEVICE, rematerialize="trusting") as session:
         core.keep_producers(True)
         x = torch.randn(side, side, device=DEVICE)
         out = torch.nn.functional.gelu(x)

@@ -59,21 +59,36 @@ thread_local cudaStream_t current_lane = nullptr;
 thread_local int current_device = 0;
 long calls_astray = 0;
 
-std::mutex pinning_mutex;
-std::condition_variable pinning_goes_on;
-bool pinning_is_held = false;
-long pinning_threads = 0;
 long pinning_to_failure = 0;
 void (*meanwhile)() = nullptr;
 
 // The driver takes its time, and holds nothing of ours meanwhile.
-void be_held() {
-  if (meanwhile) meanwhile();
-  std::unique_lock<std::mutex> lock(pinning_mutex);
-  ++pinning_threads;
-  pinning_goes_on.wait(lock, [] { return !pinning_is_held; });
-  --pinning_threads;
-}
+class Hold {
+ public:
+  void pass() {
+    if (meanwhile) meanwhile();
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++threads_;
+    goes_on_.wait(lock, [this] { return !is_held_; });
+    --threads_;
+  }
+  void set(bool hold) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_held_ = hold;
+    goes_on_.notify_all();
+  }
+  long threads() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return is_held_ ? threads_ : 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable goes_on_;
+  bool is_held_ = false;
+  long threads_ = 0;
+};
+Hold pinning, waits;
 
 Stream* default_lane() {
   static Stream* lane = reinterpret_cast<Stream*>(make_lane(/*eager=*/true));
@@ -298,15 +313,10 @@ void forget_streams() {
 }
 
 void limit_pinned(size_t bytes) { pinned_limit = bytes; }
-void hold_pinning(bool hold) {
-  std::lock_guard<std::mutex> lock(pinning_mutex);
-  pinning_is_held = hold;
-  pinning_goes_on.notify_all();
-}
-long held_pinning() {
-  std::lock_guard<std::mutex> lock(pinning_mutex);
-  return pinning_is_held ? pinning_threads : 0;
-}
+void hold_pinning(bool hold) { pinning.set(hold); }
+long held_pinning() { return pinning.threads(); }
+void hold_waits(bool hold) { waits.set(hold); }
+long held_waits() { return waits.threads(); }
 void set_meanwhile(void (*what)()) { meanwhile = what; }
 void fail_pinning(long number) { pinning_to_failure = number; }
 size_t pinned_bytes() { return pinned; }
@@ -381,6 +391,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  fake::waits.pass();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
   const fake::MarkPtr mark = fake::event_of(event)->mark;
@@ -416,7 +427,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, enum cudaMemcpy
 }
 
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned int) {
-  fake::be_held();
+  fake::pinning.pass();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
   *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
@@ -434,14 +445,14 @@ cudaError_t cudaFreeHost(void* data) {
 }
 
 cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned int) {
-  fake::be_held();
+  fake::pinning.pass();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
   return fake::pin(data, bytes, fake::policy_of(data, bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 cudaError_t cudaHostUnregister(void* data) {
-  fake::be_held();
+  fake::pinning.pass();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
   return fake::unpin(data) ? cudaSuccess : cudaErrorInvalidValue;

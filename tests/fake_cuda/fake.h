@@ -62,7 +62,9 @@ void forget_streams();  // those that nobody will use again: all
 void limit_pinned(size_t bytes);     // cudaHostAlloc and cudaHostRegister fail beyond
 void hold_pinning(bool hold);        // what pins or unpins does not return meanwhile
 long held_pinning();                 // how many threads that keeps
-void set_meanwhile(void (*what)());  // what other threads do while one pins or unpins
+void hold_waits(bool hold);          // nor does what waits for an event
+long held_waits();                   // how many threads that keeps
+void set_meanwhile(void (*what)());  // what other threads do while one pins or unpins, or waits for an event
 void fail_pinning(long number);      // of the next attempts, the one of this number throws std::bad_alloc
 void set_total_bytes(size_t bytes);  // of the GPU
 size_t total_bytes();

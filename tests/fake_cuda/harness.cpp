@@ -18,7 +18,7 @@
 #include "device/cuda/torch_side.h"
 #include "fake.h"
 #include "faults.h"
-#include "host_pool.h"
+#include "host_target.h"
 #include "marks.h"
 #include "programs.h"
 #include "recorder.h"
@@ -44,7 +44,10 @@ struct Result {
 class Harness {
  public:
   Harness(uint64_t seed, int lanes, size_t capacity_bytes)
-      : random_(seed), table_(nullptr, &keep_block), host_(device_), swapper_(device_, host_, table_, recorder_) {
+      : random_(seed),
+        table_(nullptr, &keep_block),
+        host_(device_, device_),
+        swapper_(device_, host_, table_, recorder_) {
     Runtime::of(c10::DeviceType::CPU);  // it sets what the access hooks need
     marks::reserve();
     device_.install_allocator();
@@ -69,7 +72,7 @@ class Harness {
     }
     fake::run_all();
     for (size_t i = 1; i < tensors_.size(); ++i) swapper_.swap_in(*tensors_[i]->storage, Cause::Planned);
-    swapper_.restore(*tensors_[0]->storage, Cause::Demand, /*host_reads=*/true);
+    restore_for_host(*tensors_[0]->storage, Cause::Demand);
     return !tensors_.back()->storage->arriving->done();
   }
 
@@ -101,7 +104,7 @@ class Harness {
     for (auto& tensor : tensors_) check_on_host(*tensor, "at the end");  // restore_all() waits for the copies
     while (!tensors_.empty()) destroy(tensors_.size() - 1);
     fake::run_all();
-    host_.release_cached();
+    device_.release_kept_host();
     recorder_.log().settle();
     if (!recorder_.log().waits.empty()) result_.errors.push_back("waits that never ended");
     for (const TransferRow& row : recorder_.log().transfers) {
@@ -322,10 +325,17 @@ class Harness {
     if (tensor.storage->residency == Residency::Away) swapper_.swap_in(*tensor.storage, Cause::Planned);
   }
 
+  bool restore_for_host(Storage& storage, Cause cause) {
+    EventPtr arrived;
+    if (!swapper_.restore(storage, cause, &arrived)) return false;
+    if (arrived) device_.host_wait(arrived, Order::HostRead);
+    return true;
+  }
+
   void read_on_host(Tensor& tensor) {
     if (tensor.storage->residency == Residency::Leaving) swapper_.touch(*tensor.storage, false);
     const bool away = tensor.storage->residency != Residency::Resident;
-    if (away && !swapper_.restore(*tensor.storage, Cause::Access, /*host_reads=*/true)) {
+    if (away && !restore_for_host(*tensor.storage, Cause::Access)) {
       ++result_.refused;
       return;
     }
@@ -343,7 +353,7 @@ class Harness {
   std::mt19937_64 random_;
   cuda::CudaDevice device_{0};
   StorageTable table_;
-  HostPool host_;
+  HostTarget host_;
   Recorder recorder_;
   Swapper swapper_;
   std::vector<cudaStream_t> lanes_;
@@ -483,6 +493,8 @@ PYBIND11_MODULE(_fake_cuda, m) {
   m.def("limit_pinned", &fake::limit_pinned);
   m.def("hold_pinning", &fake::hold_pinning);
   m.def("held_pinning", &fake::held_pinning, "How many threads that keeps.");
+  m.def("hold_waits", &fake::hold_waits);
+  m.def("held_waits", &fake::held_waits, "How many threads that keeps.");
   m.def("fail_pinning", &fake::fail_pinning, "Of the next attempts, the one of this number throws std::bad_alloc.");
   m.def("be_lazy", &fake::be_lazy, "Nothing happens before somebody waits for it, until start().");
   m.def("pinned_near", &fake::pinned_near, "Pinned bytes by the NUMA node that they were wished near; -1: none.");

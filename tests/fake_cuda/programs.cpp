@@ -10,6 +10,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ParallelGuard.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/library.h>
@@ -125,6 +126,15 @@ void toy_read(at::TensorList inputs, at::IntArrayRef values) {
   give_kernel(views(inputs, values), nullptr, 0, 0, "read");
 }
 
+// As the body of one of torch's parallel loops that asks for its addresses itself; or a thread of the kernel's own.
+at::Tensor& toy_write_by_worker_(at::Tensor& self, int64_t value, bool in_loop) {
+  std::thread([&] {
+    const c10::ParallelGuard guard(in_loop);
+    fill(self.mutable_data_ptr(), self.storage().nbytes(), value);
+  }).join();
+  return self;
+}
+
 void toy_record_stream(at::Tensor& self, int64_t stream) {
   fake::record_stream(self.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks(),
                       reinterpret_cast<cudaStream_t>(stream));
@@ -135,12 +145,14 @@ TORCH_LIBRARY_FRAGMENT(aten, m) {
   m.def("_toy_make(Tensor[] inputs, int[] values, int bytes, int value) -> Tensor");
   m.def("_toy_write_(Tensor(a!) self, Tensor[] inputs, int[] values, int before, int value) -> Tensor(a!)");
   m.def("_toy_read(Tensor[] inputs, int[] values) -> ()");
+  m.def("_toy_write_by_worker_(Tensor(a!) self, int value, bool in_loop) -> Tensor(a!)");
   m.def("_toy_record_stream(Tensor(a!) self, int stream) -> ()");
 }
 TORCH_LIBRARY_IMPL(aten, CompositeExplicitAutograd, m) {
   m.impl("_toy_make", &toy_make);
   m.impl("_toy_write_", &toy_write_);
   m.impl("_toy_read", &toy_read);
+  m.impl("_toy_write_by_worker_", &toy_write_by_worker_);
   m.impl("_toy_record_stream", &toy_record_stream);
 }
 
@@ -479,10 +491,11 @@ class RandomProgram {
     ++counts_["written"];
   }
 
-  // For kernels that are no ops, and for the host, whose own wait is for the op that wrote it. Not while another
-  // thread's op, or a replay for it, is at the storage: nothing shows it then (docs/cuda.md).
+  // For kernels that are no ops, and for the host, whose own wait is for the op that wrote it. Maybe while another
+  // thread's op, or a replay for it, reads the storage.
   void take_pointer(Tensor& tensor) {
-    if (raw_count_ >= 3 || tensor.raw || Turns::other_is_inside()) return;
+    if (raw_count_ >= 3 || tensor.raw) return;
+    counts_["pointers beside a call"] += Turns::other_is_inside();
     tensor.raw = Turns::call([&] { return tensor.tensor.mutable_data_ptr(); });
     if (below(2)) {
       fake::synchronize(tensor.written);

@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "devices.h"
 #include "fake.h"
 #include "runtime.h"
 
@@ -102,11 +101,9 @@ void release_spare() {
 
 }  // namespace
 
-std::string missing_device(c10::Device device) {
-  return device.is_cpu() || (device.is_cuda() && device.index() == 0) ? "" : "the fake has one GPU";
-}
-
 namespace cuda::torch_side {
+
+std::string missing(c10::Device device) { return device.index() == 0 ? "" : "the fake has one GPU"; }
 
 void install(int index) {
   Lock lock(mutex);

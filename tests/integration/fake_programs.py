@@ -19,25 +19,8 @@ def programs(
     A quarter of their tensors are adopted. In some programs tensors are recorded on all streams (``record_stream``)
     instead of being ordered at their deaths, and in half of them storages are dropped and made again on any stream.
     """
-    return on_fake_gpu(
-        "fake_cuda",
-        f"""
-        import random
-        from collections import Counter
-        draw = random.Random({seed})
-        total, errors = Counter(), []
-        for number in range({count}):
-            seed = draw.getrandbits(60)
-            lanes, capacity = draw.choice([1, 1, 2, 3]), draw.choice([16, 24, 40, 80]) * 1024
-            found = fake.run(seed, lanes, capacity, 300, {[drop] if drop else []!r}, {pinned})
-            wrong = found.pop("errors")
-            errors += [f"seed {{seed}}, {{lanes}} lanes, {{capacity}} bytes: {{e}}" for e in wrong]
-            total.update(found, programs=1, wrong=bool(wrong))
-            if {first_error} and errors:
-                break
-        print(json.dumps(dict(total) | {{"errors": errors[:10]}}))
-    """,
-    )
+    ask = f"fake.run(seed, lanes, capacity, 300, {[drop] if drop else []!r}, {pinned})"
+    return _drawn(seed, count, (1, 1, 2, 3), (16, 24, 40, 80), ask, first_error)
 
 
 def session_programs(
@@ -55,6 +38,19 @@ def session_programs(
     the middle of one: which is drawn from the seed. It comes again with the same
     programs in a new process, but where one thread has to wait for the other inside of an op.
     """
+    ask = f"fake.run_in_session(seed, lanes, capacity, 120, None, {session}, {threads})"
+    return _drawn(seed, count, lanes, (24, 40, 80, 400), ask)
+
+
+def _drawn(
+    seed: int,
+    count: int,
+    lanes: tuple[int, ...],
+    capacities_kib: tuple[int, ...],
+    ask: str,
+    first_error: bool = False,
+) -> dict[str, Any]:
+    """Programs whose seeds, lanes and capacities are drawn from a seed; ``ask`` runs one of them."""
     return on_fake_gpu(
         "fake_cuda",
         f"""
@@ -64,11 +60,13 @@ def session_programs(
         total, errors = Counter(), []
         for number in range({count}):
             seed = draw.getrandbits(60)
-            lanes, capacity = draw.choice({lanes!r}), draw.choice([24, 40, 80, 400]) * 1024
-            found = fake.run_in_session(seed, lanes, capacity, 120, None, {session}, {threads})
+            lanes, capacity = draw.choice({lanes!r}), draw.choice({capacities_kib!r}) * 1024
+            found = {ask}
             wrong = found.pop("errors")
             errors += [f"seed {{seed}}, {{lanes}} lanes, {{capacity}} bytes: {{e}}" for e in wrong]
             total.update(found, programs=1, wrong=bool(wrong))
+            if {first_error} and errors:
+                break
         print(json.dumps(dict(total) | {{"errors": errors[:10]}}))
     """,
     )

@@ -147,3 +147,21 @@ def every_read(away: str, pressure_mib: int, skip: Collection[str] = ()) -> None
     """
     )
     assert len(done.stdout.splitlines()) >= len(chosen)
+
+
+# Of C++ that asks for an address outside of any op: torch's stable C interface does so as it does.
+CPP_POINTER = """
+    torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    ctypes.pythonapi.PyCapsule_GetName.restype = ctypes.c_char_p
+    ctypes.pythonapi.PyCapsule_GetName.argtypes = [ctypes.py_object]
+
+    def address_in_cpp(tensor):
+        (capsule,) = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([tensor])
+        handle = ctypes.pythonapi.PyCapsule_GetPointer(capsule, ctypes.pythonapi.PyCapsule_GetName(capsule))
+        address = ctypes.c_void_p()
+        failed = torch_library.aoti_torch_get_data_ptr(ctypes.c_void_p(handle), ctypes.byref(address))
+        assert not failed
+        return address.value
+"""

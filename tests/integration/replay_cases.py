@@ -404,7 +404,7 @@ def count_replays(session_device: str, sizes: Sizes, cases: tuple[Case, ...] = C
     """Run all cases under all settings with all readers, in one session."""
     count = Count(session_device)
     with (
-        cl.Session("2GiB", device=session_device, min_swap=512, rematerialise="trusting") as session,
+        cl.Session("2GiB", device=session_device, min_swap=512, rematerialize="trusting") as session,
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # attention says at length why a back-end does not run

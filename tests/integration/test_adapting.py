@@ -17,8 +17,8 @@ from torch import nn
 from training import Gpt, Moe, adamw, raw, reference, state_bytes
 
 import chameleon_lab as cl
-from chameleon_lab import plans
-from chameleon_lab.report import Report
+from chameleon_lab.report.session_report import Report
+from chameleon_lab.session import plan_cache
 from chameleon_lab.trace import StepTrace
 
 STEPS = 24
@@ -28,8 +28,8 @@ prctl = ctypes.CDLL(None).prctl
 @pytest.fixture(autouse=True)
 def no_second_thoughts(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long ops take on a busy machine must not decide how many plans there are."""
-    monkeypatch.setattr(plans, "_MOST_REFINEMENTS", 0)
-    monkeypatch.setattr(plans, "_MOST_ANSWERS", 0)
+    monkeypatch.setattr(plan_cache, "_MOST_REFINEMENTS", 0)
+    monkeypatch.setattr(plan_cache, "_MOST_ANSWERS", 0)
 
 
 class Trainer:
@@ -135,12 +135,12 @@ def run(
     steps: int = STEPS,
     wait: bool = False,
     each: Callable[[int, cl.Session | None], None] | None = None,
-    rematerialise: bool = True,
+    rematerialize: bool = True,
 ) -> tuple[tuple[list[bytes], dict[str, bytes]], Report | None]:
     """Train; with ``capacity`` in a session. ``wait``: let every plan be ready at the next border."""
     torch.manual_seed(0)
     model = factory()
-    session = None if capacity is None else cl.Session(capacity, rematerialise=rematerialise)
+    session = None if capacity is None else cl.Session(capacity, rematerialize=rematerialize)
     with session or nullcontext():
         trainer = Trainer(model)
         if session:
@@ -199,7 +199,7 @@ def test_each_length_keeps_its_plan_and_none_is_made_twice() -> None:
     late = report.history[-6:]
     assert len({step.plan for step in late}) == 3, "one plan a length"
     assert not any(plan.made_from_step > 15 for plan in report.plans), "nothing is planned again"
-    assert all(step.match_rate == 1.0 for step in late) and report.lacking is None
+    assert all(step.match_rate == 1.0 for step in late) and report.replan_reason is None
 
 
 def test_training_and_evaluation_alternate_without_planning_again() -> None:
@@ -239,9 +239,9 @@ def test_what_begins_like_one_plan_and_goes_on_like_another_is_followed_by_the_o
     history = report.history
     evaluated, trained, mixed = history[11], history[15], history[16]
     assert evaluated.match_rate == trained.match_rate == 1.0 and evaluated.plan != trained.plan
-    assert mixed.plan == trained.plan, "it departed from there, to the plan with evaluation, and came back"
+    assert mixed.plan == trained.plan, "it diverged from there, to the plan with evaluation, and came back"
     assert mixed.matched_ops >= 0.98 * trained.ops, mixed
-    assert mixed.departures == 1 and mixed.trigger_recall > 0.9
+    assert mixed.divergences == 1 and mixed.trigger_recall > 0.9
 
 
 def test_a_known_sequence_is_found_in_the_middle_of_a_step() -> None:
@@ -273,7 +273,7 @@ def test_how_well_a_step_is_followed_is_known_in_its_middle() -> None:
     looks: list[Report] = []
     sessions: list[cl.Session] = []
 
-    def departing(t: Trainer, number: int) -> None:
+    def diverging(t: Trainer, number: int) -> None:
         if number == 12:
             looks.append(sessions[-1].report())
             for _ in range(300):
@@ -285,13 +285,17 @@ def test_how_well_a_step_is_followed_is_known_in_its_middle() -> None:
             looks.append(sessions[-1].report())
 
     _, live_peak = reference(Gpt)
-    run(departing, Gpt, live_peak // 3, steps=14, wait=True, each=lambda _, session: sessions.append(session))  # type: ignore[arg-type]
+    run(diverging, Gpt, live_peak // 3, steps=14, wait=True, each=lambda _, session: sessions.append(session))  # type: ignore[arg-type]
     before, amid, after = looks
-    assert before.recent_match_rate == 1.0 and before.recent_trigger_recall == 1.0 and before.lacking is None
+    assert (
+        before.recent_match_rate == 1.0
+        and before.recent_trigger_recall == 1.0
+        and before.replan_reason is None
+    )
     assert amid.steps == before.steps and amid.history[-1].match_rate == 1.0, "no step has ended in between"
     assert amid.recent_match_rate < 0.5
-    assert amid.lacking and "newest" in amid.lacking
-    assert after.recent_match_rate > 0.9 and after.lacking is None
+    assert amid.replan_reason and "newest" in amid.replan_reason
+    assert after.recent_match_rate > 0.9 and after.replan_reason is None
 
 
 def test_triggers_that_find_nothing_where_their_op_ran_count_as_missed() -> None:
@@ -314,7 +318,7 @@ def test_triggers_that_find_nothing_where_their_op_ran_count_as_missed() -> None
     assert report.history[10].trigger_recall > 0.99
     assert report.history[11].trigger_recall < 0.9, report.history[11]
     assert report.plans[-1].made_from_step >= 11, "it was planned for anew"
-    assert report.history[-1].trigger_recall > 0.99 and report.lacking is None
+    assert report.history[-1].trigger_recall > 0.99 and report.replan_reason is None
 
 
 def test_what_was_fetched_for_ops_that_never_came_leaves_as_the_next_plan_says() -> None:
@@ -328,7 +332,7 @@ def test_what_was_fetched_for_ops_that_never_came_leaves_as_the_next_plan_says()
 
     want, _ = run(left_out, Gpt, steps=20)
     # How long ops take decides what is replayed, and a plan's first step has not yet made what it would drop.
-    got, report = run(left_out, Gpt, live_peak // 3, steps=20, wait=True, rematerialise=False)
+    got, report = run(left_out, Gpt, live_peak // 3, steps=20, wait=True, rematerialize=False)
     assert got == want and report is not None
     settled = report.history[-6:]
     assert all(step.match_rate == 1.0 for step in settled)
@@ -359,7 +363,7 @@ def test_storages_that_are_replaced_for_ever_are_not_planned_for_for_ever() -> N
 def test_a_failing_planner_is_asked_ever_more_rarely_for_what_does_not_leave(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(plans, "_LEAST_RECALL", 1.1)
+    monkeypatch.setattr(plan_cache, "_LEAST_RECALL", 1.1)
     _, live_peak = reference(Gpt)
     asked: list[int] = []
 
@@ -383,7 +387,7 @@ def test_a_failing_planner_is_asked_ever_more_rarely_for_what_does_not_leave(
 
 def test_a_session_that_is_just_starting_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The panel asks from another thread, and starting takes a while: replays are tried out."""
-    from chameleon_lab import session as session_module
+    from chameleon_lab.session import session as session_module
 
     asked: list[Report] = []
     real = session_module.replayable
@@ -424,7 +428,7 @@ def test_ops_that_are_checked_anew_in_a_session_are_part_of_no_step(monkeypatch:
 def test_a_session_knows_nothing_of_how_the_one_before_was_followed() -> None:
     _, live_peak = reference(Gpt)
 
-    def departing(t: Trainer, number: int) -> None:
+    def diverging(t: Trainer, number: int) -> None:
         t.micro_batch()
         t.update()
         if number == 9:
@@ -437,15 +441,15 @@ def test_a_session_knows_nothing_of_how_the_one_before_was_followed() -> None:
         if number == 9 and session:
             seen.append(session.report().recent_match_rate)
 
-    run(departing, Gpt, live_peak // 3, steps=10, wait=True, each=look)
+    run(diverging, Gpt, live_peak // 3, steps=10, wait=True, each=look)
     with cl.Session() as session:
         torch.ones(64).sum()
         report = session.report()
-    assert seen[0] < 0.9 and report.recent_match_rate == 1.0 and report.lacking is None
+    assert seen[0] < 0.9 and report.recent_match_rate == 1.0 and report.replan_reason is None
 
 
 def test_plans_that_fare_no_better_are_made_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "_LEAST_RECALL", 1.1)  # no plan ever moves so much
+    monkeypatch.setattr(plan_cache, "_LEAST_RECALL", 1.1)  # no plan ever moves so much
 
     def steady(t: Trainer, number: int) -> None:
         t.micro_batch()
@@ -457,7 +461,7 @@ def test_plans_that_fare_no_better_are_made_ever_more_rarely(monkeypatch: pytest
     made = [plan.made_from_step for plan in report.plans if plan.why.endswith("left the device")]
     gaps = [after - before for before, after in pairwise(made)]
     assert len(made) >= 3 and gaps == sorted(gaps) and gaps[-1] >= 64, made
-    assert report.lacking
+    assert report.replan_reason
 
 
 def test_a_plan_that_is_ready_within_a_step_is_followed_from_there_on() -> None:
@@ -509,10 +513,10 @@ def test_a_lasting_change_gets_a_plan_of_its_own_although_the_old_one_serves() -
     assert min(step.match_rate for step in steps) > 0.99
     assert {step.match_rate for step in steps[5:]} == {1.0}
     assert steps[-1].plan != report.history[STEPS // 2].plan
-    assert report.departures == () and report.lacking is None
+    assert report.divergences == () and report.replan_reason is None
 
 
-def test_the_report_says_where_the_ops_departed() -> None:
+def test_the_report_says_where_the_ops_diverged() -> None:
     def logs_once(t: Trainer, number: int) -> None:
         t.micro_batch()
         if number == 10:
@@ -531,18 +535,20 @@ def test_the_report_says_where_the_ops_departed() -> None:
 
     _, last = run(logs_once, Gpt, live_peak // 2, steps=16, each=look)
     (report,), (trace,) = found, traced
-    assert last is not None and last.departures == (), "the newest steps match whole"
-    assert {departure.step for departure in report.departures} == {11}
-    assert "aten::linspace" in {departure.op_name for departure in report.departures}
-    assert sum(departure.extra_ops for departure in report.departures) >= 6  # linspace and std, three times
-    assert str(report.departures[-1]) in str(report)
-    assert report.history[11].departures == len(report.departures)
+    assert last is not None and last.divergences == (), "the newest steps match whole"
+    assert {divergence.step for divergence in report.divergences} == {11}
+    assert "aten::linspace" in {divergence.op_name for divergence in report.divergences}
+    assert (
+        sum(divergence.extra_ops for divergence in report.divergences) >= 6
+    )  # linspace and std, three times
+    assert str(report.divergences[-1]) in str(report)
+    assert report.history[11].divergences == len(report.divergences)
     assert trace.index == 11 and trace.match_rate == report.history[11].match_rate
     assert (
-        sum(departure.extra_ops for departure in trace.departures)
+        sum(divergence.extra_ops for divergence in trace.divergences)
         == len(trace.ops) - report.history[11].matched_ops
     )
-    assert {d.from_op for d in report.departures} <= {d.from_op for d in trace.departures}
+    assert {d.from_op for d in report.divergences} <= {d.from_op for d in trace.divergences}
     plan = report.plans[-1]
     followed = sum(p.followed_steps for p in report.plans if p.fingerprint == plan.fingerprint)
     assert followed >= 7 and plan.last_step == 11 and not plan.dropped
@@ -568,9 +574,9 @@ def test_the_report_counts_what_was_left_out_as_the_trace_does() -> None:
     ((report, whole, shorter),) = found
     missing = len(whole.ops) - len(shorter.ops)
     assert missing > 0
-    for departures in (report.departures, shorter.departures):
-        assert {departure.step for departure in departures} == {shorter.index}
-        assert sum(d.left_out_ops - d.extra_ops for d in departures) == missing
+    for divergences in (report.divergences, shorter.divergences):
+        assert {divergence.step for divergence in divergences} == {shorter.index}
+        assert sum(d.left_out_ops - d.extra_ops for d in divergences) == missing
 
 
 def test_a_plan_that_no_new_one_would_better_is_not_made_again_each_time() -> None:
@@ -595,7 +601,7 @@ def test_a_plan_that_no_new_one_would_better_is_not_made_again_each_time() -> No
 
 
 def test_plans_are_bounded_and_the_one_followed_longest_ago_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "MOST_PLANS", 2)
+    monkeypatch.setattr(plan_cache, "MOST_PLANS", 2)
     _, live_peak = reference(Gpt)
 
     def cycle(t: Trainer, number: int) -> None:
@@ -611,7 +617,7 @@ def test_plans_are_bounded_and_the_one_followed_longest_ago_goes(monkeypatch: py
 
 
 def test_a_failed_plan_is_noted_once_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from chameleon_lab import session as session_module
+    from chameleon_lab.session import session as session_module
 
     change, factory = CHANGES["larger_batch"]
     _, live_peak = reference(factory)
@@ -635,15 +641,15 @@ def test_a_thread_that_cannot_start_is_a_plan_that_failed(monkeypatch: pytest.Mo
     change, factory = CHANGES["larger_batch"]
     _, live_peak = reference(factory)
     want, _ = run(change, factory)
-    start, refused = plans._Job.start, []
+    start, refused = plan_cache._Job.start, []
 
-    def scarce(job: plans._Job) -> None:
+    def scarce(job: plan_cache._Job) -> None:
         if not refused:
             refused.append(job)
             raise RuntimeError("can't start new thread")
         start(job)
 
-    monkeypatch.setattr(plans._Job, "start", scarce)
+    monkeypatch.setattr(plan_cache._Job, "start", scarce)
     got, report = run(change, factory, live_peak // 2, wait=True)
     assert got == want and report is not None and refused
     assert sum("planning failed" in note and "new thread" in note for note in report.notes) == 1
@@ -653,7 +659,7 @@ def test_a_thread_that_cannot_start_is_a_plan_that_failed(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("first", [2, 12])
 def test_one_failure_of_the_planner_is_not_for_ever(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the very first plan, which is made within the loop, and of one in the background."""
-    from chameleon_lab import session as session_module
+    from chameleon_lab.session import session as session_module
 
     change, factory = CHANGES["larger_batch"]
     _, live_peak = reference(factory)
@@ -672,7 +678,7 @@ def test_one_failure_of_the_planner_is_not_for_ever(first: int, monkeypatch: pyt
     got, report = run(change, factory, live_peak // 2, wait=True)
     assert got == want and report is not None and broken
     assert sum("just now" in note for note in report.notes) == 1
-    assert report.lacking is None and report.stage == "Stable" and report.decisions > 0
+    assert report.replan_reason is None and report.stage == "Stable" and report.decisions > 0
     assert any(
         plan.made_from_step > broken[0] and plan.decisions and not plan.dropped for plan in report.plans
     )

@@ -34,7 +34,7 @@ from chameleon_lab.runtime import core
         ({"host_capacity": "1.5"}, ValueError, "host_capacity"),
         ({"min_swap": "60%"}, ValueError, "min_swap"),
         ({"margin": "60%"}, ValueError, "margin"),
-        ({"rematerialise": "dear"}, ValueError, "dear"),
+        ({"rematerialize": "dear"}, ValueError, "dear"),
         ({"capacity": float("nan")}, ValueError, "nan"),
         ({"capacity": ""}, ValueError, "capacity"),
         ({"capacity": "MiB"}, ValueError, "MiB"),
@@ -107,12 +107,12 @@ def test_right_capacities_are_taken(capacity: Any, expected_bytes: int | None) -
 @pytest.mark.parametrize("link", ["1GB/s,2GB/s", "1e9,2e9", (1e9, "2GB/s"), cl.policy.Link(1e9, 2e9)])
 def test_links_fractions_and_replays_are_written_as_elsewhere(link: Any) -> None:
     session = cl.Session(
-        "8MiB", device="cpu", link=link, host_capacity="50%", margin="5%", rematerialise="no"
+        "8MiB", device="cpu", link=link, host_capacity="50%", margin="5%", rematerialize="no"
     )
     assert session.link == cl.policy.Link(1e9, 2e9)
     assert (session.host_capacity_bytes, session.margin) == (HALF_THE_MACHINE, 0.05)
-    assert session.rematerialise is False
-    assert cl.Session("8MiB", device="cpu", rematerialise="all").rematerialise is True
+    assert session.rematerialize is False
+    assert cl.Session("8MiB", device="cpu", rematerialize="all").rematerialize is True
 
 
 def test_sessions_do_not_nest_and_do_not_run_twice() -> None:

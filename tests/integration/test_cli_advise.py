@@ -109,7 +109,7 @@ def test_run_stops_after_as_many_steps_as_it_is_told(folder: Path) -> None:
         *(folder, "-m", "chameleon_lab", "run", "-q", "--device", "cpu", "--capacity", "4MiB"),
         *("--stop-after", "1", "--save-policy", "p.json", "train.py", "1000000"),
     )
-    assert done.returncode == 4 and "it comes after 2 whole steps, and the run had 1" in done.stderr
+    assert done.returncode == 4 and "it comes after 2 whole steps, and this session had 1" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -151,4 +151,6 @@ def test_one_step_is_enough_to_say_something(folder: Path, capfd) -> None:
         main(["advise", "--device", "cpu", "--link", "1GiB/s", "script.py", "1"])
     captured = capfd.readouterr()
     assert ended.value.code == 0, captured.err
-    assert "Only one step was recorded" in captured.out and "  chameleon run --capacity " in captured.out
+    assert (
+        "Only the first step was recorded" in captured.out and "  chameleon run --capacity " in captured.out
+    )

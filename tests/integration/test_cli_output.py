@@ -17,7 +17,7 @@ from synthetic import gpt_step
 from training import HANGS_AFTER_S, ROOT
 
 import chameleon_lab as cl
-from chameleon_lab.policy import plan
+from chameleon_lab.planner import plan
 
 TRAIN = """
 import torch
@@ -84,7 +84,7 @@ def test_a_full_disk_is_one_line_and_an_exit_code(folder: Path, words: tuple[str
     with full() as disk:
         done = chameleon(folder, *words, stdout=disk)
     assert done.returncode == 4
-    assert done.stderr == "chameleon: cannot write what there is to say: No space left on device\n"
+    assert done.stderr == "chameleon: cannot write the output: No space left on device\n"
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ import chameleon_lab as cl
 session = cl.current_session()
 print(session.capacity_bytes == cl.Session(0.6, device="cpu").capacity_bytes)
 print(session.host_capacity_bytes == cl.Session("1MiB", device="cpu", host_capacity="50%").host_capacity_bytes)
-print(session.link, session.margin, session.rematerialise)
+print(session.link, session.margin, session.rematerialize)
 """
     done = chameleon(
         *(folder, "run", "-q", "--device", "cpu", "--capacity", "60%", "--host-capacity", "0.5"),
@@ -229,7 +229,7 @@ def test_a_file_that_was_asked_for_and_is_not_there_is_an_error(folder):
         folder, "run", "--capacity", CAPACITY, "--save-policy", "p.json", "train.py", "--steps", "1"
     )
     assert done.returncode == 4
-    assert "p.json: no policy: it comes after 2 whole steps, and the run had 1" in done.stderr
+    assert "p.json: no policy: it comes after 2 whole steps, and this session had 1" in done.stderr
 
 
 def test_workers_and_children_leave_no_second_report(folder):

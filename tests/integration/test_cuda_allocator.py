@@ -14,7 +14,7 @@ from fake_gpu import on_fake_gpu as on
 
 on_fake_gpus = partial(on, "fake_allocator")
 
-SESSION = "cl.Session('64MiB', device='cuda', rematerialise=False, min_swap='4KiB')"
+SESSION = "cl.Session('64MiB', device='cuda', rematerialize=False, min_swap='4KiB')"
 
 
 EXPANDABLE = 'torch._C._accelerator_setAllocatorSettings("expandable_segments:True")'
@@ -370,7 +370,7 @@ def test_what_the_allocator_refuses_and_says_why() -> None:
 def test_no_session_starts_where_an_observer_of_out_of_memory_was_attached() -> None:
     """Torch would call it inside the allocator, where it asks for Python's lock, while the session holds the core's."""
     found = on_fake_gpus(f"""
-        from chameleon_lab.runtime import oom_observers
+        from chameleon_lab.runtime.patches import oom_observers
 
         called, said = [], []
         torch._C._cuda_attach_out_of_memory_observer = called.append  # a CUDA build has it from the beginning
@@ -437,10 +437,10 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
         {setting}
         {TRAINING}
         seen = []
-        with cl.Session(live_peak // 2, device="cuda", rematerialise=False) as session:
+        with cl.Session(live_peak // 2, device="cuda", rematerialize=False) as session:
             # Plans depend on no time: whatever is copied is there at once, and ops take what they take everywhere.
             session.link, session._measures_link = cl.Link(1e15, 1e15), False
-            chameleon_lab.session.step_op_times = lambda step: 1e-9 * numpy.bincount(
+            chameleon_lab.session.session.step_op_times = lambda step: 1e-9 * numpy.bincount(
                 step.uses.op, step.storages.block_bytes[step.uses.storage], len(step.ops)
             )
             for _ in range(14):
@@ -489,9 +489,9 @@ def test_where_the_reserve_does_not_suffice_segments_are_laid_anew_between_two_s
         {TRAINING}
         flushes, rows = [], []
         torch.cuda.empty_cache = lambda: flushes.append(len(rows)) or fake.empty_cache()  # a CPU build has none
-        with cl.Session(live_peak // 2, device="cuda", rematerialise=False) as session:
+        with cl.Session(live_peak // 2, device="cuda", rematerialize=False) as session:
             session.link, session._measures_link = cl.Link(1e15, 1e15), False
-            chameleon_lab.session.step_op_times = lambda step: numpy.full(len(step.ops), 1e-3)
+            chameleon_lab.session.session.step_op_times = lambda step: numpy.full(len(step.ops), 1e-3)
             for _ in range(16):
                 step()
                 session.step()
@@ -515,7 +515,7 @@ def test_of_expandable_segments_it_is_known_what_a_flush_does_not_give_back(part
     found = on_fake_gpus(f"""
         {EXPANDABLE}
         {TRAINING}
-        with cl.Session(live_peak // {part}, device="cuda", rematerialise=False, planning=False) as session:
+        with cl.Session(live_peak // {part}, device="cuda", rematerialize=False, planning=False) as session:
             for _ in range(4):
                 step()
                 session.step()
@@ -523,5 +523,5 @@ def test_of_expandable_segments_it_is_known_what_a_flush_does_not_give_back(part
         print(json.dumps(steps))
     """)
     assert all(evictions > 20 for *_, evictions in found), found
-    assert found[0][0] <= 12, "it is learnt in the first step"
+    assert found[0][0] <= 12, "it is learned in the first step"
     assert all(soft_ooms <= 4 for soft_ooms, *_ in found[1:]), found

@@ -15,6 +15,7 @@ import pytest
 from fake_gpu import SEED
 from fake_gpu import on_fake_gpu as on
 from fake_programs import programs, session_programs
+from reads import CPP_POINTER
 
 on_fake_gpu = partial(on, "fake_cuda")
 
@@ -228,7 +229,7 @@ def directed() -> dict[str, Any]:
 
         @contextlib.contextmanager
         def session():
-            with cl.Session("4MiB", device="cuda", planning=False, rematerialise=False, min_swap="512B") as opened:
+            with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B") as opened:
                 core.allow_replays({{"aten::_toy_make": ()}})
                 core.keep_producers(True)
                 yield opened
@@ -294,7 +295,7 @@ def two_threads() -> list[Any]:
             main, side = fake.stream(), fake.stream()
             fake.use(side)
             with cl.Session(
-                "8MiB", device="cuda", planning=False, rematerialise=False, min_swap="512B"
+                "8MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B"
             ) as session:
                 cl.release_host_memory()  # with which the link was measured
                 core.allow_replays({"aten::_toy_make": ()})
@@ -617,6 +618,54 @@ def test_ops_go_on_while_eviction_pins_memory_before_there_is_a_plan() -> None:
     assert found["held"] == [[float(number) for number in range(count)] for count in (12, 6)]
 
 
+@pytest.mark.parametrize("take", ["address_in_cpp(x)", "x.numpy().ctypes.data"])
+def test_ops_go_on_while_the_host_waits_for_the_bytes_behind_an_address(take: str) -> None:
+    found = on_fake_gpu(f"""
+    {CPP_POINTER}
+    seen = {{}}
+
+    def take_address(x):
+        seen["address"] = {take}
+
+    def op(x, other):
+        seen["value"] = float((other + 1)[0])
+        seen["moves"] = session.evict(x)
+        seen["held"] = fake.held_waits()
+
+    with cl.Session("64MiB", device="cuda", planning=False) as session:
+        x, other = torch.full((MiB // 4,), 3.0) + 1, torch.zeros(MiB // 4) + 1
+        assert session.evict(x) and session.evict(other)
+        fake.hold_waits(True)
+        fake.be_late()
+        fake.be_lazy()
+        threads = [threading.Thread(target=take_address, args=(x,)), threading.Thread(target=op, args=(x, other))]
+        threads[0].start()
+        while fake.held_waits() == 0 and threads[0].is_alive():
+            time.sleep(0.001)
+        threads[1].start()
+        threads[1].join(10)  # it waits for the other one, or does not
+        fake.hold_waits(False)
+        [thread.join() for thread in threads]
+        read = ctypes.string_at(seen["address"], MiB) == np.float32(4).tobytes() * (MiB // 4)
+    print(json.dumps([seen["value"], seen["moves"], seen["held"], read]))
+    """)
+    assert found == [2.0, False, 1, True]
+
+
+@pytest.mark.parametrize("in_loop", [True, False])
+def test_addresses_that_a_kernel_s_workers_ask_for(in_loop: bool) -> None:
+    """In a parallel loop of torch's they are the op's; a thread that nobody knows may keep them."""
+    found = on_fake_gpu(f"""
+        with cl.Session("64MiB", device="cuda", planning=False) as session:
+            x = torch.zeros(MiB, dtype=torch.uint8)
+            before = x.clone()
+            torch.ops.aten._toy_write_by_worker_(x, 3, {in_loop})
+            escaped, moves = core.counters()["escaped"], session.evict(x)
+            print(json.dumps([escaped, moves, bool((x != before).any())]))
+    """)
+    assert found == ([0, True, True] if in_loop else [1, False, True])
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_ops_go_on_while_a_planned_swap_out_pins_memory(fails: bool) -> None:
     """As above, for what a plan lacks: its bytes leave all the same, or under pressure where none is to be had."""
@@ -670,7 +719,7 @@ def test_ops_go_on_while_a_planned_swap_out_pins_memory(fails: bool) -> None:
             run(lambda number: session.step())
             live_peak = session.report().live_peak_bytes
         seen, watcher = {"value": 2.0, "held": 1}, threading.Thread(target=beside)
-        options = {"min_swap": "64KiB", "rematerialise": False}
+        options = {"min_swap": "64KiB", "rematerialize": False}
         with cl.Session(int(0.6 * live_peak), device="cuda", **options) as session:
             same = run(look) == bare
             if not fails:
@@ -1206,7 +1255,7 @@ def test_host_capacity_bounds_pinned_memory() -> None:
         held, most = [], 0
         failure = None
         try:
-            with cl.Session("4MiB", device="cuda", host_capacity="6MiB", rematerialise=False):
+            with cl.Session("4MiB", device="cuda", host_capacity="6MiB", rematerialize=False):
                 for number in range(32):
                     held.append(torch.full((MiB // 4,), float(number)))
                     most = max(most, fake.pinned_bytes())

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import chameleon_lab as cl
-from chameleon_lab.lab.packages import MissingPackageError
+from chameleon_lab.lab.figures.packages import MissingPackageError
 
 
 def job():

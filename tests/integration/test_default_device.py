@@ -13,8 +13,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import chameleon_lab as cl
-from chameleon_lab.arguments import RESERVE_BYTES
 from chameleon_lab.runtime import core
+from chameleon_lab.session.arguments import RESERVE_BYTES
 
 GiB = 1 << 30
 
@@ -120,7 +120,7 @@ def test_what_is_on_the_device_or_not_trained_is_no_reason_to_warn() -> None:
 
 
 FAKE = """
-    from chameleon_lab import arguments
+    from chameleon_lab.session import arguments
 
     def give(bytes, others=0):
         "Torch tells of a GPU that has room for so many bytes beside the reserve, and of blocks that are not ours."

@@ -17,9 +17,9 @@ from torch import nn
 from training import Gpt, Run, adamw, child, raw, reference, state_bytes, train
 
 import chameleon_lab as cl
-from chameleon_lab import session as sessions
 from chameleon_lab.policy import Edit, EditAction, Link, Policy, diff
 from chameleon_lab.policy.edits import digest
+from chameleon_lab.session import session as sessions
 from chameleon_lab.trace import Category, Cause
 
 STEPS = 10
@@ -157,16 +157,16 @@ def test_other_conditions_than_a_fitting_policy_was_made_for_are_said(made: Poli
 def test_a_file_whose_step_is_another_than_it_says_is_not_started_with(made: Policy) -> None:
     other = dataclasses.replace(made, assumed={**made.assumed, "fingerprint": "0" * 16})
     with trainer(capacity=made.capacity_bytes, policy=other) as loop:
-        assert "made for another step than the one that its file holds" in loop.session.report().notes[0]
+        assert "its fingerprint is of another step than the one in its file" in loop.session.report().notes[0]
 
 
 def test_a_policy_that_fits_the_profiled_step_only_is_said_to(made: Policy) -> None:
-    """A file without the step that it was made for cannot be recognised by the first step."""
+    """A file without the step that it was made for cannot be recognized by the first step."""
     lost = dataclasses.replace(made, source=None)
     run = train(Gpt, steps=4, session_kwargs={"capacity": made.capacity_bytes, "policy": lost})
     assert run.report is not None
     first, second = run.report.notes
-    assert "its file does not hold the step" in first
+    assert "its file has no step" in first
     assert second == "the given policy fits the profiled step: in force from the next one on"
     assert run.report.decisions == len(made)
 
@@ -204,7 +204,7 @@ def test_a_file_fits_in_another_process(made: Policy, tmp_path: Path) -> None:
         ("length", "positions.weight has 24.0 KiB, and it was made for 16.0 KiB"),
         ("batch", "it was made for activations of"),
         ("capacity", "it was made for"),
-        ("no step", "its file does not hold the step"),
+        ("no step", "its file has no step"),
         ("edits", "its edits were changed after its decisions were made"),
     ],
 )
@@ -447,8 +447,8 @@ def test_never_touch_is_evicted_last() -> None:
             return set(step.storages.category[rows[rows >= 0]].tolist())
 
     assert Category.PARAMETER in evicted()
-    spared = evicted(Edit(EditAction.NEVER_TOUCH, category="parameter"))
-    assert spared and Category.PARAMETER not in spared
+    evict_last = evicted(Edit(EditAction.NEVER_TOUCH, category="parameter"))
+    assert evict_last and Category.PARAMETER not in evict_last
 
 
 @pytest.mark.parametrize("planning", [True, False])

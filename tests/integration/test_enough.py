@@ -16,8 +16,8 @@ from torch import nn
 from training import HANGS_AFTER_S, ConvNet, Gpt, Loop, MiB, adamw, child, floor_bytes, sgd, train
 
 import chameleon_lab as cl
-from chameleon_lab.enough import above, typed
-from chameleon_lab.units import parse_bytes
+from chameleon_lab.report.enough import above, typed
+from chameleon_lab.util.units import parse_bytes
 
 
 class Batched(Plain):

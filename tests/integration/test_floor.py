@@ -151,7 +151,7 @@ def test_an_average_of_all_weights_is_split_as_optimizers_are() -> None:
 
 def test_a_note_on_the_floor_says_what_it_was_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """An op's inner order can be luckier than the sum of what it touches: then it runs, and no plan is made."""
-    monkeypatch.setattr(cl.policy.memory, "floor_of", over(cl.policy.memory.floor_of, more_bytes=1 << 30))
+    monkeypatch.setattr(cl.planner.memory, "floor_of", over(cl.planner.memory.floor_of, more_bytes=1 << 30))
     torch.manual_seed(0)
     model = Plain()
     with cl.Session("32MiB", device="cpu") as session:

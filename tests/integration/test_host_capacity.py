@@ -11,7 +11,8 @@ import pytest
 from training import ConvNet, Gpt, KiB, adamw, reference, train
 
 import chameleon_lab as cl
-from chameleon_lab.runtime import core, host_times
+from chameleon_lab.runtime import core
+from chameleon_lab.session import host_times
 
 STEPS = 8
 OPTIONS: dict[str, Any] = {"link": "512MiB/s", "min_swap": "4KiB"}
@@ -61,7 +62,7 @@ def test_without_replays_what_fits_nowhere_is_refused_by_name() -> None:
     """As many bytes have to leave as the capacity lacks: with less on the host than that, nothing goes."""
     _, live_peak_bytes = reference(Gpt, adamw, STEPS)
     capacity = int(0.6 * live_peak_bytes)
-    options = {"capacity": capacity, "rematerialise": False, **OPTIONS}
+    options = {"capacity": capacity, "rematerialize": False, **OPTIONS}
     with pytest.raises(RuntimeError, match="host_capacity is .*Give a larger host_capacity"):
         train(Gpt, adamw, STEPS, {**options, "host_capacity": (live_peak_bytes - capacity) // 2})
 
@@ -71,7 +72,7 @@ def test_without_replays_little_more_than_has_to_leave_is_enough(planning: bool)
     bare, live_peak_bytes = reference(Gpt, adamw, STEPS)
     capacity = int(0.6 * live_peak_bytes)
     allowed = int(1.15 * (live_peak_bytes - capacity))
-    options = {"capacity": capacity, "rematerialise": False, "planning": planning, **OPTIONS}
+    options = {"capacity": capacity, "rematerialize": False, "planning": planning, **OPTIONS}
     run = train(Gpt, adamw, STEPS, {**options, "host_capacity": allowed})
     assert run.same(bare)
     assert run.report is not None and run.report.host_peak_bytes <= allowed
@@ -86,11 +87,11 @@ def test_a_policy_that_takes_more_is_planned_anew(tmp_path) -> None:
         if number == STEPS - 1 and session is not None and session.policy is not None:
             session.policy.save(free)
 
-    train(Gpt, adamw, STEPS, {"capacity": capacity, "rematerialise": False, **OPTIONS}, each_step=save)
+    train(Gpt, adamw, STEPS, {"capacity": capacity, "rematerialize": False, **OPTIONS}, each_step=save)
     allowed = cl.Policy.load(free).predicted["host_peak_bytes"] - 32 * KiB
     options = {
         "capacity": capacity,
-        "rematerialise": False,
+        "rematerialize": False,
         "policy": free,
         "host_capacity": allowed,
         **OPTIONS,

@@ -121,8 +121,8 @@ def test_lbfgs_settles() -> None:
     assert newest.match_rate > 0.95
     assert {step.plan for step in session.history[-3:]} == {newest.plan}
     report = session.report()
-    assert report.lacking is None and report.stage == "Stable"
-    assert report.planning_s > 0 and "of a core" in str(report)
+    assert report.replan_reason is None and report.stage == "Stable"
+    assert report.planning_s > 0 and "of one core" in str(report)
 
 
 @pytest.mark.parametrize("capacity", ["900KiB", "600KiB"])
@@ -130,7 +130,7 @@ def test_what_no_plan_can_foresee_is_named(capacity: str) -> None:
     """Storages of a history that moves on change places from step to step: what a plan knows of is another one then."""
     session = lbfgs(capacity)
     report = session.report()
-    assert all(step.evictions > 10 for step in session.history[-3:]) and report.lacking is None
+    assert all(step.evictions > 10 for step in session.history[-3:]) and report.replan_reason is None
     assert report.unserved is not None
     assert "plans for the same ops" in report.unserved or "evicted beside the plan" in report.unserved
-    assert f"Unserved        in part                  {report.unserved}" in str(report)
+    assert f"Plan incomplete {report.unserved}" in " ".join(str(report).split())

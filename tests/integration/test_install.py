@@ -16,7 +16,7 @@ from installed import ROOT, bare, built_wheel, environment_with, run
 from packaging.requirements import Requirement
 
 import chameleon_lab as cl
-from chameleon_lab.torch_version import minor_of, misfit
+from chameleon_lab.util.torch_version import minor_of, misfit
 
 MINOR = minor_of(torch.__version__)
 

@@ -382,15 +382,15 @@ def test_bad_arguments_are_refused_before_the_training(name, tmp_path):
 
 
 def test_offloaded_checkpoints_are_run_by_transformers() -> None:
-    """What benchmarks.gpu_peers takes from them is their own, and does what its name says."""
+    """What benchmarks.gpu.peers takes from them is their own, and does what its name says."""
     from torch.autograd.graph import save_on_cpu
 
-    from benchmarks import gpu, gpu_peers, gpu_ready
+    from benchmarks.gpu import common, peers, ready
 
-    pytest.importorskip("transformers", minversion=gpu_ready.text_of(gpu_peers.OFFLOADING_TRANSFORMERS))
+    pytest.importorskip("transformers", minversion=ready.text_of(peers.OFFLOADING_TRANSFORMERS))
     entered = []
-    model = gpu.Decoder(gpu.SHAPES["tiny"])
-    gpu_peers._offloaded_by_transformers(model)
+    model = common.Decoder(common.SHAPES["tiny"])
+    peers._offloaded_by_transformers(model)
 
     class Layer(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -11,10 +11,10 @@ import torch
 from training import HANGS_AFTER_S, Gpt, adamw, raw, reference, state_bytes
 
 import chameleon_lab as cl
-from chameleon_lab.lab import editing
-from chameleon_lab.lab.protocol import MAX_ROWS, ProtocolError, Side
-from chameleon_lab.lab.sources import Sources
-from chameleon_lab.policy.memory import step_op_times
+from chameleon_lab.lab.panel import editing
+from chameleon_lab.lab.panel.protocol import MAX_ROWS, ProtocolError, Side
+from chameleon_lab.lab.panel.sources import Sources
+from chameleon_lab.planner.memory import step_op_times
 
 STEPS = 10
 
@@ -42,18 +42,18 @@ class Loop:
     def panel(self, ask, *args):
         return self.thread.submit(ask, *args).result(timeout=HANGS_AFTER_S)
 
-    def desk(self):
-        desk = self.panel(self.sources.desk, self.sources.session()[0])
-        self.exact(desk)
-        return desk
+    def editor(self):
+        editor = self.panel(self.sources.editor, self.sources.session()[0])
+        self.exact(editor)
+        return editor
 
-    def exact(self, desk):
+    def exact(self, editor):
         until = time.monotonic() + HANGS_AFTER_S
-        state = self.panel(desk.state)
+        state = self.panel(editor.state)
         while not (state["editable"] and state["exact"]) and time.monotonic() < until:
             assert state["editable"] or state["why"] == "Preparing the draft", state
             time.sleep(0.01)
-            state = self.panel(desk.state)
+            state = self.panel(editor.state)
         return state
 
 
@@ -79,38 +79,38 @@ def test_a_draft_is_tried_enabled_and_rolled_back_at_step_borders_and_no_number_
     bare, _ = reference(Gpt, steps=STEPS)
     for _ in range(3):
         loop.step()
-    first, desk = loop.session.policy, loop.desk()
-    key = loop.panel(desk.page, "swap", "bytes", True, 0, MAX_ROWS)["rows"][0]["storage"]
-    loop.panel(desk.edit, "add", [{"action": "keep", "storage": key}], -1)
-    state = loop.exact(desk)
+    first, editor = loop.session.policy, loop.editor()
+    key = loop.panel(editor.page, "swap", "bytes", True, 0, MAX_ROWS)["rows"][0]["storage"]
+    loop.panel(editor.edit, "add", [{"action": "keep", "storage": key}], -1)
+    state = loop.exact(editor)
     assert state["why_not_enable"] == "" and not state["same"] and state["dry_run"] is None
     assert loop.session.policy is first, "nothing runs before it is asked for"
 
-    loop.panel(desk.dry_run)
+    loop.panel(editor.dry_run)
     assert loop.session.policy is first, "another thread does not switch between steps"
-    assert loop.exact(desk)["dry_run"]["started"] is False
+    assert loop.exact(editor)["dry_run"]["started"] is False
     loop.step()  # ends under the first policy
     assert key in kept_in_force(loop.session)
     loop.step()  # settles
     loop.step()  # is measured
-    tried = loop.exact(desk)["dry_run"]
+    tried = loop.exact(editor)["dry_run"]
     assert tried["done"] and tried["of_draft"] and tried["note"] == ""
     assert tried["measured"]["peak_bytes"] <= state["draft"]["capacity_bytes"]
     assert loop.session.policy is first
 
-    loop.panel(desk.enable)
-    state = loop.exact(desk)
+    loop.panel(editor.enable)
+    state = loop.exact(editor)
     assert state["waiting"] and state["same"] and state["staged"] == 0 and state["can_roll_back"]
     loop.step()
     loop.step()
-    assert key in kept_in_force(loop.session) and not loop.exact(desk)["waiting"]
+    assert key in kept_in_force(loop.session) and not loop.exact(editor)["waiting"]
 
-    loop.panel(desk.edit, "undo", [], -1)
-    state = loop.exact(desk)
+    loop.panel(editor.edit, "undo", [], -1)
+    state = loop.exact(editor)
     assert state["staged"] == 1 and not state["same"], "what is in force is taken back in the draft alone"
-    loop.panel(desk.roll_back)
+    loop.panel(editor.roll_back)
     loop.step()
-    assert loop.session.policy is first and loop.exact(desk)["same"]
+    assert loop.session.policy is first and loop.exact(editor)["same"]
     loop.step()
     assert (tuple(loop.losses), state_bytes(loop.model, loop.optimizer)) == (bare.losses, bare.state)
 
@@ -118,39 +118,39 @@ def test_a_draft_is_tried_enabled_and_rolled_back_at_step_borders_and_no_number_
 def test_a_capacity_edit_moves_the_peak_that_is_measured(loop):
     for _ in range(3):
         loop.step()
-    desk = loop.desk()
-    before = loop.exact(desk)
+    editor = loop.editor()
+    before = loop.exact(editor)
     less = int(0.8 * before["capacity_bytes"])
-    loop.panel(desk.edit, "add", [{"action": "capacity", "capacity_bytes": less}], -1)
-    assert loop.exact(desk)["draft"]["peak_bytes"] <= less
-    loop.panel(desk.enable)
+    loop.panel(editor.edit, "add", [{"action": "capacity", "capacity_bytes": less}], -1)
+    assert loop.exact(editor)["draft"]["peak_bytes"] <= less
+    loop.panel(editor.enable)
     for _ in range(4):
         loop.step()
     history = loop.session.report().history
     assert history[2].peak_bytes > less >= history[-1].peak_bytes
 
 
-def test_a_storage_is_rematerialised_tried_and_enabled_and_no_number_changes(loop):
+def test_a_storage_is_rematerialized_tried_and_enabled_and_no_number_changes(loop):
     bare, _ = reference(Gpt, steps=STEPS)
     for _ in range(3):
         loop.step()
-    desk = loop.desk()
+    editor = loop.editor()
     # What the planner swaps although its op could be replayed: a person may know better.
-    rows = loop.panel(desk.page, "category:act", "bytes", True, 0, MAX_ROWS)["rows"]
-    key = next(row["storage"] for row in rows if row["replay_cost_s"] and row["after"] != "rematerialise")
-    loop.panel(desk.edit, "add", [{"action": "rematerialise", "storage": key}], -1)
-    state = loop.exact(desk)
+    rows = loop.panel(editor.page, "category:act", "bytes", True, 0, MAX_ROWS)["rows"]
+    key = next(row["storage"] for row in rows if row["replay_cost_s"] and row["after"] != "rematerialize")
+    loop.panel(editor.edit, "add", [{"action": "rematerialize", "storage": key}], -1)
+    state = loop.exact(editor)
     assert state["findings"] == [] and state["draft"]["drops"] > state["current"]["drops"]
     assert state["draft"]["replay_s"] > 0
 
-    loop.panel(desk.dry_run)
+    loop.panel(editor.dry_run)
     for _ in range(3):
         loop.step()
-    tried = loop.exact(desk)["dry_run"]
+    tried = loop.exact(editor)["dry_run"]
     assert tried["done"] and tried["note"] == "" and tried["measured"]["replay_s"] > 0
-    assert tried["measured"]["replayed_bytes"] > 0 and desk.trial.prediction.replay_s > 0
+    assert tried["measured"]["replayed_bytes"] > 0 and editor.trial.prediction.replay_s > 0
 
-    loop.panel(desk.enable)
+    loop.panel(editor.enable)
     for _ in range(3):
         loop.step()
     step = loop.session.recorded_step(loop.session.recorded_steps()[-1])
@@ -165,21 +165,21 @@ def test_a_storage_is_rematerialised_tried_and_enabled_and_no_number_changes(loo
 def test_a_dry_run_is_judged_against_what_was_measured_before_it(loop):
     for _ in range(5):
         loop.step()
-    desk = loop.desk()
+    editor = loop.editor()
     alike = [step for step in loop.session.history if step.plan == loop.session.history[-1].plan]
-    now = loop.panel(desk.state)["now"]
+    now = loop.panel(editor.state)["now"]
     assert now["step_s"] == statistics.median(step.step_s for step in alike[-8:])
     assert now["stall_s"] == statistics.median(step.stall_s for step in alike[-8:])
-    key = loop.panel(desk.page, "swap", "bytes", True, 0, MAX_ROWS)["rows"][0]["storage"]
-    loop.panel(desk.edit, "add", [{"action": "keep", "storage": key}], -1)
-    loop.exact(desk)
-    loop.panel(desk.dry_run)
+    key = loop.panel(editor.page, "swap", "bytes", True, 0, MAX_ROWS)["rows"][0]["storage"]
+    loop.panel(editor.edit, "add", [{"action": "keep", "storage": key}], -1)
+    loop.exact(editor)
+    loop.panel(editor.dry_run)
     for _ in range(4):
         loop.step()
-    state = loop.exact(desk)
+    state = loop.exact(editor)
     assert state["dry_run"]["done"] and state["dry_run"]["before"] == state["now"] == now
-    assert {"before", "measured", "change", "predicted"} <= set(str(desk.trial).split())
-    assert f"{100 * (state['dry_run']['measured']['step_s'] / now['step_s'] - 1):+.1f} %" in str(desk.trial)
+    assert {"before", "measured", "change", "predicted"} <= set(str(editor.trial).split())
+    assert f"{100 * (state['dry_run']['measured']['step_s'] / now['step_s'] - 1):+.1f} %" in str(editor.trial)
 
 
 def test_predictions_move_on_with_the_run_and_all_use_the_same_op_times(loop, monkeypatch):
@@ -187,16 +187,16 @@ def test_predictions_move_on_with_the_run_and_all_use_the_same_op_times(loop, mo
     monkeypatch.setattr(editing, "_REST_SHARE", 0.0)
     for _ in range(3):
         loop.step()
-    desk = loop.desk()
-    first = loop.panel(desk.state)
+    editor = loop.editor()
+    first = loop.panel(editor.state)
     news = loop.panel(loop.sources.draft_news)[loop.sources.session()[0]]
-    key = loop.panel(desk.page, "swap", "bytes", True, 0, MAX_ROWS)["rows"][0]["storage"]
-    loop.panel(desk.edit, "add", [{"action": "keep", "storage": key}], -1)
-    loop.exact(desk)
+    key = loop.panel(editor.page, "swap", "bytes", True, 0, MAX_ROWS)["rows"][0]["storage"]
+    loop.panel(editor.edit, "add", [{"action": "keep", "storage": key}], -1)
+    loop.exact(editor)
     for _ in range(4):
         loop.step()
     assert loop.panel(loop.sources.draft_news)[loop.sources.session()[0]] > news
-    state = loop.exact(desk)
+    state = loop.exact(editor)
     recorded = loop.session.recorded_steps()
     assert state["clock"] != first["clock"] and state["clock"].endswith(f"to {recorded[-1]}")
     assert state["staged"] == 1 and state["can_undo"], "the draft stays what it was"
@@ -212,12 +212,12 @@ def test_predictions_move_on_with_the_run_and_all_use_the_same_op_times(loop, mo
 def test_a_dry_run_that_waits_for_steps_can_be_stopped(loop):
     for _ in range(3):
         loop.step()
-    desk, first = loop.desk(), loop.session.policy
-    loop.panel(desk.edit, "add", [{"action": "keep", "category": "parameter"}], -1)
-    loop.exact(desk)
-    loop.panel(desk.dry_run)
-    loop.panel(desk.end_dry_run)
-    tried = loop.exact(desk)["dry_run"]
+    editor, first = loop.editor(), loop.session.policy
+    loop.panel(editor.edit, "add", [{"action": "keep", "category": "parameter"}], -1)
+    loop.exact(editor)
+    loop.panel(editor.dry_run)
+    loop.panel(editor.end_dry_run)
+    tried = loop.exact(editor)["dry_run"]
     assert tried["done"] and tried["note"] == "stopped" and tried["measured"] is None
     loop.step()
     assert loop.session.policy is first
@@ -226,32 +226,32 @@ def test_a_dry_run_that_waits_for_steps_can_be_stopped(loop):
 def test_after_the_session_the_draft_can_be_saved_and_not_enabled(loop, tmp_path):
     for _ in range(3):
         loop.step()
-    desk = loop.desk()
+    editor = loop.editor()
     loop.session.stop()
-    loop.panel(desk.edit, "add", [{"action": "keep", "category": "parameter"}], -1)
-    assert "has ended" in loop.exact(desk)["why_not_enable"]
+    loop.panel(editor.edit, "add", [{"action": "keep", "category": "parameter"}], -1)
+    assert "has ended" in loop.exact(editor)["why_not_enable"]
     with pytest.raises(ProtocolError) as caught:
-        loop.panel(desk.enable)
+        loop.panel(editor.enable)
     assert caught.value.code == "not_now"
-    assert loop.panel(desk.save, str(tmp_path / "policy.json"), False)["bytes"] > 0
+    assert loop.panel(editor.save, str(tmp_path / "policy.json"), False)["bytes"] > 0
 
 
 def test_many_switches_from_a_thread_while_steps_run_lose_nothing(loop):
     bare, _ = reference(Gpt, steps=STEPS)
     for _ in range(3):
         loop.step()
-    desk = loop.desk()
+    editor = loop.editor()
     stop, failed = threading.Event(), []
 
     def worry():
         try:
             while not stop.is_set():
-                desk.edit("add", [{"action": "keep", "category": "parameter"}], -1)
-                desk.enable()
-                desk.edit("discard", [], -1)
-                desk.dry_run()
-                desk.roll_back()
-                desk.poll()
+                editor.edit("add", [{"action": "keep", "category": "parameter"}], -1)
+                editor.enable()
+                editor.edit("discard", [], -1)
+                editor.dry_run()
+                editor.roll_back()
+                editor.poll()
         except Exception as error:
             failed.append(error)
 

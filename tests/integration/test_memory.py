@@ -268,7 +268,7 @@ def test_steps_and_host_memory_are_reported() -> None:
 
 def test_a_full_host_is_told_apart_from_a_small_capacity() -> None:
     options = {"capacity": "4MiB", "host_capacity": "1MiB"}
-    with pytest.raises(RuntimeError, match="host"), cl.Session(**options, rematerialise=False) as session:
+    with pytest.raises(RuntimeError, match="host"), cl.Session(**options, rematerialize=False) as session:
         pressure(session, 8)
     with pytest.raises(cl.BelowFloorError, match="below the floor"), cl.Session("1MiB"):  # not the host again
         torch.ones(MiB)
@@ -300,7 +300,7 @@ def test_a_machine_without_memory_left_says_so_and_keeps_what_it_has() -> None:
         """
         import resource
         held = []
-        with cl.Session("64MiB", rematerialise=False) as session:
+        with cl.Session("64MiB", rematerialize=False) as session:
             held = [torch.full((4 * MiB // 4,), float(number)) for number in range(12)]
             used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + 24 * MiB, resource.RLIM_INFINITY))

@@ -13,8 +13,9 @@ from training import Gpt
 
 import chameleon_lab as cl
 from benchmarks.models import CASES
-from chameleon_lab.policy import Link, floor, plan
-from chameleon_lab.policy.program import bind
+from chameleon_lab.planner import floor, plan
+from chameleon_lab.planner.program import bind
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import Category, Stage, StepTrace
 
 

@@ -10,10 +10,10 @@ from torch.utils.data import DataLoader, Dataset
 from training import Gpt, adamw, reference
 
 import chameleon_lab as cl
-from chameleon_lab.runtime import loop_pauses
+from chameleon_lab.report.trace_report import TraceReport
+from chameleon_lab.runtime.patches import loop_pauses
 from chameleon_lab.trace import Pause, Trace
 from chameleon_lab.trace.stall_parts import parts_of_step
-from chameleon_lab.trace_report import TraceReport
 
 SLEPT_S = 0.15
 
@@ -148,7 +148,7 @@ def test_stalls_say_why_and_the_seconds_add_up(planning):
     model, generator = Gpt(), torch.Generator().manual_seed(0)
     optimizer = adamw(model.parameters())
     link = "20MiB/s" if planning else "200MiB/s"  # so slow that a plan has to wait, whatever the machine
-    with cl.Session(live_peak // 2, link=link, planning=planning, rematerialise=False) as session:
+    with cl.Session(live_peak // 2, link=link, planning=planning, rematerialize=False) as session:
         for _ in range(4):
             model(model.batch(generator)).backward()
             optimizer.step()

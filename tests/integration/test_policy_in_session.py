@@ -15,9 +15,9 @@ from torch import nn
 from training import ConvNet, Gpt, Loop, MiB, Moe, adamw, raw, reference, state_bytes, train
 
 import chameleon_lab as cl
-from chameleon_lab import plans
 from chameleon_lab.policy import Link, Policy
-from chameleon_lab.runtime import core, host_times
+from chameleon_lab.runtime import core
+from chameleon_lab.session import host_times, plan_cache
 
 STEPS = 8
 _OP_S = 2e-5
@@ -31,14 +31,14 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_times, "_op_times", lambda log, ops: np.full(len(ops), _OP_S))
     monkeypatch.setattr(core, "measure_link", lambda: (_LINK.out_bytes_per_s, _LINK.in_bytes_per_s))
     monkeypatch.setattr(Link, "under_load", lambda link, step: link)
-    monkeypatch.setattr(plans, "_MOST_REFINEMENTS", 0)
-    step_ended = plans.Plans.step_ended
+    monkeypatch.setattr(plan_cache, "_MOST_REFINEMENTS", 0)
+    step_ended = plan_cache.PlanCache.step_ended
 
-    def waits(self: plans.Plans, *arguments: Any) -> None:
+    def waits(self: plan_cache.PlanCache, *arguments: Any) -> None:
         step_ended(self, *arguments)
         self.wait()
 
-    monkeypatch.setattr(plans.Plans, "step_ended", waits)
+    monkeypatch.setattr(plan_cache.PlanCache, "step_ended", waits)
 
 
 def policy_of(model: Any, capacity: int, link: str | None = None) -> Policy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from reads import PRELUDE, every_read
+from reads import CPP_POINTER, PRELUDE, every_read
 from torch import nn
 from training import MiB, child, pressure
 
@@ -392,5 +392,79 @@ def test_what_an_object_takes_of_itself_while_it_is_saved_is_no_secret() -> None
             views.view[5] = 55
             pressure(session, 12)
             assert y[5].item() == 55 and session.where(y) == "resident"
+        """
+    )
+
+
+SLOW_OP = """
+    started, goes_on = threading.Event(), threading.Event()
+
+    def kernel(x):
+        started.set()
+        assert goes_on.wait(60)
+        return x.sum()
+
+    library = torch.library.Library("chameleon_test", "FRAGMENT")
+    library.define("slow_sum(Tensor x) -> Tensor")
+    library.impl("slow_sum", kernel, "CPU")
+
+    def while_another_thread_s_op_uses(x, act):
+        started.clear(), goes_on.clear()
+        thread = threading.Thread(target=torch.ops.chameleon_test.slow_sum, args=(x,))
+        thread.start()
+        assert started.wait(60)
+        try:
+            return act()
+        finally:
+            goes_on.set()
+            thread.join()
+"""
+
+
+@pytest.mark.parametrize("begins", ["resident", "away"])
+def test_an_address_taken_in_cpp_while_another_thread_s_op_uses_the_tensor_stays_good(begins: str) -> None:
+    """An op of one's own that asks for it is done with it at its end; another thread's is not known to be."""
+    child(
+        f"""
+    {CPP_POINTER}
+    {SLOW_OP}
+    N = MiB // 4
+    with cl.Session("4MiB") as session:
+        x = torch.zeros(N) + 1
+        if {begins!r} == "away":
+            assert session.evict(x)
+        address = while_another_thread_s_op_uses(x, lambda: address_in_cpp(x))
+        view = np.ctypeslib.as_array((ctypes.c_float * N).from_address(address))
+        pressure(session, 8)
+        assert not session.evict(x) and session.where(x) == "resident"
+        view[7] = 70
+        assert x[7].item() == 70 and x.data_ptr() == address
+    assert x[7].item() == 70
+        """
+    )
+
+
+def test_ops_that_ask_for_addresses_of_their_own_inputs_leave_them_free_to_move() -> None:
+    """In kernels of several threads too, and beside another thread's op on the same tensor."""
+    child(
+        f"""
+    {SLOW_OP}
+    N = 1 << 20
+    torch.set_num_threads(4)
+    with cl.Session("64MiB") as session:
+        x, y = torch.zeros(N) + 1, torch.zeros(64, 64) + 1
+
+        def ops():
+            x.add_(1).mul_(2).clamp_(0, 9)
+            x.view(4, -1).cumsum_(0)
+            torch.sort(x)
+            y @ y
+            torch.nn.functional.conv2d(y.view(1, 1, 64, 64), y.view(-1)[:9].view(1, 1, 3, 3))
+            torch.nn.functional.embedding(torch.arange(64), y)
+
+        ops()
+        while_another_thread_s_op_uses(x, ops)
+        assert session.evict(x) and session.evict(y)
+        assert core.counters()["escaped"] == 0, core.counters()
         """
     )

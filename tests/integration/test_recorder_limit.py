@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import chameleon_lab as cl
+from chameleon_lab.runtime import core
 
 
 def test_a_step_longer_than_the_limit_is_cut_off_and_gets_no_policy() -> None:
@@ -27,7 +28,7 @@ def test_host_buffers_of_sizes_that_never_come_again_do_not_pile_up() -> None:
             x = torch.ones(200_000 + 1024 * k)
             assert session.evict(x)
             del x
-        counters = cl.session.core.counters()
+        counters = core.counters()
         assert counters["host_reserved_bytes"] <= 2 * counters["host_peak_bytes"]
 
 

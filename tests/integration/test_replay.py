@@ -642,7 +642,7 @@ def test_lists_of_numbers_are_those_of_the_first_run(
     session: cl.Session, program: Callable[[torch.Tensor], tuple[torch.Tensor, list[int]]]
 ) -> None:
     scripted, x = torch.jit.script(program), made()
-    for _ in range(3):  # TorchScript profiles twice, and specialises then
+    for _ in range(3):  # TorchScript profiles twice, and specializes then
         out = scripted(x)[0]
         expected = dropped(out)
         assert same(out, expected)
@@ -676,7 +676,7 @@ def test_torchscript_leaves_values_below_a_result(
 ) -> None:
     """What an op of TorchScript has made are the last values of its stack, not the first ones."""
     scripted, x = torch.jit.script(program), made().requires_grad_(grad)
-    for _ in range(4):  # TorchScript profiles twice, and specialises then
+    for _ in range(4):  # TorchScript profiles twice, and specializes then
         outs = scripted(x, 3)
         expected = [out.detach().clone() for out in outs]
         assert "" in [core.drop(out) for out in outs]  # some have been made of too many that are gone
@@ -838,16 +838,16 @@ def test_nothing_is_kept_unless_asked_for() -> None:
         assert core.counters()["producers"] == 0
 
 
-def test_rematerialise_false_replays_nothing() -> None:
-    with cl.Session("16MiB", min_swap="1KiB", rematerialise=False) as session:
+def test_rematerialize_false_replays_nothing() -> None:
+    with cl.Session("16MiB", min_swap="1KiB", rematerialize=False) as session:
         core.keep_producers(True)
         out = F.gelu(made())
         assert "not replayed" in core.drop(out)
         assert session.trace_meta()["replay_class"] == 0
 
 
-def test_rematerialise_cheap_replays_what_costs_little() -> None:
-    with cl.Session("16MiB", min_swap="1KiB", rematerialise="cheap") as session:
+def test_rematerialize_cheap_replays_what_costs_little() -> None:
+    with cl.Session("16MiB", min_swap="1KiB", rematerialize="cheap") as session:
         core.keep_producers(True)
         x = made()
         assert core.drop(F.gelu(x)) == ""

@@ -618,7 +618,7 @@ def test_makings_are_of_whole_steps(session: cl.Session) -> None:
 
 
 def test_makings_cost_nothing_where_nothing_is_replayed() -> None:
-    for settings in ({"rematerialise": False}, {"planning": False}):
+    for settings in ({"rematerialize": False}, {"planning": False}):
         with cl.Session("16MiB", min_swap="1KiB", **settings) as session:  # type: ignore[arg-type]
             F.gelu(made())
             session.step()

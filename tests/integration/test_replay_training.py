@@ -10,9 +10,9 @@ import pytest
 from torch import nn
 from training import ConvNet, Gpt, Loop, Moe, adamw, sgd, train
 
-import chameleon_lab.session
-from chameleon_lab.policy import program
-from chameleon_lab.policy.program import Program
+import chameleon_lab.session.session
+from chameleon_lab.planner import program
+from chameleon_lab.planner.program import Program
 from chameleon_lab.runtime import core
 from chameleon_lab.trace import Category, StepTrace
 from chameleon_lab.trace.replay_ops import REPLAY_CLASS
@@ -44,7 +44,7 @@ def drops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Sessions drop where they would swap activations."""
     real = program.compile_program
     monkeypatch.setattr(
-        chameleon_lab.session,
+        chameleon_lab.session.session,
         "compile_program",
         lambda policy, step: dropping(real(policy, step), step, request.param),
     )

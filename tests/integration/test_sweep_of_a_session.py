@@ -11,9 +11,10 @@ import pytest
 from training import Gpt, adamw, reference, train
 
 import chameleon_lab as cl
+from chameleon_lab.planner.memory import step_op_times
 from chameleon_lab.policy import Policy
-from chameleon_lab.policy.memory import step_op_times
-from chameleon_lab.runtime import core, host_times
+from chameleon_lab.runtime import core
+from chameleon_lab.session import host_times
 from chameleon_lab.trace import Trace
 
 
@@ -51,7 +52,7 @@ def test_the_mark_lies_on_the_curve_on_the_clock_that_the_session_planned_with(g
     assert now.y[0] == pytest.approx(policy.predicted["step_s"], rel=1e-9), "what the session was told"
     assert policy.op_times is not None
     assert drawn(figure, "Without stalls").y[0] == pytest.approx(float(policy.op_times.sum()))
-    assert "op times that the policy was planned with" in figure.layout.title.subtitle.text
+    assert "op times of the plan" in figure.layout.title.subtitle.text
 
 
 def test_a_file_has_no_op_times_and_the_figure_says_which_it_takes(tmp_path: Path) -> None:

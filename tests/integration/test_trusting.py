@@ -14,7 +14,8 @@ from training import Gpt, MiB, adamw, reference, train
 
 import chameleon_lab as cl
 from chameleon_lab.policy import Link
-from chameleon_lab.runtime import core, host_times
+from chameleon_lab.runtime import core
+from chameleon_lab.session import host_times
 
 SLOW = Link(32 * MiB, 32 * MiB)  # so slow that replays are worth their while
 
@@ -43,7 +44,7 @@ def test_training_replays_on_a_promise_only() -> None:
     capacity = int(0.6 * live_peak)
     told, trusting = (
         train(
-            Gpt, adamw, 5, {"capacity": capacity, "min_swap": "2KiB", "rematerialise": how}, each_step=planned
+            Gpt, adamw, 5, {"capacity": capacity, "min_swap": "2KiB", "rematerialize": how}, each_step=planned
         )
         for how in (True, "trusting")
     )
@@ -57,7 +58,7 @@ def test_training_replays_on_a_promise_only() -> None:
 
 
 def test_what_python_writes_through_a_pointer_is_seen_all_the_same() -> None:
-    with cl.Session("16MiB", min_swap="1KiB", rematerialise="trusting") as session:
+    with cl.Session("16MiB", min_swap="1KiB", rematerialize="trusting") as session:
         core.keep_producers(True)
         x = torch.ones(64, 256)
         x.sum()
@@ -94,7 +95,7 @@ def zero_from_outside(tensor: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("how", [True, False])
 def test_a_write_that_nobody_sees_is_not_undone_by_a_copy_on_the_host(how: bool) -> None:
-    with cl.Session("16MiB", min_swap="1KiB", rematerialise=how) as session:
+    with cl.Session("16MiB", min_swap="1KiB", rematerialize=how) as session:
         x = torch.ones(64, 256)
         assert session.evict(x)
         with pytest.raises(RuntimeError, match="is away, on the host"):
@@ -109,7 +110,7 @@ def test_a_write_that_nobody_sees_is_not_undone_by_a_copy_on_the_host(how: bool)
 def test_a_promise_keeps_the_copy_and_the_second_way_out_is_free() -> None:
     moved = {}
     for how in ("trusting", True):
-        with cl.Session("16MiB", min_swap="1KiB", rematerialise=how) as session:  # type: ignore[arg-type]
+        with cl.Session("16MiB", min_swap="1KiB", rematerialize=how) as session:  # type: ignore[arg-type]
             x = torch.ones(64, 256)
             for _ in range(3):
                 assert session.evict(x)
@@ -121,7 +122,7 @@ def test_a_promise_keeps_the_copy_and_the_second_way_out_is_free() -> None:
 
 def test_what_is_leaving_cannot_be_written_unseen() -> None:
     """Its copy is on the way, and would miss the write."""
-    with cl.Session("2MiB", min_swap="1KiB", rematerialise=False) as session:
+    with cl.Session("2MiB", min_swap="1KiB", rematerialize=False) as session:
         held = [torch.full((64, 256), float(number)) for number in range(80)]
         for _ in range(64):  # what is used soon does not leave ahead of need
             held[-1].sum()
@@ -153,7 +154,7 @@ def test_plans_know_that_no_copy_lasts() -> None:
             assert policy is not None and step.match_rate == 1.0
             steps.append((policy.predicted["swapped_out_bytes"], step.swapped_out_bytes))
 
-        kwargs = {"capacity": live_peak // 2, "min_swap": "2KiB", "rematerialise": how}
+        kwargs = {"capacity": live_peak // 2, "min_swap": "2KiB", "rematerialize": how}
         assert train(Gpt, adamw, 8, kwargs, each_step=look).report is not None
         predicted, measured = steps[-1]
         assert measured == pytest.approx(predicted, rel=0.02), (how, steps)
@@ -164,14 +165,14 @@ def test_plans_know_that_no_copy_lasts() -> None:
 @pytest.mark.parametrize("value", [None, "trust", "Trusting", 2, 0.5, ()])
 def test_other_values_are_refused(value: object) -> None:
     with pytest.raises(
-        ValueError, match='rematerialise must be True, False, "cheap" or "trusting", got'
+        ValueError, match='rematerialize must be True, False, "cheap" or "trusting", got'
     ) as caught:
-        cl.Session("16MiB", rematerialise=value)  # type: ignore[arg-type]
+        cl.Session("16MiB", rematerialize=value)  # type: ignore[arg-type]
     assert repr(value) in str(caught.value)
 
 
-def test_rematerialise_false_says_that_it_is_off() -> None:
-    with cl.Session("16MiB", rematerialise=False) as session:
-        assert session.report().replays_off == "rematerialise=False"
+def test_rematerialize_false_says_that_it_is_off() -> None:
+    with cl.Session("16MiB", rematerialize=False) as session:
+        assert session.report().replays_off == "rematerialize=False"
     with cl.Session() as session:
         assert session.report().replays_off == ""

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import chameleon_lab as cl
-from chameleon_lab.runtime.optimizer_groups import small_groups
+from chameleon_lab.runtime.patches.optimizer_groups import small_groups
 
 KiB, MiB = 1 << 10, 1 << 20
 ROOT = Path(__file__).parents[2]

@@ -77,7 +77,7 @@ def test_a_loop_whose_every_step_is_another_names_the_cause_of_its_evictions(tmp
     evicting = [report for report in served if report.evicted_bytes > 0.05 * session.capacity_bytes]
     assert len(evicting) > len(served) // 2, "it evicts too little to show anything"
     for report in evicting:
-        cause = report.lacking or report.unserved
+        cause = report.replan_reason or report.unserved
         assert cause and cause in str(report), (
             f"step {report.steps}: {report.evictions} evictions, and no cause"
         )

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from placements import every_choice, swaps_of
 from synthetic import random_step
 
-from chameleon_lab.policy import Link, lower_bound, plan, simulate
-from chameleon_lab.policy.memory import step_memory
-from chameleon_lab.policy.simulate import simulate_swaps
+from chameleon_lab.planner import lower_bound, plan, simulate
+from chameleon_lab.planner.memory import step_memory
+from chameleon_lab.planner.simulate import simulate_swaps
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import StepTrace
 
 MOST_POLICIES = 1500

@@ -11,20 +11,11 @@ from hypothesis import strategies as st
 from synthetic import gpt_step, random_step
 
 import chameleon_lab
-from chameleon_lab.policy import (
-    Edit,
-    EditAction,
-    EditsUnreachableError,
-    Fault,
-    Link,
-    Policy,
-    floor,
-    plan,
-    simulate,
-)
+from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.planner.memory import LEAST_SWAP_BYTES, step_memory
+from chameleon_lab.planner.program import compile_program
+from chameleon_lab.policy import Edit, EditAction, EditsUnreachableError, Fault, Link, Policy
 from chameleon_lab.policy.edits import CATEGORIES, STAGES, StorageIndex
-from chameleon_lab.policy.memory import LEAST_SWAP_BYTES, step_memory
-from chameleon_lab.policy.program import compile_program
 from chameleon_lab.trace import StepTrace
 
 LINKS = [Link(None, None), Link(1e9, 1e9), Link(1e6, 3e6)]

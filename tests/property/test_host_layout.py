@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from synthetic import random_step
 
 from chameleon_lab.errors import BelowFloorError
-from chameleon_lab.policy import Link, floor, plan
-from chameleon_lab.policy.host import PAGE_BYTES, HostCopies, host_copies, host_layout, pack
-from chameleon_lab.policy.memory import step_memory
-from chameleon_lab.policy.program import bind, compile_program
+from chameleon_lab.planner import floor, plan
+from chameleon_lab.planner.host_layout import PAGE_BYTES, HostCopies, host_copies, host_layout, pack
+from chameleon_lab.planner.memory import step_memory
+from chameleon_lab.planner.program import bind, compile_program
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import StepTrace
 
 

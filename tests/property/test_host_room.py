@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from synthetic import gpt_step, random_calls_step, random_step
 
 from chameleon_lab.errors import BelowFloorError
-from chameleon_lab.policy import Link, Policy, floor, plan, simulate, sweep
-from chameleon_lab.policy.host_room import floor_within
-from chameleon_lab.policy.program import SWAP_OUT, compile_program
+from chameleon_lab.planner import floor, plan, simulate, sweep
+from chameleon_lab.planner.host_room import floor_within
+from chameleon_lab.planner.program import SWAP_OUT, compile_program
+from chameleon_lab.policy import Link, Policy
 from chameleon_lab.trace import StepTrace
 
 FAST, SLOW = Link(None, None), Link(3e8, 3e8)
@@ -67,9 +68,9 @@ def test_what_the_host_has_no_room_for_is_made_again(
     step: StepTrace, share: float, host_share: float
 ) -> None:
     capacity = capacity_of(step, share)
-    free = plan(step, capacity, SLOW, min_swap_bytes=1, rematerialise=True)
+    free = plan(step, capacity, SLOW, min_swap_bytes=1, rematerialize=True)
     pool_bytes = compile_program(free, step).host.pool_bytes
-    check(step, capacity, max(1, int(host_share * pool_bytes)), SLOW, rematerialise=True)
+    check(step, capacity, max(1, int(host_share * pool_bytes)), SLOW, rematerialize=True)
 
 
 def test_as_many_bytes_as_have_to_leave_are_enough() -> None:

@@ -1,4 +1,4 @@
-"""Promises of plans that swap and rematerialise, on arbitrary small steps, against executors that know values."""
+"""Promises of plans that swap and rematerialize, on arbitrary small steps, against executors that know values."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 from placements import every_choice, swaps_of
 from synthetic import StepBuilder, random_calls_step, random_step
 
-from chameleon_lab.lab.predicted import predicted_step
-from chameleon_lab.policy import (
-    Edit,
-    EditAction,
-    EditsUnreachableError,
-    Link,
-    Policy,
-    lower_bound,
-    plan,
-    simulate,
+from chameleon_lab.lab.panel.predicted import predicted_step
+from chameleon_lab.planner import lower_bound, plan, simulate
+from chameleon_lab.planner.memory import LEAST_SWAP_BYTES, StepMemory, step_memory, step_op_times
+from chameleon_lab.planner.program import (
+    DROP,
+    FREE,
+    REPLAY,
+    SWAP_IN,
+    SWAP_OUT,
+    Program,
+    compile_program,
 )
-from chameleon_lab.policy.memory import LEAST_SWAP_BYTES, StepMemory, step_memory, step_op_times
+from chameleon_lab.planner.replay import CHAIN, ReplayChains
+from chameleon_lab.planner.simulate import simulate_swaps
+from chameleon_lab.policy import Edit, EditAction, EditsUnreachableError, Link, Policy
 from chameleon_lab.policy.model import Action
-from chameleon_lab.policy.program import DROP, FREE, REPLAY, SWAP_IN, SWAP_OUT, Program, compile_program
-from chameleon_lab.policy.replay import CHAIN, Replayable
-from chameleon_lab.policy.simulate import simulate_swaps
 from chameleon_lab.trace import Category, StepTrace
 from chameleon_lab.trace.overlap import overlap_of
 from chameleon_lab.trace.replay_ops import REPLAY_CLASS
@@ -205,7 +205,7 @@ def test_mixed_plan_fits_and_gives_the_same_values(
     step: StepTrace, share: float, link: Link, told: bool
 ) -> None:
     capacity, times = capacity_of(step, share), step_op_times(step)
-    policy = plan(step, capacity, link, op_times=times if told else None, rematerialise=True)
+    policy = plan(step, capacity, link, op_times=times if told else None, rematerialize=True)
     program = compile_program(policy, step)
     assert program.unmatched == ()
     machine = Machine(step, program)
@@ -224,9 +224,9 @@ def test_mixed_plan_fits_and_gives_the_same_values(
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(SLOW), checkpoints=st.integers(1, 40))
 def test_no_mixed_plan_beats_the_bound(step: StepTrace, share: float, link: Link, checkpoints: int) -> None:
     capacity, times = capacity_of(step, share), step.ops.duration_s
-    policy = plan(step, capacity, link, op_times=times, rematerialise=True)
+    policy = plan(step, capacity, link, op_times=times, rematerialize=True)
     prediction = simulate(step, policy, op_times=times)
-    bound = lower_bound(step, capacity, link, times, checkpoints=checkpoints, rematerialise=True)
+    bound = lower_bound(step, capacity, link, times, checkpoints=checkpoints, rematerialize=True)
     # The solver is exact to about 1e-7 of a step's compute and copies.
     copies_s = link.out_s(step.live_peak_bytes) + link.in_s(step.live_peak_bytes)
     overhead_s = prediction.stall_s + prediction.replay_s
@@ -262,7 +262,7 @@ def tiny_step(seed: int) -> StepTrace:
 def best_mixed(step: StepTrace, link: Link) -> dict[int, float]:
     """The least stall and replay time of all policies of keeps, swaps and drops, at each capacity that matters."""
     memory, times = step_memory(step), step.ops.duration_s
-    replayable = Replayable(step, memory, times)
+    replayable = ReplayChains(step, memory, times)
     droppable = set(replayable.gaps())
     assume(droppable)
     choices = [
@@ -292,9 +292,9 @@ def best_mixed(step: StepTrace, link: Link) -> dict[int, float]:
 def test_no_policy_at_all_beats_the_bound_nor_the_plan_the_best(step: StepTrace, link: Link) -> None:
     times, tolerance = step.ops.duration_s, 1e-6 * (1.0 + step.duration_s)
     for capacity, best_s in best_mixed(step, link).items():
-        bound = lower_bound(step, capacity, link, times, checkpoints=len(step.ops), rematerialise=True)
+        bound = lower_bound(step, capacity, link, times, checkpoints=len(step.ops), rematerialize=True)
         assert bound.stall_s <= best_s + tolerance
-        policy = plan(step, capacity, link, op_times=times, rematerialise=True)
+        policy = plan(step, capacity, link, op_times=times, rematerialize=True)
         planned = simulate(step, policy, op_times=times)
         assert planned.fits and planned.stall_s + planned.replay_s >= best_s - tolerance
 
@@ -303,8 +303,8 @@ def test_no_policy_at_all_beats_the_bound_nor_the_plan_the_best(step: StepTrace,
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(SLOW))
 def test_mixed_plan_is_deterministic_and_survives_its_file(step: StepTrace, share: float, link: Link) -> None:
     capacity = capacity_of(step, share)
-    policy = plan(step, capacity, link, rematerialise=True)
-    assert plan(step, capacity, link, rematerialise=True) == policy
+    policy = plan(step, capacity, link, rematerialize=True)
+    assert plan(step, capacity, link, rematerialize=True) == policy
     again = Policy.from_json(policy.to_json())
     assert again == policy
     assert str(simulate(step, again)) == str(simulate(step, policy))
@@ -316,7 +316,7 @@ def test_where_all_is_refused_the_plan_is_that_of_swapping_alone(
     step: StepTrace, share: float, link: Link
 ) -> None:
     capacity, times = capacity_of(step, share), step.ops.duration_s
-    refused = plan(step, capacity, link, op_times=times, rematerialise=True, refused=step.names)
+    refused = plan(step, capacity, link, op_times=times, rematerialize=True, refused=step.names)
     assert refused.decisions == plan(step, capacity, link, op_times=times).decisions
 
 
@@ -325,7 +325,7 @@ def test_where_all_is_refused_the_plan_is_that_of_swapping_alone(
 def test_mixed_policy_of_another_step_is_safe(
     made_for: StepTrace, run: StepTrace, share: float, link: Link
 ) -> None:
-    policy = plan(made_for, capacity_of(made_for, share), link, rematerialise=True)
+    policy = plan(made_for, capacity_of(made_for, share), link, rematerialize=True)
     program = compile_program(policy, run)
     Machine(run, program).run()
     compiled = int(np.isin(program.action_kind, (FREE, DROP)).sum())
@@ -347,7 +347,7 @@ def target_of(memory: StepMemory, step: StepTrace, random: np.random.Generator) 
 def test_edits_are_obeyed(step: StepTrace, share: float, link: Link, seed: int) -> None:
     memory, random = step_memory(step), np.random.default_rng(seed)
     assume(len(memory.gap_out))
-    actions = [EditAction.REMATERIALISE, EditAction.NEVER_REMATERIALISE, EditAction.SWAP, EditAction.KEEP]
+    actions = [EditAction.REMATERIALIZE, EditAction.NEVER_REMATERIALIZE, EditAction.SWAP, EditAction.KEEP]
     edits: dict[tuple[object, object], Edit] = {}
     for _ in range(int(random.integers(1, 5))):
         target = target_of(memory, step, random)
@@ -355,7 +355,7 @@ def test_edits_are_obeyed(step: StepTrace, share: float, link: Link, seed: int) 
         edits[target["storage"], target["gap"]] = Edit(action, **target)  # type: ignore[arg-type]
     capacity = capacity_of(step, share)
     try:
-        policy = plan(step, capacity, link, edits=tuple(edits.values()), rematerialise=True)
+        policy = plan(step, capacity, link, edits=tuple(edits.values()), rematerialize=True)
     except EditsUnreachableError:
         return
     Machine(step, compile_program(policy, step)).run()
@@ -366,18 +366,18 @@ def test_edits_are_obeyed(step: StepTrace, share: float, link: Link, seed: int) 
         if index in excused:
             continue
         action = by_gap[gap].action if gap in by_gap else Action.KEEP
-        if edit.action is EditAction.REMATERIALISE:
-            assert action is Action.REMATERIALISE and by_gap[gap].decided_by == "user"
-        elif edit.action is EditAction.NEVER_REMATERIALISE:
-            assert action is not Action.REMATERIALISE
+        if edit.action is EditAction.REMATERIALIZE:
+            assert action is Action.REMATERIALIZE and by_gap[gap].decided_by == "user"
+        elif edit.action is EditAction.NEVER_REMATERIALIZE:
+            assert action is not Action.REMATERIALIZE
         else:
             assert action.value == edit.action.value
 
 
 @settings(max_examples=50, deadline=None)
 @given(step=steps, share=st.floats(0, 1))
-def test_rematerialise_edits_do_nothing_where_replaying_is_off(step: StepTrace, share: float) -> None:
-    edits = (Edit(EditAction.REMATERIALISE, min_bytes=1),)
+def test_rematerialize_edits_do_nothing_where_replaying_is_off(step: StepTrace, share: float) -> None:
+    edits = (Edit(EditAction.REMATERIALIZE, min_bytes=1),)
     capacity = capacity_of(step, share)
     policy = plan(step, capacity, SLOW[0], edits=edits)
     assert policy.decisions == plan(step, capacity, SLOW[0]).decisions

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from synthetic import random_step
 
 from chameleon_lab.errors import BelowFloorError
-from chameleon_lab.lab.predicted import predicted_step
-from chameleon_lab.policy import Link, Policy, floor, lower_bound, plan, simulate
-from chameleon_lab.policy.memory import LEAST_SWAP_BYTES, StepMemory, Swaps, step_memory, step_op_times
-from chameleon_lab.policy.program import FREE, SWAP_IN, Program, compile_program
-from chameleon_lab.policy.range_max import RangeMax
-from chameleon_lab.policy.simulate import simulate_swaps
+from chameleon_lab.lab.panel.predicted import predicted_step
+from chameleon_lab.planner import floor, lower_bound, plan, simulate
+from chameleon_lab.planner.memory import LEAST_SWAP_BYTES, StepMemory, Swaps, step_memory, step_op_times
+from chameleon_lab.planner.program import FREE, SWAP_IN, Program, compile_program
+from chameleon_lab.planner.range_max import RangeMax
+from chameleon_lab.planner.simulate import simulate_swaps
+from chameleon_lab.policy import Link, Policy
 from chameleon_lab.trace import StepTrace, Trace
 from chameleon_lab.trace.overlap import overlap_of
 
@@ -141,22 +142,10 @@ def test_capacity_of_the_peak_needs_no_decisions(step: StepTrace, above: int, li
 def random_swaps(memory: StepMemory, random: np.random.Generator, share: float) -> Swaps:
     """Any swaps at all: about ``share`` of the gaps, freed and back at any ops."""
     gaps = np.flatnonzero(random.random(len(memory.gap_out)) < share)
-    out, use = memory.gap_out[gaps], memory.gap_use[gaps]
-    free = random.integers(out + 1, use + 1)
+    use = memory.gap_use[gaps]
+    free = random.integers(memory.gap_out[gaps] + 1, use + 1)
     back = np.where(memory.gap_returns[gaps], random.integers(free, use + 1), use)
-    every = (
-        memory.gap_storage[gaps],
-        memory.gap_ordinal[gaps],
-        out,
-        free,
-        back,
-        use,
-        memory.gap_returns[gaps],
-    )
-    d = memory.dormant
-    never = np.full(len(d), -1, dtype=np.int64)
-    dormant = (d, never, never + 1, never + 2, never, never, never >= 0)
-    return Swaps(*(np.concatenate(pair) for pair in zip(every, dormant, strict=True)))
+    return memory.swaps(gaps, free, back, memory.dormant)
 
 
 def assert_not_beaten(

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from benchmarks.torture.outcome import Outcome
+from torture.outcome import Outcome
 
 
 def cases(options):

@@ -11,11 +11,11 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import chameleon_lab as cl
-from benchmarks.torture import bypass, faults, soak
-from benchmarks.torture.compare import bits, different
-from benchmarks.torture.outcome import Outcome
-from benchmarks.torture.pool import Options
-from benchmarks.torture.training import Counted, OpCounter, halfway, unlike
+from torture import bypass, faults, soak
+from torture.compare import bits, different
+from torture.outcome import Outcome
+from torture.pool import Options
+from torture.training import Counted, OpCounter, halfway, unlike
 
 
 def _cut(before: int) -> Counted:

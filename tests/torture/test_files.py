@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from synthetic import gpt_step
 
 import chameleon_lab as cl
-from benchmarks.torture import files
-from benchmarks.torture.outcome import Outcome
-from chameleon_lab.lab import dispatch
-from chameleon_lab.lab.dispatch import answer
-from chameleon_lab.lab.protocol import METHODS, VERSION
-from chameleon_lab.lab.sources import Sources
+from chameleon_lab.lab.panel import dispatch
+from chameleon_lab.lab.panel.dispatch import answer
+from chameleon_lab.lab.panel.protocol import METHODS, VERSION
+from chameleon_lab.lab.panel.sources import Sources
 from chameleon_lab.trace import Trace
+from torture import files
+from torture.outcome import Outcome
 
 EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 JSON = st.recursive(

@@ -7,10 +7,10 @@ import json
 import pytest
 from hangs import HANGS_AFTER_S
 
-from benchmarks.torture import __main__ as command
-from benchmarks.torture import pool
-from benchmarks.torture.compare import bits, different
-from benchmarks.torture.outcome import Outcome, total
+from torture import __main__ as command
+from torture import pool
+from torture.compare import bits, different
+from torture.outcome import Outcome, total
 
 
 def test_a_case_that_crashes_is_named_and_the_others_go_on() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hangs import HANGS_AFTER_S
 
-from benchmarks.torture import pool
-from benchmarks.torture.outcome import total
+from torture import pool
+from torture.outcome import total
 
 # What must at least be tried, so that a part that skips everything fails.
 LEAST = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from chameleon_lab.policy.host import PAGE_BYTES
-from chameleon_lab.policy.memory import step_memory
-from chameleon_lab.policy.program import SWAP_OUT, Program
+from chameleon_lab.planner.host_layout import PAGE_BYTES
+from chameleon_lab.planner.memory import step_memory
+from chameleon_lab.planner.program import SWAP_OUT, Program
 from chameleon_lab.trace import StepTrace
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from chameleon_lab.policy.memory import StepMemory, Swaps
+from chameleon_lab.planner.memory import StepMemory, Swaps
 
 
 def every_choice(memory: StepMemory) -> list[list[tuple[int, int] | None]]:
@@ -24,15 +24,4 @@ def every_choice(memory: StepMemory) -> list[list[tuple[int, int] | None]]:
 def swaps_of(memory: StepMemory, places: tuple[tuple[int, int] | None, ...]) -> Swaps:
     gaps = np.array([gap for gap, place in enumerate(places) if place], dtype=np.int64)
     free, back = np.array([place for place in places if place], dtype=np.int64).reshape(-1, 2).T
-    d = memory.dormant
-    never = np.full(len(d), -1, dtype=np.int64)
-    columns = (
-        (memory.gap_storage[gaps], d),
-        (memory.gap_ordinal[gaps], never),
-        (memory.gap_out[gaps], never + 1),
-        (free, never + 2),
-        (back, never),
-        (memory.gap_use[gaps], never),
-        (memory.gap_returns[gaps], never >= 0),
-    )
-    return Swaps(*(np.concatenate(column) for column in columns))
+    return memory.swaps(gaps, free, back, memory.dormant)

@@ -9,9 +9,9 @@ from synthetic import StepBuilder, gpt_step
 from benchmarks.baselines import greedy, mindspeed, naive
 from benchmarks.baselines import mindspeed as rule_of_mindspeed
 from benchmarks.baselines.placement import Choice, place
+from chameleon_lab.planner.memory import Swaps, step_memory
+from chameleon_lab.planner.simulate import simulate_swaps
 from chameleon_lab.policy import Link
-from chameleon_lab.policy.memory import Swaps, step_memory
-from chameleon_lab.policy.simulate import simulate_swaps
 from chameleon_lab.trace import Category, Stage, StepTrace
 
 BIG = 32 << 20

@@ -10,10 +10,17 @@ from synthetic import gpt_step, swapped_step
 
 import benchmarks
 import chameleon_lab
-from benchmarks.lab import SIZES, made_by_another, options_of, other_python, rows_of, screen_row
-from benchmarks.lab_server import ServerError
-from benchmarks.lab_trace import allocations, enlarged, events, repeat
-from chameleon_lab.lab.scene import Scene
+from benchmarks.lab.__main__ import (
+    SIZES,
+    made_by_another,
+    options_of,
+    other_python,
+    rows_of,
+    screen_row,
+)
+from benchmarks.lab.server import ServerError
+from benchmarks.lab.traces import allocations, enlarged, events, repeat
+from chameleon_lab.lab.panel.scene import Scene
 from chameleon_lab.trace import Trace
 
 

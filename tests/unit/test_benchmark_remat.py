@@ -1,4 +1,4 @@
-"""The benchmark of swapping and rematerialising: what it writes, what it compares, and what it calls wrong."""
+"""The benchmark of swapping and rematerializing: what it writes, what it compares, and what it calls wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_it_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[
     threads = torch.get_num_threads()
     file = tmp_path / "remat.json"
     try:
-        only = "checkpoint,swap,rematerialise,mixed,checkpoint + swap"
+        only = "checkpoint,swap,rematerialize,mixed,checkpoint + swap"
         assert remat.main(["--quick", "--only", only, "--json", str(file)]) == 0
     finally:
         torch.set_num_threads(threads)
@@ -33,7 +33,7 @@ def test_it_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[
         *((variant, None) for variant in ("uncapped", CHECKPOINT)),
         *(
             (variant, "1/2")
-            for variant in ("uncapped", "swap", "mixed", "rematerialise", "checkpoint + swap")
+            for variant in ("uncapped", "swap", "mixed", "rematerialize", "checkpoint + swap")
         ),
     }
     for row in rows.values():
@@ -43,7 +43,7 @@ def test_it_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert mixed["capacity_bytes"] == peak // 2 >= mixed["peak_bytes"]
     assert swap["dropped_bytes"] == 0 < swap["out_bytes"]
     assert rows[CHECKPOINT, None]["peak_bytes"] < peak
-    rivals = [rows[name, "1/2"]["ratio"] for name in ("swap", "rematerialise", "checkpoint + swap")]
+    rivals = [rows[name, "1/2"]["ratio"] for name in ("swap", "rematerialize", "checkpoint + swap")]
     assert mixed["over_best"] == mixed["ratio"] / min(ratio for ratio in rivals if ratio)
     printed = capsys.readouterr().out
     assert "mixed beside the best" in printed and "checkpoint + swap" in printed
@@ -72,12 +72,12 @@ def test_mixed_stands_beside_the_best_at_its_capacity_and_link() -> None:
     mixed = row("mixed", 1.2)
     rows = [mixed, row("swap", 1.5), row("swap", 1.0, "all"), row("swap", 1.1, fraction="1/3")]
     assert remat.beside_the_others(mixed, rows)["over_best"] == pytest.approx(1.2 / 1.5)
-    rows.append(row("rematerialise", 1.25, None))
-    assert remat.beside_the_others(mixed, rows)["best_other"] == "rematerialise"
+    rows.append(row("rematerialize", 1.25, None))
+    assert remat.beside_the_others(mixed, rows)["best_other"] == "rematerialize"
     small, large = (row("checkpoint", 1.1, None, fraction=None, peak_bytes=peak) for peak in (100, 101))
-    assert remat.beside_the_others(mixed, [*rows, large])["best_other"] == "rematerialise"
+    assert remat.beside_the_others(mixed, [*rows, large])["best_other"] == "rematerialize"
     assert remat.beside_the_others(mixed, [*rows, small])["over_best"] == pytest.approx(1.2 / 1.1)
-    assert remat.beside_the_others(mixed, [mixed, row("rematerialise", 0.0, None)]) == {}
+    assert remat.beside_the_others(mixed, [mixed, row("rematerialize", 0.0, None)]) == {}
 
 
 def test_a_session_that_changes_a_bit_or_takes_too_much_is_wrong() -> None:
@@ -96,7 +96,7 @@ def test_a_session_that_changes_a_bit_or_takes_too_much_is_wrong() -> None:
     assert not made("mixed", False)["correct"]
     assert not made("mixed", True, peak=101)["correct"]
     assert made(CHECKPOINT, False)["correct"] and not made(CHECKPOINT, False)["losses_identical"]
-    assert made("rematerialise", True, infeasible="no room")["correct"]
+    assert made("rematerialize", True, infeasible="no room")["correct"]
 
 
 def test_arguments_that_make_no_sense_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,11 @@ import torch
 from synthetic import gpt_step
 
 from benchmarks import editor, main_job, measure, overhead, planner
+from benchmarks.campaign import Cell
 from benchmarks.measure import Comparison, Run
 from benchmarks.models import CASES
+from chameleon_lab.planner import floor, plan
 from chameleon_lab.policy import Link as PolicyLink
-from chameleon_lab.policy import floor, plan
 from chameleon_lab.trace import Trace
 
 
@@ -103,7 +104,7 @@ def test_a_run_that_fails_is_reported_and_fails_the_main_job(monkeypatch, capsys
 
 
 def test_a_peak_above_the_capacity_is_no_correct_row():
-    cell = main_job.Cell(CASES["char-gpt"], main_job.PLANNED, Fraction(1, 2), "8GiB/s", 100)
+    cell = Cell(CASES["char-gpt"], main_job.PLANNED, Fraction(1, 2), "8GiB/s", 100)
     cell.comparisons = [Comparison(True, True)]
     cell.runs = cell.base = [Run(step_s=[1.0], cpu_s=[1.0], stall_s=[0.1], replay_s=[0.1], peaks=[90, 101])]
     row = main_job.row_of(cell, 200, 0)

@@ -21,9 +21,19 @@ from hangs import HANGS_AFTER_S
 from torch.distributed.tensor import DTensor
 
 import chameleon_lab as cl
-from benchmarks import gpu_facts, gpu_first, gpu_llama, gpu_overlap, gpu_peers, gpu_ready, host_memory
-from benchmarks.gpu import ALLOCATOR_COUNTS, GIB, SHAPES, Gpu, allocator_of, build, with_allocator, write_part
-from chameleon_lab.report import StepSummary
+from benchmarks import host_memory
+from benchmarks.gpu import facts, first, llama, overlap, peers, ready
+from benchmarks.gpu.common import (
+    ALLOCATOR_COUNTS,
+    GIB,
+    SHAPES,
+    Gpu,
+    allocator_of,
+    build,
+    with_allocator,
+    write_part,
+)
+from chameleon_lab.report.session_report import StepSummary
 
 TRIAL = ["--device", "cpu", "--tiny", "--json"]
 
@@ -69,7 +79,7 @@ def test_a_row_that_failed_has_what_the_allocator_did() -> None:
 
 def test_facts(tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
-    assert gpu_facts.main([*TRIAL, str(file)]) == 0
+    assert facts.main([*TRIAL, str(file)]) == 0
     found = json.loads(file.read_text())
     assert "no GPU figure" in found["environment"]["device"]
     assert all(row["out"] > 0 for row in found["link"]) and found["pinning"]
@@ -96,7 +106,7 @@ def test_parts_share_a_file(tmp_path: Path) -> None:
 
 def test_the_first_minute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "facts.json"
-    assert gpu_first.main([*TRIAL, str(file), "--part", "ready"]) == 0
+    assert first.main([*TRIAL, str(file), "--part", "ready"]) == 0
     found = json.loads(file.read_text())["ready"]["bits"]
     assert found["recorded_same"] and found["planned_same"] and found["moved_bytes"] > 0
     assert found["peak_bytes"] <= found["capacity_bytes"]
@@ -116,28 +126,28 @@ def test_what_running_out_of_memory_raises_is_told(raised: Exception | None, kin
         if raised is not None:
             raise raised
 
-    found = gpu_first.error_of(ask)
+    found = first.error_of(ask)
     assert found["type"] == kind and found["out_of_memory"] is known and "\n" not in found["text"]
 
 
 def test_llama_beside_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     try:
-        assert gpu_llama.main(["--device", "cpu", "--tiny", "--one", "0.0015"]) == 0
+        assert llama.main(["--device", "cpu", "--tiny", "--one", "0.0015"]) == 0
     finally:
         torch.set_num_threads(threads)
     row = json.loads(capsys.readouterr().out)
     allocator_is_told(row)
     assert "error" not in row and row["swapped_out_bytes"] + row["dropped_bytes"] > 0, row
     assert row["peak_bytes"] <= 0.0015 * GIB
-    anchor = gpu_llama.dataclasses.asdict(gpu_llama.ANCHOR)
-    others = [gpu_llama.dataclasses.asdict(gpu_llama.LLMQ)]
+    anchor = llama.dataclasses.asdict(llama.ANCHOR)
+    others = [llama.dataclasses.asdict(llama.LLMQ)]
     result = {"environment": {"device": "none"}, "model": "tiny", "anchor": anchor}
     result["anchors_of_other_shapes"] = others
     write_part(
         tmp_path / "llama.json", "llama", result | {"rows": [row, {"capacity_gib": 24.0, "error": "stopped"}]}
     )
-    assert gpu_llama.main(["--table", str(tmp_path / "llama.json"), "--part", "llama"]) == 0
+    assert llama.main(["--table", str(tmp_path / "llama.json"), "--part", "llama"]) == 0
     table = capsys.readouterr().out
     assert "als244/ml_dataflow" in table and "9781" in table and "86%" in table and "stopped" in table
     last = table.strip().splitlines()[-1]
@@ -151,10 +161,10 @@ def test_the_anchor_s_shares_are_of_its_largest_memory() -> None:
         for gib, speed in ((24.0, 50.0), (78.0, 100.0))
     ]
     rows.append({"capacity_gib": 30.0, "error": "no time left"})
-    gpu_llama.judge(rows)
+    llama.judge(rows)
     assert [row.get("kept") for row in rows] == [0.5, 1.0, None]
-    assert gpu_llama.ANCHOR.kept(78) == 1.0 and 0.85 < (gpu_llama.ANCHOR.kept(24) or 0) < 0.87
-    assert gpu_llama.ANCHOR.kept(23) is None
+    assert llama.ANCHOR.kept(78) == 1.0 and 0.85 < (llama.ANCHOR.kept(24) or 0) < 0.87
+    assert llama.ANCHOR.kept(23) is None
 
 
 def test_the_host_s_memory_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,10 +204,10 @@ def test_the_host_has_memory_left() -> None:
 
 def test_a_search_adds_to_its_method_s_row() -> None:
     rows: list[dict[str, Any]] = []
-    gpu_peers.merge(rows, {"method": "ours", "budget_bytes": 1, "common": {"ok": True}})
-    gpu_peers.merge(rows, {"method": "ours", "budget_bytes": 2, "common": {"ok": False}})
-    gpu_peers.merge(rows, {"method": "ours", "budget_bytes": 1, "largest_batch": 4})
-    gpu_peers.merge(rows, {"method": "ours", "budget_bytes": 2, "error": "no time left"})
+    peers.merge(rows, {"method": "ours", "budget_bytes": 1, "common": {"ok": True}})
+    peers.merge(rows, {"method": "ours", "budget_bytes": 2, "common": {"ok": False}})
+    peers.merge(rows, {"method": "ours", "budget_bytes": 1, "largest_batch": 4})
+    peers.merge(rows, {"method": "ours", "budget_bytes": 2, "error": "no time left"})
     assert rows == [
         {"method": "ours", "budget_bytes": 1, "common": {"ok": True}, "largest_batch": 4},
         {"method": "ours", "budget_bytes": 2, "common": {"ok": False}, "search_error": "no time left"},
@@ -223,15 +233,15 @@ def test_offloading_by_the_name_that_transformers_has_for_it() -> None:
             raise AssertionError("it would hand the setting on to torch's checkpoint")
 
     for theirs in (Newest(), Since517()):
-        gpu_peers.enable_offloading(theirs)
+        peers.enable_offloading(theirs)
         assert theirs.enabled
     with pytest.raises(ImportError, match=r"5\.17"):
-        gpu_peers.enable_offloading(Older())
+        peers.enable_offloading(Older())
 
 
 def test_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "overlap.json"
-    assert gpu_overlap.main([*TRIAL, str(file), "--steps", "1", "--fractions", "1/2"]) == 0
+    assert overlap.main([*TRIAL, str(file), "--steps", "1", "--fractions", "1/2"]) == 0
     rows = json.loads(file.read_text())["rows"]
     assert [row["variant"] for row in rows] == ["no session", "recorded", "planned 1/2"]
     assert "error" not in rows[-1], rows[-1]
@@ -250,9 +260,9 @@ BUDGET = 0.0025  # GiB: a little less than the tiny model's step keeps
 def test_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "peers.json"
     methods = "ours, replay only;ours"
-    assert gpu_peers.main([*TRIAL, str(file), "--methods", methods, "--budgets", str(BUDGET)]) == 0
+    assert peers.main([*TRIAL, str(file), "--methods", methods, "--budgets", str(BUDGET)]) == 0
     plain, ours, searched = json.loads(file.read_text())["rows"]
-    assert plain["method"] == gpu_peers.ALL_MEMORY
+    assert plain["method"] == peers.ALL_MEMORY
     assert (
         searched["largest_batch"] >= 1 and searched["deepest"] >= 1 and searched["losses_identical"] is True
     )
@@ -264,7 +274,7 @@ def test_peers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         allocator_is_told(found)
     assert "allocator" not in plain["common"], "it has no session"
     printed = capsys.readouterr().out
-    assert gpu_peers.ALL_MEMORY in printed and "ours, replay only" in printed
+    assert peers.ALL_MEMORY in printed and "ours, replay only" in printed
 
 
 def test_peers_of_ours_do_what_their_names_say() -> None:
@@ -275,7 +285,7 @@ def test_peers_of_ours_do_what_their_names_say() -> None:
 
         def run(name: str, budget_gib: float) -> dict[str, Any]:
             budget = int(budget_gib * GIB)
-            return gpu_peers.attempt(gpu, gpu_peers.METHODS[name], shape, budget, 2, 32, timed=True)
+            return peers.attempt(gpu, peers.METHODS[name], shape, budget, 2, 32, timed=True)
 
         plain = run("nothing", 1.0)
         for name in ("ours", "ours, swap only"):
@@ -308,13 +318,13 @@ def test_layers_leave_one_by_one_and_the_weights_stay_the_same() -> None:
 def test_fsdp_holds_nothing_that_it_was_given() -> None:
     """What it shards has a copy on the host: with an optimizer of the old parameters, the device would keep both."""
     gpu, shape = Gpu("cpu", time.monotonic() + HANGS_AFTER_S), SHAPES["tiny"]
-    method = gpu_peers.METHODS["FSDP2 offload"]
-    with gpu_peers._one_rank(gpu):
+    method = peers.METHODS["FSDP2 offload"]
+    with peers._one_rank(gpu):
         model, optimizer = build(gpu, shape, prepare=method.prepare, layers_on="cpu")
         assert all(isinstance(p, DTensor) for p in model.parameters())
         assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in model.parameters()}
-        row = gpu_peers.attempt(gpu, method, shape, GIB, 2, 32, timed=True)
-    plain = gpu_peers.attempt(gpu, gpu_peers.METHODS["nothing"], shape, GIB, 2, 32, timed=True)
+        row = peers.attempt(gpu, method, shape, GIB, 2, 32, timed=True)
+    plain = peers.attempt(gpu, peers.METHODS["nothing"], shape, GIB, 2, 32, timed=True)
     assert row["ok"] and row["losses"] == plain["losses"], row
 
 
@@ -324,12 +334,12 @@ def test_rows_are_judged_by_the_losses_of_plain_training() -> None:
         return {"method": method, "budget_bytes": 8, "common": common}
 
     rows = [
-        row(gpu_peers.ALL_MEMORY, ["1", "2"]),
+        row(peers.ALL_MEMORY, ["1", "2"]),
         row("checkpoint", ["1", "2"], 2.0),
         row("ours", ["1", "3"], 3.0),
         row("ours, replay only", ["1", "2", "5"]),
     ]
-    gpu_peers.judge(rows)
+    peers.judge(rows)
     assert [r["losses_identical"] for r in rows] == [True, True, False, True]
     assert rows[2]["speed_to_checkpoint"] == 1.5
 
@@ -353,7 +363,7 @@ def test_a_search_that_was_cut_short_says_so(
         tried.append(size)
         return size <= fits
 
-    assert gpu_peers.largest(runs, most, lambda: calls - len(tried)) == found
+    assert peers.largest(runs, most, lambda: calls - len(tried)) == found
 
 
 ROOT = Path(__file__).parents[2]
@@ -469,7 +479,7 @@ def test_every_part_runs_in_a_fresh_copy(tmp_path: Path) -> None:
 
 
 def test_it_builds_where_nothing_of_this_source_is_built(tmp_path: Path) -> None:
-    check = Check(tmp_path, slow='case "$*" in *gpu_first*) exit 0 ;; esac')
+    check = Check(tmp_path, slow='case "$*" in *gpu.first*) exit 0 ;; esac')
     assert check("ready").returncode == 0 and check.builds() == 1
     assert check("ready").returncode == 0 and check.builds() == 1, "it is built"
     with (check.root / "csrc" / "runtime.cpp").open("a") as file:
@@ -483,7 +493,7 @@ def test_it_builds_where_nothing_of_this_source_is_built(tmp_path: Path) -> None
 
 def test_a_call_ends_in_time_and_names_what_it_did_not_get_to(tmp_path: Path) -> None:
     """A part never ends: it is stopped, and there is no time left for the others."""
-    check = Check(tmp_path, slow='case "$*" in *gpu_overlap*) sleep 100 ;; *) exit 0 ;; esac')
+    check = Check(tmp_path, slow='case "$*" in *gpu.overlap*) sleep 100 ;; *) exit 0 ;; esac')
     done = check("overlap", "peers-16", "facts", LIMIT="24", LEAST="12")
     assert done.returncode == 1 and "\noverlap: STOPPED after" in done.stdout
     assert int(done.stdout.partition("--- parts, in ")[2].split()[0]) <= 24
@@ -492,7 +502,7 @@ def test_a_call_ends_in_time_and_names_what_it_did_not_get_to(tmp_path: Path) ->
 
 
 def test_a_part_that_fails_fails_the_check_and_not_the_others(tmp_path: Path) -> None:
-    check = Check(tmp_path, slow='case "$*" in *gpu_overlap*) exit 7 ;; esac')
+    check = Check(tmp_path, slow='case "$*" in *gpu.overlap*) exit 7 ;; esac')
     done = check("overlap", "facts")
     assert done.returncode == 1
     assert "\noverlap: FAILED (7)" in done.stdout and "\nfacts: done in" in done.stdout
@@ -526,19 +536,17 @@ def test_what_is_missing_is_said_before_anything_is_built(tmp_path: Path) -> Non
 
 
 def test_what_is_needed_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpu_ready.missing("cpu") == []
-    monkeypatch.setattr(gpu_ready, "find_spec", lambda name: None)
-    monkeypatch.setattr(gpu_ready.shutil, "which", lambda name: None)
-    said = "\n".join(gpu_ready._tools_missing())
+    assert ready.missing("cpu") == []
+    monkeypatch.setattr(ready, "find_spec", lambda name: None)
+    monkeypatch.setattr(ready.shutil, "which", lambda name: None)
+    said = "\n".join(ready._tools_missing())
     assert "cmake 3.25" in said and "ninja" in said and "compiler" in said
-    assert gpu_ready.missing("cuda")[0] == "torch 2.11 or newer with CUDA"
+    assert ready.missing("cuda")[0] == "torch 2.11 or newer with CUDA"
 
 
 def test_what_trl_imports_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        gpu_ready, "find_spec", lambda name: None if name in ("accelerate", "psutil") else name
-    )
-    said = {name: lost for name, lost in gpu_ready.lacking() if name in gpu_ready.WISHES}
+    monkeypatch.setattr(ready, "find_spec", lambda name: None if name in ("accelerate", "psutil") else name)
+    said = {name: lost for name, lost in ready.lacking() if name in ready.WISHES}
     assert said.keys() == {"accelerate", "psutil"}
     assert all("TRL's OffloadActivations" in lost for lost in said.values())
 
@@ -551,19 +559,19 @@ def test_what_keeps_trl_from_being_imported_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "trl.models.activation_offloading", None)
     monkeypatch.setitem(sys.modules, "torchtune.training", None)
     with pytest.raises(ImportError, match=r"no TRL .*trl\.models\.activation_offloading"):
-        gpu_peers._offload_activations(gpu, model)
+        peers._offload_activations(gpu, model)
     monkeypatch.setitem(sys.modules, "torchtune.training", theirs)
-    assert isinstance(gpu_peers._offload_activations(gpu, model), contextlib.nullcontext)
+    assert isinstance(peers._offload_activations(gpu, model), contextlib.nullcontext)
 
 
 def test_what_is_done_without_is_a_note_and_no_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu_ready.shutil, "which", lambda name: None)
-    assert gpu_ready.main(["--device", "cpu"]) == 0
+    monkeypatch.setattr(ready.shutil, "which", lambda name: None)
+    assert ready.main(["--device", "cpu"]) == 0
     assert "not here: compute-sanitizer: its run" in capsys.readouterr().out
-    monkeypatch.setattr(gpu_ready.shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert gpu_ready.main(["--device", "cpu"]) == 0
+    monkeypatch.setattr(ready.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert ready.main(["--device", "cpu"]) == 0
     assert "compute-sanitizer" not in capsys.readouterr().out
 
 
@@ -573,13 +581,13 @@ def test_peers_take_transformers_own_offloading_where_it_is(
 ) -> None:
     def version(name: str) -> str:
         if installed is None:
-            raise gpu_peers.metadata.PackageNotFoundError(name)
+            raise peers.metadata.PackageNotFoundError(name)
         return installed
 
-    monkeypatch.setattr(gpu_peers.metadata, "version", version)
-    names = gpu_peers.usual_methods()
+    monkeypatch.setattr(peers.metadata, "version", version)
+    names = peers.usual_methods()
     assert ("transformers offload" in names, "checkpoint in save_on_cpu" in names) == (theirs, not theirs)
-    assert len(names) == len(gpu_peers.METHODS) - 1
+    assert len(names) == len(peers.METHODS) - 1
 
 
 def test_slow_peers_do_not_outlast_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,16 +599,14 @@ def test_slow_peers_do_not_outlast_their_part(monkeypatch: pytest.MonkeyPatch) -
         stopped.append(clock[0])
         raise subprocess.TimeoutExpired(command, timeout)
 
-    monkeypatch.setattr(gpu_peers.subprocess, "run", never_ends)
+    monkeypatch.setattr(peers.subprocess, "run", never_ends)
     gpu = Gpu("cpu", 0.0)
     monkeypatch.setattr(Gpu, "left_s", lambda self: 100.0 - clock[0])
-    options = gpu_peers.argparse.Namespace(
-        methods="", budgets="1", device="cpu", batch=2, length=32, tiny=True
-    )
-    rows = list(gpu_peers.run_trials(options, gpu))
-    usual = gpu_peers.usual_methods()
-    searched = [name for name in gpu_peers.SEARCHED if name in usual]
-    assert [row["method"] for row in rows] == [gpu_peers.ALL_MEMORY, *usual, *searched]
+    options = peers.argparse.Namespace(methods="", budgets="1", device="cpu", batch=2, length=32, tiny=True)
+    rows = list(peers.run_trials(options, gpu))
+    usual = peers.usual_methods()
+    searched = [name for name in peers.SEARCHED if name in usual]
+    assert [row["method"] for row in rows] == [peers.ALL_MEMORY, *usual, *searched]
     assert 1 < len(stopped) < len(rows) and stopped[-1] <= 130
     assert rows[-1]["error"] == "no time left"
 
@@ -609,4 +615,4 @@ def test_slow_peers_do_not_outlast_their_part(monkeypatch: pytest.MonkeyPatch) -
     ("text", "version"), [("2.11.0+cu130", (2, 11)), ("4.0.2\n\nCMake suite", (4, 0)), ("3.25-rc1", (3, 25))]
 )
 def test_versions(text: str, version: tuple[int, int]) -> None:
-    assert gpu_ready.version_of(text) == version
+    assert ready.version_of(text) == version

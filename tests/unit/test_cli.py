@@ -11,9 +11,10 @@ from synthetic import gpt_step
 
 import chameleon_lab as cl
 from chameleon_lab.cli import main
-from chameleon_lab.policy import Link, lower_bound, plan, simulate
+from chameleon_lab.planner import lower_bound, plan, simulate
+from chameleon_lab.policy import Link
+from chameleon_lab.report.trace_report import TraceReport
 from chameleon_lab.trace import Trace
-from chameleon_lab.trace_report import TraceReport
 
 MiB = 1 << 20
 
@@ -86,16 +87,19 @@ def test_fractions_and_links_are_written_as_in_python(trace, chameleon):
     assert values[0]["link"] == {"out_bytes_per_s": 1e9, "in_bytes_per_s": 2e9}
     assert values[0]["capacity_bytes"] == values[0]["host_capacity_bytes"]
     assert values[0] == values[1] == values[2]
-    by_name = chameleon("plan", "t.parquet", "--capacity", "60%", "--rematerialise", "all", "--json")
-    assert chameleon("plan", "t.parquet", "--capacity", "60%", "--rematerialize", "all", "--json") == by_name
+    command = ("plan", "t.parquet", "--capacity", "60%", "--json")
+    code, out, err = chameleon(*command, "--rematerialize", "all")
+    said = "chameleon: --rematerialise has a new name: --rematerialize\n"
+    assert chameleon(*command, "--rematerialise", "all") == (code, out, said + err)
+    assert "rematerialise" not in chameleon("plan", "--help")[1]
 
 
 def test_plan_and_sweep_replay_where_they_are_told_to(trace, chameleon):
     slow = ("--link", "64MiB/s", "--json")
     command = ("plan", "t.parquet", "--capacity", "60%", *slow, "--bound", "-o", "p.json")
     alone = json.loads(chameleon(*command)[1])
-    mixed = json.loads(chameleon(*command, "--rematerialise", "all")[1])
-    assert alone["replays"] == 0 and alone["rematerialised"] == [] and alone["predicted"]["replay_s"] == 0.0
+    mixed = json.loads(chameleon(*command, "--rematerialize", "all")[1])
+    assert alone["replays"] == 0 and alone["rematerialized"] == [] and alone["predicted"]["replay_s"] == 0.0
     policy = cl.Policy.load("p.json")
     assert mixed["replays"] == len(policy.drops) > 0 and mixed["swaps"] == len(policy.swaps)
     cost, before = (
@@ -103,13 +107,13 @@ def test_plan_and_sweep_replay_where_they_are_told_to(trace, chameleon):
         alone["predicted"]["stall_s"],
     )
     assert mixed["lower_bound_stall_s"] <= cost < before
-    assert sum(row["gaps"] for row in mixed["rematerialised"]) == mixed["replays"]
+    assert sum(row["gaps"] for row in mixed["rematerialized"]) == mixed["replays"]
     swept = ("sweep", "t.parquet", "--capacity", "60%", *slow)
-    (point,) = json.loads(chameleon(*swept, "--rematerialise", "all")[1])["points"]
+    (point,) = json.loads(chameleon(*swept, "--rematerialize", "all")[1])["points"]
     assert (
         point["replay_s"] > 0.0 and point["step_s"] < json.loads(chameleon(*swept)[1])["points"][0]["step_s"]
     )
-    code, _, err = chameleon("plan", "t.parquet", "--capacity", "60%", "--rematerialise", "some")
+    code, _, err = chameleon("plan", "t.parquet", "--capacity", "60%", "--rematerialize", "some")
     assert code == 2 and "'some' is not one of" in err
 
 
@@ -126,7 +130,7 @@ def test_plan_and_sweep_know_what_the_session_did_not_replay(trace, chameleon):
     assert free.assumed["refused"] == [] and free.drops
     names = sorted({decision.storage.split("/")[1].split(".")[0] for decision in free.drops})
     Trace(trace.steps, meta | {"refused": names}).save("u.parquet")
-    for words in ((), ("--rematerialise", "all")):
+    for words in ((), ("--rematerialize", "all")):
         held, policy = planned(*words)
         assert policy.assumed["refused"] == names and not policy.drops
         assert held["lower_bound_stall_s"] > values["lower_bound_stall_s"]
@@ -216,15 +220,15 @@ class Tags(HTMLParser):
 
 
 def test_report_tells_what_was_not_replayed_and_why(trace, chameleon):
-    refused = {"aten::mm": "bfloat16: it did not repeat itself to the bit"}
+    refused = {"aten::mm": "bfloat16: repeated runs are not bit-identical"}
     Trace(trace.steps, trace.meta | {"replay_class": 2, "not_replayed": refused}).save("u.parquet")
     out = chameleon("report", "u.parquet")[1]
     (line,) = [line for line in out.splitlines() if line.startswith("Not replayed")]
-    assert "1 op" in line and "aten::mm (bfloat16: it did not repeat itself" in line
+    assert "1 op" in line and "aten::mm (bfloat16: repeated runs are not" in line
     assert json.loads(chameleon("report", "u.parquet", "--json")[1])["meta"]["not_replayed"] == refused
-    Trace(trace.steps, trace.meta | {"replays_off": "rematerialise=False"}).save("u.parquet")
+    Trace(trace.steps, trace.meta | {"replays_off": "rematerialize=False"}).save("u.parquet")
     out = chameleon("report", "u.parquet")[1]
-    assert re.search(r"Replays +off +rematerialise=False", out) and "Not replayed" not in out
+    assert re.search(r"Replays +off +rematerialize=False", out) and "Not replayed" not in out
     assert "eplay" not in chameleon("report", "t.parquet")[1].split("Step", 2)[1]
 
 

@@ -10,12 +10,12 @@ import pytest
 
 import chameleon_lab as cl
 from chameleon_lab import _C
-from chameleon_lab.policy import program, replay
-from chameleon_lab.policy.memory import MIN_SWAP_BYTES
+from chameleon_lab.planner import program, replay
+from chameleon_lab.planner.memory import MIN_SWAP_BYTES
 from chameleon_lab.runtime import core
 from chameleon_lab.trace import unnamed
 from chameleon_lab.trace.columns import Category, Cause, Direction, Pause, Stage
-from chameleon_lab.units import parse_bytes
+from chameleon_lab.util.units import parse_bytes
 
 
 def in_capitals(name: str) -> str:

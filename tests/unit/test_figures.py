@@ -8,11 +8,25 @@ import torch
 from synthetic import StepBuilder, dropped_step, gpt_step
 
 import chameleon_lab as cl
-from chameleon_lab.lab.figures import resident_by_category, session_figure, step_figure, thin
-from chameleon_lab.lab.packages import MissingPackageError
-from chameleon_lab.lab.palette import STACK
-from chameleon_lab.report import StepSummary
-from chameleon_lab.trace import Category, Cause, Direction, Residencies, Stalls, StepTrace, Trace, Transfers
+from chameleon_lab.lab.figures.packages import MissingPackageError
+from chameleon_lab.lab.figures.palette import STACK
+from chameleon_lab.lab.figures.step_figures import (
+    session_figure,
+    step_figure,
+    thin,
+)
+from chameleon_lab.report.session_report import StepSummary
+from chameleon_lab.trace import (
+    Category,
+    Cause,
+    Direction,
+    Residencies,
+    Stalls,
+    StepTrace,
+    Trace,
+    Transfers,
+)
+from chameleon_lab.trace.occupancy import resident_by_category
 
 MIB = 1 << 20
 
@@ -174,15 +188,15 @@ def test_step_figure_draws_finished_transfers_in_their_lanes(step):
         assert part in forced.hovertext[0]
 
 
-def test_step_figure_keeps_the_alarm_colour_for_stalls(step):
+def test_step_figure_keeps_the_alarm_color_for_stalls(step):
     figure = step_figure(step)
     stall = drawn(figure, "Stall")
     assert (list(stall.base), list(stall.x)) == ([3.0], [0.25])
     assert "aten::add_ waited for parameter:weight" in stall.hovertext[0]
-    colours = {
+    colors = {
         trace.name: trace.marker.color if trace.type == "bar" else trace.line.color for trace in figure.data
     }
-    assert [name for name, colour in colours.items() if colour == stall.marker.color] == ["Stall"]
+    assert [name for name, color in colors.items() if color == stall.marker.color] == ["Stall"]
 
 
 def test_step_figure_takes_the_newest_step_and_titles_it(step):
@@ -294,7 +308,7 @@ def report_of(*history):
     return replace(session.report(), history=history)
 
 
-def test_session_figure_colours_steps_by_stage_and_shows_stall_on_top():
+def test_session_figure_colors_steps_by_stage_and_shows_stall_on_top():
     report = report_of(summary(0, "WarmUp", 1.0, 0.25), summary(1, "Profile"), summary(2), summary(3))
     figure = session_figure(report)
     assert names(figure) == ["WarmUp", "Profile", "Stable", "Stall"]

@@ -11,9 +11,10 @@ import pytest
 from synthetic import gpt_step
 
 from chameleon_lab.errors import PolicyError
-from chameleon_lab.lab.gantt import bars_of, gaps_of
-from chameleon_lab.lab.packages import MissingPackageError
-from chameleon_lab.policy import Edit, EditAction, Link, Policy, floor, plan, simulate
+from chameleon_lab.lab.figures.gantt import bars_of, gaps_of
+from chameleon_lab.lab.figures.packages import MissingPackageError
+from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.policy import Edit, EditAction, Link, Policy
 from chameleon_lab.policy.model import NEVER, Action
 
 STEP = gpt_step()
@@ -46,7 +47,7 @@ def test_bars_are_away_when_the_decisions_say_so():
     assert all(0 <= left < right <= N for left, right in zip(bars["left"], bars["right"], strict=True))
 
 
-MIXED = plan(STEP, int(0.6 * STEP.live_peak_bytes), Link(1e8, 1e8), rematerialise=True)
+MIXED = plan(STEP, int(0.6 * STEP.live_peak_bytes), Link(1e8, 1e8), rematerialize=True)
 
 
 def test_drops_have_dots_up_to_their_replay_and_are_told_from_swaps():
@@ -80,25 +81,25 @@ def test_a_legend_names_the_categories_and_the_shades_that_are_drawn():
     dropped = MIXED.drops[0]
     draft = MIXED.draft().gantt()
     assert "decided by you" not in named(draft)
-    draft.select((dropped.storage, dropped.gap)).rematerialise()
+    draft.select((dropped.storage, dropped.gap)).rematerialize()
     assert "decided by you" in named(draft)
     for item in chart._legend.items:
         (sample,) = item.renderers
         assert np.isnan(sample.data_source.data["x"]).all(), "a sample is no bar"
 
 
-def test_a_selected_gap_is_rematerialised_and_a_storage_never_is_any_more():
+def test_a_selected_gap_is_rematerialized_and_a_storage_never_is_any_more():
     dropped = MIXED.drops[0]
     chart = MIXED.draft().gantt().select((dropped.storage, dropped.gap))
     chart.keep()
     assert (dropped.storage, dropped.gap) not in [(d.storage, d.gap) for d in chart.policy.drops]
-    chart.rematerialise()
-    assert [edit.action for edit in chart.draft.edits] == [EditAction.REMATERIALISE]
+    chart.rematerialize()
+    assert [edit.action for edit in chart.draft.edits] == [EditAction.REMATERIALIZE]
     assert (dropped.storage, dropped.gap) in [(d.storage, d.gap) for d in chart.policy.drops]
     assert "Replays" in chart.summary_html()
-    chart.never_rematerialise()
-    chart.never_rematerialise()
-    assert chart.draft.edits == (Edit(EditAction.NEVER_REMATERIALISE, dropped.storage),)
+    chart.never_rematerialize()
+    chart.never_rematerialize()
+    assert chart.draft.edits == (Edit(EditAction.NEVER_REMATERIALIZE, dropped.storage),)
     assert dropped.storage not in [decision.storage for decision in chart.policy.drops]
 
 
@@ -134,7 +135,7 @@ def test_kept_gaps_are_pale_and_below_the_swaps():
 
 def test_a_policy_without_its_step_needs_one():
     bare = Policy(POLICY.capacity_bytes, POLICY.link, POLICY.decisions)
-    with pytest.raises(PolicyError, match="does not hold the step"):
+    with pytest.raises(PolicyError, match="has no step"):
         bare.gantt()
     assert bare.gantt(STEP).bars.data == POLICY.gantt().bars.data
 
@@ -217,7 +218,7 @@ def test_buttons_do_the_same(chart):
     first = POLICY.swaps[0]
     assert chart._buttons["Keep"].disabled and chart._buttons["Undo"].disabled
     chart.select((first.storage, first.gap))
-    assert not chart._buttons["Keep"].disabled and first.storage in chart._told.value
+    assert not chart._buttons["Keep"].disabled and first.storage in chart._selection.value
     chart._buttons["Keep"].click()
     assert chart.draft.edits[0].action is EditAction.KEEP and "keep" in chart._summary.value
     chart._ops.value = 3

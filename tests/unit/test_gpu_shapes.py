@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import chameleon_lab as cl
-from chameleon_lab.policy import Link, plan
+from chameleon_lab.planner import plan
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import Category
 
 TESTS = Path(__file__).parents[1]
@@ -79,16 +80,16 @@ def test_models_of_the_gpu_tests_train_in_their_capacities(name: str, layers: in
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-1b"])
 def test_models_of_the_overlap_benchmark_train_in_an_eighth(name: str) -> None:
-    from benchmarks.gpu import SHAPES, Decoder
-    from benchmarks.gpu_overlap import BATCHES
+    from benchmarks.gpu.common import SHAPES, Decoder
+    from benchmarks.gpu.overlap import BATCHES
 
     peak, floor = need(lambda: Decoder(SHAPES[name]), lambda _: BATCHES[name], True, 1 << 30)
     assert floor + LIBRARIES_BYTES < 0.7 * peak / 8
 
 
 def test_the_model_of_the_first_minute_trains_in_half() -> None:
-    from benchmarks.gpu import Decoder
-    from benchmarks.gpu_first import BATCHES, SMALL
+    from benchmarks.gpu.common import Decoder
+    from benchmarks.gpu.first import BATCHES, SMALL
 
     peak, floor = need(lambda: Decoder(SMALL), lambda _: BATCHES[True], True, 1 << 28)
     assert floor + LIBRARIES_BYTES < 0.7 * peak / 2
@@ -97,10 +98,10 @@ def test_the_model_of_the_first_minute_trains_in_half() -> None:
 def test_llama_3_8b_has_a_plan_for_the_least_memory_that_it_is_given() -> None:
     """With one batch a step: further ones run the same ops again, and what is alive at once stays the same."""
     pytest.importorskip("transformers")
-    from benchmarks import gpu_llama
+    from benchmarks.gpu import llama
     from benchmarks.shapes import SHAPES
 
-    assert min(gpu_llama.CAPACITIES) == 24
+    assert min(llama.CAPACITIES) == 24
     capacity = 24 << 30
     shape = dataclasses.replace(SHAPES["llama-3-8b"], accumulated=1)
     trace = cl.trace_meta(shape.build, device="H100", capacity=capacity)
@@ -114,7 +115,7 @@ def test_llama_3_8b_has_a_plan_for_the_least_memory_that_it_is_given() -> None:
     assert cl.floor(step).bytes + LIBRARIES_BYTES < 0.7 * capacity
     assert step.live_peak_bytes > 78 << 30, "all of it fits into the most: there is nothing to show"
     assert step.live_peak_bytes < HOST_BYTES, "what is away has to lie somewhere"
-    policy = plan(step, capacity, Link(50e9, 50e9), margin=0.02, rematerialise=True)
+    policy = plan(step, capacity, Link(50e9, 50e9), margin=0.02, rematerialize=True)
     predicted = cl.simulate(trace, policy, link=Link(50e9, 50e9))
     assert predicted.peak_bytes <= capacity
     assert predicted.step_s < 3 * step.duration_s

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chameleon_lab.runtime import core, host_times
-from chameleon_lab.runtime.host_times import HostTimes
+from chameleon_lab.runtime import core
+from chameleon_lab.session import host_times
+from chameleon_lab.session.host_times import HostTimes
 
 _OP = np.dtype(
     [("token", "u4"), ("start_ticks", "i8"), ("end_ticks", "i8"), ("stall_ticks", "i8"), ("live_peak_bytes", "i8")]

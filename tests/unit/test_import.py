@@ -57,7 +57,7 @@ def test_what_scripts_tell_torch_is_noted_from_the_import_on() -> None:
         "torch._C._cuda_attach_out_of_memory_observer = lambda observer: None\n"  # as a CUDA build has it
         "import chameleon_lab\n"
         "torch._C._cuda_attach_out_of_memory_observer(print)\n"
-        "from chameleon_lab.runtime.oom_observers import refuse_where_attached\n"
+        "from chameleon_lab.runtime.patches.oom_observers import refuse_where_attached\n"
         "try: refuse_where_attached()\n"
         "except chameleon_lab.SessionError as error: print(error)\n"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import chameleon_lab as cl
-from chameleon_lab.policy import floor
+from chameleon_lab.planner import floor
 from chameleon_lab.runtime.kernels import _LIMITS, kernels_of
 
 ROOT = Path(__file__).parents[2]

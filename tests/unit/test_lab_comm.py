@@ -4,9 +4,9 @@ from contextvars import ContextVar
 import pytest
 from hangs import HANGS_AFTER_S
 
-from chameleon_lab.lab import comm as lab_comm
-from chameleon_lab.lab.protocol import VERSION
-from chameleon_lab.lab.sources import Sources
+from chameleon_lab.lab.panel import comm as lab_comm
+from chameleon_lab.lab.panel.protocol import VERSION
+from chameleon_lab.lab.panel.sources import Sources
 
 shell = ContextVar("shell", default="main")
 

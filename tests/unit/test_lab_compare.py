@@ -5,13 +5,14 @@ import pyarrow as pa
 import pytest
 from synthetic import gpt_step, swapped_step
 
-from chameleon_lab.lab import box, sources, views
-from chameleon_lab.lab.compare import Sides, compare, compare_view, measured_side, predicted_side
-from chameleon_lab.lab.dispatch import answer
-from chameleon_lab.lab.protocol import VERSION, ProtocolError, Side
-from chameleon_lab.lab.scene import Scene, high_points
-from chameleon_lab.lab.sources import Sources
-from chameleon_lab.policy import Link, Policy, plan, simulate
+from chameleon_lab.lab.panel import box, sources, views
+from chameleon_lab.lab.panel.compare import Sides, compare, compare_view, measured_side, predicted_side
+from chameleon_lab.lab.panel.dispatch import answer
+from chameleon_lab.lab.panel.protocol import VERSION, ProtocolError, Side
+from chameleon_lab.lab.panel.scene import Scene, high_points
+from chameleon_lab.lab.panel.sources import Sources
+from chameleon_lab.planner import plan, simulate
+from chameleon_lab.policy import Link, Policy
 from chameleon_lab.trace import Trace
 
 MIB = 1 << 20
@@ -181,7 +182,7 @@ def test_a_policy_without_its_step_is_shown_on_the_newest_one(monkeypatch, polic
     policy = Policy(policies[0].capacity_bytes, LINK, policies[0].decisions)
     session = SimpleNamespace(policy=policy, recorded_steps=tuple)
     monkeypatch.setattr(sources, "open_session", lambda: session)
-    with pytest.raises(ProtocolError, match="does not hold the step"):
+    with pytest.raises(ProtocolError, match="has no step"):
         Sources().side(Side("policy:in force"))
     session.recorded_steps = lambda: (3, 4)
     session.recorded_step = lambda index: gpt_step()
@@ -194,7 +195,7 @@ def test_a_policy_without_its_step_is_shown_on_the_newest_one(monkeypatch, polic
         ({"a": {"source": "x"}}, "'b'"),
         ({"a": "x", "b": {"source": "x"}}, "object"),
         ({"a": {"source": "x", "step": "1"}, "b": {"source": "x"}}, "compare.a.step"),
-        ({"a": {"source": "x", "colour": 1}, "b": {"source": "x"}}, "colour"),
+        ({"a": {"source": "x", "color": 1}, "b": {"source": "x"}}, "color"),
     ],
 )
 def test_bad_sides_are_refused_by_name(params, word):

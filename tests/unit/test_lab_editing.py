@@ -10,12 +10,13 @@ import pytest
 from hangs import HANGS_AFTER_S
 from synthetic import dropped_step, gpt_step
 
-from chameleon_lab.lab import bench
-from chameleon_lab.lab.dispatch import answer
-from chameleon_lab.lab.editing import Desk
-from chameleon_lab.lab.protocol import MAX_ROWS, VERSION, ProtocolError
-from chameleon_lab.lab.sources import Sources
-from chameleon_lab.policy import Edit, EditAction, Policy, floor
+from chameleon_lab.lab.panel import plan_worker
+from chameleon_lab.lab.panel.dispatch import answer
+from chameleon_lab.lab.panel.editing import DraftEditor
+from chameleon_lab.lab.panel.protocol import MAX_ROWS, VERSION, ProtocolError
+from chameleon_lab.lab.panel.sources import Sources
+from chameleon_lab.planner import floor
+from chameleon_lab.policy import Edit, EditAction, Policy
 from chameleon_lab.trace import Trace
 from chameleon_lab.trace.unnamed import REASONS
 
@@ -30,34 +31,34 @@ META = {
 
 
 @pytest.fixture
-def desk():
-    desk = Desk("file:a.parquet", None, STEP, META, lambda: None)
-    opened(desk)
-    return desk
+def editor():
+    editor = DraftEditor("file:a.parquet", None, STEP, META, lambda: None)
+    opened(editor)
+    return editor
 
 
-def opened(desk):
+def opened(editor):
     until = time.monotonic() + HANGS_AFTER_S
-    while not (state := desk.state())["editable"] and time.monotonic() < until:
+    while not (state := editor.state())["editable"] and time.monotonic() < until:
         assert state["why"] == "Preparing the draft", state
     return state
 
 
-def planned(desk):
+def planned(editor):
     """The state once the plan is there."""
     until = time.monotonic() + HANGS_AFTER_S
-    while not (state := desk.state())["exact"] and time.monotonic() < until:
+    while not (state := editor.state())["exact"] and time.monotonic() < until:
         time.sleep(0.01)
     assert state["exact"]
     return state
 
 
-def swapped_rows(desk, query="swap"):
-    return desk.page(query, "bytes", True, 0, MAX_ROWS)["rows"]
+def swapped_rows(editor, query="swap"):
+    return editor.page(query, "bytes", True, 0, MAX_ROWS)["rows"]
 
 
-def test_an_untouched_draft_is_what_is_in_force(desk):
-    state = desk.state()
+def test_an_untouched_draft_is_what_is_in_force(editor):
+    state = editor.state()
     assert state["same"] and state["staged"] == 0 and state["exact"] and state["fits"]
     assert state["current"] == state["draft"]
     assert state["draft"]["peak_bytes"] <= CAPACITY
@@ -67,13 +68,13 @@ def test_an_untouched_draft_is_what_is_in_force(desk):
     json.dumps(state)
 
 
-def test_rows_say_what_the_plan_does_with_each_storage(desk):
-    page = desk.page("", "bytes", True, 0, MAX_ROWS)
-    assert page["total"] == page["all"] == len(page["rows"]) == desk.state()["rows"]
+def test_rows_say_what_the_plan_does_with_each_storage(editor):
+    page = editor.page("", "bytes", True, 0, MAX_ROWS)
+    assert page["total"] == page["all"] == len(page["rows"]) == editor.state()["rows"]
     assert page["bytes"] == sum(row["bytes"] for row in page["rows"])
     sizes = [row["bytes"] for row in page["rows"]]
     assert sizes == sorted(sizes, reverse=True)
-    rows = swapped_rows(desk)
+    rows = swapped_rows(editor)
     assert 0 < len(rows) < page["total"]
     for row in rows:
         assert (
@@ -81,18 +82,18 @@ def test_rows_say_what_the_plan_does_with_each_storage(desk):
         )
         assert row["idle_s"] > 0 and row["idle_ops"] > 0 and 0 <= row["life"][0] < row["life"][1] <= 1
     waited = sum(row["stall_s"] for row in page["rows"])
-    assert waited == pytest.approx(desk.state()["draft"]["stall_s"])
+    assert waited == pytest.approx(editor.state()["draft"]["stall_s"])
     json.dumps(page)
 
 
 @pytest.mark.parametrize(
     "sort", ["name", "module", "bytes", "idle_s", "decision", "hidden", "stall_s", "replay_s", "by"]
 )
-def test_every_column_sorts_both_ways_and_pages_join(desk, sort):
-    up = [row["storage"] for row in desk.page("", sort, False, 0, MAX_ROWS)["rows"]]
-    down = [row["storage"] for row in desk.page("", sort, True, 0, MAX_ROWS)["rows"]]
+def test_every_column_sorts_both_ways_and_pages_join(editor, sort):
+    up = [row["storage"] for row in editor.page("", sort, False, 0, MAX_ROWS)["rows"]]
+    down = [row["storage"] for row in editor.page("", sort, True, 0, MAX_ROWS)["rows"]]
     assert sorted(up) == sorted(down) and len(set(up)) == len(up)
-    parts = [desk.page("", sort, True, start, 7)["rows"] for start in range(0, len(up), 7)]
+    parts = [editor.page("", sort, True, start, 7)["rows"] for start in range(0, len(up), 7)]
     assert [row["storage"] for part in parts for row in part] == down
 
 
@@ -110,57 +111,57 @@ def test_every_column_sorts_both_ways_and_pages_join(desk, sort):
         ("staged", lambda row: row["staged"]),
     ],
 )
-def test_filters_find_what_they_say(desk, query, fits):
-    everything = desk.page("", "bytes", True, 0, MAX_ROWS)["rows"]
-    found = desk.page(query, "bytes", True, 0, MAX_ROWS)["rows"]
+def test_filters_find_what_they_say(editor, query, fits):
+    everything = editor.page("", "bytes", True, 0, MAX_ROWS)["rows"]
+    found = editor.page(query, "bytes", True, 0, MAX_ROWS)["rows"]
     assert [row["storage"] for row in found] == [row["storage"] for row in everything if fits(row)]
 
 
 @pytest.mark.parametrize("query", ["by:nobody", ">lots", "stage:sideways"])
-def test_a_filter_that_cannot_be_read_is_said_to_be(desk, query):
+def test_a_filter_that_cannot_be_read_is_said_to_be(editor, query):
     with pytest.raises(ProtocolError) as caught:
-        desk.page(query, "bytes", True, 0, 10)
+        editor.page(query, "bytes", True, 0, 10)
     assert caught.value.code == "query" and caught.value.hint
 
 
-def test_an_edit_is_planned_for_and_others_follow(desk):
-    row = swapped_rows(desk)[0]
-    desk.edit("add", [{"action": "keep", "storage": row["storage"]}], -1)
-    state = planned(desk)
+def test_an_edit_is_planned_for_and_others_follow(editor):
+    row = swapped_rows(editor)[0]
+    editor.edit("add", [{"action": "keep", "storage": row["storage"]}], -1)
+    state = planned(editor)
     assert not state["same"] and state["staged"] == 1 and state["can_undo"]
     assert state["draft"]["peak_bytes"] <= CAPACITY
-    (kept,) = [r for r in desk.page("by:you", "bytes", True, 0, 10)["rows"]]
+    (kept,) = [r for r in editor.page("by:you", "bytes", True, 0, 10)["rows"]]
     assert kept["storage"] == row["storage"]
     assert (kept["before"], kept["after"], kept["staged"], kept["edit"]) == ("swap", "keep", True, 0)
-    assert state["follows"] == desk.page("by:follows", "bytes", True, 0, MAX_ROWS)["total"] > 0
+    assert state["follows"] == editor.page("by:follows", "bytes", True, 0, MAX_ROWS)["total"] > 0
 
 
-def test_changes_are_undone_redone_and_discarded(desk):
-    key = swapped_rows(desk)[0]["storage"]
+def test_changes_are_undone_redone_and_discarded(editor):
+    key = swapped_rows(editor)[0]["storage"]
     for change, edits in (
         ("add", [{"action": "keep", "storage": key}]),
         ("add", [{"action": "prefetch", "category": "activation", "ops_earlier": 1}]),
     ):
-        desk.edit(change, edits, -1)
-    assert len(desk.state()["edits"]) == 2
-    desk.edit("undo", [], -1)
-    assert [entry["edit"]["action"] for entry in desk.state()["edits"]] == ["keep"]
-    desk.edit("redo", [], -1)
-    assert len(desk.state()["edits"]) == 2 and not desk.state()["can_redo"]
-    desk.edit("discard", [], -1)
-    assert desk.state()["same"] and desk.state()["can_undo"]
-    desk.edit("undo", [], -1)
-    desk.edit("remove", [], 0)
-    assert [entry["edit"]["action"] for entry in desk.state()["edits"]] == ["prefetch"]
+        editor.edit(change, edits, -1)
+    assert len(editor.state()["edits"]) == 2
+    editor.edit("undo", [], -1)
+    assert [entry["edit"]["action"] for entry in editor.state()["edits"]] == ["keep"]
+    editor.edit("redo", [], -1)
+    assert len(editor.state()["edits"]) == 2 and not editor.state()["can_redo"]
+    editor.edit("discard", [], -1)
+    assert editor.state()["same"] and editor.state()["can_undo"]
+    editor.edit("undo", [], -1)
+    editor.edit("remove", [], 0)
+    assert [entry["edit"]["action"] for entry in editor.state()["edits"]] == ["prefetch"]
 
 
-def test_a_new_answer_to_the_same_question_replaces_the_old_one(desk):
-    key = swapped_rows(desk)[0]["storage"]
-    desk.edit("add", [{"action": "keep", "storage": key}], -1)
-    desk.edit("add", [{"action": "swap", "storage": key}], -1)
-    desk.edit("add", [{"action": "prefetch", "storage": key, "ops_earlier": 2}], -1)
-    desk.edit("add", [{"action": "prefetch", "storage": key, "ops_earlier": 3}], -1)
-    told = [(entry["edit"]["action"], entry["edit"].get("ops_earlier")) for entry in desk.state()["edits"]]
+def test_a_new_answer_to_the_same_question_replaces_the_old_one(editor):
+    key = swapped_rows(editor)[0]["storage"]
+    editor.edit("add", [{"action": "keep", "storage": key}], -1)
+    editor.edit("add", [{"action": "swap", "storage": key}], -1)
+    editor.edit("add", [{"action": "prefetch", "storage": key, "ops_earlier": 2}], -1)
+    editor.edit("add", [{"action": "prefetch", "storage": key, "ops_earlier": 3}], -1)
+    told = [(entry["edit"]["action"], entry["edit"].get("ops_earlier")) for entry in editor.state()["edits"]]
     assert told == [("swap", None), ("prefetch", 3)]
 
 
@@ -173,47 +174,47 @@ def test_a_new_answer_to_the_same_question_replaces_the_old_one(desk):
         ("add", [{"action": "keep", "storage": 7}], -1),
         ("add", [{"action": "capacity", "capacity_bytes": -1}], -1),
         ("add", [{"action": "link", "link": {"out_bytes_per_s": "fast", "in_bytes_per_s": 1}}], -1),
-        ("add", [{"action": "keep", "colour": "red"}], -1),
+        ("add", [{"action": "keep", "color": "red"}], -1),
         ("remove", [], 3),
         ("replace", [{"action": "keep", "storage": "a"}], 0),
     ],
 )
-def test_edits_that_are_none_are_refused_and_change_nothing(desk, change, edits, index):
+def test_edits_that_are_none_are_refused_and_change_nothing(editor, change, edits, index):
     with pytest.raises(ProtocolError) as caught:
-        desk.edit(change, edits, index)
+        editor.edit(change, edits, index)
     assert caught.value.code == "bad_edit"
-    assert desk.state()["same"] and not desk.state()["can_undo"]
+    assert editor.state()["same"] and not editor.state()["can_undo"]
 
 
 def test_a_slow_plan_is_estimated_first_and_told_to_be(monkeypatch):
     told = []
-    desk = Desk("file:a.parquet", None, STEP, META, lambda: told.append(1))
-    opened(desk)
-    monkeypatch.setattr(bench, "_AT_ONCE_S", 0.0)
-    plans = desk._bench.plan
+    editor = DraftEditor("file:a.parquet", None, STEP, META, lambda: told.append(1))
+    opened(editor)
+    monkeypatch.setattr(plan_worker, "_AT_ONCE_S", 0.0)
+    plans = editor._worker.plan
     goes_on = threading.Event()
-    monkeypatch.setattr(desk._bench, "plan", lambda edits: (goes_on.wait(HANGS_AFTER_S), plans(edits))[1])
-    key = swapped_rows(desk)[0]["storage"]
-    heard, news = len(told), desk.state()["news"]
-    desk.edit("add", [{"action": "keep", "storage": key}], -1)
-    first = desk.state()  # the plan is not waited for
+    monkeypatch.setattr(editor._worker, "plan", lambda edits: (goes_on.wait(HANGS_AFTER_S), plans(edits))[1])
+    key = swapped_rows(editor)[0]["storage"]
+    heard, news = len(told), editor.state()["news"]
+    editor.edit("add", [{"action": "keep", "storage": key}], -1)
+    first = editor.state()  # the plan is not waited for
     goes_on.set()
     assert not first["exact"] and first["fits"] and first["draft"]["peak_bytes"] > 0
-    assert desk.page("by:you", "bytes", True, 0, 10)["rows"][0]["after"] == "keep"
-    state = planned(desk)
-    while desk.state()["news"] == news or len(told) == heard:
+    assert editor.page("by:you", "bytes", True, 0, 10)["rows"][0]["after"] == "keep"
+    state = planned(editor)
+    while editor.state()["news"] == news or len(told) == heard:
         time.sleep(0.01)  # it is told right after the plan is there
     assert state["draft"]["peak_bytes"] <= CAPACITY
 
 
 @pytest.fixture
 def mixed():
-    """A draft of a plan that swaps and rematerialises; a drop of its first activation was declined."""
+    """A draft of a plan that swaps and rematerializes; a drop of its first activation was declined."""
     step, _ = dropped_step(layers=6)
     slow = {"link_out_bytes_per_s": 3e8, "link_in_bytes_per_s": 3e8, "replay_class": 2}
-    desk = Desk("file:b.parquet", None, step, META | slow, lambda: None)
-    opened(desk)
-    return desk
+    editor = DraftEditor("file:b.parquet", None, step, META | slow, lambda: None)
+    opened(editor)
+    return editor
 
 
 def test_replays_stand_beside_swaps_in_rows_and_figures(mixed):
@@ -221,7 +222,7 @@ def test_replays_stand_beside_swaps_in_rows_and_figures(mixed):
     figures = state["draft"]
     rows = swapped_rows(mixed, "remat")
     assert figures["drops"] == sum(row["drops"] for row in rows) > 0
-    assert {row["after"] for row in rows} == {"rematerialise"}
+    assert {row["after"] for row in rows} == {"rematerialize"}
     assert sum(row["replay_s"] for row in rows) == pytest.approx(figures["replay_s"])
     assert figures["step_s"] == pytest.approx(state["compute_s"] + figures["stall_s"] + figures["replay_s"])
     assert all(row["replay_cost_s"] > 0 for row in rows)
@@ -238,28 +239,30 @@ def test_replays_stand_beside_swaps_in_rows_and_figures(mixed):
 def test_the_first_plan_of_a_trace_knows_what_its_session_did_not_replay():
     step, _ = dropped_step(layers=6)
     slow = {"link_out_bytes_per_s": 3e8, "link_in_bytes_per_s": 3e8, "replay_class": 2}
-    desk = Desk("file:b.parquet", None, step, META | slow | {"refused": ["aten::gelu"]}, lambda: None)
-    opened(desk)
-    dropped = {row["storage"] for row in swapped_rows(desk, "remat")}
+    editor = DraftEditor(
+        "file:b.parquet", None, step, META | slow | {"refused": ["aten::gelu"]}, lambda: None
+    )
+    opened(editor)
+    dropped = {row["storage"] for row in swapped_rows(editor, "remat")}
     (declined,) = (step.storage_keys[row] for row in step.declined.storage.tolist())
     assert dropped and declined not in dropped and not any("gelu" in key for key in dropped)
 
 
-def test_a_storage_and_a_rule_are_rematerialised_or_never_are(mixed):
+def test_a_storage_and_a_rule_are_rematerialized_or_never_are(mixed):
     dropped = swapped_rows(mixed, "remat")
     storage = dropped[0]["storage"]
     before = planned(mixed)["draft"]
-    mixed.edit("add", [{"action": "never_rematerialise", "storage": storage}], -1)
+    mixed.edit("add", [{"action": "never_rematerialize", "storage": storage}], -1)
     state = planned(mixed)
     row = next(row for row in swapped_rows(mixed, "") if row["storage"] == storage)
-    assert row["never_rematerialise"] and row["drops"] == 0 and row["by"] == "you" and row["staged"]
+    assert row["never_rematerialize"] and row["drops"] == 0 and row["by"] == "you" and row["staged"]
     assert state["findings"] == [] and state["staged"] == 1
     # Of the two, one decides: the other edit takes its place, either way.
-    mixed.edit("add", [{"action": "rematerialise", "storage": storage}], -1)
-    assert [entry["edit"]["action"] for entry in planned(mixed)["edits"]] == ["rematerialise"]
+    mixed.edit("add", [{"action": "rematerialize", "storage": storage}], -1)
+    assert [entry["edit"]["action"] for entry in planned(mixed)["edits"]] == ["rematerialize"]
     row = next(row for row in swapped_rows(mixed, "by:you"))
-    assert row["storage"] == storage and row["after"] == "rematerialise" and not row["never_rematerialise"]
-    mixed.edit("add", [{"action": "never_rematerialise", "category": "activation"}], -1)
+    assert row["storage"] == storage and row["after"] == "rematerialize" and not row["never_rematerialize"]
+    mixed.edit("add", [{"action": "never_rematerialize", "category": "activation"}], -1)
     mixed.edit("remove", [], 0)
     state = planned(mixed)
     assert state["draft"]["drops"] == 0 and state["draft"]["replay_s"] == 0 < before["replay_s"]
@@ -268,7 +271,7 @@ def test_a_storage_and_a_rule_are_rematerialised_or_never_are(mixed):
     kept = next(
         row for row in swapped_rows(mixed, "category:act") if row["after"] == "keep" and row["replay_cost_s"]
     )
-    mixed.edit("add", [{"action": "rematerialise", "storage": kept["storage"]}], -1)
+    mixed.edit("add", [{"action": "rematerialize", "storage": kept["storage"]}], -1)
     assert planned(mixed)["draft"]["drops"] > 0
     assert next(row for row in swapped_rows(mixed, "by:you"))["drops"] == 1
 
@@ -276,8 +279,8 @@ def test_a_storage_and_a_rule_are_rematerialised_or_never_are(mixed):
 def test_an_edit_that_replays_is_estimated_before_it_is_planned(mixed, monkeypatch):
     dropped = swapped_rows(mixed, "remat")[0]
     before = mixed.state()["draft"]
-    monkeypatch.setattr(bench, "_AT_ONCE_S", 0.0)
-    mixed.edit("add", [{"action": "never_rematerialise", "storage": dropped["storage"]}], -1)
+    monkeypatch.setattr(plan_worker, "_AT_ONCE_S", 0.0)
+    mixed.edit("add", [{"action": "never_rematerialize", "storage": dropped["storage"]}], -1)
     state = mixed.state()
     assert not state["exact"] and state["draft"]["drops"] == before["drops"] - 1
     assert state["draft"]["replay_s"] < before["replay_s"]
@@ -300,11 +303,11 @@ def test_the_curve_of_a_plan_with_replays_has_replays(mixed):
     assert here["step_s"] < 1.5 * mixed.state()["draft"]["step_s"]
 
 
-def effects(desk, storage):
+def effects(editor, storage):
     """The cards of a storage once all of them are known."""
     until = time.monotonic() + HANGS_AFTER_S
     while True:
-        options = desk.choices(storage)["options"]
+        options = editor.choices(storage)["options"]
         if all(option["ready"] for option in options):
             break
         assert time.monotonic() < until
@@ -320,13 +323,13 @@ def test_what_an_edit_does_is_told_against_a_plan_made_anew_without_it(mixed):
     mixed._opening = draft.retimed(other)
     bench_.retime(mixed._opening)
     mixed._table = None
-    anew = bench_.plan((bench._ANEW,))
+    anew = bench_.plan((plan_worker._ANEW,))
     in_force = bench_.in_force
     assert anew.prediction.step_s != in_force.prediction.step_s, "planning anew shows nothing here"
     rows = mixed.page("", "bytes", True, 0, MAX_ROWS)["rows"]
     checked = set()
     for row in rows:
-        done = str(anew.held.action[bench_.candidates.place[row["storage"]]])
+        done = str(anew.rows.action[bench_.candidates.place[row["storage"]]])
         if done in checked:
             continue
         checked.add(done)
@@ -339,204 +342,206 @@ def test_what_an_edit_does_is_told_against_a_plan_made_anew_without_it(mixed):
             if option["effect"] is not None and option["effect"] != nothing:
                 apart = there.prediction.step_s - anew.prediction.step_s
                 assert option["effect"]["step_s"] == pytest.approx(apart)
-    assert checked == {"keep", "swap", "rematerialise"}
+    assert checked == {"keep", "swap", "rematerialize"}
 
 
-def test_figures_say_which_op_times_they_use_and_nothing_was_measured_of_a_file(desk):
-    state = desk.state()
+def test_figures_say_which_op_times_they_use_and_nothing_was_measured_of_a_file(editor):
+    state = editor.state()
     assert state["clock"] == f"op times of step {STEP.index}"
     assert state["now"] is None
 
 
 def test_a_plan_that_moves_nothing_has_no_overlap():
-    desk = Desk(
+    editor = DraftEditor(
         "file:a.parquet", None, STEP, META | {"capacity_bytes": 2 * STEP.live_peak_bytes}, lambda: None
     )
-    assert opened(desk)["current"]["overlap"] is None
+    assert opened(editor)["current"]["overlap"] is None
 
 
-def test_where_replays_are_off_a_card_says_so(desk):
-    storage = swapped_rows(desk)[0]["storage"]
-    assert desk.choices(storage)["cost"]["why_not_replay"] == "replaying is switched off"
+def test_where_replays_are_off_a_card_says_so(editor):
+    storage = swapped_rows(editor)[0]["storage"]
+    assert editor.choices(storage)["cost"]["why_not_replay"] == "replaying is switched off"
     until = time.monotonic() + HANGS_AFTER_S
-    while not (option := desk.choices(storage)["options"][-1])["ready"]:
+    while not (option := editor.choices(storage)["options"][-1])["ready"]:
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert option["action"] == "rematerialise"
+    assert option["action"] == "rematerialize"
     assert not option["possible"] and "switched off" in option["why"]
 
 
-def test_findings_stand_beside_their_edits(desk):
-    key = swapped_rows(desk)[0]["storage"]
+def test_findings_stand_beside_their_edits(editor):
+    key = swapped_rows(editor)[0]["storage"]
     edits = [
         {"action": "keep", "storage": "parameter:nothing.weight"},
         {"action": "keep", "module": "h.1"},
         {"action": "swap", "storage": key, "gap": 99},
     ]
-    desk.edit("add", edits, -1)
-    found = {finding["index"]: finding for finding in planned(desk)["findings"]}
+    editor.edit("add", edits, -1)
+    found = {finding["index"]: finding for finding in planned(editor)["findings"]}
     assert found[0]["fault"] == "unmatched" and "mean" in found[0]["way_out"]
     assert found[2]["fault"] == "impossible"
     assert 1 not in found
 
 
-def test_a_draft_that_does_not_fit_says_which_edits_are_to_blame(desk):
-    desk.edit("add", [{"action": "keep", "category": "activation"}], -1)
-    state = planned(desk)
+def test_a_draft_that_does_not_fit_says_which_edits_are_to_blame(editor):
+    editor.edit("add", [{"action": "keep", "category": "activation"}], -1)
+    state = planned(editor)
     assert not state["fits"] and state["draft"] is None
     (finding,) = state["findings"]
     assert finding["is_error"] and finding["index"] == 0
-    assert desk.page("", "bytes", True, 0, 10)["total"] == state["rows"]
+    assert editor.page("", "bytes", True, 0, 10)["total"] == state["rows"]
     with pytest.raises(ProtocolError) as caught:
-        desk.settled()
+        editor.settled()
     assert caught.value.code == "below_floor"
 
 
-def test_a_capacity_below_the_floor_is_an_edit_that_does_not_fit(desk):
+def test_a_capacity_below_the_floor_is_an_edit_that_does_not_fit(editor):
     lowest = floor(STEP).bytes
-    desk.edit("add", [{"action": "capacity", "capacity_bytes": lowest - 1}], -1)
-    state = planned(desk)
+    editor.edit("add", [{"action": "capacity", "capacity_bytes": lowest - 1}], -1)
+    state = planned(editor)
     assert not state["fits"] and "below the floor" in state["error"]
     assert state["capacity_bytes"] == lowest - 1 and state["floor"]["bytes"] == lowest
     assert "measured on a CPU (AVX2)" in state["floor"]["measured_on"]
-    storage = desk.page("", "bytes", True, 0, 1)["rows"][0]["storage"]
+    storage = editor.page("", "bytes", True, 0, 1)["rows"][0]["storage"]
     until = time.monotonic() + HANGS_AFTER_S
-    options = desk.choices(storage)["options"]
+    options = editor.choices(storage)["options"]
     while not all(option["ready"] for option in options) and time.monotonic() < until:
         time.sleep(0.01)
-        options = desk.choices(storage)["options"]
+        options = editor.choices(storage)["options"]
     assert {(option["possible"], option["why"]) for option in options} == {(False, "")}, (
         "the draft says why, once"
     )
-    desk.edit("add", [{"action": "capacity", "capacity_bytes": lowest}], -1)
-    state = planned(desk)
+    editor.edit("add", [{"action": "capacity", "capacity_bytes": lowest}], -1)
+    state = planned(editor)
     assert state["fits"] and state["draft"]["peak_bytes"] <= lowest and len(state["edits"]) == 1
 
 
-def test_choices_foresee_what_each_would_change(desk):
-    key = swapped_rows(desk)[0]["storage"]
+def test_choices_foresee_what_each_would_change(editor):
+    key = swapped_rows(editor)[0]["storage"]
     until = time.monotonic() + HANGS_AFTER_S
-    found = desk.choices(key)
+    found = editor.choices(key)
     while not all(option["ready"] for option in found["options"]) and time.monotonic() < until:
         time.sleep(0.01)
-        found = desk.choices(key)
+        found = editor.choices(key)
     by_action = {option["action"]: option for option in found["options"]}
     assert by_action["swap"]["chosen"] and not by_action["keep"]["chosen"]
     assert (
         found["gaps"][0]["action"] == "swap" and found["gaps"][0]["seconds"] >= found["gaps"][-1]["seconds"]
     )
     effect = by_action["keep"]["effect"]
-    before = desk.state()["draft"]["step_s"]
-    desk.edit("add", [{"action": "keep", "storage": key}], -1)
-    assert planned(desk)["draft"]["step_s"] - before == pytest.approx(effect["step_s"])
+    before = editor.state()["draft"]["step_s"]
+    editor.edit("add", [{"action": "keep", "storage": key}], -1)
+    assert planned(editor)["draft"]["step_s"] - before == pytest.approx(effect["step_s"])
     json.dumps(found)
 
 
-def test_what_cannot_leave_is_told_why(desk):
-    small = [key for key in STEP.storage_keys if key not in desk._bench.candidates.place]
-    assert desk.choices("no such thing")["why"].startswith("The step that is planned has no such storage")
+def test_what_cannot_leave_is_told_why(editor):
+    small = [key for key in STEP.storage_keys if key not in editor._worker.candidates.place]
+    assert editor.choices("no such thing")["why"].startswith("The step that is planned has no such storage")
     for key in small:
-        found = desk.choices(key)
+        found = editor.choices(key)
         assert found["row"] is None and found["why"] and not found["options"]
 
 
-def test_a_rule_is_counted_before_it_is_made(desk):
-    meant = desk.matching({"action": "keep", "category": "parameter"})
+def test_a_rule_is_counted_before_it_is_made(editor):
+    meant = editor.matching({"action": "keep", "category": "parameter"})
     assert meant["storages"] == 6 and 0 < meant["movable"] <= 6 and meant["bytes"] > 0
     with pytest.raises(ProtocolError):
-        desk.matching({"action": "keep"})
+        editor.matching({"action": "keep"})
 
 
-def test_changes_list_what_differs_in_the_plan(desk):
-    assert desk.changes()["counts"] == [0, 0, 0]
-    row = swapped_rows(desk)[0]
-    desk.edit("add", [{"action": "keep", "storage": row["storage"]}], -1)
-    planned(desk)
-    found = desk.changes()
+def test_changes_list_what_differs_in_the_plan(editor):
+    assert editor.changes()["counts"] == [0, 0, 0]
+    row = swapped_rows(editor)[0]
+    editor.edit("add", [{"action": "keep", "storage": row["storage"]}], -1)
+    planned(editor)
+    found = editor.changes()
     assert found["counts"][1] >= row["swaps"]
     assert any(r["kind"] == "removed" and r["storage"] == row["storage"] for r in found["rows"])
     json.dumps(found)
 
 
-def test_the_curve_is_worked_out_in_the_background(desk):
-    assert desk.curve(False)["points"] == []
-    desk.curve(True)
+def test_the_curve_is_worked_out_in_the_background(editor):
+    assert editor.curve(False)["points"] == []
+    editor.curve(True)
     until = time.monotonic() + HANGS_AFTER_S
-    while (found := desk.curve(False))["left"] and time.monotonic() < until:
+    while (found := editor.curve(False))["left"] and time.monotonic() < until:
         time.sleep(0.02)
     capacities = [point["capacity_bytes"] for point in found["points"]]
     assert capacities == sorted(capacities) and len(capacities) == found["of"] > 5
     assert capacities[0] == floor(STEP).bytes and capacities[-1] == STEP.live_peak_bytes
     times = [point["step_s"] for point in found["points"]]
-    assert times[0] >= times[-1] == pytest.approx(desk.state()["compute_s"])
+    assert times[0] >= times[-1] == pytest.approx(editor.state()["compute_s"])
     assert found["knee_bytes"] in capacities
-    desk.edit("add", [{"action": "link", "link": {"out_bytes_per_s": 1e9, "in_bytes_per_s": 1e9}}], -1)
-    assert desk.curve(False)["points"] == [], "the curve of another link"
+    editor.edit("add", [{"action": "link", "link": {"out_bytes_per_s": 1e9, "in_bytes_per_s": 1e9}}], -1)
+    assert editor.curve(False)["points"] == [], "the curve of another link"
 
 
-def test_saving_asks_before_it_overwrites_and_loading_brings_the_edits_back(desk, tmp_path):
+def test_saving_asks_before_it_overwrites_and_loading_brings_the_edits_back(editor, tmp_path):
     path = tmp_path / "policy.json"
-    key = swapped_rows(desk)[0]["storage"]
-    desk.edit(
+    key = swapped_rows(editor)[0]["storage"]
+    editor.edit(
         "add", [{"action": "keep", "storage": key}, {"action": "capacity", "capacity_bytes": CAPACITY}], -1
     )
-    saved = desk.save(str(path), False)
+    saved = editor.save(str(path), False)
     assert saved == {"path": str(path.resolve()), "bytes": path.stat().st_size}
     assert [edit.action.value for edit in Policy.load(path).edits] == ["keep", "capacity"]
     with pytest.raises(ProtocolError) as caught:
-        desk.save(str(path), False)
+        editor.save(str(path), False)
     assert caught.value.code == "exists"
-    desk.edit("discard", [], -1)
-    desk.save(str(path.with_name("plain.json")), False)
-    desk.load(str(path))
-    assert [entry["edit"]["action"] for entry in desk.state()["edits"]] == ["keep", "capacity"]
-    desk.edit("undo", [], -1)
-    assert desk.state()["edits"] == [], "loading is one change"
-    desk.save(str(path), True)
+    editor.edit("discard", [], -1)
+    editor.save(str(path.with_name("plain.json")), False)
+    editor.load(str(path))
+    assert [entry["edit"]["action"] for entry in editor.state()["edits"]] == ["keep", "capacity"]
+    editor.edit("undo", [], -1)
+    assert editor.state()["edits"] == [], "loading is one change"
+    editor.save(str(path), True)
     assert Policy.load(path).edits == ()
 
 
-def test_a_file_for_another_capacity_brings_it_along(desk, tmp_path):
+def test_a_file_for_another_capacity_brings_it_along(editor, tmp_path):
     path = tmp_path / "policy.json"
-    other = Desk("file:b.parquet", None, STEP, META | {"capacity_bytes": CAPACITY + (8 << 20)}, lambda: None)
+    other = DraftEditor(
+        "file:b.parquet", None, STEP, META | {"capacity_bytes": CAPACITY + (8 << 20)}, lambda: None
+    )
     opened(other)
     other.save(str(path), False)
-    desk.load(str(path))
-    assert desk.state()["capacity_bytes"] == CAPACITY + (8 << 20)
+    editor.load(str(path))
+    assert editor.state()["capacity_bytes"] == CAPACITY + (8 << 20)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"chameleon_lab_policy": 99}', "[]"])
-def test_a_file_that_is_no_policy_changes_nothing(desk, tmp_path, text):
+def test_a_file_that_is_no_policy_changes_nothing(editor, tmp_path, text):
     path = tmp_path / "bad.json"
     path.write_text(text)
     for bad in (path, tmp_path / "missing.json", tmp_path):
         with pytest.raises(ProtocolError) as caught:
-            desk.load(str(bad))
+            editor.load(str(bad))
         assert caught.value.code == "bad_file" and str(bad) in str(caught.value)
-    assert not desk.state()["can_undo"]
+    assert not editor.state()["can_undo"]
     with pytest.raises(ProtocolError) as caught:
-        desk.save(str(tmp_path / "no" / "folder" / "policy.json"), False)
+        editor.save(str(tmp_path / "no" / "folder" / "policy.json"), False)
     assert caught.value.code == "bad_file"
 
 
-def test_nothing_of_a_file_can_run(desk):
-    for ask in (desk.dry_run, desk.enable, desk.roll_back):
+def test_nothing_of_a_file_can_run(editor):
+    for ask in (editor.dry_run, editor.enable, editor.roll_back):
         with pytest.raises(ProtocolError) as caught:
             ask()
         assert caught.value.code == "not_now" and "trace file" in str(caught.value)
 
 
 def test_a_trace_without_link_or_capacity_can_be_edited_all_the_same():
-    desk = Desk("file:a.parquet", None, STEP, {}, lambda: None)
-    state = opened(desk)
+    editor = DraftEditor("file:a.parquet", None, STEP, {}, lambda: None)
+    state = opened(editor)
     assert state["capacity_bytes"] == STEP.live_peak_bytes
     assert state["draft"]["swaps"] == 0
 
 
 def test_a_step_that_lost_ops_says_why_it_cannot_be_planned():
-    desk = Desk("file:a.parquet", None, replace(STEP, truncated_ops=3), META, lambda: None)
-    desk._opened.wait(HANGS_AFTER_S)
-    state = desk.state()
+    editor = DraftEditor("file:a.parquet", None, replace(STEP, truncated_ops=3), META, lambda: None)
+    editor._opened.wait(HANGS_AFTER_S)
+    state = editor.state()
     assert not state["editable"] and "has lost 3 ops" in state["why"]
 
 
@@ -556,7 +561,7 @@ def sources(tmp_path):
     Trace([STEP], META).save(path)
     found = Sources()
     source = found.open_file(str(path))
-    opened(found.desk(source))
+    opened(found.editor(source))
     return found, source
 
 
@@ -581,7 +586,7 @@ def test_the_panel_edits_over_the_protocol(sources):
 
 def test_a_draft_is_drawn_as_a_step_and_is_a_side_of_a_comparison(sources):
     lab, source = sources
-    planned(lab.desk(source))
+    planned(lab.editor(source))
     steps = {"source": f"draft:{source}", "first": STEP.index, "last": STEP.index}
     measured, before = (
         ask(lab, "scene", **{**steps, "source": name})["result"] for name in (source, steps["source"])
@@ -600,14 +605,14 @@ def test_a_draft_is_drawn_as_a_step_and_is_a_side_of_a_comparison(sources):
 
     less = int(0.9 * CAPACITY)
     ask(lab, "edit", source=source, change="add", edits=[{"action": "capacity", "capacity_bytes": less}])
-    planned(lab.desk(source))
+    planned(lab.editor(source))
     assert lab.mark() != mark, "the panel hears of it"
     after = ask(lab, "scene", **steps)["result"]
     assert after["capacity_bytes"] == less and after["peak_bytes"] <= less < before["peak_bytes"]
     assert ask(lab, "compare", **sides)["result"]["b"]["figures"]["peak_bytes"] == after["peak_bytes"]
     tiny = {"action": "capacity", "capacity_bytes": 1}
     ask(lab, "edit", source=source, change="add", edits=[tiny])
-    planned(lab.desk(source))
+    planned(lab.editor(source))
     assert lab.status()["policies"] == []
     assert ask(lab, "compare", **sides)["error"]["code"] == "gone"
     assert ask(lab, "scene", **steps)["result"]["peak_bytes"] == after["peak_bytes"], "the newest that fits"
@@ -620,7 +625,7 @@ def test_a_draft_is_drawn_as_a_step_and_is_a_side_of_a_comparison(sources):
         ("edit", {"change": "sideways"}, "malformed"),
         ("edit", {"change": "add", "edits": ["keep"]}, "malformed"),
         ("edit", {"change": "add", "edits": [{"action": "keep"}]}, "bad_edit"),
-        ("decisions", {"query": "", "sort": "colour", "down": True, "first_row": 0, "count": 5}, "malformed"),
+        ("decisions", {"query": "", "sort": "color", "down": True, "first_row": 0, "count": 5}, "malformed"),
         ("decisions", {"query": "", "sort": "by", "down": 1, "first_row": 0, "count": 5}, "malformed"),
         ("decisions", {"query": "", "sort": "by", "down": True, "first_row": -1, "count": 5}, "malformed"),
         ("decisions", {"query": "", "sort": "by", "down": True, "first_row": 0, "count": 9999}, "malformed"),

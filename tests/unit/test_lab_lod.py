@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from chameleon_lab.lab.blocks import Rectangles, rasterise, stack_rows
-from chameleon_lab.lab.lod import Intervals, steps_between
+from chameleon_lab.lab.panel.blocks import Rectangles, rasterise, stack_rows
+from chameleon_lab.lab.panel.lod import Intervals, steps_between
 
 
 def test_few_intervals_come_one_by_one():

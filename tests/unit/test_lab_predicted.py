@@ -6,42 +6,43 @@ import numpy as np
 import pytest
 from synthetic import dropped_step, gpt_step
 
-from chameleon_lab.lab import views
-from chameleon_lab.lab.compare import predicted_side
-from chameleon_lab.lab.figures import resident_by_category
-from chameleon_lab.lab.predicted import predicted_step
-from chameleon_lab.lab.scene import Scene
-from chameleon_lab.policy import Link, plan, simulate
-from chameleon_lab.policy.memory import step_op_times
+from chameleon_lab.lab.panel import views
+from chameleon_lab.lab.panel.compare import predicted_side
+from chameleon_lab.lab.panel.predicted import predicted_step
+from chameleon_lab.lab.panel.scene import Scene
+from chameleon_lab.planner import plan, simulate
+from chameleon_lab.planner.memory import step_op_times
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import Direction
 from chameleon_lab.trace.check import check_step
+from chameleon_lab.trace.occupancy import resident_by_category
 from chameleon_lab.trace.overlap import overlap_of
 
 STEP = gpt_step(layers=6)
 TIMES = step_op_times(STEP)
 
 
-def made(link, rematerialise, share=0.6):
+def made(link, rematerialize, share=0.6):
     policy = plan(
         STEP,
         int(share * STEP.live_peak_bytes),
         Link(link, link),
         op_times=TIMES,
-        rematerialise=rematerialise,
+        rematerialize=rematerialize,
     )
     return policy, simulate(STEP, policy, op_times=TIMES), predicted_step(policy, STEP, TIMES)
 
 
 @pytest.mark.parametrize("link", [4e9, 3e8])
-@pytest.mark.parametrize("rematerialise", [False, True])
-def test_a_predicted_step_takes_moves_waits_and_replays_what_was_predicted(link, rematerialise):
-    policy, found, step = made(link, rematerialise)
+@pytest.mark.parametrize("rematerialize", [False, True])
+def test_a_predicted_step_takes_moves_waits_and_replays_what_was_predicted(link, rematerialize):
+    policy, found, step = made(link, rematerialize)
     check_step(step)
     assert step.duration_s == pytest.approx(found.step_s)
     assert step.stalls.duration_s.sum() == pytest.approx(found.stall_s)
     assert step.replays.duration_s.sum() == pytest.approx(found.replay_s)
     assert bool(policy.drops) == bool(len(step.replays)) and (
-        policy.drops or not rematerialise or link == 4e9
+        policy.drops or not rematerialize or link == 4e9
     )
     assert step.peak_bytes == found.peak_bytes and len(step.declined) == 0
     for direction, size in ((Direction.OUT, found.swapped_out_bytes), (Direction.IN, found.swapped_in_bytes)):
@@ -62,13 +63,13 @@ def test_a_predicted_step_takes_moves_waits_and_replays_what_was_predicted(link,
         assert not ((waits.start_s < end - 1e-9) & (ends > start + 1e-9)).any(), "it replays, or it waits"
 
 
-@pytest.mark.parametrize("rematerialise", [False, True])
+@pytest.mark.parametrize("rematerialize", [False, True])
 @pytest.mark.parametrize("recorded", [STEP, dropped_step(layers=6)[0]], ids=["gpt", "mixed"])
-def test_the_overlap_that_is_predicted_is_that_of_the_step_that_is_drawn(recorded, rematerialise):
+def test_the_overlap_that_is_predicted_is_that_of_the_step_that_is_drawn(recorded, rematerialize):
     times, seen = step_op_times(recorded), set()
     for link, share in product((2e8, 5e8, 1e9, 4e9, None), (0.5, 0.6, 0.8, 1.0)):
         capacity = int(share * recorded.live_peak_bytes)
-        policy = plan(recorded, capacity, Link(link, link), op_times=times, rematerialise=rematerialise)
+        policy = plan(recorded, capacity, Link(link, link), op_times=times, rematerialize=rematerialize)
         found, drawn = simulate(recorded, policy, op_times=times), predicted_step(policy, recorded, times)
         others = (
             overlap_of(drawn),
@@ -85,9 +86,9 @@ def test_the_overlap_that_is_predicted_is_that_of_the_step_that_is_drawn(recorde
     assert None in seen and 1.0 in seen and len(seen) > 4
 
 
-@pytest.mark.parametrize("rematerialise", [False, True])
-def test_what_is_on_the_device_adds_up_to_the_prediction_but_for_the_scratch_of_ops(rematerialise):
-    _, found, step = made(3e8, rematerialise)
+@pytest.mark.parametrize("rematerialize", [False, True])
+def test_what_is_on_the_device_adds_up_to_the_prediction_but_for_the_scratch_of_ops(rematerialize):
+    _, found, step = made(3e8, rematerialize)
     times, levels = resident_by_category(step)
     at = np.searchsorted(times, step.ops.start_s + 1e-12, side="right") - 1
     held = levels[at].sum(axis=1)

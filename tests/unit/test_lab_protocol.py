@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from chameleon_lab.lab import dispatch, results
-from chameleon_lab.lab.dispatch import answer
-from chameleon_lab.lab.protocol import (
+from chameleon_lab.lab.panel import dispatch, results
+from chameleon_lab.lab.panel.dispatch import answer
+from chameleon_lab.lab.panel.protocol import (
     MAX_REQUEST_BYTES,
     METHODS,
     VERSION,
@@ -17,8 +17,8 @@ from chameleon_lab.lab.protocol import (
     check_result,
     parse_request,
 )
-from chameleon_lab.lab.sources import Sources
-from chameleon_lab.lab.typed import misfit
+from chameleon_lab.lab.panel.sources import Sources
+from chameleon_lab.lab.panel.typed import misfit
 
 VIEW = {
     "source": "session:1",
@@ -53,7 +53,7 @@ def test_a_good_request_becomes_typed_parameters():
         (request(version=None), "version", "None"),
         (request("launch"), "unknown_method", "launch"),
         (request(params=[1]), "malformed", "list"),
-        (request(params=VIEW | {"colour": 1}), "malformed", "colour"),
+        (request(params=VIEW | {"color": 1}), "malformed", "color"),
         (request(params={"source": "a"}), "malformed", "first"),
         (request(params=VIEW | {"start": "0"}), "malformed", "number"),
         (request(params=VIEW | {"start": float("nan")}), "malformed", "finite"),
@@ -146,8 +146,8 @@ def test_what_does_not_fit_its_type_is_named(kind, value, wrong):
 
 def test_an_answer_that_is_not_as_defined_is_an_error_in_the_tests(monkeypatch):
     assert dispatch.CHECKS_RESULTS
-    with pytest.raises(ProtocolError, match="the result of hello has no 'colour'"):
-        check_result("hello", {"subshell": True, "colour": 1})
+    with pytest.raises(ProtocolError, match="the result of hello has no 'color'"):
+        check_result("hello", {"subshell": True, "color": 1})
     monkeypatch.setattr(dispatch, "hello", lambda: {})
     envelope, _ = answer(Sources(), request("hello", {}))
     assert envelope["error"]["message"] == "the result of hello needs 'subshell'"

@@ -6,16 +6,16 @@ import pyarrow as pa
 import pytest
 from synthetic import dropped_step, gpt_step, swapped_step
 
-from benchmarks.lab_trace import enlarged
-from chameleon_lab.lab import views
-from chameleon_lab.lab.blocks import DROPPED, ON_HOST
-from chameleon_lab.lab.compare import measured_side
-from chameleon_lab.lab.dispatch import answer
-from chameleon_lab.lab.protocol import MAX_REPLY_BYTES, VERSION, ProtocolError
-from chameleon_lab.lab.query import parse_query
-from chameleon_lab.lab.scene import Scene, below_layer, layer_of
-from chameleon_lab.lab.sources import Sources
-from chameleon_lab.policy import floor
+from benchmarks.lab.traces import enlarged
+from chameleon_lab.lab.panel import views
+from chameleon_lab.lab.panel.blocks import DROPPED, ON_HOST
+from chameleon_lab.lab.panel.compare import measured_side
+from chameleon_lab.lab.panel.dispatch import answer
+from chameleon_lab.lab.panel.protocol import MAX_REPLY_BYTES, VERSION, ProtocolError
+from chameleon_lab.lab.panel.query import parse_query
+from chameleon_lab.lab.panel.scene import Scene, below_layer, layer_of
+from chameleon_lab.lab.panel.sources import Sources
+from chameleon_lab.planner import floor
 from chameleon_lab.trace import Category, Marks, Replays, Residencies, Stage, Trace
 from chameleon_lab.trace.overlap import overlap_of
 from chameleon_lab.trace.unnamed import REASONS
@@ -112,7 +112,7 @@ def test_a_dropped_storage_tells_of_its_replays_and_of_drops_that_were_declined(
     assert own["replays"] == 1 and own["dropped_s"] > 0 and own["away_s"] == 0
     assert views.search(scene, "op", "category:param")["replay_count"] == 0
     assert views.search(scene, "op", "")["declined_count"] == 1
-    whole = views.summarise(scene, "op", 0.0, scene.length("op"))
+    whole = views.summarize(scene, "op", 0.0, scene.length("op"))
     assert whole["replays"] == 1 and whole["replayed_bytes"] == found["bytes"]
 
 
@@ -232,7 +232,7 @@ def test_the_storages_alive_and_which_could_leave(scene):
 
 
 def test_a_range_counts_what_lies_inside(scene):
-    whole = views.summarise(scene, "op", 0, scene.length("op"))
+    whole = views.summarize(scene, "op", 0, scene.length("op"))
     step, row = swapped_step()
     assert whole["ops"] == len(step.ops)
     assert whole["out_bytes"] == whole["in_bytes"] == step.storages.block_bytes[row]
@@ -240,14 +240,14 @@ def test_a_range_counts_what_lies_inside(scene):
     assert whole["stalls"] == 1
     assert whole["storages"][0]["uid"] == step.storages.uid[row]
     start, end = scene.away["from_op"][0] + 1.0, scene.away["to_op"][0] - 3.0
-    idle = views.summarise(scene, "op", start, end)
+    idle = views.summarize(scene, "op", start, end)
     assert idle["out_bytes"] == idle["in_bytes"] == idle["stalls"] == 0
     assert idle["overlap"] is None
 
 
 def test_overlap_is_the_same_in_header_lanes_range_and_figures(scene):
     told = views.describe(scene)
-    whole = views.summarise(scene, "time", 0, scene.length("time"))
+    whole = views.summarize(scene, "time", 0, scene.length("time"))
     rows = scene.transfers
     times = [float((rows.end_s - rows.start_s)[rows.direction == way].sum()) for way in (0, 1)]
     lanes = sum(share * time for share, time in zip(told["hidden"], times, strict=True)) / sum(times)

@@ -152,7 +152,7 @@ def read_layers(text: str) -> list[Layer]:
 
 
 def _module_named(written: str) -> str:
-    """The table's ``policy/``, ``trace/meta.py`` and ``chameleon_lab`` as the names of modules."""
+    """The table's ``policy/``, ``lab/magics.py`` and ``chameleon_lab`` as the names of modules."""
     name = written.removesuffix("/").removesuffix(".py").replace("/", ".")
     return name if name == PACKAGE else f"{PACKAGE}.{name}"
 
@@ -248,9 +248,9 @@ def test_modules_are_found_by_name_in_few_places(tree: Tree) -> None:
     called = re.compile(r"\b(import_module|__import__)\(")
     assert {name for name, path in tree.files.items() if called.search(path.read_text())} == {
         PACKAGE,  # the public names
-        f"{PACKAGE}._figures",  # what methods call that lies above them
-        f"{PACKAGE}.lab.packages",  # other projects' packages
-        f"{PACKAGE}.torch_version",  # what the build has written
+        f"{PACKAGE}._lazy",  # what methods call that lies above them
+        f"{PACKAGE}.lab.figures.packages",  # other projects' packages
+        f"{PACKAGE}.util.torch_version",  # what the build has written
     }
 
 
@@ -268,18 +268,18 @@ def copy(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "line",
     [
-        "from .draft import Draft",
-        "from . import draft",
-        "import chameleon_lab.policy.draft",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .draft import Draft",
-        "def at_first_use():\n    from .draft import Draft",
+        "from .diff import PolicyDiff",
+        "from . import diff",
+        "import chameleon_lab.policy.diff",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .diff import PolicyDiff",
+        "def at_first_use():\n    from .diff import PolicyDiff",
     ],
 )
 def test_a_circle_is_seen(copy: Path, line: str) -> None:
     with (copy / PACKAGE / "policy" / "model.py").open("a") as file:
         file.write(f"\n\n{line}\n")
     told = Tree(copy).circles()
-    assert told is not None and f"model imports {PACKAGE}.policy.draft" in told
+    assert told is not None and f"model imports {PACKAGE}.policy.diff" in told
     first, *_, last = told.splitlines()
     assert first.split(": ")[1].split()[0] == last.split()[-1]
 
@@ -288,14 +288,14 @@ def test_a_circle_is_seen(copy: Path, line: str) -> None:
     ("path", "line"),
     [
         ("policy/model.py", "from ..runtime import core"),
-        ("policy/model.py", "def at_first_use():\n    from ..lab.gantt import Gantt"),
+        ("policy/model.py", "def at_first_use():\n    from ..lab.figures.gantt import Gantt"),
         (
             "trace/columns.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..policy import Policy",
         ),
-        ("lab/views.py", "from ..runtime.binding import misfit"),
-        ("units.py", "from .trace import Trace"),
-        ("lab/palette.py", "from .. import Session"),
+        ("lab/panel/views.py", "from ...runtime.discovery import Discovery"),
+        ("util/units.py", "from ..trace import Trace"),
+        ("lab/figures/palette.py", "from ... import Session"),
     ],
 )
 def test_an_import_against_the_layers_is_seen(copy: Path, layers: list[Layer], path: str, line: str) -> None:
@@ -307,13 +307,13 @@ def test_an_import_against_the_layers_is_seen(copy: Path, layers: list[Layer], p
 
 
 @pytest.mark.parametrize(
-    "line", ["import torch", "from torch.nn import Linear", "from ..session import Session"]
+    "line", ["import torch", "from torch.nn import Linear", "from ...session import Session"]
 )
 def test_torch_is_seen_where_it_may_be_missing(copy: Path, layers: list[Layer], line: str) -> None:
-    with (copy / PACKAGE / "lab" / "lod.py").open("a") as file:
+    with (copy / PACKAGE / "lab" / "panel" / "lod.py").open("a") as file:
         file.write(f"\n\n{line}\n")
     (told,) = needing_torch(Tree(copy), layers)
-    assert told.startswith(f"{PACKAGE}/lab/lod.py:") and "loads without torch" in told
+    assert told.startswith(f"{PACKAGE}/lab/panel/lod.py:") and "loads without torch" in told
 
 
 def test_a_module_in_no_layer_is_seen(copy: Path, layers: list[Layer]) -> None:

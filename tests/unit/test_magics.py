@@ -1,3 +1,4 @@
+import argparse
 import json
 import sys
 
@@ -103,7 +104,7 @@ def test_options_reach_the_session(cells):
     cells.good("%chameleon start --capacity 25% --device cpu --no-planning --stacks --rematerialize no")
     session = cl.current_session()
     assert session.capacity_bytes == cl.Session(0.25, device="cpu").capacity_bytes
-    assert (session.planning, session.stacks, session.rematerialise) == (False, True, False)
+    assert (session.planning, session.stacks, session.rematerialize) == (False, True, False)
     assert "eviction only" in cells.good("%chameleon status")
 
 
@@ -114,10 +115,7 @@ def test_a_session_without_capacity_records(cells):
     cells.good("%chameleon stop")
     assert "none" in cells.good("%chameleon report")
     error = cells.error("%chameleon save p.json")
-    assert (
-        error
-        == "%chameleon save p.json: there is no policy: this session only records. Start one with --capacity"
-    )
+    assert error == "%chameleon save p.json: no policy: this session only records: start one with a capacity"
 
 
 def test_the_magics_follow_sessions_that_they_did_not_begin(cells):
@@ -202,10 +200,14 @@ def test_load_says_what_a_cut_trace_has_lost(cells, tmp_path):
 
 def test_what_there_is_not_to_save_yet(cells, tmp_path):
     cells.good("%chameleon start --capacity 16MiB")
-    assert "it comes after 2 steps. Train on" in cells.error("%chameleon save p.json")
-    assert "no step has ended, so there is no trace" in cells.error("%chameleon save t.parquet")
+    assert "it comes after 2 whole steps, and this session had 0: train on" in cells.error(
+        "%chameleon save p.json"
+    )
+    assert "no trace: no step has ended. An optimizer's step() ends one" in cells.error(
+        "%chameleon save t.parquet"
+    )
     cells.good("%chameleon stop\n%chameleon start --capacity 16MiB --no-planning")
-    assert "runs with --no-planning" in cells.error("%chameleon save p.json")
+    assert "this session does not plan: start one with planning" in cells.error("%chameleon save p.json")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -277,7 +279,13 @@ def test_alone_it_prints_what_there_is(cells):
     for command in magics._COMMANDS[:-1]:
         assert f"%chameleon {command}" in text
     for action in magics._session_options("")._actions:
-        assert action.option_strings[0] in text
+        assert (action.option_strings[0] in text) == (action.help != argparse.SUPPRESS)
+
+
+def test_an_option_by_its_old_name_says_the_new_one(capsys):
+    options = magics._session_options("%chameleon start").parse(["--rematerialise", "cheap"])
+    assert options.rematerialize == "cheap"
+    assert capsys.readouterr().out == "%chameleon start: --rematerialise has a new name: --rematerialize\n"
 
 
 # ------------------------------------------------------------------------------------------------ the cell magic

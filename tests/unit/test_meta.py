@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim import optimizer
 
 import chameleon_lab as cl
-from chameleon_lab.policy import Link, floor, plan, simulate
+from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import Category, Stage, StepTrace
 
 

@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 from hangs import HANGS_AFTER_S
 
-from chameleon_lab import plans
+from chameleon_lab.session import plan_cache
 
 
 def test_likeness_counts_the_runs_in_common() -> None:
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 2**32, 400).astype(np.uint32)
-    whole, half = plans._grams(tokens), plans._grams(np.append(tokens[:200], tokens[:200][::-1]))
-    assert plans._likeness(whole, whole) == 1.0
-    assert plans._likeness(whole, half) == pytest.approx(0.5, abs=0.01)
-    assert plans._likeness(whole, plans._grams(rng.integers(0, 2**32, 400).astype(np.uint32))) == 0.0
-    assert plans._likeness(whole, plans._grams(tokens[:2])) == 0.0  # too short for a run
+    whole, half = plan_cache._grams(tokens), plan_cache._grams(np.append(tokens[:200], tokens[:200][::-1]))
+    assert plan_cache._likeness(whole, whole) == 1.0
+    assert plan_cache._likeness(whole, half) == pytest.approx(0.5, abs=0.01)
+    assert (
+        plan_cache._likeness(whole, plan_cache._grams(rng.integers(0, 2**32, 400).astype(np.uint32))) == 0.0
+    )
+    assert plan_cache._likeness(whole, plan_cache._grams(tokens[:2])) == 0.0  # too short for a run
 
 
 class Core:
@@ -56,7 +58,7 @@ class Core:
 
 def test_a_job_hands_over_what_it_made_and_takes_it_back_when_nobody_wants_it(monkeypatch: Any) -> None:
     core = Core()
-    monkeypatch.setattr(plans, "core", core)
+    monkeypatch.setattr(plan_cache, "core", core)
     usual, turns, began, goes_on = sys.getswitchinterval(), [], threading.Event(), threading.Event()
 
     def work() -> Any:
@@ -68,10 +70,10 @@ def test_a_job_hands_over_what_it_made_and_takes_it_back_when_nobody_wants_it(mo
             summary=SimpleNamespace(plan=7), ready=None, program=SimpleNamespace(host=host)
         )
 
-    def job(abandoned_at: str = "") -> plans._Job:
+    def job(abandoned_at: str = "") -> plan_cache._Job:
         began.clear()
         goes_on.clear()
-        made = plans._Job(work, (0, 0))
+        made = plan_cache._Job(work, (0, 0))
         if abandoned_at == "during":
             assert began.wait(HANGS_AFTER_S)
             made.abandon()
@@ -95,9 +97,9 @@ def test_a_job_begins_in_a_backward_when_it_is_waited_for_and_where_there_is_non
     why: str, monkeypatch: Any
 ) -> None:
     core = Core()
-    monkeypatch.setattr(plans, "core", core)
+    monkeypatch.setattr(plan_cache, "core", core)
     began = threading.Event()
-    job = plans._Job(began.set, (0, 0), patience_s=0.05 if why == "no backward" else 1000.0)  # type: ignore[arg-type]
+    job = plan_cache._Job(began.set, (0, 0), patience_s=0.05 if why == "no backward" else 1000.0)  # type: ignore[arg-type]
     if why != "no backward":
         until = time.monotonic() + HANGS_AFTER_S
         while not core.waits and time.monotonic() < until:
@@ -115,9 +117,9 @@ def test_a_job_begins_in_a_backward_when_it_is_waited_for_and_where_there_is_non
 
 def test_a_job_abandoned_before_it_begins_does_nothing(monkeypatch: Any) -> None:
     core = Core()
-    monkeypatch.setattr(plans, "core", core)
+    monkeypatch.setattr(plan_cache, "core", core)
     began = threading.Event()
-    job = plans._Job(began.set, (0, 0), patience_s=1000.0)  # type: ignore[arg-type]
+    job = plan_cache._Job(began.set, (0, 0), patience_s=1000.0)  # type: ignore[arg-type]
     job.abandon()
     job.join(HANGS_AFTER_S)
     assert not job.is_alive() and not began.is_set() and not job.done
@@ -138,8 +140,8 @@ def test_a_plan_is_made_again_where_its_ops_have_taken_less_time_before(
     least_s: float, stall_s: float, steps: int, again: bool, monkeypatch: Any
 ) -> None:
     jobs: list[Any] = []
-    monkeypatch.setattr(plans, "_Job", lambda *arguments: jobs.append(arguments))
-    known = plans.Plans(lambda log: None, lambda text: None, lambda: 100)  # type: ignore[arg-type, return-value]
+    monkeypatch.setattr(plan_cache, "_Job", lambda *arguments: jobs.append(arguments))
+    known = plan_cache.PlanCache(lambda log: None, lambda text: None, lambda: 100)  # type: ignore[arg-type, return-value]
     own: Any = SimpleNamespace(
         policy=SimpleNamespace(predicted={"step_s": 0.110, "stall_s": 0.005, "replay_s": 0.005}),
         summary=SimpleNamespace(followed_steps=1 if steps == 1 else 20),

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from synthetic import gpt_step
 
-from chameleon_lab.policy import Link, floor, lower_bound, plan, simulate, sweep
+from chameleon_lab.planner import floor, lower_bound, plan, simulate, sweep
+from chameleon_lab.policy import Link
 
 STEP = gpt_step()
 LINK = Link(1e9, 1e9)
@@ -45,8 +46,8 @@ def test_a_capacity_may_be_a_fraction_of_what_the_step_keeps_alive(fraction: Any
 
 
 def test_other_sizes_and_fractions_may_be_text() -> None:
-    policy = plan(STEP, HALF, LINK, margin=0.05, min_swap_bytes=1 << 16, rematerialise=1)
-    assert plan(STEP, HALF, LINK, margin="5%", min_swap_bytes="64KiB", rematerialise="cheap") == policy
+    policy = plan(STEP, HALF, LINK, margin=0.05, min_swap_bytes=1 << 16, rematerialize=1)
+    assert plan(STEP, HALF, LINK, margin="5%", min_swap_bytes="64KiB", rematerialize="cheap") == policy
     assert sweep(STEP, [HALF], LINK, within="5%").within == 0.05
 
 

@@ -9,7 +9,8 @@ import pytest
 from synthetic import StepBuilder, gpt_step
 
 from chameleon_lab.errors import BelowFloorError
-from chameleon_lab.policy import Link, floor, lower_bound, plan, simulate
+from chameleon_lab.planner import floor, lower_bound, plan, simulate
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import Category, Stage, StepTrace
 
 BIG = 1 << 20

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from synthetic import gpt_step
 
-from chameleon_lab.capacity import Capacity
 from chameleon_lab.errors import PolicyError, SessionError
-from chameleon_lab.policy import Edit, EditAction, Link, Policy, plan
-from chameleon_lab.policy_controller import PolicyController
-from chameleon_lab.report import StepSummary
+from chameleon_lab.planner import plan
+from chameleon_lab.policy import Edit, EditAction, Link, Policy
+from chameleon_lab.report.session_report import StepSummary
+from chameleon_lab.session.capacity import Capacity
+from chameleon_lab.session.policy_controller import PolicyController
 
 STEP = gpt_step(layers=2)
 CAPACITY = int(0.7 * STEP.live_peak_bytes)
@@ -152,7 +153,7 @@ def test_what_cannot_be_put_in_force_is_refused_before_anything_changes() -> Non
     loop = Loop()
     loop.step()
     stale = replace(BASE, edits=(Edit(EditAction.KEEP, BASE.swaps[0].storage),))
-    with pytest.raises(PolicyError, match="edits of this policy were changed"):
+    with pytest.raises(PolicyError, match="edits of this policy changed"):
         loop.policies.enable(stale)
     with pytest.raises(PolicyError, match="ask for the capacity in a draft"):
         loop.policies.enable(replace(BASE, capacity_bytes=CAPACITY + 1))

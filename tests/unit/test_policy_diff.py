@@ -7,7 +7,8 @@ import json
 
 from synthetic import gpt_step
 
-from chameleon_lab.policy import Decision, Edit, EditAction, Link, Policy, diff, plan
+from chameleon_lab.planner import plan
+from chameleon_lab.policy import Decision, Edit, EditAction, Link, Policy, diff
 from chameleon_lab.policy.model import Action
 
 A = Decision("h.0/aten::gelu.0#0", "activation", "h.0", 4096, Action.SWAP, 1, 3, 5, 9, 12)
@@ -34,11 +35,11 @@ def test_added_removed_and_changed_decisions_are_told_apart() -> None:
 
 
 def test_a_swap_that_becomes_a_replay_is_a_change() -> None:
-    dropped = Decision("parameter:<w>", "parameter", "", 1 << 20, Action.REMATERIALISE, 0, 7, 8, 31, 31)
+    dropped = Decision("parameter:<w>", "parameter", "", 1 << 20, Action.REMATERIALIZE, 0, 7, 8, 31, 31)
     found = diff(BASE, dataclasses.replace(BASE, decisions=(A, dropped)))
     assert found.changed == ((B, dropped),)
-    assert "(-1.00 MiB swapped, +1.00 MiB rematerialised)" in str(found)
-    assert "action swap -> rematerialise" in str(found)
+    assert "(-1.00 MiB swapped, +1.00 MiB rematerialized)" in str(found)
+    assert "action swap -> rematerialize" in str(found)
 
 
 def test_the_order_of_decisions_is_no_difference() -> None:

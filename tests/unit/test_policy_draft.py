@@ -9,7 +9,8 @@ import pytest
 from synthetic import declining, gpt_step
 
 from chameleon_lab.errors import BelowFloorError, PolicyError
-from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy, floor, plan, simulate
+from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy
 from chameleon_lab.trace import Trace
 
 STEP = gpt_step(layers=4)
@@ -127,15 +128,15 @@ def test_op_times_are_those_of_the_plan_and_of_the_prediction() -> None:
 def test_a_draft_plans_with_the_replays_of_its_base() -> None:
     step = gpt_step(layers=8)
     capacity, link = int(0.5 * step.live_peak_bytes), Link(5e8, 5e8)
-    base = plan(step, capacity, link, rematerialise=True, refused=("h.5/aten::mm.0#0",))
+    base = plan(step, capacity, link, rematerialize=True, refused=("h.5/aten::mm.0#0",))
     dropped = {decision.storage for decision in base.drops}
     assert "h.3/aten::gelu.0#0" in dropped
-    draft = base.draft().never_rematerialise("h.3/aten::gelu.0#0")
+    draft = base.draft().never_rematerialize("h.3/aten::gelu.0#0")
     made = draft.policy()
     assert "h.3/aten::gelu.0#0" not in {decision.storage for decision in made.drops} and made.drops
     assert draft.validate() == () and made.assumed["refused"] == ["h.5/aten::mm.0#0"]
-    assert made.assumed["rematerialise"] == base.assumed["rematerialise"] == 2
-    draft.rematerialise("h.3/aten::gelu.0#0")
+    assert made.assumed["rematerialize"] == base.assumed["rematerialize"] == 2
+    draft.rematerialize("h.3/aten::gelu.0#0")
     (drop,) = [d for d in draft.policy().drops if d.storage == "h.3/aten::gelu.0#0"]
     assert drop.decided_by == "user" and draft.validate()[0].fault is Fault.CONTRADICTED
 
@@ -143,7 +144,7 @@ def test_a_draft_plans_with_the_replays_of_its_base() -> None:
 def test_a_draft_for_another_step_knows_what_that_one_declined() -> None:
     step = gpt_step(layers=8)
     capacity, link = int(0.5 * step.live_peak_bytes), Link(5e8, 5e8)
-    base = plan(step, capacity, link, rematerialise=True, refused=("h.5/aten::mm.0#0",))
+    base = plan(step, capacity, link, rematerialize=True, refused=("h.5/aten::mm.0#0",))
     declined = "h.3/aten::gelu.0#0"
     newer = Trace([declining(step, declined)], {"replay_class": 2, "refused": ["aten::tanh"]})
     made = base.draft(newer).policy()
@@ -156,11 +157,11 @@ def test_a_draft_for_another_step_knows_what_that_one_declined() -> None:
 def test_a_draft_of_a_plan_with_refusals_of_its_own_keeps_to_them() -> None:
     step = declining(gpt_step(layers=8), "h.3/aten::gelu.0#0")
     capacity, link = int(0.5 * step.live_peak_bytes), Link(5e8, 5e8)
-    base = plan(step, capacity, link, rematerialise=True, refused=())
+    base = plan(step, capacity, link, rematerialize=True, refused=())
     for draft in (base.draft(), base.draft(step)):
         assert draft.keep(category="parameter").policy().assumed["refused"] == []
 
 
-def test_without_replays_a_draft_says_that_it_cannot_rematerialise() -> None:
-    (finding,) = BASE.draft().rematerialise("h.1/aten::gelu.0#0").validate()
+def test_without_replays_a_draft_says_that_it_cannot_rematerialize() -> None:
+    (finding,) = BASE.draft().rematerialize("h.1/aten::gelu.0#0").validate()
     assert finding.fault is Fault.IMPOSSIBLE and "switched off" in finding.why

@@ -8,21 +8,12 @@ import pytest
 from synthetic import StepBuilder, gpt_step
 
 from chameleon_lab.errors import BelowFloorError, PolicyError
-from chameleon_lab.policy import (
-    Edit,
-    EditAction,
-    EditsUnreachableError,
-    Fault,
-    Link,
-    Policy,
-    floor,
-    plan,
-    simulate,
-)
-from chameleon_lab.policy.constraints import Spared, untouched
+from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.planner.constraints import EvictLastByName, evict_last_rows
+from chameleon_lab.planner.memory import step_memory
+from chameleon_lab.planner.program import compile_program
+from chameleon_lab.policy import Edit, EditAction, EditsUnreachableError, Fault, Link, Policy
 from chameleon_lab.policy.edits import StorageIndex, edit_from_dict, in_module
-from chameleon_lab.policy.memory import step_memory
-from chameleon_lab.policy.program import compile_program
 from chameleon_lab.trace import Category, Trace
 
 STEP = gpt_step(layers=6)
@@ -156,11 +147,11 @@ def test_never_touch_alone_is_evicted_last() -> None:
         Edit(EditAction.KEEP, "parameter:h.0.weight"),
         Edit(EditAction.KEEP, GELU),
     )
-    spared = {STEP.storage_keys[row] for row in untouched(STEP, edits).nonzero()[0]}
-    assert spared == {f"parameter:h.{k}.weight" for k in range(1, 6)}
+    evict_last = {STEP.storage_keys[row] for row in evict_last_rows(STEP, edits).nonzero()[0]}
+    assert evict_last == {f"parameter:h.{k}.weight" for k in range(1, 6)}
     program = compile_program(edited(*edits), STEP)
     keys = [STEP.storage_keys[row] for row in program.storage_row]
-    assert {key for key, last in zip(keys, program.evict_last, strict=True) if last} == spared
+    assert {key for key, last in zip(keys, program.evict_last, strict=True) if last} == evict_last
 
 
 @pytest.mark.parametrize(
@@ -173,7 +164,7 @@ def test_never_touch_alone_is_evicted_last() -> None:
     ],
 )
 def test_names_alone_tell_what_is_evicted_last(edits: tuple[Edit, ...]) -> None:
-    rows, spared, by_name = STEP.storages, untouched(STEP, edits), Spared()
+    rows, evict_last, by_name = STEP.storages, evict_last_rows(STEP, edits), EvictLastByName()
     named = [row for row in range(len(rows)) if rows.name[row] >= 0]
     assert named
     for row in named:
@@ -182,13 +173,13 @@ def test_names_alone_tell_what_is_evicted_last(edits: tuple[Edit, ...]) -> None:
             STEP.labels[rows.name[row]],
             int(rows.block_bytes[row]),
         )
-        assert by_name(edits, *asked) == spared[row], STEP.storage_keys[row]
+        assert by_name(edits, *asked) == evict_last[row], STEP.storage_keys[row]
 
 
 def test_never_touch_of_a_gap_spares_the_storage_at_any_time() -> None:
     key = "parameter:h.2.weight"
     edits = (Edit(EditAction.NEVER_TOUCH, key, gap=1), Edit(EditAction.KEEP, key, gap=0))
-    assert [STEP.storage_keys[row] for row in untouched(STEP, edits).nonzero()[0]] == [key]
+    assert [STEP.storage_keys[row] for row in evict_last_rows(STEP, edits).nonzero()[0]] == [key]
 
 
 def test_a_forced_swap_takes_the_longest_gap_and_others_may_stay() -> None:

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from synthetic import gpt_step
 
-from chameleon_lab.policy import Edit, EditAction, Link, plan, simulate
+from chameleon_lab.planner import plan, simulate
+from chameleon_lab.planner.estimate import Deciders, estimate
+from chameleon_lab.planner.memory import step_memory, step_op_times
+from chameleon_lab.planner.replay import ReplayChains
+from chameleon_lab.policy import Edit, EditAction, Link
 from chameleon_lab.policy.edits import StorageIndex
-from chameleon_lab.policy.estimate import Deciders, estimate
-from chameleon_lab.policy.memory import step_memory, step_op_times
-from chameleon_lab.policy.replay import Replayable
 
 STEP = gpt_step(layers=6)
 LINK = Link(4e9, 4e9)
@@ -93,15 +94,15 @@ def test_precedence_is_that_of_plans():
     assert set(deciders.residence[others[others != row]].tolist()) == {1}
 
 
-MIXED = plan(STEP, int(0.6 * STEP.live_peak_bytes), Link(3e8, 3e8), op_times=TIMES, rematerialise=True)
-REPLAYABLE = Replayable(STEP, step_memory(STEP), TIMES)
+MIXED = plan(STEP, int(0.6 * STEP.live_peak_bytes), Link(3e8, 3e8), op_times=TIMES, rematerialize=True)
+REPLAYABLE = ReplayChains(STEP, step_memory(STEP), TIMES)
 
 
 def with_replays(*edits, made=MIXED):
     return estimate(STEP, made, edits, made.capacity_bytes, made.link, TIMES, replayable=REPLAYABLE)
 
 
-def test_what_is_to_be_rematerialised_is_dropped_where_the_plan_would_drop_it():
+def test_what_is_to_be_rematerialized_is_dropped_where_the_plan_would_drop_it():
     memory = step_memory(STEP)
     rows = memory.row[memory.gap_storage[REPLAYABLE.gaps()]]
     free = next(
@@ -109,9 +110,9 @@ def test_what_is_to_be_rematerialised_is_dropped_where_the_plan_would_drop_it():
         for key in (STEP.storage_keys[row] for row in rows)
         if key not in {d.storage for d in MADE.decisions}
     )
-    edit = Edit(EditAction.REMATERIALISE, free)
+    edit = Edit(EditAction.REMATERIALIZE, free)
     (forced,) = [d for d in with_replays(edit, made=MADE).decisions if d.storage == free]
-    planned = plan(STEP, MADE.capacity_bytes, LINK, op_times=TIMES, edits=(edit,), rematerialise=True)
+    planned = plan(STEP, MADE.capacity_bytes, LINK, op_times=TIMES, edits=(edit,), rematerialize=True)
     (own,) = [d for d in planned.decisions if d.storage == free]
     assert (forced.action, forced.gap, forced.out_op, forced.free_op) == (
         own.action,
@@ -119,7 +120,7 @@ def test_what_is_to_be_rematerialised_is_dropped_where_the_plan_would_drop_it():
         own.out_op,
         own.free_op,
     )
-    assert forced.action == "rematerialise" and forced.decided_by == "user"
+    assert forced.action == "rematerialize" and forced.decided_by == "user"
     before, after = (
         simulate(STEP, policy, op_times=TIMES) for policy in (MADE, with_replays(edit, made=MADE))
     )
@@ -127,14 +128,14 @@ def test_what_is_to_be_rematerialised_is_dropped_where_the_plan_would_drop_it():
     assert free not in {d.storage for d in looked_at(edit).decisions}, "replays are switched off there"
 
 
-def test_what_is_never_rematerialised_stays_and_takes_precedence_as_in_plans():
+def test_what_is_never_rematerialized_stays_and_takes_precedence_as_in_plans():
     assert MIXED.drops
     dropped = MIXED.drops[0].storage
-    never = Edit(EditAction.NEVER_REMATERIALISE, dropped)
+    never = Edit(EditAction.NEVER_REMATERIALIZE, dropped)
     assert dropped not in {d.storage for d in with_replays(never).drops}
-    assert not with_replays(Edit(EditAction.NEVER_REMATERIALISE, category="activation")).drops
-    again = with_replays(never, Edit(EditAction.REMATERIALISE, dropped))
+    assert not with_replays(Edit(EditAction.NEVER_REMATERIALIZE, category="activation")).drops
+    again = with_replays(never, Edit(EditAction.REMATERIALIZE, dropped))
     assert dropped in {d.storage for d in again.drops}
     assert dropped not in {
-        d.storage for d in with_replays(Edit(EditAction.REMATERIALISE, dropped), never).drops
+        d.storage for d in with_replays(Edit(EditAction.REMATERIALIZE, dropped), never).drops
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from synthetic import gpt_step, random_calls_step
 
 import chameleon_lab
 from chameleon_lab.errors import PolicyError
-from chameleon_lab.policy import Decision, Edit, EditAction, Link, Policy, floor, plan, simulate, step_text
-from chameleon_lab.policy.file import _DECISION
+from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.planner.program import compile_program
+from chameleon_lab.policy import Decision, Edit, EditAction, Link, Policy, step_text
+from chameleon_lab.policy.file import _DECISION, VERSION
 from chameleon_lab.policy.model import Action
-from chameleon_lab.policy.program import compile_program
 
 PACKAGE = Path(chameleon_lab.__file__).parent
 SCHEMA = json.loads((PACKAGE / "policy" / "policy.schema.json").read_text())
@@ -38,13 +40,14 @@ DROPS = plan(
     int(0.5 * gpt_step(layers=8).live_peak_bytes),
     Link(5e8, 5e8),
     edits=(
-        Edit(EditAction.REMATERIALISE, "h.1/aten::gelu.0#0"),
-        Edit(EditAction.NEVER_REMATERIALISE, module="h.2"),
+        Edit(EditAction.REMATERIALIZE, "h.1/aten::gelu.0#0"),
+        Edit(EditAction.NEVER_REMATERIALIZE, module="h.2"),
     ),
-    rematerialise=True,
+    rematerialize=True,
     refused=("aten::embedding",),
 )
 V1 = Path(__file__).parent / "data" / "policy_v1.json"
+V3 = Path(__file__).parent / "data" / "policy_v3.json"
 V2 = Path(__file__).parent / "data" / "policy_v2.json"
 
 
@@ -96,7 +99,7 @@ def test_the_schema_names_every_field() -> None:
         {"action": "keep"},
         {"action": "keep", "gap": 1, "module": "h"},
         {"action": "keep", "storage": "a", "module": "h"},
-        {"action": "keep", "storage": "a", "colour": "red"},
+        {"action": "keep", "storage": "a", "color": "red"},
         {"action": "keep", "category": "weights"},
         {"action": "keep", "module": "h", "ops_earlier": 3},
         {"action": "prefetch", "module": "h"},
@@ -211,7 +214,7 @@ def test_version_1_is_migrated_and_its_hand_made_decisions_become_edits() -> Non
     assert policy.capacity_bytes == old["capacity_bytes"] and policy.predicted == old["predicted"]
     assert policy.edits == (Edit(EditAction.SWAP, "wte/aten::embedding.0#0", gap=1),)
     assert policy.is_current and policy.source is None
-    assert json.loads(policy.to_json())["chameleon_lab_policy"] == 3
+    assert json.loads(policy.to_json())["chameleon_lab_policy"] == VERSION
     assert Policy.from_json(policy.to_json()) == policy
 
 
@@ -237,7 +240,40 @@ def test_version_2_means_what_it_did() -> None:
     assert [dataclasses.asdict(d) for d in policy.decisions] == old["decisions"] and policy.drops == ()
     assert [edit.to_dict() for edit in policy.edits] == old["edits"] and policy.is_current
     assert (policy.assumed, policy.predicted) == (old["assumed"], old["predicted"])
-    assert json.loads(policy.to_json()) == old | {"chameleon_lab_policy": 3}
+    assert json.loads(policy.to_json()) == old | {"chameleon_lab_policy": VERSION}
+
+
+# ------------------------------------------------------------------------------------------------ version 3
+
+
+def test_version_3_wrote_rematerialize_otherwise() -> None:
+    text = V3.read_text()
+    old = json.loads(text)
+    assert old["chameleon_lab_policy"] == 3 and old["assumed"]["rematerialise"] == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nobody is to blame for an old file
+        policy = Policy.load(V3)
+    assert policy.drops and policy.swaps and policy.is_current
+    assert policy.assumed["rematerialize"] == 2
+    assert [edit.action for edit in policy.edits] == ["rematerialize", "never_rematerialize"]
+    assert json.loads(policy.to_json()) == json.loads(
+        text.replace("rematerialise", "rematerialize").replace('policy": 3', f'policy": {VERSION}')
+    )
+    assert simulate(policy.source, policy).replayed_bytes == sum(drop.bytes for drop in policy.drops)
+
+
+def test_its_names_are_understood_in_code_and_said() -> None:
+    for old, new in (("rematerialise", "rematerialize"), ("never_rematerialise", "never_rematerialize")):
+        with pytest.warns(FutureWarning, match=f"{old}.* has a new name: .*{new}"):
+            assert Edit(old, "a").action is EditAction(new)
+    with pytest.warns(FutureWarning, match="rematerialise= has a new name: rematerialize="):
+        assert plan(STEP, STEP.live_peak_bytes, Link(1e9, 1e9), rematerialise=True).assumed["rematerialize"]
+    with pytest.raises(TypeError, match=r"plan\(\) got both rematerialize= and rematerialise="):
+        plan(STEP, STEP.live_peak_bytes, Link(1e9, 1e9), rematerialise=True, rematerialize=True)
+    draft = DROPS.draft()
+    with pytest.warns(FutureWarning, match="never_rematerialise has a new name"):
+        draft.never_rematerialise("h.1/aten::gelu.0#0")
+    assert draft.edits[-1].action is EditAction.NEVER_REMATERIALISE is EditAction.NEVER_REMATERIALIZE
 
 
 def test_drops_survive_the_file(tmp_path: Path) -> None:
@@ -251,13 +287,13 @@ def test_drops_survive_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("free_op", 9, "free_op of a rematerialise is out_op"),
-        ("in_op", -1, "a rematerialise needs 0 <= out_op"),
+        ("free_op", 9, "free_op of a rematerialize is out_op"),
+        ("in_op", -1, "a rematerialize needs 0 <= out_op"),
     ],
 )
 def test_a_drop_that_contradicts_itself_is_refused(field: str, value: int, said: str) -> None:
     data = json.loads(DROPS.to_json())
-    index = next(k for k, decision in enumerate(data["decisions"]) if decision["action"] == "rematerialise")
+    index = next(k for k, decision in enumerate(data["decisions"]) if decision["action"] == "rematerialize")
     data["decisions"][index][field] = value
     with pytest.raises(PolicyError, match=said):
         Policy.from_json(json.dumps(data))
@@ -293,7 +329,7 @@ def test_the_step_in_the_file_knows_how_values_are_made(seed: int) -> None:
             np.testing.assert_array_equal(column, getattr(read.makings, name))
     capacity = max(floor(step).bytes, int(0.7 * step.live_peak_bytes))
     plans = [
-        plan(one, capacity, Link(1e7, 1e7), op_times=step.ops.duration_s, rematerialise=True)
+        plan(one, capacity, Link(1e7, 1e7), op_times=step.ops.duration_s, rematerialize=True)
         for one in (step, read)
     ]
     assert plans[0].decisions == plans[1].decisions

@@ -10,7 +10,8 @@ import torch
 from synthetic import StepBuilder, gpt_step
 
 from chameleon_lab.errors import BelowFloorError, TraceError
-from chameleon_lab.policy import Link, floor, plan, simulate
+from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.policy import Link
 from chameleon_lab.policy.model import Action, Policy, fingerprint
 from chameleon_lab.trace import Category, StepTrace, Trace
 

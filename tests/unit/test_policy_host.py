@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from synthetic import StepBuilder
 
+from chameleon_lab.planner.host_layout import HostLayout, host_layout
+from chameleon_lab.planner.program import bind
 from chameleon_lab.policy import Link, Policy
-from chameleon_lab.policy.host import HostLayout, host_layout
 from chameleon_lab.policy.model import Action, Decision
-from chameleon_lab.policy.program import bind
 from chameleon_lab.trace import Category, Stage, StepTrace
 
 PAGE = 4096

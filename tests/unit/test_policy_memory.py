@@ -10,9 +10,11 @@ import pytest
 from synthetic import StepBuilder, gpt_step
 
 from chameleon_lab.errors import BelowFloorError, TraceError
-from chameleon_lab.policy import Link, floor, plan
-from chameleon_lab.policy.memory import Swaps, newest_step, step_memory, step_op_times
+from chameleon_lab.planner import floor, plan
+from chameleon_lab.planner.memory import Swaps, step_memory, step_op_times
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import Category, Stage, StepTrace, Trace
+from chameleon_lab.trace.trace import newest_step
 
 BIG = 1 << 20
 
@@ -41,7 +43,7 @@ def test_single_use_leaves_a_gap_of_a_whole_step() -> None:
     assert gaps(step_with(3)) == [(0, 0, 3, 11)]
 
 
-def test_neighbouring_uses_leave_no_gap() -> None:
+def test_neighboring_uses_leave_no_gap() -> None:
     assert gaps(step_with(3, 4)) == [(0, 1, 4, 11)]
     assert gaps(step_with(*range(8))) == []
 

@@ -11,7 +11,8 @@ import pytest
 from synthetic import gpt_step
 
 from chameleon_lab.errors import PolicyError, TraceError
-from chameleon_lab.policy import Decision, Link, Policy, plan
+from chameleon_lab.planner import plan
+from chameleon_lab.policy import Decision, Link, Policy
 from chameleon_lab.policy.model import Action, fingerprint
 from chameleon_lab.trace import Trace
 
@@ -135,8 +136,8 @@ def test_deeply_nested_file_is_refused(saved: Path) -> None:
 
 
 def test_newer_version_asks_for_an_upgrade(saved: Path) -> None:
-    with pytest.raises(PolicyError, match="policy version 4, and this Chameleon Lab reads up to 3: upgrade"):
-        Policy.load(broken(saved, "chameleon_lab_policy", value=4))
+    with pytest.raises(PolicyError, match="policy version 5, and this Chameleon Lab reads up to 4: upgrade"):
+        Policy.load(broken(saved, "chameleon_lab_policy", value=5))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_newer_version_asks_for_an_upgrade(saved: Path) -> None:
         ),
         (("decisions", 0, "free_op"), 2, r"decisions\[0\]: .* needs 0 <= out_op < free_op"),
         (("decisions", 0, "bytes"), -1, r"decisions\[0\]: .* bytes is -1"),
-        (("decisions", 0, "colour"), "red", r"decisions\[0\]\.colour is no field of a policy"),
+        (("decisions", 0, "color"), "red", r"decisions\[0\]\.color is no field of a policy"),
         (("decisions", 1, "use_op"), -1, r"decisions\[1\]: .*are both -1"),
     ],
 )

@@ -6,9 +6,10 @@ import pytest
 from synthetic import gpt_step
 
 from chameleon_lab.errors import BelowFloorError
-from chameleon_lab.policy import Edit, EditAction, EditsUnreachableError, Fault, Link, Policy, floor, plan
-from chameleon_lab.policy.obey import plan_obeying
-from chameleon_lab.runtime.binding import misfit
+from chameleon_lab.planner import floor, plan
+from chameleon_lab.planner.obey import plan_obeying
+from chameleon_lab.policy import Edit, EditAction, EditsUnreachableError, Fault, Link, Policy
+from chameleon_lab.session.policy_fit import misfit
 
 STEP = gpt_step(layers=4)
 LINK = Link(4e9, 4e9)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from synthetic import StepBuilder, gpt_step, random_step
 
-from chameleon_lab.policy import Link, Policy, StallCause, floor, plan, simulate
+from chameleon_lab.planner import StallCause, floor, plan, simulate
+from chameleon_lab.policy import Link, Policy
 from chameleon_lab.trace import Category
 
 MIB = 1 << 20

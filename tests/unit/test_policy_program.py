@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 from synthetic import StepBuilder, gpt_step
 
-from chameleon_lab.policy import Decision, Link, Policy, plan
+from chameleon_lab.planner import plan
+from chameleon_lab.planner.program import (
+    FREE,
+    SWAP_IN,
+    SWAP_OUT,
+    Program,
+    compile_program,
+    unreplayable,
+)
+from chameleon_lab.policy import Decision, Link, Policy
 from chameleon_lab.policy.model import Action, fingerprint
-from chameleon_lab.policy.program import FREE, SWAP_IN, SWAP_OUT, Program, compile_program, unreplayable
 from chameleon_lab.trace import Category, Stage, StepTrace
 
 BIG = 1 << 20
@@ -117,7 +125,7 @@ def test_inserted_ops_move_the_decision_with_its_uses() -> None:
         (swap(0, 2, 3, 5, 6), step_with(2, 6, ops=8, movable=False), "must stay"),
         (swap(0, 2, 3, 5, 6), step_with(2, 6, ops=8, size=1024), "too small"),
         (swap(2, 2, 3, 5, 6), step_with(2, 6, ops=8), "no such gap"),
-        (swap(0, 2, 3, 5, 6), step_with(2, 3, 6, ops=8), "none in which it can be away"),
+        (swap(0, 2, 3, 5, 6), step_with(2, 3, 6, ops=8), "or must stay in it"),
         (swap(-1, 0, 1, -1, -1), step_with(2, ops=8), "an op of the step uses"),
     ],
 )
@@ -162,7 +170,7 @@ def dropping() -> tuple[Policy, StepTrace]:
     step = builder.build()
     uses = {a: 2, b: 1}
     decisions = tuple(
-        Decision(step.storage_keys[row], "activation", "", BIG, Action.REMATERIALISE, gap, 2, 3, 7, 7)
+        Decision(step.storage_keys[row], "activation", "", BIG, Action.REMATERIALIZE, gap, 2, 3, 7, 7)
         for row, gap in uses.items()
     )
     return Policy(BIG, Link(None, None), decisions, source=step), step

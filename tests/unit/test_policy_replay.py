@@ -9,13 +9,14 @@ import pytest
 from synthetic import StepBuilder, declining, gpt_step
 
 from chameleon_lab.errors import TraceError
-from chameleon_lab.policy import Link, lower_bound, plan, simulate, sweep
-from chameleon_lab.policy.generate import _passes
-from chameleon_lab.policy.memory import step_memory
-from chameleon_lab.policy.mix import Mixer
+from chameleon_lab.planner import lower_bound, plan, simulate, sweep
+from chameleon_lab.planner.generate import _passes
+from chameleon_lab.planner.memory import step_memory
+from chameleon_lab.planner.mix import Mixer
+from chameleon_lab.planner.program import DROP, REPLAY, compile_program
+from chameleon_lab.planner.replay import CHAIN, ReplayChains
+from chameleon_lab.policy import Link
 from chameleon_lab.policy.model import Action
-from chameleon_lab.policy.program import DROP, REPLAY, compile_program
-from chameleon_lab.policy.replay import CHAIN, Replayable
 from chameleon_lab.trace import Category, Stage, StepTrace, Trace
 from chameleon_lab.trace.columns import Replays
 
@@ -25,11 +26,11 @@ SLOW = Link(1e9, 1e9)
 PAUSE = 6
 
 
-def replayable_of(step: StepTrace, replay_class: int = 2, refused: tuple[str, ...] = ()) -> Replayable:
-    return Replayable(step, step_memory(step), step.ops.duration_s, replay_class, refused)
+def replayable_of(step: StepTrace, replay_class: int = 2, refused: tuple[str, ...] = ()) -> ReplayChains:
+    return ReplayChains(step, step_memory(step), step.ops.duration_s, replay_class, refused)
 
 
-def gap_of(replayable: Replayable, row: int, ordinal: int = 1) -> int:
+def gap_of(replayable: ReplayChains, row: int, ordinal: int = 1) -> int:
     """The gap of a storage after its birth (ordinal 0) or the use of that ordinal."""
     memory = replayable.memory
     candidate = memory.row.tolist().index(row)
@@ -246,10 +247,10 @@ def swapped_input() -> tuple[StepTrace, int, int]:
 def test_an_input_is_prefetched_for_the_replay_and_not_for_its_own_use() -> None:
     step, y, z = swapped_input()
     # The link is so slow that only the small one can be swapped in time.
-    policy = plan(step, 5 * BIG, Link(2e8, 2e8), op_times=step.ops.duration_s, rematerialise=True)
+    policy = plan(step, 5 * BIG, Link(2e8, 2e8), op_times=step.ops.duration_s, rematerialize=True)
     by_storage = {decision.storage: decision for decision in policy.decisions}
     swap, drop = by_storage[step.storage_keys[y]], by_storage[step.storage_keys[z]]
-    assert (swap.action, drop.action) == (Action.SWAP, Action.REMATERIALISE)
+    assert (swap.action, drop.action) == (Action.SWAP, Action.REMATERIALIZE)
     assert swap.in_op <= drop.in_op == drop.use_op < swap.use_op
     predicted = simulate(step, policy, op_times=step.ops.duration_s)
     assert (
@@ -265,8 +266,8 @@ def test_the_program_drops_after_the_use_and_replays_in_order() -> None:
     replayable = replayable_of(built)
     memory = replayable.memory
     replays = replayable.resolve(replayable.gaps())
-    from chameleon_lab.policy.generate import _decisions
-    from chameleon_lab.policy.memory import Swaps
+    from chameleon_lab.planner.generate import _decisions
+    from chameleon_lab.planner.memory import Swaps
 
     none = Swaps(*[np.empty(0, dtype=np.int64)] * 6, np.empty(0, dtype=bool))
     policy = dataclasses.replace(policy, decisions=_decisions(built, memory, none, replays, set()))
@@ -280,7 +281,7 @@ def test_the_program_drops_after_the_use_and_replays_in_order() -> None:
 
 def test_decisions_that_cannot_be_replayed_in_a_step_are_unmatched() -> None:
     step, _, z = swapped_input()
-    policy = plan(step, 5 * BIG, Link(2e8, 2e8), op_times=step.ops.duration_s, rematerialise=True)
+    policy = plan(step, 5 * BIG, Link(2e8, 2e8), op_times=step.ops.duration_s, rematerialize=True)
     names = tuple("aten::native_dropout" if name == "aten::gelu" else name for name in step.names)
     other = dataclasses.replace(step, names=names)
     (drop,) = policy.drops
@@ -297,18 +298,18 @@ def test_replays_beat_a_slow_link(share: float) -> None:
     alone = simulate(
         step, plan(step, capacity, link, op_times=step.ops.duration_s), op_times=step.ops.duration_s
     )
-    mixed = plan(step, capacity, link, op_times=step.ops.duration_s, rematerialise=True)
+    mixed = plan(step, capacity, link, op_times=step.ops.duration_s, rematerialize=True)
     predicted = simulate(step, mixed, op_times=step.ops.duration_s)
     assert predicted.fits and predicted.overhead_share < 0.5 * alone.stall_share
-    assert mixed.predicted["replay_s"] == predicted.replay_s and mixed.assumed["rematerialise"] == 2
-    assert f"{len(mixed.drops)} replays" in str(mixed) and "rematerialised" in str(mixed)
+    assert mixed.predicted["replay_s"] == predicted.replay_s and mixed.assumed["rematerialize"] == 2
+    assert f"{len(mixed.drops)} replays" in str(mixed) and "rematerialized" in str(mixed)
 
 
 def test_replays_that_cost_more_than_swaps_are_taken_back() -> None:
     step = gpt_step(layers=8)
     capacity, link, times = int(0.75 * step.live_peak_bytes), Link(2e9, 2e9), step.ops.duration_s
     memory = step_memory(step)
-    replayable = Replayable(step, memory, times)
+    replayable = ReplayChains(step, memory, times)
     mixer = Mixer(
         memory, replayable, capacity, link, times, _passes(capacity, link), may_drop=replayable.gaps()
     )
@@ -321,7 +322,7 @@ def test_replays_that_cost_more_than_swaps_are_taken_back() -> None:
 def test_swapping_is_left_alone_while_it_is_free() -> None:
     step = gpt_step(layers=8)
     capacity = int(0.8 * step.live_peak_bytes)
-    mixed = plan(step, capacity, Link(None, None), op_times=step.ops.duration_s, rematerialise=True)
+    mixed = plan(step, capacity, Link(None, None), op_times=step.ops.duration_s, rematerialize=True)
     assert mixed.drops == () and mixed.swaps
     assert mixed.decisions == plan(step, capacity, Link(None, None), op_times=step.ops.duration_s).decisions
 
@@ -331,7 +332,7 @@ def test_the_trace_says_what_its_session_can_replay() -> None:
     capacity, link = int(0.5 * step.live_peak_bytes), Link(5e8, 5e8)
     assert plan(Trace([step]), capacity, link).drops == ()
     assert plan(Trace([step], {"replay_class": 1}), capacity, link).drops
-    assert plan(Trace([step], {"replay_class": 1}), capacity, link, rematerialise=False).drops == ()
+    assert plan(Trace([step], {"replay_class": 1}), capacity, link, rematerialize=False).drops == ()
 
 
 def test_the_trace_says_what_its_session_does_not_replay() -> None:
@@ -348,14 +349,14 @@ def test_the_trace_says_what_its_session_does_not_replay() -> None:
     assert made.assumed["refused"] == sorted(["aten::gelu", first])
     left = {decision.storage for decision in made.drops}
     assert left and first not in left and not any("gelu" in storage for storage in left)
-    assert first not in {d.storage for d in plan(declined, capacity, link, rematerialise=True).drops}
+    assert first not in {d.storage for d in plan(declined, capacity, link, rematerialize=True).drops}
     anyhow = plan(trace, capacity, link, refused=())
     assert anyhow.decisions == free.decisions and anyhow.assumed["refused"] == []
 
-    given = {"rematerialise": True, "refused": ["aten::gelu", first]}
+    given = {"rematerialize": True, "refused": ["aten::gelu", first]}
     assert sweep(trace, [capacity], link) == sweep(step, [capacity], link, **given)
     assert sweep(trace, [capacity], link, refused=()) == sweep(
-        step, [capacity], link, rematerialise=True, refused=()
+        step, [capacity], link, rematerialize=True, refused=()
     )
     pytest.importorskip("scipy")
     assert lower_bound(trace, capacity, link) == lower_bound(step, capacity, link, **given)
@@ -370,8 +371,8 @@ def test_refusals_of_a_trace_are_names(told: object) -> None:
 
 @pytest.mark.parametrize("value", [3, -1, "most", 1.5])
 def test_there_is_no_other_class(value: object) -> None:
-    with pytest.raises(ValueError, match="rematerialise is"):
-        plan(gpt_step(), 1 << 30, SLOW, rematerialise=value)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rematerialize is"):
+        plan(gpt_step(), 1 << 30, SLOW, rematerialize=value)  # type: ignore[arg-type]
 
 
 def chain_of_five() -> tuple[StepBuilder, list[int]]:

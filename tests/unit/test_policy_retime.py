@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from synthetic import gpt_step
 
+from chameleon_lab.planner.generate import plan
+from chameleon_lab.planner.memory import StepMemory, Swaps
+from chameleon_lab.planner.retime import RESERVE, retimed
+from chameleon_lab.planner.simulate import simulate
 from chameleon_lab.policy import Link
-from chameleon_lab.policy.generate import plan
-from chameleon_lab.policy.memory import StepMemory, Swaps
-from chameleon_lab.policy.retime import RESERVE, retimed
-from chameleon_lab.policy.simulate import simulate
 
 MIB = 1 << 20
 

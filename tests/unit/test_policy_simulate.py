@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from synthetic import StepBuilder, gpt_step
 
-from chameleon_lab.policy import Decision, Link, Policy, StallCause, plan, simulate
+from chameleon_lab.planner import StallCause, plan, simulate
+from chameleon_lab.policy import Decision, Link, Policy
 from chameleon_lab.policy.model import Action
 from chameleon_lab.trace import Category, StepTrace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from synthetic import gpt_step
 
-from chameleon_lab.policy import suggest
+from chameleon_lab.planner import suggest
 
 STEP = gpt_step(layers=8, size=1 << 20, tokens=4)
 BLOCK = 4 << 20

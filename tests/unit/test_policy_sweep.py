@@ -9,7 +9,8 @@ from synthetic import gpt_step
 
 import chameleon_lab as cl
 from chameleon_lab.cli.sweep import sweep_values
-from chameleon_lab.policy import Link, floor, plan, simulate, sweep
+from chameleon_lab.planner import floor, plan, simulate, sweep
+from chameleon_lab.policy import Link
 from chameleon_lab.trace.overlap import DEFINITION
 
 STEP = gpt_step(layers=6, size=1 << 20, tokens=4)

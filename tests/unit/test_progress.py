@@ -9,10 +9,11 @@ import types
 import pytest
 from synthetic import gpt_step
 
-from chameleon_lab import progress
-from chameleon_lab.policy import Link, plan, sweep
-from chameleon_lab.progress import bar, hidden, tick
+from chameleon_lab.planner import plan, sweep
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import Trace
+from chameleon_lab.util import progress
+from chameleon_lab.util.progress import bar, hidden, tick
 
 
 class FakeBar:

@@ -171,7 +171,9 @@ def test_a_check_that_did_not_run_says_nothing_of_the_next_session(
     monkeypatch.setattr(replay_check, "_CASES", ((("aten::mm",), (replay_check._case(mm, (4, 3), (3, 2)),)),))
     found = checked()
     assert "aten::mm" not in found.dtypes
-    assert f"float32, bfloat16, float16, float64: it did not run ({failure})" in found.refused["aten::mm"]
+    assert (
+        f"float32, bfloat16, float16, float64: the check did not run ({failure})" in found.refused["aten::mm"]
+    )
     failing = False
     found = checked()
     assert len(found.dtypes["aten::mm"]) == 4 and "aten::mm" not in found.refused
@@ -185,9 +187,9 @@ def test_what_does_not_repeat_itself_is_remembered(monkeypatch: pytest.MonkeyPat
         return torch.mm(a, b) + len(runs)
 
     monkeypatch.setattr(replay_check, "_CASES", ((("aten::mm",), (replay_check._case(mm, (4, 3), (3, 2)),)),))
-    assert "did not repeat itself" in checked().refused["aten::mm"]
+    assert "not bit-identical" in checked().refused["aten::mm"]
     ran = len(runs)
-    assert "did not repeat itself" in checked().refused["aten::mm"]
+    assert "not bit-identical" in checked().refused["aten::mm"]
     assert len(runs) == ran
     with deterministic():  # other settings may choose other kernels
         checked()
@@ -244,12 +246,17 @@ def test_another_setting_of_the_gpu_is_checked_anew(monkeypatch: pytest.MonkeyPa
 def test_reasons_name_the_op_and_its_dtypes() -> None:
     known = Replayable(
         {"aten::mm": ("float32", "float64"), "aten::gelu": ()},
-        {"aten::mm": "bfloat16: it did not repeat itself to the bit", "aten::bmm": "float32: it did not run"},
+        {
+            "aten::mm": "bfloat16: repeated runs are not bit-identical",
+            "aten::bmm": "float32: the check did not run",
+        },
     )
     code = core.OP_NOT_REPLAYED
     assert core.REFUSALS[code] == "the op that made it is not replayed"
-    assert known.why_declined(code, "aten::mm").startswith("aten::mm is replayed with float32, float64 alone")
-    assert known.why_declined(code, "aten::bmm") == "aten::bmm is not replayed, float32: it did not run"
+    assert known.why_declined(code, "aten::mm").startswith("aten::mm is replayed only with float32, float64")
+    assert (
+        known.why_declined(code, "aten::bmm") == "aten::bmm is not replayed (float32: the check did not run)"
+    )
     for name in ("aten::gelu", "aten::cumsum", ""):
         assert known.why_declined(code, name) == core.REFUSALS[code]
     for other, text in enumerate(core.REFUSALS):
@@ -258,4 +265,4 @@ def test_reasons_name_the_op_and_its_dtypes() -> None:
 
 def test_dtypes_of_one_reason_stand_together() -> None:
     why = checked().refused["aten::_scaled_dot_product_efficient_attention"]
-    assert why == "float32, bfloat16, float16, float64: it does not exist on cpu"
+    assert why == "float32, bfloat16, float16, float64: not implemented on cpu"

@@ -1,4 +1,4 @@
-"""What plans leave free for the device's allocator: learnt from counts, bounded, and never less."""
+"""What plans leave free for the device's allocator: learned from counts, bounded, and never less."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from test_report import STEP
 
-from chameleon_lab.reserve import Reserve
+from chameleon_lab.session.reserve import Reserve
 
 CAPACITY = 640
 QUIET = replace(STEP, plan=1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import chameleon_lab as cl
-from chameleon_lab.trace.roofline import DEVICES, find_device
+from chameleon_lab.meta.roofline import DEVICES, find_device
 
 MINE = cl.Roofline(
     name="mine",

@@ -15,11 +15,12 @@ import torch
 from synthetic import gpt_step
 
 import chameleon_lab as cl
-from chameleon_lab import policy, testing, trace
+from chameleon_lab import planner, policy, testing, trace
 from chameleon_lab.cli import chameleon
 from chameleon_lab.integrations.keeper import SessionKeeper
 from chameleon_lab.lab.magics import _session_options
-from chameleon_lab.policy import Draft, Edit, Link, floor, lower_bound, plan, simulate, suggest, sweep
+from chameleon_lab.planner import Draft, floor, lower_bound, plan, simulate, suggest, sweep
+from chameleon_lab.policy import Edit, Link
 
 STEP = gpt_step(layers=2)
 LINK = Link(1e9, 1e9)
@@ -177,7 +178,7 @@ WRONG: dict[str, list[Any]] = {
 
 def public_parameters() -> Iterator[str]:
     """Of what the packages export, every parameter that may take one of these."""
-    found = {name: getattr(of, name) for of in (trace, policy, cl) for name in of.__all__}
+    found = {name: getattr(of, name) for of in (trace, policy, planner, cl) for name in of.__all__}
     found |= {"evict_always": testing.evict_always, "SessionKeeper": SessionKeeper}
     for name, value in found.items():
         calls = {name: value}
@@ -264,7 +265,7 @@ def test_an_option_refuses_text_that_is_none(option: str) -> None:
 
 
 def test_a_drafts_rules_take_the_selectors_of_an_edit() -> None:
-    for make in (Draft.keep, Draft.swap, Draft.never_touch, Draft.rematerialise, Draft.never_rematerialise):
+    for make in (Draft.keep, Draft.swap, Draft.never_touch, Draft.rematerialize, Draft.never_rematerialize):
         (edit,) = make(PLAN.draft(), min_bytes="1MiB", max_bytes="0.5GiB").edits
         assert (edit.min_bytes, edit.max_bytes) == (1 << 20, 1 << 29)
     (edit,) = PLAN.draft().prefetch(ops_earlier=2, min_bytes=" 64 k").edits

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import numpy as np
 from synthetic import gpt_step
 
-from chameleon_lab.lab.stage_runs import stage_runs
+from chameleon_lab.lab.figures.stage_runs import stage_runs
 from chameleon_lab.trace import Stage
 from chameleon_lab.trace.columns import Ops
 

@@ -10,11 +10,12 @@ import pytest
 from synthetic import dropped_step, gpt_step
 
 from chameleon_lab.errors import PolicyError
-from chameleon_lab.lab.packages import MissingPackageError
-from chameleon_lab.lab.sweep_figure import sweep_figure
-from chameleon_lab.policy import Edit, EditAction, Link, Policy, floor, plan, simulate, sweep
-from chameleon_lab.policy.memory import step_op_times
-from chameleon_lab.policy.obey import plan_obeying
+from chameleon_lab.lab.figures.packages import MissingPackageError
+from chameleon_lab.lab.figures.sweep_figure import sweep_figure
+from chameleon_lab.planner import floor, plan, simulate, sweep
+from chameleon_lab.planner.memory import step_op_times
+from chameleon_lab.planner.obey import plan_obeying
+from chameleon_lab.policy import Edit, EditAction, Link, Policy
 from chameleon_lab.trace import Trace
 
 MIB = 1 << 20
@@ -76,7 +77,7 @@ def test_the_mark_lies_on_the_curve_of_the_op_times_margin_reserve_and_edits_tha
         line, now = drawn(figure, "Step, predicted"), drawn(figure, "Now")
         assert now.y[0] == pytest.approx(policy.predicted["step_s"], rel=1e-12)
         assert dict(zip(line.x, line.y, strict=True))[now.x[0]] == pytest.approx(now.y[0], rel=1e-12)
-        assert "with the op times that the policy was planned with" in figure.layout.title.subtitle.text
+        assert "with the op times of the plan" in figure.layout.title.subtitle.text
 
 
 def test_for_other_ops_it_takes_their_own_times_and_says_so():
@@ -120,7 +121,7 @@ def test_a_policy_from_a_file_draws_from_the_step_in_it_or_a_given_one(tmp_path)
     loaded = Policy.load(tmp_path / "p.json")
     assert list(drawn(loaded.sweep_figure(), "Now").x) == [CAPACITY / MIB]
     bare = Policy(CAPACITY, Link(5e8, 5e8), ())
-    with pytest.raises(PolicyError, match="does not hold the step"):
+    with pytest.raises(PolicyError, match="has no step"):
         bare.sweep_figure()
     assert drawn(bare.sweep_figure(STEP), "Step, predicted").y
 

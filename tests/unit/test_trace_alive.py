@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from synthetic import gpt_step
 
+from chameleon_lab.report.trace_report import TraceReport
 from chameleon_lab.trace import Category, Trace
-from chameleon_lab.trace_report import TraceReport
 
 STEP = gpt_step(layers=4)
 

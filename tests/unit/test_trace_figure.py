@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from synthetic import dropped_step, gpt_step
 
-from chameleon_lab.lab.packages import MissingPackageError
-from chameleon_lab.lab.trace_figure import largest_at
-from chameleon_lab.policy import Link, plan, simulate
+from chameleon_lab.lab.figures.packages import MissingPackageError
+from chameleon_lab.lab.figures.trace_figure import largest_at
+from chameleon_lab.planner import plan, simulate
+from chameleon_lab.policy import Link
 from chameleon_lab.trace import Trace
 
 MIB = 1 << 20
@@ -75,7 +76,7 @@ def test_the_plain_text_of_static_figures_is_words(name, monkeypatch):
 
 def test_replays_are_drawn_beside_stalls_predicted_and_measured():
     step = dropped_step()[0]
-    mixed = plan(step, CAPACITY, Link(1e8, 1e8), rematerialise=True)
+    mixed = plan(step, CAPACITY, Link(1e8, 1e8), rematerialize=True)
     found = simulate(step, mixed)
     figure = Trace([step], {}).figure(mixed)
     measured = drawn(figure, "Replays, measured")

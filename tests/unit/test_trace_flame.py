@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from synthetic import gpt_step
 
-from chameleon_lab.lab.dispatch import answer
-from chameleon_lab.lab.file_names import trace_files
-from chameleon_lab.lab.icicle import grown, icicle
-from chameleon_lab.lab.notes import KEY, Notes
-from chameleon_lab.lab.protocol import VERSION, ProtocolError
-from chameleon_lab.lab.scene import Scene
-from chameleon_lab.lab.sources import Sources
+from chameleon_lab.lab.panel.dispatch import answer
+from chameleon_lab.lab.panel.file_names import trace_files
+from chameleon_lab.lab.panel.icicle import grown, icicle
+from chameleon_lab.lab.panel.notes import KEY, Notes
+from chameleon_lab.lab.panel.protocol import VERSION, ProtocolError
+from chameleon_lab.lab.panel.scene import Scene
+from chameleon_lab.lab.panel.sources import Sources
 from chameleon_lab.trace import Trace
 from chameleon_lab.trace.flame import own_frames
 

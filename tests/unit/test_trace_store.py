@@ -178,7 +178,8 @@ def test_file_has_a_row_a_step_and_a_column_for_every_field(tmp_path: Path) -> N
 
 
 def test_loaded_columns_can_be_planned_on(tmp_path: Path) -> None:
-    from chameleon_lab.policy import Link, plan
+    from chameleon_lab.planner import plan
+    from chameleon_lab.policy import Link
 
     step = gpt_step(layers=4)
     Trace([step]).save(tmp_path / "run.parquet")
@@ -248,7 +249,7 @@ def test_sizes_that_are_no_numbers_end_what_can_be_read(tmp_path: Path) -> None:
         assert len(Trace.load(path, partial=True)) == 1
     counts = json.loads(data[second + 12 : begin])["values"]
     path.write_bytes(data[:second] + note({"values": [None] * len(counts)}))
-    with pytest.raises(TraceError, match="does not say how much it holds"):
+    with pytest.raises(TraceError, match="a step lacks its size"):
         Trace.load(path, partial=True)
 
 

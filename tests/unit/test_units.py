@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chameleon_lab.units import (
+from chameleon_lab.util.units import (
     exact_bytes,
     format_bytes,
     format_seconds,

@@ -16,9 +16,10 @@ from hangs import HANGS_AFTER_S
 from packaging.requirements import Requirement
 from synthetic import gpt_step
 
-from chameleon_lab import torch_version
-from chameleon_lab.policy import Link, Policy, plan
+from chameleon_lab.planner import plan
+from chameleon_lab.policy import Link, Policy
 from chameleon_lab.trace import Trace
+from chameleon_lab.util import torch_version
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = """
@@ -135,9 +136,10 @@ def test_the_panel_draws_and_edits_what_is_saved(files: tuple[Path, Path]) -> No
     said = run(
         """
 import threading, time
-from chameleon_lab.lab import comm, magics
-from chameleon_lab.lab.protocol import VERSION
-from chameleon_lab.lab.sources import Sources
+from chameleon_lab.lab import magics
+from chameleon_lab.lab.panel import comm
+from chameleon_lab.lab.panel.protocol import VERSION
+from chameleon_lab.lab.panel.sources import Sources
 
 class Comm:
     comm_id = "one"

@@ -62,7 +62,7 @@ class BlockPool {
   MappedChunks chunks_;
   std::pmr::unsynchronized_pool_resource nodes_{&chunks_};
   std::pmr::map<char*, Arena> arenas_{&nodes_};
-  std::pmr::map<char*, Stretch> free_{&nodes_};  // no two neighbours are of one kind
+  std::pmr::map<char*, Stretch> free_{&nodes_};  // no two neighbors are of one kind
   std::pmr::set<std::pair<size_t, char*>> warm_by_size_{&nodes_};
   std::pmr::map<char*, size_t> pending_{&nodes_};  // cold, and their pages are still to be given back
   size_t pending_bytes_ = 0;
@@ -73,7 +73,7 @@ class BlockPool {
   Position end_of_room(Position first, size_t* room_bytes) const;
   size_t warm_bytes(char* at, size_t bytes) const;
   void occupy(char* at, size_t bytes);
-  void put(char* at, size_t bytes, bool warm);  // joins it with its neighbours
+  void put(char* at, size_t bytes, bool warm);  // joins it with its neighbors
   void erase(Position stretch);
   char* add_arena(size_t block_bytes);
   Arena& arena_of(char* address) { return std::prev(arenas_.upper_bound(address))->second; }

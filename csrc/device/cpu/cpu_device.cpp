@@ -1,7 +1,6 @@
 #include "device/cpu/cpu_device.h"
 
 #include <c10/util/Exception.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -47,8 +46,8 @@ EventPtr CpuDevice::compute_wait(const EventPtr& copy, int) {
 std::pair<double, double> CpuDevice::measure_link() {
   constexpr size_t kBytes = 4 << 20;
   constexpr int kCopies = 4;
-  void* here = allocate_host(kBytes);
-  void* there = allocate_host(kBytes);
+  void* here = BufferCache::map(kBytes);
+  void* there = BufferCache::map(kBytes);
   TORCH_CHECK(here && there, "Chameleon Lab: no host memory left to measure the link");
   const Clock clock;
   const auto best = [&](auto copy) {
@@ -62,8 +61,8 @@ std::pair<double, double> CpuDevice::measure_link() {
   };
   const double out = best([&] { return copy_out(there, here, kBytes, nullptr); });
   const double in = best([&] { return copy_in(here, there, kBytes, nullptr); });
-  free_host(here, kBytes);
-  free_host(there, kBytes);
+  BufferCache::unmap(here, kBytes);
+  BufferCache::unmap(there, kBytes);
   return {out, in};
 }
 
@@ -73,15 +72,6 @@ void CpuDevice::drain() {
   out_.drain();
   in_.drain();
 }
-
-// Private, not shared: a forked child must keep reading its own copy whatever the parent writes later.
-void* CpuDevice::allocate_host(size_t bytes) {
-  if (Faults::hits(faults().refused_buffers)) return nullptr;
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return data == MAP_FAILED ? nullptr : data;
-}
-
-void CpuDevice::free_host(void* data, size_t bytes) { munmap(data, bytes); }
 
 void CpuDevice::copy_now(void* block, const void* source, size_t bytes) { std::memcpy(block, source, bytes); }
 

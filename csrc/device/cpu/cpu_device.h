@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "device/cpu/block_pool.h"
+#include "device/cpu/buffer_cache.h"
 #include "device/cpu/copy_engine.h"
 #include "device/device.h"
 #include "faults.h"
@@ -46,13 +47,20 @@ class CpuDevice final : public Device {
   c10::DeleterFnPtr plain_deleter() const override;
   c10::DataPtr allocate_plain(size_t bytes) override;
 
-  void* allocate_host(size_t bytes) override;
-  void free_host(void* data, size_t bytes) override;
+  size_t buffer_bytes(size_t bytes) const override { return buffers_.buffer_bytes(bytes); }
+  void* allocate_host(size_t bytes, size_t most_kept_bytes = SIZE_MAX) override {
+    return buffers_.allocate(bytes, most_kept_bytes);
+  }
+  void free_host(void* data, size_t bytes) override { buffers_.free(data, bytes); }
+  void release_kept_host() override { buffers_.release_beyond(0); }
+  size_t reserved_host_bytes() const override { return buffers_.reserved_bytes(); }
+  void set_host_capacity(size_t bytes) override { buffers_.begin_session(bytes); }
   void copy_now(void* block, const void* source, size_t bytes) override;
   void after_fork_in_child() override;
 
  private:
   BlockPool pool_;
+  BufferCache buffers_;
   CopyEngine out_;
   CopyEngine in_;
 };

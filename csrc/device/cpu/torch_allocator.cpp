@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "device/cpu/cpu_device.h"
-#include "devices.h"
+#include "device/registry.h"
 #include "runtime.h"
 
 namespace chameleon {
@@ -40,7 +40,14 @@ class TorchAllocator final : public c10::Allocator {
 
 }  // namespace
 
-std::unique_ptr<Device> make_cpu_device() { return std::make_unique<cpu::CpuDevice>(); }
+namespace {
+
+const bool registered = register_device(
+    c10::DeviceType::CPU, {[](c10::Device) { return std::string(); },
+                           [](c10::Device) -> std::unique_ptr<Device> { return std::make_unique<cpu::CpuDevice>(); },
+                           {.emulated = true}});
+
+}  // namespace
 
 void cpu::CpuDevice::install_allocator() {
   if (original) return;

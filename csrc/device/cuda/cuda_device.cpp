@@ -5,7 +5,7 @@
 
 #include "device/cuda/check.h"
 #include "device/cuda/torch_side.h"
-#include "devices.h"
+#include "device/registry.h"
 #include "faults.h"
 
 namespace chameleon::cuda {
@@ -304,7 +304,7 @@ void CudaDevice::come_after_arrivals(Lane& lane, Order why) {
 // Behind the newest copy of that link which any lane waits for. The lane's stream may be the default one, whose handle
 // means whichever GPU is the thread's.
 void CudaDevice::come_after(Lane& lane, size_t link, Order why) {
-  const std::shared_ptr<const Copy>& copy = links_[link]->waited_for;
+  const std::shared_ptr<Copy>& copy = links_[link]->waited_for;
   if (!copy || lane.behind[link] >= copy->number()) return;
   lane.behind[link] = copy->number();
   if (faults().leaves_out(why)) return;
@@ -328,9 +328,9 @@ EventPtr CudaDevice::record(Lanes lanes) {
 
 EventPtr CudaDevice::compute_wait(const EventPtr& event, int lane) {
   if (events_.forked()) return nullptr;
-  const auto copy = std::static_pointer_cast<const Copy>(event);
+  const auto copy = std::static_pointer_cast<Copy>(event);
   const size_t link = copy->link();
-  std::shared_ptr<const Copy>& newest = links_[link]->waited_for;
+  std::shared_ptr<Copy>& newest = links_[link]->waited_for;
   if (!newest || newest->number() < copy->number()) newest = copy;
   if (lanes_[lane].behind[link] >= copy->number()) return nullptr;
   const torch_side::Guard guard(index_);
@@ -349,12 +349,14 @@ void CudaDevice::join(int lane, Lanes lanes, Order why) {
   for (const cudaStream_t stream : lanes_[lane].streams) static_cast<const Moment&>(*moment).block(stream);
 }
 
-void CudaDevice::host_wait_for_arrivals() {
-  if (events_.forked() || !links_[0]) return;
+// Of each link the newest: the others come before it.
+std::vector<EventPtr> CudaDevice::arrivals() const {
+  std::vector<EventPtr> newest;
+  if (events_.forked() || !links_[0]) return newest;
   for (const size_t link : {kIn, kUrgentIn}) {
-    const auto& newest = links_[link]->waited_for;
-    if (newest && !faults().leaves_out(Order::PointerTaken)) newest->end_mark().wait();
+    if (links_[link]->waited_for) newest.push_back(links_[link]->waited_for);
   }
+  return newest;
 }
 
 void CudaDevice::host_wait_for_compute() {
@@ -388,7 +390,13 @@ void CudaDevice::drain() {
 
 // --------------------------------------------------------------------------------------------------------------- host
 
-void* CudaDevice::allocate_host(size_t bytes) {
+// Whole pages, as the plan packs them.
+size_t CudaDevice::buffer_bytes(size_t bytes) const {
+  constexpr size_t kPageBytes = 4096;
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+void* CudaDevice::allocate_host(size_t bytes, size_t) {
   if (events_.forked()) return nullptr;
   const torch_side::Guard guard(index_);
   if (void* data = pinned_.allocate(bytes)) return data;
@@ -521,6 +529,14 @@ c10::DataPtr CudaDevice::allocate_plain(size_t bytes) { return torch_side::alloc
 
 namespace chameleon {
 
-std::unique_ptr<Device> make_cuda_device(int index) { return std::make_unique<cuda::CudaDevice>(index); }
+namespace {
+
+const bool registered = register_device(
+    c10::DeviceType::CUDA,
+    {cuda::torch_side::missing,
+     [](c10::Device device) -> std::unique_ptr<Device> { return std::make_unique<cuda::CudaDevice>(device.index()); },
+     {.runs_behind = true, .pinned_host = true, .captures_graphs = true}});
+
+}  // namespace
 
 }  // namespace chameleon

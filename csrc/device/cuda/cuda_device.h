@@ -80,14 +80,16 @@ class CudaDevice final : public Device {
   EventPtr compute_wait(const EventPtr& copy, int lane) override;
   void join(int lane, Lanes lanes, Order why) override;
   void host_wait(const EventPtr& event, Order why) override;
-  void host_wait_for_arrivals() override;
+  std::vector<EventPtr> arrivals() const override;
   void host_wait_for_compute() override;
   int lane_of(const void* stream) override;
   void drain() override;
 
-  void* allocate_host(size_t bytes) override;
+  size_t buffer_bytes(size_t bytes) const override;
+  void* allocate_host(size_t bytes, size_t most_kept_bytes = SIZE_MAX) override;
   void free_host(void* data, size_t bytes) override;
-  bool pools_host_memory() const override { return true; }
+  bool places_plans() const override { return true; }
+  size_t reserved_host_bytes() const override { return pinned_.reserved_bytes(); }
   size_t pooled_host_bytes() const override { return pinned_.reserved_bytes(); }
   size_t pageable_host_bytes() const override { return pinned_.pageable_bytes(); }
   size_t host_pins() const override { return pinned_.pins(); }
@@ -121,7 +123,7 @@ class CudaDevice final : public Device {
     const cudaStream_t stream;
     Timeline timeline;
     uint64_t copies = 0;
-    std::shared_ptr<const Copy> waited_for;  // the newest that a lane is behind, or will be before it goes on
+    std::shared_ptr<Copy> waited_for;  // the newest that a lane is behind, or will be before it goes on
   };
   struct Lane {
     std::vector<cudaStream_t> streams;         // one; the last lane takes in all that come after it

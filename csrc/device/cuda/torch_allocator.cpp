@@ -24,7 +24,6 @@
 
 #include "device/cuda/check.h"
 #include "device/cuda/torch_side.h"
-#include "devices.h"
 #include "runtime.h"
 
 #define CHAMELEON_TORCH (TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR)
@@ -298,9 +297,9 @@ ForwardingAllocator* forwarding() {
 
 }  // namespace
 
-std::string missing_device(c10::Device device) {
-  if (device.is_cpu()) return "";
-  if (!device.is_cuda()) return "there is no device '" + device.str() + "': use 'cuda', or 'cpu', the embedded device";
+namespace cuda::torch_side {
+
+std::string missing(c10::Device device) {
   const DeviceIndex count = c10::cuda::device_count();
   if (count == 0) {
     return "torch finds no NVIDIA GPU here (torch.cuda.is_available() says why): use device='cpu', the embedded device";
@@ -310,8 +309,6 @@ std::string missing_device(c10::Device device) {
   }
   return "";
 }
-
-namespace cuda::torch_side {
 
 void install(int index) {
   caching::CUDAAllocator* current = caching::allocator.load();

@@ -8,10 +8,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
-#include "device/device.h"
+#include "device/memory.h"
 
 namespace chameleon::cuda::torch_side {
+
+std::string missing(c10::Device device);  // why there is no such GPU here; empty if there is one
 
 struct Stats {
   size_t allocated_bytes;  // blocks that are in use, by anybody

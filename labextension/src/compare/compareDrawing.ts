@@ -2,7 +2,7 @@
 
 import { formatBytes, formatSeconds } from '../format';
 import type { Axis, IComparison, ISideFacts } from '../protocol';
-import type { IColours } from '../timeline/colours';
+import type { IColors } from '../timeline/colors';
 import { eachBar, fillUnder, fitText, label, tracePath } from '../timeline/draw';
 import { type Scale, tickLabel, ticks } from '../timeline/scale';
 import { type ILine, lastAtMost } from '../timeline/tables';
@@ -21,7 +21,7 @@ const FONT_PX = 10;
 
 export interface IComparePicture {
   context: CanvasRenderingContext2D;
-  colours: IColours;
+  colors: IColors;
   layout: CompareLayout;
   scale: Scale;
   axis: Axis;
@@ -65,14 +65,14 @@ export function levelAt(line: ILine, at: number): number | null {
   return row < 0 ? null : line.bytes[row];
 }
 
-function drawRuler({ context: c, colours, layout, scale, axis }: IComparePicture): void {
+function drawRuler({ context: c, colors, layout, scale, axis }: IComparePicture): void {
   const { at, step } = ticks(scale, 90, axis === 'op');
-  c.font = `${FONT_PX}px ${colours.font}`;
+  c.font = `${FONT_PX}px ${colors.font}`;
   for (const tick of at) {
     const x = Math.round(scale.x(tick));
-    c.fillStyle = colours.of.line;
+    c.fillStyle = colors.of.line;
     c.fillRect(x, layout.ruler.top + 2, 1, layout.bottom - layout.ruler.top - 2);
-    c.fillStyle = colours.of['ink-2'];
+    c.fillStyle = colors.of['ink-2'];
     if (x < scale.width - 40) {
       const text = axis === 'op' ? `op ${tick.toLocaleString('en')}` : tickLabel(tick, step);
       c.fillText(text, x + 4, layout.ruler.top + layout.ruler.height / 2);
@@ -87,7 +87,7 @@ function drawSide(
   facts: ISideFacts,
   most: number
 ): void {
-  const { context: c, colours, layout, scale, axis } = picture;
+  const { context: c, colors, layout, scale, axis } = picture;
   const { top, height } = layout[lane];
   const ends = Math.min(scale.x(facts.length[axis]), scale.width);
   const curve = top + STAGES + STALLS;
@@ -97,29 +97,29 @@ function drawSide(
   c.beginPath();
   c.rect(0, top, Math.max(ends, 0), height);
   c.clip();
-  c.fillStyle = colours.of['bg-sunk'];
+  c.fillStyle = colors.of['bg-sunk'];
   c.fillRect(0, curve, scale.width, bottom - curve);
-  c.font = `${FONT_PX}px ${colours.font}`;
+  c.font = `${FONT_PX}px ${colors.font}`;
   eachBar(tables.stages, scale, (x, width, i) => {
     c.globalAlpha = 0.55;
-    c.fillStyle = colours.of[tables.stages.label[i] === 1 ? 'op1' : 'op2'];
+    c.fillStyle = colors.of[tables.stages.label[i] === 1 ? 'op1' : 'op2'];
     c.fillRect(x, top, Math.max(width - 1, 0.7), STAGES - 1);
     c.globalAlpha = 1;
-    c.fillStyle = colours.of.ink;
+    c.fillStyle = colors.of.ink;
     const text = facts.stages[tables.stages.label[i]] ?? '';
     fitText(c, text, x + 4, top + STAGES / 2, width - 6);
   });
-  c.fillStyle = colours.of.lost;
+  c.fillStyle = colors.of.lost;
   eachBar(tables.stalls, scale, (x, width, i) => {
     c.globalAlpha = tables.stalls.count[i] > 1 ? 0.45 + 0.55 * tables.stalls.fill[i] : 1;
     c.fillRect(x, top + STAGES, Math.max(width, 1.2), STALLS - 2);
   });
   c.globalAlpha = 0.75;
-  c.fillStyle = colours.of[lane === 'a' ? 'op2' : 'act'];
+  c.fillStyle = colors.of[lane === 'a' ? 'op2' : 'act'];
   fillUnder(c, tables.resident, scale, y, bottom);
   c.globalAlpha = 1;
   c.setLineDash([3, 3]);
-  c.strokeStyle = colours.of['ink-2'];
+  c.strokeStyle = colors.of['ink-2'];
   c.lineWidth = 1;
   c.beginPath();
   tracePath(c, tables.live, scale, bytes => Math.max(y(bytes), curve + 1));
@@ -127,7 +127,7 @@ function drawSide(
   c.setLineDash([]);
   const { capacity_bytes: capacity } = facts.figures;
   if (capacity !== null) {
-    c.fillStyle = colours.of.ink;
+    c.fillStyle = colors.of.ink;
     c.fillRect(0, Math.round(y(capacity)) - 1, scale.width, 2);
     const text = `Capacity ${formatBytes(capacity)}`;
     label(picture, text, Math.max(ends, 0) - 6, y(capacity) + 10, 'right', 'ink', 600);
@@ -137,7 +137,7 @@ function drawSide(
 
 /** Above the line: the second holds more; below: less. */
 function drawDifference(picture: IComparePicture, line: ILine): void {
-  const { context: c, colours, layout, scale } = picture;
+  const { context: c, colors, layout, scale } = picture;
   const { top, height } = layout.difference;
   const middle = top + height / 2;
   let most = 0;
@@ -145,9 +145,9 @@ function drawDifference(picture: IComparePicture, line: ILine): void {
     most = Math.max(most, Math.abs(line.bytes[i]));
   }
   const y = (bytes: number) => middle - (bytes / Math.max(most, 1)) * (height / 2 - 1);
-  c.fillStyle = colours.of['bg-sunk'];
+  c.fillStyle = colors.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
-  for (const [colour, from, to] of [
+  for (const [color, from, to] of [
     ['act', top, middle],
     ['op1', middle, top + height]
   ] as const) {
@@ -155,11 +155,11 @@ function drawDifference(picture: IComparePicture, line: ILine): void {
     c.beginPath();
     c.rect(0, from, scale.width, to - from);
     c.clip();
-    c.fillStyle = colours.of[colour];
+    c.fillStyle = colors.of[color];
     fillUnder(c, line, scale, y, middle);
     c.restore();
   }
-  c.fillStyle = colours.of['ink-3'];
+  c.fillStyle = colors.of['ink-3'];
   c.fillRect(0, Math.round(middle), scale.width, 1);
   if (most === 0) {
     label(picture, 'no difference', 5, top + 7, 'left');
@@ -169,20 +169,20 @@ function drawDifference(picture: IComparePicture, line: ILine): void {
   label(picture, `−${formatBytes(most)}`, 5, top + height - 7, 'left');
 }
 
-function drawCursor({ context: c, colours, layout, scale, axis, cursor }: IComparePicture): void {
+function drawCursor({ context: c, colors, layout, scale, axis, cursor }: IComparePicture): void {
   if (cursor === null || cursor < scale.start || cursor > scale.end) {
     return;
   }
   const x = Math.round(scale.x(cursor));
-  c.fillStyle = colours.of.ink;
+  c.fillStyle = colors.of.ink;
   c.globalAlpha = 0.75;
   c.fillRect(x, layout.a.top, 1, layout.bottom - layout.a.top);
   c.globalAlpha = 1;
   const text = axis === 'op' ? `op ${Math.floor(cursor)}` : formatSeconds(cursor);
-  c.font = `600 ${FONT_PX}px ${colours.font}`;
+  c.font = `600 ${FONT_PX}px ${colors.font}`;
   const width = c.measureText(text).width + 10;
   const left = Math.min(Math.max(x - width / 2, 0), scale.width - width);
   c.fillRect(left, layout.ruler.top + 1, width, 16);
-  c.fillStyle = colours.of.bg;
+  c.fillStyle = colors.of.bg;
   c.fillText(text, left + 5, layout.ruler.top + 9.5);
 }

@@ -12,8 +12,8 @@ import {
   type IModulePair,
   type IStorage
 } from '../protocol';
-import { type IColours, readColours } from '../timeline/colours';
-import { pan, Scale, zoom } from '../timeline/scale';
+import { type IColors, readColors } from '../timeline/colors';
+import { pan, Scale, wheeled, zoom } from '../timeline/scale';
 import { BANDS, bandOf, storageName } from '../words';
 import { type CompareLayout, drawComparison, layLanes, levelAt } from './compareDrawing';
 import { CompareModel, sameSide } from './compareModel';
@@ -21,7 +21,6 @@ import { conditionLines, decisionText, figureRows, signed } from './differences'
 
 type Tab = 'modules' | 'decisions';
 
-const WHEEL = 0.0016;
 const GUTTER = 150;
 
 export class ComparePage {
@@ -156,8 +155,8 @@ export class ComparePage {
     }
   }
 
-  recolour(): void {
-    this._colours = null;
+  recolor(): void {
+    this._colors = null;
     this._draw();
   }
 
@@ -327,10 +326,10 @@ export class ComparePage {
         context.clearRect(0, 0, this._width, this._layout.bottom);
         return;
       }
-      this._colours ??= readColours(this.node);
+      this._colors ??= readColors(this.node);
       drawComparison({
         context,
-        colours: this._colours,
+        colors: this._colors,
         layout: this._layout,
         scale: this._scale,
         axis,
@@ -389,14 +388,7 @@ export class ComparePage {
       'wheel',
       event => {
         event.preventDefault();
-        const { shown } = this._model;
-        const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
-        if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-          this._model.look(pan(shown, (sideways / this._width) * (shown.end - shown.start)));
-        } else {
-          const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY * WHEEL)));
-          this._model.look(zoom(shown, factor, this._scale.at(event.offsetX)));
-        }
+        this._model.look(wheeled(this._scale, event));
       },
       { passive: false }
     );
@@ -443,7 +435,7 @@ export class ComparePage {
   private readonly _canvas = h('canvas', { class: 'cl-overlay' });
   private readonly _values = new Map<string, HTMLElement>();
   private readonly _observer: ResizeObserver;
-  private _colours: IColours | null = null;
+  private _colors: IColors | null = null;
   private _layout: CompareLayout = layLanes(300);
   private _width = 0;
   private _frame = 0;

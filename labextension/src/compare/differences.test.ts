@@ -68,7 +68,7 @@ test('decisions and conditions are told in words', () => {
     'swap, out after op 1,200, in before op 1,300'
   );
   expect(decisionText({ ...swap, in_op: -1, decided_by: 'user' })).toBe('swap, out after op 1,200');
-  expect(decisionText({ ...swap, action: 'rematerialise', decided_by: 'user' })).toBe(
+  expect(decisionText({ ...swap, action: 'rematerialize', decided_by: 'user' })).toBe(
     'drop after op 1,200, replay before op 1,300'
   );
   expect(decisionText(null)).toBe('keep');

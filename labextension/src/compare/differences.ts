@@ -81,7 +81,7 @@ export function decisionText(decision: ISideDecision | null): string {
     return 'keep';
   }
   const { action, out_op: out, in_op: back } = decision;
-  if (action === 'rematerialise') {
+  if (action === 'rematerialize') {
     return `drop after op ${formatCount(out)}, replay before op ${formatCount(back)}`;
   }
   if (action !== 'swap') {

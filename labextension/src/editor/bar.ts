@@ -1,12 +1,13 @@
 // The bottom bar: what is in force, the draft and its dry run side by side, and what can be done with the draft.
 
 import { button, h } from '../dom';
-import { formatBytes, orNothing } from '../format';
+import { orNothing } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { IOpenDraft } from '../protocol';
 import { OVERLAP } from '../words';
+import { type BarButton, barState, type IButtonState, isRunning } from './barState';
 import type { Editor } from './state';
-import { atLeast, delta, FIGURES, type IVersus, needed, standing, versus } from './words';
+import { atLeast, delta, FIGURES, type IVersus, needed, versus } from './words';
 
 export interface IBarActions {
   save(): void;
@@ -26,31 +27,29 @@ export class Bar {
       this._buttons.append(element);
       return element;
     };
-    this._lift = act('', 'The least that the draft can run this step in', () => {
-      const { open } = _editor;
-      if (open) {
-        void _editor.setCapacity(atLeast(needed(open)));
-      }
-    });
-    this._undo = act('↶', 'Undo', () => void _editor.edit('undo'), 'cl-square');
-    this._redo = act('↷', 'Redo', () => void _editor.edit('redo'), 'cl-square');
-    this._discard = act(
-      'Discard',
-      'Back to the edits in force; can be undone',
-      () => void _editor.edit('discard')
-    );
-    this._load = act('Load…', 'Take the edits of a policy file', actions.load);
-    this._save = act('Save…', 'Write the policy to a file', actions.save);
-    this._rollBack = act(
-      'Roll back',
-      'Use what was in force before',
-      () => void _editor.rollBack()
-    );
-    this._dryRun = act('Dry run 1 step', '', () => this._try());
-    this._enable = act('Enable', '', () => void _editor.enable());
+    this._of = {
+      lift: act('', 'The least that the draft can run this step in', () => {
+        const { open } = _editor;
+        if (open) {
+          void _editor.setCapacity(atLeast(needed(open)));
+        }
+      }),
+      undo: act('↶', 'Undo', () => void _editor.edit('undo'), 'cl-square'),
+      redo: act('↷', 'Redo', () => void _editor.edit('redo'), 'cl-square'),
+      discard: act(
+        'Discard',
+        'Back to the edits in force; can be undone',
+        () => void _editor.edit('discard')
+      ),
+      load: act('Load…', 'Take the edits of a policy file', actions.load),
+      save: act('Save…', 'Write the policy to a file', actions.save),
+      rollBack: act('Roll back', 'Use what was in force before', () => void _editor.rollBack()),
+      dryRun: act('Dry run 1 step', '', () => this._try()),
+      enable: act('Enable', '', () => void _editor.enable())
+    };
     keys.follow(() => {
-      this._undo.title = keys.hint('Undo', 'undo');
-      this._redo.title = keys.hint('Redo', 'redo');
+      this._of.undo.title = keys.hint('Undo', 'undo');
+      this._of.redo.title = keys.hint('Redo', 'redo');
     });
     this.node.append(
       this._table,
@@ -78,31 +77,23 @@ export class Bar {
     }
     this._buttons.hidden = false;
     this._fill(open);
-    const { text, kind } = standing(open);
-    this._say(said ? `${said} ${text}` : text, kind);
-    const running = open.dry_run !== null && !open.dry_run.done;
-    const may = open.fits && !open.why_not_enable && !busy;
-    const least = needed(open);
-    const below = open.capacity_bytes < least;
-    this._lift.hidden = !below;
-    this._lift.textContent = `Set capacity to ${formatBytes(atLeast(least))}`;
-    this._lift.classList.toggle('cl-primary', below);
-    this._enabled(this._lift, below && !busy);
-    const tried = Boolean(open.dry_run?.done && open.dry_run.of_draft && open.dry_run.measured);
-    this._enabled(this._undo, open.can_undo && !busy);
-    this._enabled(this._redo, open.can_redo && !busy);
-    this._enabled(this._discard, !open.same && !busy);
-    this._enabled(this._load, !busy);
-    this._enabled(this._save, open.fits && !busy);
-    this._enabled(this._rollBack, open.can_roll_back && !busy);
-    this._rollBack.hidden = !open.can_roll_back;
-    this._dryRun.textContent = running ? 'Stop the dry run' : 'Dry run 1 step';
-    this._enabled(this._dryRun, running || (may && open.exact && !open.same));
-    this._enabled(this._enable, may && open.exact && !open.same);
-    this._dryRun.title = open.why_not_enable || 'Try the draft for the next steps, and go back';
-    this._enable.title = open.why_not_enable || 'Use the draft from the next step border on';
-    this._dryRun.classList.toggle('cl-primary', !tried && !this._dryRun.disabled && !running);
-    this._enable.classList.toggle('cl-primary', tried && !this._enable.disabled);
+    const { text, kind, buttons } = barState(open, said, busy);
+    this._say(text, kind);
+    for (const [name, state] of Object.entries(buttons)) {
+      this._apply(this._of[name as BarButton], state);
+    }
+  }
+
+  private _apply(element: HTMLButtonElement, state: IButtonState): void {
+    if (state.text !== undefined) {
+      element.textContent = state.text;
+    }
+    if (state.title !== undefined) {
+      element.title = state.title;
+    }
+    element.hidden = state.hidden ?? false;
+    element.classList.toggle('cl-primary', state.primary ?? false);
+    this._enabled(element, state.enabled);
   }
 
   private _enabled(element: HTMLButtonElement, on: boolean): void {
@@ -115,7 +106,7 @@ export class Bar {
 
   private _try(): void {
     const { open } = this._editor;
-    void (open?.dry_run && !open.dry_run.done ? this._editor.endDryRun() : this._editor.dryRun());
+    void (open && isRunning(open) ? this._editor.endDryRun() : this._editor.dryRun());
   }
 
   private _say(text: string, kind: string): void {
@@ -187,13 +178,5 @@ export class Bar {
     'aria-live': 'polite'
   });
   private readonly _buttons = h('div', { class: 'cl-actions' });
-  private readonly _lift: HTMLButtonElement;
-  private readonly _undo: HTMLButtonElement;
-  private readonly _redo: HTMLButtonElement;
-  private readonly _discard: HTMLButtonElement;
-  private readonly _load: HTMLButtonElement;
-  private readonly _save: HTMLButtonElement;
-  private readonly _rollBack: HTMLButtonElement;
-  private readonly _dryRun: HTMLButtonElement;
-  private readonly _enable: HTMLButtonElement;
+  private readonly _of: Record<BarButton, HTMLButtonElement>;
 }

@@ -124,8 +124,8 @@ export class Cards {
       ),
       this._hint(choices, option),
       option.action === 'swap' && option.chosen && swapped && this._lead(choices.storage, swapped),
-      option.action === 'rematerialise' &&
-        (option.possible || choices.row?.never_rematerialise) &&
+      option.action === 'rematerialize' &&
+        (option.possible || choices.row?.never_rematerialize) &&
         this._never(choices)
     );
   }
@@ -138,7 +138,7 @@ export class Cards {
     const said = [];
     if (cost && option.action === 'swap') {
       said.push(`Copies take ${formatSeconds(cost.copy_s)}`);
-    } else if (cost && option.action === 'rematerialise') {
+    } else if (cost && option.action === 'rematerialize') {
       said.push(
         cost.replay_s === null
           ? `Not in its longest gap: ${inWords(cost.why_not_replay)}`
@@ -151,7 +151,7 @@ export class Cards {
       );
     }
     const declined =
-      option.action === 'rematerialise' && row?.declined
+      option.action === 'rematerialize' && row?.declined
         ? h('b', {}, `${said.length ? '; ' : ''}declined by the runtime: ${inWords(row.declined)}`)
         : null;
     return said.length || declined
@@ -165,7 +165,7 @@ export class Cards {
       'data-focus': 'never-replay',
       change: () => void this._editor.forbidReplay([choices.storage], box.checked)
     });
-    box.checked = Boolean(choices.row?.never_rematerialise);
+    box.checked = Boolean(choices.row?.never_rematerialize);
     const { open } = this._editor;
     const byRule =
       box.checked &&
@@ -177,7 +177,7 @@ export class Cards {
       'label',
       { class: 'cl-row cl-never' },
       box,
-      h('span', {}, `Never rematerialise${byRule ? ' (a rule says so)' : ''}`)
+      h('span', {}, `Never rematerialize${byRule ? ' (a rule says so)' : ''}`)
     );
   }
 

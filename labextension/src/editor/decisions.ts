@@ -7,6 +7,7 @@ import type { DecisionSort, IDecision, IStorage } from '../protocol';
 import { BANDS, bandOf, inWords, nameBeside, storageName } from '../words';
 import { keepingFocus } from './focus';
 import { type Editor, type EditorChange, NEVER_REPLAY } from './state';
+import { type TableAct, tableAct } from './tableKeys';
 import { actionMark, actionName, decisionText, who } from './words';
 
 const ROW = 23;
@@ -23,7 +24,7 @@ const DECIDED: [action: string, what: string][] = [
   ['keep', 'keeps it'],
   ['swap', 'swaps it'],
   ['never-touch', 'never touches it'],
-  ['rematerialise', 'rematerialises it'],
+  ['rematerialize', 'rematerializes it'],
   ['leave-to-planner', 'leaves it to the planner'],
   ['prefetch-earlier', 'brings it back earlier'],
   ['prefetch-later', 'brings it back later']
@@ -319,7 +320,7 @@ export class DecisionTable {
         ...open.actions.map(action =>
           act(`${actionMark(action)} ${actionName(action)}`, () => decide(action))
         ),
-        ...(open.actions.includes('rematerialise')
+        ...(open.actions.includes('rematerialize')
           ? [act(`${actionMark(NEVER_REPLAY)} ${actionName(NEVER_REPLAY)}`, forbid)]
           : []),
         act('Leave to the planner', () => decide(null)),
@@ -430,7 +431,7 @@ export class DecisionTable {
   }
 
   private _key(event: KeyboardEvent): void {
-    const { total, selected } = this._editor;
+    const { total, selected, picked } = this._editor;
     if (!event.ctrlKey && !event.metaKey && !event.altKey && this._keyInHead(event)) {
       if (event.key !== 'Enter' && event.key !== ' ') {
         event.preventDefault();
@@ -438,62 +439,63 @@ export class DecisionTable {
       event.stopPropagation();
       return;
     }
-    if ((event.ctrlKey || event.metaKey) && event.key === 'a') {
+    const act = tableAct(event, {
+      total,
+      page: Math.max(1, Math.floor(this._scroller.clientHeight / ROW) - 1),
+      selected,
+      position: this._position(),
+      hasPicked: picked.size > 0
+    });
+    if (act) {
+      this._act(act);
       event.preventDefault();
       event.stopPropagation();
-      void this._editor.pickRange(0, total - 1);
-      return;
     }
-    if (event.ctrlKey || event.metaKey || event.altKey) {
-      return;
-    }
-    const page = Math.max(1, Math.floor(this._scroller.clientHeight / ROW) - 1);
-    const moves: Record<string, number> = {
-      ArrowDown: 1,
-      ArrowUp: -1,
-      PageDown: page,
-      PageUp: -page,
-      Home: -total,
-      End: total
-    };
-    if (event.key in moves && total) {
-      const from = this._position();
-      const step = moves[event.key];
-      const to = from === null ? (step > 0 ? 0 : total - 1) : from + step;
-      const at = Math.min(Math.max(to, 0), total - 1);
-      if (event.shiftKey) {
-        this._anchor ??= from ?? at;
-        void this._editor.pickRange(this._anchor, at).then(() => this._goTo(at));
-      } else {
-        this._anchor = at;
-        this._editor.unpick();
-        this._goTo(at);
+  }
+
+  private _act(act: TableAct): void {
+    switch (act.does) {
+      case 'pick all':
+        void this._editor.pickRange(0, this._editor.total - 1);
+        break;
+      case 'move':
+        this._moveTo(act.from, act.to, act.picks);
+        break;
+      case 'toggle': {
+        const position = this._position();
+        const row = position === null ? undefined : this._editor.row(position);
+        if (row) {
+          this._editor.toggle(row);
+        }
+        break;
       }
-    } else if (event.key === ' ') {
-      const position = this._position();
-      const row = position === null ? undefined : this._editor.row(position);
-      if (row) {
-        this._editor.toggle(row);
-      }
-    } else if (event.key === 'Escape') {
-      if (this._editor.picked.size) {
+      case 'unpick':
         this._editor.unpick();
-      } else {
+        break;
+      case 'leave':
         this._actions.leave();
+        break;
+      case 'show':
+        this._actions.show(act.storage);
+        break;
+      case 'menu': {
+        const row = this._space.querySelector('[aria-selected="true"]')?.getBoundingClientRect();
+        this._actions.menu(act.storage, (row?.left ?? 0) + 40, row?.bottom ?? 0);
+        break;
       }
-    } else if (selected && event.key === 'Enter') {
-      this._actions.show(selected);
-    } else if (
-      selected &&
-      (event.key === 'ContextMenu' || (event.key === 'F10' && event.shiftKey))
-    ) {
-      const row = this._space.querySelector('[aria-selected="true"]')?.getBoundingClientRect();
-      this._actions.menu(selected, (row?.left ?? 0) + 40, row?.bottom ?? 0);
-    } else {
-      return;
     }
-    event.preventDefault();
-    event.stopPropagation();
+  }
+
+  /** Go to a row; `picks`: and pick all from where the range began. */
+  private _moveTo(from: number | null, to: number, picks: boolean): void {
+    if (picks) {
+      this._anchor ??= from ?? to;
+      void this._editor.pickRange(this._anchor, to).then(() => this._goTo(to));
+    } else {
+      this._anchor = to;
+      this._editor.unpick();
+      this._goTo(to);
+    }
   }
 
   private readonly _heads: HTMLElement[];
@@ -525,7 +527,7 @@ export function nameOf(row: {
   return storageName(storage);
 }
 
-/** What its replays take; in brackets what one would, where it is not rematerialised. */
+/** What its replays take; in brackets what one would, where it is not rematerialized. */
 function replayText(row: IDecision): Node | string {
   const mark = row.declined ? '✕ ' : '';
   if (row.drops) {

@@ -94,7 +94,7 @@ export class Rules {
     const known = this._editor.open?.actions ?? [];
     const actions: Option[] = [
       ...known.map((a): [string, string] => [a, actionName(a)]),
-      ...(known.includes('rematerialise')
+      ...(known.includes('rematerialize')
         ? [[NEVER_REPLAY, actionName(NEVER_REPLAY)] as Option]
         : []),
       ['earlier', 'Prefetch earlier'],

@@ -358,18 +358,18 @@ test('a range of rows reaches beyond the pages that are known, and ends with the
   expect(editor.chosen).toEqual([]);
 });
 
-test('never to rematerialise is another question than whether to leave, but not than to rematerialise', async () => {
+test('never to rematerialize is another question than whether to leave, but not than to rematerialize', async () => {
   await attach();
   await editor.decide(['a'], 'swap');
   await editor.forbidReplay(['a', 'b'], true);
   expect(kernel.edits.map(edit => edit.action)).toEqual([
     'swap',
-    'never_rematerialise',
-    'never_rematerialise'
+    'never_rematerialize',
+    'never_rematerialize'
   ]);
-  await editor.decide(['b'], 'rematerialise');
+  await editor.decide(['b'], 'rematerialize');
   expect(kernel.edits.filter(edit => edit.storage === 'b')).toEqual([
-    { action: 'rematerialise', storage: 'b' }
+    { action: 'rematerialize', storage: 'b' }
   ]);
   await editor.forbidReplay(['a'], false);
   expect(kernel.edits.filter(edit => edit.storage === 'a')).toEqual([

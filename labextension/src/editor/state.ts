@@ -25,8 +25,8 @@ const CHUNK = 48 * 1024;
 /** Rows that can be selected together. */
 const MOST_PICKED = 2000;
 
-/** The edit that forbids the planner to rematerialise; whether and how a storage leaves is another question. */
-export const NEVER_REPLAY = 'never_rematerialise';
+/** The edit that forbids the planner to rematerialize; whether and how a storage leaves is another question. */
+export const NEVER_REPLAY = 'never_rematerialize';
 
 /** What changed: `draft` its figures and edits, the others what their name says. */
 export type EditorChange = 'draft' | 'rows' | 'choices' | 'changes' | 'curve';
@@ -453,7 +453,7 @@ export class Editor {
     }
   }
 
-  /** Forbid that storages are rematerialised, or allow it again. */
+  /** Forbid that storages are rematerialized, or allow it again. */
   async forbidReplay(storages: string[], forbid: boolean): Promise<void> {
     if (forbid) {
       await this.decide(storages, NEVER_REPLAY);
@@ -640,7 +640,7 @@ export function joined(before: IEdit[], edits: IEdit[]): IEdit[] {
     const asks = [
       ['prefetch', 'capacity', 'link', NEVER_REPLAY].includes(action) ? action : 'residence'
     ];
-    if (action === 'rematerialise' || action === NEVER_REPLAY) {
+    if (action === 'rematerialize' || action === NEVER_REPLAY) {
       asks.push('replay'); // of the two one decides
     }
     return asks.map(ask => JSON.stringify([ask, Object.entries(target).sort()]));

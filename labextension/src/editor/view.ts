@@ -184,8 +184,8 @@ export class EditorView {
       checked: !several && row?.after === action,
       run: () => void this.editor.decide(those, action)
     }));
-    if (open.actions.includes('rematerialise')) {
-      const forbidden = Boolean(row?.never_rematerialise);
+    if (open.actions.includes('rematerialize')) {
+      const forbidden = Boolean(row?.never_rematerialize);
       items.push(null, {
         text: actionName(NEVER_REPLAY),
         checked: forbidden,

@@ -2,7 +2,6 @@ import { expect, test } from 'vitest';
 
 import spellings from '../../../tests/unit/spellings.json?raw';
 import type { IDecision, IFigures, IOpenDraft } from '../protocol';
-import { between } from './curve';
 import {
   actionName,
   atLeast,
@@ -195,15 +194,24 @@ test.each(known.no_capacities)('%j is no capacity', text => {
   expect(parseCapacity(text, known.whole)).toBeNull();
 });
 
-test('a filter fills in a rule as far as a rule can say it', () => {
-  expect(ruleOfFilter('h.3 >=4MiB category:activation swap')).toMatchObject({
-    module: '*h.3',
-    min_bytes: 4 * MIB,
-    category: 'activation'
-  });
-  expect(ruleOfFilter('layer.7 <1MiB')).toEqual({ module: '*.7', max_bytes: MIB - 1 });
-  expect(ruleOfFilter('mlp by:you stall>0 staged')).toEqual({ module: '*mlp*' });
-  expect(ruleOfFilter('')).toEqual({});
+test.each<[string, object]>([
+  [
+    'h.3 >=4MiB category:activation swap',
+    { module: '*h.3', min_bytes: 4 * MIB, category: 'activation' }
+  ],
+  ['layer.7 <1MiB', { module: '*.7', max_bytes: MIB - 1 }],
+  ['>1MiB', { min_bytes: MIB + 1 }],
+  ['<=1MiB', { max_bytes: MIB }],
+  ['>much', {}],
+  ['stage:backward', { stage: 'backward' }],
+  ['stage:backward stage:forward', { stage: 'forward' }],
+  ['mlp by:you stall>0 staged', { module: '*mlp*' }],
+  ['mlp attn', { module: '*mlp*' }],
+  ['mlp h.3', { module: '*h.3' }],
+  ['keep never rematerialize declined', {}],
+  ['', {}]
+])('the filter %j fills in a rule as far as a rule can say it', (query, rule) => {
+  expect(ruleOfFilter(query)).toEqual(rule);
 });
 
 test('rules and decisions are told in words', () => {
@@ -213,12 +221,12 @@ test('rules and decisions are told in words', () => {
   );
   const row = { after: 'swap', swaps: 2, drops: 0, ops_earlier: 5 } as IDecision;
   expect(decisionText(row)).toBe('Swap ×2, 5 ops earlier');
-  expect(decisionText({ ...row, drops: 1, ops_earlier: 0 })).toBe('Swap ×2, rematerialise ×1');
-  expect(decisionText({ ...row, after: 'rematerialise', drops: 3, swaps: 0, ops_earlier: 0 })).toBe(
-    'Rematerialise ×3'
+  expect(decisionText({ ...row, drops: 1, ops_earlier: 0 })).toBe('Swap ×2, rematerialize ×1');
+  expect(decisionText({ ...row, after: 'rematerialize', drops: 3, swaps: 0, ops_earlier: 0 })).toBe(
+    'Rematerialize ×3'
   );
-  expect(decisionText({ ...row, swaps: 1, ops_earlier: 0, never_rematerialise: true })).toBe(
-    'Swap, never rematerialise'
+  expect(decisionText({ ...row, swaps: 1, ops_earlier: 0, never_rematerialize: true })).toBe(
+    'Swap, never rematerialize'
   );
   expect(actionName('never_touch')).toBe('Never touch');
 });
@@ -233,15 +241,4 @@ test('what is needed is the floor, or more where edits keep more', () => {
   const finding = { fault: 'unreachable', index: 0, why: '', way_out: '', is_error: true };
   expect(needed(DRAFT)).toBe(64 * MIB);
   expect(needed({ ...DRAFT, findings: [{ ...finding, least_bytes: 80 * MIB }] })).toBe(80 * MIB);
-});
-
-test('the curve is read between its points', () => {
-  const points = [
-    { capacity_bytes: 10, step_s: 4, stall_s: 0 },
-    { capacity_bytes: 20, step_s: 2, stall_s: 0 }
-  ];
-  const curve = { points, left: 0, of: 2, knee_bytes: null, within: 0.05 };
-  expect(between(curve, 15)).toBe(3);
-  expect(between(curve, 5)).toBeNull();
-  expect(between(null, 15)).toBeNull();
 });

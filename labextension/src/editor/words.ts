@@ -14,11 +14,11 @@ const MARKS: Record<string, string> = {
   keep: '▪',
   swap: '⇄',
   never_touch: '⚓',
-  rematerialise: '↻',
-  never_rematerialise: '⊘'
+  rematerialize: '↻',
+  never_rematerialize: '⊘'
 };
 
-/** A mark that tells actions apart without colour. */
+/** A mark that tells actions apart without color. */
 export function actionMark(action: string): string {
   return MARKS[action] ?? '•';
 }
@@ -43,9 +43,9 @@ export function decisionText(row: IDecision): string {
   const other = both
     ? row.drops > row.swaps
       ? `, swap ×${row.swaps}`
-      : `, rematerialise ×${row.drops}`
+      : `, rematerialize ×${row.drops}`
     : '';
-  const never = row.never_rematerialise ? ', never rematerialise' : '';
+  const never = row.never_rematerialize ? ', never rematerialize' : '';
   const ops = row.ops_earlier;
   const lead = ops ? `, ${plural(Math.abs(ops), 'op')} ${ops > 0 ? 'earlier' : 'later'}` : '';
   return `${actionName(row.after)}${times}${other}${lead}${never}`;
@@ -271,7 +271,7 @@ const FEWEST_BYTES = 1024;
 
 /**
  * A size that a person wrote, such as `512MiB`, `1.5 GiB` or `1e9`, in bytes; null where it is none. It reads what
- * `parse_bytes` in chameleon_lab/units.py reads.
+ * `parse_bytes` in chameleon_lab/util/units.py reads.
  */
 export function parseSize(text: string): number | null {
   const [, number, unit] = NUMBER.exec(text) ?? [];
@@ -290,7 +290,7 @@ export function parseSize(text: string): number | null {
 
 /**
  * A capacity in bytes: a size, or a fraction of `whole`, such as `60%` or `0.6`; null where it is neither. It reads
- * what `parse_capacity` in chameleon_lab/units.py reads.
+ * what `parse_capacity` in chameleon_lab/util/units.py reads.
  */
 export function parseCapacity(text: string, whole: number): number | null {
   const [, number, unit] = NUMBER.exec(text) ?? [];
@@ -305,30 +305,40 @@ export function parseCapacity(text: string, whole: number): number | null {
 
 /** The rule that a filter text asks for, as far as a rule can say it. */
 export function ruleOfFilter(query: string): Partial<IEdit> {
-  const rule: Partial<IEdit> = {};
+  let rule: Partial<IEdit> = {};
   for (const term of query.split(/\s+/).filter(Boolean)) {
-    const size = /^([<>])(=?)(.+)$/.exec(term);
-    const field = /^(stage|category):(.+)$/.exec(term);
-    const layer = /^([A-Za-z_]\w*)\.(\d+)$/.exec(term);
-    if (size) {
-      const bytes = parseSize(size[3]);
-      if (bytes !== null) {
-        if (size[1] === '>') {
-          rule.min_bytes = bytes + (size[2] ? 0 : 1);
-        } else {
-          rule.max_bytes = bytes - (size[2] ? 0 : 1);
-        }
-      }
-    } else if (field) {
-      rule[field[1] as 'stage' | 'category'] = field[2];
-    } else if (layer) {
-      rule.module = layer[1] === 'layer' ? `*.${layer[2]}` : `*${layer[1]}.${layer[2]}`;
-    } else if (
-      !/:|^stall>|^(keep|swap|never\w*|remat\w*|staged|declined)$/.test(term) &&
-      !rule.module
-    ) {
-      rule.module = `*${term}*`;
-    }
+    rule = { ...rule, ...(ruleOfTerm(term) ?? ruleOfWord(term, rule)) };
   }
   return rule;
+}
+
+/** Of a size, a field or a layer, the last one counts; null for another term. */
+function ruleOfTerm(term: string): Partial<IEdit> | null {
+  const size = /^([<>])(=?)(.+)$/.exec(term);
+  if (size) {
+    return ruleOfSize(size[1] === '>', size[2] !== '', parseSize(size[3]));
+  }
+  const field = /^(stage|category):(.+)$/.exec(term);
+  if (field) {
+    return { [field[1]]: field[2] };
+  }
+  const layer = /^([A-Za-z_]\w*)\.(\d+)$/.exec(term);
+  if (layer) {
+    return { module: layer[1] === 'layer' ? `*.${layer[2]}` : `*${layer[1]}.${layer[2]}` };
+  }
+  return null;
+}
+
+function ruleOfSize(larger: boolean, orEqual: boolean, bytes: number | null): Partial<IEdit> {
+  if (bytes === null) {
+    return {};
+  }
+  const apart = orEqual ? 0 : 1;
+  return larger ? { min_bytes: bytes + apart } : { max_bytes: bytes - apart };
+}
+
+/** A word is part of a module's name, where none is asked for yet; what is decided about a storage is no word. */
+function ruleOfWord(term: string, rule: Partial<IEdit>): Partial<IEdit> {
+  const decided = /:|^stall>|^(keep|swap|never\w*|remat\w*|staged|declined)$/.test(term);
+  return decided || rule.module ? {} : { module: `*${term}*` };
 }

@@ -79,7 +79,7 @@ test('nothing is enabled without a panel, and decisions only for what is selecte
   expect(none.isVisible(`${PREFIX}keep`)).toBe(false);
   const enabled = (parts: Parameters<typeof panelOf>[0]) => {
     const { commands } = registry(panelOf(parts));
-    return ['keep', 'rematerialise', 'prefetch-later', 'undo'].filter(name =>
+    return ['keep', 'rematerialize', 'prefetch-later', 'undo'].filter(name =>
       commands.isEnabled(PREFIX + name)
     );
   };

@@ -144,7 +144,7 @@ export const ACTIONS: Record<string, IAction> = {
 
   keep: decide('Keep the selected storages', 'keep'),
   swap: decide('Swap the selected storages', 'swap'),
-  rematerialise: decide('Rematerialise the selected storages', 'rematerialise'),
+  rematerialize: decide('Rematerialize the selected storages', 'rematerialize'),
   'never-touch': decide('Never touch the selected storages', 'never_touch'),
   'leave-to-planner': act(
     'Decide',

@@ -214,7 +214,7 @@ export class FlameTab {
     this._enter(index);
   }
 
-  /** Down is into a node, up out of it, left and right are its neighbours. */
+  /** Down is into a node, up out of it, left and right are its neighbors. */
   private _key(event: KeyboardEvent): void {
     const nodes = this._found?.nodes;
     const at = Number((event.target as HTMLElement).dataset.node ?? -1);
@@ -222,7 +222,7 @@ export class FlameTab {
       return;
     }
     const { depth } = nodes[at];
-    const neighbour = (step: number) => {
+    const neighbor = (step: number) => {
       for (let i = at + step; i >= 0 && i < nodes.length && nodes[i].depth >= depth; i += step) {
         if (nodes[i].depth === depth) {
           return i;
@@ -241,8 +241,8 @@ export class FlameTab {
     const moves: Record<string, () => number> = {
       ArrowDown: () => (nodes[at + 1]?.depth === depth + 1 ? at + 1 : -1),
       ArrowUp: parent,
-      ArrowLeft: () => neighbour(-1),
-      ArrowRight: () => neighbour(1)
+      ArrowLeft: () => neighbor(-1),
+      ArrowRight: () => neighbor(1)
     };
     const to = moves[event.key]?.();
     if (to === undefined) {

@@ -87,3 +87,63 @@ test('the capacity says what the floor is, and what it was measured on', () => {
     'Floor 128 KiB, set by addmm in h.0.up; measured on a CPU (AVX2); the op has no work space, other kernels may want another'
   );
 });
+
+test.each<[object, object | null, boolean, string | undefined, string | undefined]>([
+  [{}, {}, true, undefined, undefined],
+  [{}, null, true, undefined, undefined],
+  [{ declined_drops: { a: 2, b: 1 } }, {}, true, '–', '3 declined'],
+  [{ declined_drops: { a: 2, b: 1 } }, {}, false, undefined, undefined],
+  [
+    {},
+    { replays: 2, dropped_bytes: MIB, replay_s: 0.1 },
+    false,
+    '100 ms',
+    '2, 1.00 MiB made again'
+  ],
+  [
+    { declined_drops: { a: 2 } },
+    { replays: 2, dropped_bytes: MIB, replay_s: 0.1, declined: 1 },
+    true,
+    '100 ms',
+    '2, 1.00 MiB made again; 1 declined'
+  ],
+  [{}, { declined: 4 }, true, '0', '0, 0 B made again; 4 declined']
+])(
+  '%#: replays are told where there are some, or should be',
+  (session, scene, own, value, more) => {
+    const found = headerFigures(
+      { ...SESSION, ...session } as ISessionStatus,
+      { source: own ? 'session:1' : 'file:a.parquet', first: 7, last: 7 },
+      scene && ({ ...SCENE, ...scene } as IScene),
+      'measured'
+    ).find(({ name }) => name === 'Replays');
+    expect([found?.value, found?.more]).toEqual([value, more]);
+  }
+);
+
+test.each<[object[], string, string, string]>([
+  [[{ index: 7, duration_s: 0.5 }], 'file:a.parquet', '500 ms', 'step 7'],
+  [[{ index: 7, duration_s: 0.5 }], 'session:1', '500 ms', 'step 7; median 700 ms'],
+  [
+    [
+      { index: 6, duration_s: 0.5 },
+      { index: 7, duration_s: 0.7 }
+    ],
+    'session:1',
+    '600 ms',
+    'mean of steps 6 to 7'
+  ]
+])('%#: the step time is the mean of what is drawn', (steps, source, value, more) => {
+  const scene = { ...SCENE, steps } as IScene;
+  const found = headerFigures(
+    SESSION,
+    { source, first: 8 - steps.length, last: 7 },
+    scene,
+    'measured'
+  );
+  expect(found.find(({ name }) => name === 'Step time')).toEqual({
+    name: 'Step time',
+    value,
+    more
+  });
+});

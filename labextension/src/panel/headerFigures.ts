@@ -41,50 +41,22 @@ export function headerFigures(
 ): IHeaderFigure[] {
   const own = steps !== null && steps.source === session?.source ? session : null;
   const of = steps && scene ? whatIsDrawn(steps, scene, drawn) : 'no step has ended';
-  const capacity = scene ? scene.capacity_bytes : (session?.capacity_bytes ?? null);
-  const seconds = scene ? scene.steps.reduce((sum, step) => sum + step.duration_s, 0) : null;
-  const count = scene?.steps.length ?? 0;
-  const declined = own && Object.values(own.declined_drops).reduce((sum, n) => sum + n, 0);
-  const figures: IHeaderFigure[] = [
-    {
-      name: 'Capacity',
-      value: capacity === null ? 'none' : formatBytes(capacity),
-      more: capacityOf(capacity, scene?.live_peak_bytes ?? 0),
-      title: scene ? floorWords(scene.floor) : ''
-    },
+  return [
+    capacityFigure(session, scene),
     {
       name: drawn === 'draft' ? 'Peak, predicted' : 'Peak, measured',
       value: orNothing(scene?.peak_bytes, formatBytes),
       more: of
     },
-    {
-      name: 'Step time',
-      value: orNothing(seconds === null ? null : seconds / count, formatSeconds),
-      more:
-        count > 1
-          ? `mean of ${of}`
-          : own && count
-            ? `${of}; median ${formatSeconds(own.step_s)}`
-            : of
-    },
+    stepTimeFigure(own, scene, of),
     { name: 'Stall', value: orNothing(scene?.stall_s, formatSeconds), more: of },
     { name: 'Overlap', value: orNothing(scene?.overlap, formatPercent), more: of, title: OVERLAP },
     {
       name: 'Moved',
       value: scene ? formatBytes(scene.moved_bytes[0] + scene.moved_bytes[1]) : NOTHING,
       more: 'both ways'
-    }
-  ];
-  if (scene && (scene.replays || scene.declined || scene.dropped_bytes)) {
-    figures.push({
-      name: 'Replays',
-      value: formatSeconds(scene.replay_s),
-      more: `${formatCount(scene.replays)}, ${formatBytes(scene.dropped_bytes)} made again${scene.declined ? `; ${formatCount(scene.declined)} declined` : ''}`
-    });
-  } else if (declined) {
-    figures.push({ name: 'Replays', value: NOTHING, more: `${formatCount(declined)} declined` });
-  }
-  figures.push(
+    },
+    ...replaysFigure(own, scene),
     {
       name: 'Host pool',
       value: own ? formatBytes(own.host_bytes) : NOTHING,
@@ -95,8 +67,49 @@ export function headerFigures(
       value: drawn === 'draft' ? NOTHING : orNothing(scene?.match_rate, formatPercent),
       more: own ? decisions(own) : ''
     }
-  );
-  return figures;
+  ];
+}
+
+function capacityFigure(session: ISessionStatus | null, scene: IScene | null): IHeaderFigure {
+  const capacity = scene ? scene.capacity_bytes : (session?.capacity_bytes ?? null);
+  return {
+    name: 'Capacity',
+    value: capacity === null ? 'none' : formatBytes(capacity),
+    more: capacityOf(capacity, scene?.live_peak_bytes ?? 0),
+    title: scene ? floorWords(scene.floor) : ''
+  };
+}
+
+/** The mean of several steps; of one of the session's, what its steps take otherwise stands beside it. */
+function stepTimeFigure(
+  own: ISessionStatus | null,
+  scene: IScene | null,
+  of: string
+): IHeaderFigure {
+  const name = 'Step time';
+  if (!scene) {
+    return { name, value: NOTHING, more: of };
+  }
+  const count = scene.steps.length;
+  const seconds = scene.steps.reduce((sum, step) => sum + step.duration_s, 0);
+  const value = formatSeconds(seconds / count);
+  if (count > 1) {
+    return { name, value, more: `mean of ${of}` };
+  }
+  return { name, value, more: own ? `${of}; median ${formatSeconds(own.step_s)}` : of };
+}
+
+/** None where nothing was dropped, and nothing should have been. */
+function replaysFigure(own: ISessionStatus | null, scene: IScene | null): IHeaderFigure[] {
+  const name = 'Replays';
+  if (scene && (scene.replays || scene.declined || scene.dropped_bytes)) {
+    const { replays, declined, dropped_bytes, replay_s } = scene;
+    const made = `${formatCount(replays)}, ${formatBytes(dropped_bytes)} made again`;
+    const more = declined ? `${made}; ${formatCount(declined)} declined` : made;
+    return [{ name, value: formatSeconds(replay_s), more }];
+  }
+  const declined = Object.values(own?.declined_drops ?? {}).reduce((sum, n) => sum + n, 0);
+  return declined ? [{ name, value: NOTHING, more: `${formatCount(declined)} declined` }] : [];
 }
 
 function capacityOf(capacity: number | null, alive: number): string {

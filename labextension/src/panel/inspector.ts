@@ -14,17 +14,17 @@ import {
   type ITouchingOp
 } from '../protocol';
 import { formatAt } from '../timeline/scale';
+import { opTime } from '../timeline/tip';
 import {
   BANDS,
   bandOf,
   categoryName,
-  inWords,
   ownFrames,
   placedName,
   STALL_PARTS,
-  shortOp,
   storageName
 } from '../words';
+import { lifeEvents } from './lifeEvents';
 
 const SHOWN_EVENTS = 60;
 const SHOWN_FRAMES = 12;
@@ -75,21 +75,26 @@ export class Inspector {
 
   private _shown: unknown[] = [];
 
-  private _range(summary: ISummary | null): HTMLElement {
-    const node = h(
+  /** A section under its title, with a button that forgets what it is about. */
+  private _section(title: HTMLElement, hint: string, forget: () => void): HTMLElement {
+    return h(
       'section',
       {},
       h(
         'div',
         { class: 'cl-row' },
-        h('h2', {}, 'Range'),
+        title,
         h('span', { class: 'cl-grow' }),
-        button(
-          'Clear',
-          this._keys.hint('Forget the range', 'clear'),
-          () => void this._model.summarise(null)
-        )
+        button('Clear', this._keys.hint(hint, 'clear'), forget)
       )
+    );
+  }
+
+  private _range(summary: ISummary | null): HTMLElement {
+    const node = this._section(
+      h('h2', {}, 'Range'),
+      'Forget the range',
+      () => void this._model.summarize(null)
     );
     if (!summary) {
       node.append(h('p', { class: 'cl-hint' }, 'Summing up…'));
@@ -150,20 +155,10 @@ export class Inspector {
   }
 
   private _box(boxed: IBoxed | null): HTMLElement {
-    const node = h(
-      'section',
-      {},
-      h(
-        'div',
-        { class: 'cl-row' },
-        h('h2', {}, 'Box'),
-        h('span', { class: 'cl-grow' }),
-        button(
-          'Clear',
-          this._keys.hint('Forget the box', 'clear'),
-          () => void this._model.enclose(null)
-        )
-      )
+    const node = this._section(
+      h('h2', {}, 'Box'),
+      'Forget the box',
+      () => void this._model.enclose(null)
     );
     if (!boxed) {
       node.append(h('p', { class: 'cl-hint' }, 'Listing what lies inside…'));
@@ -226,25 +221,13 @@ export class Inspector {
   }
 
   private _op(op: ITouchingOp): HTMLElement {
-    const node = h(
-      'section',
-      {},
-      h(
-        'div',
-        { class: 'cl-row' },
-        h('h2', { class: 'cl-title', title: op.name }, op.name),
-        h('span', { class: 'cl-grow' }),
-        button('Clear', this._keys.hint('Forget the op', 'clear'), () => this._model.tell(null))
-      ),
+    const title = h('h2', { class: 'cl-title', title: op.name }, op.name);
+    const node = this._section(title, 'Forget the op', () => this._model.tell(null));
+    node.append(
       facts([
         ['Module', op.module || 'outside any'],
         ['Stage', `${op.stage}, op ${formatCount(op.op)} of step ${op.step}`],
-        [
-          'Time',
-          formatSeconds(op.duration_s) +
-            (op.stall_s ? `, of which stall ${formatSeconds(op.stall_s)}` : '') +
-            (op.replay_s ? `, replays ${formatSeconds(op.replay_s)}` : '')
-        ],
+        ['Time', opTime(op)],
         ['Touches', `${plural(op.touches.count, 'storage')}, ${formatBytes(op.touches.bytes)}`]
       ])
     );
@@ -302,56 +285,20 @@ export class Inspector {
   }
 
   private _life(storage: IStorageDetail): HTMLElement[] {
-    type Event = [x: number, mark: string, text: string, detail: string];
-    const events: Event[] = storage.uses.map(
-      (use, i): Event => [
-        use.x0,
-        storage.born?.row === use.row && i === 0 ? '◆' : '▲',
-        `${storage.born?.row === use.row && i === 0 ? 'Made by' : 'Used by'} ${shortOp(use.name)}`,
-        [use.stage, use.module].filter(Boolean).join(', ')
-      ]
-    );
-    for (const transfer of storage.transfers) {
-      events.push([
-        transfer.x0,
-        transfer.direction === 'out' ? '↓' : '↑',
-        `${transfer.direction === 'out' ? 'Swapped out' : 'Swapped in'} in ${formatSeconds(transfer.duration_s)}`,
-        `${transfer.cause}, ${formatPercent(transfer.hidden)} hidden`
-      ]);
-    }
-    for (const stall of storage.stalls) {
-      events.push([
-        stall.x0,
-        '!',
-        `Stall ${formatSeconds(stall.duration_s)}`,
-        stall.op ? shortOp(stall.op.name) : ''
-      ]);
-    }
-    for (const replay of storage.replays) {
-      events.push([
-        replay.x0,
-        '↻',
-        `Made again by ${shortOp(replay.name)} in ${formatSeconds(replay.duration_s)}`,
-        replay.op ? `for ${shortOp(replay.op.name)}, ${replay.cause}` : replay.cause
-      ]);
-    }
-    for (const declined of storage.declined) {
-      events.push([declined.x0, '✕', 'Drop declined', inWords(declined.why)]);
-    }
-    events.sort((a, b) => a[0] - b[0]);
+    const events = lifeEvents(storage);
     const list = h('ol', { class: 'cl-events' });
     const shown = events.slice(0, SHOWN_EVENTS);
     const span = spanOf(
-      shown.map(([x]) => x),
+      shown.map(({ x }) => x),
       this._model.length
     );
-    for (const [x, mark, text, detail] of shown) {
+    for (const { x, mark, text, detail, isLoss } of shown) {
       const at =
         this._model.axis === 'time' ? formatAt(x, span) : `op ${formatCount(Math.floor(x))}`;
       list.append(
         h(
           'li',
-          { class: mark === '!' ? 'cl-lost' : '' },
+          { class: isLoss ? 'cl-lost' : '' },
           h('span', { 'aria-hidden': 'true' }, mark),
           h('span', {}, text, ' ', h('span', { class: 'cl-dim' }, detail)),
           h('span', { class: 'cl-number' }, at)

@@ -1,7 +1,7 @@
 // The tables below the drawing, which say in text what it shows: the storages found, the ops found, what is alive.
 
 import { button, h, named, swatch } from '../dom';
-import { formatBytes, formatCount, formatSeconds, plural } from '../format';
+import { formatBytes, formatCount, formatSeconds } from '../format';
 import type { LabModel } from '../model';
 import {
   CATEGORIES,
@@ -14,6 +14,7 @@ import {
 } from '../protocol';
 import { BANDS, bandOf, categoryName, inWords, nameBeside, shortOp, storageName } from '../words';
 import { type IColumn, SortableTable } from './sortableTable';
+import { hasReplays, tabInFront, tableSaid } from './tableWords';
 
 /** A tab that another part of the panel brings along. */
 export interface IExtraTab {
@@ -254,11 +255,9 @@ export class Tables {
   }
 
   private _fill(): void {
-    const { found, alive, query, scene } = this._model;
+    const { found, alive } = this._model;
+    this._said.textContent = tableSaid(this._tab, this._model);
     if (this._tab === 'alive') {
-      this._said.textContent = alive
-        ? `At ${alive.op.name}${alive.op.module ? ` in ${alive.op.module}` : ''}: ${formatBytes(alive.resident_bytes)} on the device, ${formatBytes(alive.away_bytes)} away,${alive.dropped_bytes ? ` ${formatBytes(alive.dropped_bytes)} dropped,` : ''} ${formatBytes(alive.can_leave_bytes)} could leave`
-        : '';
       this._alive.fill(alive?.storages ?? NONE);
       if (alive !== this._summed) {
         this._summed = alive;
@@ -268,24 +267,15 @@ export class Tables {
       }
       this._present(this._totals, this._aliveScroll);
     } else if (this._tab === 'replays') {
-      const count = plural(found?.replay_count ?? 0, 'replay');
-      const declined = found?.declined_count ?? 0;
-      this._said.textContent = `${count}${declined ? `, ${plural(declined, 'drop')} declined` : ''} of the storages found`;
       if (found !== this._listed) {
         this._listed = found;
         this._replays.fill(replayRows(found));
       }
       this._present(this._replays.node);
     } else if (this._tab === 'ops') {
-      this._said.textContent = query.trim()
-        ? `${plural(found?.op_count ?? 0, 'op')} of ${formatCount(scene?.ops ?? 0)}`
-        : 'Search to list ops';
       this._ops.fill(found?.ops ?? NONE);
       this._present(this._ops.node);
     } else {
-      const shown = found?.storages.length ?? 0;
-      const count = found?.storage_count ?? 0;
-      this._said.textContent = `${plural(count, 'storage')}, ${formatBytes(found?.storage_bytes ?? 0)}${shown < count ? `; the largest ${shown} are listed` : ''}`;
       this._storages.fill(found?.storages ?? NONE);
       this._present(this._storages.node);
     }
@@ -302,38 +292,17 @@ export class Tables {
 
   /** Write the tabs anew; true where one in front is not of these tables. */
   updateTabs(): boolean {
-    const { scene } = this._model;
-    const replayed = Boolean(scene && (scene.replays || scene.declined));
-    this._tabs.get('replays')?.toggleAttribute('hidden', !replayed);
-    if (this._tab === 'replays' && scene && !replayed) {
-      this._tab = 'storages';
-    }
-    for (const [id, own] of this._extra) {
-      const hidden = own.hidden?.() ?? false;
-      this._tabs.get(id)?.toggleAttribute('hidden', hidden);
-      if (hidden && this._tab === id) {
-        this._tab = 'storages';
-      }
-    }
+    this._hideTabs();
     for (const [id, element] of this._tabs) {
       element.setAttribute('aria-selected', String(id === this._tab));
       const own = this._extra.get(id);
       if (own) {
-        const count = own.count();
-        const name = count === null ? own.name() : `${own.name()} ${formatCount(count)}`;
-        if (element.textContent !== name) {
-          element.textContent = name;
-        }
+        nameTab(element, own);
       }
     }
     const extra = this._extra.get(this._tab) ?? null;
     if (extra !== this._front) {
-      this._front?.shown(false);
-      this._front = extra;
-      this._body.classList.toggle('cl-body-own', extra !== null);
-      this._beside.replaceChildren(...(extra?.beside ? [extra.beside] : []));
-      this._body.replaceChildren(...(extra?.nodes ?? []));
-      extra?.shown(true);
+      this._bring(extra);
     }
     if (extra) {
       this._said.textContent = extra.said();
@@ -341,6 +310,31 @@ export class Tables {
       this._body.classList.remove('cl-body-split');
     }
     return extra !== null;
+  }
+
+  /** Hide the tabs in which there is nothing to show. */
+  private _hideTabs(): void {
+    const { scene } = this._model;
+    const hidden = new Set(
+      [...this._extra.values()].filter(own => own.hidden?.()).map(own => own.id)
+    );
+    if (!hasReplays(scene)) {
+      hidden.add('replays');
+    }
+    this._tab = tabInFront(this._tab, hidden, scene !== null);
+    for (const [id, element] of this._tabs) {
+      element.toggleAttribute('hidden', hidden.has(id));
+    }
+  }
+
+  /** Bring another part's tab to the front; null: one of these tables. */
+  private _bring(extra: IExtraTab | null): void {
+    this._front?.shown(false);
+    this._front = extra;
+    this._body.classList.toggle('cl-body-own', extra !== null);
+    this._beside.replaceChildren(...(extra?.beside ? [extra.beside] : []));
+    this._body.replaceChildren(...(extra?.nodes ?? []));
+    extra?.shown(true);
   }
 
   private _tab = 'storages';
@@ -361,6 +355,14 @@ export class Tables {
   private readonly _ops: SortableTable<IOp>;
   private readonly _replays: SortableTable<IReplayRow>;
   private readonly _alive: SortableTable<IAliveStorage>;
+}
+
+function nameTab(element: HTMLElement, tab: IExtraTab): void {
+  const count = tab.count();
+  const name = count === null ? tab.name() : `${tab.name()} ${formatCount(count)}`;
+  if (element.textContent !== name) {
+    element.textContent = name;
+  }
 }
 
 /** A storage in a table that has a column for its module. */

@@ -1,7 +1,8 @@
 import { expect, test } from 'vitest';
 
-import { tracePath } from './draw';
+import { blockShape, tracePath } from './draw';
 import { Scale } from './scale';
+import { type IView, PLACE } from './tables';
 
 /** The corners of a traced line, over ten pixels of an axis that is ten long. */
 function corners(x: number[], bytes: number[], scale = new Scale(0, 10, 10)) {
@@ -49,4 +50,37 @@ test('has two corners a pixel at most where every pixel has many changes', () =>
 
 test('begins with what holds where the stretch begins', () => {
   expect(corners([0, 90], [6, 8], new Scale(50, 100, 10))[1]).toEqual([0, 6]);
+});
+
+/** A block of a map that is 100 bytes and 100 pixels high, over a hundred pixels of an axis that is ten long. */
+function shape(change: object) {
+  const block = { x0: 2, x1: 6, y0: 20, y1: 50, place: PLACE.device, uid: 7, fill: 0, ...change };
+  const blocks = Object.fromEntries(Object.entries(block).map(([name, value]) => [name, [value]]));
+  const view = { blocks, start: 0, map_bytes: 100 } as unknown as IView;
+  return blockShape(view, { top: 10, height: 100 }, new Scale(0, 10, 100), 0);
+}
+
+test.each<[string, object, object]>([
+  ['a storage', {}, { left: 20, top: 60.7, width: 39.5, height: 29.3, alpha: 1 }],
+  ['one on the host', { place: PLACE.host }, { left: 20, width: 40, alpha: 0.5 }],
+  ['a dropped one', { place: PLACE.dropped }, { left: 20, width: 40, alpha: 0.8 }],
+  ['a low one', { y1: 22 }, { top: 88, width: 40, height: 2 }],
+  ['one too low to be seen', { y1: 20.1 }, { height: 0.5 }],
+  ['one too short to be seen', { x1: 2.01 }, { width: 0.6 }],
+  ['one that reaches beyond both ends', { x0: -5, x1: 50 }, { left: -2, width: 103.5 }],
+  ['a cell', { uid: -1, fill: 0.6 }, { left: 20, top: 60, width: 40, height: 30, alpha: 0.6 }],
+  ['a cell that is nearly empty', { uid: -1, fill: 0.01 }, { alpha: 0.25 }],
+  ['a cell of the host', { uid: -1, fill: 0.6, place: PLACE.host }, { alpha: 0.3 }]
+])('a block of the map is drawn in its place: %s', (_, change, wanted) => {
+  const found = shape(change);
+  for (const [name, value] of Object.entries(wanted)) {
+    expect(found?.[name as keyof typeof found], name).toBeCloseTo(value);
+  }
+});
+
+test.each([
+  [-3, -1],
+  [11, 12]
+])('a block from %d to %d is out of sight', (x0, x1) => {
+  expect(shape({ x0, x1 })).toBeNull();
 });

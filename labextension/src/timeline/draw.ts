@@ -3,14 +3,14 @@
 import { formatBytes } from '../format';
 import type { IScene } from '../protocol';
 import { BANDS, bandOf, endOf, measuredOn, shortOp } from '../words';
-import type { IColours } from './colours';
+import type { IColors } from './colors';
 import { type ITrackBox, type Layout, residentTicks, residentY } from './layout';
 import { Scale, tickLabel, ticks } from './scale';
 import { type IBars, type ILine, type ISpans, type IView, lastAtMost, PLACE } from './tables';
 
 export interface IPicture {
   context: CanvasRenderingContext2D;
-  colours: IColours;
+  colors: IColors;
   layout: Layout;
   scale: Scale;
   scene: IScene;
@@ -25,14 +25,25 @@ export interface IPicture {
 /** Of the lane's height, by kind: matmuls and attention, the rest of arithmetic, what only moves bytes. */
 const OP_HEIGHTS = [1, 0.72, 0.39];
 const OP_COLOURS = ['op1', 'op2', 'op3'] as const;
+/** How strong a block is, by `PLACE`: what is not on the device is paler. */
+const ALPHA_OF_PLACE = [1, 0.5, 0.8];
 const LEAST_PX = 0.7;
 const FONT_PX = 10;
 /** From this width on the floor's label says what it was measured on. */
 const ROOM_FOR_MEASURED_PX = 640;
 
+/** A block of the map, in pixels. */
+export interface IBlockShape {
+  left: number;
+  top: number;
+  width: number;
+  height: number;
+  alpha: number;
+}
+
 /** Draw everything that the data decide. */
 export function drawTracks(picture: IPicture): void {
-  const { context: c, colours, layout, scale } = picture;
+  const { context: c, colors, layout, scale } = picture;
   c.clearRect(0, 0, scale.width, layout.bottom);
   c.textBaseline = 'middle';
   drawMinimap(picture);
@@ -51,7 +62,7 @@ export function drawTracks(picture: IPicture): void {
   drawBlocks(picture);
   // The steps' ends, through all tracks.
   const axis = picture.view.axis;
-  c.fillStyle = colours.of['ink-3'];
+  c.fillStyle = colors.of['ink-3'];
   for (const step of picture.scene.steps.slice(1)) {
     const x = Math.round(scale.x(step.begin[axis]));
     c.fillRect(x, layout.ruler.top, 1, layout.bottom - layout.ruler.top);
@@ -63,21 +74,21 @@ export function drawTracks(picture: IPicture): void {
 
 /** A draft may end before what ran, whose axis it is drawn on: what held at its end does not go on. */
 function coverBeyond(
-  { context: c, colours, scene, view }: IPicture,
+  { context: c, colors, scene, view }: IPicture,
   box: ITrackBox,
   scale: Scale
 ): void {
   const end = scale.x(scene.length[view.axis]);
   if (end < scale.width) {
-    c.fillStyle = colours.of['bg-sunk'];
+    c.fillStyle = colors.of['bg-sunk'];
     c.fillRect(end, box.top, scale.width - end, box.height);
   }
 }
 
 /** Say that nothing of this has run: a violet dash under the ruler, and a word on it. */
-function drawPredicted({ context: c, colours, layout, scale }: IPicture): void {
+function drawPredicted({ context: c, colors, layout, scale }: IPicture): void {
   const { top, height } = layout.ruler;
-  c.strokeStyle = colours.of.draft;
+  c.strokeStyle = colors.of.draft;
   c.lineWidth = 2;
   c.setLineDash([7, 4]);
   c.beginPath();
@@ -85,12 +96,12 @@ function drawPredicted({ context: c, colours, layout, scale }: IPicture): void {
   c.lineTo(scale.width, top + height);
   c.stroke();
   c.setLineDash([]);
-  c.font = `600 ${FONT_PX}px ${colours.font}`;
+  c.font = `600 ${FONT_PX}px ${colors.font}`;
   const text = 'Draft, predicted';
   const width = c.measureText(text).width + 12;
-  c.fillStyle = colours.of.draft;
+  c.fillStyle = colors.of.draft;
   c.fillRect(scale.width - width, top, width, height - 2);
-  c.fillStyle = colours.of.bg;
+  c.fillStyle = colors.of.bg;
   c.fillText(text, scale.width - width + 6, top + height / 2 - 0.5);
 }
 
@@ -153,7 +164,7 @@ function fitEnd(
 
 /** A text on a patch of the background, so that it can be read over a drawing. */
 export function label(
-  picture: Pick<IPicture, 'context' | 'colours'>,
+  picture: Pick<IPicture, 'context' | 'colors'>,
   text: string,
   x: number,
   y: number,
@@ -161,29 +172,29 @@ export function label(
   ink: 'ink' | 'ink-2' | 'lost' = 'ink-2',
   weight = 400
 ): void {
-  const { context: c, colours } = picture;
-  c.font = `${weight} ${FONT_PX}px ${colours.font}`;
+  const { context: c, colors } = picture;
+  c.font = `${weight} ${FONT_PX}px ${colors.font}`;
   const width = c.measureText(text).width;
   const left = align === 'right' ? x - width : x;
   c.globalAlpha = 0.82;
-  c.fillStyle = colours.of.bg;
+  c.fillStyle = colors.of.bg;
   c.fillRect(left - 3, y - 7, width + 6, 14);
   c.globalAlpha = 1;
-  c.fillStyle = colours.of[ink];
+  c.fillStyle = colors.of[ink];
   c.fillText(text, left, y);
 }
 
 function drawMinimap(picture: IPicture): void {
-  const { context: c, colours, layout, scene, overview, scale } = picture;
+  const { context: c, colors, layout, scene, overview, scale } = picture;
   const { top, height } = layout.minimap;
   const whole = new Scale(0, overview.end, scale.width);
   const most = Math.max(scene.live_peak_bytes, scene.capacity_bytes ?? 0, 1);
   const y = (bytes: number) => top + height - (bytes / most) * (height - 6);
-  c.fillStyle = colours.of['bg-sunk'];
+  c.fillStyle = colors.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
-  c.fillStyle = colours.of.op3;
+  c.fillStyle = colors.of.op3;
   fillUnder(c, overview.live, whole, y, top + height);
-  c.fillStyle = colours.of.op2;
+  c.fillStyle = colors.of.op2;
   const { x, bands } = overview.resident;
   const total = new Float64Array(x.length);
   for (const band of bands) {
@@ -193,7 +204,7 @@ function drawMinimap(picture: IPicture): void {
   }
   fillUnder(c, { x, bytes: total }, whole, y, top + height);
   coverBeyond(picture, layout.minimap, whole);
-  c.fillStyle = colours.of.lost;
+  c.fillStyle = colors.of.lost;
   eachBar(overview.stalls, whole, (left, width) => c.fillRect(left, top, Math.max(width, 1), 4));
 }
 
@@ -260,12 +271,12 @@ export function rulerLabels(scale: Scale, axis: string): { x: number; text: stri
 }
 
 function drawRuler(picture: IPicture): void {
-  const { context: c, colours, layout, scale, view } = picture;
-  c.font = `${FONT_PX}px ${colours.font}`;
+  const { context: c, colors, layout, scale, view } = picture;
+  c.font = `${FONT_PX}px ${colors.font}`;
   for (const { x, text } of rulerLabels(scale, view.axis)) {
-    c.fillStyle = colours.of.line;
+    c.fillStyle = colors.of.line;
     c.fillRect(x, layout.ruler.top + 2, 1, layout.bottom - layout.ruler.top - 2);
-    c.fillStyle = colours.of['ink-2'];
+    c.fillStyle = colors.of['ink-2'];
     c.fillText(text, x + 4, layout.ruler.top + layout.ruler.height / 2);
   }
 }
@@ -277,21 +288,21 @@ function drawSpans(
   shades: ('op1' | 'op2' | 'op3')[],
   strength: number
 ): void {
-  const { context: c, colours, layout, scale, view } = picture;
+  const { context: c, colors, layout, scale, view } = picture;
   const { top, height } = layout[track];
   if (!height) {
     return;
   }
   const spans: ISpans = view[track];
-  c.font = `${FONT_PX}px ${colours.font}`;
+  c.font = `${FONT_PX}px ${colors.font}`;
   eachBar(spans, scale, (x, width, i) => {
     const shade = track === 'stages' ? spans.label[i] : spans.row[i];
     c.globalAlpha = strength * (spans.count[i] > 1 ? 0.4 + 0.6 * spans.fill[i] : 1);
-    c.fillStyle = colours.of[shades[shade % shades.length]];
+    c.fillStyle = colors.of[shades[shade % shades.length]];
     c.fillRect(x, top, Math.max(width - 1, LEAST_PX), height);
     c.globalAlpha = 1;
     if (spans.count[i] === 1) {
-      c.fillStyle = colours.of.ink;
+      c.fillStyle = colors.of.ink;
       const name = labels[spans.label[i]] ?? '';
       const inset = width < 24 ? 2 : 4;
       const write = track === 'stages' ? fitText : fitEnd;
@@ -301,14 +312,14 @@ function drawSpans(
 }
 
 /** Stretches that the user has named: one in another is darker, and lies on it. */
-function drawMarks({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+function drawMarks({ context: c, colors, layout, scale, view, scene }: IPicture): void {
   const { top, height } = layout.marks;
   if (!height) {
     return;
   }
   const { marks } = view;
   const order = Array.from(marks.x0, (_, i) => i).sort((a, b) => marks.depth[a] - marks.depth[b]);
-  c.font = `${FONT_PX}px ${colours.font}`;
+  c.font = `${FONT_PX}px ${colors.font}`;
   for (const i of order) {
     const [left, right] = [scale.x(marks.x0[i]), scale.x(marks.x1[i])];
     if (right < 0 || left > scale.width) {
@@ -317,36 +328,36 @@ function drawMarks({ context: c, colours, layout, scale, view, scene }: IPicture
     const x = Math.max(left, -2);
     const width = Math.max(Math.min(right, scale.width + 2) - x - 1, LEAST_PX);
     const inset = Math.min(marks.depth[i], 3) * 2;
-    c.fillStyle = colours.of.bg;
+    c.fillStyle = colors.of.bg;
     c.fillRect(x, top + inset, width, height - inset);
     c.globalAlpha = (0.25 + 0.15 * Math.min(marks.depth[i], 3)) * (marks.count[i] > 1 ? 0.7 : 1);
-    c.fillStyle = colours.of.accent;
+    c.fillStyle = colors.of.accent;
     c.fillRect(x, top + inset, width, height - inset);
     c.globalAlpha = 1;
     if (marks.count[i] === 1) {
-      c.fillStyle = colours.of.ink;
+      c.fillStyle = colors.of.ink;
       const name = scene.mark_names[marks.label[i]] ?? '';
       fitText(c, name, x + 4, top + inset + (height - inset) / 2 + 0.5, width - 6);
     }
   }
 }
 
-function drawOps({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+function drawOps({ context: c, colors, layout, scale, view, scene }: IPicture): void {
   const { top, height } = layout.ops;
   if (!height) {
     return;
   }
   const ops = view.ops;
-  c.font = `${FONT_PX}px ${colours.font}`;
+  c.font = `${FONT_PX}px ${colors.font}`;
   eachBar(ops, scale, (x, width, i) => {
     const kind = ops.kind[i];
     const tall = Math.round(height * (OP_HEIGHTS[kind] ?? OP_HEIGHTS[1]));
     c.globalAlpha = ops.count[i] > 1 ? 0.35 + 0.65 * ops.fill[i] : 1;
-    c.fillStyle = colours.of[OP_COLOURS[kind] ?? 'op2'];
+    c.fillStyle = colors.of[OP_COLOURS[kind] ?? 'op2'];
     c.fillRect(x, top + height - tall, Math.max(width - (width > 3 ? 0.7 : 0), LEAST_PX), tall);
     c.globalAlpha = 1;
     if (width > 22 && kind < 2 && ops.count[i] === 1) {
-      c.fillStyle = kind === 0 ? colours.of.bg : colours.of.ink;
+      c.fillStyle = kind === 0 ? colors.of.bg : colors.of.ink;
       fitText(
         c,
         shortOp(scene.names[ops.name[i]] ?? ''),
@@ -359,7 +370,7 @@ function drawOps({ context: c, colours, layout, scale, view, scene }: IPicture):
 }
 
 function drawTransfers(
-  { context: c, colours, layout, scale, view }: IPicture,
+  { context: c, colors, layout, scale, view }: IPicture,
   track: 'out' | 'in'
 ): void {
   const { top, height } = layout[track];
@@ -367,29 +378,29 @@ function drawTransfers(
     return;
   }
   const bars = view[track];
-  c.fillStyle = colours.of['bg-sunk'];
+  c.fillStyle = colors.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
   eachBar(bars, scale, (x, width, i) => {
     const wide = Math.max(width - (width > 4 ? 0.6 : 0), 1);
     // The part that compute waited for stands at the end: that is where it waited.
     const exposed = bars.exposed[i] > 0.005 ? Math.max(wide * bars.exposed[i], 1) : 0;
     c.globalAlpha = bars.count[i] > 1 ? 0.4 + 0.6 * bars.fill[i] : 1;
-    c.fillStyle = colours.of.xfer;
+    c.fillStyle = colors.of.xfer;
     c.fillRect(x, top + 2, Math.max(wide - exposed, 0), height - 4);
     if (exposed) {
-      c.fillStyle = exposed > 4 ? colours.hatch.lost : colours.of.lost;
+      c.fillStyle = exposed > 4 ? colors.hatch.lost : colors.of.lost;
       c.fillRect(x + wide - exposed, top, exposed, height);
     }
     c.globalAlpha = 1;
   });
 }
 
-function drawStalls({ context: c, colours, layout, scale, view }: IPicture): void {
+function drawStalls({ context: c, colors, layout, scale, view }: IPicture): void {
   const { top, height } = layout.stalls;
   if (!height) {
     return;
   }
-  c.fillStyle = colours.of.lost;
+  c.fillStyle = colors.of.lost;
   eachBar(view.stalls, scale, (x, width, i) => {
     c.globalAlpha = view.stalls.count[i] > 1 ? 0.45 + 0.55 * view.stalls.fill[i] : 1;
     c.fillRect(x, top, Math.max(width, 1.2), height);
@@ -397,23 +408,23 @@ function drawStalls({ context: c, colours, layout, scale, view }: IPicture): voi
   c.globalAlpha = 1;
 }
 
-/** In the colour of what is made again; the mark stands in those that are long enough. */
-function drawReplays({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+/** In the color of what is made again; the mark stands in those that are long enough. */
+function drawReplays({ context: c, colors, layout, scale, view, scene }: IPicture): void {
   const { top, height } = layout.replays;
   if (!height) {
     return;
   }
   const { replays } = view;
-  c.fillStyle = colours.of['bg-sunk'];
+  c.fillStyle = colors.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
-  c.font = `${FONT_PX}px ${colours.font}`;
+  c.font = `${FONT_PX}px ${colors.font}`;
   eachBar(replays, scale, (x, width, i) => {
     c.globalAlpha = replays.count[i] > 1 ? 0.45 + 0.55 * replays.fill[i] : 1;
-    c.fillStyle = colours.of[BANDS[bandOf(replays.category[i])].id];
+    c.fillStyle = colors.of[BANDS[bandOf(replays.category[i])].id];
     c.fillRect(x, top, Math.max(width - (width > 3 ? 0.7 : 0), 1.5), height);
     c.globalAlpha = 1;
     if (width > 14 && replays.count[i] === 1) {
-      c.fillStyle = colours.of.bg;
+      c.fillStyle = colors.of.bg;
       const name = shortOp(scene.names[replays.name[i]] ?? '');
       fitText(c, `↻ ${name}`, x + 3, top + height / 2 + 0.5, width - 5);
     }
@@ -421,19 +432,19 @@ function drawReplays({ context: c, colours, layout, scale, view, scene }: IPictu
 }
 
 function drawResident(picture: IPicture): void {
-  const { context: c, colours, layout, scale, view, scene } = picture;
+  const { context: c, colors, layout, scale, view, scene } = picture;
   const box = layout.resident;
   const y = residentY(box, scene.capacity_bytes, scene.live_peak_bytes);
   const bottom = box.top + box.height;
   const capacityY = scene.capacity_bytes === null ? null : y(scene.capacity_bytes);
-  c.fillStyle = colours.of['bg-sunk'];
+  c.fillStyle = colors.of['bg-sunk'];
   c.fillRect(0, box.top, scale.width, box.height);
   c.save();
   c.beginPath();
   c.rect(0, box.top, scale.width, box.height);
   c.clip();
   c.globalAlpha = 0.4;
-  c.fillStyle = colours.of.op3;
+  c.fillStyle = colors.of.op3;
   fillUnder(c, view.live, scale, y, bottom);
   c.globalAlpha = 1;
   // From the top of the stack down: each band is filled from its upper edge to the bottom, and the next covers it.
@@ -447,18 +458,18 @@ function drawResident(picture: IPicture): void {
     }
   }
   for (let band = bands.length - 1; band >= 0; band--) {
-    c.fillStyle = colours.of[BANDS[band].id];
+    c.fillStyle = colors.of[BANDS[band].id];
     fillUnder(c, { x, bytes: sums[band] }, scale, y, bottom);
   }
   coverBeyond(picture, box, scale);
   c.setLineDash([3, 3]);
-  c.strokeStyle = colours.of['ink-2'];
+  c.strokeStyle = colors.of['ink-2'];
   c.lineWidth = 1.2;
   c.beginPath();
   tracePath(c, view.live, scale, y);
   c.stroke();
   c.setLineDash([1, 3]);
-  c.strokeStyle = colours.of.ink;
+  c.strokeStyle = colors.of.ink;
   c.lineWidth = 1;
   const floorY = Math.round(y(scene.floor.bytes)) + 0.5;
   c.beginPath();
@@ -467,7 +478,7 @@ function drawResident(picture: IPicture): void {
   c.stroke();
   c.setLineDash([]);
   if (capacityY !== null) {
-    c.fillStyle = colours.of.ink;
+    c.fillStyle = colors.of.ink;
     c.fillRect(0, Math.round(capacityY) - 1, scale.width, 2);
   }
   c.restore();
@@ -490,7 +501,7 @@ function drawResidentLabels(
   let start = 8;
   for (const tick of axis.ticks) {
     const y = Math.max(tick.y, box.top + 8);
-    picture.context.fillStyle = picture.colours.of['ink-2'];
+    picture.context.fillStyle = picture.colors.of['ink-2'];
     picture.context.fillRect(0, Math.round(tick.y), 4, 1);
     label(picture, formatBytes(tick.bytes), 8, y, 'left');
     start = Math.max(start, 8 + picture.context.measureText(formatBytes(tick.bytes)).width + 12);
@@ -524,9 +535,9 @@ function drawResidentLabels(
 }
 
 /** A zigzag at the left edge: the bytes above it are on another scale. */
-function drawBreak({ context: c, colours }: IPicture, y: number): void {
+function drawBreak({ context: c, colors }: IPicture, y: number): void {
   c.lineWidth = 4;
-  c.strokeStyle = colours.of.bg;
+  c.strokeStyle = colors.of.bg;
   for (let pass = 0; pass < 2; pass++) {
     c.beginPath();
     for (let i = 0; i <= 4; i++) {
@@ -534,19 +545,19 @@ function drawBreak({ context: c, colours }: IPicture, y: number): void {
     }
     c.stroke();
     c.lineWidth = 1.2;
-    c.strokeStyle = colours.of.ink;
+    c.strokeStyle = colors.of.ink;
   }
 }
 
 function drawAway(picture: IPicture): void {
-  const { context: c, colours, layout, scale, view, scene } = picture;
+  const { context: c, colors, layout, scale, view, scene } = picture;
   const { top, height } = layout.away;
   if (!height) {
     return;
   }
-  c.fillStyle = colours.of['bg-sunk'];
+  c.fillStyle = colors.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
-  c.fillStyle = colours.of.xfer;
+  c.fillStyle = colors.of.xfer;
   const most = Math.max(scene.away_peak_bytes, 1);
   c.globalAlpha = 0.7;
   fillUnder(
@@ -560,56 +571,70 @@ function drawAway(picture: IPicture): void {
   coverBeyond(picture, layout.away, scale);
 }
 
-function drawBlocks({ context: c, colours, layout, scale, view, scene }: IPicture): void {
+function drawBlocks(picture: IPicture): void {
+  const { context: c, colors, layout, scale, view } = picture;
   const { top, height } = layout.blocks;
-  const { x0, x1, y0, y1, category, place, uid, fill } = view.blocks;
-  const perByte = height / view.map_bytes;
-  const bottom = top + height;
+  const { category, place } = view.blocks;
   c.save();
   c.beginPath();
   c.rect(0, top, scale.width, height);
   c.clip();
-  c.fillStyle = colours.of['bg-sunk'];
+  c.fillStyle = colors.of['bg-sunk'];
   c.fillRect(0, top, scale.width, height);
-  // One pass a kind: changing the fill between texture and colour for each block is what costs.
-  const fills = [colours.of, colours.hatch, colours.dots];
+  // One pass a kind: changing the fill between texture and color for each block is what costs.
+  const fills = [colors.of, colors.hatch, colors.dots];
   for (let kind = 0; kind < BANDS.length * fills.length; kind++) {
     const [band, here] = [Math.floor(kind / fills.length), kind % fills.length];
-    const isAway = here !== PLACE.device;
     c.fillStyle = fills[here][BANDS[band].id];
-    for (let i = 0; i < x0.length; i++) {
-      if (place[i] !== here || bandOf(category[i]) !== band) {
-        continue;
+    for (let i = 0; i < category.length; i++) {
+      const shape =
+        place[i] === here && bandOf(category[i]) === band
+          ? blockShape(view, layout.blocks, scale, i)
+          : null;
+      if (shape) {
+        c.globalAlpha = shape.alpha;
+        c.fillRect(shape.left, shape.top, shape.width, shape.height);
       }
-      const left = scale.x(x0[i] + view.start);
-      const right = scale.x(x1[i] + view.start);
-      if (right < 0 || left > scale.width) {
-        continue;
-      }
-      const tall = (y1[i] - y0[i]) * perByte;
-      const gap = uid[i] >= 0 && tall > 2.4 ? 0.7 : 0;
-      c.globalAlpha =
-        (isAway ? (here === PLACE.host ? 0.5 : 0.8) : 1) *
-        (uid[i] < 0 ? Math.max(0.25, fill[i]) : 1);
-      c.fillRect(
-        Math.max(left, -2),
-        bottom - y1[i] * perByte + gap,
-        Math.max(
-          Math.min(right, scale.width + 2) - Math.max(left, -2) - (gap && !isAway ? 0.5 : 0),
-          0.6
-        ),
-        Math.max(tall - gap, 0.5)
-      );
     }
   }
   c.globalAlpha = 1;
-  if (
-    view.rows === 'packed' &&
-    scene.capacity_bytes !== null &&
-    scene.capacity_bytes < view.map_bytes
-  ) {
-    c.fillStyle = colours.of.ink;
-    c.fillRect(0, Math.round(bottom - scene.capacity_bytes * perByte), scale.width, 1);
-  }
+  drawCapacityInMap(picture);
   c.restore();
+}
+
+/** Where a block of the map lies, with a gap to its neighbors where it is large; null out of sight. */
+export function blockShape(
+  { blocks, start, map_bytes }: IView,
+  box: ITrackBox,
+  scale: Scale,
+  i: number
+): IBlockShape | null {
+  const [x0, x1] = [scale.x(blocks.x0[i] + start), scale.x(blocks.x1[i] + start)];
+  if (x1 < 0 || x0 > scale.width) {
+    return null;
+  }
+  const perByte = box.height / map_bytes;
+  const isStorage = blocks.uid[i] >= 0;
+  const tall = (blocks.y1[i] - blocks.y0[i]) * perByte;
+  const gap = isStorage && tall > 2.4 ? 0.7 : 0;
+  const [left, right] = [Math.max(x0, -2), Math.min(x1, scale.width + 2)];
+  const gapRight = gap && blocks.place[i] === PLACE.device ? 0.5 : 0;
+  return {
+    left,
+    top: box.top + box.height - blocks.y1[i] * perByte + gap,
+    width: Math.max(right - left - gapRight, 0.6),
+    height: Math.max(tall - gap, 0.5),
+    alpha: ALPHA_OF_PLACE[blocks.place[i]] * (isStorage ? 1 : Math.max(0.25, blocks.fill[i]))
+  };
+}
+
+/** The capacity's line, where the map is that of the device and goes beyond it. */
+function drawCapacityInMap({ context: c, colors, layout, scale, view, scene }: IPicture): void {
+  const { top, height } = layout.blocks;
+  const { capacity_bytes } = scene;
+  if (view.rows === 'packed' && capacity_bytes !== null && capacity_bytes < view.map_bytes) {
+    const y = top + height - capacity_bytes * (height / view.map_bytes);
+    c.fillStyle = colors.of.ink;
+    c.fillRect(0, Math.round(y), scale.width, 1);
+  }
 }

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 
-import { hitTest } from './hit';
-import { layTracks, residentY, trackAt } from './layout';
+import { hitTest, type IHit } from './hit';
+import { layTracks, residentY, type TrackName, trackAt } from './layout';
 import { Scale } from './scale';
 import { type IView, lastAtMost } from './tables';
 
@@ -57,6 +57,40 @@ test('finds blocks by bytes, bottom up; a cell of the raster names no storage', 
   const cell = hitTest(view, layout, scale, 700, at('blocks', 0.25));
   expect(cell).toMatchObject({ track: 'blocks', index: 1 });
   expect(cell?.point).toBeUndefined();
+});
+
+test.each<[string, TrackName, number, number, Partial<IHit>]>([
+  ['the left part of an op', 'ops', 0.4, 10, { index: 0, x0: 0, x1: 9, count: 1 }],
+  ['nothing near an op', 'ops', 0.5, 500, { index: -1, count: 0 }],
+  ['a layer, which the kernel is not asked about', 'layers', 0.5, 55, { index: 0, count: 1 }],
+  ['no bar of a track without any', 'resident', 0.5, 100, { index: -1, count: 0 }],
+  ['the ruler', 'ruler', 0.5, 100, { index: -1, count: 0 }],
+  ['a block', 'blocks', 0.75, 100, { index: 0, x0: 0, x1: 40, count: 1 }],
+  ['a cell, which is no storage', 'blocks', 0.25, 700, { index: 1, count: 0 }],
+  ['no block at a time without one', 'blocks', 0.75, 450, { index: -1 }],
+  ['no block at bytes without one', 'blocks', 0.25, 100, { index: -1 }]
+])('what is hit is %s', (what, track, share, x, wanted) => {
+  const y = layout[track].top + layout[track].height * share;
+  const layers = { ...none, x0: [5], x1: [8], row: [3], count: [1], fill: [1] };
+  const found = hitTest({ ...view, layers } as unknown as IView, layout, scale, x, y);
+  expect(found).toMatchObject({ track, ...wanted });
+  expect(found?.point !== undefined).toBe(/^(the left part of an op|a block)$/.test(what));
+});
+
+test('a block that is thinner than a pixel is hit where it is drawn; the upper of two is', () => {
+  const thin = { x0: [0, 0], x1: [40, 40], y0: [50, 50], y1: [50.001, 50.001], uid: [7, 8] };
+  const found = hitTest(
+    { ...view, blocks: thin } as unknown as IView,
+    layout,
+    scale,
+    100,
+    at('blocks', 0.5)
+  );
+  expect(found?.point).toEqual({ track: 'blocks', row: 8 });
+});
+
+test('outside the tracks nothing is hit', () => {
+  expect(hitTest(view, layout, scale, 100, layout.bottom + 50)).toBeNull();
 });
 
 test('tracks follow each other without overlap, and all have room in a low panel', () => {

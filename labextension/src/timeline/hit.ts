@@ -1,7 +1,7 @@
 // What is under the pointer.
 
 import type { Track } from '../protocol';
-import type { Layout, TrackName } from './layout';
+import type { ITrackBox, Layout, TrackName } from './layout';
 import { trackAt } from './layout';
 import type { Scale } from './scale';
 import { type IBars, type IView, lastAtMost } from './tables';
@@ -37,51 +37,56 @@ export function hitTest(
   if (!track) {
     return null;
   }
-  const empty: IHit = { track, count: 0, index: -1, x0: 0, x1: 0 };
   const at = scale.at(x);
+  const hit =
+    track === 'blocks'
+      ? blockAt(view, layout.blocks, at, y)
+      : barAt(view, track, at, (REACH_PX * scale.span) / scale.width);
+  return hit ?? { track, count: 0, index: -1, x0: 0, x1: 0 };
+}
+
+/** The bar of a track at a place of the axis, or within reach of it; null of a track without bars. */
+function barAt(view: IView, track: TrackName, at: number, reach: number): IHit | null {
   const asks = POINTS.find(name => name === track);
   const bars = asks ?? SPANS.find(name => name === track);
-  if (bars) {
-    const reach = (REACH_PX * scale.span) / scale.width;
-    const index = nearest(view[bars], at, reach);
-    if (index < 0) {
-      return empty;
-    }
-    const table = view[bars];
-    return {
-      track,
-      index,
-      count: table.count[index],
-      x0: table.x0[index],
-      x1: table.x1[index],
-      ...(asks ? { point: { track: asks, row: table.row[index] } } : {})
-    };
+  if (!bars) {
+    return null;
   }
-  if (track === 'blocks') {
-    const box = layout.blocks;
-    const bytes = ((box.top + box.height - y) / box.height) * view.map_bytes;
-    const blocks = view.blocks;
-    const hair = view.map_bytes / box.height;
-    for (let i = blocks.x0.length - 1; i >= 0; i--) {
-      const inside = at >= blocks.x0[i] + view.start && at <= blocks.x1[i] + view.start;
-      if (
-        inside &&
-        bytes >= blocks.y0[i] - hair / 2 &&
-        bytes <= Math.max(blocks.y1[i], blocks.y0[i] + hair)
-      ) {
-        const uid = blocks.uid[i];
-        return {
-          track,
-          index: i,
-          count: uid < 0 ? 0 : 1,
-          x0: blocks.x0[i] + view.start,
-          x1: blocks.x1[i] + view.start,
-          ...(uid < 0 ? {} : { point: { track: 'blocks', row: uid } })
-        };
-      }
+  const table = view[bars];
+  const index = nearest(table, at, reach);
+  if (index < 0) {
+    return null;
+  }
+  return {
+    track,
+    index,
+    count: table.count[index],
+    x0: table.x0[index],
+    x1: table.x1[index],
+    ...(asks ? { point: { track: asks, row: table.row[index] } } : {})
+  };
+}
+
+/** The block at a place of the axis and a height of the map; one thinner than a pixel is as high as that. */
+function blockAt(
+  { blocks, start, map_bytes }: IView,
+  box: ITrackBox,
+  at: number,
+  y: number
+): IHit | null {
+  const bytes = ((box.top + box.height - y) / box.height) * map_bytes;
+  const hair = map_bytes / box.height;
+  for (let i = blocks.x0.length - 1; i >= 0; i--) {
+    const [x0, x1] = [blocks.x0[i] + start, blocks.x1[i] + start];
+    const low = blocks.y0[i] - hair / 2;
+    const high = Math.max(blocks.y1[i], blocks.y0[i] + hair);
+    if (at >= x0 && at <= x1 && bytes >= low && bytes <= high) {
+      const uid = blocks.uid[i];
+      const hit: IHit = { track: 'blocks', index: i, count: 0, x0, x1 };
+      return uid < 0 ? hit : { ...hit, count: 1, point: { track: 'blocks', row: uid } };
     }
   }
-  return empty;
+  return null;
 }
 
 /** The bar that holds `at`, else the nearest one within reach; -1 without any. */

@@ -87,7 +87,7 @@ describe('the lanes share the height', () => {
 describe('the axis of the resident lane', () => {
   const box = { top: 100, height: 100 };
 
-  test('is labelled on both of its parts where it breaks', () => {
+  test('is labeled on both of its parts where it breaks', () => {
     const { ticks, breakY } = residentTicks(box, 100, 400);
     const y = residentY(box, 100, 400);
     expect(ticks.map(tick => tick.bytes)).toEqual([400, 50]);

@@ -3,7 +3,7 @@
 import { formatSeconds } from '../format';
 import type { Axis, IPause } from '../protocol';
 import { pauseName } from '../words';
-import type { IColours } from './colours';
+import type { IColors } from './colors';
 import type { Layout } from './layout';
 import type { Scale } from './scale';
 
@@ -48,17 +48,17 @@ export function pauseMarks(
 
 export function drawPauses(
   c: CanvasRenderingContext2D,
-  colours: IColours,
+  colors: IColors,
   layout: Layout,
   marks: IPauseMark[],
   width: number
 ): void {
-  c.font = `10px ${colours.font}`;
+  c.font = `10px ${colors.font}`;
   c.textBaseline = 'middle';
   const { top, height } = layout.ops;
   let free = 0;
   for (const { x, text } of marks) {
-    c.strokeStyle = colours.of['ink-2'];
+    c.strokeStyle = colors.of['ink-2'];
     c.lineWidth = 1;
     c.setLineDash([4, 2, 1, 2]);
     c.beginPath();
@@ -72,11 +72,11 @@ export function drawPauses(
       continue; // the one before says more
     }
     free = left + wide;
-    c.fillStyle = colours.of.bg;
+    c.fillStyle = colors.of.bg;
     c.globalAlpha = 0.85;
     c.fillRect(left, top, wide, height);
     c.globalAlpha = 1;
-    c.fillStyle = colours.of.ink;
+    c.fillStyle = colors.of.ink;
     c.fillText(text, left + 3, top + height / 2);
   }
 }

@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 
-import { clamp, formatAt, pan, Scale, tickLabel, ticks, zoom } from './scale';
+import { carried, clamp, formatAt, pan, Scale, tickLabel, ticks, wheeled, zoom } from './scale';
 
 test('positions and pixels are each other’s inverse', () => {
   const scale = new Scale(10, 30, 400);
@@ -14,6 +14,22 @@ test('zooming keeps what is under the pointer where it is', () => {
   const after = zoom(before, 0.5, 4);
   expect(after).toEqual({ start: 3, end: 7 });
   expect(new Scale(after.start, after.end, 100).x(4)).toBeCloseTo(new Scale(2, 10, 100).x(4));
+});
+
+describe('the wheel', () => {
+  const scale = new Scale(0, 100, 400);
+  const still = { deltaX: 0, deltaY: 0, deltaMode: 0, shiftKey: false, offsetX: 100 };
+  test('zooms around the pointer, as far in lines as in pixels', () => {
+    const closer = wheeled(scale, { ...still, deltaY: -160 });
+    expect(closer.end - closer.start).toBeCloseTo(100 * Math.exp(-0.256));
+    expect(new Scale(closer.start, closer.end, 400).at(100)).toBeCloseTo(25);
+    expect(wheeled(scale, { ...still, deltaY: -10, deltaMode: 1 })).toEqual(closer);
+  });
+  test('pans sideways, and with Shift', () => {
+    const along = { start: 10, end: 110 };
+    expect(wheeled(scale, { ...still, deltaX: 40, deltaY: 3 })).toEqual(along);
+    expect(wheeled(scale, { ...still, deltaY: 40, shiftKey: true })).toEqual(along);
+  });
 });
 
 describe('clamp', () => {
@@ -68,4 +84,17 @@ test('times are told apart at every zoom', () => {
   const shown = new Scale(1.84, 2, 900);
   const texts = new Set(Array.from({ length: 900 }, (_, x) => formatAt(shown.at(x), shown.span)));
   expect(texts.size).toBeGreaterThan(850);
+});
+
+test.each<[string, [number, number], number | null, number, boolean, [number, number]]>([
+  ['nothing was drawn', [0, 1], null, 20, false, [0, 20]],
+  ['all was shown', [0, 10], 10, 20, false, [0, 20]],
+  ['nearly all was shown', [0.001, 10], 10, 20, false, [0, 20]],
+  ['a part was shown', [2, 5], 10, 20, false, [4, 10]],
+  ['a part of a longer step was shown', [4, 10], 20, 10, false, [2, 5]],
+  ['a part is drawn in another way', [2, 5], 10, 20, true, [2, 5]],
+  ['all is drawn in another way', [0, 10], 10, 20, true, [0, 20]],
+  ['a step that took no time was shown', [0, 0], 0, 20, false, [0, 20]]
+])('where %s, that part of the next steps is', (_, [start, end], before, length, redrawn, to) => {
+  expect(carried({ start, end }, before, length, redrawn)).toEqual({ start: to[0], end: to[1] });
 });

@@ -40,8 +40,52 @@ export function zoom(stretch: IStretch, factor: number, at: number): IStretch {
   return { start: at - (at - stretch.start) * factor, end: at + (stretch.end - at) * factor };
 }
 
+/** A stretch as long as this share of the axis is all of it. */
+const WHOLE = 0.999;
+
+/**
+ * What to show of an axis that takes another's place: all of it where all was shown, else the same part of it; the
+ * very same stretch where the same steps are drawn in another way (`redrawn`). `before`: the length of the axis that was
+ * there; null: none was, or another source's.
+ */
+export function carried(
+  shown: IStretch,
+  before: number | null,
+  length: number,
+  redrawn: boolean
+): IStretch {
+  if (before === null || shown.end - shown.start > before * WHOLE || (!redrawn && !before)) {
+    return { start: 0, end: length };
+  }
+  const share = redrawn ? 1 : length / before;
+  return { start: shown.start * share, end: shown.end * share };
+}
+
 export function pan(stretch: IStretch, by: number): IStretch {
   return { start: stretch.start + by, end: stretch.end + by };
+}
+
+/** How much closer or wider a pixel of the wheel's turn makes it. */
+const WHEEL = 0.0016;
+/** What a line is, where a browser tells turns in lines. */
+const LINE_PX = 16;
+const DELTA_LINE = 1; // WheelEvent.DOM_DELTA_LINE
+
+/**
+ * What to show after a turn of the wheel: further along where it turns sideways or Shift is held, else closer or wider
+ * around the pointer.
+ */
+export function wheeled(
+  scale: Scale,
+  event: Pick<WheelEvent, 'deltaX' | 'deltaY' | 'deltaMode' | 'shiftKey' | 'offsetX'>
+): IStretch {
+  const unit = event.deltaMode === DELTA_LINE ? LINE_PX : 1;
+  if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+    const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
+    return pan(scale, ((sideways * unit) / scale.width) * scale.span);
+  }
+  const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY * unit * WHEEL)));
+  return zoom(scale, factor, scale.at(event.offsetX));
 }
 
 /** Round positions for the ruler, at least `gap` pixels apart: 1, 2 or 5 times a power of ten. */

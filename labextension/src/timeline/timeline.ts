@@ -5,18 +5,18 @@ import { formatBytes, formatCount, formatPercent, formatSeconds } from '../forma
 import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
 import type { IBox, IPoint } from '../protocol';
-import { BANDS, ownFrames, shortOp, storageName } from '../words';
+import { BANDS, shortOp } from '../words';
 import { boxOf, growBox, middleBox, moveBox } from './box';
-import { type IColours, readColours } from './colours';
+import { type IColors, readColors } from './colors';
 import { drawTracks } from './draw';
 import { hitTest, type IHit } from './hit';
 import { FOLDABLE, type Layout, layTracks, PINNABLE, residentY, type TrackName } from './layout';
 import { drawOverlay } from './overlay';
 import { drawPauses, pauseMarks } from './pauses';
-import { type IStretch, pan, Scale, zoom } from './scale';
+import { type IStretch, pan, Scale, wheeled, zoom } from './scale';
 import { type IMarks, lastAtMost } from './tables';
+import { type IDrawn, spanName, tipOf } from './tip';
 
-const WHEEL = 0.0016;
 const POINT_MS = 90;
 const CLICK_PX = 3;
 /** Under which name the figure beside a track is written, where that is not the track's. */
@@ -31,9 +31,6 @@ const MOST_PINNED = 0.7;
 const NEAR_PX = 5;
 /** The height of a resident track's legend with a line a band, under the track's name. */
 const LEGEND_PX = 90;
-/** What a block says of its bytes, by `PLACE`. */
-const WHERE = ['on the device', 'away, on the host', 'dropped, until a replay makes it again'];
-
 /** The keys that the drawing says of itself, to whom cannot see it. */
 const SAID: [action: string, what: string][] = [
   ['move-left', 'moves left'],
@@ -86,16 +83,16 @@ export class Timeline {
     cancelAnimationFrame(this._frame);
   }
 
-  /** Read the theme's colours again. */
-  recolour(): void {
-    this._colours = null;
+  /** Read the theme's colors again. */
+  recolor(): void {
+    this._colors = null;
     this.draw(true);
   }
 
   /** The drawing as it is, with the names and figures beside it, as one canvas. */
   picture(): HTMLCanvasElement {
     const ratio = window.devicePixelRatio || 1;
-    const colours = this._colours ?? readColours(this.node);
+    const colors = this._colors ?? readColors(this.node);
     const gutter = this._gutter.getBoundingClientRect();
     const canvas = document.createElement('canvas');
     canvas.width = Math.round(gutter.width * ratio) + this._canvas.width;
@@ -104,7 +101,7 @@ export class Timeline {
     if (!c) {
       return canvas;
     }
-    c.fillStyle = colours.of.bg;
+    c.fillStyle = colors.of.bg;
     c.fillRect(0, 0, canvas.width, canvas.height);
     for (const layer of [this._canvas, this._overlay]) {
       c.drawImage(layer, Math.round(gutter.width * ratio), 0);
@@ -124,7 +121,7 @@ export class Timeline {
         c.fillStyle = style.backgroundColor;
         c.fillRect(x, y, box.width, box.height);
       } else if (!part.children.length && part.textContent && box.width > 0) {
-        c.font = `${style.fontWeight} ${style.fontSize} ${colours.font}`;
+        c.font = `${style.fontWeight} ${style.fontSize} ${colors.font}`;
         c.fillStyle = style.color;
         c.fillText(part.textContent, x, y + box.height / 2);
       }
@@ -157,14 +154,14 @@ export class Timeline {
       return;
     }
     const began = performance.now();
-    this._colours ??= readColours(this.node);
+    this._colors ??= readColors(this.node);
     const scale = this._scale;
     const view = views.best(this._model.shown) ?? overview;
     if (this._dirty) {
       this._dirty = false;
       const picture = {
         context: tracks,
-        colours: this._colours,
+        colors: this._colors,
         layout: this._layout,
         scale,
         scene,
@@ -176,7 +173,7 @@ export class Timeline {
     }
     drawOverlay({
       context: over,
-      colours: this._colours,
+      colors: this._colors,
       layout: this._layout,
       scale,
       length: this._model.length,
@@ -194,7 +191,7 @@ export class Timeline {
     if (this._model.drawn === 'measured') {
       const { axis } = this._model;
       const marks = pauseMarks(scene.pauses, axis, scale, scene.length.time);
-      drawPauses(over, this._colours, this._layout, marks, scale.width);
+      drawPauses(over, this._colors, this._layout, marks, scale.width);
     }
     this._stick();
     this._readOut();
@@ -584,15 +581,7 @@ export class Timeline {
       return;
     }
     event.preventDefault();
-    const { shown } = this._model;
-    const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
-    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-      this._model.look(pan(shown, (sideways / this._width) * (shown.end - shown.start)));
-    } else {
-      const lines = event.deltaMode === WheelEvent.DOM_DELTA_LINE ? 16 : 1;
-      const factor = Math.exp(Math.max(-1, Math.min(1, event.deltaY * lines * WHEEL)));
-      this._model.look(zoom(shown, factor, this._scale.at(event.offsetX)));
-    }
+    this._model.look(wheeled(this._scale, event));
     this._hideTip();
   }
 
@@ -615,13 +604,13 @@ export class Timeline {
       shown: this._model.shown
     };
     if (inMinimap) {
-      this._centre(event.offsetX);
+      this._center(event.offsetX);
     }
     this._hideTip();
   }
 
   /** Move what is shown so that its middle lies there on the minimap. */
-  private _centre(x: number): void {
+  private _center(x: number): void {
     const { shown, length } = this._model;
     const middle = (x / this._width) * length;
     this._model.look(pan(shown, middle - (shown.start + shown.end) / 2));
@@ -643,7 +632,7 @@ export class Timeline {
       return;
     }
     if (drag.kind === 'minimap') {
-      this._centre(event.offsetX);
+      this._center(event.offsetX);
     } else if (drag.kind === 'pan') {
       const span = drag.shown.end - drag.shown.start;
       this._model.look(pan(drag.shown, ((drag.x - event.offsetX) / this._width) * span));
@@ -669,7 +658,7 @@ export class Timeline {
     if (drag.kind === 'brush') {
       const brush = this._brush;
       this._brush = null;
-      void this._model.summarise(drag.moved && brush && brush.end > brush.start ? brush : null);
+      void this._model.summarize(drag.moved && brush && brush.end > brush.start ? brush : null);
     } else if (drag.kind === 'box') {
       if (drag.moved) {
         this.listBox();
@@ -686,8 +675,8 @@ export class Timeline {
     if (!hit?.point) {
       if (hit && (hit.track === 'resident' || hit.track === 'away')) {
         await this._model.ask(this._scale.at(x));
-      } else if (hit && this._spanName(hit)) {
-        await this._model.summarise({ start: hit.x0, end: hit.x1 });
+      } else if (hit && spanName(hit, this._drawn)) {
+        await this._model.summarize({ start: hit.x0, end: hit.x1 });
       } else {
         await this._model.select(null);
       }
@@ -724,20 +713,10 @@ export class Timeline {
     return Math.abs(at(scene.floor.bytes) - y) <= NEAR_PX;
   }
 
-  /** What a stage, layer or module under the pointer is called; empty elsewhere. */
-  private _spanName({ track, index }: IHit): string {
-    const { scene, views, shown } = this._model;
-    const view = views.best(shown);
-    if (
-      index < 0 ||
-      !scene ||
-      !view ||
-      !(track === 'stages' || track === 'layers' || track === 'modules' || track === 'marks')
-    ) {
-      return '';
-    }
-    const names = track === 'marks' ? scene.mark_names : scene[track];
-    return names[view[track].label[index]] ?? '';
+  /** What is drawn, as far as what is said of a hit depends on it. */
+  private get _drawn(): IDrawn {
+    const { scene, views, shown, axis } = this._model;
+    return { scene, view: views.best(shown), axis };
   }
 
   private _hoverAt(x: number, y: number): void {
@@ -745,7 +724,7 @@ export class Timeline {
     this._hover = this._hitAt(x, y);
     window.clearTimeout(this._pointTimer);
     const hit = this._hover;
-    const span = hit && this._spanName(hit);
+    const span = hit && spanName(hit, this._drawn);
     if (hit && span) {
       window.clearTimeout(this._pointTimer);
       this._pointTimer = window.setTimeout(() => this._showTip(hit, {}, x, y), POINT_MS);
@@ -769,7 +748,7 @@ export class Timeline {
   /** Forget crosshair, range, box and selection. */
   clear(): void {
     this._model.setCursor(null);
-    void this._model.summarise(null);
+    void this._model.summarize(null);
     void this._model.enclose(null);
     this._model.tell(null);
     void this._model.select(null);
@@ -861,84 +840,7 @@ export class Timeline {
   // ------------------------------------------------------------------------------------------------ the tip
 
   private _showTip(hit: IHit, point: IPoint, x: number, y: number): void {
-    const rows: [string, string][] = [];
-    let title = '';
-    if (point.op) {
-      const { op } = point;
-      title = op.name;
-      rows.push(['Module', op.module || 'outside any']);
-      rows.push(['Stage', `${op.stage}, op ${formatCount(op.op)} of step ${op.step}`]);
-      rows.push([
-        'Time',
-        formatSeconds(op.duration_s) +
-          (op.stall_s ? `, of which stall ${formatSeconds(op.stall_s)}` : '') +
-          (op.replay_s ? `, replays ${formatSeconds(op.replay_s)}` : '')
-      ]);
-      rows.push(['Touches', `${op.touches.count} storages, ${formatBytes(op.touches.bytes)}`]);
-      if (op.stack.length) {
-        rows.push(['Stack', ownFrames(op.stack)[0] ?? op.stack[0]]);
-      }
-    } else if (point.transfer) {
-      const { transfer } = point;
-      title = `${transfer.direction === 'out' ? 'Swap-out' : 'Swap-in'}, ${transfer.cause}`;
-      rows.push([
-        'Storage',
-        transfer.storage ? storageName(transfer.storage) : 'died before the step'
-      ]);
-      rows.push(['Bytes', formatBytes(transfer.bytes)]);
-      rows.push([
-        'Time',
-        `${formatSeconds(transfer.duration_s)}, ${formatPercent(transfer.hidden)} hidden`
-      ]);
-      rows.push(['Queued', formatSeconds(transfer.waited_s)]);
-    } else if (point.stall) {
-      const { stall } = point;
-      title = `Stall ${formatSeconds(stall.duration_s)}`;
-      rows.push(['Waits for', stall.direction === 'out' ? 'a swap-out' : 'a swap-in']);
-      rows.push(['Cause', stall.cause]);
-      for (const part of stall.why.split('; ').filter(Boolean)) {
-        rows.push(['Of it', part]);
-      }
-      rows.push(['Storage', stall.storage ? storageName(stall.storage) : 'unknown']);
-      rows.push(['Op', stall.op ? `${stall.op.name} ${stall.op.module}` : 'outside any']);
-    } else if (point.replay) {
-      const { replay } = point;
-      title = `↻ ${replay.name}, replayed`;
-      rows.push([
-        'Makes',
-        replay.storage ? storageName(replay.storage) : 'what died before the step'
-      ]);
-      rows.push(['Module', replay.storage?.module || 'none']);
-      rows.push(['Bytes', formatBytes(replay.bytes)]);
-      rows.push(['Time', formatSeconds(replay.duration_s)]);
-      rows.push(['Cause', replay.cause]);
-      rows.push(['For', replay.op ? `${replay.op.name} ${replay.op.module}` : 'outside any op']);
-    } else if (point.storage) {
-      const { storage } = point;
-      title = storageName(storage);
-      rows.push(['Module', storage.module || 'none']);
-      rows.push(['Bytes', formatBytes(storage.bytes)]);
-      rows.push([
-        'Here',
-        WHERE[this._model.views.best(this._model.shown)?.blocks.place[hit.index] ?? 0]
-      ]);
-    } else if (hit.track === 'resident' && this._model.scene) {
-      const { floor } = this._model.scene;
-      title = `Floor ${formatBytes(floor.bytes)}`;
-      rows.push(['Set by', `${floor.op} ${floor.module}`]);
-      rows.push(['Here', floor.measured_on]);
-    } else {
-      title = this._spanName(hit);
-      const length = hit.x1 - hit.x0;
-      rows.push([
-        this._model.axis === 'time' ? 'Time' : 'Ops',
-        this._model.axis === 'time' ? formatSeconds(length) : formatCount(Math.round(length))
-      ]);
-      rows.push(['Click', 'sums it up']);
-    }
-    if (hit.count > 1) {
-      rows.push(['Here', `${formatCount(hit.count)} in this pixel; this is the longest`]);
-    }
+    const { title, rows } = tipOf(hit, point, this._drawn);
     const list = h('dl');
     for (const [name, value] of rows) {
       list.append(h('dt', {}, name), h('dd', {}, value));
@@ -974,7 +876,7 @@ export class Timeline {
   private readonly _tip = h('div', { class: 'cl-tip', hidden: true });
   private readonly _values = new Map<string, HTMLElement>();
   private readonly _observer: ResizeObserver;
-  private _colours: IColours | null = null;
+  private _colors: IColors | null = null;
   private _layout: Layout = layTracks(400, false);
   private _width = 0;
   private _frame = 0;

@@ -1,0 +1,99 @@
+"""What watching and planning take of the host, per op: beside tiny kernels, which show it, and beside kernels of 10 us,
+which should hide it. A part of ``benchmarks.gpu.facts``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+import chameleon_lab as cl
+
+from .common import GIB, Gpu
+
+KERNEL_S = 10e-6
+_SMALL_BYTES = 16 << 10
+_SETTLING_STEPS, _TIMED_STEPS = 4, 3
+_QUEUED = 100  # kernels that the host queues while the GPU is still busy
+
+
+def _kernel_s(gpu: Gpu, x: torch.Tensor) -> float:
+    """Of one op on ``x``, queued behind others: the host has no part in it."""
+    if not gpu.real:
+        return gpu.seconds(lambda: x * 2.0, 3)
+    busy = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(2):  # the first time loads kernels
+        for _ in range(3):
+            busy @ busy  # noqa: B018
+        first.record()
+        for _ in range(_QUEUED):
+            x * 2.0  # noqa: B018
+        last.record()
+        gpu.sync()
+    return first.elapsed_time(last) * 1e-3 / _QUEUED
+
+
+def of_ten_us(gpu: Gpu) -> torch.Tensor:
+    """A tensor whose elementwise op takes the GPU about :data:`KERNEL_S`."""
+    size = _SMALL_BYTES // 4
+    x = torch.ones(size, device=gpu.device)
+    while gpu.real and _kernel_s(gpu, x) < KERNEL_S and size < 1 << 28:
+        size = size * 5 // 4
+        x = torch.ones(size, device=gpu.device)
+    return x
+
+
+def _loop(x: torch.Tensor, ops: int) -> None:
+    y = x
+    for _ in range(ops):
+        y = y * 1.0
+
+
+def _per_op(gpu: Gpu, x: torch.Tensor, ops: int, session: cl.Session | None) -> dict[str, float]:
+    """Seconds an op: until the host has given them all, and until they are done. The fastest step."""
+    host, done = [], []
+    for _ in range(_SETTLING_STEPS + _TIMED_STEPS):
+        gpu.sync()
+        start = time.perf_counter()
+        _loop(x, ops)
+        host.append(time.perf_counter() - start)
+        gpu.sync()
+        done.append(time.perf_counter() - start)
+        if session is not None:
+            session.step()
+    return {"host_s": min(host[_SETTLING_STEPS:]) / ops, "done_s": min(done[_SETTLING_STEPS:]) / ops}
+
+
+def host_cost(gpu: Gpu, ops: int) -> list[dict[str, Any]]:
+    """Rows of a kernel size and a variant: without a session, recorded, and under a plan that has nothing to move."""
+    small, long = torch.ones(_SMALL_BYTES // 4, device=gpu.device), of_ten_us(gpu)
+    rows = []
+    for name, x in (("tiny", small), ("10 us", long)):
+        kernel_s = _kernel_s(gpu, x)
+        for variant, capacity in (("no session", None), ("recorded", "unlimited"), ("planned", GIB)):
+            row: dict[str, Any] = {
+                "kernel": name,
+                "kernel_s": kernel_s,
+                "variant": variant,
+                "bytes": x.nbytes,
+            }
+            if capacity is None:
+                rows.append(row | _per_op(gpu, x, ops, None))
+                continue
+            with cl.Session(capacity, device=gpu.device) as session:
+                row |= _per_op(gpu, x, ops, session)
+                row["stage"], row["moved_bytes"] = str(session.stage), session.report().swapped_out_bytes
+            rows.append(row)
+    return rows
+
+
+HEADERS = ("kernels", "kernel us", "variant", "host us/op", "done us/op")
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+    times = (f"{row[name] * 1e6:.2f}" for name in ("host_s", "done_s"))
+    return [row["kernel"], f"{row['kernel_s'] * 1e6:.1f}", row["variant"], *times]

@@ -1,0 +1,1 @@
+"""The panel on large traces, in Chromium: python -m benchmarks.lab."""

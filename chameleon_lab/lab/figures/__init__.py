@@ -1,0 +1,1 @@
+"""Drawings for notebooks: Plotly and Bokeh figures, widgets, and the report as a page."""

@@ -1,0 +1,1 @@
+"""The panel's server: answers JupyterLab's panel in the kernel."""

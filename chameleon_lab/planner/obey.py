@@ -1,0 +1,48 @@
+"""Planning for a running session: obeys as many edits as the capacity allows, and names the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ..policy.edits import Edit, EditAction, EditsUnreachableError, digest
+from ..policy.link import Link
+from ..policy.model import Policy
+from ..trace import StepTrace
+from ..util.units import format_bytes
+from .generate import plan
+
+
+def plan_obeying(
+    step: StepTrace, capacity_bytes: int, link: Link, edits: Sequence[Edit], **options: Any
+) -> tuple[Policy, list[str]]:
+    """The plan under the edits, less those that no plan can obey; and a line for everything wrong with them.
+
+    An edit that asks for more than ``capacity_bytes`` is left out; then, until a plan fits, the edit that keeps most.
+    All edits stay in the policy, which names those that were left out in ``disobeyed``: they are tried again where
+    somebody plans next. ``options`` go to :func:`~chameleon_lab.planner.plan`.
+
+    Raises BelowFloorError if no policy fits even without edits.
+    """
+    remarks, obeyed = [], []
+    for number, edit in enumerate(edits, 1):
+        if edit.action is EditAction.CAPACITY and (edit.capacity_bytes or 0) > capacity_bytes:
+            remarks.append(f"edit {number} ({edit}) is not obeyed: there are {format_bytes(capacity_bytes)}")
+        else:
+            obeyed.append((number, edit))
+    while True:
+        try:
+            made = plan(step, capacity_bytes, link, edits=[edit for _, edit in obeyed], **options)
+        except EditsUnreachableError as error:
+            worst = error.findings[0]
+            number, _ = obeyed.pop(worst.index)
+            remarks.append(f"not obeyed: {dataclasses.replace(worst, index=number - 1)}")
+            continue
+        findings = [dataclasses.replace(f, index=obeyed[f.index][0] - 1) for f in made.findings]
+        remarks += [str(finding) for finding in findings]
+        assumed = dict(made.assumed)
+        if left_out := sorted(set(range(len(edits))) - {number - 1 for number, _ in obeyed}):
+            assumed |= {"edits": digest(edits), "disobeyed": left_out}
+        made = dataclasses.replace(made, edits=tuple(edits), assumed=assumed, findings=tuple(findings))
+        return made, remarks

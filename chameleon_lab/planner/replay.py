@@ -1,0 +1,476 @@
+"""Rematerialization for planners: replayable storages, their cost, and their inputs.
+
+A *drop* gives a block back right after the use that its gap begins with, and copies nothing. Before op ``in_op`` a
+block is taken and the op that made the storage is *replayed* from its inputs. Those must be there by then:
+
+- An input that is alive is one more thing that is needed at ``in_op``. If it is swapped in a gap around that op, it
+  has to be back by then; if it is dropped too, it is replayed right before, and stays until its own use.
+- An input that has died, or holds another value by then, is made again as well, first, into memory that is given back
+  at once: it makes a *chain* with the ops that follow it, of :data:`CHAIN` ops at most. Two replays that go back to one
+  such input make it twice. What an op in place has changed is made first too, in the memory of its result.
+
+What a replay makes are :class:`~chameleon_lab.planner.values.Values`. It is refused here wherever it might give other
+bytes: where nobody knows what wrote a value in its chain, or where an op of it is not listed in
+:data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..trace import StepTrace
+from ..trace.replay_ops import REPLAY_CLASS
+from .memory import StepMemory, Swaps
+from .values import AT_FIRST, alive_bytes, values_of
+
+CHAIN = 4
+"""Ops that one replay may take in a row: the runtime declines a drop that would need more."""
+
+HIGHEST_CLASS = max(REPLAY_CLASS.values())
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The ops that make a storage again at one op of the step."""
+
+    values: tuple[int, ...]
+    """What is made on the way, in order: indices into the step's :class:`~chameleon_lab.planner.values.Values`. That of
+    the storage itself is the last."""
+    made: tuple[int, ...]
+    """Rows of the storages that held those."""
+    names: tuple[int, ...]
+    """The ops that make them: indices into ``StepTrace.names``."""
+    inputs: tuple[int, ...]
+    """Rows of the living storages that the ops read, beside what they make."""
+    op_seconds: tuple[float, ...]
+    """What each op takes."""
+    seconds: float
+    """What all of them take."""
+    transient_bytes: int
+    """Device memory that the ops take beside the storage itself, at most."""
+
+
+class ReplayChains:
+    """What can be replayed in a step, by ops up to a class.
+
+    ``seconds`` are those of each op, shape (ops,). Where the step has replays already, they say what a replay of each
+    kind of op takes: mostly less than the op, whose time holds its autograd and its casts too. ``refused`` holds names
+    of ops and keys of storages that the runtime has declined to replay.
+    """
+
+    def __init__(
+        self,
+        step: StepTrace,
+        memory: StepMemory,
+        seconds: np.ndarray,
+        replay_class: int = HIGHEST_CLASS,
+        refused: Collection[str] = (),
+    ) -> None:
+        self.memory = memory
+        storages, n = step.storages, memory.ops
+        self._birth: list[int] = storages.birth_op.tolist()
+        self._death: list[int] = np.where(storages.death_op >= n, 2 * n, storages.death_op).tolist()
+        self._block: list[int] = storages.block_bytes.tolist()
+        fits = np.array(
+            [name not in refused and 0 < REPLAY_CLASS.get(name, 0) <= replay_class for name in step.names],
+            dtype=bool,
+        )
+        declined = np.zeros(len(storages), dtype=bool)
+        if refused:
+            declined[[row for row, key in enumerate(step.storage_keys) if key in refused]] = True
+        self._values = values_of(step, fits)
+        may_replay = (storages.movable & ~declined).tolist()
+        self._possible = [
+            fits and may_replay[row] for fits, row in zip(self._values.fits, self._values.row, strict=True)
+        ]
+        op_seconds = seconds.tolist()
+        self._seconds: list[float] = [
+            share * op_seconds[op] for share, op in zip(self._values.share, self._values.op, strict=True)
+        ]
+        # Bytes alive right before an op, when its replays run.
+        before = alive_bytes(step, storages.birth_op + 1, storages.death_op + 1)
+        self.bytes_before = np.minimum(before, memory.live_bytes)
+        self._candidate_of = np.full(len(storages), -1, dtype=np.int64)
+        self._candidate_of[memory.row] = np.arange(len(memory.row))
+        self._gap_offset: list[int] = np.searchsorted(
+            memory.gap_storage, np.arange(len(memory.row) + 1)
+        ).tolist()
+        self._gap_row: list[int] = memory.row[memory.gap_storage].tolist()
+        self._gap_out: list[int] = memory.gap_out.tolist()
+        self._gap_use: list[int] = memory.gap_use.tolist()
+        self._returns: list[bool] = memory.gap_returns.tolist()
+        self._chains: dict[tuple[int, int], Chain | None] = {}
+        self._needs: dict[int, tuple[int, dict[int, int]]] = {}
+        if len(step.replays):
+            measured = self._measured(step).tolist()
+            self._seconds = [
+                planned_s * measured[name]
+                for planned_s, name in zip(self._seconds, self._values.name, strict=True)
+            ]
+            self._chains.clear()
+
+    def _measured(self, step: StepTrace) -> np.ndarray:
+        """What replays took in the step, by the name of the op that makes the value, to the time of their ops.
+
+        float64 (names,); of names that were not replayed it is that of all together.
+        """
+        rows = step.replays.storage
+        took_s = np.bincount(rows[rows >= 0], step.replays.duration_s[rows >= 0], len(self._birth))
+        measured, planned_s = np.zeros((2, len(step.names)))
+        for row, op in dict(zip(rows.tolist(), step.replays.op.tolist(), strict=True)).items():
+            chain = self.chain(row, op) if row >= 0 and self._birth[row] >= 0 else None
+            if chain is not None:
+                name = chain.names[-1]
+                measured[name] += took_s[row]
+                planned_s[name] += chain.seconds
+        if not planned_s.sum() or not measured.sum():
+            return np.ones(len(step.names))
+        known = (planned_s > 0.0) & (measured > 0.0)
+        shares = np.full(len(step.names), measured.sum() / planned_s.sum())
+        shares[known] = measured[known] / planned_s[known]
+        return shares
+
+    def gaps(self) -> list[int]:
+        """The gaps whose storage can be dropped and replayed before their use, ascending."""
+        memory = self.memory
+        returns = memory.gap_returns & (memory.gap_use < memory.ops) & ~memory.persistent[memory.gap_storage]
+        return [gap for gap in np.flatnonzero(returns).tolist() if self.why_not(gap) is None]
+
+    def why_not(self, gap: int) -> str | None:
+        """Why a gap cannot be dropped; None if it can."""
+        row, use = self._gap_row[gap], self._gap_use[gap]
+        if self._birth[row] < 0:
+            return "no op of the step makes it"
+        if not self._returns[gap] or use >= self.memory.ops:
+            return "it is not used again in the step"
+        value = self._values.at(row, use)
+        if value == AT_FIRST or not self._possible[value]:
+            written = value != AT_FIRST and self._values.op[value] > self._birth[row]
+            return f"the op that {'wrote it last' if written else 'makes it'} cannot be replayed"
+        if self.chain(row, use) is None:
+            return f"an input is gone or written by then, and no chain of {CHAIN} ops makes it again"
+        return None
+
+    def chain(self, row: int, op: int) -> Chain | None:
+        """How to make what a storage holds before ``op`` again; None if it cannot be done."""
+        value = self._values.at(row, op)
+        key = (value, op)
+        if key not in self._chains:
+            made: dict[int, int] = {}
+            inputs: dict[int, None] = {}
+            can = value != AT_FIRST and self._visit(value, op, made, inputs)
+            self._chains[key] = self._chained(made, inputs) if can else None
+        return self._chains[key]
+
+    def _chained(self, made: dict[int, int], inputs: dict[int, None]) -> Chain:
+        values = self._values
+        *earlier, _ = made
+        # What an op in place changes has its result's memory.
+        changed = {values.in_place(value) for value in made}
+        on_the_way = sum(self._block[values.row[value]] for value in earlier if value not in changed)
+        op_seconds = tuple(self._seconds[value] for value in made)
+        return Chain(
+            values=tuple(made),
+            made=tuple(values.row[value] for value in made),
+            names=tuple(values.name[value] for value in made),
+            inputs=tuple(inputs),
+            op_seconds=op_seconds,
+            seconds=sum(op_seconds),
+            transient_bytes=on_the_way + max(values.beside_bytes[value] for value in made),
+        )
+
+    def _visit(
+        self, value: int, op: int, made: dict[int, int], inputs: dict[int, None], most: int = CHAIN
+    ) -> int:
+        """Put what it takes to make a value before ``op`` into ``made`` and ``inputs``; ops in a row, 0 if too many."""
+        if not most or not self._possible[value]:
+            return 0
+        level = 1
+        for row, of in self._values.inputs[value]:
+            if of in made:
+                before = made[of]
+            elif self._death[row] >= op and self._values.at(row, op) == of:
+                inputs[row] = None
+                continue
+            else:
+                before = self._visit(of, op, made, inputs, most - 1) if of != AT_FIRST else 0
+                if not before:
+                    return 0
+            level = max(level, before + 1)
+        if level > most:
+            return 0
+        made[value] = level
+        return level
+
+    def gap_around(self, row: int, op: int) -> tuple[int, int] | None:
+        """The gap of a storage in which, or at whose end, ``op`` lies, and ``op`` as that gap counts; None if none."""
+        candidate = self._candidate_of[row]
+        if candidate < 0:
+            return None
+        begin, end = self._gap_offset[candidate], self._gap_offset[candidate + 1]
+        for at in (op, op + self.memory.ops):
+            gap = bisect_right(self._gap_out, at - 1, begin, end) - 1
+            if gap >= begin and self._gap_out[gap] < at <= self._gap_use[gap]:
+                return gap, at
+        return None
+
+    # ---------------------------------------------------------------------------------------------- together
+
+    def resolve(
+        self,
+        gaps: Iterable[int],
+        fixed: Collection[int] = (),
+        useful: np.ndarray | None = None,
+        must: Collection[int] = (),
+    ) -> PlannedReplays:
+        """What dropping these gaps (of :meth:`gaps`) together asks for.
+
+        Left out, and listed in ``declined``, are those whose chain gets too long since its inputs are dropped too,
+        those that need an input in one of the gaps ``fixed``, which others decide about, and those that are replayed so
+        soon that they are away at no ``useful`` op, int64 (ops + 1,) of how many of those come before each op. Those of
+        ``must`` need not be useful.
+        """
+        asked, fixed, must = list(gaps), set(fixed), set(must)
+        too_long: set[int] = set()
+        while True:
+            replays = self._resolved([gap for gap in asked if gap not in too_long], fixed, useful, must)
+            more = self._too_long(replays)
+            if not more:
+                break
+            too_long |= more
+        return dataclasses.replace(replays, declined=tuple(sorted({*replays.declined, *too_long})))
+
+    def _too_long(self, replays: PlannedReplays) -> set[int]:
+        """Drops that the runtime would decline: at some op between a drop and its replay its chain is too long.
+
+        A replay may come before the use, for another one, when inputs that are back by the use are still away; and an
+        input may be dropped while what is made of it is away. The runtime declines what is dropped last.
+        """
+        back = dict(zip(replays.gap.tolist(), replays.in_op.tolist(), strict=True))
+        gaps_of_row: dict[int, list[int]] = {}
+        for gap in back:
+            gaps_of_row.setdefault(self._gap_row[gap], []).append(gap)
+        found: set[int] = set()
+
+        def ops_in_a_row(gap: int, op: int, inputs: set[int], most: int = CHAIN + 1) -> int:
+            chain = self.chain(self._gap_row[gap], op)
+            if chain is None or most <= 0:
+                return CHAIN + 1
+            own, read = self._ops_from(chain)
+            longest = own
+            for row, ops in read.items():
+                inputs.add(row)
+                around = self.gap_around(row, op)
+                if around is not None and around[1] <= back.get(around[0], -1) and around[0] not in found:
+                    longest = max(longest, ops + ops_in_a_row(around[0], op, inputs, most - ops))
+            return longest
+
+        for gap in back:
+            begin, inputs = self._gap_out[gap] + 1, set[int]()
+            if max(ops_in_a_row(gap, op, inputs) for op in (begin, back[gap])) > CHAIN:
+                found.add(gap)
+                continue
+            for row in inputs:
+                for other in gaps_of_row.get(row, ()):
+                    later = self._gap_out[other] + 1
+                    between = other not in found and begin < later < back[gap]
+                    if between and ops_in_a_row(gap, later, set()) > CHAIN:
+                        found.add(other)
+        return found
+
+    def _resolved(
+        self, gaps: Iterable[int], fixed: set[int], useful: np.ndarray | None, must: set[int]
+    ) -> PlannedReplays:
+        """:meth:`resolve`, as far as chains at the uses tell."""
+        row_of = self._gap_row
+        order = sorted(gaps, key=lambda gap: (self._value(gap), gap))
+        declined = []
+        lengths: dict[int, int] = {}
+        for gap in order:
+            length = self.length(gap, lengths)
+            if length > CHAIN or not fixed.isdisjoint(self.needs(gap)[1]):
+                declined.append(gap)
+            else:
+                lengths[gap] = length
+        n = self.memory.ops
+        needed: dict[int, int] = {}
+        stays: set[int] = set()
+        replayed_at: dict[int, int] = {}
+        seconds, transient = np.zeros(n), np.zeros(n, dtype=np.int64)
+        for gap in reversed(order):  # a storage comes before all that is made of it
+            if gap not in lengths:
+                continue
+            op = needed.get(gap, self._gap_use[gap])
+            begin = self._gap_out[gap] + 1
+            if op <= begin or (useful is not None and gap not in must and useful[op] == useful[begin]):
+                declined.append(gap)
+                continue
+            needed.pop(gap, None)
+            chain = self.chain(row_of[gap], op)
+            assert chain is not None  # what is alive at the use is so before it
+            seconds[op] += chain.seconds
+            transient[op] = max(int(transient[op]), chain.transient_bytes)
+            for row in chain.inputs:
+                around = self.gap_around(row, op)
+                if around is None:
+                    continue
+                other, at = around
+                if self.memory.gap_returns[other]:
+                    needed[other] = min(needed.get(other, at), at)
+                else:
+                    stays.add(other)
+            replayed_at[gap] = op
+        # A storage before what is made of it.
+        taken = np.array([gap for gap in order if gap in replayed_at], dtype=np.int64)
+        memory = self.memory
+        return PlannedReplays(
+            gap=taken,
+            storage=memory.gap_storage[taken],
+            ordinal=memory.gap_ordinal[taken],
+            out_op=memory.gap_out[taken],
+            in_op=np.array([replayed_at[gap] for gap in taken.tolist()], dtype=np.int64),
+            use_op=memory.gap_use[taken],
+            seconds=seconds,
+            transient_bytes=transient,
+            bytes_before=self.bytes_before,
+            needed=needed,
+            stays=frozenset(stays),
+            declined=tuple(sorted(declined)),
+        )
+
+    def _value(self, gap: int) -> int:
+        """What a gap's storage holds in it: larger than all that it is made from."""
+        return self._values.at(self._gap_row[gap], self._gap_use[gap])
+
+    def needs(self, gap: int) -> tuple[int, dict[int, int]]:
+        """How long the chain of a gap is at its use, in ops in a row; and the gaps of its inputs around there.
+
+        Those come with the ops in a row from the one that reads them on: if one is dropped too, its own chain adds up.
+        """
+        if gap not in self._needs:
+            op = self._gap_use[gap]
+            chain = self.chain(self._gap_row[gap], op)
+            assert chain is not None
+            own, read = self._ops_from(chain)
+            inputs: dict[int, int] = {}
+            for row, ops in read.items():
+                if (around := self.gap_around(row, op)) is not None:
+                    inputs[around[0]] = max(inputs.get(around[0], 0), ops)
+            self._needs[gap] = own, inputs
+        return self._needs[gap]
+
+    def _ops_from(self, chain: Chain) -> tuple[int, dict[int, int]]:
+        """How many ops in a row a chain has; and by input those from the one that reads it on."""
+        # From the last op to the first: what an op reads is made by one that comes before it.
+        ops_from = {chain.values[-1]: 1}
+        inputs: dict[int, int] = {}
+        for value in reversed(chain.values):
+            length = ops_from[value]
+            for row, of in self._values.inputs[value]:
+                if of in chain.values:
+                    ops_from[of] = max(ops_from.get(of, 0), length + 1)
+                else:
+                    inputs[row] = max(inputs.get(row, 0), length)
+        return max(ops_from.values()), inputs
+
+    def length(self, gap: int, lengths: Mapping[int, int]) -> int:
+        """Ops in a row that a replay of a gap takes, where other drops take ``lengths``."""
+        own, inputs = self.needs(gap)
+        return max([own, *(ops + lengths[other] for other, ops in inputs.items() if other in lengths)])
+
+
+@dataclass(frozen=True)
+class PlannedReplays:
+    """Drops of a step, bound to the gaps of its memory, with all that follows from them together.
+
+    ``R`` drops, a storage before those that are made of it. The op indices are those of
+    :class:`~chameleon_lab.policy.Decision`; ``free_op`` is ``out_op + 1``.
+    """
+
+    gap: np.ndarray
+    """int64 (R,): gap of the StepMemory"""
+    storage: np.ndarray
+    """int64 (R,): candidate"""
+    ordinal: np.ndarray
+    """int64 (R,)"""
+    out_op: np.ndarray
+    """int64 (R,)"""
+    in_op: np.ndarray
+    """int64 (R,): the op before which it is replayed: its use, or the first replay that reads it"""
+    use_op: np.ndarray
+    """int64 (R,)"""
+    seconds: np.ndarray
+    """float64 (ops,): time of the replays that run right before each op"""
+    transient_bytes: np.ndarray
+    """int64 (ops,): device memory that those take beside what they make, at most"""
+    bytes_before: np.ndarray
+    """int64 (ops,): bytes alive right before each op"""
+    needed: dict[int, int]
+    """Other gaps, by the op inside them, or at their end, before which a replay reads their storage first."""
+    stays: frozenset[int]
+    """Gaps of dead time whose storage a replay still reads: it must not leave."""
+    declined: tuple[int, ...]
+    """Gaps that were asked for and are not dropped."""
+
+    def __len__(self) -> int:
+        return len(self.gap)
+
+    @classmethod
+    def none(cls, ops: int) -> PlannedReplays:
+        """No drop at all, in a step of so many ops."""
+        nothing, zeros = np.empty(0, dtype=np.int64), np.zeros(ops, dtype=np.int64)
+        seconds = np.zeros(ops)
+        return cls(
+            nothing, nothing, nothing, nothing, nothing, nothing, seconds, zeros, zeros, {}, frozenset(), ()
+        )
+
+    def applied(self, memory: StepMemory) -> StepMemory:
+        """The step as swapping sees it: with the drops made, and gaps that end where a replay reads their storage.
+
+        Gaps that are not left to swapping keep their index, and have no op inside.
+        """
+        if not len(self):
+            return memory
+        use = memory.gap_use.copy()
+        for gap, op in self.needed.items():
+            use[gap] = op
+        closed = np.concatenate([self.gap, np.array(sorted(self.stays), dtype=np.int64)])
+        use[closed] = memory.gap_out[closed] + 1
+        away = memory.away_bytes(self.storage, self.out_op + 1, self.in_op)
+        live = np.maximum(memory.live_bytes, self.bytes_before + self.transient_bytes) - away
+        return dataclasses.replace(memory, live_bytes=live, gap_use=use)
+
+    def served(self, memory: StepMemory, swaps: Swaps) -> tuple[Swaps, np.ndarray]:
+        """The swaps, back in time for the replays that read them; and which those are, bool (swaps,).
+
+        A storage of ``stays`` does not leave.
+        """
+        if not len(self):
+            return swaps, np.zeros(len(swaps), dtype=bool)
+        gap = gaps_of(memory, swaps)
+        kept = ~np.isin(gap, list(self.stays))
+        if not kept.all():
+            swaps, gap = swaps.taken(kept), gap[kept]
+        needed = np.full(len(memory.gap_use) + 1, 2 * memory.ops, dtype=np.int64)
+        needed[list(self.needed)] = list(self.needed.values())
+        use = np.minimum(swaps.use_op, needed[gap])  # of gap -1, the last: no limit
+        early = needed[gap] <= swaps.use_op
+        back = np.where(early, np.minimum(swaps.in_op, use), swaps.in_op)
+        free = np.where(early, np.minimum(swaps.free_op, back), swaps.free_op)
+        return dataclasses.replace(swaps, free_op=free, in_op=back, use_op=use), early
+
+
+def gaps_of(memory: StepMemory, swaps: Swaps) -> np.ndarray:
+    """The gap of each swap, int64 (swaps,); -1 where there is none."""
+    most = int(memory.gap_ordinal.max(initial=0)) + 2
+    key = memory.gap_storage * most + memory.gap_ordinal + 1
+    wanted = swaps.storage * most + swaps.ordinal + 1
+    if not len(key):
+        return np.full(len(wanted), -1)
+    at = np.minimum(np.searchsorted(key, wanted), len(key) - 1)
+    return np.where(key[at] == wanted, at, -1)

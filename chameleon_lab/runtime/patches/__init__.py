@@ -1,0 +1,1 @@
+"""Functions of torch that an open session replaces: one concern a file."""

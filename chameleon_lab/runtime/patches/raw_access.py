@@ -1,0 +1,195 @@
+"""Python entry points that read storages without an op: each is on the device while its bytes are read, and not longer.
+
+``torch.UntypedStorage.resize_`` copies the old bytes through a const pointer, and ``torch.Tensor.tolist`` reads through
+one after its last op has ended, when another thread may already evict: the storage is brought in first, and held.
+``torch.save`` and pickle hold each storage while they write it. safetensors takes the addresses of all tensors of a
+file and then writes them in one go, and ``torch.export.save`` reads at bare addresses: both get copies on the host. So
+a file may be larger than the capacity.
+
+Who asks for an address only is served by :mod:`.identities` and :mod:`.loans`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.serialization
+
+from ...errors import BelowFloorError
+from ...util.units import format_bytes
+from .. import core
+from . import loans, older_torch
+from .identities import Identities, unmanaged
+from .patch import Patches
+
+
+def _hold(storage_address: int, size_bytes: int, what: str) -> None:
+    if not core.hold(storage_address):
+        core.take_failure()
+        raise BelowFloorError(
+            f"{what} needs {format_bytes(size_bytes)} on the device at once, and the capacity has no room for "
+            "it: give a larger capacity",
+            needed_bytes=size_bytes,
+        )
+
+
+class _HoldingWriter:
+    """torch's zip writer, which holds a storage on the device while it writes it."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
+
+    def write_record(self, name: str, data: Any, *size: int) -> None:
+        if not torch.is_storage(data) or core.storage_residency(data) is None:
+            self._writer.write_record(name, data, *size)
+            return
+        _hold(data._cdata, data.nbytes(), f"saving {name}")
+        try:
+            self._writer.write_record(name, data, *size)
+        finally:
+            core.let_go(data._cdata)
+
+
+def _resident_resize(resize: Callable[..., Any]) -> Callable[..., Any]:
+    def resident_resize(storage: torch.UntypedStorage, size: int) -> Any:
+        if core.storage_residency(storage) is None:
+            return resize(storage, size)
+        _hold(storage._cdata, storage.nbytes(), "resizing a storage")
+        try:
+            return resize(storage, size)
+        finally:
+            core.let_go(storage._cdata)
+
+    return resident_resize
+
+
+def _resident_list(tolist: Callable[..., Any]) -> Callable[..., Any]:
+    def resident_list(tensor: torch.Tensor) -> Any:
+        address = core.storage_address(tensor) if tensor.device.type == "cpu" else 0
+        if not address:
+            return tolist(tensor)
+        _hold(address, tensor.nbytes, "tolist()")
+        try:
+            return tolist(tensor)
+        finally:
+            core.let_go(address)
+
+    return resident_list
+
+
+def _resident_write(write: Callable[..., Any]) -> Callable[..., Any]:
+    def resident_write(storage: torch.UntypedStorage, *args: Any) -> Any:
+        if core.storage_residency(storage) is None:
+            return write(storage, *args)
+        _hold(storage._cdata, storage.nbytes(), "writing a storage to a file")
+        try:
+            return write(storage, *args)
+        finally:
+            core.let_go(storage._cdata)
+
+    return resident_write
+
+
+def _holding_save(save: Callable[..., Any]) -> Callable[..., Any]:
+    def holding_save(obj: Any, zip_file: Any, *args: Any, **kwargs: Any) -> Any:
+        return save(obj, _HoldingWriter(zip_file), *args, **kwargs)
+
+    return holding_save
+
+
+def _of_host_copy(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Reads a contiguous tensor's bytes from a copy in numpy's memory, which is none of the session's."""
+
+    @functools.wraps(read)
+    def read_of_host_copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if unmanaged(tensor) or not tensor.is_contiguous():
+            return read(tensor, *args, **kwargs)
+        with torch.no_grad():
+            copy = torch.from_numpy(np.empty(tensor.nbytes, dtype=np.uint8)).view(tensor.dtype)
+            copy = copy.view(tensor.shape).copy_(tensor)
+        return read(copy, *args, **kwargs)
+
+    return read_of_host_copy
+
+
+def _of_storage_copy(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Reads all bytes of a tensor's storage, whatever part of it the tensor shows, from such a copy."""
+
+    @functools.wraps(read)
+    def read_of_storage_copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor) or core.residency(tensor) is None:
+            return read(tensor, *args, **kwargs)
+        if tensor.device.type != "cpu":  # what is read there is the tensor alone, brought to the host
+            return read(tensor.detach().cpu(), *args, **kwargs)
+        with torch.no_grad():
+            data = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            copy = torch.from_numpy(np.empty(data.nbytes, dtype=np.uint8)).copy_(data)
+        return read(copy, *args, **kwargs)
+
+    return read_of_storage_copy
+
+
+_READERS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ("safetensors.torch", "_to_ndarray", _of_host_copy),
+    ("safetensors.torch", "_tobytes", _of_host_copy),
+    ("torch.export.pt2_archive._package", "_get_raw_tensor_bytes", _of_storage_copy),
+)
+"""Functions that read a tensor through its address, by module and name; the first came with safetensors 0.7."""
+
+
+class _Readers(Patches):
+    """Patches such functions where they are imported already, and otherwise when a saver first asks for an address,
+    which it does before it reads."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self._patches: dict[tuple[str, str], Patches] = {}
+        self._installed = False
+
+    def meet(self) -> None:
+        """Patch what is imported now, unless that is done."""
+        if not self._installed:
+            return
+        for module_name, name, make in _READERS:
+            module = sys.modules.get(module_name)
+            if module is None or (module_name, name) in self._patches or not hasattr(module, name):
+                continue
+            self._patches[module_name, name] = patches = Patches([(module, name, make)])
+            patches.install()
+
+    def install(self) -> None:
+        """Patch what is imported already, and what will be."""
+        self._installed = True
+        self.meet()
+
+    def remove(self) -> None:
+        """Put the originals back. May be repeated."""
+        self._installed = False
+        for patches in self._patches.values():
+            patches.remove()
+        self._patches.clear()
+
+
+def guards() -> list[Patches]:
+    """While installed, saving works under any capacity that training does and leaves all as movable as before, storages
+    can be resized, and tensors listed."""
+    readers = _Readers()
+    always = Patches(
+        [
+            (torch.serialization, "_save", _holding_save),
+            (torch.UntypedStorage, "_write_file", _resident_write),
+            (torch.UntypedStorage, "resize_", _resident_resize),
+            (torch.Tensor, "tolist", _resident_list),
+            *loans.replacements(),
+            *Identities(readers.meet).replacements(),
+        ]
+    )
+    return [readers, always] if core.SEES_RAW_ACCESS else [readers, always, older_torch.guards()]

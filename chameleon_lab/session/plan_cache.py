@@ -1,0 +1,595 @@
+"""The plans of a session, and the decision when to make another one.
+
+Every plan belongs to one op sequence at one size. The executor follows the plan that fits the running step, and changes
+over in the middle of one. What it cannot follow well is planned for in a background thread, from the step as it was
+recorded, while eviction keeps the run alive; the new plan joins the others at the next step's border. Nothing here is
+final: every step is judged, for as long as the session lives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..planner.program import Program
+from ..policy import Policy
+from ..report.session_report import PlanSummary, StepSummary
+from ..runtime import core
+from ..trace import StepTrace
+from ..util.units import format_bytes, format_percent, format_seconds
+
+MOST_PLANS = 24
+"""Plans kept; beyond, the one that was followed longest ago goes."""
+
+_LEAST_MATCH_RATE = 0.9
+_LEAST_RECALL = 0.9
+_LEAST_RECENT_OPS = 128
+"""Too few to judge a running step by."""
+_MOST_EVICTED = 0.05
+"""Share of the capacity that may be evicted in a step without need of a plan."""
+_SAME_PEAK = 0.04
+"""Live peaks that differ by less than this share are of one size."""
+_STEADY_STEPS = 4
+"""A sequence seen so often in a row gets a plan of its own, however well another one serves it."""
+_HOST_HEADROOM = 1.125  # for what eviction takes beside the plan
+_LONGEST_PAUSE = 64
+_MOST_ANSWERS = 4
+"""Times that a sequence is planned for anew because the runtime declined drops."""
+_TRIAL_STEPS = 3
+"""Steps that a new plan is followed in which one is enough to show that its ops take less time than it was made for."""
+_QUICK_STEPS = 4
+"""Steps in a row that it takes later."""
+_MOST_REFINEMENTS = 3
+"""Times that a sequence is planned for anew because its ops take less time."""
+_MOST_RENEWALS = 16
+_ENOUGH_RENEWALS = 2
+"""So many plans for the same ops, none of which fared better: the next one is not waited for."""
+_MOST_FAILED = 256
+_SAME_TIME = 0.05
+"""Compute times that differ by less than this share are no reason to."""
+_LIKELY = 0.95
+"""Likeness of a step and a plan's from which on the plan is given a try."""
+_CHEAP = 0.02
+"""Share of the compute time that a plan may cost without being worth another look."""
+
+
+Grams = tuple[np.ndarray, np.ndarray]
+"""Runs of three ops, as numbers in ascending order, and how often each comes."""
+
+
+@dataclass
+class Plan:
+    """A policy bound to the ops of one step."""
+
+    policy: Policy | None
+    """None: no policy fits, and the program only tells eviction what is used when."""
+    program: Program
+    ready: core.Program
+    """The program as the core takes it."""
+    live_peak_bytes: int
+    summary: PlanSummary
+    grams: Grams
+    """Of the tokens of its ops."""
+    answers: int = 0
+    """How many plans for the same ops came before, each of whose drops were declined."""
+    refinements: int = 0
+    """How many plans for the same ops came before, each made for ops that take longer."""
+    quick_steps: int = 0
+    """Steps in a row, up to the newest, whose ops took less time than it was made for."""
+    renewals: int = 0
+    """How many plans for the same ops came before, in a row, each of which moved too little of what it should."""
+    good_steps: int = 0
+    """Steps in a row, up to the newest, in which it moved what it should."""
+    replaces: int = -1
+    """The plan for the same ops that it took the place of."""
+
+    @property
+    def fingerprint(self) -> int:
+        """Of the tokens of its ops."""
+        return self.ready.fingerprint
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What the session's planning gives for a step."""
+
+    policy: Policy | None
+    program: Program
+    step: StepTrace
+
+
+class _ShortSwitchInterval:
+    """Shortens Python's switch interval of 5 ms while a plan is made: ops release the interpreter all the time, and
+    each would have to wait so long to get it back.
+    """
+
+    _SHORT_S = 5e-6
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._usual_s = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._SHORT_S, self._usual_s))
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                sys.setswitchinterval(self._usual_s)
+
+
+_short_switch_interval = _ShortSwitchInterval()
+
+
+class _Job(threading.Thread):
+    """Plans for one step. The thread shares the interpreter with the training loop, which goes on between.
+
+    It begins in a backward, whose ops need no interpreter, or after ``patience_s`` where there is none.
+
+    The core knows the plan as soon as it is made: a step that began as it says, and has parted from the plan that it
+    follows, changes over at once.
+    """
+
+    _LOOK_S = 0.004  # each look takes the interpreter from the forward for a moment
+
+    def __init__(
+        self, work: Callable[[], Plan | None], key: tuple[int, int], patience_s: float = 0.0
+    ) -> None:
+        super().__init__(name="chameleon-lab-planner", daemon=True)
+        self.key = key
+        self.result: Plan | None = None
+        self.error: Exception | None = None
+        self.done = False
+        self._work = work
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._begins_by_s = time.monotonic() + patience_s
+        self._begins = threading.Event()
+        core.wake_promptly(True)  # this thread, where it waits for the interpreter
+        try:
+            self.start()
+        except RuntimeError as failure:  # the system has no thread left: that is a failed plan too
+            self.error, self.done = failure, True
+
+    def run(self) -> None:
+        """Plan."""
+        result = error = None
+        while time.monotonic() < self._begins_by_s and not core.in_backward():
+            if self._begins.wait(self._LOOK_S):
+                break
+        if self._abandoned:
+            return
+        try:
+            core.own_work(True)
+            try:
+                with _short_switch_interval:
+                    result = self._work()
+            finally:
+                core.own_work(False)
+        except Exception as failure:  # a failed plan must not end the run: the session notes it
+            error = failure
+        with self._lock:
+            if result is not None and not self._abandoned:
+                _give_to_core(result)
+            self.result, self.error, self.done = result, error, True
+
+    def hurry(self) -> None:
+        """Begin at once: somebody waits for the plan."""
+        self._begins.set()
+
+    def abandon(self) -> None:
+        """Nobody wants the plan any more."""
+        with self._lock:
+            self._abandoned = True
+            self._begins.set()
+            if self.result is not None:
+                core.drop_program(self.result.summary.plan)
+
+
+class PlanCache:
+    """The plans of one session. All methods are for the thread that ends the steps.
+
+    Args:
+        make: plans for a recorded step; it runs in the background too.
+        note: tells the session's user something.
+        capacity_bytes: of the device, asked for anew each time.
+        reserve_grows: takes in a step that has followed its own plan, and says whether plans leave more free from now
+            on, so that its ops need another.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[core.StepLog], StepPlan],
+        note: Callable[[str], None],
+        capacity_bytes: Callable[[], int],
+        reserve_grows: Callable[[StepSummary], bool] = lambda _: False,
+    ) -> None:
+        self._make = make
+        self._note = note
+        self._capacity_bytes = capacity_bytes
+        self._reserve_grows = reserve_grows
+        self._plans: dict[int, Plan] = {}
+        self._gone: list[PlanSummary] = []
+        self._ids = itertools.count()
+        self._job: _Job | None = None
+        self._failed: dict[tuple[int, int], tuple[int, int]] = {}
+        """By fingerprint and live peak: the step from which planning may be tried again, and the pause before it."""
+        self._newest = (0, 0)
+        self._in_a_row = 0
+        self._in_need = -1  # the live peak of the step before, if it lacked a plan
+        self._pause = self._next_pause = 0
+        self.replan_reason: str | None = None
+        """Why the newest step needs another plan; None if it has one that serves it."""
+        self.unserved: str | None = None
+        """Why the newest step's own plan moves too little, and a new plan would not help; None if it moves enough."""
+
+    @staticmethod
+    def desynchronized(counters: core.Counters) -> str | None:
+        """Why the running step counts as desynchronized from its plan; None while the matcher follows it."""
+        recent, matched = counters["recent_ops"], counters["recent_matched_ops"]
+        due, fired = counters["recent_due_bytes"], counters["recent_fired_bytes"]
+        if recent >= _LEAST_RECENT_OPS and matched < _LEAST_MATCH_RATE * recent:
+            return f"{matched} of the newest {recent} ops are in the plan"
+        if recent >= _LEAST_RECENT_OPS and fired < _LEAST_RECALL * due:
+            return (
+                f"{format_bytes(fired)} of {format_bytes(due)} due in the newest {recent} ops left the device"
+            )
+        return None
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def get(self, plan: int) -> Plan | None:
+        """A plan by its number, if it is still known."""
+        return self._plans.get(plan)
+
+    def summaries(self) -> Iterator[PlanSummary]:
+        """Of all plans in the order in which they were made, those that were dropped too."""
+        yield from sorted([*self._gone, *(p.summary for p in self._plans.values())], key=lambda s: s.plan)
+
+    def force(self, made: StepPlan, fingerprint_step: int, why: str) -> Plan:
+        """Make this the only plan, from the next step on. Call it between two steps."""
+        self.clear(f"replaced: {why}")
+        plan = self._finish(made, fingerprint_step, why)
+        self._add(plan)
+        core.use_program(plan.summary.plan)
+        self._pause = self._next_pause = 0
+        self.replan_reason = None
+        return plan
+
+    def clear(self, why: str) -> None:
+        """Drop all plans, and what is being planned."""
+        self.abandon()
+        for plan in list(self._plans):
+            self._drop(plan, why)
+        self._failed.clear()
+
+    def abandon(self) -> None:
+        """Forget what is being planned."""
+        job, self._job = self._job, None
+        if job is not None:
+            core.wake_promptly(False)
+            job.abandon()
+
+    def step_ended(self, log: core.StepLog, summary: StepSummary, least_compute_s: float = math.inf) -> None:
+        """Judge the step that has ended, and see that the next ones are served.
+
+        ``least_compute_s``: the fewest seconds that its ops have taken in any step, if that is known.
+        """
+        key = (log.fingerprint, log.live_peak_bytes)
+        same = key[0] == self._newest[0] and _alike(key[1], self._newest[1])
+        self._in_a_row = self._in_a_row + 1 if same else 1
+        self._newest = key
+        self._pause = max(0, self._pause - 1)
+        arrived = self._collect(log.index)
+        own = self._known(*key)
+        if own is not None:
+            if own.summary.made_from_step < log.index and own is not arrived:
+                self._next_pause = 0  # plans are worth their making: sequences come again
+            steps = own.summary.followed_steps + (log.program == own.summary.plan)
+            own.summary = replace(own.summary, followed_steps=steps, last_step=log.index)
+            self.replan_reason, self._in_need = None, -1
+            if log.program != own.summary.plan:
+                core.use_program(own.summary.plan)
+                return
+            self.unserved = self._unserved(own, summary)
+            poor = summary.trigger_recall < _LEAST_RECALL
+            if poor:  # its storages have been replaced by others, say
+                self.replan_reason = _left(summary) if own.renewals < _ENOUGH_RENEWALS else None
+                own.good_steps = 0
+            else:
+                own.good_steps += 1
+                if own.good_steps >= _LONGEST_PAUSE:
+                    own.renewals = 0
+            if self._job is None:
+                if poor:
+                    self._renew(own, log, summary)
+                elif summary.declined_drops and own.answers < _MOST_ANSWERS:
+                    self._answer(own, log, summary)
+                elif own.policy is not None and not log.truncated_ops and self._reserve_grows(summary):
+                    self._reserve_more(own, log, summary)
+                elif own.refinements < _MOST_REFINEMENTS:
+                    self._refine(own, log, summary, least_compute_s)
+            return
+        self.unserved = None
+        followed = self._plans.get(log.program)
+        if arrived is not None and arrived.replaces == log.program >= 0:
+            followed = arrived
+            core.use_program(arrived.summary.plan)
+        if followed is not None:
+            steps = followed.summary.followed_steps + 1
+            followed.summary = replace(followed.summary, followed_steps=steps, last_step=log.index)
+        self.replan_reason = self._replan_reason(summary, key, followed)
+        if self.replan_reason is None:
+            self._in_need = -1
+            return
+        # Where steps like this one come one after another, each that is planned for sooner is won.
+        patience_s = 0.0 if _alike(key[1], self._in_need) else summary.step_s
+        self._in_need = key[1]
+        nearest = self._nearest(log)
+        if nearest is not None and nearest.summary.plan != log.program:
+            core.use_program(nearest.summary.plan)
+        # Where a new plan came in the step's middle, what was evicted before it says nothing about it.
+        newcomer_grams = arrived.grams if arrived is not None and nearest is arrived else None
+        if newcomer_grams and _likeness(_grams(log.ops()["token"]), newcomer_grams) >= _LIKELY:
+            return
+        if self._job is None and self._pause == 0 and self._may_try(key, log.index) and not log.truncated_ops:
+            why, step = self.replan_reason, log.index
+            self._job = _Job(lambda: self._finish(self._make(log), step, why), key, patience_s)
+            self._pause = self._next_pause
+            self._next_pause = min(max(1, 2 * self._next_pause), _LONGEST_PAUSE)
+
+    def wait(self) -> None:
+        """Wait until nothing is being planned any more. The plan is there from the next step's border on."""
+        job = self._job
+        if job is not None and job.ident is not None:
+            job.hurry()
+            job.join()
+
+    # ---------------------------------------------------------------------------------------------------- inside
+
+    def _unserved(self, own: Plan, summary: StepSummary) -> str | None:
+        """Why a plan for these very ops moves too little, where a new plan would not help; None if it moves enough."""
+        if own.policy is None:
+            return "no policy fits the capacity beside the storages that cannot leave: eviction only"
+        if summary.trigger_recall < _LEAST_RECALL and own.renewals >= _ENOUGH_RENEWALS:
+            return (
+                f"{_left(summary)}, with {own.renewals + 1} plans for the same ops: the step replaces the planned "
+                "storages each time; eviction moves the new ones"
+            )
+        if summary.evicted_bytes > _MOST_EVICTED * self._capacity_bytes():
+            return f"{format_bytes(summary.evicted_bytes)} evicted beside the plan: storages unknown to it"
+        return None
+
+    def _renew(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
+        """Its ops come as they are planned, and what it moves does not. Where a new plan fares no better, the next one
+        waits eight times as long: a step after one of another kind may find other storages each time.
+        """
+        step, why, renewals = log.index, _left(summary), own.renewals + 1
+        key = (log.fingerprint, log.live_peak_bytes)
+        if log.truncated_ops or not self._may_try(key, step):
+            return
+        if step < own.summary.made_from_step + min(1 << 3 * own.renewals, _LONGEST_PAUSE):
+            return
+        self._job = _Job(
+            lambda: replace(self._finish(self._make(log), step, why), renewals=min(renewals, _MOST_RENEWALS)),
+            key,
+            summary.step_s,
+        )
+
+    def _answer(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
+        """Some of its drops cannot be replayed, as the recorded step says: plan without those."""
+        why, step = f"{summary.declined_drops} of its drops were declined", log.index
+        answers, own.answers = own.answers + 1, _MOST_ANSWERS  # it is asked for once
+        self._job = _Job(
+            lambda: replace(
+                self._finish(self._make(log), step, why), answers=answers, refinements=own.refinements
+            ),
+            (log.fingerprint, log.live_peak_bytes),
+            summary.step_s,
+        )
+
+    def _reserve_more(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
+        """The allocator is too fragmented for the bytes that the plan left free: plan with a larger reserve."""
+        counts = f"{summary.refusals} refused requests, {summary.alloc_retries} cache flushes"
+        why = f"the allocator is fragmented: {counts}"
+        step = log.index
+        self._job = _Job(
+            lambda: replace(
+                self._finish(self._make(log), step, why), answers=own.answers, refinements=own.refinements
+            ),
+            (log.fingerprint, log.live_peak_bytes),
+            summary.step_s,
+        )
+
+    def _refine(self, own: Plan, log: core.StepLog, summary: StepSummary, least_compute_s: float) -> None:
+        """Under eviction, or beside other programs, ops take longer, and copies seem to hide behind them that do not.
+
+        Plan again once steps have shown how long they take, where the plan costs anything. A step that took longer
+        says nothing: other programs do that. Steps before this one count in, too.
+        """
+        before, own.quick_steps = own.quick_steps, 0
+        if own.policy is None or summary.evictions or log.truncated_ops:
+            return
+        foretold = own.policy.predicted
+        planned_s = foretold.get("step_s", 0.0) - foretold.get("stall_s", 0.0) - foretold.get("replay_s", 0.0)
+        cost_s = summary.stall_s + summary.replay_s
+        compute_s = min(summary.step_s - cost_s, least_compute_s)
+        if compute_s > (1.0 - _SAME_TIME) * planned_s or cost_s < _CHEAP * compute_s:
+            return
+        own.quick_steps = before + 1
+        on_trial = own.summary.followed_steps <= _TRIAL_STEPS and not own.refinements
+        if not on_trial and own.quick_steps < _QUICK_STEPS:
+            return
+        why = f"its ops take {format_seconds(compute_s)}, planned for {format_seconds(planned_s)}"
+        refinements, own.refinements = own.refinements + 1, _MOST_REFINEMENTS  # it is asked for once
+        step = log.index
+
+        def make() -> Plan | None:
+            made = self._make(log)
+            if made.policy is None or made.policy is own.policy:  # the user's own, whatever it costs
+                return None
+            return replace(self._finish(made, step, why), answers=own.answers, refinements=refinements)
+
+        self._job = _Job(make, (log.fingerprint, log.live_peak_bytes), summary.step_s)
+
+    def _replan_reason(self, summary: StepSummary, key: tuple[int, int], followed: Plan | None) -> str | None:
+        if followed is None:
+            return "no plan for these ops"
+        if summary.match_rate < _LEAST_MATCH_RATE:
+            return f"the ops changed: {format_percent(summary.match_rate)} matched"
+        if summary.trigger_recall < _LEAST_RECALL:
+            return _left(summary)
+        if summary.evicted_bytes > _MOST_EVICTED * self._capacity_bytes():
+            return f"{format_bytes(summary.evicted_bytes)} evicted"
+        if key[0] == followed.fingerprint:
+            return f"{format_bytes(key[1])} alive at the peak, planned for {format_bytes(followed.live_peak_bytes)}"
+        if self._in_a_row >= _STEADY_STEPS:
+            return f"the same new ops {self._in_a_row} times in a row"
+        return None
+
+    def _nearest(self, log: core.StepLog) -> Plan | None:
+        """The plan whose ops are most like the step's: a step like that one is followed best by it."""
+        grams = _grams(log.ops()["token"])
+        likeness = {plan.summary.plan: _likeness(grams, plan.grams) for plan in self._plans.values()}
+        return max(
+            self._plans.values(),
+            key=lambda plan: (round(likeness[plan.summary.plan], 3), plan.summary.made_from_step),
+            default=None,
+        )
+
+    def _known(self, fingerprint: int, live_peak_bytes: int) -> Plan | None:
+        alike = [
+            plan
+            for plan in self._plans.values()
+            if plan.fingerprint == fingerprint and _alike(plan.live_peak_bytes, live_peak_bytes)
+        ]
+        return min(alike, key=lambda plan: abs(plan.live_peak_bytes - live_peak_bytes), default=None)
+
+    def failed(self, key: tuple[int, int], step: int, failure: Exception) -> None:
+        """Planning for these ops has failed, in this step: say so once, and leave them alone for a while."""
+        if key not in self._failed:
+            self._note(f"planning failed, eviction goes on: {type(failure).__name__}: {failure}")
+        _, pause = self._failed.pop(key, (0, 0))
+        pause = min(max(1, 2 * pause), _LONGEST_PAUSE)
+        self._failed[key] = (step + pause, pause)
+        while len(self._failed) > _MOST_FAILED:
+            self._failed.pop(next(iter(self._failed)))
+
+    def _may_try(self, key: tuple[int, int], step: int) -> bool:
+        return step >= self._failed.get(key, (step, 0))[0]
+
+    def _collect(self, step: int) -> Plan | None:
+        """Take over what the background thread has planned, if it is ready."""
+        job = self._job
+        if job is None or not job.done:
+            return None
+        self._job = None
+        core.wake_promptly(False)
+        if job.error is not None:
+            self.failed(job.key, step, job.error)
+            return None
+        self._failed.pop(job.key, None)
+        if job.result is None:
+            return None
+        replaced = self._known(job.result.fingerprint, job.result.live_peak_bytes)
+        if replaced is not None:
+            job.result.replaces = replaced.summary.plan
+            self._drop(replaced.summary.plan, f"replaced: {job.result.summary.why}")
+        self._keep(job.result)
+        return job.result
+
+    def _finish(self, made: StepPlan, step: int, why: str) -> Plan:
+        program, rows = made.program, made.program.storage_row
+        ready = core.make_program(
+            made.step.ops.token,
+            program.uid,
+            program.birth_op,
+            program.birth_ordinal,
+            made.step.storages.bytes[rows],
+            made.step.storages.category[rows],
+            made.step.storages.name[rows],
+            program.uses_offset.astype(np.uint32),
+            program.uses_op,
+            program.evict_last,
+            program.host.place,
+            program.host.kept,
+            program.action_op,
+            program.action_kind,
+            program.action_storage,
+        )
+        return Plan(
+            policy=made.policy,
+            program=program,
+            ready=ready,
+            live_peak_bytes=made.step.live_peak_bytes,
+            summary=PlanSummary(
+                plan=next(self._ids),
+                fingerprint=f"{ready.fingerprint:016x}",
+                ops=program.ops,
+                live_peak_bytes=made.step.live_peak_bytes,
+                decisions=len(made.policy.decisions) if made.policy else 0,
+                made_from_step=step,
+                why=why,
+                host_pool_bytes=program.host.pool_bytes,
+                host_peak_bytes=program.host.peak_bytes,
+            ),
+            grams=_grams(made.step.ops.token),
+        )
+
+    def _add(self, plan: Plan) -> None:
+        self._keep(plan)
+        _give_to_core(plan)
+
+    def _keep(self, plan: Plan) -> None:
+        while len(self._plans) >= MOST_PLANS:
+            oldest = min(self._plans.values(), key=lambda p: (p.summary.last_step, p.summary.plan))
+            self._drop(oldest.summary.plan, f"{MOST_PLANS} plans are kept, and it was followed longest ago")
+        self._plans[plan.summary.plan] = plan
+
+    def _drop(self, plan: int, why: str) -> None:
+        core.drop_program(plan)
+        self._gone.append(replace(self._plans.pop(plan).summary, dropped=why))
+        del self._gone[:-256]
+
+
+def _give_to_core(plan: Plan) -> None:
+    """From here on the executor may follow it, and sends storages to its places on the host."""
+    pool_bytes = plan.program.host.pool_bytes
+    core.reserve_host(pool_bytes, int(_HOST_HEADROOM * pool_bytes))
+    core.add_program(plan.summary.plan, plan.ready)
+
+
+def _left(summary: StepSummary) -> str:
+    return f"{format_percent(summary.trigger_recall)} of the planned bytes left the device"
+
+
+def _alike(a: int, b: int) -> bool:
+    return abs(a - b) <= _SAME_PEAK * max(a, b)
+
+
+def _grams(tokens: np.ndarray) -> Grams:
+    """Runs of three tokens; see :data:`Grams`."""
+    tokens = tokens.astype(np.uint64)
+    mixed = (tokens[:-2] * np.uint64(0x9E3779B1) ^ tokens[1:-1]) * np.uint64(0x85EBCA77) ^ tokens[2:]
+    found, counts = np.unique(mixed, return_counts=True)
+    return found, counts
+
+
+def _likeness(a: Grams, b: Grams) -> float:
+    """Share of the runs of both that they have in common."""
+    _, in_a, in_b = np.intersect1d(a[0], b[0], assume_unique=True, return_indices=True)
+    return 2 * float(np.minimum(a[1][in_a], b[1][in_b]).sum()) / max(1, int(a[1].sum() + b[1].sum()))

@@ -1,0 +1,1084 @@
+"""The session: the one public way to run a training loop under Chameleon Lab."""
+
+from __future__ import annotations
+
+from ..runtime import core  # first: where torch is missing or another one, this says so
+from . import policy_fit
+
+# isort: split
+import math
+import os
+import sys
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from .._lazy import at_first_use
+from ..errors import BelowFloorError, PolicyError, SessionError
+from ..lifecycle import SessionStage, open_session, set_open_session
+from ..planner import Draft, Floor, Suggestion, floor, suggest
+from ..planner.constraints import EvictLastByName, evict_last_rows
+from ..planner.memory import step_op_times
+from ..planner.obey import plan_obeying
+from ..planner.program import compile_program, unreplayable
+from ..policy import Link, Policy
+from ..policy.edits import Edit, EditAction
+from ..policy.model import fingerprint
+from ..report.dry_run import DryRun
+from ..report.enough import highest_floor, named, needed_bytes, unnamed
+from ..report.session_report import Report, StepSummary
+from ..runtime.discovery import Discovery
+from ..runtime.host_memory import default_capacity_bytes
+from ..runtime.inference_steps import InferenceSteps
+from ..runtime.kernels import kernels_of
+from ..runtime.patches.compiling import compiling
+from ..runtime.patches.error_words import error_words
+from ..runtime.patches.graphs import no_graphs
+from ..runtime.patches.loop_pauses import LoopPauses
+from ..runtime.patches.nvtx_ranges import nvtx_ranges
+from ..runtime.patches.oom_observers import refuse_where_attached
+from ..runtime.patches.optimizer_groups import small_groups
+from ..runtime.patches.patch import Patches
+from ..runtime.patches.raw_access import guards
+from ..runtime.recording import stall_totals
+from ..runtime.replay_check import NOTHING, UNSEEN_WRITES, replayable
+from ..trace import Category, StepTrace, Trace
+from ..trace.list_ops import part_limit_bytes
+from ..trace.replay_ops import REPLAY_CLASS
+from ..util.renamed import OldName, renamed_arguments
+from ..util.units import format_bytes, parse_bytes, parse_fraction
+from .arguments import (
+    UNLIMITED,
+    available_bytes,
+    parse_capacity,
+    parse_device,
+    parse_host_capacity,
+    parse_link,
+    parse_rematerialize,
+)
+from .capacity import Capacity
+from .device_times import DeviceTimes
+from .host_times import HostTimes
+from .plan_cache import Plan, PlanCache, StepPlan
+from .policy_controller import PolicyController
+from .reserve import Reserve
+from .step_history import StepHistory, declined_drops
+
+_MOST_TELLING = 16
+"""Op sequences of a session without a capacity that are kept to tell the floor."""
+
+_lock = threading.Lock()
+
+
+def current_session() -> Session | None:
+    """The session that is open in this process, or None."""
+    session: Session | None = open_session()
+    return session
+
+
+class Session:
+    """Runs the training loop inside it under a capacity, and learns how to hide what that costs.
+
+    Args:
+        capacity: device bytes the run may use: a number, text such as ``"512MiB"``, or a fraction of the device's
+            memory, such as ``0.6`` or ``"60%"``. None takes that of ``policy``; without one, all that the
+            GPU has, but for what other processes hold and a reserve of 512 MiB. The embedded device has no such
+            limit: there it records only, and nothing ever leaves. So does ``"unlimited"``, on any device.
+        device: ``"cuda"`` is the current GPU, ``"cuda:1"`` another one; ``"cpu"`` is the embedded device, whose memory
+            is host memory under a budget. None takes the current GPU, or the embedded device where there is none.
+            Tensors elsewhere are left alone; where none of a model's is on the device, a warning says so.
+        link: bandwidth between device and host, such as ``"8GiB/s"``, a pair (out, in) or ``"OUT,IN"``. None: as
+            fast as the machine copies, which is measured at the start, and again under load: in the step that a
+            policy is made from. Only the embedded device's link can be set.
+        policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one. Where it
+            fits, it is in force from the second step on. Where not, or where it drops what this session cannot replay,
+            a note in the report says so, and a policy is generated under its edits.
+        planning: False never makes a policy: eviction alone keeps the run within the capacity. It takes what is used
+            furthest in the future, as far as the steps before tell.
+        warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
+        host_capacity: the most host bytes for what is away, or a fraction of the machine's memory; plans keep within
+            it. None: no limit on the embedded device; on a GPU, whose copies need pinned memory, 80 % of what the
+            machine and the control groups around the process have available when the session starts.
+        margin: fraction of the capacity that plans leave free, for what a step does differently from the profiled one.
+        min_swap: storages smaller than this leave only where the capacity cannot do without.
+        split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
+            :mod:`chameleon_lab.runtime.patches.optimizer_groups`.
+        rematerialize: False or ``"no"`` never drops a storage to run the op that made it again. True or ``"all"``
+            leaves the choice to the policy; what cannot be replayed to the bit is swapped all the same. ``"cheap"``
+            keeps to element-wise ops, norms, casts and copies. With torch before 2.13, which does not
+            show it when a raw pointer writes to a tensor, True replays nothing: ``"trusting"`` does, there too. With it
+            you promise that nothing outside of ops writes to tensors through pointers while the session is open (a C++
+            extension that is no op, say; what Python does with ``data_ptr()``, numpy or DLPack is seen anyway). A
+            promise that is broken gives wrong numbers.
+        max_ops: ops of a step that are recorded; a longer step is cut off there, and gets no policy.
+        stacks: record the Python stack of every op (slow: for looking, not for long runs). ``"once"``: of one step of
+            each sequence of ops, which its other steps show too; it costs next to nothing, and is what
+            ``%chameleon start`` does.
+
+    Raises:
+        ValueError, TypeError: an argument is no size, bandwidth or fraction.
+        SessionError: the device is not there.
+
+    Use it as a context manager, or call :meth:`start` and :meth:`stop`.
+    """
+
+    @renamed_arguments(rematerialise="rematerialize")
+    def __init__(
+        self,
+        capacity: int | float | str | None = None,
+        *,
+        device: str | torch.device | None = None,
+        link: Link | float | str | tuple[float | str, float | str] | None = None,
+        policy: Policy | str | os.PathLike[str] | None = None,
+        planning: bool = True,
+        warmup_steps: int = 1,
+        host_capacity: int | float | str | None = None,
+        margin: float | str = 0.02,
+        min_swap: int | str = "16KiB",
+        split_optimizer: bool = True,
+        rematerialize: bool | Literal["no", "cheap", "all", "trusting"] = True,
+        max_ops: int = 2**20,
+        stacks: bool | Literal["once"] = False,
+    ) -> None:
+        self.device = parse_device(device)
+        self._traits = core.device_traits(self.device)
+        if capacity == UNLIMITED and policy is not None:
+            raise ValueError(f"with capacity {UNLIMITED!r} a session only records: leave out the policy")
+        self._takes_what_there_is = capacity is None and policy is None and not self._traits["emulated"]
+        capacity_bytes = (
+            None if policy is not None and capacity is None else parse_capacity(capacity, self.device)
+        )
+        self.link = parse_link(link)
+        """What policies are made for. Where none was given, it is what was measured last."""
+        self._measures_link = self.link == Link(None, None)
+        if not self._traits["emulated"] and not self._measures_link:
+            raise ValueError(
+                f"the link of {self.device!r} is what it is, and is measured: leave out link={link!r}, or give "
+                "device='cpu', the embedded device"
+            )
+        self.host_capacity_bytes = parse_host_capacity(host_capacity)
+        self.min_swap_bytes = parse_bytes(min_swap, "min_swap", none=True)
+        if not isinstance(warmup_steps, int) or warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be a number of steps from 0 up, got {warmup_steps!r}")
+        self.margin = parse_fraction(margin, "margin")
+        if self.margin >= 0.5:
+            raise ValueError(f"margin must be a fraction of the capacity below 0.5, got {margin!r}")
+        self.planning = planning
+        self.rematerialize = parse_rematerialize(rematerialize)
+        self._replayable = NOTHING
+        self._checked_settings: bytes | None = None
+        self._declined: dict[str, str] = {}  # by the keys of storages, why they were not dropped
+        self.warmup_steps = warmup_steps
+        if not isinstance(stacks, bool) and stacks != "once":
+            raise ValueError(f'stacks must be True, False or "once", got {stacks!r}')
+        self.stacks = stacks
+        if not isinstance(max_ops, int) or max_ops < 1:
+            raise ValueError(f"max_ops must be a number of ops from 1 up, got {max_ops!r}")
+        self.max_ops = max_ops
+        given = (
+            policy
+            if isinstance(policy, Policy)
+            else Policy.load(os.fspath(policy))
+            if policy is not None
+            else None
+        )
+        if given is not None and capacity_bytes is None:
+            capacity_bytes = given.capacity_bytes
+        self._capacity = Capacity(capacity_bytes, core.set_capacity)
+        self._policies = PolicyController(
+            given,
+            switch=self._enable,
+            at_border=self._at_border,
+            require_open=self._require_open,
+            capacities=lambda: (self._capacity.bytes, self._capacity.own_bytes),
+            history=lambda: self.history,
+            step_count=lambda: self._steps,
+            whole_steps=warmup_steps + 1,
+        )
+        self._stage = SessionStage.WARMUP if warmup_steps else SessionStage.PROFILE
+        self._steps = 0
+        self._explicit_steps = False
+        self._notes: list[str] = []
+        self._created_s = time.time()
+        self._evict_last_by_name = EvictLastByName()
+        self._discovery = Discovery(
+            self._optimizer_stepped, core.tensor_device(self.device), self._evicts_last, self._misses
+        )
+        self._journal = StepHistory(
+            self._discovery, keeps_host_copies=core.SEES_RAW_ACCESS or rematerialize == "trusting"
+        )
+        self._inference = InferenceSteps(self._model_called)
+        self._hooks: list[Discovery | InferenceSteps | LoopPauses | Patches] = [
+            compiling(),
+            self._discovery,
+            self._inference,
+            LoopPauses(),
+            nvtx_ranges(),
+            error_words(self._words),
+            *guards(),
+        ]
+        if self._traits["captures_graphs"]:
+            self._hooks.append(no_graphs())
+        self._splits_lists = split_optimizer
+        if self.capacity_bytes is not None and split_optimizer:
+            self._hooks.append(small_groups(lambda: part_limit_bytes(self._capacity.limit_bytes)))
+        self._watchers: list[Any] = []  # dashboards, which know sessions
+        self.after_step: Callable[[], None] | None = None
+        """Called in the loop's own thread when a step has ended."""
+        self._closed = False
+        self._reserve = Reserve()
+        self._plans = PlanCache(
+            self._plan_for, self._note, lambda: self._capacity.limit_bytes, self._reserve_grows
+        )
+        self._noted_change = False
+        self._noted_pageable = False
+        self._noted_missed = False
+        self._pins_before = 0
+        self._device_times = DeviceTimes()
+        self._host_times = HostTimes()
+        self._records_makings = False
+        self._kernels = ""
+        self._planning_s = 0.0
+        self._floors: dict[tuple[int, int], Floor | None] = {}  # by fingerprint and live peak
+        self._telling: dict[
+            int, core.StepLog
+        ] = {}  # by fingerprint: steps that may need more than the newest
+
+    # ------------------------------------------------------------------------------------------------ life
+
+    def start(self) -> Session:
+        """Begin. Raises SessionError if a session is open on the device, or this one has ended."""
+        with _lock:
+            if self._closed:
+                raise SessionError("this session has ended: make a new one")
+            if (other := current_session()) is not None:
+                raise SessionError(
+                    f"a session is already open on {other.device!r}: leave its `with` block or call its stop() first"
+                )
+            self._journal.begin()  # the panel asks as soon as there is a session
+            set_open_session(self)  # from here on stop() takes back whatever has been done
+            try:
+                self._open()
+            except BaseException:
+                self._shut()
+                raise
+        return self
+
+    def _open(self) -> None:
+        if self._takes_what_there_is:  # other processes may have come and gone since
+            self._capacity.measured(available_bytes(self.device))
+        self._check_replays()
+        if self._traits["captures_graphs"]:
+            refuse_where_attached()
+        options = core.Options()
+        if self.capacity_bytes is not None:
+            options.capacity_bytes = self.capacity_bytes
+        if self.host_capacity_bytes is None and self._traits["pinned_host"]:
+            self.host_capacity_bytes = default_capacity_bytes(core.pooled_host_bytes(self.device))
+        if self.host_capacity_bytes is not None:
+            options.host_capacity_bytes = self.host_capacity_bytes
+        options.link_out_bytes_per_s = self.link.out_bytes_per_s or 0.0
+        options.link_in_bytes_per_s = self.link.in_bytes_per_s or 0.0
+        options.min_swap_bytes = self.min_swap_bytes
+        options.max_ops = self.max_ops
+        options.stacks = bool(self.stacks)
+        options.trusting = self.rematerialize == "trusting"
+        options.splits_lists = self._splits_lists
+        try:
+            core.open(options, self.device)
+        except RuntimeError as error:
+            raise SessionError(str(error).splitlines()[0]) from None
+        self._kernels = kernels_of(core.tensor_device(self.device))
+        self._pins_before = core.counters()["host_pins"]
+        core.allow_replays(self._replayable.dtypes)
+        self._records_makings = False
+        self._record_makings()
+        self._time_next_step()
+        for part in self._hooks:
+            part.install()
+        if self.capacity_bytes is not None and self._measures_link:
+            self.link = Link(*core.measure_link())  # planning needs to know what copies cost
+
+    def _shut(self) -> None:
+        """Take back what start() did. May be repeated, and cut short by Ctrl-C at any point."""
+        self._plans.abandon()
+        for part in reversed(self._hooks):
+            part.remove()
+        self._journal.close()
+        core.close()
+        self._closed = True
+        set_open_session(None)
+
+    def stop(self) -> None:
+        """End: every tensor is brought back and stays valid. Harmless where the session is not running."""
+        if not self.is_open:
+            return
+        try:
+            error = sys.exc_info()[1]
+            if isinstance(error, torch.OutOfMemoryError):
+                with suppress(Exception):  # whatever it is, the session ends
+                    str(error)  # the last chance to say what is enough
+            while self._watchers:  # they read the core, which closes
+                self._watchers.pop().stop()
+        finally:
+            with _lock:
+                self._shut()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End, as :meth:`stop` does, with the error that has ended the training, if one has.
+
+        Raises BelowFloorError, which names a capacity that is enough, where that is what the error means.
+        """
+        text = ""
+        if isinstance(error, RuntimeError) and open_session() in (
+            None,
+            self,
+        ):  # else it is another one's to say
+            with suppress(Exception):  # as in stop()
+                text = str(error)
+        failure = core.take_failure(text) if text else None
+        if failure is None or not failure["below_floor"]:
+            self.stop()
+            return
+        try:
+            message = self._naming_enough(failure)
+        finally:
+            self.stop()
+        if error is not None and (message != str(error) or not isinstance(error, BelowFloorError)):
+            below = BelowFloorError(
+                message,
+                capacity_bytes=failure["capacity_bytes"],
+                needed_bytes=needed_bytes(failure),
+                op_name=failure["op"],
+            )
+            raise below.with_traceback(error.__traceback__) from None
+
+    def __enter__(self) -> Session:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+    def _naming_enough(self, failure: core.Failure) -> str:
+        """An error below the floor, with the capacity that is enough where that is known of the step."""
+        if not self.is_open:
+            return unnamed(failure)
+        logs = self._journal.logs()
+        running = core.counters()["step"] == failure["step"]
+        cut = (
+            core.step_so_far()
+            if running
+            else next((log for log in logs if log.index == failure["step"]), None)
+        )
+        # What a failed step lacks may have needed more: a script can go on after the error.
+        steps = [self._journal.trace(log) for log in logs if not log.failed]
+        given = self._policies.given.source if self._policies.given is not None else None
+        try:
+            return unnamed(failure) if cut is None else named(failure, self._journal.trace(cut), steps, given)
+        except ValueError:  # a step that holds too little to tell: the core's words stand
+            return unnamed(failure)
+
+    def _words(self, text: str) -> str | None:
+        """What there is to say of an error with these words; None where it is none of this session's."""
+        failure = core.failure_of(text) if self.is_open else None
+        if failure is None or not failure["below_floor"]:
+            return None
+        words = self._naming_enough(failure)
+        return None if words == unnamed(failure) else words  # its step may be long past: what it says stands
+
+    @property
+    def is_open(self) -> bool:
+        """Is the session running?"""
+        return open_session() is self
+
+    rematerialise = OldName("rematerialize")
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """The device bytes that the run may use now; None: no limit, the session only records."""
+        return self._capacity.bytes
+
+    @property
+    def own_capacity_bytes(self) -> int | None:
+        """The capacity that the session was made with: an enabled policy's edits may ask for another one."""
+        return self._capacity.own_bytes
+
+    @property
+    def stage(self) -> SessionStage:
+        """WarmUp, Profile or Stable."""
+        return self._stage
+
+    # ------------------------------------------------------------------------------------------------ tensors
+
+    def adopt(self, *objects: torch.nn.Module | torch.optim.Optimizer | torch.Tensor) -> None:
+        """Let the device own the tensors of models and optimizers that were made before the session.
+
+        Models are found by themselves at their first forward and optimizers at their first step; this does it at
+        once, and for single tensors too. What others hold as well (an alias in a state dict, say) moves only this way:
+        the call says that nobody keeps a raw address of it. Raises BelowFloorError if one does not fit, TypeError for
+        anything else.
+        """
+        self._require_open("adopt")
+        for item in objects:
+            if isinstance(item, torch.nn.Module):
+                self._discovery.adopt_module(item, trusted=True)
+            elif isinstance(item, torch.optim.Optimizer):
+                self._discovery.adopt_optimizer(item, trusted=True)
+            elif isinstance(item, torch.Tensor):
+                self._discovery.adopt_tensor(item)
+            else:
+                raise TypeError(
+                    f"adopt takes modules, optimizers and tensors, not {type(item).__name__}: pass the model itself"
+                )
+
+    def where(self, tensor: torch.Tensor) -> str | None:
+        """``"resident"``, ``"leaving"``, ``"away"``, ``"returning"``, ``"dropped"``; None: it is not managed."""
+        return core.residency(tensor)
+
+    def restore(self, tensor: torch.Tensor) -> None:
+        """Bring a tensor's storage onto the device. Raises BelowFloorError where there is no room."""
+        if not core.restore(tensor):
+            core.take_failure()
+            raise BelowFloorError(
+                f"{format_bytes(tensor.untyped_storage().nbytes())} do not fit beside what is in use under the "
+                f"capacity of {format_bytes(self.capacity_bytes or 0)}: raise it, or free tensors first",
+                capacity_bytes=self.capacity_bytes,
+                needed_bytes=tensor.untyped_storage().nbytes(),
+            )
+
+    def evict(self, tensor: torch.Tensor) -> bool:
+        """Send a tensor's storage to the host now. False where it may not leave, or has been dropped already.
+
+        Raises SessionError where the session has no capacity: it only records, and nothing of it ever leaves.
+        """
+        self._require_open("evict")
+        if self.capacity_bytes is None:
+            raise SessionError(
+                "session.evict() needs a session with a capacity; this one only records, and nothing leaves: give "
+                'one, such as Session("1GiB")'
+            )
+        return core.evict(tensor)
+
+    # ------------------------------------------------------------------------------------------------ steps
+
+    def step(self) -> None:
+        """Say that a training step ends here. From the first call on, optimizers no longer mark the ends."""
+        self._require_open("step")
+        self._inference.remove()
+        was_explicit, self._explicit_steps = self._explicit_steps, True
+        if was_explicit or self._steps == 0:
+            self._end_step()
+        elif not self._at_border():
+            # The first optimizer has ended this very step before anybody knew that the loop would: what came after it
+            # (the loss is read, say) is no step to learn from.
+            self._end_step(whole=False)
+
+    def _model_called(self) -> None:
+        if self.is_open:
+            self._end_step()
+
+    def _optimizer_stepped(self) -> None:
+        self._inference.remove()
+        if not self._explicit_steps and self.is_open:
+            self._end_step()
+
+    def _check_replays(self) -> bool:
+        """See which ops repeat themselves to the bit under the settings that are in force now. Returns True if anew."""
+        if not self.rematerialize or self.capacity_bytes is None:
+            return False
+        device = core.tensor_device(self.device)
+        settings = core.numerics_key(device)
+        if settings == self._checked_settings:
+            return False
+        self._checked_settings = settings
+        trusting, cheap = self.rematerialize == "trusting", self.rematerialize == "cheap"
+        self._replayable = replayable(device, trusting=trusting, cheap=cheap)
+        return True
+
+    def _end_step(self, *, whole: bool = True) -> None:
+        core.own_work(True)
+        try:
+            with self._policies.lock:
+                self._end_this_step(whole)
+                if self._check_replays():  # a script may set them when the session is open
+                    core.allow_replays(self._replayable.dtypes)
+                self._record_makings()
+                self._time_next_step()
+        finally:
+            core.own_work(False)
+        if self.after_step is not None:
+            self.after_step()
+
+    def _record_makings(self) -> None:
+        """See how values are made in the steps that plans are made from; later on, only plans with drops need it."""
+        wanted = self.planning and bool(self._replayable.dtypes) and self._stage is not SessionStage.STABLE
+        if wanted != self._records_makings:
+            self._records_makings = wanted
+            core.keep_producers(wanted)
+
+    def _time_next_step(self) -> None:
+        if self._traits["runs_behind"]:
+            newest = self._journal.newest
+            ops = newest.ops if newest else 0
+            everything = self._stage is not SessionStage.STABLE
+            self._device_times.time_next_step(self._steps, ops, all_ops=everything)
+
+    def _end_this_step(self, whole: bool) -> None:
+        log = core.end_step()
+        stage = self._stage
+        least_compute_s = math.inf
+        if self._traits["runs_behind"]:
+            for settled, tick_s in self._journal.settle():
+                self._device_times.learn(settled, tick_s)
+            self._warn_of_pageable_memory()
+        elif whole and self.capacity_bytes is not None:
+            least_compute_s = self._host_times.learn(log)
+        summary = self._journal.ended(log, stage.value)
+        if self.stacks == "once":
+            core.record_stacks(self._journal.lacks_stacks(log))
+        self._steps += 1
+        if self._takes_what_there_is and self._steps == 1:
+            self._leave_to_others()
+        if log.op_count == 0 or not whole:
+            return  # nothing to learn from
+        self._remember(log)
+        if stage is not SessionStage.STABLE and self._start_given(log):
+            pass
+        elif stage is SessionStage.WARMUP:
+            if self._steps >= self.warmup_steps:
+                self._stage = SessionStage.PROFILE
+                self._foresee(log)
+        elif stage is SessionStage.PROFILE and not self._policies.is_bound:
+            self._make_policy(log)
+        elif self.capacity_bytes is not None:
+            self._plans.step_ended(log, summary, least_compute_s)
+            self._follow(self._plans.get(log.program))
+            if self._plans.replan_reason and not self._noted_change:  # once: the report's plans say the rest
+                self._note(f"step {summary.index}: {self._plans.replan_reason}; planning for it")
+                self._noted_change = True
+            self._stage = SessionStage.PROFILE if self._plans.replan_reason else SessionStage.STABLE
+        self._policies.step_ended(summary, is_stable=self._stage is SessionStage.STABLE)
+
+    def _remember(self, log: core.StepLog) -> None:
+        """The first step may need more than all others; where nothing leaves, the largest of each sequence is kept."""
+        before = self._telling.get(log.fingerprint)
+        if self._telling and self.capacity_bytes is not None:
+            return
+        if before is None and len(self._telling) >= _MOST_TELLING:
+            return
+        if before is None or log.live_peak_bytes > before.live_peak_bytes:
+            self._telling[log.fingerprint] = log
+
+    def _leave_to_others(self) -> None:
+        """After the first step: less what libraries have taken in it, and torch's blocks that are not the session's."""
+        counters = core.counters()
+        counted = counters["resident_bytes"] + counters["other_bytes"]
+        foreign_bytes = max(0, torch.cuda.memory_allocated(self.device) - counted)
+        try:
+            left_bytes = available_bytes(self.device) - foreign_bytes
+        except SessionError:
+            return  # it ran, so eviction manages
+        if 0 < left_bytes < self._capacity.limit_bytes:
+            self._capacity.change(left_bytes, self._steps, own=True)
+
+    def _warn_of_pageable_memory(self) -> None:
+        if self._noted_pageable or not (pageable := core.pageable_host_bytes()):
+            return
+        self._noted_pageable = True
+        text = (
+            f"the system gives no more pinned host memory: {format_bytes(pageable)} of what is away lie in pageable "
+            "memory, whose copies stop the training loop. Raise `ulimit -l`, or what a container or WSL may lock"
+        )
+        warnings.warn(f"Chameleon Lab: {text}", stacklevel=2)
+        self._note(text)
+
+    def _reserve_grows(self, summary: StepSummary) -> bool:
+        if self.capacity_bytes is None:
+            return False
+        grows = self._reserve.learn(summary, self.capacity_bytes, self.margin)
+        if self._reserve.flush:
+            torch.cuda.empty_cache()  # waits for the GPU
+        return grows
+
+    def _follow(self, plan: Plan | None) -> None:
+        if plan is not None and plan.policy is not None:
+            self._policies.follow(plan.policy, plan.program.unmatched)
+
+    def _foresee(self, log: core.StepLog) -> None:
+        """Eviction in the step to come knows when storages were used in this one."""
+        if self.capacity_bytes is None or log.truncated_ops:
+            return
+        with self._noting_failure(log):
+            step = self._journal.trace(log)
+            made = StepPlan(None, compile_program(self._no_decisions(), step), step)
+            self._plans.force(made, log.index, "the first step")
+
+    def _no_decisions(self) -> Policy:
+        assumed = {"min_swap_bytes": self.min_swap_bytes}
+        return Policy(self._capacity.limit_bytes, self.link, (), assumed, edits=self._policies.edits)
+
+    def _make_policy(self, log: core.StepLog) -> None:
+        """The first plan, made at once: there is none yet that could be followed meanwhile."""
+        if self.capacity_bytes is not None and log.truncated_ops:
+            self._note(
+                f"the step has more ops than are recorded ({log.truncated_ops} more): no policy, eviction only. "
+                "Call session.step() at the end of each training step"
+            )
+            return
+        with self._noting_failure(log):
+            if self.capacity_bytes is not None:
+                self._follow(self._plans.force(self._plan_for(log), log.index, "the profiled step"))
+            self._stage = SessionStage.STABLE
+        self._policies.bound()
+
+    @contextmanager
+    def _noting_failure(self, log: core.StepLog) -> Iterator[None]:
+        """A plan that cannot be made must not end the run: eviction goes on, and it is tried again later."""
+        try:
+            yield
+        except Exception as failure:
+            self._plans.clear("planning failed")
+            self._plans.failed((log.fingerprint, log.live_peak_bytes), log.index, failure)
+
+    def _plan_for(self, log: core.StepLog) -> StepPlan:
+        """The policy for a recorded step, bound to it. Runs in the background too."""
+        start_s = time.thread_time()
+        try:
+            return self._planned_for(log)
+        finally:
+            self._planning_s += time.thread_time() - start_s
+
+    def _planned_for(self, log: core.StepLog) -> StepPlan:
+        log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them
+        step = self._device_times.completed(self._journal.trace(log))
+        if not self.planning:
+            return StepPlan(None, compile_program(self._no_decisions(), step), step)
+        try:
+            policy = self._policy_for(step)
+            return StepPlan(policy, compile_program(policy, step), step)
+        except BelowFloorError as error:
+            # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.
+            lowest = floor(Trace([step], {"kernels": self._kernels}))
+            if lowest.bytes > self._capacity.limit_bytes:
+                self._note(
+                    f"the capacity leaves no room to plan (floor {format_bytes(lowest.bytes)}, {lowest.measured_on}): "
+                    "eviction only"
+                )
+            else:
+                self._note(f"{error}; until then eviction only")
+            return StepPlan(None, compile_program(self._no_decisions(), step), step)
+
+    def _policy_for(self, step: StepTrace) -> Policy:
+        """The given policy where it fits the step, else one that is generated under the edits of the newest."""
+        capacity_bytes, given, edits = self._capacity.limit_bytes, self._policies.given, self._policies.edits
+        if given is not None:
+            reason = policy_fit.misfit(given, step, capacity_bytes, self.host_capacity_bytes)
+            lost = None if reason else self._lost_drops(given, step)
+            if reason is None and lost is None:
+                if not self._policies.is_bound:
+                    self._note("the given policy fits the profiled step: in force from the next one on")
+                return given
+            if lost is not None:
+                self._note(f"the given policy: {lost}. Planned anew, with its {len(edits)} edits")
+            elif (
+                not self._policies.is_bound
+            ):  # later it goes on serving its own ops, beside the plans for others
+                self._note(
+                    f"the given policy does not fit: {reason}. Planned anew, with its {len(edits)} edits"
+                )
+        if self._measures_link:
+            self.link = self.link.under_load(step)
+        return self._planned_anew(step, capacity_bytes, edits)
+
+    def _planned_anew(self, step: StepTrace, capacity_bytes: int, edits: tuple[Edit, ...]) -> Policy:
+        """Generated, with what this session can replay; what is wrong with the edits is noted."""
+        known = self._host_times.least(step)
+        made, remarks = plan_obeying(
+            step,
+            capacity_bytes,
+            self.link,
+            edits,
+            min_swap_bytes=self.min_swap_bytes,
+            margin=self.margin,
+            reserve_bytes=min(self._reserve.bytes, capacity_bytes // 2),
+            op_times=step_op_times(step) if known is None else known,
+            rematerialize=self._replay_class,
+            refused=self._not_replayed(step),
+            host_capacity_bytes=self.host_capacity_bytes,
+        )
+        for remark in remarks:
+            self._note(remark)
+        return made
+
+    def _lost_drops(self, policy: Policy, step: StepTrace) -> str | None:
+        """How many decisions of a policy cannot be obeyed, since this session cannot replay what they drop; None: none.
+
+        As it is, such a policy would leave those storages to eviction.
+        """
+        if policy.drops and not self._replay_class:
+            why = self._replays_off or "nothing is replayed"
+            reasons = Counter({why: len(policy.drops)})
+        else:
+            refused = self._not_replayed(step)
+            reasons = Counter(unreplayable(policy, step, self._replay_class, refused).values())
+        if not reasons:
+            return None
+        (most, _), *others = reasons.most_common()
+        also = f", and {len(others)} other reason{'s' * (len(others) > 1)}" if others else ""
+        count = f"{reasons.total()} of its {len(policy.decisions)} decisions"
+        return f"{count} cannot be obeyed, since what they drop cannot be replayed here ({most}{also})"
+
+    def _not_replayed(self, step: StepTrace) -> dict[str, str]:
+        """What the planner must not drop, and why: ops replayed with no dtype, and storages that were declined."""
+        declined, names = step.declined, (*step.names, "")  # -1 is the last: unknown
+        rows = zip(declined.storage.tolist(), declined.refusal.tolist(), declined.name.tolist(), strict=True)
+        self._declined |= {
+            step.storage_keys[row]: self._replayable.why_declined(refusal, names[name])
+            for row, refusal, name in rows
+        }
+        return self._refused()
+
+    def _refused(self) -> dict[str, str]:
+        dtypes, refused = self._replayable.dtypes, self._replayable.refused
+        return {name: why for name, why in refused.items() if name not in dtypes} | self._declined
+
+    def _evicts_last(self, category: Category, label: str, part: torch.Tensor) -> bool:
+        edits = self._policies.edits
+        return bool(edits) and self._evict_last_by_name(edits, category, label, core.block_bytes(part))
+
+    def _mark_evict_last(self, step: StepTrace) -> None:
+        """The policy's edits are others: tell the core what eviction takes last, whatever plan is followed."""
+        core.set_evict_last(step.storages.uid[evict_last_rows(step, self._policies.edits)])
+
+    def _start_given(self, log: core.StepLog) -> bool:
+        """After the first step: put a given policy in force, if it fits and holds the step it was made for."""
+        policy = self._policies.take_unstarted()
+        if policy is None or self.capacity_bytes is None or not self.planning:
+            return False
+        if not policy.assumed or log.truncated_ops:
+            return False
+        first = self._journal.trace(log)
+        reason = policy_fit.misfit_at_start(policy, first, self.capacity_bytes, self.host_capacity_bytes)
+        if reason is None:
+            reason = self._lost_drops(policy, first)
+        if reason is not None:
+            self._note(f"the given policy is not in force from the second step on: {reason}")
+            return False
+        self._put_in_force(policy, self.capacity_bytes, "the given policy")
+        self._note("the given policy fits: in force from the second step on")
+        for difference in policy_fit.differences(policy, None if self._measures_link else self.link):
+            self._note(f"the given policy fits, but {difference}")
+        return True
+
+    def _at_border(self) -> bool:
+        """Is this moment between two steps, so that plans can be changed?"""
+        return self._steps > 0 and core.counters()["ops_in_step"] == 0
+
+    def _enable(self, policy: Policy) -> None:
+        """Switch to a policy and to the capacity that its edits ask for, between two steps."""
+        asked = any(edit.action is EditAction.CAPACITY for edit in policy.edits)
+        own_bytes = self._capacity.own_bytes
+        capacity_bytes = policy.capacity_bytes if asked or own_bytes is None else own_bytes
+        self._put_in_force(policy, capacity_bytes, "enabled")
+
+    def _put_in_force(self, policy: Policy, capacity_bytes: int, why: str) -> None:
+        """Make a policy the only plan: bound to the newest step if that is its own, else to the one it holds."""
+        live = self._journal.trace(core.logs()[-1])
+        step = live
+        if policy.source is not None and policy.assumed.get("fingerprint") != fingerprint(live):
+            step = policy_fit.rebound(policy.source, live, self._discovery.labels.id)
+        self._capacity.change(capacity_bytes, live.index + 1)
+        self._policies.prefer(policy)
+        if (lost := self._lost_drops(policy, step)) is not None:
+            self._note(f"the policy {why}: {lost}. Planned anew, with its {len(policy.edits)} edits")
+            step = self._device_times.completed(step)
+            try:
+                policy = self._planned_anew(step, capacity_bytes, policy.edits)
+            except BelowFloorError as error:  # in the middle of a run: eviction manages
+                self._note(f"planning failed: {error}")
+        made = StepPlan(policy, compile_program(policy, step), step)
+        self._follow(self._plans.force(made, live.index, why))
+        self._mark_evict_last(live)
+        self._policies.bound()
+        self._stage = SessionStage.STABLE
+
+    def _misses(self, name: str, where: torch.device) -> None:
+        """A model has tensors, and none of them is on the session's device. Said once."""
+        if self._noted_missed:
+            return
+        self._noted_missed = True
+        text = f"{name} is on {where}, and this session's device is {self.device}: it is left alone. "
+        if where.type == "cuda" and (missing := core.missing_device(str(where))):
+            text += missing
+        elif where.type in ("cuda", "cpu"):
+            text += f"Use cl.Session(device={str(where)!r}) for it, or move it"
+        else:
+            text += "Move it"
+        warnings.warn(f"Chameleon Lab: {text}", stacklevel=2)
+        self._note(text)
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+    # ------------------------------------------------------------------------------------------------ results
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy in force, or None before there is one. Assign one to use it from the next step on."""
+        return self._policies.active
+
+    @policy.setter
+    def policy(self, policy: Policy | str | os.PathLike[str]) -> None:
+        if not isinstance(policy, Policy):
+            policy = Policy.load(os.fspath(policy))
+        if self.capacity_bytes is None:
+            raise PolicyError("this session only records, it has no capacity: give one to use a policy")
+        self._policies.give(policy)
+        if self.is_open and (logs := core.logs()):
+            self._mark_evict_last(self._journal.trace(logs[-1]))
+        if self.is_open and self._stage is not SessionStage.WARMUP:
+            self._stage = SessionStage.PROFILE  # bind it to the next step's ops
+            self._record_makings()
+
+    def enable(self, draft: Draft | Policy) -> None:
+        """Use a draft, or a policy, from the next step border on. No number of the run changes.
+
+        An edit of the capacity changes that of the device; without one it is the capacity of the session.
+
+        Raises BelowFloorError if no policy fits; SessionError if no policy is in force yet; PolicyError if the edits of
+        a policy are newer than its decisions, or it is for more than the session has.
+        """
+        self._policies.enable(draft)
+
+    def rollback(self) -> Policy:
+        """From the next step border on, use what was in force before the last :meth:`enable`; returns it.
+
+        The last 16 can be taken back, one after another. Raises SessionError if there is none.
+        """
+        return self._policies.rollback()
+
+    def dry_run(
+        self, draft: Draft, step_fn: Callable[[], object] | None = None, *, steps: int = 1, settle: int = 1
+    ) -> DryRun:
+        """Try a draft for a few steps of the run, then go back to the policy in force.
+
+        The steps are real training steps: they count, and no number of the run changes. With ``step_fn``, which
+        trains one step, they are run here. Without it they are the next ones of the caller's loop, and the result
+        fills as they end. The first ``settle`` steps under the draft are not measured: storages still take their new
+        places.
+
+        Raises what :meth:`enable` raises, what ``step_fn`` raises, and SessionError if a call of it ends no step.
+        """
+        return self._policies.dry_run(draft, step_fn, steps, settle)
+
+    @property
+    def staging(self) -> PolicyController:
+        """What has been asked for: the policy in force for good, and whether it can be rolled back."""
+        return self._policies
+
+    def trace(self) -> Trace:
+        """The newest finished steps, as columns. Empty before the first step has ended."""
+        return Trace([self._journal.trace(log) for log in self._journal.logs()], self.trace_meta())
+
+    def suggest(self) -> tuple[Suggestion, ...]:
+        """Modules whose checkpointing would lower the peak, what it would save and what it would take.
+
+        The coarse way out, for you to put into the model: a session never does it. Empty where the step fits its
+        capacity, and where no modules repeat or they keep little.
+        """
+        return suggest(self.trace(), self.capacity_bytes)
+
+    def trace_meta(self) -> dict[str, Any]:
+        """What a trace says of where it was recorded; see :class:`~chameleon_lab.trace.Trace`."""
+        return {
+            "torch": torch.__version__,
+            "device": self.device,
+            "kernels": self._kernels,
+            **({"allocator": setting} if (setting := self._journal.allocator_setting()) else {}),
+            "capacity_bytes": self.capacity_bytes,
+            "host_capacity_bytes": self.host_capacity_bytes,
+            "link_out_bytes_per_s": self.link.out_bytes_per_s,
+            "link_in_bytes_per_s": self.link.in_bytes_per_s,
+            "created_s": self._created_s,
+            "replay_class": self._replay_class,
+            "refused": sorted(self._refused()) if self._replay_class else [],
+            "not_replayed": dict(self._replayable.refused) if self._replay_class else {},
+            "replays_off": self._replays_off,
+        }
+
+    @property
+    def _replay_class(self) -> int:
+        """The highest class of ops that may be replayed; 0 for none."""
+        return max((REPLAY_CLASS[name] for name in self._replayable.dtypes), default=0)
+
+    @property
+    def step_count(self) -> int:
+        """How many steps have ended."""
+        return self._steps
+
+    def recorded_steps(self) -> tuple[int, ...]:
+        """Indices of the finished steps that are still recorded, oldest first."""
+        return tuple(log.index for log in self._journal.logs())
+
+    def recorded_step(self, index: int) -> StepTrace:
+        """One finished step, as columns. Raises SessionError if it is not, or no longer, recorded."""
+        return self._journal.trace(self._journal.log(index))
+
+    def counters(self) -> core.Counters:
+        """What the device holds now, as bytes and counts; after the end, what it held last.
+
+        May be asked from any thread, while a step runs. Raises SessionError before the start.
+        """
+        return self._journal.counters()
+
+    @property
+    def history(self) -> tuple[StepSummary, ...]:
+        """The finished steps in figures, oldest first. May be asked from any thread."""
+        return self._journal.history
+
+    def resident_peaks(self, index: int, parts: int) -> np.ndarray:
+        """The most bytes on the device in each of ``parts`` equal stretches of a finished step's ops.
+
+        int64, shape (parts,), or (ops,) of a step with fewer ops. May be asked from any thread. Raises SessionError if
+        the step is not, or no longer, recorded.
+        """
+        return self._journal.resident_peaks(index, parts)
+
+    def dashboard(self, *, every_s: float = 0.25) -> Any:
+        """Figures that move while a cell trains: capacity, stage, counters; resident bytes, transfers and stalls.
+
+        A :class:`~chameleon_lab.lab.figures.dashboard.Dashboard`.
+        Show it by making it the last line of a cell, then train in the next ones. It ends with the session, and
+        ``dashboard.save("run.html")`` keeps it as a page. A thread of its own reads the session every ``every_s``
+        seconds; the steps do nothing for it.
+
+        Raises SessionError before the start, MissingPackageError without bokeh, ValueError if ``every_s`` is not
+        positive.
+        """
+        watcher = at_first_use("Dashboard")(self, every_s=every_s)
+        if self.is_open:
+            self._watchers.append(watcher)
+            watcher.start()
+        return watcher
+
+    def report(self) -> Report:
+        """What the session has done so far."""
+        counters = self.counters()
+        logs = self._journal.logs()
+        live_peak = 0.0
+        if logs:
+            live_peak = float(logs[-1].ops()["live_peak_bytes"].max(initial=0))
+        return Report(
+            newest=self._journal.newest or StepSummary.none(),
+            device=self.device,
+            stage=self._stage.value,
+            steps=self._steps,
+            capacity_bytes=self.capacity_bytes,
+            peak_bytes=counters["peak_resident_bytes"],
+            live_peak_bytes=int(live_peak),
+            resident_bytes=counters["resident_bytes"],
+            host_bytes=counters["host_used_bytes"],
+            host_peak_bytes=counters["host_peak_bytes"],
+            host_capacity_bytes=self.host_capacity_bytes,
+            host_pins=counters["host_pins"] - self._pins_before if self._traits["pinned_host"] else None,
+            step_s=self._journal.median_step_s(),
+            loading_s=self._journal.median_s("loading_s"),
+            stall_parts=self._stall_parts(),
+            link=str(self.link),
+            decisions=len(self.policy.decisions) if self.policy else 0,
+            unmatched_decisions=self._policies.unmatched,
+            escaped_storages=counters["escaped"],
+            escaped_bytes=counters["escaped_bytes"],
+            refused=dict(self._discovery.refused),
+            floor=self._floor(),
+            notes=tuple(self._notes) + self._without_steps(counters),
+            history=self._journal.history,
+            plans=tuple(self._plans.summaries()),
+            divergences=tuple(self._journal.divergences()),
+            capacity_peak_bytes=self._capacity_peak_bytes(),
+            replan_reason=self._plans.replan_reason or self._plans.desynchronized(counters),
+            unserved=self._plans.unserved,
+            planning_s=self._planning_s,
+            recent_match_rate=_share(counters["recent_matched_ops"], counters["recent_ops"]),
+            recent_trigger_recall=_share(counters["recent_fired_bytes"], counters["recent_due_bytes"]),
+            declined_drops=declined_drops(logs[-1], self._replayable) if logs else {},
+            not_replayed=dict(self._replayable.refused),
+            replays_off=self._replays_off,
+            reserved_bytes=sum(counters[name] for name in ("resident_bytes", "cached_bytes", "other_bytes")),
+            split_bytes=counters["split_bytes"],
+            allocator=self._journal.allocator_setting(),
+            reserve_bytes=self._reserve.bytes,
+        )
+
+    def _without_steps(self, counters: core.Counters) -> tuple[str, ...]:
+        """What to do where ops come and no step ends."""
+        if self._steps or not counters["ops_in_step"]:
+            return ()
+        return (
+            f"no step has ended after {counters['ops_in_step']} ops, so that nothing is planned: call session.step(), "
+            "or chameleon_lab.current_session().step(), where one ends (an optimizer's step ends one by itself, and so "
+            "does a model that is called again and again without gradients)",
+        )
+
+    def _floor(self) -> Floor | None:
+        """The highest floor of the steps that are remembered or still recorded, each kind of step once."""
+        logs = [*self._telling.values(), *self._journal.logs()]
+        kinds = {(log.fingerprint, log.live_peak_bytes): log for log in logs}
+        for kind, log in kinds.items():
+            if kind not in self._floors:
+                self._floors[kind] = highest_floor([self._journal.trace(log)])
+        self._floors = {kind: self._floors[kind] for kind in kinds}
+        found = [lowest for lowest in self._floors.values() if lowest is not None]
+        highest = max(found, key=lambda lowest: lowest.bytes, default=None)
+        return None if highest is None else replace(highest, kernels=self._kernels)
+
+    def _stall_parts(self) -> dict[str, float]:
+        """Why the newest step stalled, in seconds."""
+        logs, newest = self._journal.logs(), self._journal.newest
+        if not logs or newest is None or not newest.stall_s:
+            return {}
+        return stall_totals(logs[-1])
+
+    @property
+    def _replays_off(self) -> str:
+        """Why nothing is replayed; empty where something is, and where nothing ever has to leave."""
+        if self.capacity_bytes is None or self._replayable.dtypes:
+            return ""
+        if not self.rematerialize:
+            return "rematerialize=False"
+        if core.SEES_RAW_ACCESS or self.rematerialize == "trusting":
+            return ""  # it has not started
+        return (
+            f'{UNSEEN_WRITES}; if nothing outside of ops does, rematerialize="trusting" replays all the same'
+        )
+
+    def _capacity_peak_bytes(self) -> int | None:
+        since = self._capacity.changed_before_step
+        return None if since is None else self._journal.peak_bytes_since(since)
+
+    def _require_open(self, call: str) -> None:
+        if not self.is_open:
+            raise SessionError(
+                f"session.{call}() needs a running session: call it inside `with cl.Session(...)`"
+            )
+
+    def __repr__(self) -> str:
+        capacity = "no capacity" if self.capacity_bytes is None else format_bytes(self.capacity_bytes)
+        state = "open" if self.is_open else "ended" if self._closed else "not started"
+        return f"<Session {self.device}, {capacity}, {self._stage}, step {self._steps}, {state}>"
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 1.0

@@ -1,0 +1,1 @@
+"""Independent helpers: units, files, progress bars, torch's version."""

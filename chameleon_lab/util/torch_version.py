@@ -1,0 +1,81 @@
+"""The installed torch, and whether this build fits it. The check imports no unsuitable torch."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+
+def minor_of(torch_version: str) -> str:
+    """``"2.13"`` of ``"2.13.1+cu130"``: what is built for one release of a minor version runs with all of them."""
+    return ".".join(torch_version.split("+")[0].split(".")[:2])
+
+
+def misfit(built_for: str, installed: str) -> str | None:
+    """What is wrong, in a sentence with both versions and the command that mends it; None: nothing."""
+    needed, found = minor_of(built_for), minor_of(installed)
+    if needed == found:
+        return None
+    mended = f'`pip install "torch=={needed}.*"` mends it, or the wheel of chameleon-lab for torch {found}'
+    if not _is_wheel():
+        mended = "build it again with `pip install --force-reinstall --no-deps .` in the project's folder"
+    return f"chameleon_lab was built for torch {needed}, and torch {installed} is installed: {mended}"
+
+
+def _is_wheel() -> bool:
+    """Was it installed from a wheel of ``make wheel``, whose version names its torch?"""
+    try:
+        return "+torch" in version("chameleon-lab")
+    except PackageNotFoundError:
+        return False
+
+
+_broken: Exception | None = None
+
+
+def note_broken(error: Exception) -> None:
+    """Note why torch does not load. Only the first attempt says it: later ones meet what that has left behind."""
+    global _broken
+    _broken = _broken or error
+
+
+def installed() -> str | None:
+    """The version of torch: its own word where it is loaded, else its package's; None where there is none.
+
+    Imports nothing. A package's word leaves the build out where it comes from PyPI: 2.13.0 for 2.13.0+cu130.
+    """
+    loaded = getattr(sys.modules.get("torch"), "__version__", None)
+    if loaded is not None:
+        return str(loaded)
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+def require() -> None:
+    """Raise an ImportError, with what mends it, where torch is missing, broken or another than this build's."""
+    try:
+        built_for: str = import_module("chameleon_lab._built_for").TORCH
+    except ImportError:
+        built_for = ""  # nothing is built: the extension that is missing is the next news
+    needed = f'"torch=={minor_of(built_for)}.*"' if built_for else "torch"
+    try:
+        if _broken is not None:
+            raise _broken
+        import torch
+    except Exception as error:
+        loaded = getattr(sys.modules.get("torch"), "__version__", "")
+        if built_for and loaded and (wrong := misfit(built_for, loaded)) is not None:
+            raise ImportError(wrong) from error
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            text = (
+                f"torch is not installed, which sessions and trace_meta need: `pip install {needed}` mends it"
+            )
+        else:
+            why = f"{type(error).__name__}: {error}"
+            text = f"torch does not load ({why}): `pip install --force-reinstall {needed}` brings another"
+        raise ImportError(text) from error
+    if built_for and (wrong := misfit(built_for, torch.__version__)) is not None:
+        raise ImportError(wrong)
