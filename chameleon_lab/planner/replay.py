@@ -170,9 +170,11 @@ class ReplayChains:
     def _chained(self, made: dict[int, int], inputs: dict[int, None]) -> Chain:
         values = self._values
         *earlier, _ = made
-        # What an op in place changes has its result's memory.
+        # What an op in place changes has its result's memory, and is made once more for another op that reads it.
         changed = {values.in_place(value) for value in made}
-        on_the_way = sum(self._block[values.row[value]] for value in earlier if value not in changed)
+        read = {of for value in made for row, of in values.inputs[value] if row != values.row[value]}
+        own = [value for value in earlier if value not in changed or value in read]
+        on_the_way = sum(self._block[values.row[value]] for value in own)
         op_seconds = tuple(self._seconds[value] for value in made)
         return Chain(
             values=tuple(made),
