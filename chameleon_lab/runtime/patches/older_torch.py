@@ -19,7 +19,7 @@ from .patch import Patches, Replacement
 
 _STORAGE = (
     *("_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_set_from_file"),
-    *("__getitem__", "__setitem__", "copy_", "fill_", "clone", "byteswap"),
+    *("__getitem__", "__setitem__", "byteswap"),
 )
 
 

@@ -58,17 +58,29 @@ class _HoldingWriter:
             core.let_go(data._cdata)
 
 
-def _resident_resize(resize: Callable[..., Any]) -> Callable[..., Any]:
-    def resident_resize(storage: torch.UntypedStorage, size: int) -> Any:
-        if core.storage_residency(storage) is None:
-            return resize(storage, size)
-        _hold(storage._cdata, storage.nbytes(), "resizing a storage")
-        try:
-            return resize(storage, size)
-        finally:
-            core.let_go(storage._cdata)
+def _resident_storages(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Holds the storages among a call's arguments on the device until it returns."""
 
-    return resident_resize
+    def held(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def with_storages_resident(*args: Any, **kwargs: Any) -> Any:
+            holding = []
+            try:
+                for storage in args:
+                    if (
+                        isinstance(storage, torch.UntypedStorage)
+                        and core.storage_residency(storage) is not None
+                    ):
+                        _hold(storage._cdata, storage.nbytes(), what)
+                        holding.append(storage._cdata)
+                return call(*args, **kwargs)
+            finally:
+                for address in holding:
+                    core.let_go(address)
+
+        return with_storages_resident
+
+    return held
 
 
 def _resident_list(tolist: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,19 +95,6 @@ def _resident_list(tolist: Callable[..., Any]) -> Callable[..., Any]:
             core.let_go(address)
 
     return resident_list
-
-
-def _resident_write(write: Callable[..., Any]) -> Callable[..., Any]:
-    def resident_write(storage: torch.UntypedStorage, *args: Any) -> Any:
-        if core.storage_residency(storage) is None:
-            return write(storage, *args)
-        _hold(storage._cdata, storage.nbytes(), "writing a storage to a file")
-        try:
-            return write(storage, *args)
-        finally:
-            core.let_go(storage._cdata)
-
-    return resident_write
 
 
 def _holding_save(save: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,11 +184,19 @@ def guards() -> list[Patches]:
     always = Patches(
         [
             (torch.serialization, "_save", _holding_save),
-            (torch.UntypedStorage, "_write_file", _resident_write),
-            (torch.UntypedStorage, "resize_", _resident_resize),
+            (torch.UntypedStorage, "_write_file", _resident_storages("writing a storage to a file")),
+            (torch.UntypedStorage, "resize_", _resident_storages("resizing a storage")),
             (torch.Tensor, "tolist", _resident_list),
             *loans.replacements(),
             *Identities(readers.meet).replacements(),
         ]
     )
-    return [readers, always] if core.SEES_RAW_ACCESS else [readers, always, older_torch.guards()]
+    if core.SEES_RAW_ACCESS:
+        return [readers, always]
+    copies = Patches(
+        [
+            (torch.UntypedStorage, "copy_", _resident_storages("copying a storage")),
+            (torch.UntypedStorage, "fill_", _resident_storages("filling a storage")),
+        ]
+    )
+    return [readers, always, copies, older_torch.guards()]
