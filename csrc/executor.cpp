@@ -169,13 +169,8 @@ void Executor::end_step() {
   if (passed_ > 0) catch_up(passed_, program_->ops());
 }
 
-int32_t Executor::begin_op(uint32_t token) {
-  prefix_ = Sequence::extend(prefix_, token);
-  ++live_op_;
-  if (!loaded()) return -1;
-  keep_token(token);
-  if (left_.program) left_.ops.push_back(left_.matcher.match(token).op);
-  if (left_.ops.size() > kMostLeft) left_ = {};
+// Where in a program the newest op is: in the followed one, or, where the run parts from that, in another that agrees.
+Matcher::Match Executor::follow_op(uint32_t token) {
   int32_t expected = matcher_.cursor();
   Matcher::Match match = matcher_.match(token);
   const bool newcomer = std::exchange(newcomer_, false);
@@ -189,11 +184,27 @@ int32_t Executor::begin_op(uint32_t token) {
   if (watch_.op(match.op >= 0) && !match.settled && watch_.lost() && look_elsewhere()) match = {passed_ - 1, true};
   parted_ |= !match.settled;
   if (departed_ || !match.settled) note_departure(match, expected);
+  return match;
+}
+
+// Ranges that were jumped over and are still not there.
+void Executor::catch_up_with_due() {
   while (!jumped_over_.empty() && jumped_over_.front().due <= live_op_) {
     const JumpedOver range = jumped_over_.front();
     jumped_over_.pop_front();
     catch_up(range.begin, range.end);
   }
+}
+
+int32_t Executor::begin_op(uint32_t token) {
+  prefix_ = Sequence::extend(prefix_, token);
+  ++live_op_;
+  if (!loaded()) return -1;
+  keep_token(token);
+  if (left_.program) left_.ops.push_back(left_.matcher.match(token).op);
+  if (left_.ops.size() > kMostLeft) left_ = {};
+  const Matcher::Match match = follow_op(token);
+  catch_up_with_due();
   if (match.op < 0) return -1;
   ++recorder_.log().matched_ops;
   if (match.settled) {

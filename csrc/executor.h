@@ -108,6 +108,8 @@ class Executor {
   bool change_program(int32_t plan_op, int32_t ordinal, int64_t bytes);
   bool go_back();
   bool look_elsewhere();
+  Matcher::Match follow_op(uint32_t token);
+  void catch_up_with_due();
   void keep_token(uint32_t token);
   // The op of the step at which this program came into use: not 0 where another thread's op came first.
   int32_t begun_at() const;

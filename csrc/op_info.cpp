@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <string_view>
@@ -165,48 +166,53 @@ void set_kind(OpInfo* info) {
   if (const auto index = info->handle->schema().argumentIndexWithName("batch_sizes")) info->held_argument = *index;
 }
 
+void read_arguments(const c10::FunctionSchema& schema, OpInfo* info) {
+  const auto& arguments = schema.arguments();
+  info->functional = arguments.size() <= 64;
+  for (const auto& result : schema.returns()) info->functional &= result.alias_info() == nullptr;
+  for (size_t i = 0; i < arguments.size() && i < 64; ++i) {
+    const c10::AliasInfo* alias = arguments[i].alias_info();
+    // Batch norm updates running_mean and running_var although no schema says so. A lazy clone takes the DataPtr away.
+    const bool hidden = starts_with(arguments[i].name(), "running_") || info->sets_hook;
+    if ((alias && alias->isWrite()) || hidden) info->written_arguments |= uint64_t{1} << i;
+    info->functional &= !hidden && alias == nullptr;
+    if (arguments[i].name() == "dropout_p") info->dropout_argument = static_cast<int32_t>(i);
+    if (arguments[i].name() == "generator") info->generator_argument = static_cast<int32_t>(i);
+    if (arguments[i].is_out()) info->out_arguments |= uint64_t{1} << i;
+  }
+}
+
+// Does it change its first argument, `self`, and nothing else?
+bool changes_self_alone(const c10::FunctionSchema& schema, const OpInfo& info) {
+  const auto& arguments = schema.arguments();
+  const auto& returns = schema.returns();
+  if (info.written_arguments != 1 || info.out_arguments != 0 || arguments[0].name() != "self") return false;
+  if (returns.size() != 1 || !returns[0].alias_info() || !returns[0].alias_info()->isWrite()) return false;
+  return std::all_of(arguments.begin() + 1, arguments.end(),
+                     [](const c10::Argument& argument) { return argument.alias_info() == nullptr; });
+}
+
 void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* info) {
   const std::string_view name = info->name;
-  // Custom ops may write what their schema does not say; recurrent kernels keep hidden buffers.
-  info->writes_all =
-      !starts_with(name, "aten::") || contains(name, "rnn") || contains(name, "lstm") || contains(name, "gru");
-  const auto handle =
-      operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
   info->leaf = info->opaque = true;
   if (name == "chameleon::compiled_region") {  // see compiled_regions.h; the dispatcher does not know it
-    info->writes_all = false;
     info->written_arguments = 2;
     return;
   }
-  if (!handle) {
-    info->writes_all = true;
-    return;
-  }
+  const auto handle =
+      operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
+  // Custom ops may write what their schema does not say; recurrent kernels keep hidden buffers.
+  info->writes_all = !handle || !starts_with(name, "aten::") || contains(name, "rnn") || contains(name, "lstm") ||
+                     contains(name, "gru");
+  if (!handle) return;
   info->leaf = !handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
                handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
                handle->hasKernelForDispatchKey(c10::DispatchKey::Meta);
   info->opaque = info->leaf || !starts_with(name, "aten::");
   info->handle = new c10::OperatorHandle(*handle);  // never freed, as the info that holds it
   info->sets_hook = name == "aten::_lazy_clone";
-  info->functional = true;
-  for (const auto& result : handle->schema().returns()) info->functional &= result.alias_info() == nullptr;
-  const auto& arguments = handle->schema().arguments();
-  info->functional &= arguments.size() <= 64;
-  for (size_t i = 0; i < arguments.size() && i < 64; ++i) {
-    const c10::AliasInfo* alias = arguments[i].alias_info();
-    // Batch norm updates running_mean and running_var although no schema says so. A lazy clone takes the DataPtr away.
-    const bool hidden = starts_with(arguments[i].name(), "running_") || info->sets_hook;
-    if ((alias && alias->isWrite()) || hidden) info->written_arguments |= uint64_t{1} << i;
-    info->functional &= !hidden;
-    info->functional &= alias == nullptr;
-    if (arguments[i].name() == "dropout_p") info->dropout_argument = static_cast<int32_t>(i);
-    if (arguments[i].name() == "generator") info->generator_argument = static_cast<int32_t>(i);
-    if (arguments[i].is_out()) info->out_arguments |= uint64_t{1} << i;
-  }
-  const auto& returns = handle->schema().returns();
-  info->in_place = info->written_arguments == 1 && info->out_arguments == 0 && arguments[0].name() == "self" &&
-                   returns.size() == 1 && returns[0].alias_info() && returns[0].alias_info()->isWrite();
-  for (size_t i = 1; i < arguments.size(); ++i) info->in_place &= arguments[i].alias_info() == nullptr;
+  read_arguments(handle->schema(), info);
+  info->in_place = changes_self_alone(handle->schema(), *info);
   info->overwrites = info->in_place && kOverwriting.count(name) > 0;
 }
 

@@ -124,6 +124,95 @@ const char* refusal_text(Refusal refusal) {
 
 // --- producers
 
+// What describe() has found so far.
+struct Replays::Description {
+  Maker* maker;
+  Producer* producer;
+  c10::DeviceType device = c10::DeviceType::CPU;  // of the op's tensors
+  std::optional<c10::ScalarType> dtype;           // of the first one with fractions
+};
+
+bool Replays::keep_tensor(const at::Tensor& tensor, size_t argument, int32_t element, Description* found) const {
+  if (!plain(tensor)) return false;
+  const OpInfo& info = *found->maker->info;
+  if (!found->dtype && (tensor.is_floating_point() || tensor.is_complex())) found->dtype = tensor.scalar_type();
+  if (tensor.device().type() != c10::DeviceType::CPU) found->device = tensor.device().type();
+  c10::StorageImpl* impl = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  KeptInput input;
+  input.argument = static_cast<int32_t>(argument);
+  input.element = element;
+  input.bytes = impl->nbytes();
+  input.impl = impl;
+  if (info.in_place && argument == 0) {
+    // What an op only overwrites in part is a value that it reads.
+    input.blank = info.overwrites && tensor.is_non_overlapping_and_dense() && tensor.nbytes() == input.bytes;
+    found->producer->written = static_cast<int32_t>(found->producer->inputs.size());
+  } else if (input.bytes < copied_bytes && impl->device_type() == c10::DeviceType::CPU) {
+    c10::DataPtr copy = allocate_plain_(input.bytes);
+    if (input.bytes > 0) std::memcpy(copy.get(), impl->data(), input.bytes);
+    input.copy = c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), input.bytes,
+                                                                    std::move(copy), nullptr, false));
+  }
+  input.form = shell_of(tensor, storage_over(nullptr, 0, tensor.device()));
+  found->producer->inputs.push_back(std::move(input));
+  return true;
+}
+
+// False: it cannot be kept.
+bool Replays::keep_argument(const c10::IValue& argument, size_t index, Description* found) const {
+  std::vector<c10::IValue>& kept = found->producer->arguments;
+  if (argument.isTensor()) {
+    kept.emplace_back(at::Tensor());
+    return !argument.toTensor().defined() || keep_tensor(argument.toTensor(), index, -1, found);
+  }
+  if (is_tensor_list(argument)) {
+    kept.emplace_back(with_holes(argument));
+    const auto elements = argument.toListRef();
+    for (size_t k = 0; k < elements.size(); ++k) {
+      if (!elements[k].isTensor() || !elements[k].toTensor().defined()) continue;
+      if (!keep_tensor(elements[k].toTensor(), index, static_cast<int32_t>(k), found)) return false;
+    }
+    return true;
+  }
+  if (argument.isGenerator()) {
+    if (found->maker->draw) return false;
+    found->maker->draw.emplace(argument.toGenerator());
+    kept.emplace_back(found->maker->draw->before());
+    return true;
+  }
+  if (!is_number(argument)) return false;
+  kept.push_back(copy_of_number(argument));
+  return true;
+}
+
+// The generator's state that an op without one of its own draws from. False: its draw cannot be repeated.
+bool Replays::keep_draw(Description* found) {
+  const OpInfo& info = *found->maker->info;
+  if (!info.seeded) return true;
+  std::vector<c10::IValue>& kept = found->producer->arguments;
+  c10::IValue* const own = info.generator_argument >= 0 ? &kept[info.generator_argument] : nullptr;
+  if (own && own->isNone() && found->device == c10::DeviceType::CPU) {
+    found->maker->draw.emplace(at::detail::getDefaultCPUGenerator());
+    *own = found->maker->draw->before();
+    return true;
+  }
+  if (own && own->isGenerator()) return true;
+  const auto& dropout = info.dropout_argument >= 0 ? kept[info.dropout_argument] : c10::IValue();
+  return dropout.isDouble() && dropout.toDouble() == 0.0;
+}
+
+Refusal Replays::described(uint64_t dtypes, Description* found) {
+  const bool every = dtypes == kEveryDtype;
+  if (!every && !(found->dtype && (dtypes >> static_cast<int>(*found->dtype) & 1))) return Refusal::Op;
+  if (!keep_draw(found)) return Refusal::Random;
+  found->producer->surroundings = Surroundings::now(found->device);
+  const Surroundings& now = *found->producer->surroundings;
+  if (found->device == c10::DeviceType::CPU && now.threads > 1 && Surroundings::workers_may_flush()) {
+    return Refusal::Denormals;
+  }
+  return every || now.were_checked() ? Refusal::None : Refusal::Settings;
+}
+
 Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) const {
   Maker maker;
   maker.info = &info;
@@ -132,88 +221,17 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
   if (dtypes == 0) return maker;
   // What runs inside a dispatch mode is up to Python.
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return maker;
-  maker.refusal = Refusal::Arguments;
   const auto arguments = arguments_of(function);
   auto producer = std::make_shared<Producer>();
   producer->info = &info;
   producer->arguments.reserve(arguments.size());
-  c10::DeviceType device = c10::DeviceType::CPU;
-  std::optional<c10::ScalarType> dtype;
-
-  const auto keep = [&](const at::Tensor& tensor, size_t argument, int32_t element) {
-    if (!plain(tensor)) return false;
-    const bool written = info.in_place && argument == 0;
-    if (!dtype && (tensor.is_floating_point() || tensor.is_complex())) dtype = tensor.scalar_type();
-    if (tensor.device().type() != c10::DeviceType::CPU) device = tensor.device().type();
-    c10::StorageImpl* impl = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-    KeptInput input;
-    input.argument = static_cast<int32_t>(argument);
-    input.element = element;
-    input.bytes = impl->nbytes();
-    input.impl = impl;
-    if (written) {
-      // What an op only overwrites in part is a value that it reads.
-      input.blank = info.overwrites && tensor.is_non_overlapping_and_dense() && tensor.nbytes() == input.bytes;
-      producer->written = static_cast<int32_t>(producer->inputs.size());
-    } else if (input.bytes < copied_bytes && impl->device_type() == c10::DeviceType::CPU) {
-      c10::DataPtr copy = allocate_plain_(input.bytes);
-      if (input.bytes > 0) std::memcpy(copy.get(), impl->data(), input.bytes);
-      input.copy = c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), input.bytes,
-                                                                      std::move(copy), nullptr, false));
-    }
-    input.form = shell_of(tensor, storage_over(nullptr, 0, tensor.device()));
-    producer->inputs.push_back(std::move(input));
-    return true;
-  };
-
+  Description found{&maker, producer.get()};
+  maker.refusal = Refusal::Arguments;
   for (size_t i = 0; i < arguments.size(); ++i) {
-    const c10::IValue& argument = arguments[i];
-    if (argument.isTensor()) {
-      producer->arguments.emplace_back(at::Tensor());
-      if (argument.toTensor().defined() && !keep(argument.toTensor(), i, -1)) return maker;
-    } else if (is_tensor_list(argument)) {
-      producer->arguments.emplace_back(with_holes(argument));
-      const auto elements = argument.toListRef();
-      for (size_t k = 0; k < elements.size(); ++k) {
-        if (!elements[k].isTensor() || !elements[k].toTensor().defined()) continue;
-        if (!keep(elements[k].toTensor(), i, static_cast<int32_t>(k))) return maker;
-      }
-    } else if (argument.isGenerator()) {
-      if (maker.draw) return maker;
-      maker.draw.emplace(argument.toGenerator());
-      producer->arguments.emplace_back(maker.draw->before());
-    } else if (is_number(argument)) {
-      producer->arguments.push_back(copy_of_number(argument));
-    } else {
-      return maker;
-    }
+    if (!keep_argument(arguments[i], i, &found)) return maker;
   }
-  if (dtypes != kEveryDtype && !(dtype && (dtypes >> static_cast<int>(*dtype) & 1))) {
-    maker.refusal = Refusal::Op;
-    return maker;
-  }
-  if (info.seeded) {
-    const auto& dropout = info.dropout_argument >= 0 ? producer->arguments[info.dropout_argument] : c10::IValue();
-    c10::IValue* const own = info.generator_argument >= 0 ? &producer->arguments[info.generator_argument] : nullptr;
-    if (own && own->isNone() && device == c10::DeviceType::CPU) {
-      maker.draw.emplace(at::detail::getDefaultCPUGenerator());
-      *own = maker.draw->before();
-    } else if (!(own && own->isGenerator()) && !(dropout.isDouble() && dropout.toDouble() == 0.0)) {
-      maker.refusal = Refusal::Random;
-      return maker;
-    }
-  }
-  producer->surroundings = Surroundings::now(device);
-  if (device == c10::DeviceType::CPU && producer->surroundings->threads > 1 && Surroundings::workers_may_flush()) {
-    maker.refusal = Refusal::Denormals;
-    return maker;
-  }
-  if (dtypes != kEveryDtype && !producer->surroundings->were_checked()) {
-    maker.refusal = Refusal::Settings;
-    return maker;
-  }
-  maker.producer = std::move(producer);
-  maker.refusal = Refusal::None;
+  maker.refusal = described(dtypes, &found);
+  if (maker.refusal == Refusal::None) maker.producer = std::move(producer);
   return maker;
 }
 

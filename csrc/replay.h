@@ -176,6 +176,11 @@ class Replays {
   void forget(Storage& storage);                      // at the end of a session
 
  private:
+  struct Description;
+  bool keep_tensor(const at::Tensor& tensor, size_t argument, int32_t element, Description* found) const;
+  bool keep_argument(const c10::IValue& argument, size_t index, Description* found) const;
+  static bool keep_draw(Description* found);
+  static Refusal described(uint64_t dtypes, Description* found);  // None: it can run again
   int32_t chain_below(const Value& value, int32_t most) const;
   int32_t chain_above(const Value& value) const;
   Refusal why_not(const Value& value) const;

@@ -306,6 +306,9 @@ class Runtime {
   Storage* see_unbacked(c10::StorageImpl* impl, ThreadState& thread);
   void hand_over(Storage& storage, c10::StorageImpl* impl);
   Storage* add_unbacked(c10::StorageImpl* impl);
+  Adopted adopt_unbacked(c10::StorageImpl* impl);
+  Adopted adopt_memory(c10::StorageImpl* impl, size_t owners, bool trusted);
+  void categorize(Storage& storage, Category category, int32_t label);
   void forget_unbacked();
   int32_t describe_birth(Storage& storage, ThreadState& thread);  // returns its number among the op's
   size_t resident_bytes() const;

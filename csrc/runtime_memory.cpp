@@ -32,63 +32,76 @@ Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32
                                 bool evict_last) {
   Lock lock(mutex_);
   if (!find(impl) && !wait_for_other_ops()) return Adopted::Shared;
-  Storage* storage = find(impl);
   Adopted result = Adopted::Known;
-  if (!storage && options_.unbacked && impl->device_type() == c10::DeviceType::Meta) {
-    if (impl->nbytes() < options_.min_tracked_bytes) return Adopted::TooSmall;
-    storage = add_unbacked(impl);
-    recorder_.arrived(*storage);
-    result = Adopted::New;
-  } else if (!storage) {
-    if (impl->device() != device_->torch_device() || !impl->resizable()) return Adopted::Foreign;
-    c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
-    const c10::DeleterFnPtr deleter = pointer.get_deleter();
-    if (deleter != device_->plain_deleter() || pointer.get() != pointer.get_context()) return Adopted::Foreign;
-    const size_t bytes = impl->nbytes();
-    if (bytes < tracked_bytes_) return Adopted::TooSmall;
-    if (!trusted && c10::raw::intrusive_ptr::use_count(impl) > owners) return Adopted::Shared;
-    const size_t block_bytes = device_->block_bytes(bytes);
-    const int lane = device_->lane();
-    const bool as_it_is = device_->take_over(pointer.get(), block_bytes);
-    void* block = as_it_is ? pointer.get() : swapper_.take(block_bytes, lane);
-    if (!block) {
-      note_failure(block_bytes, thread_state());
-      return Adopted::NoRoom;
-    }
-    // Making room may have waited for other threads, and let their ops in.
-    const bool alone = as_it_is || wait_for_other_ops();
-    if (!as_it_is && (find(impl) || !alone || pointer.get_deleter() != deleter || impl->nbytes() != bytes)) {
-      device_->free(block, block_bytes);
-      return find(impl) ? Adopted::Known : Adopted::Shared;
-    }
-    if (!as_it_is) device_->copy_now(block, pointer.get(), bytes);
-    storage = table_.add(bytes, block_bytes, block);
-    storage->lane = static_cast<uint8_t>(lane);
-    storage->adopted = storage->first_block = as_it_is;
-    storage->lanes = as_it_is ? ~Lanes{0} : 0;  // see Note [Adopted blocks]
-    void* old = pointer.release_context();
-    impl->set_data_ptr_noswap({block, block, block_deleter_, device_->torch_device()});
-    if (!as_it_is) deleter(old);
-    storage->last_use = clock_ops_;
-    recorder_.arrived(*storage);
-    result = Adopted::New;
+  if (!find(impl)) {
+    const bool unbacked = options_.unbacked && impl->device_type() == c10::DeviceType::Meta;
+    result = unbacked ? adopt_unbacked(impl) : adopt_memory(impl, owners, trusted);
+    if (result != Adopted::New && result != Adopted::Known) return result;
   }
+  Storage* const storage = find(impl);
+  if (result == Adopted::New) recorder_.arrived(*storage);
   if (!storage->impl) attach(*storage, impl);
   storage->settled = true;
   if (!storage->unbacked && storage->pins == 0 && !storage->escaped && access::intact(*storage)) access::arm(*storage);
-  storage->category = category;
-  storage->categorized = true;
-  storage->label = label;
-  // A gradient of this name may be another storage in the next step.
-  const bool lasts = category != Category::Gradient && label >= 0 && label < static_cast<int32_t>(label_hashes_.size());
-  storage->anchor = lasts ? label_hashes_[label] : 0;
   storage->evict_last |= evict_last;
-  if (result == Adopted::New && limited_ && !options_.unbacked && !swapper_.make_room(0)) {
+  categorize(*storage, category, label);
+  if (result != Adopted::New) return result;
+  if (limited_ && !options_.unbacked && !swapper_.make_room(0)) {
     note_failure(storage->block_bytes, thread_state());
     return Adopted::NoRoom;
   }
-  if (result == Adopted::New) recorder_.levels(table_.live_bytes(), resident_bytes());
+  recorder_.levels(table_.live_bytes(), resident_bytes());
   return result;
+}
+
+Runtime::Adopted Runtime::adopt_unbacked(c10::StorageImpl* impl) {
+  if (impl->nbytes() < options_.min_tracked_bytes) return Adopted::TooSmall;
+  add_unbacked(impl);
+  return Adopted::New;
+}
+
+// Known: an op of another thread has made it ours meanwhile.
+Runtime::Adopted Runtime::adopt_memory(c10::StorageImpl* impl, size_t owners, bool trusted) {
+  if (impl->device() != device_->torch_device() || !impl->resizable()) return Adopted::Foreign;
+  c10::DataPtr& pointer = impl->_mutable_data_ptr_no_checks();
+  const c10::DeleterFnPtr deleter = pointer.get_deleter();
+  if (deleter != device_->plain_deleter() || pointer.get() != pointer.get_context()) return Adopted::Foreign;
+  const size_t bytes = impl->nbytes();
+  if (bytes < tracked_bytes_) return Adopted::TooSmall;
+  if (!trusted && c10::raw::intrusive_ptr::use_count(impl) > owners) return Adopted::Shared;
+  const size_t block_bytes = device_->block_bytes(bytes);
+  const int lane = device_->lane();
+  const bool as_it_is = device_->take_over(pointer.get(), block_bytes);
+  void* block = as_it_is ? pointer.get() : swapper_.take(block_bytes, lane);
+  if (!block) {
+    note_failure(block_bytes, thread_state());
+    return Adopted::NoRoom;
+  }
+  // Making room may have waited for other threads, and let their ops in.
+  const bool alone = as_it_is || wait_for_other_ops();
+  if (!as_it_is && (find(impl) || !alone || pointer.get_deleter() != deleter || impl->nbytes() != bytes)) {
+    device_->free(block, block_bytes);
+    return find(impl) ? Adopted::Known : Adopted::Shared;
+  }
+  if (!as_it_is) device_->copy_now(block, pointer.get(), bytes);
+  Storage* const storage = table_.add(bytes, block_bytes, block);
+  storage->lane = static_cast<uint8_t>(lane);
+  storage->adopted = storage->first_block = as_it_is;
+  storage->lanes = as_it_is ? ~Lanes{0} : 0;  // see Note [Adopted blocks]
+  void* old = pointer.release_context();
+  impl->set_data_ptr_noswap({block, block, block_deleter_, device_->torch_device()});
+  if (!as_it_is) deleter(old);
+  storage->last_use = clock_ops_;
+  return Adopted::New;
+}
+
+void Runtime::categorize(Storage& storage, Category category, int32_t label) {
+  storage.category = category;
+  storage.categorized = true;
+  storage.label = label;
+  // A gradient of this name may be another storage in the next step.
+  const bool lasts = category != Category::Gradient && label >= 0 && label < static_cast<int32_t>(label_hashes_.size());
+  storage.anchor = lasts ? label_hashes_[label] : 0;
 }
 
 void Runtime::set_evict_last(const std::unordered_set<int64_t>& uids) {

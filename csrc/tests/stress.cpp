@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -76,101 +77,115 @@ void check_raw(const Known& known) {  // its storage stays from here on
   if (data[0] != known.value || data[known.tensor.numel() - 1] != known.value) ++wrong;
 }
 
-void one_thing(std::minstd_rand& random, std::vector<Known>& mine) {
-  Runtime& runtime = Runtime::instance();
-  const auto pick = [&]() -> Known& { return mine[random() % mine.size()]; };
-  if (mine.empty() || (mine.size() < kKept && random() % 2 == 0)) {
-    const auto n = static_cast<int64_t>(1) << (8 + random() % 9);
-    const auto value = static_cast<double>(random() % 1000);
-    mine.push_back({at::full({n}, value, at::kFloat), value});
-    return;
+// A thread, and the tensors that it alone changes.
+struct Worker {
+  std::minstd_rand random;
+  std::vector<Known> mine;
+
+  Known& pick() { return mine[random() % mine.size()]; }
+  int64_t size() { return int64_t{1} << (8 + random() % 9); }
+};
+
+void make_one(Worker& worker) {
+  const int64_t n = worker.size();
+  const auto value = static_cast<double>(worker.random() % 1000);
+  worker.mine.push_back({at::full({n}, value, at::kFloat), value});
+}
+
+void forget_one(Worker& worker) {
+  worker.mine.erase(worker.mine.begin() + static_cast<int64_t>(worker.random() % worker.mine.size()));
+}
+
+void add_in_place(Worker& worker) {
+  Known& known = worker.pick();
+  known.tensor.add_(1);
+  known.value += 1;
+}
+
+void clone_a_view(Worker& worker) {
+  const Known& known = worker.pick();
+  if (known.tensor.numel() < 64) return;
+  worker.mine.push_back({known.tensor.view({-1, 2}).select(1, 0).clone(), known.value});
+}
+
+void evict_one(Worker& worker) { Runtime::instance().evict(storage_of(worker.pick().tensor)); }
+
+void restore_one(Worker& worker) { Runtime::instance().restore(storage_of(worker.pick().tensor)); }
+
+void share_one(Worker& worker) {
+  const Known& known = worker.pick();
+  Known copy{known.tensor.clone(), known.value};
+  std::lock_guard<std::mutex> lock(shared_mutex);
+  shared.push_back(std::move(copy));
+  if (shared.size() > kKept) shared.pop_front();
+}
+
+void check_a_shared_one(Worker&) {
+  Known theirs;
+  {
+    std::lock_guard<std::mutex> lock(shared_mutex);
+    if (!shared.empty()) {
+      theirs = std::move(shared.front());
+      shared.pop_front();
+    }
   }
-  switch (random() % 18) {
-    case 0:
-      mine.erase(mine.begin() + static_cast<int64_t>(random() % mine.size()));
-      break;
-    case 1: {
-      Known& known = pick();
-      known.tensor.add_(1);
-      known.value += 1;
-      break;
-    }
-    case 2: {
-      const Known& known = pick();
-      if (known.tensor.numel() < 64) break;
-      mine.push_back({known.tensor.view({-1, 2}).select(1, 0).clone(), known.value});
-      break;
-    }
-    case 3:
-      runtime.evict(storage_of(pick().tensor));
-      break;
-    case 4:
-      runtime.restore(storage_of(pick().tensor));
-      break;
-    case 5: {
-      const Known& known = pick();
-      Known copy{known.tensor.clone(), known.value};
-      std::lock_guard<std::mutex> lock(shared_mutex);
-      shared.push_back(std::move(copy));
-      if (shared.size() > kKept) shared.pop_front();
-      break;
-    }
-    case 6: {
-      Known theirs;
-      {
-        std::lock_guard<std::mutex> lock(shared_mutex);
-        if (!shared.empty()) {
-          theirs = std::move(shared.front());
-          shared.pop_front();
-        }
-      }
-      if (theirs.tensor.defined()) check(theirs);
-      break;
-    }
-    case 7:
-      if (random() % 8 == 0) check_raw(pick());
-      break;
-    case 8: {
-      c10::StorageImpl* storage = storage_of(pick().tensor);
-      if (runtime.hold(storage)) runtime.let_go(storage);
-      break;
-    }
-    case 9:
-      runtime.counters();
-      runtime.residency(storage_of(pick().tensor));
-      break;
-    case 10: {
-      const Known& known = pick();
-      mine.push_back({known.tensor.add(1), known.value + 1});
-      break;
-    }
-    case 11:
-    case 12:
-      runtime.drop(storage_of(pick().tensor));  // made again by whoever reads it next
-      break;
-    case 13: {  // in place, and changed again
-      Known& known = pick();
-      known.tensor.mul_(2).sub_(known.value);
-      break;
-    }
-    case 14: {  // of the generator that all threads share
-      const auto n = static_cast<int64_t>(1) << (8 + random() % 9);
-      mine.push_back({at::empty({n}, at::kFloat).bernoulli_(1.0).mul_(3), 3});
-      break;
-    }
-    default:
-      check(pick());
-  }
-  if (mine.size() > kKept) mine.erase(mine.begin());
+  if (theirs.tensor.defined()) check(theirs);
+}
+
+void check_at_its_address(Worker& worker) {
+  if (worker.random() % 8 == 0) check_raw(worker.pick());
+}
+
+void hold_one(Worker& worker) {
+  c10::StorageImpl* storage = storage_of(worker.pick().tensor);
+  if (Runtime::instance().hold(storage)) Runtime::instance().let_go(storage);
+}
+
+void ask(Worker& worker) {
+  Runtime::instance().counters();
+  Runtime::instance().residency(storage_of(worker.pick().tensor));
+}
+
+void add_to_one(Worker& worker) {
+  const Known& known = worker.pick();
+  worker.mine.push_back({known.tensor.add(1), known.value + 1});
+}
+
+// It is made again by whoever reads it next.
+void drop_one(Worker& worker) { Runtime::instance().drop(storage_of(worker.pick().tensor)); }
+
+void change_in_place_twice(Worker& worker) {
+  Known& known = worker.pick();
+  known.tensor.mul_(2).sub_(known.value);
+}
+
+// From the generator that all threads share.
+void draw_one(Worker& worker) {
+  worker.mine.push_back({at::empty({worker.size()}, at::kFloat).bernoulli_(1.0).mul_(3), 3});
+}
+
+void check_one(Worker& worker) { check(worker.pick()); }
+
+// What is listed more than once is done as much more often.
+constexpr std::array kThings = {forget_one, add_in_place, clone_a_view,       evict_one, restore_one,
+                                share_one,  hold_one,     check_a_shared_one, ask,       check_at_its_address,
+                                add_to_one, drop_one,     drop_one,           draw_one,  change_in_place_twice,
+                                check_one,  check_one,    check_one};
+
+void one_thing(Worker& worker) {
+  const bool few = worker.mine.size() < kKept;
+  if (worker.mine.empty() || (few && worker.random() % 2 == 0)) return make_one(worker);
+  kThings[worker.random() % kThings.size()](worker);
+  if (worker.mine.size() > kKept) worker.mine.erase(worker.mine.begin());
 }
 
 void work(unsigned seed) {
   c10::NoGradGuard no_grad;
-  std::minstd_rand random(seed);
-  std::vector<Known> mine;
+  Worker worker{std::minstd_rand(seed), {}};
+  std::vector<Known>& mine = worker.mine;
   while (!stop) {
     try {
-      one_thing(random, mine);
+      one_thing(worker);
     } catch (const c10::OutOfMemoryError&) {  // the others' tensors are in use just now
       ++denied;
       mine.clear();

@@ -77,43 +77,9 @@ class Harness {
   }
 
   Result run(int steps) {
-    for (int step = 0; step < steps; ++step) {
-      use_lane(below(lanes_.size()));
-      const size_t choice = below(16);
-      if (replays_ && below(8) == 0 && tensors_.size() > 3) {
-        replay(pick());
-      } else if (tensors_.size() < 3 || (choice == 0 && tensors_.size() < 24)) {
-        make();
-      } else if (choice == 1 && tensors_.size() > 6) {
-        destroy(below(tensors_.size()));
-      } else if (choice < 8) {
-        compute();
-      } else if (choice < 11) {
-        swap_out(pick());
-      } else if (choice < 13) {
-        free_point(pick());
-      } else if (choice < 15) {
-        prefetch(pick());
-      } else {
-        read_on_host(pick());
-      }
-    }
-    use_lane(0);
-    device_.set_capacity(SIZE_MAX / 2);
-    if (!swapper_.restore_all()) result_.errors.push_back("not everything came back");
-    for (auto& tensor : tensors_) check_on_host(*tensor, "at the end");  // restore_all() waits for the copies
-    while (!tensors_.empty()) destroy(tensors_.size() - 1);
-    fake::run_all();
-    device_.release_kept_host();
-    recorder_.log().settle();
-    if (!recorder_.log().waits.empty()) result_.errors.push_back("waits that never ended");
-    for (const TransferRow& row : recorder_.log().transfers) {
-      ++(row.direction == static_cast<uint8_t>(Direction::Out) ? result_.copies_out : result_.copies_in);
-    }
-    for (size_t i = 0; i < recorder_.log().transfers.size(); ++i) {
-      const Event& event = *recorder_.log().transfer_events[i];
-      if (!event.done() || event.end_ticks() < event.start_ticks()) result_.errors.push_back("a copy without a time");
-    }
+    for (int step = 0; step < steps; ++step) one_thing();
+    finish();
+    check_transfers();
     result_.dropped = fake::dropped();
     device_.release_host()();
     return result_;
@@ -131,6 +97,41 @@ class Harness {
     bool recorded;          // of every stream, when it was made: nothing else orders its death
     fake::MarkPtr remade;   // by a replay, of which the user knows nothing
   };
+
+  void one_thing() {
+    use_lane(below(lanes_.size()));
+    const size_t choice = below(16);
+    if (replays_ && below(8) == 0 && tensors_.size() > 3) return replay(pick());
+    if (tensors_.size() < 3 || (choice == 0 && tensors_.size() < 24)) return make();
+    if (choice == 1 && tensors_.size() > 6) return destroy(below(tensors_.size()));
+    if (choice < 8) return compute();
+    if (choice < 11) return swap_out(pick());
+    if (choice < 13) return free_point(pick());
+    if (choice < 15) return prefetch(pick());
+    read_on_host(pick());
+  }
+
+  void finish() {
+    use_lane(0);
+    device_.set_capacity(SIZE_MAX / 2);
+    if (!swapper_.restore_all()) result_.errors.push_back("not everything came back");
+    for (auto& tensor : tensors_) check_on_host(*tensor, "at the end");  // restore_all() waits for the copies
+    while (!tensors_.empty()) destroy(tensors_.size() - 1);
+    fake::run_all();
+    device_.release_kept_host();
+  }
+
+  void check_transfers() {
+    StepLog& log = recorder_.log();
+    log.settle();
+    if (!log.waits.empty()) result_.errors.push_back("waits that never ended");
+    for (size_t i = 0; i < log.transfers.size(); ++i) {
+      const bool out = log.transfers[i].direction == static_cast<uint8_t>(Direction::Out);
+      ++(out ? result_.copies_out : result_.copies_in);
+      const Event& event = *log.transfer_events[i];
+      if (!event.done() || event.end_ticks() < event.start_ticks()) result_.errors.push_back("a copy without a time");
+    }
+  }
 
   size_t below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random_); }
   Tensor& pick() { return *tensors_[below(tensors_.size())]; }
