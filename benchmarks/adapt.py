@@ -357,7 +357,9 @@ class Scenario:
             oracle = self._run(trainer, session)
             report = session.report()
         with self._session(capacity) as session:
-            session._plans = GatePlanCache(session._plan_for, session._note, lambda: capacity)
+            session._plans = GatePlanCache(
+                session._runtime, session._plan_for, session._note, lambda: capacity
+            )
             session.step()
             gate = self._run(self._trainer(), session)
         return Round(ours, oracle, gate, middle, report)

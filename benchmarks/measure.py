@@ -81,10 +81,10 @@ def device_memory_bytes(status: Any = None) -> int | None:
     if status is None:
         with open("/proc/self/status", "rb", buffering=0) as file:
             return device_memory_bytes(file)
-    before = core.counters()["host_reserved_bytes"]
+    before = core.of().counters()["host_reserved_bytes"]
     status.seek(0)
     text = status.read(4096)
-    if core.counters()["host_reserved_bytes"] != before:
+    if core.of().counters()["host_reserved_bytes"] != before:
         return None
     at = text.index(b"RssAnon:")
     return int(text[at + 8 : text.index(b"kB", at)]) * 1024 - before
@@ -280,7 +280,7 @@ def train(
     if opened:
         with opened:
             job = all_steps()
-            run.peak_reserved_bytes = core.counters()["peak_reserved_bytes"]
+            run.peak_reserved_bytes = opened.counters()["peak_reserved_bytes"]
             if on_end:
                 on_end(opened)
         report = opened.report()

@@ -56,5 +56,5 @@ def evict_always(
         raise ValueError(f"seed must be a number from 0 up, got {seed!r}")
     limit = _ALL_OF_IT if capacity is None else capacity
     with Session(limit, device=device, link=_LINK, planning=False, min_swap=1, warmup_steps=0) as session:
-        core.evict_always(seed)
+        core.of(session.device).evict_always(seed)
         yield session

@@ -279,6 +279,155 @@ const char* adopted_name(Runtime::Adopted adopted) {
   return "unknown";
 }
 
+py::typing::Dict<py::str, py::int_> counter_values(const chameleon::Counters& c) {
+  py::typing::Dict<py::str, py::int_> d;
+  d["capacity_bytes"] = c.memory.capacity_bytes;
+  d["resident_bytes"] = c.memory.resident_bytes;
+  d["cached_bytes"] = c.memory.cached_bytes;
+  d["peak_resident_bytes"] = c.memory.peak_resident_bytes;
+  d["peak_reserved_bytes"] = c.memory.peak_reserved_bytes;
+  d["other_bytes"] = c.memory.other_bytes;
+  d["split_bytes"] = c.memory.split_bytes;
+  d["live_bytes"] = c.live_bytes;
+  d["storages"] = c.storages;
+  d["escaped"] = c.escaped;
+  d["escaped_bytes"] = c.escaped_bytes;
+  d["dropped"] = c.dropped;
+  d["ghosts"] = c.ghosts;
+  d["producers"] = c.producers;
+  d["forward_nodes"] = c.forward_nodes;
+  d["host_used_bytes"] = c.host_used_bytes;
+  d["host_reserved_bytes"] = c.host_reserved_bytes;
+  d["host_peak_bytes"] = c.host_peak_bytes;
+  d["host_pins"] = c.host_pins;
+  d["host_placed"] = c.host_placed;
+  d["host_misplaced"] = c.host_misplaced;
+  d["step"] = c.step;
+  d["ops_in_step"] = c.ops_in_step;
+  d["recent_ops"] = c.recent.ops;
+  d["recent_matched_ops"] = c.recent.matched_ops;
+  d["recent_due_bytes"] = c.recent.due_bytes;
+  d["recent_fired_bytes"] = c.recent.fired_bytes;
+  return d;
+}
+
+using FailureValues = py::typing::Dict<py::str, py::object>;
+
+std::optional<FailureValues> failure_values(const std::optional<chameleon::Failure>& failure) {
+  if (!failure) return std::nullopt;
+  FailureValues d;
+  d["op"] = failure->op;
+  d["request_bytes"] = failure->request_bytes;
+  d["pinned_bytes"] = failure->pinned_bytes;
+  d["unmovable_bytes"] = failure->unmovable_bytes;
+  d["capacity_bytes"] = failure->capacity_bytes;
+  d["below_floor"] = failure->below_floor;
+  d["needs"] = failure->needs;
+  d["advice"] = failure->advice;
+  d["step"] = failure->step;
+  d["ops"] = failure->ops;
+  d["since"] = failure->since;
+  return d;
+}
+
+// The rate of ticks is the better known the longer it runs.
+const chameleon::Clock& process_clock() {
+  static const chameleon::Clock clock;
+  return clock;
+}
+
+const char* adopt_at(Runtime& runtime, uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted,
+                     bool evict_last) {
+  c10::StorageImpl* storage = storage_of(tensor);
+  if (!storage) return "foreign";
+  // What is the device's already does not move now, and its pointers are seen.
+  const bool known = runtime.residency(storage).has_value();
+  if (!known && !trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
+  const chameleon::Released release;
+  return adopted_name(
+      runtime.adopt(storage, static_cast<chameleon::Category>(category), label, owners, trusted, evict_last));
+}
+
+// What is one session's own; runtime/core.py makes the handle of it.
+void bind_runtime(py::module_& m) {
+  py::class_<Runtime, std::unique_ptr<Runtime, py::nodelete>>(m, "Runtime", "That of one device.")
+      .def(py::init([](const std::string& device) {
+             const chameleon::Released release;
+             return &Runtime::of(c10::Device(device));
+           }),
+           py::arg("device"))
+      .def("open", &Runtime::open, nogil())
+      .def("close", &Runtime::close, nogil())
+      .def("is_open", &Runtime::is_open)
+      .def("set_capacity", &Runtime::set_capacity, nogil())
+      .def("set_link", &Runtime::set_link, nogil())
+      .def("measure_link", &Runtime::measure_link, nogil(), "Bytes per second (out, in) that copies reach now.")
+      .def("pageable_host_bytes", &Runtime::pageable_host_bytes, nogil())
+      .def("reserve_host", &Runtime::reserve_host, nogil())
+      .def("end_step", &Runtime::end_step, nogil())
+      .def("step_so_far", &Runtime::step_so_far, nogil())
+      .def("logs", &Runtime::logs, nogil())
+      .def("time_ops", &Runtime::time_ops)
+      .def("own_work", &Runtime::own_work, nogil(), "The session itself works between ops: no pause of the loop.")
+      .def("in_backward", &Runtime::in_backward, "Does the newest op belong to a backward?")
+      .def("record_stacks", &Runtime::record_stacks)
+      .def("mark_names", &Runtime::mark_names, nogil())
+      .def("shapes",
+           [](Runtime& runtime) {
+             py::typing::List<Sizes> all;
+             std::vector<std::vector<int64_t>> shapes;
+             {
+               const chameleon::Released release;
+               shapes = runtime.shapes();
+             }
+             for (const auto& sizes : shapes) all.append(sizes_tuple(sizes));
+             return all;
+           })
+      .def("set_optimizer_stage", &Runtime::set_optimizer_stage)
+      .def(
+          "add_program",
+          [](Runtime& runtime, int64_t id, std::shared_ptr<chameleon::Program> program) {
+            runtime.add_program(id, std::move(program));
+          },
+          "Let the executor know a program. It follows one where the ops are its own.")
+      .def("drop_program", &Runtime::drop_program)
+      .def("use_program", &Runtime::use_program)
+      .def("name_module", &Runtime::name_module)
+      .def("name_label", &Runtime::name_label)
+      .def("adopt_at", &adopt_at)
+      .def("set_evict_last",
+           [](Runtime& runtime, const Column<int64_t>& uids) {
+             runtime.set_evict_last({uids.data(), uids.data() + uids.size()});
+           })
+      .def("allow",
+           [](Runtime& runtime, const std::unordered_map<std::string, std::vector<std::string>>& dtypes) {
+             std::unordered_map<std::string, uint64_t> bits;
+             for (const auto& [name, allowed] : dtypes) bits[name] = dtype_bits(allowed);
+             runtime.allow_replays(std::move(bits));
+           })
+      .def("keep_producers", &Runtime::keep_producers, nogil(),
+           "Whether it is known of values how they were made, even where no program drops anything.")
+      .def("evict_always", &Runtime::evict_always, nogil())
+      .def(
+          "take_transitions",
+          [](Runtime& runtime) {
+            py::typing::List<py::typing::Tuple<py::int_, py::str, py::str>> moves;
+            for (const auto& [uid, from, to] : runtime.take_transitions()) {
+              moves.append(py::make_tuple(uid, residency_name(from), residency_name(to)));
+            }
+            return moves;
+          },
+          "(uid, from, to) of storages since the last call; the first one begins to keep them.")
+      .def("count", [](Runtime& runtime) { return counter_values(runtime.counters()); })
+      .def("allocator_setting", &Runtime::allocator_setting)
+      .def("taken_failure",
+           [](Runtime& runtime, std::optional<std::string_view> told) {
+             return failure_values(runtime.take_failure(told));
+           })
+      .def("known_failure",
+           [](Runtime& runtime, std::string_view told) { return failure_values(runtime.failure_of(told)); });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -371,12 +520,6 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("results", &chameleon::LeafCall::results);
 
   m.def(
-      "open",
-      [](const chameleon::Options& options, const std::string& device) {
-        Runtime::of(c10::Device(device)).open(options);
-      },
-      py::arg("options"), py::arg("device") = "cpu", nogil());
-  m.def(
       "missing_device", [](const std::string& device) { return chameleon::missing_device(c10::Device(device)); },
       nogil(), "Why there is no such device here; empty if there is one.");
   m.def("device_traits", [](const std::string& device) {
@@ -403,47 +546,18 @@ PYBIND11_MODULE(_C, m) {
         return Runtime::of(c10::Device(device)).measure_pinning(way, bytes);
       },
       nogil(), "Seconds to touch, pin and unpin so many bytes; empty where the device pins none.");
-  m.def("pageable_host_bytes", [] { return Runtime::instance().pageable_host_bytes(); }, nogil());
-  m.def(
-      "reserve_host",
-      [](size_t planned_bytes, size_t bytes) { Runtime::instance().reserve_host(planned_bytes, bytes); }, nogil());
-  m.def("close", [] { Runtime::instance().close(); }, nogil());
-  m.def("is_open", [] { return Runtime::instance().is_open(); });
-  m.def("set_capacity", [](size_t bytes) { Runtime::instance().set_capacity(bytes); }, nogil());
-  m.def("set_link", [](double out, double in) { Runtime::instance().set_link(out, in); }, nogil());
-  m.def(
-      "measure_link", [] { return Runtime::instance().measure_link(); }, nogil(),
-      "Bytes per second (out, in) that copies reach now.");
-  m.def("end_step", [] { return Runtime::instance().end_step(); }, nogil());
-  m.def("step_so_far", [] { return Runtime::instance().step_so_far(); }, nogil());
-  m.def("logs", [] { return Runtime::instance().logs(); }, nogil());
-  m.def("time_ops", [](int32_t every, int32_t first) { Runtime::instance().time_ops(every, first); });
-  m.def(
-      "own_work", [](bool on) { Runtime::instance().own_work(on); }, nogil(),
-      "The session itself works between ops: no pause of the loop.");
   m.def("stand_aside", &Runtime::stand_aside,
         "The calling thread's ops and memory are none of any session's from here on, or are again.");
   m.def(
-      "begin_pause", [](int kind) { Runtime::instance().begin_pause(static_cast<chameleon::PauseKind>(kind)); },
-      nogil());
-  m.def("end_pause", [] { Runtime::instance().end_pause(); }, nogil());
-  m.def("begin_mark", [](const std::string& name) { return Runtime::instance().begin_mark(name.c_str()); }, nogil());
-  m.def("end_mark", [](int64_t mark) { Runtime::instance().end_mark(mark); }, nogil());
-  m.def("in_backward", [] { return Runtime::instance().in_backward(); }, "Does the newest op belong to a backward?");
+      "begin_pause", [](int kind) { Runtime::begin_pauses(static_cast<chameleon::PauseKind>(kind)); }, nogil(),
+      "In every open session.");
+  m.def("end_pause", &Runtime::end_pauses, nogil());
+  m.def(
+      "begin_mark", [](const std::string& name) { return Runtime::begin_marks(name.c_str()); }, nogil(),
+      "In every open session. Returns what end_mark() takes.");
+  m.def("end_mark", &Runtime::end_marks, nogil());
   m.def("wake_promptly", &wake_promptly, py::arg("on"),
         "Whether timed waits of this thread end on time; else they end as the system likes, 50 us late by default.");
-  m.def("record_stacks", [](bool on) { Runtime::instance().record_stacks(on); });
-  m.def("mark_names", [] { return Runtime::instance().mark_names(); }, nogil());
-  m.def("shapes", [] {
-    py::typing::List<Sizes> all;
-    std::vector<std::vector<int64_t>> shapes;
-    {
-      const chameleon::Released release;
-      shapes = Runtime::instance().shapes();
-    }
-    for (const auto& sizes : shapes) all.append(sizes_tuple(sizes));
-    return all;
-  });
   m.def("scalar_types", [] {
     std::vector<std::string> names;
     for (int type = 0; type < static_cast<int>(c10::ScalarType::NumOptions); ++type) {
@@ -451,7 +565,6 @@ PYBIND11_MODULE(_C, m) {
     }
     return names;
   });
-  m.def("set_optimizer_stage", [](bool on) { Runtime::instance().set_optimizer_stage(on); });
   m.def("op_names", &chameleon::op_names);
 
   py::class_<chameleon::Program, std::shared_ptr<chameleon::Program>>(m, "Program")
@@ -460,16 +573,7 @@ PYBIND11_MODULE(_C, m) {
           "fingerprint", [](const chameleon::Program& program) { return program.sequence.prefix(program.ops()); },
           "Of its tokens; that of a step log with the same ones.");
   m.def("make_program", &make_program);
-  m.def(
-      "add_program",
-      [](int64_t id, std::shared_ptr<chameleon::Program> program) {
-        Runtime::instance().add_program(id, std::move(program));
-      },
-      "Let the executor know a program. It follows one where the ops are its own.");
-  m.def("drop_program", [](int64_t id) { Runtime::instance().drop_program(id); });
-  m.def("use_program", [](int64_t id) { Runtime::instance().use_program(id); });
-  m.def("name_module", [](int32_t id, std::string_view path) { Runtime::instance().name_module(id, path); });
-  m.def("name_label", [](int32_t id, std::string_view name) { Runtime::instance().name_label(id, name); });
+  bind_runtime(m);
 
   m.def("copy_order", &copy_order, nogil(), "The copy engine of the cpu device alone, for tests.");
   py::class_<SequenceMatcher>(m, "Matcher", "The matcher alone, for tests and benchmarks.")
@@ -482,52 +586,36 @@ PYBIND11_MODULE(_C, m) {
       .def("match_all", &match_all)
       .def_property_readonly("cursor", [](const SequenceMatcher& self) { return self.matcher.cursor(); });
 
-  m.def("adopt",
-        [](uintptr_t tensor, int category, int32_t label, size_t owners, bool trusted, bool evict_last) -> const char* {
-          c10::StorageImpl* storage = storage_of(tensor);
-          if (!storage) return "foreign";
-          // What is the device's already does not move now, and its pointers are seen.
-          const bool known = Runtime::instance().residency(storage).has_value();
-          if (!known && !trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
-          const chameleon::Released release;
-          return adopted_name(Runtime::instance().adopt(storage, static_cast<chameleon::Category>(category), label,
-                                                        owners, trusted, evict_last));
-        });
-  m.def("block_bytes", [](uintptr_t tensor) {
+  m.def("block_bytes", [](uintptr_t tensor) -> size_t {
     const c10::StorageImpl* storage = storage_of(tensor);
-    return storage ? Runtime::instance().block_bytes(storage->nbytes()) : 0;
-  });
-  m.def("set_evict_last", [](const Column<int64_t>& uids) {
-    Runtime::instance().set_evict_last({uids.data(), uids.data() + uids.size()});
+    const Runtime* owner = storage ? Runtime::owning(storage) : nullptr;
+    return owner ? owner->block_bytes(storage->nbytes()) : 0;
   });
   m.def("restore", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);
+    Runtime* owner = storage ? Runtime::owning(storage) : nullptr;
     const chameleon::Released release;
-    return !storage || Runtime::instance().restore(storage);
+    return !owner || owner->restore(storage);
   });
   m.def("evict", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);
+    Runtime* owner = storage ? Runtime::owning(storage) : nullptr;
     const chameleon::Released release;
-    return storage && Runtime::instance().evict(storage);
-  });
-  m.def("allow_replays", [](const std::unordered_map<std::string, std::vector<std::string>>& dtypes) {
-    std::unordered_map<std::string, uint64_t> bits;
-    for (const auto& [name, allowed] : dtypes) bits[name] = dtype_bits(allowed);
-    Runtime::instance().allow_replays(std::move(bits));
+    return owner && owner->evict(storage);
   });
   m.def("see_through", [](std::optional<std::unordered_set<std::string>> names) {
-    TORCH_CHECK(!Runtime::instance().is_open(), "Chameleon Lab: a session is open: its ops would change their kind");
+    TORCH_CHECK(!Runtime::any_open(), "Chameleon Lab: a session is open: its ops would change their kind");
     chameleon::see_through(std::move(names));
   });
   m.def("names_seen_through", &chameleon::names_seen_through);
   m.def("numerics_key", [](const std::string& device) {
     return py::bytes(chameleon::Surroundings::now(c10::Device(device).type())->key());
   });
-  m.def("keep_producers", [](bool on) { Runtime::instance().keep_producers(on); }, nogil());
   m.def("drop", [](uintptr_t tensor) {
     c10::StorageImpl* storage = storage_of(tensor);
+    Runtime* owner = storage ? Runtime::owning(storage) : nullptr;
     const chameleon::Released release;
-    const auto refusal = storage ? Runtime::instance().drop(storage) : chameleon::Refusal::Unmovable;
+    const auto refusal = owner ? owner->drop(storage) : chameleon::Refusal::Unmovable;
     return static_cast<int>(refusal);
   });
   m.attr("refusals") = [] {
@@ -539,7 +627,6 @@ PYBIND11_MODULE(_C, m) {
   }();
   m.attr("ENUMS") = enums();
   m.attr("longest_chain") = chameleon::Replays::kLongestChain;
-  m.def("evict_always", [](std::optional<uint64_t> seed) { Runtime::instance().evict_always(seed); }, nogil());
   m.def(
       "torch_is_watched", [] { return at::hasCallbacks(); }, "Does any RecordFunction callback see this thread's ops?");
   m.def(
@@ -556,36 +643,51 @@ PYBIND11_MODULE(_C, m) {
       "For tests: the CPU device's engines make small copies too, as a GPU's do; otherwise who asks makes them.");
   m.def("pretend_no_hook", &chameleon::access::pretend_no_hook, py::arg("on"),
         "For tests: raw accesses are not seen, as before torch 2.13. Call it while no session is open.");
-  m.def(
-      "take_transitions",
-      [] {
-        py::typing::List<py::typing::Tuple<py::int_, py::str, py::str>> moves;
-        for (const auto& [uid, from, to] : Runtime::instance().take_transitions()) {
-          moves.append(py::make_tuple(uid, residency_name(from), residency_name(to)));
-        }
-        return moves;
-      },
-      "(uid, from, to) of storages since the last call; the first one begins to keep them.");
   // These take UntypedStorage._cdata, the address of the StorageImpl.
-  m.def("hold", [](uintptr_t s) { return Runtime::instance().hold(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
-  m.def("let_go", [](uintptr_t s) { Runtime::instance().let_go(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
+  m.def(
+      "hold",
+      [](uintptr_t s) {
+        auto* storage = reinterpret_cast<c10::StorageImpl*>(s);
+        Runtime* owner = Runtime::owning(storage);
+        if (!owner || owner->hold(storage)) return true;
+        owner->take_failure();  // who asks says it
+        return false;
+      },
+      nogil(), "False: there is no room.");
+  m.def(
+      "let_go",
+      [](uintptr_t s) {
+        auto* storage = reinterpret_cast<c10::StorageImpl*>(s);
+        if (Runtime* owner = Runtime::owning(storage)) owner->let_go(storage);
+      },
+      nogil());
   m.def(
       "expose",
       [](uintptr_t s) {
         const bool by_hook = false;
-        Runtime::instance().accessed(reinterpret_cast<c10::StorageImpl*>(s), by_hook);
+        auto* storage = reinterpret_cast<c10::StorageImpl*>(s);
+        if (Runtime* owner = Runtime::owning(storage)) owner->accessed(storage, by_hook);
       },
       nogil());
   py::class_<chameleon::Loan>(m, "Loan", "A raw pointer that is outside until end() is called, once.")
       .def("end", &chameleon::Loan::end, nogil());
-  m.def("lend", [](uintptr_t s) { return Runtime::instance().lend(reinterpret_cast<c10::StorageImpl*>(s)); }, nogil());
+  m.def(
+      "lend",
+      [](uintptr_t s) {
+        auto* storage = reinterpret_cast<c10::StorageImpl*>(s);
+        Runtime* owner = Runtime::owning(storage);
+        return owner ? owner->lend(storage) : std::nullopt;
+      },
+      nogil());
   m.def("end_loan_with_capsule", [](const chameleon::Loan& loan, const py::object& capsule) {
     return chameleon::end_with_capsule(capsule.ptr(), loan);
   });
   m.def(
       "identity",
       [](uintptr_t s) {
-        return reinterpret_cast<uintptr_t>(Runtime::instance().identity(reinterpret_cast<c10::StorageImpl*>(s)));
+        auto* storage = reinterpret_cast<c10::StorageImpl*>(s);
+        Runtime* owner = Runtime::owning(storage);
+        return reinterpret_cast<uintptr_t>(owner ? owner->identity(storage) : nullptr);
       },
       nogil());
   m.def(
@@ -600,66 +702,15 @@ PYBIND11_MODULE(_C, m) {
   m.def("storage_address", [](uintptr_t tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   m.def("residency", [](uintptr_t address) -> std::optional<std::string_view> {
     auto* storage = reinterpret_cast<c10::StorageImpl*>(address);
-    const auto residency = storage ? Runtime::instance().residency(storage) : std::nullopt;
+    Runtime* owner = storage ? Runtime::owning(storage) : nullptr;
+    const auto residency = owner ? owner->residency(storage) : std::nullopt;
     if (!residency) return std::nullopt;
     return residency_name(*residency);
   });
 
-  m.def("counters", [] {
-    const chameleon::Counters c = Runtime::instance().counters();
-    py::typing::Dict<py::str, py::int_> d;
-    d["capacity_bytes"] = c.memory.capacity_bytes;
-    d["resident_bytes"] = c.memory.resident_bytes;
-    d["cached_bytes"] = c.memory.cached_bytes;
-    d["peak_resident_bytes"] = c.memory.peak_resident_bytes;
-    d["peak_reserved_bytes"] = c.memory.peak_reserved_bytes;
-    d["other_bytes"] = c.memory.other_bytes;
-    d["split_bytes"] = c.memory.split_bytes;
-    d["live_bytes"] = c.live_bytes;
-    d["storages"] = c.storages;
-    d["escaped"] = c.escaped;
-    d["escaped_bytes"] = c.escaped_bytes;
-    d["dropped"] = c.dropped;
-    d["ghosts"] = c.ghosts;
-    d["producers"] = c.producers;
-    d["forward_nodes"] = c.forward_nodes;
-    d["host_used_bytes"] = c.host_used_bytes;
-    d["host_reserved_bytes"] = c.host_reserved_bytes;
-    d["host_peak_bytes"] = c.host_peak_bytes;
-    d["host_pins"] = c.host_pins;
-    d["host_placed"] = c.host_placed;
-    d["host_misplaced"] = c.host_misplaced;
-    d["step"] = c.step;
-    d["ops_in_step"] = c.ops_in_step;
-    d["recent_ops"] = c.recent.ops;
-    d["recent_matched_ops"] = c.recent.matched_ops;
-    d["recent_due_bytes"] = c.recent.due_bytes;
-    d["recent_fired_bytes"] = c.recent.fired_bytes;
-    return d;
-  });
-  m.def("allocator_setting", [] { return Runtime::instance().allocator_setting(); });
-  using FailureValues = py::typing::Dict<py::str, py::object>;
-  const auto failure_values = [](const std::optional<chameleon::Failure>& failure) -> std::optional<FailureValues> {
-    if (!failure) return std::nullopt;
-    FailureValues d;
-    d["op"] = failure->op;
-    d["request_bytes"] = failure->request_bytes;
-    d["pinned_bytes"] = failure->pinned_bytes;
-    d["unmovable_bytes"] = failure->unmovable_bytes;
-    d["capacity_bytes"] = failure->capacity_bytes;
-    d["below_floor"] = failure->below_floor;
-    d["needs"] = failure->needs;
-    d["advice"] = failure->advice;
-    d["step"] = failure->step;
-    d["ops"] = failure->ops;
-    d["since"] = failure->since;
-    return d;
-  };
-  m.def("take_failure",
-        [=](std::optional<std::string_view> told) { return failure_values(Runtime::instance().take_failure(told)); });
-  m.def("failure_of", [=](std::string_view told) { return failure_values(Runtime::instance().failure_of(told)); });
-  m.def("seconds", [](chameleon::Ticks ticks) { return Runtime::instance().clock().seconds(ticks); });
-  m.def("seconds_per_tick", [] { return Runtime::instance().clock().duration(1'000'000'000) * 1e-9; });
+  process_clock();
+  m.def("seconds", [](chameleon::Ticks ticks) { return process_clock().seconds(ticks); });
+  m.def("seconds_per_tick", [] { return process_clock().duration(1'000'000'000) * 1e-9; });
 
   chameleon::bind_module_hooks(m);
 }

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <sstream>
@@ -58,6 +59,17 @@ std::vector<std::pair<c10::Device, Runtime*>>& registry() {
   return *runtimes;
 }
 
+// The same, for who must not wait for a lock: entries come, and none goes.
+constexpr size_t kMostRuntimes = 64;
+std::array<std::atomic<Runtime*>, kMostRuntimes> known_runtimes{};
+std::atomic<size_t> runtime_count{0};
+
+template <class F>
+void each_runtime(F&& f) {
+  const size_t count = runtime_count.load(std::memory_order_acquire);
+  for (size_t i = 0; i < count; ++i) f(i, *known_runtimes[i].load(std::memory_order_relaxed));
+}
+
 // Empty where the system does not say.
 std::unordered_set<pid_t> threads_of_this_process() {
   std::unordered_set<pid_t> threads;
@@ -103,8 +115,28 @@ Runtime& Runtime::of(c10::Device device) {
           registry_mutex.unlock();
         });
   }
+  const size_t place = registry().size();
+  TORCH_CHECK(place < kMostRuntimes, "Chameleon Lab: no more than ", kMostRuntimes, " devices can have sessions");
   registry().emplace_back(device, runtime);
+  known_runtimes[place].store(runtime, std::memory_order_relaxed);
+  runtime_count.store(place + 1, std::memory_order_release);
   return *runtime;
+}
+
+bool Runtime::any_open() {
+  bool any = false;
+  each_runtime([&](size_t, const Runtime& runtime) { any |= runtime.is_open(); });
+  return any;
+}
+
+Runtime* Runtime::owning(const c10::StorageImpl* impl) {
+  const c10::Device device = impl->device();
+  Runtime* owner = nullptr;
+  each_runtime([&](size_t, Runtime& runtime) {
+    const bool unbacked = device.is_meta() && runtime.unbacked_.load(std::memory_order_relaxed);
+    if (unbacked || device == runtime.torch_device_) owner = &runtime;
+  });
+  return owner;
 }
 
 std::vector<Runtime*> Runtime::all() {
@@ -116,6 +148,7 @@ std::vector<Runtime*> Runtime::all() {
 
 Runtime::Runtime(std::unique_ptr<Device> device)
     : device_(std::move(device)),
+      torch_device_(device_->torch_device()),
       block_deleter_(device_->block_deleter()),
       table_(this, block_deleter_),
       host_(*device_, *device_),
@@ -426,6 +459,33 @@ void Runtime::begin_pause(PauseKind kind) {
 void Runtime::end_pause() {
   Lock lock(mutex_);
   if (open_) recorder_.end_pause();
+}
+
+void Runtime::begin_pauses(PauseKind kind) {
+  each_runtime([&](size_t, Runtime& runtime) {
+    if (runtime.is_open()) runtime.begin_pause(kind);
+  });
+}
+
+void Runtime::end_pauses() {
+  each_runtime([&](size_t, Runtime& runtime) {
+    if (runtime.is_open()) runtime.end_pause();
+  });
+}
+
+Runtime::Marks Runtime::begin_marks(const char* name) {
+  Marks marks;
+  each_runtime([&](size_t place, Runtime& runtime) {
+    const int64_t mark = runtime.begin_mark(name);
+    if (mark >= 0) marks.emplace_back(place, mark);
+  });
+  return marks;
+}
+
+void Runtime::end_marks(const Marks& marks) {
+  for (const auto& [place, mark] : marks) {
+    if (place < runtime_count.load(std::memory_order_acquire)) known_runtimes[place].load()->end_mark(mark);
+  }
 }
 
 int64_t Runtime::begin_mark(const char* name) {

@@ -106,6 +106,9 @@ class Runtime {
   // One a device; never destroyed, since tensors may outlive everything else.
   static Runtime& of(c10::Device device);
   static Runtime& instance();  // the one that was opened last
+  static bool any_open();
+  // Whose storages those of this one's device are, whether this one is or not; null where no session has been.
+  static Runtime* owning(const c10::StorageImpl* impl);
 
   // --- the session's calls
   void open(const Options& options);
@@ -119,19 +122,21 @@ class Runtime {
   static void release_host();                // what devices keep of it and no session needs
   std::vector<double> measure_pinning(const std::string& way, size_t bytes);
   void reserve_host(size_t planned_bytes, size_t bytes);  // for storages that are away, ahead of its use
-  c10::Device torch_device() const { return device_->torch_device(); }
+  c10::Device torch_device() const { return torch_device_; }
   size_t total_bytes() const { return device_->total_bytes(); }
   std::shared_ptr<StepLog> end_step();
   std::shared_ptr<StepLog> step_so_far();
   void own_work(bool on);  // the session's, between ops
   // From here on the calling thread's ops and memory are none of any session's, or its own again. Not inside of an op.
   static void stand_aside(bool on);
-  void begin_pause(PauseKind kind);
-  void end_pause();
-  // A stretch that somebody names without torch's record_function. Returns what end_mark() takes; below 0: it is not
-  // kept.
-  int64_t begin_mark(const char* name);
-  void end_mark(int64_t mark);
+  // The loop pauses, and so do all open sessions.
+  static void begin_pauses(PauseKind kind);
+  static void end_pauses();
+  // A stretch that somebody names without torch's record_function, in all open sessions. Returns what end_marks()
+  // takes.
+  using Marks = std::vector<std::pair<size_t, int64_t>>;  // the places of those sessions' runtimes, and their marks
+  static Marks begin_marks(const char* name);
+  static void end_marks(const Marks& marks);
   std::vector<std::shared_ptr<StepLog>> logs();
   void add_program(int64_t id, std::shared_ptr<const Program> program);
   void drop_program(int64_t id);
@@ -229,6 +234,10 @@ class Runtime {
     int32_t plan_op = -1;
     int32_t ordinal = 0;  // of the next storage made there
   };
+  void begin_pause(PauseKind kind);
+  void end_pause();
+  int64_t begin_mark(const char* name);  // below 0: it is not kept
+  void end_mark(int64_t mark);
   OpPlace& place(ThreadState& thread);  // and the recorder goes there
   void begin_step();
   void note_allocator_events();
@@ -331,6 +340,7 @@ class Runtime {
   void after_fork_in_child();
 
   std::unique_ptr<Device> device_;
+  const c10::Device torch_device_;
   const c10::DeleterFnPtr block_deleter_;
   std::mutex mutex_;
   std::condition_variable_any pins_released_;

@@ -119,22 +119,18 @@ void Runtime::hold_argument(const at::RecordFunction& function, const OpInfo& in
 // A stretch that the user has named: no op, and nothing that it could pin.
 namespace {
 struct MarkContext : at::ObserverContext {
-  MarkContext(Runtime* runtime, int64_t mark) : runtime(runtime), mark(mark) {}
-  Runtime* runtime;
-  int64_t mark;
+  explicit MarkContext(Runtime::Marks marks) : marks(std::move(marks)) {}
+  Runtime::Marks marks;
 };
 }  // namespace
 
 std::unique_ptr<at::ObserverContext> Runtime::on_mark_start(const at::RecordFunction& function) {
-  Runtime& runtime = instance();
-  const int64_t mark = runtime.begin_mark(function.name());
-  return mark < 0 ? nullptr : std::make_unique<MarkContext>(&runtime, mark);
+  Marks marks = begin_marks(function.name());
+  return marks.empty() ? nullptr : std::make_unique<MarkContext>(std::move(marks));
 }
 
 void Runtime::on_mark_end(const at::RecordFunction&, at::ObserverContext* context) {
-  if (!context) return;
-  const auto* begun = static_cast<MarkContext*>(context);
-  begun->runtime->end_mark(begun->mark);
+  if (context) end_marks(static_cast<MarkContext*>(context)->marks);
 }
 
 void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {

@@ -51,7 +51,7 @@ def compare(outcome: Outcome, label: str, run: Callable[[], Tries], seed: int, *
     again = _bits(run())
     with evict_always():
         made, tries = attempt(run)
-        working_set_bytes = core.counters()["peak_resident_bytes"]
+        working_set_bytes = core.of().counters()["peak_resident_bytes"]
     forced = _judged(
         outcome, f"{label}, all away", made, tries
     )  # after the session: they must have come back

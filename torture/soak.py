@@ -57,7 +57,7 @@ def check(case: str, options: Options) -> Outcome:
     if difference := different(want, got):
         outcome.wrong.append(f"after {steps} steps: {difference}")
     gc.collect()
-    left = core.counters()
+    left = core.of().counters()
     if left["live_bytes"] or left["host_used_bytes"]:
         outcome.wrong.append(f"left behind: {left}")
     return outcome
@@ -123,7 +123,7 @@ def _edit(session: cl.Session, draw: random.Random, outcome: Outcome) -> None:
 
 
 def _sample(samples: dict[str, list[float]], step: int) -> None:
-    counters = core.counters()
+    counters = core.of().counters()
     gc.collect()
     _trim()  # what malloc keeps for later is nobody's leak
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -173,12 +173,12 @@ def left_behind(before: int) -> list[str]:
 def left_now(before: int) -> list[str]:
     """The sessions, bytes and threads that should not be there once everything has been deleted."""
     wrong = []
-    if cl.current_session() is not None or core.is_open():
+    if cl.current_session() is not None or core.of().is_open():
         wrong.append("a session is still open")
         if (session := cl.current_session()) is not None:
             session.stop()
     gc.collect()
-    counters = core.counters()
+    counters = core.of().counters()
     for name in ("live_bytes", "host_used_bytes", "storages"):
         if counters[name]:
             wrong.append(f"{name} is {counters[name]}")

@@ -97,7 +97,7 @@ def train(gpu: Gpu, shape: Shape, session: cl.Session, timed: int) -> dict[str, 
         for _ in range(SETTLING_STEPS + timed):
             times.append(gpu.seconds(lambda: losses.append(step())))
             measure.progress(f"  step {len(times)}: {times[-1]:.2f} s")
-        report, pinned_bytes = session.report(), core.counters()["host_reserved_bytes"]
+        report, pinned_bytes = session.report(), session.counters()["host_reserved_bytes"]
         found: dict[str, Any] = {}
         if session.policy is not None:
             predicted = cl.simulate(session.trace(), session.policy, link=session.link)

@@ -291,7 +291,7 @@ def attempt(
                 with around:
                     run = functools.partial(train_step, gpu, model, optimizer, tokens, True)
                     times.append(gpu.seconds(lambda: losses.append(run())))  # noqa: B023
-            pinned = core.counters()["host_reserved_bytes"] if session else _pinned_bytes(gpu)
+            pinned = session.counters()["host_reserved_bytes"] if session else _pinned_bytes(gpu)
             if session:
                 result |= _session_figures(session)
                 if method.alone and (copied := _copied(session, max(1, timed_steps))):

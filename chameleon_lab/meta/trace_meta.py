@@ -122,7 +122,8 @@ class _Tracer:
         self.roofline = roofline
         self.logs: list[core.StepLog] = []
         self.splits_lists = split_bytes is not None
-        self.discovery = Discovery(self.end_step, torch.device("meta"))
+        self.runtime = core.of("cpu")
+        self.discovery = Discovery(self.runtime, self.end_step, torch.device("meta"))
         self.parts: list[Any] = [
             self.discovery,
             DeviceKernels(roofline.is_gpu, stand_ins),
@@ -137,7 +138,7 @@ class _Tracer:
         options.splits_lists = self.splits_lists
         options.unbacked_block_bytes = _GPU_BLOCK_BYTES if self.roofline.is_gpu else 0
         try:
-            core.open(options)
+            self.runtime.open(options)
         except RuntimeError as error:
             raise SessionError(f"{str(error).splitlines()[0]}: stop the session before you trace") from None
         try:
@@ -146,7 +147,7 @@ class _Tracer:
             with _OnMeta():
                 step = build_or_step()
                 if callable(step):
-                    core.end_step()  # building is no step
+                    self.runtime.end_step()  # building is no step
                     self.logs.clear()
                 else:
                     step, steps = build_or_step, steps - 1
@@ -162,11 +163,11 @@ class _Tracer:
         finally:
             for part in reversed(self.parts):
                 part.remove()
-            core.close()
+            self.runtime.close()
         return [self.timed(log) for log in self.logs]
 
     def end_step(self) -> None:
-        self.logs.append(core.end_step())
+        self.logs.append(self.runtime.end_step())
 
     def end_unless_optimizer_did(self, before: int) -> None:
         if len(self.logs) > before:
@@ -176,7 +177,7 @@ class _Tracer:
             raise TraceError("the step ran no op on meta tensors: build the model inside the traced function")
 
     def needs_data(self) -> str:
-        log = core.end_step()
+        log = self.runtime.end_step()
         ops = log.ops()
         name = core.op_names()[ops["name"][-1]] if len(ops) else "an op"
         module = int(ops["module"][-1]) if len(ops) else -1
@@ -190,7 +191,9 @@ class _Tracer:
 
     def timed(self, log: core.StepLog) -> StepTrace:
         """The recorder's step on the roofline's clock."""
-        step = step_trace(log, "Meta", self.discovery.modules.texts, self.discovery.labels.texts)
+        step = step_trace(
+            self.runtime, log, "Meta", self.discovery.modules.texts, self.discovery.labels.texts
+        )
         duration_s = np.zeros(len(step.ops))
         for call in log.leaf_calls:
             duration_s[call.op] += self.roofline.seconds(call)

@@ -56,44 +56,21 @@ StepLog = _C.StepLog
 LeafCall = _C.LeafCall
 TensorShape = _C.TensorShape
 
-open = _C.open
 missing_device = _C.missing_device
 total_bytes = _C.total_bytes
-reserve_host = _C.reserve_host
-pageable_host_bytes = _C.pageable_host_bytes
 pooled_host_bytes = _C.pooled_host_bytes
 release_host = _C.release_host
 measure_pinning = _C.measure_pinning
-close = _C.close
-is_open = _C.is_open
-set_capacity = _C.set_capacity
-set_link = _C.set_link
-measure_link = _C.measure_link
 copy_order = _C.copy_order
-end_step = _C.end_step
-step_so_far = _C.step_so_far
-own_work = _C.own_work
 stand_aside = _C.stand_aside
 begin_pause = _C.begin_pause
 end_pause = _C.end_pause
-in_backward = _C.in_backward
 wake_promptly = _C.wake_promptly
-logs = _C.logs
-set_optimizer_stage = _C.set_optimizer_stage
-time_ops = _C.time_ops
-record_stacks = _C.record_stacks
 begin_mark = _C.begin_mark
 end_mark = _C.end_mark
-mark_names = _C.mark_names
-shapes = _C.shapes
 SCALAR_TYPES: tuple[str, ...] = tuple(_C.scalar_types())
 op_names = _C.op_names
 make_program = _C.make_program
-add_program = _C.add_program
-drop_program = _C.drop_program
-use_program = _C.use_program
-name_module = _C.name_module
-name_label = _C.name_label
 enter_module = _C.enter_module
 leave_module = _C.leave_module
 set_module_resolver = _C.set_module_resolver
@@ -103,15 +80,10 @@ let_go = _C.let_go
 identity = _C.identity
 end_loan_with_capsule = _C.end_loan_with_capsule
 Loan = _C.Loan
-set_evict_last = _C.set_evict_last
-keep_producers = _C.keep_producers
-evict_always = _C.evict_always
 set_faults = _C.set_faults
 hand_over_copies = _C.hand_over_copies
 pretend_no_hook = _C.pretend_no_hook
 torch_is_watched = _C.torch_is_watched
-take_transitions = _C.take_transitions
-allocator_setting = _C.allocator_setting
 seconds = _C.seconds
 seconds_per_tick = _C.seconds_per_tick
 
@@ -185,43 +157,67 @@ def tensor_device(device: str) -> torch.device:
     return torch.device(_C.tensor_device(device))
 
 
-def counters() -> Counters:
-    """What the device holds now."""
-    return cast(Counters, _C.counters())  # the core's names are these: a test compares them
+class Runtime(_C.Runtime):
+    """The core's side of the sessions on one device: a handle, of which there may be many.
 
-
-def take_failure(message: str | None = None) -> Failure | None:
-    """The last failed memory request, returned once. ``message``: only if this error message belongs to one."""
-    return cast(Failure | None, _C.take_failure(message))
-
-
-def failure_of(message: str) -> Failure | None:
-    """The one that an error with these words tells of; it can be asked for again."""
-    return cast(Failure | None, _C.failure_of(message))
-
-
-def adopt(
-    tensor: torch.Tensor,
-    category: int,
-    label: int,
-    owners: int = 1,
-    trusted: bool = False,
-    evict_last: bool = False,
-) -> str:
-    """Let the device own a tensor's storage.
-
-    Args:
-        tensor: a tensor with a storage of its own; its bytes move.
-        category: a :class:`~chameleon_lab.trace.Category`.
-        label: index of its name.
-        owners: how many tensors are known to hold the storage. If more do, somebody may have its address, and it
-            stays where it is.
-        trusted: it moves all the same: the caller says that nobody has.
-        evict_last: eviction takes it only where nothing else is left, until :func:`set_evict_last` says otherwise.
-
-    Returns ``"new"``, ``"known"``, ``"too small"``, ``"foreign"``, ``"shared"`` or ``"no room"``.
+    What follows a tensor or a storage is a function of this module: it finds the runtime by the tensor's device.
     """
-    return _C.adopt(tensor._cdata, category, label, owners, trusted, evict_last)
+
+    def counters(self) -> Counters:
+        """What the device holds now."""
+        return cast(Counters, self.count())  # the core's names are these: a test compares them
+
+    def take_failure(self, message: str | None = None) -> Failure | None:
+        """The last failed memory request, returned once. ``message``: only if this error message belongs to one."""
+        return cast(Failure | None, self.taken_failure(message))
+
+    def failure_of(self, message: str) -> Failure | None:
+        """The one that an error with these words tells of; it can be asked for again."""
+        return cast(Failure | None, self.known_failure(message))
+
+    def adopt(
+        self,
+        tensor: torch.Tensor,
+        category: int,
+        label: int,
+        owners: int = 1,
+        trusted: bool = False,
+        evict_last: bool = False,
+    ) -> str:
+        """Let the device own a tensor's storage.
+
+        Args:
+            tensor: a tensor with a storage of its own; its bytes move.
+            category: a :class:`~chameleon_lab.trace.Category`.
+            label: index of its name.
+            owners: how many tensors are known to hold the storage. If more do, somebody may have its address, and it
+                stays where it is.
+            trusted: it moves all the same: the caller says that nobody has.
+            evict_last: eviction takes it only where nothing else is left, until ``set_evict_last`` says otherwise.
+
+        Returns ``"new"``, ``"known"``, ``"too small"``, ``"foreign"``, ``"shared"`` or ``"no room"``.
+        """
+        return self.adopt_at(tensor._cdata, category, label, owners, trusted, evict_last)
+
+    def allow_replays(self, dtypes: dict[str, tuple[str, ...]]) -> None:
+        """Which ops may be replayed from now on, by name, and with which dtypes (``"float32"``): any, if none is named.
+
+        Where dtypes are named, the op has been checked under the settings that are in force now: what it makes under
+        others (see :func:`numerics_key`) is not replayed.
+        """
+        self.allow({name: list(names) for name, names in dtypes.items()})
+
+
+def of(device: str | torch.device = "cpu") -> Runtime:
+    """The runtime of a device, open or not. Raises RuntimeError where there is no such device."""
+    return Runtime(str(device))
+
+
+def open(options: Options, device: str = "cpu") -> Runtime:
+    """Begin a session on a device. Raises RuntimeError where there is one already."""
+    opened = of(device)
+    opened.open(options)
+    return opened
 
 
 def storage_address(tensor: torch.Tensor) -> int:
@@ -242,15 +238,6 @@ def restore(tensor: torch.Tensor) -> bool:
 def evict(tensor: torch.Tensor) -> bool:
     """Send a tensor's storage to the host now. False where it may not leave."""
     return _C.evict(tensor._cdata)
-
-
-def allow_replays(dtypes: dict[str, tuple[str, ...]]) -> None:
-    """Which ops may be replayed from now on, by name, and with which dtypes (``"float32"``): any, if none is named.
-
-    Where dtypes are named, the op has been checked under the settings that are in force now: what it makes under others
-    (see :func:`numerics_key`) is not replayed.
-    """
-    _C.allow_replays({name: list(names) for name, names in dtypes.items()})
 
 
 def see_through(names: Iterable[str] | None) -> None:

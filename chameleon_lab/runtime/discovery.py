@@ -51,14 +51,16 @@ class Discovery:
 
     def __init__(
         self,
+        runtime: core.Runtime,
         on_step_end: Callable[[], None],
         device: torch.device,
         evicts_last: Callable[[Category, str, torch.Tensor], bool] = lambda category, label, part: False,
         misses: Callable[[str, torch.device], None] = lambda name, where: None,
     ) -> None:
+        self._runtime = runtime
         self._device = device
-        self.modules = Names(core.name_module)
-        self.labels = Names(core.name_label)
+        self.modules = Names(runtime.name_module)
+        self.labels = Names(runtime.name_label)
         self.refused: dict[str, str] = {}
         """Tensors that stay where they are and do not count, and why."""
         self._on_step_end = on_step_end
@@ -88,7 +90,7 @@ class Discovery:
             handle.remove()
         self._handles.clear()
         core.set_module_resolver(None)
-        core.set_optimizer_stage(False)
+        self._runtime.set_optimizer_stage(False)
 
     def adopt_module(self, module: torch.nn.Module, trusted: bool = False) -> None:
         """Name a model's modules, and let the device own its parameters, buffers and gradients.
@@ -174,8 +176,8 @@ class Discovery:
                 name, label = self._gradient_label(parameter)
                 for part in self._strided(parameter.grad):
                     evict_last = self._evicts_last(Category.GRADIENT, name, part)
-                    core.adopt(part, Category.GRADIENT, label, evict_last=evict_last)
-        core.set_optimizer_stage(True)
+                    self._runtime.adopt(part, Category.GRADIENT, label, evict_last=evict_last)
+        self._runtime.set_optimizer_stage(True)
 
     def _with_closure(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """The arguments of ``step``; a closure in them, which runs forward and backward, leaves the optimizer stage."""
@@ -185,7 +187,7 @@ class Discovery:
 
         @functools.wraps(closure)
         def outside_the_optimizer() -> Any:
-            core.set_optimizer_stage(False)
+            self._runtime.set_optimizer_stage(False)
             try:
                 return closure()
             finally:
@@ -196,7 +198,7 @@ class Discovery:
         return (args[0], outside_the_optimizer, *args[2:]), kwargs
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        core.set_optimizer_stage(False)
+        self._runtime.set_optimizer_stage(False)
         self._adopt_states(optimizer)
         # Several optimizers may step in one training step: the first one seen marks where it ends.
         if self._anchor is None or self._anchor() is None:
@@ -228,10 +230,10 @@ class Discovery:
         for part, category, name in parts:
             known = owners[core.storage_address(part)]
             evict_last = self._evicts_last(category, name, part)
-            outcome = core.adopt(part, category, self.labels.id(name), known, trusted, evict_last)
+            outcome = self._runtime.adopt(part, category, self.labels.id(name), known, trusted, evict_last)
             self.refused.pop(name, None)
             if outcome == "no room":
-                failure = core.take_failure()
+                failure = self._runtime.take_failure()
                 raise BelowFloorError(
                     f"{name} ({format_bytes(part.nbytes)}) does not fit into the capacity of "
                     f"{format_bytes(failure['capacity_bytes'] if failure else 0)} beside the storages that "

@@ -33,6 +33,7 @@ _T = TypeVar("_T", bound=StepTable)
 
 
 def step_trace(
+    runtime: core.Runtime,
     log: core.StepLog,
     session_stage: str,
     modules: Sequence[str],
@@ -40,7 +41,7 @@ def step_trace(
     keeps_host_copies: bool = True,
     stacks_of: core.StepLog | None = None,
 ) -> StepTrace:
-    """The columns of one finished step. Copies that have not ended yet get NaN times.
+    """The columns of one finished step of a runtime. Copies that have not ended yet get NaN times.
 
     ``stacks_of``: a step with the same ops whose Python stacks are this one's too. None: its own.
     """
@@ -48,7 +49,7 @@ def step_trace(
     stacked = log if stacks_of is None else stacks_of
     paused = pause_times(log)
     clock = _Clock(log, paused)
-    forms, form = _forms(storages["dtype"], storages["shape"])
+    forms, form = _forms(runtime, storages["dtype"], storages["shape"])
     marked_s = np.maximum(clock.since_start(marks["start_ticks"]), 0.0)
     return StepTrace(
         session_stage=session_stage,
@@ -84,7 +85,7 @@ def step_trace(
             duration_s=(paused.end_ticks - paused.start_ticks) * clock.tick_s,
         ),
         forms=forms,
-        mark_names=tuple(core.mark_names()),
+        mark_names=tuple(runtime.mark_names()),
         marks=_table(
             Marks,
             marks,
@@ -128,9 +129,9 @@ _DTYPES = {
 """torch's names of what c10 calls otherwise than by the lower case of it."""
 
 
-def _forms(dtype: np.ndarray, shape: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+def _forms(runtime: core.Runtime, dtype: np.ndarray, shape: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
     """Dtypes and shapes in words, those that occur; and of each storage the index of its own, -1 unknown."""
-    shapes = core.shapes() if len(shape) and shape.max() >= 0 else []
+    shapes = runtime.shapes() if len(shape) and shape.max() >= 0 else []
     pairs, index = np.unique(dtype.astype(np.int64) << 32 | (shape.astype(np.int64) + 1), return_inverse=True)
     texts: list[str] = []
     numbers = []

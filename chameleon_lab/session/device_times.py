@@ -24,13 +24,14 @@ _WEIGHT = 0.25
 class DeviceTimes:
     """Seconds on the device by what ops are matched by, their tokens: name, ranks, dtypes, stage and module."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: core.Runtime) -> None:
+        self._runtime = runtime
         self._seconds: dict[int, float] = {}
 
     def time_next_step(self, number: int, ops: int, *, all_ops: bool) -> None:
         """Choose which ops of the step to come are timed, by its number: ``all_ops``, or some of about ``ops``."""
         every = 1 if all_ops else max(1, ops // _SAMPLES)
-        core.time_ops(every, number % every)
+        self._runtime.time_ops(every, number % every)
 
     def learn(self, log: core.StepLog, tick_s: float) -> None:
         """Take in what was measured in a finished step. Call it once the device has been there."""

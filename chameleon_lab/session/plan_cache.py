@@ -146,13 +146,18 @@ class _Job(threading.Thread):
     _LOOK_S = 0.004  # each look takes the interpreter from the forward for a moment
 
     def __init__(
-        self, work: Callable[[], Plan | None], key: tuple[int, int], patience_s: float = 0.0
+        self,
+        runtime: core.Runtime,
+        work: Callable[[], Plan | None],
+        key: tuple[int, int],
+        patience_s: float = 0.0,
     ) -> None:
         super().__init__(name="chameleon-lab-planner", daemon=True)
         self.key = key
         self.result: Plan | None = None
         self.error: Exception | None = None
         self.done = False
+        self._runtime = runtime
         self._work = work
         self._lock = threading.Lock()
         self._abandoned = False
@@ -167,23 +172,23 @@ class _Job(threading.Thread):
     def run(self) -> None:
         """Plan."""
         result = error = None
-        while time.monotonic() < self._begins_by_s and not core.in_backward():
+        while time.monotonic() < self._begins_by_s and not self._runtime.in_backward():
             if self._begins.wait(self._LOOK_S):
                 break
         if self._abandoned:
             return
         try:
-            core.own_work(True)
+            self._runtime.own_work(True)
             try:
                 with _short_switch_interval:
                     result = self._work()
             finally:
-                core.own_work(False)
+                self._runtime.own_work(False)
         except Exception as failure:  # a failed plan must not end the run: the session notes it
             error = failure
         with self._lock:
             if result is not None and not self._abandoned:
-                _give_to_core(result)
+                _give_to_core(self._runtime, result)
             self.result, self.error, self.done = result, error, True
 
     def hurry(self) -> None:
@@ -196,13 +201,14 @@ class _Job(threading.Thread):
             self._abandoned = True
             self._begins.set()
             if self.result is not None:
-                core.drop_program(self.result.summary.plan)
+                self._runtime.drop_program(self.result.summary.plan)
 
 
 class PlanCache:
     """The plans of one session. All methods are for the thread that ends the steps.
 
     Args:
+        runtime: follows them.
         make: plans for a recorded step; it runs in the background too.
         note: tells the session's user something.
         capacity_bytes: of the device, asked for anew each time.
@@ -212,11 +218,13 @@ class PlanCache:
 
     def __init__(
         self,
+        runtime: core.Runtime,
         make: Callable[[core.StepLog], StepPlan],
         note: Callable[[str], None],
         capacity_bytes: Callable[[], int],
         reserve_grows: Callable[[StepSummary], bool] = lambda _: False,
     ) -> None:
+        self._runtime = runtime
         self._make = make
         self._note = note
         self._capacity_bytes = capacity_bytes
@@ -265,7 +273,7 @@ class PlanCache:
         self.clear(f"replaced: {why}")
         plan = self._finish(made, fingerprint_step, why)
         self._add(plan)
-        core.use_program(plan.summary.plan)
+        self._runtime.use_program(plan.summary.plan)
         self._pause = self._next_pause = 0
         self.replan_reason = None
         return plan
@@ -303,7 +311,7 @@ class PlanCache:
             own.summary = replace(own.summary, followed_steps=steps, last_step=log.index)
             self.replan_reason, self._in_need = None, -1
             if log.program != own.summary.plan:
-                core.use_program(own.summary.plan)
+                self._runtime.use_program(own.summary.plan)
                 return
             self.unserved = self._unserved(own, summary)
             poor = summary.trigger_recall < _LEAST_RECALL
@@ -328,7 +336,7 @@ class PlanCache:
         followed = self._plans.get(log.program)
         if arrived is not None and arrived.replaces == log.program >= 0:
             followed = arrived
-            core.use_program(arrived.summary.plan)
+            self._runtime.use_program(arrived.summary.plan)
         if followed is not None:
             steps = followed.summary.followed_steps + 1
             followed.summary = replace(followed.summary, followed_steps=steps, last_step=log.index)
@@ -341,14 +349,14 @@ class PlanCache:
         self._in_need = key[1]
         nearest = self._nearest(log)
         if nearest is not None and nearest.summary.plan != log.program:
-            core.use_program(nearest.summary.plan)
+            self._runtime.use_program(nearest.summary.plan)
         # Where a new plan came in the step's middle, what was evicted before it says nothing about it.
         newcomer_grams = arrived.grams if arrived is not None and nearest is arrived else None
         if newcomer_grams and _likeness(_grams(log.ops()["token"]), newcomer_grams) >= _LIKELY:
             return
         if self._job is None and self._pause == 0 and self._may_try(key, log.index) and not log.truncated_ops:
             why, step = self.replan_reason, log.index
-            self._job = _Job(lambda: self._finish(self._make(log), step, why), key, patience_s)
+            self._job = _Job(self._runtime, lambda: self._finish(self._make(log), step, why), key, patience_s)
             self._pause = self._next_pause
             self._next_pause = min(max(1, 2 * self._next_pause), _LONGEST_PAUSE)
 
@@ -385,6 +393,7 @@ class PlanCache:
         if step < own.summary.made_from_step + min(1 << 3 * own.renewals, _LONGEST_PAUSE):
             return
         self._job = _Job(
+            self._runtime,
             lambda: replace(self._finish(self._make(log), step, why), renewals=min(renewals, _MOST_RENEWALS)),
             key,
             summary.step_s,
@@ -395,6 +404,7 @@ class PlanCache:
         why, step = f"{summary.declined_drops} of its drops were declined", log.index
         answers, own.answers = own.answers + 1, _MOST_ANSWERS  # it is asked for once
         self._job = _Job(
+            self._runtime,
             lambda: replace(
                 self._finish(self._make(log), step, why), answers=answers, refinements=own.refinements
             ),
@@ -408,6 +418,7 @@ class PlanCache:
         why = f"the allocator is fragmented: {counts}"
         step = log.index
         self._job = _Job(
+            self._runtime,
             lambda: replace(
                 self._finish(self._make(log), step, why), answers=own.answers, refinements=own.refinements
             ),
@@ -444,7 +455,7 @@ class PlanCache:
                 return None
             return replace(self._finish(made, step, why), answers=own.answers, refinements=refinements)
 
-        self._job = _Job(make, (log.fingerprint, log.live_peak_bytes), summary.step_s)
+        self._job = _Job(self._runtime, make, (log.fingerprint, log.live_peak_bytes), summary.step_s)
 
     def _replan_reason(self, summary: StepSummary, key: tuple[int, int], followed: Plan | None) -> str | None:
         if followed is None:
@@ -552,7 +563,7 @@ class PlanCache:
 
     def _add(self, plan: Plan) -> None:
         self._keep(plan)
-        _give_to_core(plan)
+        _give_to_core(self._runtime, plan)
 
     def _keep(self, plan: Plan) -> None:
         while len(self._plans) >= MOST_PLANS:
@@ -561,16 +572,16 @@ class PlanCache:
         self._plans[plan.summary.plan] = plan
 
     def _drop(self, plan: int, why: str) -> None:
-        core.drop_program(plan)
+        self._runtime.drop_program(plan)
         self._gone.append(replace(self._plans.pop(plan).summary, dropped=why))
         del self._gone[:-256]
 
 
-def _give_to_core(plan: Plan) -> None:
+def _give_to_core(runtime: core.Runtime, plan: Plan) -> None:
     """From here on the executor may follow it, and sends storages to its places on the host."""
     pool_bytes = plan.program.host.pool_bytes
-    core.reserve_host(pool_bytes, int(_HOST_HEADROOM * pool_bytes))
-    core.add_program(plan.summary.plan, plan.ready)
+    runtime.reserve_host(pool_bytes, int(_HOST_HEADROOM * pool_bytes))
+    runtime.add_program(plan.summary.plan, plan.ready)
 
 
 def _left(summary: StepSummary) -> str:

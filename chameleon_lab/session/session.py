@@ -193,7 +193,8 @@ class Session:
         )
         if given is not None and capacity_bytes is None:
             capacity_bytes = given.capacity_bytes
-        self._capacity = Capacity(capacity_bytes, core.set_capacity)
+        self._runtime = core.of(self.device)
+        self._capacity = Capacity(capacity_bytes, self._runtime.set_capacity)
         self._policies = PolicyController(
             given,
             switch=self._enable,
@@ -211,10 +212,16 @@ class Session:
         self._created_s = time.time()
         self._evict_last_by_name = EvictLastByName()
         self._discovery = Discovery(
-            self._optimizer_stepped, core.tensor_device(self.device), self._evicts_last, self._misses
+            self._runtime,
+            self._optimizer_stepped,
+            core.tensor_device(self.device),
+            self._evicts_last,
+            self._misses,
         )
         self._journal = StepHistory(
-            self._discovery, keeps_host_copies=core.SEES_RAW_ACCESS or rematerialize == "trusting"
+            self._runtime,
+            self._discovery,
+            keeps_host_copies=core.SEES_RAW_ACCESS or rematerialize == "trusting",
         )
         self._inference = InferenceSteps(self._model_called)
         self._hooks: list[Discovery | InferenceSteps | LoopPauses | Patches] = [
@@ -237,13 +244,13 @@ class Session:
         self._closed = False
         self._reserve = Reserve()
         self._plans = PlanCache(
-            self._plan_for, self._note, lambda: self._capacity.limit_bytes, self._reserve_grows
+            self._runtime, self._plan_for, self._note, lambda: self._capacity.limit_bytes, self._reserve_grows
         )
         self._noted_change = False
         self._noted_pageable = False
         self._noted_missed = False
         self._pins_before = 0
-        self._device_times = DeviceTimes()
+        self._device_times = DeviceTimes(self._runtime)
         self._host_times = HostTimes()
         self._records_makings = False
         self._kernels = ""
@@ -294,19 +301,19 @@ class Session:
         options.trusting = self.rematerialize == "trusting"
         options.splits_lists = self._splits_lists
         try:
-            core.open(options, self.device)
+            self._runtime.open(options)
         except RuntimeError as error:
             raise SessionError(str(error).splitlines()[0]) from None
         self._kernels = kernels_of(core.tensor_device(self.device))
-        self._pins_before = core.counters()["host_pins"]
-        core.allow_replays(self._replayable.dtypes)
+        self._pins_before = self._runtime.counters()["host_pins"]
+        self._runtime.allow_replays(self._replayable.dtypes)
         self._records_makings = False
         self._record_makings()
         self._time_next_step()
         for part in self._hooks:
             part.install()
         if self.capacity_bytes is not None and self._measures_link:
-            self.link = Link(*core.measure_link())  # planning needs to know what copies cost
+            self.link = Link(*self._runtime.measure_link())  # planning needs to know what copies cost
 
     def _shut(self) -> None:
         """Take back what start() did. May be repeated, and cut short by Ctrl-C at any point."""
@@ -314,7 +321,7 @@ class Session:
         for part in reversed(self._hooks):
             part.remove()
         self._journal.close()
-        core.close()
+        self._runtime.close()
         self._closed = True
         set_open_session(None)
 
@@ -345,7 +352,7 @@ class Session:
         ):  # else it is another one's to say
             with suppress(Exception):  # as in stop()
                 text = str(error)
-        failure = core.take_failure(text) if text else None
+        failure = self._runtime.take_failure(text) if text else None
         if failure is None or not failure["below_floor"]:
             self.stop()
             return
@@ -375,9 +382,9 @@ class Session:
         if not self.is_open:
             return unnamed(failure)
         logs = self._journal.logs()
-        running = core.counters()["step"] == failure["step"]
+        running = self._runtime.counters()["step"] == failure["step"]
         cut = (
-            core.step_so_far()
+            self._runtime.step_so_far()
             if running
             else next((log for log in logs if log.index == failure["step"]), None)
         )
@@ -391,7 +398,7 @@ class Session:
 
     def _words(self, text: str) -> str | None:
         """What there is to say of an error with these words; None where it is none of this session's."""
-        failure = core.failure_of(text) if self.is_open else None
+        failure = self._runtime.failure_of(text) if self.is_open else None
         if failure is None or not failure["below_floor"]:
             return None
         words = self._naming_enough(failure)
@@ -449,7 +456,7 @@ class Session:
     def restore(self, tensor: torch.Tensor) -> None:
         """Bring a tensor's storage onto the device. Raises BelowFloorError where there is no room."""
         if not core.restore(tensor):
-            core.take_failure()
+            self._runtime.take_failure()
             raise BelowFloorError(
                 f"{format_bytes(tensor.untyped_storage().nbytes())} do not fit beside what is in use under the "
                 f"capacity of {format_bytes(self.capacity_bytes or 0)}: raise it, or free tensors first",
@@ -507,16 +514,16 @@ class Session:
         return True
 
     def _end_step(self, *, whole: bool = True) -> None:
-        core.own_work(True)
+        self._runtime.own_work(True)
         try:
             with self._policies.lock:
                 self._end_this_step(whole)
                 if self._check_replays():  # a script may set them when the session is open
-                    core.allow_replays(self._replayable.dtypes)
+                    self._runtime.allow_replays(self._replayable.dtypes)
                 self._record_makings()
                 self._time_next_step()
         finally:
-            core.own_work(False)
+            self._runtime.own_work(False)
         if self.after_step is not None:
             self.after_step()
 
@@ -525,7 +532,7 @@ class Session:
         wanted = self.planning and bool(self._replayable.dtypes) and self._stage is not SessionStage.STABLE
         if wanted != self._records_makings:
             self._records_makings = wanted
-            core.keep_producers(wanted)
+            self._runtime.keep_producers(wanted)
 
     def _time_next_step(self) -> None:
         if self._traits["runs_behind"]:
@@ -535,7 +542,7 @@ class Session:
             self._device_times.time_next_step(self._steps, ops, all_ops=everything)
 
     def _end_this_step(self, whole: bool) -> None:
-        log = core.end_step()
+        log = self._runtime.end_step()
         stage = self._stage
         least_compute_s = math.inf
         if self._traits["runs_behind"]:
@@ -546,7 +553,7 @@ class Session:
             least_compute_s = self._host_times.learn(log)
         summary = self._journal.ended(log, stage.value)
         if self.stacks == "once":
-            core.record_stacks(self._journal.lacks_stacks(log))
+            self._runtime.record_stacks(self._journal.lacks_stacks(log))
         self._steps += 1
         if self._takes_what_there_is and self._steps == 1:
             self._leave_to_others()
@@ -582,7 +589,7 @@ class Session:
 
     def _leave_to_others(self) -> None:
         """After the first step: less what libraries have taken in it, and torch's blocks that are not the session's."""
-        counters = core.counters()
+        counters = self._runtime.counters()
         counted = counters["resident_bytes"] + counters["other_bytes"]
         foreign_bytes = max(0, torch.cuda.memory_allocated(self.device) - counted)
         try:
@@ -593,7 +600,7 @@ class Session:
             self._capacity.change(left_bytes, self._steps, own=True)
 
     def _warn_of_pageable_memory(self) -> None:
-        if self._noted_pageable or not (pageable := core.pageable_host_bytes()):
+        if self._noted_pageable or not (pageable := self._runtime.pageable_host_bytes()):
             return
         self._noted_pageable = True
         text = (
@@ -759,7 +766,7 @@ class Session:
 
     def _mark_evict_last(self, step: StepTrace) -> None:
         """The policy's edits are others: tell the core what eviction takes last, whatever plan is followed."""
-        core.set_evict_last(step.storages.uid[evict_last_rows(step, self._policies.edits)])
+        self._runtime.set_evict_last(step.storages.uid[evict_last_rows(step, self._policies.edits)])
 
     def _start_given(self, log: core.StepLog) -> bool:
         """After the first step: put a given policy in force, if it fits and holds the step it was made for."""
@@ -783,7 +790,7 @@ class Session:
 
     def _at_border(self) -> bool:
         """Is this moment between two steps, so that plans can be changed?"""
-        return self._steps > 0 and core.counters()["ops_in_step"] == 0
+        return self._steps > 0 and self._runtime.counters()["ops_in_step"] == 0
 
     def _enable(self, policy: Policy) -> None:
         """Switch to a policy and to the capacity that its edits ask for, between two steps."""
@@ -794,7 +801,7 @@ class Session:
 
     def _put_in_force(self, policy: Policy, capacity_bytes: int, why: str) -> None:
         """Make a policy the only plan: bound to the newest step if that is its own, else to the one it holds."""
-        live = self._journal.trace(core.logs()[-1])
+        live = self._journal.trace(self._runtime.logs()[-1])
         step = live
         if policy.source is not None and policy.assumed.get("fingerprint") != fingerprint(live):
             step = policy_fit.rebound(policy.source, live, self._discovery.labels.id)
@@ -846,7 +853,7 @@ class Session:
         if self.capacity_bytes is None:
             raise PolicyError("this session only records, it has no capacity: give one to use a policy")
         self._policies.give(policy)
-        if self.is_open and (logs := core.logs()):
+        if self.is_open and (logs := self._runtime.logs()):
             self._mark_evict_last(self._journal.trace(logs[-1]))
         if self.is_open and self._stage is not SessionStage.WARMUP:
             self._stage = SessionStage.PROFILE  # bind it to the next step's ops

@@ -30,10 +30,12 @@ class StepHistory:
     """The steps of one session. All but :meth:`ended` and :meth:`settle` may be asked from any thread.
 
     Args:
+        runtime: records them.
         discovery: knows what modules and tensors are called.
     """
 
-    def __init__(self, discovery: Discovery, keeps_host_copies: bool = True) -> None:
+    def __init__(self, runtime: core.Runtime, discovery: Discovery, keeps_host_copies: bool = True) -> None:
+        self._runtime = runtime
         self._discovery = discovery
         self._keeps_host_copies = keeps_host_copies
         self._history: deque[StepSummary] = deque(maxlen=_KEPT_SUMMARIES)
@@ -53,9 +55,9 @@ class StepHistory:
     def close(self) -> None:
         """Keep what there is, before the core closes. May be repeated."""
         if self._kept is None:
-            self._counters = core.counters()
-            self._allocator_setting = core.allocator_setting()
-            self._kept = core.logs()  # from here on nobody asks the core
+            self._counters = self._runtime.counters()
+            self._allocator_setting = self._runtime.allocator_setting()
+            self._kept = self._runtime.logs()  # from here on nobody asks the core
 
     # ------------------------------------------------------------------------------------------------ while it runs
 
@@ -149,20 +151,20 @@ class StepHistory:
 
     def counters(self) -> core.Counters:
         """What the device holds now; after the end, what it held last. Raises SessionError before the start."""
-        counters = core.counters() if self._kept is None else self._counters
+        counters = self._runtime.counters() if self._kept is None else self._counters
         if counters is None:
             raise SessionError("the session has not started: enter it with `with` or call start()")
         return counters
 
     def allocator_setting(self) -> str:
         """``"default"`` or ``"expandable_segments"``, as torch's allocator is set now; empty where there is none."""
-        return core.allocator_setting() if self._kept is None else self._allocator_setting
+        return self._runtime.allocator_setting() if self._kept is None else self._allocator_setting
 
     # ------------------------------------------------------------------------------------------------ op by op
 
     def logs(self) -> list[core.StepLog]:
         """The newest finished steps, oldest first."""
-        return core.logs() if self._kept is None else self._kept
+        return self._runtime.logs() if self._kept is None else self._kept
 
     def log(self, index: int) -> core.StepLog:
         """One finished step. Raises SessionError if it is not, or no longer, recorded."""
@@ -182,7 +184,9 @@ class StepHistory:
         alike = None if log.has_stacks else self._stacked.get(log.fingerprint)
         if alike is not None and alike.op_count != log.op_count:
             alike = None
-        return step_trace(log, stage, *texts, keeps_host_copies=self._keeps_host_copies, stacks_of=alike)
+        return step_trace(
+            self._runtime, log, stage, *texts, keeps_host_copies=self._keeps_host_copies, stacks_of=alike
+        )
 
     def resident_peaks(self, index: int, parts: int) -> np.ndarray:
         """See :meth:`chameleon_lab.Session.resident_peaks`."""

@@ -60,16 +60,17 @@ def reserved_bytes(most: bool = False) -> int:
     """What the process has taken through torch, now or at ``most``; of the embedded device, what its session has."""
     if ON_GPU:
         return torch.cuda.max_memory_reserved() if most else torch.cuda.memory_reserved()
-    if cl.current_session() is None:
+    session = cl.current_session()
+    if session is None:
         return 0
-    counters = core.counters()
+    counters = core.of(session.device).counters()
     now = counters["resident_bytes"] + counters["cached_bytes"] + counters["other_bytes"]
     return counters["peak_reserved_bytes"] if most else now
 
 
 def allocated_bytes() -> int:
     """What tensors hold of that."""
-    return torch.cuda.memory_allocated() if ON_GPU else core.counters()["resident_bytes"]
+    return torch.cuda.memory_allocated() if ON_GPU else core.of(DEVICE).counters()["resident_bytes"]
 
 
 def _driver_bytes() -> int:

@@ -36,7 +36,7 @@ def test_random_kernels_evictions_and_reuse_of_memory() -> None:
                 heavy @ heavy  # noqa: B018
             else:
                 wrong += (tensors[i] != base[: sizes[i]] + values[i]).sum()
-        moved = core.counters()["host_peak_bytes"]
+        moved = core.of(session.device).counters()["host_peak_bytes"]
         assert moved > 0
     assert int(wrong) == 0, f"seed {seed}"
     for tensor, size, value in zip(tensors, sizes, values, strict=True):
@@ -174,7 +174,7 @@ def test_segments_of_both_kinds(expandable: bool) -> None:
         bare = train(lambda: gpt2(4), 4)
         live = train(lambda: gpt2(4), 4, {"capacity": "unlimited"}).report.live_peak_bytes
         run = train(lambda: gpt2(4), 4, {"capacity": live // 3})
-        print(run.same(bare), run.reserved_bytes <= live // 3, core.counters()["split_bytes"])
+        print(run.same(bare), run.reserved_bytes <= live // 3, core.of(run.report.device).counters()["split_bytes"])
         """,
         PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{expandable}",
     )

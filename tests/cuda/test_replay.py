@@ -52,7 +52,7 @@ def test_training_with_replays_gives_the_same_bits(
     capacity = int(0.7 * recorded.report.live_peak_bytes)
     # Plans take the link for so slow that replays are worth their while. The embedded device has a link of its own.
     slow = {} if ON_GPU else {"link": "4MiB/s"}
-    monkeypatch.setattr(core, "measure_link", lambda: (2.0**30, 2.0**30))
+    monkeypatch.setattr(core.Runtime, "measure_link", lambda runtime: (2.0**30, 2.0**30))
     monkeypatch.setattr(Link, "under_load", lambda link, step: link)
     run = train(
         lambda: gpt2(6),
@@ -72,7 +72,7 @@ def test_a_dropped_tensor_is_read_by_a_copy_to_the_host() -> None:
     """A copy that does not wait is still behind the replay."""
     side = 4096 if ON_GPU else 128
     with cl.Session("1GiB", device=DEVICE, rematerialize="trusting") as session:
-        core.keep_producers(True)
+        core.of(session.device).keep_producers(True)
         x = torch.randn(side, side, device=DEVICE)
         out = torch.nn.functional.gelu(x)
         expected = out.cpu()

@@ -121,7 +121,7 @@ def every_read(away: str, pressure_mib: int, skip: Collection[str] = ()) -> None
     wrong = []
     for name, code in cases.items():
         with cl.Session("16MiB") as session:
-            core.keep_producers(True)
+            core.of().keep_producers(True)
             print(name, flush=True)
             x = torch.arange(N, dtype=torch.float32)
             want = np.arange(N, dtype=np.float32)

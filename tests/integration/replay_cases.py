@@ -268,13 +268,14 @@ def on_another_stream(read: Read, device: torch.device) -> list[torch.Tensor]:
 def without_room(read: Read, device: torch.device) -> list[torch.Tensor]:
     """Libraries that would take workspace find less of it than in the first run: the capacity is what is resident, what
     comes back, and as much again for what a replay makes beside it."""
-    held = core.counters()
+    runtime = core.of(device)
+    held = runtime.counters()
     taken = held["resident_bytes"] + held["other_bytes"]
-    core.set_capacity(taken + 3 * max(held["live_bytes"] - held["resident_bytes"], 1 << 20))
+    runtime.set_capacity(taken + 3 * max(held["live_bytes"] - held["resident_bytes"], 1 << 20))
     try:
         return read()
     finally:
-        core.set_capacity(held["capacity_bytes"])
+        runtime.set_capacity(held["capacity_bytes"])
 
 
 def readers(device: torch.device) -> dict[str, Callable[[Read, torch.device], list[torch.Tensor]]]:
@@ -384,7 +385,7 @@ def _try(case: Case, setting: Setting, reader: str, device: torch.device, sizes:
             if reader != "without room":
                 raise
             count.refused["there was no room for the replay, until there was more"] += 1
-            core.take_failure()
+            core.of().take_failure()
             again = read()
     same = [torch.equal(bits, before) for bits, (_, before) in zip(again, dropped, strict=True)]
     count.replayed[reader] += sum(same)
@@ -395,9 +396,9 @@ def _try(case: Case, setting: Setting, reader: str, device: torch.device, sizes:
     ]
 
 
-def _replayed_ops() -> Counter[str]:
+def _replayed_ops(session: cl.Session) -> Counter[str]:
     names = core.op_names()
-    return Counter(names[name] for name in core.end_step().replays()["name"].tolist())
+    return Counter(names[name] for name in core.of(session.device).end_step().replays()["name"].tolist())
 
 
 def count_replays(session_device: str, sizes: Sizes, cases: tuple[Case, ...] = CASES) -> Count:
@@ -409,13 +410,13 @@ def count_replays(session_device: str, sizes: Sizes, cases: tuple[Case, ...] = C
     ):
         warnings.simplefilter("ignore")  # attention says at length why a back-end does not run
         device = core.tensor_device(session.device)
-        core.keep_producers(True)
+        core.of(session.device).keep_producers(True)
         not_replayed = session.report().not_replayed
         for case, setting in product(cases, SETTINGS):
             seen: Counter[str] = Counter()
             for reader in readers(device):
                 _try(case, setting, reader, device, sizes, count)
-                seen += _replayed_ops()
+                seen += _replayed_ops(session)
             count.ops += seen
             label = f"{case.name}, {setting}"
             op = case.op + "_for_cpu" if device.type == "cpu" and "flash" in case.op else case.op

@@ -123,7 +123,7 @@ def test_sessions_do_not_nest_and_do_not_run_twice() -> None:
             pass
         with pytest.raises(cl.SessionError):
             session.start()
-        assert cl.current_session() is session and core.is_open()
+        assert cl.current_session() is session and core.of().is_open()
     with pytest.raises(cl.SessionError, match="ended"):
         session.start()
     session.stop()
@@ -173,7 +173,7 @@ def test_adopt_takes_odd_tensors_as_they_are() -> None:
 def test_below_the_floor_it_says_so(floor_op: str, run: Callable[[], Any]) -> None:
     with pytest.raises(cl.BelowFloorError, match=f"(?s)({floor_op}).*(MiB|KiB)"), cl.Session("1MiB"):
         run()
-    assert cl.current_session() is None and not core.is_open()
+    assert cl.current_session() is None and not core.of().is_open()
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -386,7 +386,7 @@ def leave_in_the_middle(place: str, way: str) -> None:
     armed = False
     for handle in handles:
         handle.remove()
-    assert cl.current_session() is None and not core.is_open()
+    assert cl.current_session() is None and not core.of().is_open()
     if way == "stop":
         assert len(losses) == 4
     else:
@@ -434,7 +434,7 @@ def test_ctrl_c_at_a_random_moment(seed: int) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
-    assert cl.current_session() is None and not core.is_open() and not session.is_open
+    assert cl.current_session() is None and not core.of().is_open() and not session.is_open
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     optimizer = adamw(model.parameters())  # the old one may have half of a state, as it may without a session
     with cl.Session(live_peak // 4) as session:
@@ -487,9 +487,9 @@ def test_ctrl_c_anywhere_inside_the_session_itself() -> None:
             if cl.current_session() is not None:
                 cl.current_session().stop()  # interrupted inside stop(): calling it again must do
             left = []
-            if core.is_open():
+            if core.of().is_open():
                 left.append("open")
-                core.close()
+                core.of().close()
             if len(torch.nn.modules.module._global_forward_pre_hooks):
                 left.append("module hooks")
             if "chameleon_lab" in clip_grad._group_tensors_by_device_and_dtype.__module__:

@@ -45,7 +45,7 @@ def test_two_threads_share_a_capacity() -> None:
                 threads = [threading.Thread(target=run, args=(seed,)) for seed in (1, 2)]
                 [thread.start() for thread in threads]
                 while any(thread.is_alive() for thread in threads):
-                    counters = core.counters()
+                    counters = core.of().counters()
                     peaks.append(counters["resident_bytes"] + counters["cached_bytes"])
                     time.sleep(0.001)
                 evictions = sum(step.swapped_out_bytes for step in session.report().history)
@@ -65,7 +65,7 @@ def test_a_plan_is_dropped_while_another_threads_op_follows_it() -> None:
         def slow(x: torch.Tensor) -> torch.Tensor:
             plans = session.report().plans if session else ()
             if plans and plans[-1].followed_steps >= 1 and not plans[-1].dropped and not dropped:
-                other = threading.Thread(target=core.drop_program, args=(plans[-1].plan,))
+                other = threading.Thread(target=core.of().drop_program, args=(plans[-1].plan,))
                 other.start()
                 other.join()
                 dropped.append(plans[-1].plan)
@@ -113,11 +113,11 @@ def test_a_storage_that_dies_while_another_thread_evicts_it() -> None:
             threads = [threading.Thread(target=churn, args=a) for a in ((16384, 40), (65536, 20), (8192, 100))]
             [thread.start() for thread in threads]
             [thread.join() for thread in threads]
-            counters = core.counters()
+            counters = core.of().counters()
             assert counters["peak_reserved_bytes"] <= 6 * MiB, counters
             assert session.report().escaped_storages == 0
         assert not wrong, wrong[:10]
-        counters = core.counters()
+        counters = core.of().counters()
         assert counters["live_bytes"] == counters["host_used_bytes"] == counters["storages"] == 0, counters
         """
     )
@@ -291,7 +291,7 @@ def test_garbage_collection_in_the_middle_of_swaps() -> None:
             collector.join()
         assert knots == 480
         gc.collect()
-        counters = core.counters()
+        counters = core.of().counters()
         assert counters["live_bytes"] == counters["host_used_bytes"] == 0, counters
         """,
     )
@@ -322,7 +322,7 @@ def test_the_process_ends_with_copies_in_flight(end: str) -> None:
             for number in range(6):
                 slow = number == 5
                 if slow:
-                    core.set_link(400 * KiB, 400 * KiB)
+                    core.of().set_link(400 * KiB, 400 * KiB)
                 model(model.batch(generator)).backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -371,7 +371,7 @@ def test_a_process_ends_while_a_daemon_thread_is_in_the_core() -> None:
         def loop():
             while True:
                 inside.set()
-                core.measure_link()
+                core.of().measure_link()
         threading.Thread(target=loop, daemon=True).start()
         assert inside.wait(HANGS_AFTER_S)
         time.sleep(0.05)

@@ -224,7 +224,7 @@ def test_memory_in_pieces_makes_more_leave_until_a_segment_is_free() -> None:
             tensors = [fake.Tensor(0, 4 * MiB, number) for number in range(15)]  # five in a segment of 20 MiB
             for number in (0, 5, 10):
                 assert tensors[number].evict()  # room for 12 MiB, in three pieces
-            split = core.counters()["split_bytes"]
+            split = core.of("cuda:0").counters()["split_bytes"]
             big = fake.Tensor(0, 12 * MiB, 77)
             away = sum(tensor.where == "away" for tensor in tensors)
             reserved = fake.figures(0)["reserved_bytes"]

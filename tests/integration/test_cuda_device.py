@@ -230,8 +230,8 @@ def directed() -> dict[str, Any]:
         @contextlib.contextmanager
         def session():
             with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B") as opened:
-                core.allow_replays({{"aten::_toy_make": ()}})
-                core.keep_producers(True)
+                core.of("cuda:0").allow_replays({{"aten::_toy_make": ()}})
+                core.of("cuda:0").keep_producers(True)
                 yield opened
 
         def read_unseen_elsewhere_once_moved(tensor):
@@ -298,8 +298,8 @@ def two_threads() -> list[Any]:
                 "8MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B"
             ) as session:
                 cl.release_host_memory()  # with which the link was measured
-                core.allow_replays({"aten::_toy_make": ()})
-                core.keep_producers(True)
+                core.of("cuda:0").allow_replays({"aten::_toy_make": ()})
+                core.of("cuda:0").keep_producers(True)
                 first = make(7)
                 fake.limit_pinned(fake.pinned_bytes() + MiB)
                 assert session.evict(first)
@@ -385,10 +385,10 @@ def test_sessions_on_the_fake_gpu_give_the_same_bits() -> None:
 
         def look(number, model, session):
             if session is not None and number:
-                core.logs()[-1].wait()
+                core.of("cuda:0").logs()[-1].wait()
                 transfers = [step.transfers for step in session.trace().steps]
                 planned = sum(int(((t.direction == 0) & (t.cause == 0)).sum()) for t in transfers)
-                counters = core.counters()
+                counters = core.of("cuda:0").counters()
                 placed[:] = [planned, counters["host_placed"], counters["host_misplaced"]]
 
         bare, live_peak = reference(Gpt, adamw, 6, Loop(clip=True))
@@ -568,7 +568,7 @@ def test_ops_go_on_while_host_memory_is_pinned_and_given_back() -> None:
         with cl.Session("64MiB", device="cuda", planning=False) as session:
             tensors = [torch.full((MiB // 4,), float(number)) for number in range(4)]
             assert all([session.evict(tensor) for tensor in tensors])  # there is a piece of it now
-            for work in (lambda: core.reserve_host(200 * MiB, 200 * MiB), core.release_host):
+            for work in (lambda: core.of("cuda:0").reserve_host(200 * MiB, 200 * MiB), core.release_host):
                 fake.hold_pinning(True)
                 thread = threading.Thread(target=work)
                 thread.start()
@@ -576,11 +576,11 @@ def test_ops_go_on_while_host_memory_is_pinned_and_given_back() -> None:
                     time.sleep(0.001)
                 values = [float(tensor[0]) for tensor in tensors]
                 assert all([session.evict(tensor) for tensor in tensors])
-                held.append([values, core.counters()["host_pins"], fake.held_pinning()])
+                held.append([values, core.of("cuda:0").counters()["host_pins"], fake.held_pinning()])
                 fake.hold_pinning(False)
                 thread.join()
             values = [float(tensor[-1]) for tensor in tensors]
-            print(json.dumps({"held": held, "values": values, "pins": core.counters()["host_pins"]}))
+            print(json.dumps({"held": held, "values": values, "pins": core.of("cuda:0").counters()["host_pins"]}))
     """)
     values = [0.0, 1.0, 2.0, 3.0]
     assert [one[0] for one in found["held"]] == [values, values] and found["values"] == values
@@ -660,7 +660,7 @@ def test_addresses_that_a_kernel_s_workers_ask_for(in_loop: bool) -> None:
             x = torch.zeros(MiB, dtype=torch.uint8)
             before = x.clone()
             torch.ops.aten._toy_write_by_worker_(x, 3, {in_loop})
-            escaped, moves = core.counters()["escaped"], session.evict(x)
+            escaped, moves = core.of("cuda:0").counters()["escaped"], session.evict(x)
             print(json.dumps([escaped, moves, bool((x != before).any())]))
     """)
     assert found == ([0, True, True] if in_loop else [1, False, True])
@@ -706,7 +706,7 @@ def test_ops_go_on_while_a_planned_swap_out_pins_memory(fails: bool) -> None:
             session.step()
             if number == 7:
                 cl.release_host_memory()
-                seen.update(stage=session.stage, pins=core.counters()["host_pins"])
+                seen.update(stage=session.stage, pins=core.of("cuda:0").counters()["host_pins"])
                 if fails:
                     fake.fail_pinning(1)
                 else:
@@ -726,7 +726,7 @@ def test_ops_go_on_while_a_planned_swap_out_pins_memory(fails: bool) -> None:
                 watcher.join()
             before, step = session.report().history[7:9]
         seen["moved"] = [before.swapped_out_bytes, step.swapped_out_bytes, step.evictions, step.fired_bytes]
-        print(json.dumps(seen | {"same": same, "pinned": core.counters()["host_pins"] - seen["pins"]}))
+        print(json.dumps(seen | {"same": same, "pinned": core.of("cuda:0").counters()["host_pins"] - seen["pins"]}))
     """
     )
     assert found["same"] and found["stage"] == "Stable" and found["value"] == 2.0, found
@@ -756,7 +756,7 @@ def test_the_host_does_not_wait_where_pageable_memory_is_freed() -> None:
                         tensor.add_(1.0)
                     seen.append(fake.host_waits().get("cudaStreamSynchronize", 0) - before)
                     session.step()
-                pageable = core.pageable_host_bytes()
+                pageable = core.of("cuda:0").pageable_host_bytes()
                 values = [float(tensor[-1]) for tensor in tensors]
                 large = [torch.full((7 * MiB // 4,), 7.0), torch.full((6 * MiB // 4,), 6.0)]
                 moved = []
@@ -764,7 +764,7 @@ def test_the_host_does_not_wait_where_pageable_memory_is_freed() -> None:
                     moved.append(session.evict(tensor))
                     values.append(float(tensor[-1]))
                     tensor.add_(1.0)
-            left = core.pageable_host_bytes()
+            left = core.of("cuda:0").pageable_host_bytes()
         print(json.dumps({"seen": seen, "pageable": pageable, "values": values, "moved": moved, "left": left}))
     """)
     # At first all that the session may have still lies in the buffer with which the link was measured.
@@ -823,14 +823,14 @@ def test_host_memory_that_could_not_be_pinned_for_want_of_memory_does_not_stay_c
         with cl.Session("8MiB", device="cuda", planning=False, host_capacity="600MiB") as session:
             cl.release_host_memory()
             # A plan's, in pieces of 256 MiB, and what an eviction lacks.
-            said.append(attempted(lambda: core.reserve_host(520 * MiB, 520 * MiB)))
+            said.append(attempted(lambda: core.of("cuda:0").reserve_host(520 * MiB, 520 * MiB)))
             cl.release_host_memory()
             tensors = [torch.full((MiB // 4,), float(number)) for number in range(6)]
             if {attempt} == 1:
                 said.append(attempted(lambda: session.evict(tensors[0])))
             evicted = [session.evict(tensor) for tensor in tensors]
             values = [float(tensor[-1]) for tensor in tensors]
-            core.reserve_host(600 * MiB, 600 * MiB)
+            core.of("cuda:0").reserve_host(600 * MiB, 600 * MiB)
             pinned = fake.pinned_bytes()
         print(json.dumps([said, evicted, values, pinned]))
     """)
@@ -889,7 +889,7 @@ def test_a_stall_says_what_its_own_thread_made_room_for() -> None:
             thread.join()
             fake.run_all()
             session.step()
-            core.logs()[-1].wait()
+            core.of("cuda:0").logs()[-1].wait()
             step = session.trace().last
             arrivals = step.stalls.direction == 1
             stalls = [step.stalls.room_bytes[arrivals].tolist(), step.stalls.room_bytes[~arrivals].tolist()]
@@ -1028,7 +1028,7 @@ def test_what_is_away_while_plans_change_does_not_disturb_the_next_plan_s_places
         run = train(
             gpt, adamw, 16, {"capacity": live_peak // 3, "min_swap": "2KiB", "device": "cuda"}, each_step=evaluate
         )
-        counters = core.counters()
+        counters = core.of("cuda:0").counters()
         print(json.dumps({
             "same": run.same(bare), "pinned": fake.pinned_bytes(),
             "placed": [counters["host_placed"], counters["host_misplaced"]],
@@ -1048,7 +1048,7 @@ def test_ops_are_timed_on_the_device_all_at_first_and_then_a_few() -> None:
         def look(number, model, session):
             if session is None or number == 0:
                 return
-            core.logs()[-1].wait()
+            core.of("cuda:0").logs()[-1].wait()
             step = session.trace().last
             known = np.isfinite(step.ops.device_s)
             assert (step.ops.device_s[known] >= 0).all()
@@ -1074,7 +1074,7 @@ def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
     found = on_fake_gpu("""
         results = {}
         fake.start(SEED)
-        core.measure_link = lambda: (MiB, MiB)  # so slow that replays are worth their while on a busy machine too
+        core.Runtime.measure_link = lambda runtime: (MiB, MiB)  # so slow that replays pay on a busy machine too
         cl.Link.under_load = lambda link, step: link
         for name, model in {"gpt": Gpt, "moe": Moe}.items():
             bare, live_peak = reference(model, adamw, 6)
@@ -1125,7 +1125,7 @@ def test_a_session_without_a_wait_is_caught(what: str) -> None:
     code = f"""
         import re
 
-        core.measure_link = lambda: (2.0**33, 2.0**33)  # by waits, too
+        core.Runtime.measure_link = lambda runtime: (2.0**33, 2.0**33)  # by waits, too
         bare, live_peak = reference(Gpt, adamw, 4)
         kwargs = {{"capacity": live_peak // 4, "min_swap": "2KiB", "device": "cuda"}}
 
@@ -1277,7 +1277,7 @@ def test_tensors_are_taken_over_and_handed_back_without_a_copy() -> None:
         with cl.Session("64MiB", device="cuda") as session:
             session.adopt(model)
             inside = [session.where(p) for p in model.parameters()]
-            counted = core.counters()["resident_bytes"]
+            counted = core.of("cuda:0").counters()["resident_bytes"]
         after = [p.untyped_storage().data_ptr() for p in model.parameters()]
         print(json.dumps({"same": before == after, "inside": inside, "counted": counted}))
     """)

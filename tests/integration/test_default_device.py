@@ -125,7 +125,7 @@ FAKE = """
     def give(bytes, others=0):
         "Torch tells of a GPU that has room for so many bytes beside the reserve, and of blocks that are not ours."
         def counted(device):
-            counters = core.counters() if core.is_open() else {"resident_bytes": 0, "other_bytes": 0}
+            counters = core.of().counters() if core.of().is_open() else {"resident_bytes": 0, "other_bytes": 0}
             return counters["resident_bytes"] + counters["other_bytes"] + others
 
         torch.cuda.is_available = lambda: True

@@ -44,7 +44,7 @@ def test_a_run_goes_on_within_less_than_its_plan_takes(model: type, host_share: 
     reserved = []
 
     def look(number: int, *_: object) -> None:
-        reserved.append(core.counters()["host_reserved_bytes"])
+        reserved.append(core.of().counters()["host_reserved_bytes"])
 
     run = train(
         model, adamw, STEPS, {"capacity": capacity, "host_capacity": allowed, **OPTIONS}, each_step=look

@@ -33,7 +33,7 @@ def test_storages_of_slightly_different_sizes_share_a_buffer() -> None:
     with cl.Session("64MiB", planning=False) as session:
         sizes = [MiB - rng.randrange(1, 16) * PAGE_BYTES // 4 for _ in range(20)]  # floats
         touched = [touched_bytes(session, torch.ones(size)) for size in sizes]
-        counters = core.counters()
+        counters = core.of().counters()
     assert touched[0] > 3 * MiB
     assert max(touched[1:]) < MiB, touched
     assert counters["host_reserved_bytes"] == counters["host_peak_bytes"] <= 4.5 * MiB
@@ -45,5 +45,5 @@ def test_a_new_size_takes_the_place_of_the_oldest_buffers_only() -> None:
         assert touched_bytes(session, *same) > 11 * MiB
         other = torch.ones(3 * MiB // 2)
         assert touched_bytes(session, other) > 5 * MiB
-        assert core.counters()["host_reserved_bytes"] <= 12 * MiB, "no more than was ever in use at once"
+        assert core.of().counters()["host_reserved_bytes"] <= 12 * MiB, "no more than was ever in use at once"
         assert touched_bytes(session, same[0]) < MiB, "one of the three is still there"

@@ -142,7 +142,7 @@ def test_an_export_without_room_raises_and_lends_nothing() -> None:
         view = held.numpy()
         with pytest.raises(torch.OutOfMemoryError, match="cannot leave"):
             x.numpy()
-        core.take_failure()
+        core.of().take_failure()
         del view
         assert x.numpy().sum() == 0
         assert session.evict(x)
@@ -151,7 +151,7 @@ def test_an_export_without_room_raises_and_lends_nothing() -> None:
 def test_values_may_be_dropped_again_behind_an_array() -> None:
     """A write through the array is no part of the op that made the storage: that one is not replayed any more."""
     with cl.Session("8MiB") as session:
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         a = torch.arange(float(N))
         b = a * 2
         view = b.numpy()

@@ -27,7 +27,7 @@ def test_counters_never_exceed_the_capacity_while_another_thread_watches() -> No
 
     def watch() -> None:
         while not stop.is_set():
-            samples.append(core.counters())
+            samples.append(core.of().counters())
             stop.wait(0.0002)
 
     watcher = threading.Thread(target=watch)
@@ -51,7 +51,7 @@ def test_memory_does_not_grow_over_thirty_steps() -> None:
     seen: list[tuple[int, ...]] = []
 
     def note(number: int, model: torch.nn.Module, session: cl.Session | None) -> None:
-        counters = core.counters()
+        counters = core.of().counters()
         seen.append(
             (
                 counters["storages"],
@@ -86,7 +86,7 @@ def test_a_session_without_a_capacity_gives_no_pages_back_only_to_take_others() 
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
         churn()
         faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
-        assert core.counters()["peak_reserved_bytes"] < 3 * MiB
+        assert core.of().counters()["peak_reserved_bytes"] < 3 * MiB
     assert faults < 400, faults  # some are the interpreter's; without a slack there are 1359
 
 
@@ -100,20 +100,21 @@ def test_freed_memory_leaves_the_process() -> None:
 
         def held():
             gc.collect()
-            counters = core.counters()
+            counters = core.of().counters()
             return rss_anon() - counters["host_reserved_bytes"]
 
         # A first small run, so that torch's own buffers are there.
         train(Gpt, steps=2, session_kwargs={"capacity": "64MiB"})
         base = held()
-        assert core.counters()["live_bytes"] == 0 and core.counters()["cached_bytes"] == 0, core.counters()
+        counters = core.of().counters()
+        assert counters["live_bytes"] == 0 and counters["cached_bytes"] == 0, counters
 
         with cl.Session("40MiB") as session:
             tensors = [torch.full((MiB,), float(k)) for k in range(50)]  # 200 MiB
-            assert core.counters()["live_bytes"] >= 200 * MiB
+            assert core.of().counters()["live_bytes"] >= 200 * MiB
             inside = held() - base
             assert inside < 48 * MiB, inside / MiB
-            assert core.counters()["host_used_bytes"] >= 160 * MiB
+            assert core.of().counters()["host_used_bytes"] >= 160 * MiB
         after = rss_anon() - base
         assert 190 * MiB < after < 215 * MiB, after / MiB  # all is back, and the host pool is gone
         assert all(t[0].item() == k for k, t in enumerate(tensors))
@@ -122,7 +123,7 @@ def test_freed_memory_leaves_the_process() -> None:
         ctypes.CDLL(None).malloc_trim(0)  # torch's own allocator has them by now, and malloc keeps some
         freed = rss_anon() - base
         assert freed < 15 * MiB, freed / MiB
-        counters = core.counters()
+        counters = core.of().counters()
         assert counters["live_bytes"] == counters["resident_bytes"] == counters["storages"] == 0, counters
         """
     )
@@ -167,25 +168,25 @@ def test_blocks_of_all_sizes_share_the_capacity_and_keep_their_bytes() -> None:
                 size = draw.choice([8 * KiB, 48 * KiB, 64 * KiB, 200 * KiB, MiB, 3 * MiB]) + 4 * draw.randrange(999)
                 held.append((torch.full((size // 4,), float(number % 50)), float(number % 50)))
                 if number % 50 == 0:
-                    counters = core.counters()
+                    counters = core.of().counters()
                     assert counters["resident_bytes"] + counters["cached_bytes"] <= 24 * MiB, counters
                     most = max(most, rss_anon() - base - counters["host_reserved_bytes"])
-            assert core.counters()["peak_reserved_bytes"] <= 24 * MiB
+            assert core.of().counters()["peak_reserved_bytes"] <= 24 * MiB
             assert 16 * MiB < most < 28 * MiB, most / MiB
             assert all(bool((t == value).all()) for t, value in held)
         del held
         gc.collect()
-        assert core.counters()["cached_bytes"] == 0
+        assert core.of().counters()["cached_bytes"] == 0
         """
     )
 
 
 def test_everything_is_released_at_the_end() -> None:
     gc.collect()
-    before = core.counters()["storages"]
+    before = core.of().counters()["storages"]
     train(Gpt, session_kwargs={"capacity": "4MiB"})
     gc.collect()
-    counters = core.counters()
+    counters = core.of().counters()
     assert counters["storages"] == before
     assert counters["host_used_bytes"] == counters["host_reserved_bytes"] == 0
     assert counters["cached_bytes"] == 0
@@ -204,7 +205,7 @@ def test_a_second_session_makes_room_for_its_capacity() -> None:
     with cl.Session("16MiB"):
         tensors = [torch.full((MiB // 4,), float(k)) for k in range(12)]
     with cl.Session("6MiB") as session:
-        assert core.counters()["resident_bytes"] <= 6 * MiB
+        assert core.of().counters()["resident_bytes"] <= 6 * MiB
         assert [float(t.sum()) for t in tensors] == [k * MiB / 4 for k in range(12)]
         assert session.report().peak_bytes <= 6 * MiB
 
@@ -247,7 +248,7 @@ def test_tensors_of_either_origin_leave_and_return(made: str) -> None:
             tensors = make()
         views = [t[100:200] for t in tensors]
         assert "away" in {session.where(t) for t in tensors}
-        assert core.counters()["resident_bytes"] <= 4 * MiB
+        assert core.of().counters()["resident_bytes"] <= 4 * MiB
         assert [int(v[0]) for v in views] == [100 + k for k in range(6)]
         pressure(session, 6)
         for t in tensors:

@@ -115,11 +115,11 @@ def test_drops_that_the_runtime_declines_are_not_planned_again(monkeypatch: pyte
     """The planner trusts the trace; where the core knows better, the next plan goes without those drops."""
     _, live_peak = reference(Gpt)
     settings = {"capacity": int(0.6 * live_peak), **SLOW}
-    allow = core.allow_replays
-    without = lambda dtypes: allow({name: d for name, d in dtypes.items() if name != "aten::gelu"})  # noqa: E731
-    monkeypatch.setattr(core, "allow_replays", without)
+    allow = core.of().allow_replays
+    without = lambda _, dtypes: allow({name: d for name, d in dtypes.items() if name != "aten::gelu"})  # noqa: E731
+    monkeypatch.setattr(core.Runtime, "allow_replays", without)
     monkeypatch.setattr(
-        core, "keep_producers", lambda on: None
+        core.Runtime, "keep_producers", lambda runtime, on: None
     )  # nor does the first trace say how values are made
 
     def wait(number: int, model: Any, session: cl.Session) -> None:
@@ -282,9 +282,9 @@ def test_a_policy_with_drops_that_the_self_check_refuses_is_planned_anew(
 def test_a_given_policy_goes_where_the_runtime_declines_its_drops(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session thought that it could: the next plan is without those drops, and keeps the others."""
     policy = mixed_policy()
-    allow = core.allow_replays
-    without = lambda dtypes: allow({name: d for name, d in dtypes.items() if name != "aten::gelu"})  # noqa: E731
-    monkeypatch.setattr(core, "allow_replays", without)
+    allow = core.of().allow_replays
+    without = lambda _, dtypes: allow({name: d for name, d in dtypes.items() if name != "aten::gelu"})  # noqa: E731
+    monkeypatch.setattr(core.Runtime, "allow_replays", without)
     bare, _ = reference(Gpt, adamw, 10)
     run, seen = run_of({"policy": policy}, steps=10)
     report = run.report
@@ -304,9 +304,9 @@ def test_planning_offline_knows_what_the_session_does(
 ) -> None:
     """What the trace says is refused is what the session plans without."""
     given = mixed_policy()
-    allow = core.allow_replays
-    without = lambda dtypes: allow({name: d for name, d in dtypes.items() if name != "aten::gelu"})  # noqa: E731
-    monkeypatch.setattr(core, "allow_replays", without)
+    allow = core.of().allow_replays
+    without = lambda _, dtypes: allow({name: d for name, d in dtypes.items() if name != "aten::gelu"})  # noqa: E731
+    monkeypatch.setattr(core.Runtime, "allow_replays", without)
     path, seen = tmp_path / "t.parquet", []
 
     def look(number: int, model: Any, session: cl.Session) -> None:
@@ -347,7 +347,9 @@ class Complex(torch.nn.Module):
 
 
 def test_reports_tell_why_a_dtype_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "keep_producers", lambda on: None)  # nothing says so beforehand
+    monkeypatch.setattr(
+        core.Runtime, "keep_producers", lambda runtime, on: None
+    )  # nothing says so beforehand
     bare, live_peak = reference(Complex, adamw, 8)
     declined: dict[str, int] = {}
     texts: list[str] = []

@@ -29,7 +29,9 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that no clock decides: ops and copies take what they take everywhere, and no step begins before the plan
     that was begun at its border is made."""
     monkeypatch.setattr(host_times, "_op_times", lambda log, ops: np.full(len(ops), _OP_S))
-    monkeypatch.setattr(core, "measure_link", lambda: (_LINK.out_bytes_per_s, _LINK.in_bytes_per_s))
+    monkeypatch.setattr(
+        core.Runtime, "measure_link", lambda runtime: (_LINK.out_bytes_per_s, _LINK.in_bytes_per_s)
+    )
     monkeypatch.setattr(Link, "under_load", lambda link, step: link)
     monkeypatch.setattr(plan_cache, "_MOST_REFINEMENTS", 0)
     step_ended = plan_cache.PlanCache.step_ended

@@ -466,6 +466,6 @@ def test_ops_that_ask_for_addresses_of_their_own_inputs_leave_them_free_to_move(
         ops()
         while_another_thread_s_op_uses(x, ops)
         assert session.evict(x) and session.evict(y)
-        assert core.counters()["escaped"] == 0, core.counters()
+        assert core.of().counters()["escaped"] == 0, core.of().counters()
         """
     )

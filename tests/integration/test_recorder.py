@@ -650,11 +650,11 @@ def test_a_backward_is_known_from_its_first_op_to_the_step_s_end() -> None:
     with cl.Session() as session:
         weight = torch.ones(8, requires_grad=True)
         product = weight * 2.0
-        product.register_hook(lambda gradient: seen.append(core.in_backward()))
-        assert not core.in_backward()
+        product.register_hook(lambda gradient: seen.append(core.of().in_backward()))
+        assert not core.of().in_backward()
         (product * 3.0).sum().backward()
         session.step()
-        assert not core.in_backward()
+        assert not core.of().in_backward()
     assert seen == [True]
 
 
@@ -685,7 +685,7 @@ def test_shapes_of_storages_are_bounded() -> None:
     with cl.Session() as session:
         for number in range(most + 100):
             torch.empty(16 + number // side, 16 + number % side).zero_()
-        assert len(core.shapes()) == most
+        assert len(core.of().shapes()) == most
         session.step()
         known, new = torch.ones(16, 17), torch.ones(3, 700)
         session.step()
@@ -703,6 +703,6 @@ def test_names_of_stretches_are_bounded() -> None:
         for batch in range(most + 100):
             with torch.profiler.record_function(f"batch {batch}"):
                 pass
-        assert len(core.mark_names()) == most
+        assert len(core.of().mark_names()) == most
         session.step()
         assert len(session.recorded_step(0).marks) <= most

@@ -28,7 +28,7 @@ def test_host_buffers_of_sizes_that_never_come_again_do_not_pile_up() -> None:
             x = torch.ones(200_000 + 1024 * k)
             assert session.evict(x)
             del x
-        counters = core.counters()
+        counters = core.of().counters()
         assert counters["host_reserved_bytes"] <= 2 * counters["host_peak_bytes"]
 
 

@@ -27,7 +27,7 @@ ROWS, COLUMNS = 64, 256  # 64 KiB in float32
 def session() -> Iterator[cl.Session]:
     """A session that keeps producers although no program drops anything."""
     with cl.Session("64MiB", min_swap="1KiB") as session:
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         yield session
 
 
@@ -81,14 +81,14 @@ def test_three_dropped_ones_take_three_replays(session: cl.Session) -> None:
     product = hidden @ weight.t()
     out = F.gelu(product)
     expected = [dropped(t) for t in (out, product, hidden)]
-    core.end_step()
+    core.of().end_step()
     assert same(out, expected[0])
-    log = core.end_step()
+    log = core.of().end_step()
     names = [core.op_names()[name] for name in log.replays()["name"]]
     assert names == ["aten::native_layer_norm", "aten::mm", "aten::gelu"]
     assert core.residency(hidden) == core.residency(product) == "resident"
     assert same(product, expected[1]) and same(hidden, expected[2])
-    assert core.counters()["dropped"] == 0
+    assert core.of().counters()["dropped"] == 0
 
 
 def test_what_is_dead_is_made_again_for_one_that_is_not(session: cl.Session) -> None:
@@ -97,13 +97,13 @@ def test_what_is_dead_is_made_again_for_one_that_is_not(session: cl.Session) -> 
     product = hidden @ weight.t()
     out = F.gelu(product)
     del hidden, product
-    before = core.counters()["resident_bytes"]
+    before = core.of().counters()["resident_bytes"]
     expected = out.clone()
     assert core.drop(out) == ""
-    assert core.counters()["resident_bytes"] == before + expected.nbytes - out.nbytes
+    assert core.of().counters()["resident_bytes"] == before + expected.nbytes - out.nbytes
     assert same(out, expected)
-    assert core.counters()["resident_bytes"] == before + expected.nbytes
-    assert core.counters()["ghosts"] == 0
+    assert core.of().counters()["resident_bytes"] == before + expected.nbytes
+    assert core.of().counters()["ghosts"] == 0
 
 
 def test_a_chain_has_an_end(session: cl.Session) -> None:
@@ -115,10 +115,10 @@ def test_a_chain_has_an_end(session: cl.Session) -> None:
         expected = [t.clone() for t in line]
         why = [core.drop(t) for t in line[1:][::order]]
         assert why.count("") > 0 and "too many ops" in " ".join(why)
-        core.end_step()
+        core.of().end_step()
         for tensor, before in zip(line[::-1], expected[::-1], strict=True):
             assert same(tensor, before)
-            assert core.end_step().replay_count <= core.LONGEST_CHAIN
+            assert core.of().end_step().replay_count <= core.LONGEST_CHAIN
 
 
 # ---------------------------------------------------------------------------------------------------- writes
@@ -182,7 +182,7 @@ def test_a_write_to_an_input_comes_after_its_dependents(session: cl.Session, ori
     expected = dropped(chained), dropped(out)
     exec(write, scope)
     assert same(chained, expected[0]) and same(out, expected[1])
-    assert core.counters()["dropped"] == 0 and core.counters()["ghosts"] == 0
+    assert core.of().counters()["dropped"] == 0 and core.of().counters()["ghosts"] == 0
 
 
 def test_a_raw_pointer_taken_before_rules_an_input_out(session: cl.Session) -> None:
@@ -213,14 +213,14 @@ def test_an_input_that_dies_stays_as_a_ghost(session: cl.Session) -> None:
     out = F.gelu(base)
     again = torch.tanh(base)
     expected = dropped(out), dropped(again)
-    before = core.counters()["resident_bytes"]
+    before = core.of().counters()["resident_bytes"]
     del base
-    counters = core.counters()
+    counters = core.of().counters()
     assert counters["ghosts"] == 1 and counters["resident_bytes"] == before
     assert same(out, expected[0])
-    assert core.counters()["ghosts"] == 1
+    assert core.of().counters()["ghosts"] == 1
     assert same(again, expected[1])
-    assert core.counters()["ghosts"] == 0
+    assert core.of().counters()["ghosts"] == 0
 
 
 def test_a_ghost_that_can_be_made_again_gives_its_bytes_up(session: cl.Session) -> None:
@@ -232,42 +232,42 @@ def test_a_ghost_that_can_be_made_again_gives_its_bytes_up(session: cl.Session) 
     base = x * 1.5
     out = F.gelu(base)
     expected = dropped(out)
-    before = core.counters()["resident_bytes"]
+    before = core.of().counters()["resident_bytes"]
     del base
-    counters = core.counters()
+    counters = core.of().counters()
     assert counters["ghosts"] == 0 and counters["resident_bytes"] < before
     assert same(out, expected)
 
 
 def test_a_ghost_leaves_under_pressure_and_comes_back() -> None:
     with cl.Session("4MiB") as session:
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
         x.sum()
         out = F.gelu(x)
         expected = out.clone()
         assert core.drop(out) == ""
         del x
-        assert core.counters()["ghosts"] == 1
+        assert core.of().counters()["ghosts"] == 1
         pressure(session, 8)
-        assert core.counters()["host_used_bytes"] >= out.nbytes
+        assert core.of().counters()["host_used_bytes"] >= out.nbytes
         assert same(out, expected)
-        assert core.counters()["ghosts"] == 0
+        assert core.of().counters()["ghosts"] == 0
 
 
 def test_the_dropped_one_dies_first(session: cl.Session) -> None:
     x = made()
     base = x * 1.5
     out = F.gelu(base)
-    resident = core.counters()["resident_bytes"]
+    resident = core.of().counters()["resident_bytes"]
     dropped(out)
     del out
     gc.collect()
-    assert core.counters()["dropped"] == 0
+    assert core.of().counters()["dropped"] == 0
     base.add_(1)
     del base
-    assert core.counters()["resident_bytes"] <= resident
-    assert core.counters()["ghosts"] == 0
+    assert core.of().counters()["resident_bytes"] <= resident
+    assert core.of().counters()["ghosts"] == 0
 
 
 def test_an_input_that_was_swapped_out_comes_back_for_the_replay(session: cl.Session) -> None:
@@ -300,8 +300,8 @@ def test_records_do_not_pile_up(session: cl.Session) -> None:
             mean = 0.9 * mean + 0.1 * x.detach()
         del hidden, product, out
         if number % 2:
-            core.end_step()
-        counts.append((core.counters()["producers"], core.counters()["live_bytes"]))
+            core.of().end_step()
+        counts.append((core.of().counters()["producers"], core.of().counters()["live_bytes"]))
     assert counts[-1] == counts[9]
 
 
@@ -315,9 +315,9 @@ def test_a_long_line_of_dead_values_is_let_go_at_the_steps_end(session: cl.Sessi
             kept = last
     del last
     line.clear()
-    assert core.counters()["producers"] > 2000
-    core.end_step()
-    assert core.counters()["producers"] <= core.LONGEST_CHAIN
+    assert core.of().counters()["producers"] > 2000
+    core.of().end_step()
+    assert core.of().counters()["producers"] <= core.LONGEST_CHAIN
     assert kept[0, 0].item() == kept[0, 0].item()
 
 
@@ -358,9 +358,9 @@ def test_autocasts_weight_copies_are_replayed_by_a_cast(session: cl.Session) -> 
     assert cast.dtype == torch.bfloat16
     base = cast if cast._base is None else cast._base
     expected = dropped(base)
-    core.end_step()
+    core.of().end_step()
     assert same(base, expected)
-    log = core.end_step()
+    log = core.of().end_step()
     assert [core.op_names()[name] for name in log.replays()["name"]] == ["aten::_to_copy"]
     out.sum().backward()
 
@@ -407,7 +407,7 @@ def test_what_was_checked_under_other_settings_is_not_replayed(session: cl.Sessi
     after = x @ weight.t()
     assert "has not been seen to repeat itself" in core.drop(after)
     session.step()
-    core.keep_producers(True)  # a plan has none of it
+    core.of().keep_producers(True)  # a plan has none of it
     dropped(x @ weight.t())
 
 
@@ -462,7 +462,7 @@ def test_workers_that_flush_denormals_do_as_in_the_first_run_and_as_before(steps
         torch.set_num_threads(2)
         seen = []
         with cl.Session("256MiB", min_swap="1KiB"):
-            core.keep_producers(True)
+            core.of().keep_producers(True)
             tiny = torch.full((3 << 16,), 1e-39)
             (tiny * 1).sum()
             made = tiny * 0.5
@@ -496,7 +496,7 @@ def test_what_was_made_while_a_thread_with_workers_flushes_is_not_dropped() -> N
     child("""
         torch.set_num_threads(2)
         with cl.Session("256MiB", min_swap="1KiB"):
-            core.keep_producers(True)
+            core.of().keep_producers(True)
             tiny = torch.full((1 << 18,), 1e-39)
             (tiny * 1).sum()
             if torch.set_flush_denormal(True):
@@ -527,7 +527,7 @@ def test_a_replay_leaves_float32_precisions_inherited(parent: str, then: str, no
     def run(drop: bool) -> list[tuple[str, ...] | torch.Tensor]:
         seen: list[tuple[str, ...] | torch.Tensor] = []
         with cl.Session("64MiB", min_swap="1KiB") as session:
-            core.keep_producers(True)
+            core.of().keep_producers(True)
             x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
             x.sum()
             try:
@@ -719,7 +719,7 @@ def test_every_read_finds_a_dropped_tensor() -> None:
 
 def test_the_end_of_a_session_restores_everything() -> None:
     with cl.Session("16MiB", min_swap="1KiB"):
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         x, weight = made(), made(1)
         hidden = F.layer_norm(x, (COLUMNS,))
         product = hidden @ weight.t()
@@ -728,7 +728,7 @@ def test_the_end_of_a_session_restores_everything() -> None:
         del x
     for tensor, before in zip((out, product, hidden), expected, strict=True):
         assert same(tensor, before)
-    assert core.counters()["producers"] == 0 and core.counters()["ghosts"] == 0
+    assert core.of().counters()["producers"] == 0 and core.of().counters()["ghosts"] == 0
 
 
 def test_a_fork_leaves_nothing_to_be_replayed() -> None:
@@ -737,7 +737,7 @@ def test_a_fork_leaves_nothing_to_be_replayed() -> None:
         import os
         import torch.nn.functional as F
         with cl.Session("16MiB", min_swap="1KiB") as session:
-            core.keep_producers(True)
+            core.of().keep_producers(True)
             x = torch.randn(512, 512)
             x.sum()
             out = F.gelu(x)
@@ -755,7 +755,7 @@ def test_a_fork_leaves_nothing_to_be_replayed() -> None:
 
 def test_a_replay_without_room_says_so() -> None:
     with cl.Session("3MiB", min_swap="1KiB") as session:
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         x = torch.zeros(MiB // 4)
         x.sum()
         out = F.gelu(x)
@@ -768,7 +768,7 @@ def test_a_replay_without_room_says_so() -> None:
         gc.collect()
         assert not (out + 0).any()
         assert session.where(out) == "resident"
-        core.take_failure()
+        core.of().take_failure()
 
 
 def test_two_threads_ask_for_the_same_bytes(session: cl.Session) -> None:
@@ -812,7 +812,7 @@ def test_a_write_that_waits_for_another_thread_ends_the_value_all_the_same(in_pl
         return big[:1].clone()
 
     with cl.Session("1MiB", min_swap="1KiB") as session:
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         big, factor = torch.ones(768 * KiB // 4), torch.full((64 * KiB,), 3.0)
         base = torch.ones(64 * KiB)
         x = base * 2  # 256 KiB
@@ -835,12 +835,12 @@ def test_nothing_is_kept_unless_asked_for() -> None:
     with cl.Session("16MiB", min_swap="1KiB", planning=False):
         out = F.gelu(made())
         assert "nobody saw" in core.drop(out)
-        assert core.counters()["producers"] == 0
+        assert core.of().counters()["producers"] == 0
 
 
 def test_rematerialize_false_replays_nothing() -> None:
     with cl.Session("16MiB", min_swap="1KiB", rematerialize=False) as session:
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         out = F.gelu(made())
         assert "not replayed" in core.drop(out)
         assert session.trace_meta()["replay_class"] == 0
@@ -848,7 +848,7 @@ def test_rematerialize_false_replays_nothing() -> None:
 
 def test_rematerialize_cheap_replays_what_costs_little() -> None:
     with cl.Session("16MiB", min_swap="1KiB", rematerialize="cheap") as session:
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         x = made()
         assert core.drop(F.gelu(x)) == ""
         product = x @ x.T
@@ -890,7 +890,7 @@ def test_a_const_pointer_that_meets_a_dropped_storage_reads_the_right_bytes() ->
             assert session.where(y) == "resident" and session.report().escaped_storages == 0
             assert core.drop(y) == "" and torch.equal(y, x + x)
         with cl.Session("64MiB") as session:
-            core.keep_producers(True)
+            core.of().keep_producers(True)
             run()  # on Python's signal stack, which is small
             threads = [threading.Thread(target=run) for _ in range(4)]
             [thread.start() for thread in threads]
@@ -904,7 +904,7 @@ def test_a_value_that_no_memory_was_left_for_says_so_each_time() -> None:
         import pytest
         lost = dict(match="no memory left for that when the session ended")
         with cl.Session("16MiB") as session:
-            core.keep_producers(True)
+            core.of().keep_producers(True)
             x = torch.arange(MiB // 4, dtype=torch.float32)
             y = x * 2
             y.sum()
@@ -926,7 +926,7 @@ def test_what_a_replay_reads_is_not_written_before_it_ends_although_its_result_h
     child(
         """
         session = cl.Session("256MiB", min_swap="1KiB").start()
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         square = torch.randn(1500, 1500)
         square.sum()
         begin_s = time.monotonic()

@@ -23,7 +23,7 @@ ROWS, COLUMNS = 64, 256  # 64 KiB in float32
 def session() -> Iterator[cl.Session]:
     """A session that keeps producers although no program drops anything."""
     with cl.Session("64MiB", min_swap="1KiB", planning=False) as session:
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         yield session
 
 
@@ -50,7 +50,7 @@ def same(tensor: Tensor, before: bytes) -> bool:
 def replayed() -> list[str]:
     """The ops replayed since the last call."""
     names = core.op_names()
-    return [names[name] for name in core.end_step().replays()["name"]]
+    return [names[name] for name in core.of().end_step().replays()["name"]]
 
 
 # ---------------------------------------------------------------------------------------------------- in place
@@ -97,14 +97,14 @@ def test_what_an_op_in_place_has_changed_is_made_again(
 def test_memory_is_given_back_and_the_value_before_is_made_in_the_results(session: cl.Session) -> None:
     x = made()
     out = (x * 1.5).add_(1)
-    resident, block = core.counters()["resident_bytes"], out.nbytes
+    resident, block = core.of().counters()["resident_bytes"], out.nbytes
     before = dropped(out)
-    assert core.counters()["resident_bytes"] == resident - block
-    core.end_step()
-    storages = core.counters()["storages"]
+    assert core.of().counters()["resident_bytes"] == resident - block
+    core.of().end_step()
+    storages = core.of().counters()["storages"]
     assert core.restore(out)
-    assert core.counters()["resident_bytes"] == resident and core.counters()["storages"] == storages
-    log = core.end_step()
+    assert core.of().counters()["resident_bytes"] == resident and core.of().counters()["storages"] == storages
+    log = core.of().end_step()
     assert log.peak_resident_bytes == resident, "one block for both"
     names = core.op_names()
     assert [names[name] for name in log.replays()["name"]] == ["aten::mul", "aten::add_"]
@@ -114,7 +114,7 @@ def test_memory_is_given_back_and_the_value_before_is_made_in_the_results(sessio
 def test_what_is_only_overwritten_is_not_made_first(session: cl.Session) -> None:
     out = torch.cumsum(made(), -1).fill_(3)  # nothing makes cumsum again
     before = dropped(out)
-    core.end_step()
+    core.of().end_step()
     assert same(out, before) and replayed() == ["aten::fill_"]
     out = torch.cumsum(made(), -1)
     out[1:].fill_(3)
@@ -180,8 +180,8 @@ def test_records_in_place_do_not_pile_up(session: cl.Session) -> None:
         for _ in range(5):
             mean.mul_(0.9).add_(x, alpha=0.1)
         if number % 2:
-            core.end_step()
-        counts.append((core.counters()["producers"], core.counters()["live_bytes"]))
+            core.of().end_step()
+        counts.append((core.of().counters()["producers"], core.of().counters()["live_bytes"]))
     assert counts[-1] == counts[9]
 
 
@@ -224,13 +224,13 @@ def test_inputs_that_die_leave_ghosts_or_are_made(session: cl.Session) -> None:
     out = (x * 1.5).mul_(factor)
     before = dropped(out)
     del factor
-    assert core.counters()["ghosts"] == 1
-    assert same(out, before) and core.counters()["ghosts"] == 0
+    assert core.of().counters()["ghosts"] == 1
+    assert same(out, before) and core.of().counters()["ghosts"] == 0
     factor = x + 1
     out = (x * 1.5).mul_(factor)
     before = dropped(out)
     del factor
-    assert core.counters()["ghosts"] == 0
+    assert core.of().counters()["ghosts"] == 0
     assert same(out, before)
 
 
@@ -245,20 +245,20 @@ def test_the_write_of_an_input_brings_back_what_was_changed_in_place(session: cl
 
 def test_a_ghost_beside_a_draw_leaves_under_pressure_and_comes_back() -> None:
     with cl.Session("4MiB", planning=False) as session:
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         x = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
         x.sum()
         out = F.dropout(x, 0.2)
         before = dropped(out)
         del x
-        assert core.counters()["ghosts"] == 1
+        assert core.of().counters()["ghosts"] == 1
         pressure(session, 8)
-        assert same(out, before) and core.counters()["ghosts"] == 0
+        assert same(out, before) and core.of().counters()["ghosts"] == 0
 
 
 def test_no_room_for_a_replay_says_so() -> None:
     with cl.Session("3MiB", min_swap="1KiB", planning=False):
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         mask = torch.empty(1 << 18).bernoulli_(0.5).mul_(2)
         before = mask.clone()
         assert core.drop(mask) == ""
@@ -269,7 +269,7 @@ def test_no_room_for_a_replay_says_so() -> None:
         assert core.residency(mask) == "dropped"
         del views
         assert 0 < int(mask.count_nonzero()) < mask.numel()
-        core.take_failure()
+        core.of().take_failure()
 
 
 def test_versions_and_gradients_survive(session: cl.Session) -> None:
@@ -451,7 +451,7 @@ def test_a_draw_during_the_swap_in_before_an_op_is_refused(own: bool) -> None:
     """The generator's state is taken before the op waits for its inputs, and others may draw until it draws itself."""
     generator = torch.Generator().manual_seed(3) if own else torch.default_generator
     with cl.Session("64MiB", min_swap="1KiB", link="2MiB/s") as session:
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         odds = torch.full((512, 512), 0.5)
         odds.sum()
         for _ in range(2):
@@ -530,7 +530,7 @@ def test_a_fork_keeps_what_was_drawn() -> None:
         import os
         import torch.nn.functional as F
         with cl.Session("16MiB", min_swap="1KiB", planning=False) as session:
-            core.keep_producers(True)
+            core.of().keep_producers(True)
             x = torch.randn(512, 512)
             x.sum()
             out = F.dropout(x, 0.3)
@@ -550,14 +550,14 @@ def test_a_fork_keeps_what_was_drawn() -> None:
 
 def test_the_end_of_a_session_restores_masks() -> None:
     with cl.Session("16MiB", min_swap="1KiB", planning=False):
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         x = made()
         mask = torch.empty_like(x).bernoulli_(0.7).div_(0.7)
         out = x * mask
         before = [dropped(t) for t in (out, mask)]
         del x
     assert raw(out) == before[0] and raw(mask) == before[1]
-    assert core.counters()["producers"] == 0 and core.counters()["ghosts"] == 0
+    assert core.of().counters()["producers"] == 0 and core.of().counters()["ghosts"] == 0
 
 
 # ---------------------------------------------------------------------------------------------------- the trace
@@ -603,12 +603,12 @@ def test_the_trace_says_what_values_are_made_from(session: cl.Session) -> None:
 def test_makings_are_of_whole_steps(session: cl.Session) -> None:
     x = made()
     session.step()
-    core.keep_producers(False)
+    core.of().keep_producers(False)
     F.gelu(x)
     session.step()
     assert not len(session.trace().last.makings)
     F.gelu(x)
-    core.keep_producers(True)
+    core.of().keep_producers(True)
     F.gelu(x)
     session.step()
     assert not len(session.trace().last.makings), "half a step says less than none"
@@ -622,4 +622,4 @@ def test_makings_cost_nothing_where_nothing_is_replayed() -> None:
         with cl.Session("16MiB", min_swap="1KiB", **settings) as session:  # type: ignore[arg-type]
             F.gelu(made())
             session.step()
-            assert not len(session.trace().last.makings) and core.counters()["producers"] == 0
+            assert not len(session.trace().last.makings) and core.of().counters()["producers"] == 0

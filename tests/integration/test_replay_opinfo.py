@@ -51,10 +51,10 @@ def recording() -> Iterator[None]:
     options.capacity_bytes = 1 << 30
     options.min_swap_bytes = options.min_tracked_bytes = 1
     core.open(options)
-    core.allow_replays(replayable(torch.device("cpu")).dtypes)
-    core.keep_producers(True)
+    core.of().allow_replays(replayable(torch.device("cpu")).dtypes)
+    core.of().keep_producers(True)
     yield
-    core.close()
+    core.of().close()
 
 
 def tensors(result: Any) -> Iterator[torch.Tensor]:
@@ -141,7 +141,7 @@ def in_place(op: Any, sample: Any) -> list[torch.Tensor]:
 def replayed_names() -> set[str]:
     """The ops replayed in the step, which ends."""
     names = core.op_names()
-    return {names[name] for name in core.end_step().replays()["name"]}
+    return {names[name] for name in core.of().end_step().replays()["name"]}
 
 
 @dataclass

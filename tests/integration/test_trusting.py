@@ -25,7 +25,9 @@ def sees_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As torch 2.11 and 2.12 do; what the guards of older torch see is seen."""
     core.pretend_no_hook(True)
     monkeypatch.setattr(core, "SEES_RAW_ACCESS", False)
-    monkeypatch.setattr(core, "measure_link", lambda: (SLOW.out_bytes_per_s, SLOW.in_bytes_per_s))
+    monkeypatch.setattr(
+        core.Runtime, "measure_link", lambda runtime: (SLOW.out_bytes_per_s, SLOW.in_bytes_per_s)
+    )
     monkeypatch.setattr(Link, "under_load", lambda link, step: link)
     # On a busy machine ops would take so long that any link hides behind them.
     monkeypatch.setattr(host_times, "_op_times", lambda log, ops: np.full(len(ops), 2e-5))
@@ -59,7 +61,7 @@ def test_training_replays_on_a_promise_only() -> None:
 
 def test_what_python_writes_through_a_pointer_is_seen_all_the_same() -> None:
     with cl.Session("16MiB", min_swap="1KiB", rematerialize="trusting") as session:
-        core.keep_producers(True)
+        core.of().keep_producers(True)
         x = torch.ones(64, 256)
         x.sum()
         out = F.gelu(x)

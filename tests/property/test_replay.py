@@ -78,7 +78,7 @@ def run(steps: list[tuple], managed: bool) -> list[bytes]:
     for what, *rest in steps:
         if what == "step":
             if managed:
-                core.end_step()
+                core.of().end_step()
             continue
         at = rest[-1] % len(pool)
         if what == "unary":
@@ -111,11 +111,11 @@ def test_a_random_life_leaves_the_same_bytes(steps: list[tuple], capacity: str) 
     expected = run(steps, managed=False)
     try:
         with cl.Session(capacity, min_swap="1KiB", planning=False):
-            core.keep_producers(True)
+            core.of().keep_producers(True)
             got = run(steps, managed=True)
-            counters = core.counters()
+            counters = core.of().counters()
     except (torch.OutOfMemoryError, cl.BelowFloorError):
         return  # raw pointers pin what they point to: a small capacity may not suffice
     assert got == expected
     assert counters["ghosts"] == 0 or counters["dropped"] > 0
-    assert core.counters()["producers"] == 0
+    assert core.of().counters()["producers"] == 0

@@ -34,9 +34,9 @@ def test_each_op_brings_its_inputs_in() -> None:
     """What makes every other test here worth something: the inputs really travel, at each op."""
     with evict_always():
         x, y = torch.ones(600), torch.ones(600)
-        core.take_transitions()
+        core.of().take_transitions()
         torch.add(x, y)
-        moves = core.take_transitions()
+        moves = core.of().take_transitions()
     came = [uid for uid, start, end in moves if end == "resident" and start == "returning"]
     assert len(came) == 2, moves
 
@@ -90,7 +90,7 @@ def test_tensors_made_before_leave_once_they_are_adopted() -> None:
 def test_a_capacity_holds_too() -> None:
     with evict_always(seed=1, capacity="64KiB"):
         held = [torch.full((2000,), float(k)) for k in range(40)]
-        assert core.counters()["peak_resident_bytes"] <= 64 << 10
+        assert core.of().counters()["peak_resident_bytes"] <= 64 << 10
         with pytest.raises(torch.OutOfMemoryError, match="capacity of 64 KiB"):
             torch.ones(20_000)
         assert all(t[-1].item() == k for k, t in enumerate(held))
@@ -286,7 +286,7 @@ def test_it_does_not_nest_and_leaves_nothing_on() -> None:
         x.add_(1)
         assert session.where(x) == "resident"
     with pytest.raises(RuntimeError, match="open session"):
-        core.evict_always(None)
+        core.of().evict_always(None)
 
 
 def test_a_const_pointer_that_meets_an_away_storage_reads_the_right_bytes() -> None:

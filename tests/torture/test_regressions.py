@@ -80,7 +80,7 @@ def test_copies_go_on_when_an_engines_thread_has_died(at: int) -> None:
         with cl.Session("1MiB", min_swap="2KiB") as session:
             held = [torch.full((20_000,), float(k)) for k in range(60)]
             assert all(t[7].item() == k for k, t in enumerate(held))
-            assert core.counters()["peak_reserved_bytes"] <= MiB
+            assert core.of().counters()["peak_reserved_bytes"] <= MiB
         """
     )
 
@@ -164,7 +164,7 @@ def test_a_pointer_taken_where_nothing_was_limited_stays_good_under_a_capacity(
         if used_first:
             x.sum()
         held = _HOLDS[taken](x)
-        core.set_capacity(3 * 4 * size + 10_000)
+        core.of().set_capacity(3 * 4 * size + 10_000)
         x + 0
         pressing = [torch.full((size,), float(k)) for k in range(8)]
         assert session.where(x) == "resident"

@@ -45,8 +45,8 @@ class Storages(RuleBasedStateMachine):
         self.places: dict[int, str] = {}
         self.views: list[tuple[np.ndarray, list]] = []
         self.session = cl.Session(CAPACITY, min_swap="1KiB").start()
-        core.keep_producers(True)
-        core.take_transitions()
+        core.of().keep_producers(True)
+        core.of().take_transitions()
 
     @rule(target=tensors, size=st.sampled_from([200, 700, 3000, 5000]), value=st.integers(-9, 9))
     def make(self, size, value):
@@ -90,7 +90,7 @@ class Storages(RuleBasedStateMachine):
             return [known[0] + more, known[1] + more]
         except (torch.OutOfMemoryError, RuntimeError) as error:
             assert "Chameleon Lab" in str(error), error
-            core.take_failure()
+            core.of().take_failure()
             return [torch.full((1,), known[1]), known[1]]
 
     @rule(known=tensors)
@@ -123,7 +123,7 @@ class Storages(RuleBasedStateMachine):
     @rule(part=st.sampled_from([1, 2, 4]))
     def change_the_capacity(self, part):
         if self.session is not None:
-            core.set_capacity(CAPACITY * part)
+            core.of().set_capacity(CAPACITY * part)
 
     @rule()
     def end_the_step(self):
@@ -152,8 +152,8 @@ class Storages(RuleBasedStateMachine):
             except cl.SessionError as error:
                 assert "cannot move" in str(error)
                 return
-            core.keep_producers(True)
-            core.take_transitions()
+            core.of().keep_producers(True)
+            core.of().take_transitions()
             self.places.clear()
 
     @invariant()
@@ -162,7 +162,7 @@ class Storages(RuleBasedStateMachine):
             assert set(view.tolist()) == {known[1]}, "a pointer that escaped sees what torch sees"
         self._look()
         if self.session is not None:
-            counters = core.counters()
+            counters = core.of().counters()
             assert counters["peak_reserved_bytes"] <= 4 * CAPACITY
             assert counters["live_bytes"] >= counters["resident_bytes"] >= 0
 
@@ -174,7 +174,7 @@ class Storages(RuleBasedStateMachine):
 
     def _look(self):
         if self.session is not None:
-            check_transitions(core.take_transitions(), self.places)
+            check_transitions(core.of().take_transitions(), self.places)
 
     def _same(self, got, want):
         assert got == want, (got, want)
@@ -185,10 +185,10 @@ class Storages(RuleBasedStateMachine):
             run()
         except torch.OutOfMemoryError as error:
             assert "capacity" in str(error), error
-            core.take_failure()
+            core.of().take_failure()
         except RuntimeError as error:
             assert "Chameleon Lab" in str(error), error
-            core.take_failure()
+            core.of().take_failure()
 
 
 Storages.TestCase.settings = settings(
@@ -210,13 +210,13 @@ def test_all_edges_are_taken_in_training_and_no_other() -> None:
     places: dict[int, str] = {}
     with cl.Session(live_peak // 3, link="300MiB/s") as session:
         optimizer = adamw(model.parameters())
-        core.take_transitions()
+        core.of().take_transitions()
         for step in range(8):
-            core.set_capacity(live_peak // 3 if step != 5 else live_peak // 4)
+            core.of().set_capacity(live_peak // 3 if step != 5 else live_peak // 4)
             model(model.batch(generator, time=64 if step % 3 else 48)).backward()
             optimizer.step()
             optimizer.zero_grad()
-            moves = core.take_transitions()
+            moves = core.of().take_transitions()
             check_transitions(moves, places)
             seen |= {(start, end) for _, start, end in moves}
         assert session.policy is not None
@@ -234,14 +234,14 @@ def test_the_log_of_two_threads_is_linear() -> None:
                 held = [torch.full((size,), float(k)) for k in range(count)]
                 assert all(block.sum().item() == k * size for k, block in enumerate(held))
         with cl.Session("3MiB") as session:
-            core.take_transitions()
+            core.of().take_transitions()
             threads = [threading.Thread(target=churn, args=a) for a in ((16384, 40), (65536, 20))]
             [thread.start() for thread in threads]
             while any(thread.is_alive() for thread in threads):
-                moves += core.take_transitions()
+                moves += core.of().take_transitions()
                 time.sleep(0.01)
             [thread.join() for thread in threads]
-            moves += core.take_transitions()
+            moves += core.of().take_transitions()
         assert len(moves) > 1000
         check_transitions(moves, {})
         """

@@ -73,7 +73,7 @@ def test_a_job_hands_over_what_it_made_and_takes_it_back_when_nobody_wants_it(mo
     def job(abandoned_at: str = "") -> plan_cache._Job:
         began.clear()
         goes_on.clear()
-        made = plan_cache._Job(work, (0, 0))
+        made = plan_cache._Job(core, work, (0, 0))
         if abandoned_at == "during":
             assert began.wait(HANGS_AFTER_S)
             made.abandon()
@@ -99,7 +99,7 @@ def test_a_job_begins_in_a_backward_when_it_is_waited_for_and_where_there_is_non
     core = Core()
     monkeypatch.setattr(plan_cache, "core", core)
     began = threading.Event()
-    job = plan_cache._Job(began.set, (0, 0), patience_s=0.05 if why == "no backward" else 1000.0)  # type: ignore[arg-type]
+    job = plan_cache._Job(core, began.set, (0, 0), patience_s=0.05 if why == "no backward" else 1000.0)  # type: ignore[arg-type]
     if why != "no backward":
         until = time.monotonic() + HANGS_AFTER_S
         while not core.waits and time.monotonic() < until:
@@ -119,7 +119,7 @@ def test_a_job_abandoned_before_it_begins_does_nothing(monkeypatch: Any) -> None
     core = Core()
     monkeypatch.setattr(plan_cache, "core", core)
     began = threading.Event()
-    job = plan_cache._Job(began.set, (0, 0), patience_s=1000.0)  # type: ignore[arg-type]
+    job = plan_cache._Job(core, began.set, (0, 0), patience_s=1000.0)  # type: ignore[arg-type]
     job.abandon()
     job.join(HANGS_AFTER_S)
     assert not job.is_alive() and not began.is_set() and not job.done
@@ -141,7 +141,7 @@ def test_a_plan_is_made_again_where_its_ops_have_taken_less_time_before(
 ) -> None:
     jobs: list[Any] = []
     monkeypatch.setattr(plan_cache, "_Job", lambda *arguments: jobs.append(arguments))
-    known = plan_cache.PlanCache(lambda log: None, lambda text: None, lambda: 100)  # type: ignore[arg-type, return-value]
+    known = plan_cache.PlanCache(Core(), lambda log: None, lambda text: None, lambda: 100)  # type: ignore[arg-type, return-value]
     own: Any = SimpleNamespace(
         policy=SimpleNamespace(predicted={"step_s": 0.110, "stall_s": 0.005, "replay_s": 0.005}),
         summary=SimpleNamespace(followed_steps=1 if steps == 1 else 20),

@@ -28,13 +28,13 @@ def test_the_package_says_that_it_is_typed() -> None:
 
 
 def test_the_counters_are_those_that_the_core_counts() -> None:
-    assert core.counters().keys() == get_type_hints(core.Counters).keys()
+    assert core.of().counters().keys() == get_type_hints(core.Counters).keys()
 
 
 def test_a_failure_says_what_the_core_says() -> None:
     with cl.Session("8MiB"), pytest.raises(torch.OutOfMemoryError) as raised:
         torch.zeros(4 << 20)
-    failure = core.failure_of(str(raised.value))
+    failure = core.of().failure_of(str(raised.value))
     assert failure is not None
     wanted = get_type_hints(core.Failure)
     assert {name: type(value) for name, value in failure.items()} == wanted

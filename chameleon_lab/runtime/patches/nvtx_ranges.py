@@ -28,16 +28,18 @@ from .patch import Patches, Replacement
 _DEEPEST = 256
 """Ranges in each other that are noted. Those that raised and are never ended must not add up."""
 
+_Marks = list[tuple[int, int]]
+"""Of one range, in each open session."""
 
 _DEFAULT: Any = None
 """The domain of what names none, and of ``torch.cuda.nvtx``."""
 
 
 class _Open(threading.local):
-    """What a thread has begun and not ended in each domain, the innermost last; -1: not noted."""
+    """What a thread has begun and not ended in each domain, the innermost last; empty: not noted."""
 
     def __init__(self) -> None:
-        self.pushed: defaultdict[Any, list[int]] = defaultdict(list)
+        self.pushed: defaultdict[Any, list[_Marks]] = defaultdict(list)
 
 
 class _Noted:
@@ -45,11 +47,11 @@ class _Noted:
 
     def __init__(self) -> None:
         self._open = _Open()
-        self._started: dict[Any, int] = {}
+        self._started: dict[Any, _Marks] = {}
 
     def push(self, message: Any, domain: Any = _DEFAULT) -> None:
         pushed = self._open.pushed[domain]
-        pushed.append(_begin(message) if len(pushed) < _DEEPEST else -1)
+        pushed.append(_begin(message) if len(pushed) < _DEEPEST else [])
 
     def push_failed(self, message: Any) -> None:
         if len(self._open.pushed[_DEFAULT]) < _DEEPEST:
@@ -64,19 +66,19 @@ class _Noted:
             self._started[key] = _begin(message)
 
     def end(self, key: Any) -> None:
-        _end(self._started.pop(key, -1))
+        _end(self._started.pop(key, []))
 
 
-def _begin(message: Any) -> int:
-    """Returns what :func:`_end` takes; -1: it is not noted."""
+def _begin(message: Any) -> _Marks:
+    """Returns what :func:`_end` takes; empty: it is not noted."""
     if not isinstance(message, str):
-        return -1
+        return []
     return core.begin_mark(message if message.isascii() else message.encode(errors="replace").decode())
 
 
-def _end(mark: int) -> None:
-    if mark >= 0:
-        core.end_mark(mark)
+def _end(marks: _Marks) -> None:
+    if marks:
+        core.end_mark(marks)
 
 
 def _mark(message: Any) -> None:

@@ -30,7 +30,6 @@ from .patch import Patches
 
 def _hold(storage_address: int, size_bytes: int, what: str) -> None:
     if not core.hold(storage_address):
-        core.take_failure()
         raise BelowFloorError(
             f"{what} needs {format_bytes(size_bytes)} on the device at once, and the capacity has no room for "
             "it: give a larger capacity",
