@@ -1,4 +1,4 @@
-"""The stages of a session, and the open session: usable without torch."""
+"""The stages of a session, and the open sessions: usable without torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,26 @@ class SessionStage(StrEnum):
     STABLE = "Stable"  # a policy is in force
 
 
-_open: Any = None
+_open: list[Any] = []
 
 
 def open_session() -> Any:
-    """The :class:`~chameleon_lab.session.Session` that is open in this process, or None."""
-    return _open
+    """The :class:`~chameleon_lab.session.Session` that is open in this process, the newest of several, or None."""
+    newest = _open[-1:]  # another thread may end it meanwhile
+    return newest[0] if newest else None
 
 
-def set_open_session(session: Any) -> None:
-    """A session has been opened, or (None) the one that was open ends."""
-    global _open
-    _open = session
+def open_sessions() -> list[Any]:
+    """All that are open, in the order in which they were opened: at most one a device."""
+    return list(_open)
+
+
+def add_open_session(session: Any) -> None:
+    """A session has been opened."""
+    _open.append(session)
+
+
+def remove_open_session(session: Any) -> None:
+    """It ends. Harmless where it has."""
+    if session in _open:
+        _open.remove(session)

@@ -5,7 +5,7 @@
 
 namespace chameleon {
 
-// Adds enter_module, leave_module, set_module_resolver and forget_module to the extension.
+// Adds enter_module, leave_module, forget_module and what gives a session its names to the extension.
 void bind_module_hooks(pybind11::module_& m);
 
 }  // namespace chameleon

@@ -4,7 +4,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <filesystem>
 #include <sstream>
@@ -45,29 +44,39 @@ std::string message_of(const std::exception& error) {
   return from_torch ? from_torch->what_without_backtrace() : error.what();
 }
 
-Runtime::ThreadState& Runtime::thread_state() {
-  static thread_local ThreadState state;
-  return state;
+// Never destroyed, since a thread's last tensors may outlive what it owns: the next thread takes it over.
+Runtime::CallStack& Runtime::CallStack::here() {
+  static auto* mutex = new std::mutex;
+  static auto* spare = new std::vector<CallStack*>;
+  struct Owned {
+    Owned() {
+      std::lock_guard<std::mutex> lock(*mutex);
+      if (spare->empty()) {
+        stack = new CallStack;
+      } else {
+        stack = spare->back();
+        spare->pop_back();
+        stack->states_.clear();
+      }
+    }
+    ~Owned() {
+      std::lock_guard<std::mutex> lock(*mutex);
+      spare->push_back(stack);
+    }
+    CallStack* stack;
+  };
+  static thread_local Owned owned;
+  return *owned.stack;
 }
+
+Runtime::ThreadState& Runtime::thread_state() { return CallStack::here().of(*this); }
 
 namespace {
 
-std::atomic<Runtime*> newest{nullptr};
 std::mutex registry_mutex;
 std::vector<std::pair<c10::Device, Runtime*>>& registry() {
   static auto* runtimes = new std::vector<std::pair<c10::Device, Runtime*>>();
   return *runtimes;
-}
-
-// The same, for who must not wait for a lock: entries come, and none goes.
-constexpr size_t kMostRuntimes = 64;
-std::array<std::atomic<Runtime*>, kMostRuntimes> known_runtimes{};
-std::atomic<size_t> runtime_count{0};
-
-template <class F>
-void each_runtime(F&& f) {
-  const size_t count = runtime_count.load(std::memory_order_acquire);
-  for (size_t i = 0; i < count; ++i) f(i, *known_runtimes[i].load(std::memory_order_relaxed));
 }
 
 // Empty where the system does not say.
@@ -83,17 +92,14 @@ std::unordered_set<pid_t> threads_of_this_process() {
 
 }  // namespace
 
-Runtime& Runtime::instance() {
-  Runtime* runtime = newest.load(std::memory_order_acquire);
-  return runtime ? *runtime : of(c10::DeviceType::CPU);
-}
-
 Runtime& Runtime::of(c10::Device device) {
   std::lock_guard<std::mutex> lock(registry_mutex);
   for (const auto& [known, runtime] : registry()) {
     if (known == device) return *runtime;
   }
-  auto* runtime = new Runtime(make_device(device));
+  const size_t place = registry().size();
+  TORCH_CHECK(place < kMostRuntimes, "Chameleon Lab: no more than ", kMostRuntimes, " devices can have sessions");
+  auto* runtime = new Runtime(make_device(device), place);
   if (registry().empty()) {
     access::set_hook(&Runtime::on_access);
     access::set_away_deleter(&Runtime::on_away_deleted);
@@ -101,7 +107,7 @@ Runtime& Runtime::of(c10::Device device) {
     pthread_atfork(
         [] {
           registry_mutex.lock();
-          for (const auto& one : registry()) one.second->before_fork();
+          before_fork();
           lock_op_registry();
         },
         [] {
@@ -115,26 +121,24 @@ Runtime& Runtime::of(c10::Device device) {
           registry_mutex.unlock();
         });
   }
-  const size_t place = registry().size();
-  TORCH_CHECK(place < kMostRuntimes, "Chameleon Lab: no more than ", kMostRuntimes, " devices can have sessions");
   registry().emplace_back(device, runtime);
-  known_runtimes[place].store(runtime, std::memory_order_relaxed);
-  runtime_count.store(place + 1, std::memory_order_release);
+  known_[place].store(runtime, std::memory_order_relaxed);
+  known_count_.store(place + 1, std::memory_order_release);
   return *runtime;
 }
 
 bool Runtime::any_open() {
   bool any = false;
-  each_runtime([&](size_t, const Runtime& runtime) { any |= runtime.is_open(); });
+  each_known([&](const Runtime& runtime) { any |= runtime.is_open(); });
   return any;
 }
 
 Runtime* Runtime::owning(const c10::StorageImpl* impl) {
   const c10::Device device = impl->device();
   Runtime* owner = nullptr;
-  each_runtime([&](size_t, Runtime& runtime) {
-    const bool unbacked = device.is_meta() && runtime.unbacked_.load(std::memory_order_relaxed);
-    if (unbacked || device == runtime.torch_device_) owner = &runtime;
+  each_known([&](Runtime& runtime) {
+    // Two may serve one device where a GPU is played by the host: then it is the one that is open.
+    if (runtime.serves(device) && !(owner && owner->is_open())) owner = &runtime;
   });
   return owner;
 }
@@ -146,9 +150,10 @@ std::vector<Runtime*> Runtime::all() {
   return runtimes;
 }
 
-Runtime::Runtime(std::unique_ptr<Device> device)
+Runtime::Runtime(std::unique_ptr<Device> device, size_t place)
     : device_(std::move(device)),
       torch_device_(device_->torch_device()),
+      place_(place),
       block_deleter_(device_->block_deleter()),
       table_(this, block_deleter_),
       host_(*device_, *device_),
@@ -168,18 +173,12 @@ Runtime::Runtime(std::unique_ptr<Device> device)
 
 void Runtime::open(const Options& options) {
   if (!options.unbacked) device_->install_allocator();
-  for (Runtime* other : all()) {
-    TORCH_CHECK(other == this || other->callback_ == at::INVALID_CALLBACK_HANDLE,
-                "Chameleon Lab: tensors of a session on ", other->torch_device(),
-                " did not fit back when it ended and are still on the host: delete them first, or ",
-                "open this session on that device");
-  }
-  newest.store(this, std::memory_order_release);
   Lock lock(mutex_);
-  TORCH_CHECK(!open_, "Chameleon Lab: the runtime is open already");
+  TORCH_CHECK(!open_, "Chameleon Lab: a session is open on ", torch_device_, " already");
   if (options.capacity_bytes != SIZE_MAX) marks::reserve();
   options_ = options;
   unbacked_ = options.unbacked;
+  if (options.unbacked) unbacked_runtime_ = this;
   stacks_ = options.stacks;
   limited_ = options.capacity_bytes != SIZE_MAX;
   if (!unbacked_) device_->host_wait_for_compute();
@@ -223,7 +222,7 @@ void Runtime::open(const Options& options) {
                 ": delete them, or give a larger capacity");
   }
   device_->keep_free_blocks(true);
-  install_callback();
+  listen();
   unseen_until_ = std::chrono::steady_clock::now() + kLongestUnseenOp;
   older_threads_ = threads_of_this_process();
   open_ = true;
@@ -231,22 +230,35 @@ void Runtime::open(const Options& options) {
   keep_producers_if_needed();
 }
 
+namespace {
+
+// One for all runtimes, while any listens.
+std::mutex callbacks_mutex;
+at::CallbackHandle ops_callback = at::INVALID_CALLBACK_HANDLE;
+at::CallbackHandle marks_callback = at::INVALID_CALLBACK_HANDLE;
+
+}  // namespace
+
 // Outputs are needed to know which StorageImpl holds a new block before anything else can get its address: also where
 // nothing leaves, since a capacity may be given later, and storages are handed back at the end.
-//
-// The new callback comes before the one that close() may have left there goes: storages may move, so no op of another
-// thread may begin unseen. One that both see is, to us, an op inside of itself.
-void Runtime::install_callback() {
-  const at::CallbackHandle earlier = callback_;
-  callback_ = at::addGlobalCallback(at::RecordFunctionCallback(&Runtime::on_op_start, &Runtime::on_op_end)
-                                        .needsInputs(true)
-                                        .needsOutputs(true)
-                                        .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
-  if (earlier != at::INVALID_CALLBACK_HANDLE) at::removeCallback(earlier);
-  if (marks_callback_ == at::INVALID_CALLBACK_HANDLE) {
-    marks_callback_ = at::addGlobalCallback(at::RecordFunctionCallback(&Runtime::on_mark_start, &Runtime::on_mark_end)
-                                                .scopes({at::RecordScope::USER_SCOPE}));
-  }
+void Runtime::listen() {
+  if (std::exchange(listens_, true)) return;  // close() has left it so: storages may move, and no op may begin unseen
+  std::lock_guard<std::mutex> lock(callbacks_mutex);
+  if (listening_.fetch_or(bit()) != 0) return;
+  ops_callback = at::addGlobalCallback(at::RecordFunctionCallback(&Runtime::on_op_start, &Runtime::on_op_end)
+                                           .needsInputs(true)
+                                           .needsOutputs(true)
+                                           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  marks_callback = at::addGlobalCallback(
+      at::RecordFunctionCallback(&Runtime::on_mark_start, &Runtime::on_mark_end).scopes({at::RecordScope::USER_SCOPE}));
+}
+
+void Runtime::stop_listening() {
+  if (!std::exchange(listens_, false)) return;
+  std::lock_guard<std::mutex> lock(callbacks_mutex);
+  if ((listening_.fetch_and(~bit()) & ~bit()) != 0) return;
+  at::removeCallback(ops_callback);
+  at::removeCallback(marks_callback);
 }
 
 void Runtime::close() {
@@ -256,7 +268,7 @@ void Runtime::close() {
 
 void Runtime::end_session() {
   Lock lock(mutex_);
-  if (callback_ == at::INVALID_CALLBACK_HANDLE) return;  // in a forked child it is there although nothing is open
+  if (!listens_) return;  // in a forked child it does although nothing is open
   keeps_producers_ = false;
   evicts_always_ = false;
   swapper_.transitions.reset();
@@ -266,8 +278,6 @@ void Runtime::end_session() {
   restore_dropped(thread_state());
   closing_ = false;
   open_ = false;
-  if (marks_callback_ != at::INVALID_CALLBACK_HANDLE) at::removeCallback(marks_callback_);
-  marks_callback_ = at::INVALID_CALLBACK_HANDLE;
   tracked_bytes_ = kTrackedBytes;
   // A real device may not hold everything at once. Then what is away comes back when it is used, as it did before.
   if (!swapper_.restore_all()) return;
@@ -278,11 +288,13 @@ void Runtime::end_session() {
   device_->set_capacity(SIZE_MAX);
   forget_values();
   forget_unbacked();
+  unbacked_ = false;
+  Runtime* self = this;
+  unbacked_runtime_.compare_exchange_strong(self, nullptr);
   limited_ = false;
   hand_back();
   // Only now: other threads' ops must come past the hook, and wait there, while storages move.
-  at::removeCallback(callback_);
-  callback_ = at::INVALID_CALLBACK_HANDLE;
+  stop_listening();
   device_->release_kept_host();
   device_->keep_free_blocks(false);
 }
@@ -442,6 +454,19 @@ void Runtime::own_work(bool on) {
   recorder_.own_work(on);
 }
 
+c10::DataPtr Runtime::allocate_aside(c10::DeviceType type, size_t bytes) {
+  const bool aside = std::exchange(stands_aside_, true);
+  c10::DataPtr memory;
+  try {
+    memory = c10::GetAllocator(type)->allocate(bytes);
+  } catch (...) {
+    stands_aside_ = aside;
+    throw;
+  }
+  stands_aside_ = aside;
+  return memory;
+}
+
 void Runtime::stand_aside(bool on) {
   static thread_local bool were_seen = true;
   if (on == stands_aside_) return;
@@ -462,29 +487,29 @@ void Runtime::end_pause() {
 }
 
 void Runtime::begin_pauses(PauseKind kind) {
-  each_runtime([&](size_t, Runtime& runtime) {
+  each_known([&](Runtime& runtime) {
     if (runtime.is_open()) runtime.begin_pause(kind);
   });
 }
 
 void Runtime::end_pauses() {
-  each_runtime([&](size_t, Runtime& runtime) {
+  each_known([&](Runtime& runtime) {
     if (runtime.is_open()) runtime.end_pause();
   });
 }
 
 Runtime::Marks Runtime::begin_marks(const char* name) {
   Marks marks;
-  each_runtime([&](size_t place, Runtime& runtime) {
+  each_known([&](Runtime& runtime) {
     const int64_t mark = runtime.begin_mark(name);
-    if (mark >= 0) marks.emplace_back(place, mark);
+    if (mark >= 0) marks.emplace_back(runtime.place_, mark);
   });
   return marks;
 }
 
 void Runtime::end_marks(const Marks& marks) {
   for (const auto& [place, mark] : marks) {
-    if (place < runtime_count.load(std::memory_order_acquire)) known_runtimes[place].load()->end_mark(mark);
+    if (place < known_count_.load(std::memory_order_acquire)) known_[place].load()->end_mark(mark);
   }
 }
 
@@ -631,17 +656,24 @@ ModuleStack& Runtime::modules(ThreadState& thread) {
 }
 
 // The child may have fewer threads for ops than the first run had, so nothing is left to it that has to be replayed.
+// What is replayed takes memory on any device: that is over before the first lock is held.
 void Runtime::before_fork() {
-  for (;;) {
-    {
-      Lock lock(mutex_);
-      restore_dropped(thread_state());
+  const auto& runtimes = registry();
+  for (bool all_locked = false; !all_locked;) {
+    for (const auto& [device, runtime] : runtimes) {
+      Lock lock(runtime->mutex_);
+      runtime->restore_dropped(runtime->thread_state());
     }
-    mutex_.lock();
-    if (replays_running_ <= thread_state().replays) break;
-    mutex_.unlock();  // another has begun meanwhile, and the child would not see its end
+    size_t locked = 0;
+    for (all_locked = true; all_locked && locked < runtimes.size(); ++locked) {
+      Runtime& runtime = *runtimes[locked].second;
+      runtime.mutex_.lock();
+      all_locked = runtime.replays_running_ <= runtime.thread_state().replays;
+    }
+    // Another has begun meanwhile, and the child would not see its end.
+    while (!all_locked && locked > 0) runtimes[--locked].second->mutex_.unlock();
   }
-  device_->drain();
+  for (const auto& [device, runtime] : runtimes) runtime->device_->drain();
 }
 
 void Runtime::after_fork_in_parent() { mutex_.unlock(); }
@@ -650,6 +682,7 @@ void Runtime::after_fork_in_parent() { mutex_.unlock(); }
 // brings back what is away when it is used.
 void Runtime::after_fork_in_child() {
   open_ = false;
+  unbacked_ = false;
   keeps_producers_ = false;
   Draw::after_fork_in_child();
   device_->after_fork_in_child();

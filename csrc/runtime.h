@@ -4,7 +4,9 @@
 #include <ATen/record_function.h>
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
+#include <bit>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
@@ -105,7 +107,6 @@ class Runtime {
  public:
   // One a device; never destroyed, since tensors may outlive everything else.
   static Runtime& of(c10::Device device);
-  static Runtime& instance();  // the one that was opened last
   static bool any_open();
   // Whose storages those of this one's device are, whether this one is or not; null where no session has been.
   static Runtime* owning(const c10::StorageImpl* impl);
@@ -129,6 +130,8 @@ class Runtime {
   void own_work(bool on);  // the session's, between ops
   // From here on the calling thread's ops and memory are none of any session's, or its own again. Not inside of an op.
   static void stand_aside(bool on);
+  // Memory of torch's own allocator, which belongs to no session.
+  static c10::DataPtr allocate_aside(c10::DeviceType type, size_t bytes);
   // The loop pauses, and so do all open sessions.
   static void begin_pauses(PauseKind kind);
   static void end_pauses();
@@ -199,7 +202,6 @@ class Runtime {
   // The last one, once; of an error that tells of one, where `told` is its text.
   std::optional<Failure> take_failure(std::optional<std::string_view> told = {});
   std::optional<Failure> failure_of(std::string_view told);  // the same, and it stays
-  const Clock& clock() const { return clock_; }
 
   // --- module hooks; the calling thread's
   void enter_module(int32_t module);
@@ -221,7 +223,8 @@ class Runtime {
   friend struct Loan;
   inline static thread_local bool stands_aside_ = false;
   struct ThreadState;
-  static ThreadState& thread_state();
+  struct CallStack;
+  ThreadState& thread_state();
   class PinsOfReplay;
   class Staying;
   class Replaying;
@@ -242,7 +245,27 @@ class Runtime {
   void begin_step();
   void note_allocator_events();
 
-  explicit Runtime(std::unique_ptr<Device> device);
+  // Runtimes by their places, as bits.
+  using Places = uint64_t;
+  Places bit() const { return Places{1} << place_; }
+  template <class F>
+  static void each_of(Places places, F&& f) {
+    for (; places; places &= places - 1) f(*known_[std::countr_zero(places)].load(std::memory_order_relaxed));
+  }
+  template <class F>
+  static void each_known(F&& f) {
+    const size_t count = known_count_.load(std::memory_order_acquire);
+    for (size_t i = 0; i < count; ++i) f(*known_[i].load(std::memory_order_relaxed));
+  }
+  bool serves(c10::Device device) const {
+    return device == torch_device_ || (device.is_meta() && unbacked_.load(std::memory_order_relaxed));
+  }
+  // An op belongs to every session on whose device it has a tensor, or is asked to make one. An op without any goes
+  // with the one before it on its thread. Where one session is open, that is all there is to it.
+  static Places concerned(const at::RecordFunction& function, CallStack& stack);
+  static Places concerned_of(const at::RecordFunction& function, CallStack& stack, Places listening);
+
+  Runtime(std::unique_ptr<Device> device, size_t place);
   static std::vector<Runtime*> all();
   static std::unique_ptr<at::ObserverContext> on_op_start(const at::RecordFunction& function);
   static void on_op_end(const at::RecordFunction& function, at::ObserverContext* context);
@@ -253,7 +276,8 @@ class Runtime {
   static void on_away_deleted(void* storage);
   static void on_unbacked_deleted(void* address);
 
-  void install_callback();
+  void listen();
+  void stop_listening();
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
@@ -264,7 +288,7 @@ class Runtime {
   void expect_writes(Storage& storage, ThreadState& thread, HostWaits* waits);
   void wait_for(const HostWaits& waits);
   void hold_here(Storage& storage);
-  void hold_argument(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  static void hold_argument(const at::RecordFunction& function, const OpInfo& info, CallStack& stack);
   Storage* use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part = -1);
   void use_elements(const c10::IValue& list, size_t argument, const OpInfo& info, ThreadState& thread);
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
@@ -310,7 +334,7 @@ class Runtime {
   void host_follows(const Storage& storage, HostWaits* waits);
   c10::DataPtr allocate_kept(size_t bytes);
   bool accumulates(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
-  void leaf_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void leaf_start(const at::RecordFunction& function, const OpInfo& info, CallStack& stack);
   void leaf_end(const at::RecordFunction& function, ThreadState& thread);
   Storage* see_unbacked(c10::StorageImpl* impl, ThreadState& thread);
   void hand_over(Storage& storage, c10::StorageImpl* impl);
@@ -335,12 +359,13 @@ class Runtime {
   bool send_out(Storage& storage);
   void send_all_out();
 
-  void before_fork();
+  static void before_fork();
   void after_fork_in_parent();
   void after_fork_in_child();
 
   std::unique_ptr<Device> device_;
   const c10::Device torch_device_;
+  const size_t place_;  // among the known ones
   const c10::DeleterFnPtr block_deleter_;
   std::mutex mutex_;
   std::condition_variable_any pins_released_;
@@ -360,7 +385,6 @@ class Runtime {
   ForwardModules forward_modules_;
   std::vector<uint32_t> module_hashes_;  // by id
   std::vector<uint32_t> label_hashes_;
-  Clock clock_;
   Options options_;
   static constexpr size_t kMostFailures = 1024;
   std::vector<Failure> failures_;  // since they were last taken
@@ -378,8 +402,13 @@ class Runtime {
   bool closing_ = false;              // what is dropped comes back now
   std::optional<std::mt19937> dice_;  // decide which of them
   bool limited_ = false;              // is there a capacity?
-  at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
-  at::CallbackHandle marks_callback_ = at::INVALID_CALLBACK_HANDLE;
+  bool listens_ = false;              // to ops: while it is open, and as long as something is away
+  // Entries come, and none goes: nobody has to wait for a lock to read them.
+  static constexpr size_t kMostRuntimes = 64;
+  inline static std::array<std::atomic<Runtime*>, kMostRuntimes> known_{};
+  inline static std::atomic<size_t> known_count_{0};
+  inline static std::atomic<Places> listening_{0};
+  inline static std::atomic<Runtime*> unbacked_runtime_{nullptr};  // that follows meta tensors
   TensorForms forms_;
   uint64_t serials_ = 0;  // of outermost ops, and of replays between them
   int32_t timed_every_ = 0;

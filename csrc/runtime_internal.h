@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,7 +23,8 @@ std::string human(size_t bytes);                      // "93.4 MiB"
 std::string human_enough(size_t bytes);               // the same, never less than it is
 std::string message_of(const std::exception& error);  // without torch's stack of C++ frames
 
-// The core's lock; what was kept while it was held is released after it.
+// The core's lock; what was kept while it was held is released after it. A thread never holds those of two runtimes,
+// but for a fork.
 class Lock {
  public:
   explicit Lock(std::mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
@@ -49,27 +52,48 @@ class Unlocked {
   std::mutex& mutex_;
 };
 
-struct Runtime::ThreadState {
-  Runtime* runtime = nullptr;  // that its outermost op belongs to
-  int depth = 0;               // ops on this thread's stack
-  int lane = 0;                // that its compute goes along
-  uint64_t serial = 0;         // of its outermost op; 0 outside
-  int32_t index = -1;          // in order of appearance
+// What a thread runs, whichever sessions it concerns.
+struct Runtime::CallStack {
+  struct Frame {
+    const OpInfo* info;
+    Places concerned;  // whose op it is
+  };
+
   OpTable ops;
-  std::vector<const OpInfo*> frames;                       // every RecordFunction on this thread's stack
+  std::vector<Frame> frames;                               // every RecordFunction on this thread's stack
   std::vector<std::pair<size_t, c10::StorageImpl*>> held;  // held_argument of those seen through: height of `frames`
+  std::vector<std::pair<uint64_t, int64_t>> nodes;  // autograd nodes being evaluated: forward thread, sequence number
+  int replaying = 0;                                // ops that run again: they belong to no step
+  size_t leaf_frame = 0;  // of a trace without memory: height of `frames` at the leaf op; 0 outside
+  Runtime* leaf_of = nullptr;
+  LeafCall leaf_call;
+  c10::StorageImpl* accumulated = nullptr;  // what the leaf adds to in place
+  Places last = 0;                          // whose device the last op named first
+
+  static CallStack& here();
+  ThreadState& of(const Runtime& runtime);
+
+ private:
+  std::vector<std::unique_ptr<ThreadState>> states_;  // by place
+};
+
+// What it runs for one of them.
+struct Runtime::ThreadState {
+  explicit ThreadState(CallStack& stack) : stack(stack) {}
+
+  CallStack& stack;
+  int depth = 0;        // ops of this session on the thread's stack
+  int lane = 0;         // that its compute goes along
+  uint64_t serial = 0;  // of its outermost op; 0 outside
+  int32_t index = -1;   // in order of appearance
   ModuleStack modules;
   int64_t epoch = 0;    // the session that they belong to
   int64_t seen = 0;     // the session since whose begin every op on the thread's stack is known
   bool unseen = false;  // does its outermost op run inside of one that nobody saw begin?
   std::vector<std::pair<Storage*, int64_t>> pinned;  // with their uids: records are reused
-  std::vector<std::pair<uint64_t, int64_t>> nodes;   // autograd nodes being evaluated: forward thread, sequence number
-  std::vector<Maker> makers;  // ops on the stack that storages are made by, while producers are kept
-  int replaying = 0;          // ops that run again: they belong to no step
-  int replays = 0;            // storages that the thread is making again
-  size_t leaf_frame = 0;      // of a trace without memory: height of `frames` at the leaf op; 0 outside
-  LeafCall leaf_call;
-  c10::StorageImpl* accumulated = nullptr;  // what the leaf adds to in place
+  std::vector<Maker> makers;   // ops on the stack that storages are made by, while producers are kept
+  std::optional<Maker> ended;  // of the op that ends now
+  int replays = 0;             // storages that the thread is making again
   const char* op_name = nullptr;
   size_t parts = 0;  // elements of the outermost op's lists, if it may run in parts
   OpPlace place;     // of the outermost op
@@ -86,5 +110,12 @@ struct Runtime::ThreadState {
            });
   }
 };
+
+inline Runtime::ThreadState& Runtime::CallStack::of(const Runtime& runtime) {
+  if (C10_UNLIKELY(runtime.place_ >= states_.size())) states_.resize(runtime.place_ + 1);
+  std::unique_ptr<ThreadState>& state = states_[runtime.place_];
+  if (C10_UNLIKELY(!state)) state = std::make_unique<ThreadState>(*this);
+  return *state;
+}
 
 }  // namespace chameleon

@@ -267,7 +267,7 @@ void* Runtime::allocate(size_t bytes) {
     const std::string message = note_failure(block_bytes, thread);
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
   }
-  Storage* storage = table_.add(bytes, block_bytes, block, thread.replaying > 0);
+  Storage* storage = table_.add(bytes, block_bytes, block, thread.stack.replaying > 0);
   storage->lane = static_cast<uint8_t>(lane);
   // The session has ended while this was asked for. The next one must not move what ops now read without being seen.
   storage->escaped = !open_;
@@ -283,8 +283,9 @@ void* Runtime::allocate(size_t bytes) {
 
 int32_t Runtime::describe_birth(Storage& storage, ThreadState& thread) {
   storage.last_use = clock_ops_;
-  storage.module = thread.nodes.empty() ? modules(thread).current()
-                                        : forward_modules_.find(thread.nodes.back().first, thread.nodes.back().second);
+  storage.module = thread.stack.nodes.empty()
+                       ? modules(thread).current()
+                       : forward_modules_.find(thread.stack.nodes.back().first, thread.stack.nodes.back().second);
   storage.category = guess_category(thread);
   const int32_t ordinal = place(thread).ordinal++;
   recorder_.levels(table_.live_bytes(), resident_bytes());
@@ -355,23 +356,20 @@ void Runtime::on_away_deleted(void* address) {
   auto* storage = static_cast<Storage*>(address);
   Runtime& runtime = *storage->owner;
   Lock lock(runtime.mutex_);
-  runtime.place(thread_state());
+  runtime.place(runtime.thread_state());
   runtime.destroyed(storage);
 }
 
 Category Runtime::guess_category(ThreadState& thread) {
   if (optimizer_stage_.load(std::memory_order_relaxed)) return Category::Other;
-  if (!thread.nodes.empty()) return Category::Other;
+  if (!thread.stack.nodes.empty()) return Category::Other;
   if (!c10::GradMode::is_enabled()) return Category::Other;
   return modules(thread).current() >= 0 || thread.in_graph ? Category::Activation : Category::Input;
 }
 
 void Runtime::on_access(c10::StorageImpl* impl) {
   const bool by_hook = true;
-  if (instance().accessed(impl, by_hook)) return;
-  for (Runtime* runtime : all()) {
-    if (runtime->accessed(impl, by_hook)) return;
-  }
+  if (Runtime* owner = owning(impl)) owner->accessed(impl, by_hook);
 }
 
 namespace {

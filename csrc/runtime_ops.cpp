@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <exception>
 #include <optional>
@@ -52,66 +53,122 @@ bool inside_a_kernel() {
 
 }  // namespace
 
+Runtime::Places Runtime::concerned(const at::RecordFunction& function, CallStack& stack) {
+  const Places listening = listening_.load(std::memory_order_relaxed);
+  const bool several = (listening & (listening - 1)) != 0;
+  return C10_UNLIKELY(several) ? concerned_of(function, stack, listening) : listening;
+}
+
+Runtime::Places Runtime::concerned_of(const at::RecordFunction& function, CallStack& stack, Places listening) {
+  Places named = 0, first = 0;
+  const auto names = [&](c10::Device device) {
+    each_of(listening, [&](const Runtime& runtime) {
+      if (!runtime.serves(device)) return;
+      named |= runtime.bit();
+      if (!first) first = runtime.bit();
+    });
+  };
+  for (const c10::IValue& input : arguments_of(function)) {
+    if (input.isDevice()) {
+      names(input.toDevice());
+    } else if (input.isStorage()) {
+      names(input.toStorage().device());
+    } else {
+      each_tensor(input, [&](const at::Tensor& tensor) {
+        c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+        if (impl->is_wrapped_number()) return;  // Python's, that a GPU's op is called with
+        if (impl->has_storage()) {
+          names(impl->unsafe_storage().device());
+        } else if (!impl->key_set().has(c10::DispatchKey::Python)) {
+          names(impl->device());
+        }
+      });
+    }
+  }
+  if (first) stack.last = first;
+  Places around = 0;
+  each_of(listening, [&](const Runtime& runtime) {
+    if (stack.of(runtime).depth > 0) around |= runtime.bit();
+  });
+  if (named | around) return named | around;
+  Places open = 0;
+  each_of(listening, [&](const Runtime& runtime) {
+    if (runtime.is_open()) open |= runtime.bit();
+  });
+  return stack.last & open ? stack.last & open : std::bit_floor(open);
+}
+
 std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
-  ThreadState& thread = thread_state();
-  if (thread.depth == 0) thread.runtime = &instance();
-  Runtime& runtime = *thread.runtime;
+  CallStack& stack = CallStack::here();
   // How torch works out the results of a leaf without memory is no part of the program, and a replay is none either.
-  if (thread.leaf_frame > 0 || thread.replaying > 0) {
-    thread.frames.push_back(&OpInfo::ignored());
+  if (stack.leaf_frame > 0 || stack.replaying > 0) {
+    stack.frames.push_back({&OpInfo::ignored(), 0});
     return nullptr;
   }
-  const OpInfo& called = thread.ops.of(function);
-  const bool unbacked = runtime.unbacked_.load(std::memory_order_relaxed);
-  const OpInfo& info =
-      C10_UNLIKELY(unbacked) && runtime.accumulates(function, called, thread) ? OpInfo::add_in_place() : called;
-  thread.frames.push_back(&info);
+  const OpInfo& called = stack.ops.of(function);
+  const Places belongs_to = concerned(function, stack);
+  Runtime* unbacked = unbacked_runtime_.load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(unbacked != nullptr) && !(belongs_to & unbacked->bit())) unbacked = nullptr;
+  const bool adds = C10_UNLIKELY(unbacked != nullptr) && unbacked->accumulates(function, called, stack.of(*unbacked));
+  const OpInfo& info = adds ? OpInfo::add_in_place() : called;
+  stack.frames.push_back({&info, belongs_to});
   if (info.seeded) Draw::begin(function, info);
   Surroundings::watch_denormals();
   if (info.kind == OpKind::Op) {
-    if (runtime.keeps_producers_.load(std::memory_order_relaxed)) runtime.begin_maker(function, info, thread);
-    runtime.op_start(function, info, thread);
+    each_of(belongs_to, [&](Runtime& runtime) {
+      ThreadState& thread = stack.of(runtime);
+      if (runtime.keeps_producers_.load(std::memory_order_relaxed)) runtime.begin_maker(function, info, thread);
+      runtime.op_start(function, info, thread);
+    });
   } else if (info.kind == OpKind::BackwardNode) {
-    thread.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
+    stack.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
   } else if (C10_UNLIKELY(info.held_argument >= 0)) {
-    runtime.hold_argument(function, info, thread);
+    hold_argument(function, info, stack);
   }
-  if (info.leaf && C10_UNLIKELY(unbacked)) runtime.leaf_start(function, info, thread);
+  if (info.leaf && C10_UNLIKELY(unbacked != nullptr)) unbacked->leaf_start(function, info, stack);
   return nullptr;
 }
 
 void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*) {
-  ThreadState& thread = thread_state();
-  if (thread.frames.empty()) return;  // it began on another thread
-  const OpInfo& info = *thread.frames.back();
-  if (C10_UNLIKELY(thread.frames.size() == thread.leaf_frame)) instance().leaf_end(function, thread);
-  std::optional<Maker> maker;
-  if (!thread.makers.empty() && thread.makers.back().frame == thread.frames.size()) {
-    maker = std::move(thread.makers.back());
+  CallStack& stack = CallStack::here();
+  if (stack.frames.empty()) return;  // it began on another thread
+  const OpInfo& info = *stack.frames.back().info;
+  const Places belongs_to = info.kind == OpKind::Op ? stack.frames.back().concerned : 0;
+  if (C10_UNLIKELY(stack.frames.size() == stack.leaf_frame))
+    stack.leaf_of->leaf_end(function, stack.of(*stack.leaf_of));
+  each_of(belongs_to, [&](const Runtime& runtime) {
+    ThreadState& thread = stack.of(runtime);
+    if (thread.makers.empty() || thread.makers.back().frame != stack.frames.size()) return;
+    thread.ended = std::move(thread.makers.back());
     thread.makers.pop_back();
+  });
+  if (C10_UNLIKELY(!stack.held.empty()) && stack.held.back().first == stack.frames.size()) {
+    c10::StorageImpl* held = stack.held.back().second;
+    if (Runtime* owner = owning(held)) owner->let_go(held);
+    stack.held.pop_back();
   }
-  if (C10_UNLIKELY(!thread.held.empty()) && thread.held.back().first == thread.frames.size()) {
-    thread.runtime->let_go(thread.held.back().second);
-    thread.held.pop_back();
-  }
-  thread.frames.pop_back();
-  if (maker) maker->end_draw();
+  stack.frames.pop_back();
+  each_of(belongs_to, [&](const Runtime& runtime) {
+    if (ThreadState& thread = stack.of(runtime); thread.ended) thread.ended->end_draw();
+  });
   if (info.seeded) Draw::end();
-  if (info.kind == OpKind::Op) {
-    thread.runtime->op_end(function, info, thread, maker ? &*maker : nullptr);
-  } else if (info.kind == OpKind::BackwardNode && !thread.nodes.empty()) {
-    thread.nodes.pop_back();
-  }
+  each_of(belongs_to, [&](Runtime& runtime) {
+    ThreadState& thread = stack.of(runtime);
+    runtime.op_end(function, info, thread, thread.ended ? &*thread.ended : nullptr);
+    thread.ended.reset();
+  });
+  if (info.kind == OpKind::BackwardNode && !stack.nodes.empty()) stack.nodes.pop_back();
 }
 
 // The caller holds the tensor until the op has ended.
-void Runtime::hold_argument(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
+void Runtime::hold_argument(const at::RecordFunction& function, const OpInfo& info, CallStack& stack) {
   const auto inputs = arguments_of(function);
   const auto index = static_cast<size_t>(info.held_argument);
   if (index >= inputs.size() || !inputs[index].isTensor() || !inputs[index].toTensor().has_storage()) return;
   c10::StorageImpl* impl = inputs[index].toTensor().storage().unsafeGetStorageImpl();
   try {
-    if (hold(impl)) thread.held.emplace_back(thread.frames.size(), impl);
+    Runtime* owner = owning(impl);
+    if (owner && owner->hold(impl)) stack.held.emplace_back(stack.frames.size(), impl);
   } catch (const std::exception&) {  // it stays away: reads through its mark are shown the bytes (csrc/marks.h)
   }
 }
@@ -164,10 +221,10 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     Stage stage;
     int32_t module = modules(thread).current();
     int64_t sequence_nr = function.seqNr();
-    if (!thread.nodes.empty()) {
+    if (const auto& nodes = thread.stack.nodes; !nodes.empty()) {
       stage = Stage::Backward;
-      sequence_nr = thread.nodes.back().second;
-      const int32_t forward = forward_modules_.find(thread.nodes.back().first, sequence_nr);
+      sequence_nr = nodes.back().second;
+      const int32_t forward = forward_modules_.find(nodes.back().first, sequence_nr);
       if (forward >= 0) module = forward;
     } else if (optimizer_stage_.load(std::memory_order_relaxed) && !c10::GradMode::is_enabled()) {
       stage = Stage::Optimizer;  // with grad mode on it is a closure's forward, or the step has failed

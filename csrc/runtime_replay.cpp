@@ -33,7 +33,6 @@ class Runtime::PinsOfReplay {
       : runtime_(runtime), thread_(thread), outermost_(thread.depth == 0) {
     if (!outermost_) return;
     thread_.depth = 1;
-    thread_.runtime = &runtime_;
     thread_.serial = runtime_.next_serial();
     thread_.place = runtime_.newest_;
     thread_.op_name = "a replay between ops";
@@ -59,8 +58,10 @@ class Runtime::PinsOfReplay {
 // While it lives, what the thread runs belongs to no step, and does not hold the core's lock.
 class Runtime::Replaying {
  public:
-  Replaying(Runtime& runtime, ThreadState& thread) : unlocked_(runtime.mutex_), thread_(thread) { ++thread_.replaying; }
-  ~Replaying() { --thread_.replaying; }
+  Replaying(Runtime& runtime, ThreadState& thread) : unlocked_(runtime.mutex_), thread_(thread) {
+    ++thread_.stack.replaying;
+  }
+  ~Replaying() { --thread_.stack.replaying; }
   Replaying(const Replaying&) = delete;
   Replaying& operator=(const Replaying&) = delete;
 
@@ -129,11 +130,11 @@ void Runtime::begin_maker(const at::RecordFunction& function, const OpInfo& info
     return;
   if (optimizer_stage_.load(std::memory_order_relaxed) && thread.makers.empty()) return;  // all in place, and many
   thread.makers.push_back(replays_.describe(function, info));
-  thread.makers.back().frame = thread.frames.size();
+  thread.makers.back().frame = thread.stack.frames.size();
 }
 
 void Runtime::link_maker(ThreadState& thread) {
-  if (thread.makers.empty() || thread.makers.back().frame != thread.frames.size()) return;
+  if (thread.makers.empty() || thread.makers.back().frame != thread.stack.frames.size()) return;
   Maker& maker = thread.makers.back();
   maker.first_uid = table_.next_uid();
   if (maker.producer) maker.producer->lane = thread.lane;
@@ -355,10 +356,9 @@ void Runtime::host_follows(const Storage& storage, HostWaits* waits) {
   if (read) waits->emplace_back(read, Order::PointerReplayed);
 }
 
-// What a producer keeps is the host's.
+// What a producer keeps is the host's, and no session's: it is freed under the core's lock.
 c10::DataPtr Runtime::allocate_kept(size_t bytes) {
-  return device_->torch_device().is_cpu() ? device_->allocate_plain(bytes)
-                                          : c10::GetAllocator(c10::DeviceType::CPU)->allocate(bytes);
+  return torch_device_.is_cpu() ? device_->allocate_plain(bytes) : allocate_aside(c10::DeviceType::CPU, bytes);
 }
 
 // Before a storage's value ends: everything that is made from it comes back while it can.
@@ -391,7 +391,7 @@ void Runtime::restore_dependents(Storage& storage, Cause cause, ThreadState& thr
 
 // Of storages that the op is about to write. A value that cannot be saved stops the write.
 void Runtime::end_values(const std::vector<Storage*>& written, ThreadState& thread) {
-  const bool own = !thread.makers.empty() && thread.makers.back().frame == thread.frames.size();
+  const bool own = !thread.makers.empty() && thread.makers.back().frame == thread.stack.frames.size();
   const bool in_place = own && thread.makers.back().info->in_place;  // says what it has made when it ends
   for (Storage* storage : written) {
     if (storage->failed || !storage->value) continue;  // the op raises; or an op inside was there first

@@ -18,9 +18,10 @@ const c10::Device kMeta(c10::DeviceType::Meta);
 // Where gradients of one tensor meet, autograd adds to the first one in place, if nobody else holds it; but never for
 // meta tensors, which it takes for a subclass (see InputBuffer::accumulate). On a real device it would be aten::add_.
 bool Runtime::accumulates(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
-  thread.accumulated = nullptr;
+  CallStack& stack = thread.stack;
+  stack.accumulated = nullptr;
   // Of an evaluated node's two frames the inner one has ended.
-  if (thread.nodes.size() != 1 || thread.depth > 0 || c10::GradMode::is_enabled() || info.name != "aten::add") {
+  if (stack.nodes.size() != 1 || thread.depth > 0 || c10::GradMode::is_enabled() || info.name != "aten::add") {
     return false;
   }
   const auto inputs = arguments_of(function);
@@ -31,22 +32,24 @@ bool Runtime::accumulates(const at::RecordFunction& function, const OpInfo& info
       c10::raw::intrusive_ptr::use_count(sum) > kOwners || sum->unsafe_storage().use_count() > 1) {
     return false;
   }
-  thread.accumulated = sum->unsafe_storage().unsafeGetStorageImpl();
+  stack.accumulated = sum->unsafe_storage().unsafeGetStorageImpl();
   return true;
 }
 
-void Runtime::leaf_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
-  thread.leaf_frame = thread.frames.size();
-  thread.leaf_call = {-1, info.name, function.overload_name(), {}, {}};
-  for (const c10::IValue& input : arguments_of(function)) thread.leaf_call.arguments.push_back(leaf_value(input));
+void Runtime::leaf_start(const at::RecordFunction& function, const OpInfo& info, CallStack& stack) {
+  stack.leaf_frame = stack.frames.size();
+  stack.leaf_of = this;
+  stack.leaf_call = {-1, info.name, function.overload_name(), {}, {}};
+  for (const c10::IValue& input : arguments_of(function)) stack.leaf_call.arguments.push_back(leaf_value(input));
 }
 
 void Runtime::leaf_end(const at::RecordFunction& function, ThreadState& thread) {
-  thread.leaf_frame = 0;
-  for (const c10::IValue& output : results_of(function)) thread.leaf_call.results.push_back(leaf_value(output));
+  CallStack& stack = thread.stack;
+  stack.leaf_frame = 0;
+  for (const c10::IValue& output : results_of(function)) stack.leaf_call.results.push_back(leaf_value(output));
   Lock lock(mutex_);
   if (!open_ || !options_.unbacked) return;
-  Storage* accumulated = thread.accumulated ? find(std::exchange(thread.accumulated, nullptr)) : nullptr;
+  Storage* accumulated = stack.accumulated ? find(std::exchange(stack.accumulated, nullptr)) : nullptr;
   for (const c10::IValue& output : results_of(function)) {
     each_storage(output, [&](c10::StorageImpl* impl) {
       if (accumulated) {
@@ -56,8 +59,8 @@ void Runtime::leaf_end(const at::RecordFunction& function, ThreadState& thread) 
       }
     });
   }
-  thread.leaf_call.op = std::max(recorder_.op(), 0);
-  recorder_.log().leaf_calls.push_back(std::move(thread.leaf_call));
+  stack.leaf_call.op = std::max(recorder_.op(), 0);
+  recorder_.log().leaf_calls.push_back(std::move(stack.leaf_call));
 }
 
 Storage* Runtime::see_unbacked(c10::StorageImpl* impl, ThreadState& thread) {
@@ -90,9 +93,10 @@ void Runtime::hand_over(Storage& storage, c10::StorageImpl* impl) {
 }
 
 void Runtime::on_unbacked_deleted(void* address) {
-  Runtime& runtime = instance();
-  Lock lock(runtime.mutex_);
-  if (Storage* storage = runtime.table_.at(address)) runtime.destroyed(storage);
+  Runtime* runtime = unbacked_runtime_;
+  if (!runtime) return;  // the session has just let go of it
+  Lock lock(runtime->mutex_);
+  if (Storage* storage = runtime->table_.at(address)) runtime->destroyed(storage);
 }
 
 // What is still alive when the trace ends is torch's alone again.

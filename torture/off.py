@@ -12,7 +12,7 @@ import torch
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
-from chameleon_lab.runtime.patches.patch import Patches
+from chameleon_lab.runtime.patches.shared import Shared
 
 from .outcome import Outcome
 from .pool import ROOT, Options
@@ -113,7 +113,7 @@ def _replaced() -> list[tuple[Any, str]]:
     import torch._inductor.output_code  # noqa: F401
 
     parts = cl.Session("8MiB")._hooks  # never opened
-    return [place for part in parts if isinstance(part, Patches) for place in part.places()]
+    return [place for part in parts if isinstance(part, Shared) for place in part.places()]
 
 
 def _cost(outcome: Outcome) -> None:

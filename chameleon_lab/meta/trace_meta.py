@@ -130,7 +130,7 @@ class _Tracer:
             MetaAutocast(roofline.is_gpu),
         ]
         if split_bytes is not None:
-            self.parts.append(small_groups(lambda: part_limit_bytes(split_bytes)))
+            self.parts.append(small_groups(lambda _: part_limit_bytes(split_bytes)))
 
     def run(self, build_or_step: Callable[[], Any], steps: int) -> list[StepTrace]:
         options = core.Options()

@@ -73,7 +73,6 @@ op_names = _C.op_names
 make_program = _C.make_program
 enter_module = _C.enter_module
 leave_module = _C.leave_module
-set_module_resolver = _C.set_module_resolver
 forget_module = _C.forget_module
 hold = _C.hold
 let_go = _C.let_go

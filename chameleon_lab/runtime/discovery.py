@@ -6,7 +6,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from ..errors import BelowFloorError
 from ..trace.columns import Category
 from ..util.units import format_bytes
 from . import core
+from .patches.shared import Shared
 
 _REFUSED = {
     "foreign": "torch's allocator did not make its memory, or numpy or another process shares it",
@@ -46,6 +47,22 @@ class Names:
         return self._ids[text]
 
 
+class _ModuleHooks:
+    """Tell the core of modules that are called, for all sessions."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        self._handles.append(register_module_forward_pre_hook(core.enter_module))
+        self._handles.append(register_module_forward_hook(core.leave_module, always_call=True))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
 class Discovery:
     """Global hooks on modules and optimizers, for as long as a session is open."""
 
@@ -56,6 +73,7 @@ class Discovery:
         device: torch.device,
         evicts_last: Callable[[Category, str, torch.Tensor], bool] = lambda category, label, part: False,
         misses: Callable[[str, torch.device], None] = lambda name, where: None,
+        others: Callable[[], Collection[torch.device]] = tuple,
     ) -> None:
         self._runtime = runtime
         self._device = device
@@ -66,7 +84,12 @@ class Discovery:
         self._on_step_end = on_step_end
         self._evicts_last = evicts_last  # should eviction take this storage last?
         self._misses = misses  # told what has tensors, but none of them on the device, and where they are
+        self._others = others  # devices of the other sessions that are open
         self._handles: list[Any] = []
+        self._follows_modules = Shared("modules", lambda: [_ModuleHooks()])
+        self._strangers: set[int] = (
+            set()
+        )  # by id(): modules that other sessions follow, as they were in this step
         self._lock = threading.RLock()
         self._module_ids: dict[int, int] = {}  # by id(): entries go when the module dies
         self._parameter_names: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
@@ -78,9 +101,8 @@ class Discovery:
 
     def install(self) -> None:
         """Begin to listen."""
-        core.set_module_resolver(self._resolve)
-        self._handles.append(register_module_forward_pre_hook(core.enter_module))
-        self._handles.append(register_module_forward_hook(core.leave_module, always_call=True))
+        self._runtime.set_module_resolver(self._resolve)
+        self._follows_modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_optimizer))
         self._handles.append(register_optimizer_step_post_hook(self._after_optimizer))
 
@@ -89,7 +111,8 @@ class Discovery:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        core.set_module_resolver(None)
+        self._follows_modules.remove()
+        self._runtime.set_module_resolver(None)
         self._runtime.set_optimizer_stage(False)
 
     def adopt_module(self, module: torch.nn.Module, trusted: bool = False) -> None:
@@ -137,8 +160,31 @@ class Discovery:
 
     def _resolve(self, module: torch.nn.Module) -> int:
         # Called by the core for a module that it has not seen: the outermost call of a model comes first.
+        if id(module) in self._strangers:
+            return -1
+        if id(module) not in self._module_ids and not self.concerns(module.parameters()):
+            self._strangers.update(map(id, module.modules()))
+            return -1
         self.adopt_module(module)
         return self._module_ids[id(module)]
+
+    def concerns(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Is it for this session to follow what has these? All is, but for what others have to themselves."""
+        rest = iter(parameters)
+        first = next(rest, None)
+        if first is None or first.device == self._device:
+            return True
+        if first.is_meta:  # a trace without memory, beside the session
+            return False
+        others = self._others()
+        devices = {first.device, *(parameter.device for parameter in rest)} if others else set()
+        return self._device in devices or devices.isdisjoint(others)
+
+    def look_again(self) -> None:
+        """At the end of a step: models of other sessions may have been moved here."""
+        if self._strangers:
+            self._strangers.clear()
+            self._runtime.forget_strangers()
 
     def _forget_module(self, module_id: int) -> None:
         self._module_ids.pop(module_id, None)
@@ -165,6 +211,8 @@ class Discovery:
         return known[1:]
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if not self.concerns(_parameters(optimizer)):
+            return None
         if optimizer not in self._states_seen:
             self.adopt_optimizer(optimizer)
         self._enter_optimizer(optimizer)
@@ -198,6 +246,8 @@ class Discovery:
         return (args[0], outside_the_optimizer, *args[2:]), kwargs
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self.concerns(_parameters(optimizer)):
+            return
         self._runtime.set_optimizer_stage(False)
         self._adopt_states(optimizer)
         # Several optimizers may step in one training step: the first one seen marks where it ends.

@@ -21,11 +21,15 @@ class InferenceSteps:
     looked at, that of the first call.
     """
 
-    def __init__(self, on_step_end: Callable[[], None]) -> None:
+    def __init__(
+        self, on_step_end: Callable[[], None], concerns: Callable[[torch.nn.Module], bool] = lambda _: True
+    ) -> None:
         self._on_step_end = on_step_end
+        self._concerns = concerns  # is the model this session's to follow?
         self._handles: list[Any] = []
         self._thread = 0
         self._depth = 0
+        self._thread_of_others = False  # is the model that the thread is in another session's?
         self._root: weakref.ref[torch.nn.Module] | None = None
         self._calls = 0
 
@@ -49,6 +53,9 @@ class InferenceSteps:
         self._depth += 1
         if self._depth > 1:
             return
+        if not self._concerns(module):
+            self._thread_of_others = True
+            return
         if torch.is_grad_enabled():
             self._calls = 0
             return
@@ -66,3 +73,5 @@ class InferenceSteps:
             return
         if threading.get_ident() == self._thread and self._depth > 0:
             self._depth -= 1
+            if self._depth == 0 and self._thread_of_others:
+                self._thread, self._thread_of_others = 0, False

@@ -24,7 +24,7 @@ import torch
 
 from .._lazy import at_first_use
 from ..errors import BelowFloorError, PolicyError, SessionError
-from ..lifecycle import SessionStage, open_session, set_open_session
+from ..lifecycle import SessionStage, add_open_session, open_session, open_sessions, remove_open_session
 from ..planner import Draft, Floor, Suggestion, floor, suggest
 from ..planner.constraints import EvictLastByName, evict_last_rows
 from ..planner.memory import step_op_times
@@ -47,8 +47,8 @@ from ..runtime.patches.loop_pauses import LoopPauses
 from ..runtime.patches.nvtx_ranges import nvtx_ranges
 from ..runtime.patches.oom_observers import refuse_where_attached
 from ..runtime.patches.optimizer_groups import small_groups
-from ..runtime.patches.patch import Patches
 from ..runtime.patches.raw_access import guards
+from ..runtime.patches.shared import Part, Shared
 from ..runtime.recording import stall_totals
 from ..runtime.replay_check import NOTHING, UNSEEN_WRITES, replayable
 from ..trace import Category, StepTrace, Trace
@@ -80,7 +80,7 @@ _lock = threading.Lock()
 
 
 def current_session() -> Session | None:
-    """The session that is open in this process, or None."""
+    """The session that is open in this process, or None; of several, on one device each, the one opened last."""
     session: Session | None = open_session()
     return session
 
@@ -217,27 +217,29 @@ class Session:
             core.tensor_device(self.device),
             self._evicts_last,
             self._misses,
+            self._other_devices,
         )
         self._journal = StepHistory(
             self._runtime,
             self._discovery,
             keeps_host_copies=core.SEES_RAW_ACCESS or rematerialize == "trusting",
         )
-        self._inference = InferenceSteps(self._model_called)
-        self._hooks: list[Discovery | InferenceSteps | LoopPauses | Patches] = [
-            compiling(),
+        self._inference = InferenceSteps(
+            self._model_called, lambda model: self._discovery.concerns(model.parameters())
+        )
+        self._hooks: list[Part] = [
+            Shared("compiling", lambda: [compiling()]),
             self._discovery,
             self._inference,
-            LoopPauses(),
-            nvtx_ranges(),
-            error_words(self._words),
-            *guards(),
+            Shared("pauses and marks", lambda: [LoopPauses(), nvtx_ranges()]),
+            Shared("errors", lambda: [error_words(_words)]),
+            Shared("raw access", guards),
         ]
         if self._traits["captures_graphs"]:
-            self._hooks.append(no_graphs())
+            self._hooks.append(Shared("graphs", lambda: [no_graphs()]))
         self._splits_lists = split_optimizer
         if self.capacity_bytes is not None and split_optimizer:
-            self._hooks.append(small_groups(lambda: part_limit_bytes(self._capacity.limit_bytes)))
+            self._hooks.append(Shared("list ops", lambda: [small_groups(_part_limit_bytes)]))
         self._watchers: list[Any] = []  # dashboards, which know sessions
         self.after_step: Callable[[], None] | None = None
         """Called in the loop's own thread when a step has ended."""
@@ -267,12 +269,13 @@ class Session:
         with _lock:
             if self._closed:
                 raise SessionError("this session has ended: make a new one")
-            if (other := current_session()) is not None:
+            if (other := next((s for s in open_sessions() if s.device == self.device), None)) is not None:
                 raise SessionError(
-                    f"a session is already open on {other.device!r}: leave its `with` block or call its stop() first"
+                    f"a session is already open on {other.device!r}: leave its `with` block or call its stop() first. "
+                    "Each device can have one"
                 )
             self._journal.begin()  # the panel asks as soon as there is a session
-            set_open_session(self)  # from here on stop() takes back whatever has been done
+            add_open_session(self)  # from here on stop() takes back whatever has been done
             try:
                 self._open()
             except BaseException:
@@ -323,7 +326,7 @@ class Session:
         self._journal.close()
         self._runtime.close()
         self._closed = True
-        set_open_session(None)
+        remove_open_session(self)
 
     def stop(self) -> None:
         """End: every tensor is brought back and stays valid. Harmless where the session is not running."""
@@ -346,10 +349,9 @@ class Session:
         Raises BelowFloorError, which names a capacity that is enough, where that is what the error means.
         """
         text = ""
-        if isinstance(error, RuntimeError) and open_session() in (
-            None,
-            self,
-        ):  # else it is another one's to say
+        if isinstance(error, RuntimeError) and (
+            self.is_open or not open_sessions()
+        ):  # else it is another's to say
             with suppress(Exception):  # as in stop()
                 text = str(error)
         failure = self._runtime.take_failure(text) if text else None
@@ -407,7 +409,7 @@ class Session:
     @property
     def is_open(self) -> bool:
         """Is the session running?"""
-        return open_session() is self
+        return self in open_sessions()
 
     rematerialise = OldName("rematerialize")
 
@@ -543,6 +545,7 @@ class Session:
 
     def _end_this_step(self, whole: bool) -> None:
         log = self._runtime.end_step()
+        self._discovery.look_again()
         stage = self._stage
         least_compute_s = math.inf
         if self._traits["runs_behind"]:
@@ -820,6 +823,9 @@ class Session:
         self._policies.bound()
         self._stage = SessionStage.STABLE
 
+    def _other_devices(self) -> set[torch.device]:
+        return {core.tensor_device(other.device) for other in open_sessions() if other is not self}
+
     def _misses(self, name: str, where: torch.device) -> None:
         """A model has tensors, and none of them is on the session's device. Said once."""
         if self._noted_missed:
@@ -1085,6 +1091,21 @@ class Session:
         capacity = "no capacity" if self.capacity_bytes is None else format_bytes(self.capacity_bytes)
         state = "open" if self.is_open else "ended" if self._closed else "not started"
         return f"<Session {self.device}, {capacity}, {self._stage}, step {self._steps}, {state}>"
+
+
+def _words(text: str) -> str | None:
+    """What the session that an error with these words is of has to say of it."""
+    sessions: list[Session] = open_sessions()
+    return next((words for session in reversed(sessions) if (words := session._words(text))), None)
+
+
+def _part_limit_bytes(device: torch.device) -> int:
+    """The most bytes that a part of a list op should touch on a device."""
+    sessions: list[Session] = open_sessions()
+    for session in sessions:
+        if session._splits_lists and session.capacity_bytes and core.tensor_device(session.device) == device:
+            return part_limit_bytes(session._capacity.limit_bytes)
+    return sys.maxsize
 
 
 def _share(part: int, whole: int) -> float:

@@ -108,9 +108,9 @@ void clone_a_view(Worker& worker) {
   worker.mine.push_back({known.tensor.view({-1, 2}).select(1, 0).clone(), known.value});
 }
 
-void evict_one(Worker& worker) { Runtime::instance().evict(storage_of(worker.pick().tensor)); }
+void evict_one(Worker& worker) { Runtime::of(c10::DeviceType::CPU).evict(storage_of(worker.pick().tensor)); }
 
-void restore_one(Worker& worker) { Runtime::instance().restore(storage_of(worker.pick().tensor)); }
+void restore_one(Worker& worker) { Runtime::of(c10::DeviceType::CPU).restore(storage_of(worker.pick().tensor)); }
 
 void share_one(Worker& worker) {
   const Known& known = worker.pick();
@@ -138,12 +138,12 @@ void check_at_its_address(Worker& worker) {
 
 void hold_one(Worker& worker) {
   c10::StorageImpl* storage = storage_of(worker.pick().tensor);
-  if (Runtime::instance().hold(storage)) Runtime::instance().let_go(storage);
+  if (Runtime::of(c10::DeviceType::CPU).hold(storage)) Runtime::of(c10::DeviceType::CPU).let_go(storage);
 }
 
 void ask(Worker& worker) {
-  Runtime::instance().counters();
-  Runtime::instance().residency(storage_of(worker.pick().tensor));
+  Runtime::of(c10::DeviceType::CPU).counters();
+  Runtime::of(c10::DeviceType::CPU).residency(storage_of(worker.pick().tensor));
 }
 
 void add_to_one(Worker& worker) {
@@ -152,7 +152,7 @@ void add_to_one(Worker& worker) {
 }
 
 // It is made again by whoever reads it next.
-void drop_one(Worker& worker) { Runtime::instance().drop(storage_of(worker.pick().tensor)); }
+void drop_one(Worker& worker) { Runtime::of(c10::DeviceType::CPU).drop(storage_of(worker.pick().tensor)); }
 
 void change_in_place_twice(Worker& worker) {
   Known& known = worker.pick();
@@ -214,7 +214,7 @@ Options options() {
 }
 
 void open(const Options& options) {
-  Runtime& runtime = Runtime::instance();
+  Runtime& runtime = Runtime::of(c10::DeviceType::CPU);
   runtime.open(options);
   runtime.keep_producers(true);
 }
@@ -266,7 +266,7 @@ void count_planned(const StepLog& log) {
 
 // What the session's own thread does meanwhile.
 void manage(std::minstd_rand& random) {
-  Runtime& runtime = Runtime::instance();
+  Runtime& runtime = Runtime::of(c10::DeviceType::CPU);
   std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
   constexpr int64_t kPlans = 3;
   switch (random() % 16) {
@@ -328,7 +328,7 @@ int main(int count, char** arguments) {
   const int seconds = count > 1 ? std::atoi(arguments[1]) : 10;
   const int threads = count > 2 ? std::atoi(arguments[2]) : 4;
   at::set_num_threads(1);
-  Runtime& runtime = Runtime::instance();
+  Runtime& runtime = Runtime::of(c10::DeviceType::CPU);
   constexpr uint64_t kEveryDtype = ~uint64_t{0};
   std::unordered_map<std::string, uint64_t> replayed;
   for (const char* name : {"add", "add_", "bernoulli_", "clone", "full", "mul_", "sub_"}) {

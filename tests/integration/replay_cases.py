@@ -268,7 +268,9 @@ def on_another_stream(read: Read, device: torch.device) -> list[torch.Tensor]:
 def without_room(read: Read, device: torch.device) -> list[torch.Tensor]:
     """Libraries that would take workspace find less of it than in the first run: the capacity is what is resident, what
     comes back, and as much again for what a replay makes beside it."""
-    runtime = core.of(device)
+    session = cl.current_session()
+    assert session is not None
+    runtime = core.of(session.device)
     held = runtime.counters()
     taken = held["resident_bytes"] + held["other_bytes"]
     runtime.set_capacity(taken + 3 * max(held["live_bytes"] - held["resident_bytes"], 1 << 20))

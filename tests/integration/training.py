@@ -282,7 +282,7 @@ def floor_bytes(
 ) -> int:
     """The floor of the run's steps with this machine's kernels, list ops a parameter at a time."""
     sessions: list[cl.Session] = []
-    parts = small_groups(lambda: 1)
+    parts = small_groups(lambda _: 1)
     parts.install()
     try:
         train(

@@ -33,12 +33,14 @@ _Groups = dict[tuple[Any, Any], tuple[list[Any], list[int]]]
 """Lists and indices by device and dtype, as torch groups them."""
 
 
-def _split_groups(group: Callable[..., _Groups], limit_bytes: Callable[[], int]) -> Callable[..., _Groups]:
+def _split_groups(
+    group: Callable[..., _Groups], limit_bytes: Callable[[torch.device], int]
+) -> Callable[..., _Groups]:
     def grouped(tensor_lists: Any, with_indices: bool = False) -> _Groups:
         parts: _Groups = {}
         for (device, dtype), (lists, indices) in group(tensor_lists, with_indices).items():
             sizes = [sum(_nbytes(column[i]) for column in lists if column) for i in range(len(lists[0]))]
-            for part, (start, stop) in enumerate(spans(sizes, limit_bytes())):
+            for part, (start, stop) in enumerate(spans(sizes, limit_bytes(device))):
                 # The second half of the key is only ever a dict key; making it a pair keeps the parts apart.
                 parts[(device, dtype if part == 0 else (dtype, part))] = (
                     [column[start:stop] for column in lists],
@@ -49,7 +51,7 @@ def _split_groups(group: Callable[..., _Groups], limit_bytes: Callable[[], int])
     return grouped
 
 
-def _split_list_op(op: Callable[..., Any], limit_bytes: Callable[[], int]) -> Callable[..., Any]:
+def _split_list_op(op: Callable[..., Any], limit_bytes: Callable[[torch.device], int]) -> Callable[..., Any]:
     @functools.wraps(op)
     def split(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -60,7 +62,9 @@ def _split_list_op(op: Callable[..., Any], limit_bytes: Callable[[], int]) -> Ca
         if count < 2 or "out" in kwargs or any(len(column) != count for column in lists):
             return op(*args, **kwargs)
         sizes = [sum(map(_nbytes, row)) for row in zip(*columns, strict=True)]
-        if sum(sizes) <= limit_bytes() or not (op.__name__ in _SPLIT_ANYHOW or _alike_in_parts(columns)):
+        tensors = (item for item in columns[0] if isinstance(item, torch.Tensor))
+        most_bytes = limit_bytes(next(tensors).device)
+        if sum(sizes) <= most_bytes or not (op.__name__ in _SPLIT_ANYHOW or _alike_in_parts(columns)):
             return op(*args, **kwargs)
 
         def part(value: Any, start: int, stop: int) -> Any:
@@ -68,7 +72,7 @@ def _split_list_op(op: Callable[..., Any], limit_bytes: Callable[[], int]) -> Ca
             return value[start:stop] if isinstance(value, list | tuple) or one_each else value
 
         results: list[Any] = []
-        for start, stop in spans(sizes, limit_bytes()):
+        for start, stop in spans(sizes, most_bytes):
             made = op(
                 *(part(value, start, stop) for value in args),
                 **{name: part(value, start, stop) for name, value in kwargs.items()},
@@ -97,12 +101,12 @@ def _alike_in_parts(columns: list[Any]) -> bool:
     )
 
 
-def small_groups(limit_bytes: Callable[[], int]) -> Patches:
+def small_groups(limit_bytes: Callable[[torch.device], int]) -> Patches:
     """While installed, optimizers, gradient clipping and ``torch._foreach_*`` work on parts of the model.
 
     Args:
-        limit_bytes: asked at every use: the most bytes of tensors that one list op should touch. One parameter with
-            its gradient and states is never split.
+        limit_bytes: asked at every use: the most bytes of tensors on a device that one list op should touch. One
+            parameter with its gradient and states is never split.
     """
     return Patches(
         [

@@ -351,6 +351,7 @@ size_t total_bytes(int index) {
 
 Stats stats(int index) {
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  if (!original) return {};  // no session has been opened yet
   const auto stats = original->getDeviceStats(static_cast<DeviceIndex>(index));
   return {static_cast<size_t>(stats.allocated_bytes[kAll].current),
           static_cast<size_t>(stats.reserved_bytes[kAll].current),

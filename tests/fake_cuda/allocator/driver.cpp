@@ -9,9 +9,11 @@
 #include <pybind11/stl.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "c10_cuda.h"
 #include "fake.h"
@@ -36,19 +38,43 @@ void fill(const at::Tensor& x, int64_t value) {
   std::memset(x.mutable_data_ptr(), static_cast<int>(value), x.nbytes());
 }
 
+// Between GPUs, and between one and the host.
+void copy(const at::Tensor& to, const at::Tensor& from) {
+  std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), std::min(to.nbytes(), from.nbytes()));
+}
+// A list op; the tensors may be on several GPUs.
+void fill_all(at::TensorList all, int64_t value) {
+  for (const at::Tensor& x : all) fill(x, value);
+}
+
 TORCH_LIBRARY(fake_gpu, library) {
   library.def("holds(Tensor x, int value) -> bool");
   library.def("fill(Tensor x, int value) -> ()");
+  library.def("copy(Tensor(a!) to, Tensor from) -> ()");
+  library.def("fill_all(Tensor(a!)[] all, int value) -> ()");
 }
 TORCH_LIBRARY_IMPL(fake_gpu, CUDA, library) {
   library.impl("holds", &holds);
   library.impl("fill", &fill);
+  library.impl("copy", &copy);
+  library.impl("fill_all", &fill_all);
 }
 
 template <class Result>
 Result call(const char* name, const at::Tensor& x, int64_t value) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(const at::Tensor&, int64_t)>().call(
       x, value);
+}
+
+void call_copy(const at::Tensor& to, const at::Tensor& from) {
+  using Copy = void(const at::Tensor&, const at::Tensor&);
+  c10::Dispatcher::singleton().findSchemaOrThrow("fake_gpu::copy", "").typed<Copy>().call(to, from);
+}
+
+// Tensor._cdata of a tensor of the host.
+at::Tensor of_host(uintptr_t address) {
+  auto* impl = reinterpret_cast<c10::TensorImpl*>(address);
+  return at::Tensor::wrap_tensor_impl(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
 }
 
 class Tensor {
@@ -62,6 +88,15 @@ class Tensor {
 
   bool holds(uint8_t value) const { return call<bool>("fake_gpu::holds", tensor_, value); }
   void fill(uint8_t value) const { call<void>("fake_gpu::fill", tensor_, value); }
+  void copy_from(const Tensor& from) const { call_copy(tensor_, from.tensor_); }
+  void copy_from_host(uintptr_t from) const { call_copy(tensor_, of_host(from)); }
+  void copy_to_host(uintptr_t to) const { call_copy(of_host(to), tensor_); }
+  static void fill_all(const std::vector<const Tensor*>& all, uint8_t value) {
+    std::vector<at::Tensor> tensors;
+    for (const Tensor* one : all) tensors.push_back(one->tensor_);
+    using FillAll = void(at::TensorList, int64_t);
+    c10::Dispatcher::singleton().findSchemaOrThrow("fake_gpu::fill_all", "").typed<FillAll>().call(tensors, value);
+  }
   bool evict() { return Runtime::of(device_).evict(impl()); }
   std::string where() {
     const auto residency = Runtime::of(device_).residency(impl());
@@ -106,6 +141,10 @@ PYBIND11_MODULE(_fake_allocator, m) {
       .def(py::init<int, size_t, uint8_t>(), py::arg("device"), py::arg("bytes"), py::arg("value"))
       .def("holds", &Tensor::holds)
       .def("fill", &Tensor::fill)
+      .def("copy_from", &Tensor::copy_from)
+      .def("copy_from_host", &Tensor::copy_from_host)
+      .def("copy_to_host", &Tensor::copy_to_host)
+      .def_static("fill_all", &Tensor::fill_all)
       .def("evict", &Tensor::evict)
       .def("hold", &Tensor::hold)
       .def("record_stream", &Tensor::record_stream)
