@@ -81,12 +81,13 @@ build: build/build.ninja ## build the C++ core and the panel, where they changed
 wheel: build ## build a wheel for each PyTorch that is supported, into build/wheels (TORCH="2.12 2.13" for some of them)
 	@python scripts/wheel.py $(TORCH)
 
-lint: node_modules/.package-lock.json ## check style and types: ruff, mypy, clang-format, biome
+lint: node_modules/.package-lock.json ## check style, types and complexity: ruff, mypy, clang-format, lizard, biome
 	$(say) "Checking the style of Python, C++ and TypeScript, and the types of Python"
 	@ruff check --quiet --output-format=concise
 	@ruff format --check --quiet || { ruff format --diff; echo 'Run `make format`.'; exit 1; }
 	@mypy --no-error-summary
 	@$(cpp_files) | xargs -r clang-format --dry-run -Werror
+	@$(cpp_files) | xargs -r lizard --languages cpp --CCN 20 --warnings_only
 	@npm run --silent lint
 
 check-cuda: build ## compile the CUDA device against CUDA's headers, every warning an error (no GPU is needed)

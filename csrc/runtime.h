@@ -280,6 +280,19 @@ class Runtime {
   void stop_listening();
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker);
+  // Where an outermost op comes from.
+  struct Origin {
+    Stage stage;
+    int32_t module;  // id; below 0: none
+    int64_t sequence_nr;
+  };
+  void begin_outermost(const OpInfo& info, ThreadState& thread);
+  void look_for_unseen_op(ThreadState& thread);
+  Origin origin_of(const at::RecordFunction& function, ThreadState& thread);
+  void record_start(const at::RecordFunction& function, const OpInfo& info, const Origin& origin,
+                    std::shared_ptr<torch::CapturedTraceback> stack, ThreadState& thread);
+  void follow_plan(ThreadState& thread);
+  void time_start(ThreadState& thread);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
   void keep_here(const c10::IValue& value);
   void make_way_for_hook(const c10::IValue& value);
@@ -291,8 +304,9 @@ class Runtime {
   static void hold_argument(const at::RecordFunction& function, const OpInfo& info, CallStack& stack);
   Storage* use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part = -1);
   void use_elements(const c10::IValue& list, size_t argument, const OpInfo& info, ThreadState& thread);
+  struct StrongReferences;
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
-                  const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare);
+                  const StrongReferences& strong);
   void bring_in_missing(const std::vector<Storage*>& missing, ThreadState& thread);
   void mark_results(const at::RecordFunction& function, size_t parts);
   void attach_output(const c10::IValue& value, bool settled, const ThreadState& thread);

@@ -190,15 +190,93 @@ void Runtime::on_mark_end(const at::RecordFunction&, at::ObserverContext* contex
   if (context) end_marks(static_cast<MarkContext*>(context)->marks);
 }
 
-void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
-  const bool outermost = thread.depth == 0;
-  // Strong references, taken before the lock and released after it.
+// Of an op's inputs that arguments do not show by themselves: tensors inside of others, and storages without a tensor.
+struct Runtime::StrongReferences {
+  explicit StrongReferences(const at::RecordFunction& function) {
+    for (const c10::IValue& input : arguments_of(function)) {
+      inner_tensors(input, &inner);
+      if (C10_UNLIKELY(input.isStorage())) bare.push_back(input.toStorage());
+    }
+  }
   std::vector<at::Tensor> inner;
   std::vector<c10::Storage> bare;
-  for (const c10::IValue& input : arguments_of(function)) {
-    inner_tensors(input, &inner);
-    if (C10_UNLIKELY(input.isStorage())) bare.push_back(input.toStorage());
+};
+
+// Is it the thread's first op since the session began, inside of one that nobody saw begin?
+void Runtime::look_for_unseen_op(ThreadState& thread) {
+  const bool older = older_threads_.empty() || older_threads_.contains(gettid());
+  thread.unseen = older && inside_a_kernel() && std::chrono::steady_clock::now() < unseen_until_;
+  if (!thread.unseen) thread.seen = epoch_;
+}
+
+void Runtime::begin_outermost(const OpInfo& info, ThreadState& thread) {
+  ++clock_ops_;
+  thread.serial = next_serial();
+  thread.op_name = info.name.c_str();
+  thread.in_graph = false;
+  thread.parts = 0;
+  if (thread.index < 0) thread.index = next_thread_++;
+  ++threads_in_ops_;
+  if (C10_UNLIKELY(thread.seen != epoch_)) look_for_unseen_op(thread);
+}
+
+// Backward ops belong to the module whose forward made their node.
+Runtime::Origin Runtime::origin_of(const at::RecordFunction& function, ThreadState& thread) {
+  Origin origin{Stage::NoGrad, modules(thread).current(), function.seqNr()};
+  if (const auto& nodes = thread.stack.nodes; !nodes.empty()) {
+    origin.stage = Stage::Backward;
+    origin.sequence_nr = nodes.back().second;
+    const int32_t forward = forward_modules_.find(nodes.back().first, origin.sequence_nr);
+    if (forward >= 0) origin.module = forward;
+  } else if (c10::GradMode::is_enabled()) {  // in an optimizer's step it is a closure's forward, or the step has failed
+    origin.stage = Stage::Forward;
+    if (origin.sequence_nr >= 0) {
+      forward_modules_.record(at::RecordFunction::currentThreadId(), origin.sequence_nr, origin.module);
+    }
+  } else if (optimizer_stage_.load(std::memory_order_relaxed)) {
+    origin.stage = Stage::Optimizer;
   }
+  in_backward_.store(origin.stage == Stage::Backward, std::memory_order_relaxed);
+  return origin;
+}
+
+void Runtime::record_start(const at::RecordFunction& function, const OpInfo& info, const Origin& origin,
+                           std::shared_ptr<torch::CapturedTraceback> stack, ThreadState& thread) {
+  OpRow* row = recorder_.begin_op(info.id, origin.stage, origin.module, origin.sequence_nr, thread.index);
+  newest_ = {step_serial_, recorder_.op(), -1, row ? 0 : newest_.ordinal};
+  thread.place = newest_;
+  if (row && stack) {
+    row->stack = static_cast<int32_t>(recorder_.log().stacks.size());
+    recorder_.log().stacks.push_back(std::move(stack));
+  }
+  thread.token = mix_token(info.hash, static_cast<uint32_t>(origin.stage));
+  if (origin.module >= 0 && origin.module < static_cast<int32_t>(module_hashes_.size())) {
+    thread.token = mix_token(thread.token, module_hashes_[origin.module]);
+  }
+  thread.token = mix_token(thread.token, shapes_token(function));
+}
+
+// All inputs are pinned by now: nothing that fires here can push them out.
+void Runtime::follow_plan(ThreadState& thread) {
+  const int32_t plan_op = executor_.begin_op(thread.token);
+  newest_.plan_op = thread.place.plan_op = plan_op;
+  recorder_.levels(table_.live_bytes(), resident_bytes());
+  if (OpRow* row = recorder_.row(thread.place.op)) {
+    row->token = thread.token;
+    row->plan_op = plan_op;
+  }
+}
+
+// The device's time of it begins behind all that it waits for: those times are stalls, and not its own.
+void Runtime::time_start(ThreadState& thread) {
+  if (timed_every_ <= 0 || thread.place.op % timed_every_ != timed_first_ % timed_every_) return;
+  thread.began = device_->moment(thread.lane);
+  thread.began_lane = thread.lane;
+}
+
+void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
+  const bool outermost = thread.depth == 0;
+  const StrongReferences strong(function);  // taken before the lock and released after it
   std::shared_ptr<torch::CapturedTraceback> stack;
   if (outermost && stacks_.load(std::memory_order_relaxed) && open_)
     stack = torch::CapturedTraceback::gather(true, false, false);
@@ -206,65 +284,16 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   thread.lane = device_->lane();  // behind what other lanes have been told to wait for: Order::ArrivalElsewhere
   ++thread.depth;
   if (outermost) {
-    ++clock_ops_;
-    thread.serial = next_serial();
-    thread.op_name = info.name.c_str();
-    thread.in_graph = false;
-    thread.parts = 0;
-    if (thread.index < 0) thread.index = next_thread_++;
-    ++threads_in_ops_;
-    if (C10_UNLIKELY(thread.seen != epoch_)) {
-      const bool older = older_threads_.empty() || older_threads_.contains(gettid());
-      thread.unseen = older && inside_a_kernel() && std::chrono::steady_clock::now() < unseen_until_;
-      if (!thread.unseen) thread.seen = epoch_;
-    }
-    Stage stage;
-    int32_t module = modules(thread).current();
-    int64_t sequence_nr = function.seqNr();
-    if (const auto& nodes = thread.stack.nodes; !nodes.empty()) {
-      stage = Stage::Backward;
-      sequence_nr = nodes.back().second;
-      const int32_t forward = forward_modules_.find(nodes.back().first, sequence_nr);
-      if (forward >= 0) module = forward;
-    } else if (optimizer_stage_.load(std::memory_order_relaxed) && !c10::GradMode::is_enabled()) {
-      stage = Stage::Optimizer;  // with grad mode on it is a closure's forward, or the step has failed
-    } else if (c10::GradMode::is_enabled()) {
-      stage = Stage::Forward;
-      if (sequence_nr >= 0) forward_modules_.record(at::RecordFunction::currentThreadId(), sequence_nr, module);
-    } else {
-      stage = Stage::NoGrad;
-    }
-    in_backward_.store(stage == Stage::Backward, std::memory_order_relaxed);
-    if (open_) {
-      OpRow* row = recorder_.begin_op(info.id, stage, module, sequence_nr, thread.index);
-      newest_ = {step_serial_, recorder_.op(), -1, row ? 0 : newest_.ordinal};
-      thread.place = newest_;
-      if (row && stack) {
-        row->stack = static_cast<int32_t>(recorder_.log().stacks.size());
-        recorder_.log().stacks.push_back(std::move(stack));
-      }
-      thread.token = mix_token(info.hash, static_cast<uint32_t>(stage));
-      if (module >= 0 && module < static_cast<int32_t>(module_hashes_.size())) {
-        thread.token = mix_token(thread.token, module_hashes_[module]);
-      }
-      thread.token = mix_token(thread.token, shapes_token(function));
-    }
+    begin_outermost(info, thread);
+    const Origin origin = origin_of(function, thread);
+    if (open_) record_start(function, info, origin, std::move(stack), thread);
+    if (C10_UNLIKELY(evicts_always_)) send_all_out();
   } else {
     place(thread);
   }
-  if (C10_UNLIKELY(evicts_always_) && outermost) send_all_out();
-  if (info.reads_inputs) use_inputs(function, info, thread, inner, bare);
+  if (info.reads_inputs) use_inputs(function, info, thread, strong);
   link_maker(thread);
-  if (outermost && open_) {
-    // All inputs are pinned by now: nothing that fires here can push them out.
-    const int32_t plan_op = executor_.begin_op(thread.token);
-    newest_.plan_op = thread.place.plan_op = plan_op;
-    recorder_.levels(table_.live_bytes(), resident_bytes());
-    if (OpRow* row = recorder_.row(thread.place.op)) {
-      row->token = thread.token;
-      row->plan_op = plan_op;
-    }
-  }
+  if (outermost && open_) follow_plan(thread);
   // The lists are this op's own from here on: waiting for another thread lets that thread's ops in.
   const std::vector<Storage*> missing = std::exchange(missing_, {});
   const std::vector<Storage*> written = std::exchange(written_, {});
@@ -279,15 +308,11 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     replay_planned(thread);
   }
   device_->lane();  // behind what other threads have brought in for this op meanwhile
-  // Behind all that it waits for: those times are stalls, and not its own.
-  if (outermost && open_ && timed_every_ > 0 && thread.place.op % timed_every_ == timed_first_ % timed_every_) {
-    thread.began = device_->moment(thread.lane);
-    thread.began_lane = thread.lane;
-  }
+  if (outermost && open_) time_start(thread);
 }
 
 void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
-                         const std::vector<at::Tensor>& inner, const std::vector<c10::Storage>& bare) {
+                         const StrongReferences& strong) {
   const auto inputs = arguments_of(function);
   missing_.clear();
   written_.clear();
@@ -300,10 +325,10 @@ void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info,
       use_input(inputs[i], i, info, thread);
     }
   }
-  for (const at::Tensor& tensor : inner) {
+  for (const at::Tensor& tensor : strong.inner) {
     if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, true, thread);
   }
-  for (const c10::Storage& storage : bare) use(storage.unsafeGetStorageImpl(), true, true, thread);
+  for (const c10::Storage& storage : strong.bare) use(storage.unsafeGetStorageImpl(), true, true, thread);
   if (C10_UNLIKELY(info.outlasts_call)) {
     for (const c10::IValue& input : inputs) keep_here(input);
   }
