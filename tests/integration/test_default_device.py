@@ -32,6 +32,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(core, "missing_device", lambda name: "")
     monkeypatch.setattr(core, "tensor_device", torch.device)
     monkeypatch.setattr(core, "total_bytes", lambda name: 24 * GiB)
+    monkeypatch.setattr(core, "of", lambda name: core.Runtime("cpu"))
     return found
 
 
@@ -125,7 +126,8 @@ FAKE = """
     def give(bytes, others=0):
         "Torch tells of a GPU that has room for so many bytes beside the reserve, and of blocks that are not ours."
         def counted(device):
-            counters = core.of().counters() if core.of().is_open() else {"resident_bytes": 0, "other_bytes": 0}
+            runtime = core.of(device)
+            counters = runtime.counters() if runtime.is_open() else {"resident_bytes": 0, "other_bytes": 0}
             return counters["resident_bytes"] + counters["other_bytes"] + others
 
         torch.cuda.is_available = lambda: True

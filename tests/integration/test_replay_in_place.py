@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -455,25 +456,29 @@ def test_a_draw_during_the_swap_in_before_an_op_is_refused(own: bool) -> None:
         odds = torch.full((512, 512), 0.5)
         odds.sum()
         for _ in range(2):
-            assert session.evict(odds)
-            done, draws = threading.Event(), [0]
+            begins, done, drawn = threading.Event(), threading.Event(), [0]
 
-            def draw(done: threading.Event = done, draws: list[int] = draws) -> None:
-                while not done.wait(0.01):
-                    torch.rand(7, generator=generator)
-                    draws[0] += 1
+            def draw(
+                begins: threading.Event = begins, done: threading.Event = done, drawn: list[int] = drawn
+            ) -> None:
+                while not done.is_set():
+                    begins.wait()
+                    time.sleep(0.05)  # the op waits for its input ten times as long
+                    if begins.is_set() and not done.is_set():
+                        drawn[0] += 1
+                        torch.rand(7, generator=generator)
 
             thread = threading.Thread(target=draw)
             thread.start()
             try:
-                before = draws[0]
-                mask = torch.bernoulli(odds, generator=generator)
-                while draws[0] < before + 2:  # the other thread did not get to run meanwhile
-                    before = draws[0]
+                while not drawn[0]:  # the other thread did not get to run meanwhile
                     assert session.evict(odds)
+                    begins.set()
                     mask = torch.bernoulli(odds, generator=generator)
+                    begins.clear()
             finally:
                 done.set()
+                begins.set()
                 thread.join(HANGS_AFTER_S)
                 assert not thread.is_alive()
             assert "random numbers" in core.drop(mask)
