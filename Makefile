@@ -72,7 +72,7 @@ dev: build chromium ## set up everything for development
 core: .venv/.core # what runs a training loop, without the panel
 	$(say) "Building the C++ core"
 	@[ -e build/build.ninja ] || $(configure) -DBUILD_PANEL=OFF >/dev/null
-	@cmake --build build --target _C
+	@cmake --build build --target _C _planner
 
 build: build/build.ninja ## build the C++ core and the panel, where they changed
 	$(say) "Building the C++ core and the JupyterLab panel"
@@ -101,7 +101,7 @@ format: node_modules/.package-lock.json ## mend style
 	@npm run --silent format
 
 clean: ## remove what was built (.venv and node_modules stay)
-	@rm -rf build labextension/lib chameleon_lab/labextension chameleon_lab/_C*.so chameleon_lab/_built_for.py
+	@rm -rf build labextension/lib chameleon_lab/labextension chameleon_lab/_C*.so chameleon_lab/_planner*.so chameleon_lab/_built_for.py
 
 node_modules/.package-lock.json: package-lock.json | build/build.ninja
 	$(say) "Installing the npm packages"

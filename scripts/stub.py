@@ -1,6 +1,6 @@
-"""Write chameleon_lab/_C.pyi, the types of the C++ core, from what the built module says of itself.
+"""Write chameleon_lab/_C.pyi and _planner.pyi, the types of the C++ extensions, from what the built modules say.
 
-python scripts/stub.py           # after a change of csrc/bindings.cpp, and `make build`
+python scripts/stub.py           # after a change of a bindings.cpp, and `make build`
 python scripts/stub.py --check   # exit with 1 where what is there is stale
 """
 
@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from chameleon_lab import _planner
 from chameleon_lab.runtime import core
 
-STUB = Path(__file__).parent.parent / "chameleon_lab" / "_C.pyi"
+PACKAGE = Path(__file__).parent.parent / "chameleon_lab"
+EXTENSIONS = (("_C", core._C, "csrc/bindings.cpp"), ("_planner", _planner, "csrc/planner/bindings.cpp"))
 
-HEAD = """# Written by scripts/stub.py from the built module: change csrc/bindings.cpp.
+HEAD = """# Written by scripts/stub.py from the built module: change {source}.
 # ruff: noqa
 import collections.abc
 import typing
@@ -28,10 +30,10 @@ import numpy.typing
 """
 
 
-def stub() -> str:
+def stub(module: Any, source: str) -> str:
     """The file."""
-    parts = [line for name, value in _members(core._C) for line in _declared(name, value)]
-    return HEAD + "\n".join(parts) + "\n"
+    parts = [line for name, value in _members(module) for line in _declared(name, value)]
+    return HEAD.format(source=source) + "\n".join(parts) + "\n"
 
 
 def _members(of: Any) -> Iterator[tuple[str, Any]]:
@@ -65,7 +67,7 @@ def _returns(getter: Any) -> str:
 def _plain(signature: str) -> str:
     """What pybind says, as Python says it: C++ rows are structured arrays, the core's own classes are of this file."""
     signature = re.sub(r"numpy\.typing\.NDArray\[chameleon::\w+\]", "numpy.ndarray", signature)
-    signature = re.sub(r"\bchameleon_lab(\.with_cuda)?\._C\.", "", signature)
+    signature = re.sub(r"\bchameleon_lab(\.with_cuda)?\.(_C|_planner)\.", "", signature)
     signature = re.sub(r"\(self: \w+", "(self", signature).replace("chameleon::", "")
     signature = signature.replace("typing.SupportsInt | typing.SupportsIndex", "int")
     signature = signature.replace("typing.SupportsFloat | typing.SupportsIndex", "float")
@@ -80,10 +82,12 @@ def _type_of(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    text, check = stub(), "--check" in sys.argv[1:]
-    stale = not STUB.exists() or STUB.read_text() != text
-    if stale:
-        print(f"{'stale' if check else 'written'}: {STUB.name}")
-        if not check:
-            STUB.write_text(text)
+    check, stale = "--check" in sys.argv[1:], False
+    for name, module, source in EXTENSIONS:
+        file, text = PACKAGE / f"{name}.pyi", stub(module, source)
+        if not file.exists() or file.read_text() != text:
+            stale = True
+            print(f"{'stale' if check else 'written'}: {file.name}")
+            if not check:
+                file.write_text(text)
     sys.exit(int(check and stale))

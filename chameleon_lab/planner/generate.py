@@ -6,19 +6,9 @@ is issued as early as memory allows. Because frees and allocations happen in pro
 fits is a matter of op indices; times only decide how long the stalls are, and uniform op times do nearly as
 well as true ones. The problem is that of Chameleon (arXiv 2509.11076); its layer-granular search is not used.
 
-One plan takes four passes, each O((ops + gaps) log gaps):
-
-1. *Choose*: sweep the ops; where bytes exceed the capacity, evict the idle gap with the furthest next use.
-2. *Refine*: sweep again with the chosen gaps alone, freeing blocks in the order in which their copies out are
-   issued, which is that in which they end. Belady's order would often wait for the copy issued last.
-3. *Repair*: a sweep knows the steps before only as far as it has come. Whatever still exceeds the capacity,
-   taking the step as a cycle, is mended by longer or further swaps; at or above the floor that always
-   succeeds.
-4. *Prefetch*: in the order of their next uses, allocate blocks at the earliest op from which they fit for
-   good.
-
-Where the plan stalls in the simulator, a few others are made, and the one that stalls least is taken. Where
-replays are allowed and swapping alone stalls, :mod:`~chameleon_lab.planner.mix` looks for gaps to rematerialize.
+One plan is that of :mod:`~chameleon_lab.planner.passes`. Where it stalls in the simulator, a few others are made, and
+the one that stalls least is taken. Where replays are allowed and swapping alone stalls,
+:mod:`~chameleon_lab.planner.mix` looks for gaps to rematerialize.
 
 Where the copies of such a plan need more host memory than there is, it is made again within it: see
 :mod:`~chameleon_lab.planner.host_room`.
@@ -26,9 +16,8 @@ Where the copies of such a plan need more host memory than there is, it is made 
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,7 +28,7 @@ from ..policy.link import Link
 from ..policy.model import NEVER, PLANNER, USER, Action, Decision, Policy, fingerprint
 from ..trace import StepTrace, Trace
 from ..trace.trace import newest_step
-from ..util.progress import bar, tick
+from ..util.progress import bar
 from ..util.renamed import renamed_arguments
 from ..util.torch_version import installed
 from ..util.units import format_bytes, parse_bytes
@@ -67,15 +56,11 @@ from .memory import (
     step_memory,
     step_op_times,
 )
-from .mix import Mixed, Mixer
-from .range_max import RangeMax
+from .mix import Mixed, Mixer, PlanSwaps
+from .passes import plan_swaps
 from .replay import HIGHEST_CLASS, PlannedReplays, ReplayChains, gaps_of
 from .retime import retimed
 from .simulate import Prediction, simulate_swaps
-
-_PERIODS = 3
-"""Steps that a sweep goes over. Gaps that begin in the middle one are the plan: those of the first lack what
-was away before it, those of the last may end after it."""
 
 _PACKINGS = 6
 """Plans made for less and less host memory, until one fits when its copies are packed."""
@@ -424,17 +409,15 @@ def _stalls(prediction: Prediction, times: np.ndarray) -> bool:
     return prediction.stall_s > _NEEDLESS_STALL * float(times.sum())
 
 
-def _passes(
-    capacity: int, link: Link, host: HostRoom | None = None
-) -> Callable[[StepMemory, np.ndarray], Swaps]:
+def _passes(capacity: int, link: Link, host: HostRoom | None = None) -> PlanSwaps:
     """One plan for a memory, on a clock. ``host``: what its copies have to fit; None: anything."""
 
-    def planned(memory: StepMemory, clock: np.ndarray) -> Swaps:
-        tick()
-        swaps = _Planner(memory, capacity, link, clock).plan()
+    def planned(memory: StepMemory, clock: np.ndarray, frees_early: bool) -> Swaps:
+        swaps = plan_swaps(memory, capacity, link, clock, frees_early=frees_early)
         if host is None or host.fits(memory, swaps):
             return swaps
-        return _Planner(host.narrowed(memory, capacity, swaps), capacity, link, clock).plan()
+        narrowed = host.narrowed(memory, capacity, swaps)
+        return plan_swaps(narrowed, capacity, link, clock, frees_early=frees_early)
 
     return planned
 
@@ -446,7 +429,7 @@ def _mixed(mixer: Mixer, alone: Mixed) -> Mixed:
         return best
     seen, clock = mixer.view(best.replays), mixer.times + best.replays.seconds
     for later in (clock + best.prediction.stall_op_s, np.full(len(clock), float(clock.mean()))):
-        best = min(best, mixer.judged(mixer.planned(seen, later), best.replays), key=lambda plan: plan.cost)
+        best = min(best, mixer.swapped(seen, later, best.replays), key=lambda plan: plan.cost)
     own = best.swaps.taken(np.arange(len(mixer.forced), len(best.swaps)))
     early = _with_early_copies(seen, own, mixer.link, clock + best.prediction.stall_op_s)
     if len(early) > len(own):
@@ -478,7 +461,10 @@ def _best(
         return swaps, simulate_swaps(memory, swaps, capacity, link, times, host=host)
 
     def planned(clock: np.ndarray) -> tuple[Swaps, Prediction]:
-        return judged(passes(memory, clock))
+        plan = judged(passes(memory, clock, False))
+        if has_op_times and _stalls(plan[1], times):
+            plan = min(plan, judged(passes(memory, clock, True)), key=cost)
+        return plan
 
     def cost(plan: tuple[Swaps, Prediction]) -> tuple[int, float]:
         return Mixed(plan[0], PlannedReplays.none(memory.ops), plan[1]).cost
@@ -549,198 +535,6 @@ def _with_early_copies(memory: StepMemory, swaps: Swaps, link: Link, clock: np.n
     )
     returns = np.concatenate([swaps.returns, np.ones(len(added), dtype=bool)])
     return Swaps(storages, ordinals, outs, frees, ins, uses, returns)
-
-
-class _Planner:
-    """The four passes over one step. Op indices of a gap count from the start of the step that it begins in."""
-
-    def __init__(self, memory: StepMemory, capacity: int, link: Link, times: np.ndarray) -> None:
-        self.memory, self.capacity = memory, capacity
-        self.n = memory.ops
-        self.size: list[int] = memory.gap_bytes.tolist()
-        self.out_op: list[int] = memory.gap_out.tolist()
-        self.use_op: list[int] = memory.gap_use.tolist()
-        start = np.concatenate([[0.0], np.cumsum(times)])
-        # Start of each op over all swept steps and the one after, in which their last gaps end.
-        self.start = np.concatenate([start[:-1] + k * start[-1] for k in range(_PERIODS + 1)])
-        in_s = np.where(memory.gap_returns, link.in_s(memory.gap_bytes), 0.0)
-        out_s = link.out_s(memory.gap_bytes)
-        self.returns: list[bool] = memory.gap_returns.tolist()
-        # With less time than this left until its use, a swap saves too little to be worth its transfers.
-        self.least_s: list[float] = (in_s + 0.5 * np.maximum(in_s, out_s)).tolist()
-        # The last op at which a copy back can be issued and end before its use, were the link its own.
-        latest = np.searchsorted(self.start, self.start[memory.gap_use] - in_s, "right") - 1
-        self.latest_in: list[int] = np.clip(latest, memory.gap_out + 1, memory.gap_use).tolist()
-        # The plan: gap g is away for free[g] <= i < back[g]; free[g] < 0 if it is kept.
-        self.free = [-1] * len(self.size)
-        self.back = [-1] * len(self.size)
-        self.stays_away = np.empty(0, dtype=np.int64)
-
-    def plan(self) -> Swaps:
-        """All passes. The result never holds more than the capacity, which must not be below the floor."""
-        memory = self.memory
-        self._take_dormant()
-        if (self.bytes > self.capacity).any():
-            every = list(range(len(self.size)))
-            self._sweep(every, [-use for use in self.use_op], -self.n, self.least_s)
-            tick()
-            chosen = [gap for gap, free in enumerate(self.free) if free >= 0]
-            self._sweep(chosen, [self.out_op[gap] for gap in chosen], self.n)
-            tick()
-            self._repair()
-            tick()
-            self._prefetch()
-            tick()
-        taken = np.array([gap for gap, free in enumerate(self.free) if free >= 0], dtype=np.int64)
-        free, back = np.array(self.free, dtype=np.int64)[taken], np.array(self.back, dtype=np.int64)[taken]
-        return memory.swaps(taken, free, back, self.stays_away)
-
-    def _take_dormant(self) -> None:
-        """Send away what no op uses, largest first, as far as there is need: it costs one copy, once."""
-        memory, dormant = self.memory, self.memory.dormant
-        size = memory.block_bytes[dormant]
-        order = np.argsort(-size, kind="stable")
-        over = int(memory.live_bytes.max()) - self.capacity
-        away = np.concatenate([[0], np.cumsum(size[order])])
-        count = min(int(np.searchsorted(away, over)), len(order)) if over > 0 else 0
-        self.stays_away = dormant[order[:count]]
-        self.bytes = memory.live_bytes - int(away[count])
-        # Is each gap idle at any op over the capacity?
-        before = np.concatenate([[0], np.cumsum(np.tile(self.bytes > self.capacity, 2))])
-        self.spans_excess: list[bool] = (before[memory.gap_use] > before[memory.gap_out + 1]).tolist()
-
-    def _sweep(
-        self, gaps: list[int], rank: list[int], rank_per_step: int, least_s: list[float] | None = None
-    ) -> None:
-        """Go over the ops of three steps; where bytes exceed the capacity, free the idle gap of lowest rank.
-
-        ``rank[k]`` belongs to ``gaps[k]``, and grows by ``rank_per_step`` from one step to the next. Sets
-        ``free`` and ``back``: provisionally a block comes back one transfer before its use, or at the use
-        where that leaves no room. A gap of which less than ``least_s`` seconds are left is
-        a last resort.
-        """
-        n, size, use_op, latest_in, out_op = self.n, self.size, self.use_op, self.latest_in, self.out_op
-        start = self.start.tolist()
-        over_ops = np.flatnonzero(self.bytes > self.capacity)
-        excess = list(zip(over_ops.tolist(), (self.bytes[over_ops] - self.capacity).tolist(), strict=True))
-        # The gaps by the op that they begin with, and how many have begun by each op over the capacity. Freeing one
-        # that is idle at none of those helps nobody.
-        matter = [(gap, value) for gap, value in zip(gaps, rank, strict=True) if self.spans_excess[gap]]
-        begin = (self.memory.gap_out[[gap for gap, _ in matter]] + 1) % n
-        order = np.argsort(begin, kind="stable")
-        begins = [matter[k] for k in order.tolist()]
-        begun = np.searchsorted(begin[order], over_ops, "right").tolist()
-        # A gap of the step that begins at op ``shift`` of the sweep has its use at ``use_op[gap] + shift``.
-        idle: list[tuple[int, int, int, int]] = []  # rank, use, gap, shift
-        returns: list[tuple[int, int, int]] = []  # op from which the block is back, gap, shift
-        # -use, gap, shift of gaps whose block was freed and is back early, and of short gaps: the last resorts.
-        back_early: list[tuple[int, int, int]] = []
-        short_gaps: list[tuple[int, int, int]] = []
-        free, back = [-1] * len(size), [-1] * len(size)
-        away = seen = 0
-        for period in range(_PERIODS):
-            first_op, first_gap = period * n, period * len(begins)
-            for (op, over), count in zip(excess, begun, strict=True):
-                i = first_op + op
-                while returns and returns[0][0] <= i:
-                    _, gap, shift = heapq.heappop(returns)
-                    away -= size[gap]
-                    if use_op[gap] + shift > i:
-                        heapq.heappush(back_early, (-use_op[gap] - shift, gap, shift))
-                while seen < first_gap + count:
-                    steps, k = divmod(seen, len(begins))
-                    gap, value = begins[k]
-                    steps -= out_op[gap] == n - 1  # the gap after a step's last op begins with the next step
-                    use = use_op[gap] + steps * n
-                    if use > i:
-                        heapq.heappush(idle, (value + steps * rank_per_step, use, gap, steps * n))
-                    seen += 1
-                over -= away
-                while over > 0:
-                    at_use = False
-                    if idle:
-                        _, use, gap, shift = heapq.heappop(idle)
-                        if use <= i:
-                            continue
-                        if least_s is not None and start[use] - start[i] < least_s[gap]:
-                            heapq.heappush(short_gaps, (-use, gap, shift))
-                            continue
-                    elif back_early and -back_early[0][0] > i:
-                        negative, gap, shift = heapq.heappop(back_early)
-                        use, at_use = -negative, True
-                    elif short_gaps and -short_gaps[0][0] > i:
-                        negative, gap, shift = heapq.heappop(short_gaps)
-                        use = -negative
-                    else:
-                        break
-                    until = use if at_use else max(latest_in[gap] + shift, i + 1)
-                    away += size[gap]
-                    over -= size[gap]
-                    heapq.heappush(returns, (until, gap, shift))
-                    if shift == n:
-                        free[gap] = free[gap] if at_use else i - shift
-                        back[gap] = until - shift
-        self.free, self.back = free, back
-
-    def _away(self) -> np.ndarray:
-        """Bytes away at each op of a step, under the plan as it stands."""
-        taken = np.array([gap for gap, free in enumerate(self.free) if free >= 0], dtype=np.int64)
-        free, back = np.array(self.free, dtype=np.int64), np.array(self.back, dtype=np.int64)
-        return self.memory.away_bytes(self.memory.gap_storage[taken], free[taken], back[taken])
-
-    def _repair(self) -> None:
-        """Mend what exceeds the capacity with the step taken as a cycle: first longer swaps, then further ones."""
-        n, out_op, use_op = self.n, self.memory.gap_out, self.memory.gap_use
-        resident = self.bytes - self._away()
-        for i in np.flatnonzero(resident > self.capacity).tolist():
-            if resident[i] <= self.capacity:
-                continue
-            covering = []
-            for at in (i, i + n):
-                for gap in np.flatnonzero((out_op < at) & (at < use_op)).tolist():
-                    free, back = self.free[gap], self.back[gap]
-                    if free < 0:
-                        covering.append((1, -(int(use_op[gap]) - at), gap, at))
-                    elif not free <= at < back:
-                        covering.append((0, free - at if at < free else at + 1 - back, gap, at))
-            for _, _, gap, at in sorted(covering):
-                if resident[i] <= self.capacity:
-                    break
-                free, back = self.free[gap], self.back[gap]
-                if free < 0:
-                    self.free[gap], self.back[gap] = at, max(self.latest_in[gap], at + 1)
-                    added = range(at, self.back[gap])
-                elif at < free:
-                    self.free[gap] = at
-                    added = range(at, free)
-                else:
-                    self.back[gap] = at + 1
-                    added = range(back, at + 1)
-                resident[np.arange(added.start, added.stop) % n] -= self.size[gap]
-
-    def _prefetch(self) -> None:
-        """Bring blocks back as early as they fit, the nearest use first, and keep those that need not leave at all.
-
-        "First" counts from the op of the highest bytes: no block that left before it can come back across it.
-        """
-        n, size, use_op = self.n, self.size, self.use_op
-        resident = self.bytes - self._away()
-        profile = RangeMax(resident.tolist())
-        summit = int(resident.argmax())
-        taken = [gap for gap, free in enumerate(self.free) if free >= 0]
-        taken.sort(key=lambda gap: ((use_op[gap] - summit - 1) % n, gap))
-        for gap in taken:
-            free, back, room = self.free[gap], self.back[gap], self.capacity - size[gap]
-            # The last op, before the block is back by now, at which it does not fit.
-            full = profile.last_above(max(free, n) - n, back - n, room) + n if back > n else n - 1
-            if full < max(free, n):
-                full = profile.last_above(free, min(back, n), room) if free < n else free - 1
-            if full < free:
-                until, self.free[gap] = free, -1
-            else:
-                until = self.back[gap] = full + 1 if self.returns[gap] else use_op[gap]
-            profile.add(until, min(back, n), size[gap])
-            profile.add(max(until, n) - n, back - n, size[gap])
 
 
 def _decisions(

@@ -27,7 +27,7 @@ from .memory import (
     no_swaps,
     step_memory,
 )
-from .range_max import RangeMax
+from .native import RangeMax
 from .replay import ReplayChains, gaps_of
 
 
@@ -96,7 +96,7 @@ class HostRoom:
         if host_copies(memory, swaps, self.step, every).peak_bytes(n) <= self.limit_bytes:
             return every
         none = ~every
-        profile = RangeMax([0] * n)
+        profile = RangeMax(np.zeros(n, dtype=np.int64))
         changes: dict[int, list[tuple[int, int, int]]] = defaultdict(
             list
         )  # of the profile, if a storage's are kept
@@ -166,7 +166,7 @@ class _Choice:
         self.block = memory.gap_bytes.tolist()
         # Of dead time the copy is there in the op that it ends in, too.
         self.end = np.minimum(memory.gap_use + ~memory.gap_returns, memory.gap_out + n).tolist()
-        self.host = RangeMax([0] * n)
+        self.host = RangeMax(np.zeros(n, dtype=np.int64))
         none = np.zeros(len(memory.row), dtype=bool)
         forced = host_copies(memory, room.forced, room.step, none)
         for begin, end, size in zip(

@@ -19,7 +19,7 @@ from ..policy.link import Link
 from .constraints import joined
 from .host_room import HostRoom
 from .memory import StepMemory, Swaps, no_swaps
-from .range_max import RangeMax
+from .native import RangeMax
 from .replay import CHAIN, Chain, PlannedReplays, ReplayChains
 from .simulate import Prediction, simulate_swaps
 
@@ -34,6 +34,9 @@ _PLANNED_OPS = 60_000
 
 _CHEAP = 0.01
 """Share of the compute time. A plan that costs less is good enough to stop at."""
+
+PlanSwaps = Callable[[StepMemory, np.ndarray, bool], Swaps]
+"""Plans the swaps of a step: for its memory, on a clock, with early frees or late ones."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Mixer:
         capacity: int,
         link: Link,
         times: np.ndarray,
-        planned: Callable[[StepMemory, np.ndarray], Swaps],
+        planned: PlanSwaps,
         *,
         may_drop: Sequence[int],
         must_drop: Sequence[int] = (),
@@ -94,6 +97,7 @@ class Mixer:
         size = memory.gap_bytes
         more = [int(size[new]) - (0 if old is None else int(size[old])) for new, old in self.moves]
         self.total_bytes = np.concatenate([[0], np.cumsum(more)])
+        self.frees_early = False
         self._tried: dict[int, Mixed] = {}
 
     def _ranked(self, gaps: Sequence[int]) -> list[int]:
@@ -191,8 +195,14 @@ class Mixer:
 
     def best(self, alone: Mixed) -> Mixed:
         """The plan that costs least. ``alone``: swapping alone, where that can do."""
-        if not self.must_drop:
-            self._tried[0] = alone
+        found = []
+        for self.frees_early in (False, True):  # each leads the search elsewhere
+            self._tried = {} if self.must_drop else {0: alone}
+            found.append((self._searched(), self.frees_early))
+        best, self.frees_early = min(found, key=lambda one: one[0].cost)
+        return best
+
+    def _searched(self) -> Mixed:
         most = min(max(_PLANNED_OPS // self.memory.ops, _LEAST_PLANS), _MOST_PLANS)
         first = self._first_fitting()
         most += len(self._tried)
@@ -248,8 +258,11 @@ class Mixer:
     def made(self, gaps: Sequence[int]) -> Mixed:
         """The plan that drops ``gaps`` as far as they can be, and those that must be, and swaps the rest."""
         replays = self.fitting(gaps)
-        clock = self.times + replays.seconds
-        return self.judged(self.planned(self.view(replays), clock), replays)
+        return self.swapped(self.view(replays), self.times + replays.seconds, replays)
+
+    def swapped(self, seen: StepMemory, clock: np.ndarray, replays: PlannedReplays) -> Mixed:
+        """The plan that swaps ``seen`` on a clock beside some replays."""
+        return self.judged(self.planned(seen, clock, self.frees_early), replays)
 
     def judged(self, swaps: Swaps, replays: PlannedReplays) -> Mixed:
         """A plan with its prediction."""
@@ -296,7 +309,7 @@ class Mixer:
     def _pruned(self, mixed: Mixed) -> Mixed:
         """Without the drops that nobody needs, the dearest first: their storages fit where they are."""
         replays, memory = mixed.replays, self.memory
-        profile = RangeMax(mixed.prediction.resident_bytes.tolist())
+        profile = RangeMax(mixed.prediction.resident_bytes)
         size = memory.block_bytes[replays.storage]
         must = set(self.must_drop)
         kept = set(replays.gap.tolist())

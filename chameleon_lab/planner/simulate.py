@@ -27,20 +27,13 @@ from ..trace.overlap import exposed_share, hidden_share
 from ..trace.table import Table
 from ..trace.trace import newest_step
 from ..util.units import format_bytes, format_percent, format_seconds
+from . import native
 from .arguments import checked_capacity, checked_host_capacity, checked_link
 from .host_room import HostRoom
 from .memory import StepMemory, Swaps, step_op_times
 from .pressure import with_evictions
 from .program import bind
 from .replay import PlannedReplays
-
-_MOST_STEPS = 64
-"""Steps simulated at most. Two to four are the rule."""
-
-_LONGEST_CYCLE = 4
-"""Steps may alternate: this many are compared with each new one."""
-
-_FREE, _SWAP_IN, _REPLAY, _USE, _SWAP_OUT = range(5)
 
 
 class StallCause(StrEnum):
@@ -359,10 +352,9 @@ def simulate_swaps(
     needs_copy = swaps.needs_copy(memory, kept)
     out_s, in_s = link.out_s(size) * needs_copy, link.in_s(size) * swaps.returns
     clock = _Clock(swaps, early, needs_copy, out_s, in_s, op_times, replay_s)
-    op, swap, cause, duration_s, after_replays = clock.run()
-    stall_op_s = np.bincount(op, weights=duration_s, minlength=memory.ops)
+    stall_op_s = np.bincount(clock.op, weights=clock.duration_s, minlength=memory.ops)
     resident = memory.live_bytes - memory.away_bytes(swaps.storage, swaps.free_op, swaps.in_op)
-    stall_s = float(duration_s.sum())
+    stall_s = float(clock.duration_s.sum())
     return Prediction(
         capacity_bytes=int(capacity_bytes),
         peak_bytes=int(resident.max()),
@@ -373,7 +365,13 @@ def simulate_swaps(
         swapped_in_bytes=int(size[swaps.returns].sum()),
         resident_bytes=resident,
         stall_op_s=stall_op_s,
-        waits=Waits(op, memory.row[swaps.storage[swap]], cause.astype(np.uint8), duration_s, after_replays),
+        waits=Waits(
+            clock.op,
+            memory.row[swaps.storage[clock.swap]],
+            clock.cause.astype(np.uint8),
+            clock.duration_s,
+            clock.after_replays,
+        ),
         copies=_copies(memory, swaps, clock, needs_copy, out_s, in_s),
         replay_op_s=replay_s,
         unstalled_s=clock.starts_s,
@@ -387,10 +385,9 @@ def simulate_swaps(
 
 
 class _Clock:
-    """The compute stream and the two directions of the link, over steps in a row.
+    """The compute stream and the two directions of the link, over steps in a row until they repeat.
 
-    Times count from the start of the running step. ``out_end[k]`` and ``in_end[k]`` are when the copies of swap
-    ``k`` issued last end; -inf before there is one, since the storage then never left.
+    The loop itself is in C++ (``csrc/planner/stall_clock.cpp``).
     """
 
     def __init__(
@@ -403,117 +400,24 @@ class _Clock:
         op_times: np.ndarray,
         replay_s: np.ndarray,
     ) -> None:
-        self.events = _events(swaps, early, len(op_times))
-        # When the replays before each op start, and when the op itself does.
-        starts = np.concatenate([[0.0], np.cumsum(op_times + replay_s)])
-        self.starts: list[float] = starts.tolist()
-        self.op_starts: list[float] = (starts[:-1] + replay_s).tolist()
-        self.early, self.starts_s = early, starts
-        self.copies: list[bool] = needs_copy.tolist()
-        self.out_s: list[float] = out_s.tolist()
-        self.in_s: list[float] = in_s.tolist()
-        self.in_wait: list[int] = np.where(swaps.in_op == swaps.use_op, _DEMAND_WAIT, _PREFETCH_WAIT).tolist()
-        self.out_free = self.in_free = 0.0
-        self.step_s = 0.0
-        """What the last step took; the ends of copies count from the end of it."""
-        self.out_end = [-np.inf] * len(swaps)
-        self.in_end = [-np.inf] * len(swaps)
-        # How long before they were waited for the copies of a swap ended, in the running step.
-        self.out_slack = [np.inf] * len(swaps)
-        self.in_slack = [np.inf] * len(swaps)
-        # What differs by less is the same.
-        self.least_s = 1e-9 * (self.starts[-1] + float(out_s.sum() + in_s.sum()))
-
-    def run(self) -> tuple[np.ndarray, ...]:
-        """The waits of a step once steps repeat: op, swap, cause, seconds, and whether after the op's replays."""
-        waits: list[list[tuple[int, int, int, float]]] = []
-        states: list[np.ndarray] = []
-        slacks: list[np.ndarray] = []
-        cycle = 1
-        while self.events and len(waits) < _MOST_STEPS:
-            waits.append(self._step())
-            states.append(np.array([self.out_free, self.in_free, *self.out_end, *self.in_end]))
-            slacks.append(np.array([self.out_slack, self.in_slack]))
-            # The first step begins with everything resident: it is not among those that repeat.
-            ages = [
-                age for age in range(1, min(_LONGEST_CYCLE + 1, len(states))) if self._repeats(states, age)
-            ]
-            if ages:
-                cycle = ages[0]
-                break
-            if len(states) > 2:
-                self._skip_ahead(states, slacks)
-        table = np.array([wait for step in waits[-cycle:] for wait in step]).reshape(-1, 4)
-        op, swap, cause = table[:, :3].astype(np.int64).T
-        duration_s = table[:, 3] / cycle
-        after_replays = (cause != _SWAP_OUT_WAIT) & ~self.early[swap]
-        if cycle > 1:
-            order = np.lexsort((swap, cause, after_replays, op))
-            columns = (op, swap, cause, duration_s, after_replays)
-            op, swap, cause, duration_s, after_replays = (column[order] for column in columns)
-        return op, swap, cause, duration_s, after_replays
-
-    def _step(self) -> list[tuple[int, int, int, float]]:
-        starts, op_starts, copies, out_s, in_s = (
-            self.starts,
-            self.op_starts,
-            self.copies,
-            self.out_s,
-            self.in_s,
+        self.starts_s = np.concatenate([[0.0], np.cumsum(op_times + replay_s)])
+        """When the replays before each op would start, were there no stalls; then the step's end."""
+        op_start_s = self.starts_s[:-1] + replay_s
+        op, kind, swap = _events(swaps, early, len(op_times))
+        at_op, of_swap, outward, duration_s, cycle, out_end_s, in_end_s, step_s = native.run_until_steady(
+            op, kind, swap, self.starts_s, op_start_s, out_s, in_s, needs_copy
         )
-        out_end, in_end, out_slack, in_slack = self.out_end, self.in_end, self.out_slack, self.in_slack
-        out_free, in_free = self.out_free, self.in_free
-        waits = []
-        stall = 0.0
-        for op, kind, k in self.events:
-            if kind == _SWAP_OUT:
-                now = starts[op + 1] + stall
-                # A clean swap-out is done at once: it does not queue behind other copies.
-                out_end[k] = now if not copies[k] else (out_free := max(out_free, now) + out_s[k])
-            elif kind == _SWAP_IN:
-                if out_end[k] > -np.inf:
-                    in_end[k] = in_free = max(in_free, starts[op] + stall) + in_s[k]
-            elif kind == _FREE:
-                wait = out_end[k] - starts[op] - stall
-                out_slack[k] = -wait
-                if wait > 0.0:
-                    waits.append((op, k, _SWAP_OUT_WAIT, wait))
-                    stall += wait
-            else:
-                wait = in_end[k] - (starts[op] if kind == _REPLAY else op_starts[op]) - stall
-                in_slack[k] = -wait
-                if wait > 0.0:
-                    waits.append((op, k, self.in_wait[k], wait))
-                    stall += wait
-        self._rebase(out_free, in_free, starts[-1] + stall)
-        return waits
-
-    def _repeats(self, states: list[np.ndarray], age: int) -> bool:
-        """Does the next step inherit what that of ``age`` steps ago did: copies that still take as long?"""
-        now, then = np.maximum(states[-1], 0.0), np.maximum(states[-1 - age], 0.0)
-        return bool(np.abs(now - then).max() <= self.least_s)
-
-    def _rebase(self, out_free: float, in_free: float, now: float) -> None:
-        """Count from ``now``, at which the next step starts."""
-        self.step_s = now
-        self.out_free, self.in_free = out_free - now, in_free - now
-        self.out_end = [end - now for end in self.out_end]
-        self.in_end = [end - now for end in self.in_end]
-
-    def _skip_ahead(self, states: list[np.ndarray], slacks: list[np.ndarray]) -> None:
-        """Where a backlog grows evenly from step to step, go to the step before it first delays an op."""
-        before, now = np.maximum(states[-3:-1], 0.0), np.maximum(states[-2:], 0.0)
-        grown = (now - before)[1]
-        if np.abs((now - before)[0] - grown).max() > self.least_s or grown.max() <= self.least_s:
-            return
-        with np.errstate(invalid="ignore"):  # inf - inf of what never was
-            loss, growth = slacks[-2] - slacks[-1], states[-1] - states[-2]
-        shrinks = (loss > self.least_s) & (slacks[-1] > 0.0)
-        steps = np.floor((slacks[-1][shrinks] / loss[shrinks]).min(initial=np.inf))
-        if 1.0 <= steps < np.inf:
-            later = states[-1] + np.where(growth > self.least_s, steps * growth, 0.0)
-            self.out_free, self.in_free, *ends = later.tolist()
-            self.out_end, self.in_end = ends[: len(self.out_end)], ends[len(self.out_end) :]
+        self.step_s = step_s
+        """What the newest step took; the ends of its copies count from the end of it."""
+        self.out_end_s, self.in_end_s = out_end_s, in_end_s
+        issued_at_use = swaps.in_op[of_swap] == swaps.use_op[of_swap]
+        cause = np.where(outward, _SWAP_OUT_WAIT, np.where(issued_at_use, _DEMAND_WAIT, _PREFETCH_WAIT))
+        after_replays = ~outward & ~early[of_swap]
+        order = np.lexsort((of_swap, cause, after_replays, at_op)) if cycle > 1 else np.arange(len(at_op))
+        self.op, self.swap, self.cause = at_op[order], of_swap[order], cause[order]
+        self.duration_s, self.after_replays = duration_s[order] / cycle, after_replays[order]
+        """One row per wait of the compute stream, averaged where steps alternate; the last says whether it comes after
+        the op's replays."""
 
 
 def _copies(
@@ -527,10 +431,10 @@ def _copies(
     """The copies of the last step that a clock has run: it knows their ends, and each takes the link for itself."""
     parts = []
     for way, ends, seconds, op, moves in (
-        (Direction.OUT, clock.out_end, out_s, swaps.out_op, needs_copy),
-        (Direction.IN, clock.in_end, in_s, swaps.in_op, swaps.returns),
+        (Direction.OUT, clock.out_end_s, out_s, swaps.out_op, needs_copy),
+        (Direction.IN, clock.in_end_s, in_s, swaps.in_op, swaps.returns),
     ):
-        end_s = np.array(ends, dtype=np.float64) + clock.step_s
+        end_s = ends + clock.step_s
         chosen = np.flatnonzero(moves & np.isfinite(end_s))
         parts.append(
             (
@@ -545,8 +449,8 @@ def _copies(
     return Copies(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _events(swaps: Swaps, early: np.ndarray, ops: int) -> list[tuple[int, int, int]]:
-    """(op, kind, swap) of one step, in the order in which the executor fires them.
+def _events(swaps: Swaps, early: np.ndarray, ops: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Op, kind and swap of each event of one step, in the order in which the executor fires them.
 
     ``early`` swaps are waited for by a replay before their ``use_op``, the others by that op. Dormant storages have no
     event in the steady state: they left in the first step.
@@ -563,13 +467,13 @@ def _events(swaps: Swaps, early: np.ndarray, ops: int) -> list[tuple[int, int, i
     op = np.concatenate(columns) % ops
     kind = np.concatenate(
         [
-            np.full(len(leaves), _FREE),
-            np.full(len(returns), _SWAP_IN),
-            np.where(early[returns], _REPLAY, _USE),
-            np.full(len(leaves), _SWAP_OUT),
+            np.full(len(leaves), native.FREE),
+            np.full(len(returns), native.SWAP_IN),
+            np.where(early[returns], native.REPLAY_READ, native.USE),
+            np.full(len(leaves), native.SWAP_OUT),
         ]
     )
     index = np.concatenate([leaves, returns, returns, leaves])
     storage = swaps.storage[index]
     order = np.lexsort((storage, np.concatenate(urgency), kind, op))
-    return list(zip(op[order].tolist(), kind[order].tolist(), index[order].tolist(), strict=True))
+    return op[order], kind[order], index[order]

@@ -19,7 +19,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "chameleon_lab"
-BUILT = {f"{PACKAGE}._C", f"{PACKAGE}.with_cuda", f"{PACKAGE}.with_cuda._C", f"{PACKAGE}._built_for"}
+BUILT = {
+    f"{PACKAGE}._C",
+    f"{PACKAGE}.with_cuda",
+    f"{PACKAGE}.with_cuda._C",
+    f"{PACKAGE}._built_for",
+    f"{PACKAGE}._planner",
+}
 """Modules that a build makes: a checkout may be without them."""
 
 
