@@ -131,5 +131,5 @@ def test_planning_sweeps_and_reading_show_theirs(bars, tmp_path):
         "Planning at several capacities",
         f"Reading {path}",
     ]
-    assert bars[0].ticks >= 4
+    assert bars[0].ticks >= 2  # one for each plan that is tried
     assert all(b.ticks == b.options["total"] for b in bars[1:])
