@@ -445,32 +445,45 @@ bool Producer::is_where_it_was(const at::Tensor& made, const std::vector<void*>&
 
 // --- values
 
-// Ops to replay in a row until it has its bytes: 0 if it has them, more than `most` where that is not enough.
-int32_t Replays::chain_below(const Value& value, int32_t most) const {
-  if (value.has_bytes()) return 0;
+// Ops to replay in a row for a value that is gone; 0: it is not. More than `most` where that is not enough, and kNever
+// where nothing is. Each value is looked at once: lines that part and meet again would be exponentially many.
+int32_t Replays::line_below(Value& value, int32_t most) {
+  if (!value.gone()) return 0;
   if (!value.producer) return kNever;
+  if (value.mark == mark_) return value.line;
   if (most == 0) return 1;
   int32_t longest = 0;
   for (const KeptInput& input : value.producer->inputs) {
-    if (input.value) longest = std::max(longest, chain_below(*input.value, most - 1));
+    if (input.value) longest = std::max(longest, line_below(*input.value, most - 1));
+    if (longest >= most) return longest >= kNever ? kNever : most + 1;  // too long whatever the rest is
   }
-  return longest + 1;
+  value.mark = mark_;
+  value.line = longest + 1;
+  return value.line;
 }
 
-int32_t Replays::chain_above(const Value& value) const {
+// Ops that come in a row after it until storages have their bytes that are made from it.
+int32_t Replays::line_above(Value& value) {
+  if (value.mark == mark_) return value.line;
   int32_t longest = 0;
-  for (const Value* dependent : value.dependents) longest = std::max(longest, 1 + chain_above(*dependent));
+  for (Value* dependent : value.dependents) {
+    longest = std::max(longest, 1 + (dependent->gone() ? line_above(*dependent) : 0));
+  }
+  value.mark = mark_;
+  value.line = longest;
   return longest;
 }
 
 // Could it be made again, were its bytes gone?
-Refusal Replays::why_not(const Value& value) const {
+Refusal Replays::why_not(Value& value) {
+  ++mark_;
   int32_t below = 0;
   for (const KeptInput& input : value.producer->inputs) {
-    if (input.value) below = std::max(below, chain_below(*input.value, kLongestChain - 1));
+    if (input.value) below = std::max(below, line_below(*input.value, kLongestChain - 1));
   }
   if (below >= kNever) return Refusal::InputLost;
-  return below + 1 + chain_above(value) > kLongestChain ? Refusal::TooLong : Refusal::None;
+  ++mark_;
+  return below + 1 + line_above(value) > kLongestChain ? Refusal::TooLong : Refusal::None;
 }
 
 Refusal Replays::drop(Storage& storage) {
@@ -530,14 +543,16 @@ void Replays::restored(Storage& storage) {
   if (storage.value->held) release(*storage.value);
 }
 
-std::vector<std::shared_ptr<Value>> Replays::dropped_dependents(const Storage& storage) const {
+std::vector<std::shared_ptr<Value>> Replays::dropped_dependents(const Storage& storage) {
   std::vector<std::shared_ptr<Value>> found;
   std::vector<const Value*> open;
   if (storage.value) open.push_back(storage.value.get());
+  ++mark_;
   while (!open.empty()) {
     const Value* value = open.back();
     open.pop_back();
-    for (const Value* dependent : value->dependents) {
+    for (Value* dependent : value->dependents) {
+      if (std::exchange(dependent->mark, mark_) == mark_) continue;
       if (dependent->storage) {
         found.push_back(dependent->storage->value);
       } else {

@@ -46,9 +46,11 @@ struct Value {
   std::vector<Value*> dependents;            // held values that are made from it; once for each use
   bool held = false;
   int32_t gone_in_a_row = 0;  // of a value that is gone: it, and the longest line of gone ones that it was made from
-  int64_t mark = 0;           // of the last prune() that saw it
+  int64_t mark = 0;           // of the last walk over values that saw it
+  int32_t line = 0;           // what that walk found: see Replays
 
   bool has_bytes() const { return storage && storage->residency != Residency::Dropped; }
+  bool gone() const { return !storage; }
 };
 
 // An argument, or one element of a list.
@@ -139,8 +141,9 @@ struct Maker {
 
 class Replays {
  public:
-  // The most ops that restoring one storage may have to replay in a row.
-  static constexpr int32_t kLongestChain = 4;
+  // The most ops in a row that restoring one storage may have to replay for values that no storage holds any more.
+  // Storages that are dropped too are restored by themselves, and do not count.
+  static constexpr int32_t kLongestChain = 12;
 
   // Smaller inputs are copied: they are nobody's, and mostly Python's numbers. An op that began before a session opens
   // may ask while it is set.
@@ -168,7 +171,7 @@ class Replays {
   Refusal drop(Storage& storage);   // the bytes may go: None, and the value is held; or why not
   void restored(Storage& storage);  // they are back
   bool needed(const Storage& storage) const { return storage.value && !storage.value->dependents.empty(); }
-  std::vector<std::shared_ptr<Value>> dropped_dependents(const Storage& storage) const;  // of other storages
+  std::vector<std::shared_ptr<Value>> dropped_dependents(const Storage& storage);  // of other storages
   void ended(Storage& storage, Refusal why);          // it is written, and nothing depends on what it held
   bool died(Storage& storage);                        // true: others need its bytes, which stay as a ghost
   void gave_up(const std::shared_ptr<Value>& value);  // its storage died while the value was being made again
@@ -181,9 +184,9 @@ class Replays {
   bool keep_argument(const c10::IValue& argument, size_t index, Description* found) const;
   static bool keep_draw(Description* found);
   static Refusal described(uint64_t dtypes, Description* found);  // None: it can run again
-  int32_t chain_below(const Value& value, int32_t most) const;
-  int32_t chain_above(const Value& value) const;
-  Refusal why_not(const Value& value) const;
+  int32_t line_below(Value& value, int32_t most);
+  int32_t line_above(Value& value);
+  Refusal why_not(Value& value);
   void hold(Value& value);
   void release(Value& value);
   void gone(Value& value);

@@ -229,6 +229,7 @@ class Runtime {
   class Staying;
   class Replaying;
   class ReplayInputs;
+  class Restoration;
 
   // Where in the step and in the program what happens now belongs.
   struct OpPlace {
@@ -331,8 +332,10 @@ class Runtime {
   void make_behind(const void* address);
   Storage* behind(const void* address) const;  // whose mark it is
   void rematerialize(std::shared_ptr<Value> value, Cause cause, ThreadState& thread);
-  at::Tensor make_again(const std::shared_ptr<Value>& value, const std::shared_ptr<Value>& wanted, Cause cause,
-                        ThreadState& thread);
+  void begin_restoration(const std::shared_ptr<Value>& value, std::vector<std::unique_ptr<Restoration>>& open,
+                         ThreadState& thread);
+  void end_restoration(std::vector<std::unique_ptr<Restoration>>& open, ThreadState& thread);
+  at::Tensor make_again(const std::shared_ptr<Value>& value, Restoration& wanted, Cause cause, ThreadState& thread);
   at::Tensor blank(const KeptInput& input, ThreadState& thread);
   void restore_dependents(Storage& storage, Cause cause, ThreadState& thread);
   void end_values(const std::vector<Storage*>& written, ThreadState& thread);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <memory>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -212,42 +214,169 @@ bool Runtime::keep_or_let_die(Storage& storage) {
   return false;
 }
 
-void Runtime::rematerialize(const std::shared_ptr<Value> value, Cause cause, ThreadState& thread) {
-  Storage* const storage = value->storage;
-  while (value->storage == storage && storage->replaying) wait_for_replay(thread);
-  if (value->storage != storage || storage->residency != Residency::Dropped) return;
-  PinsOfReplay pins(*this, thread);
-  storage->replaying = true;
-  ++replays_running_;
-  ++thread.replays;
-  at::Tensor made;
-  std::exception_ptr error;
-  try {
-    made = make_again(value, value, cause, thread);
-    while (value->storage && !keep_or_let_die(*storage)) {
+// Note [Chains]
+// What a replay reads may be gone itself. A value that no storage holds any more is made for the replay alone, from
+// values that may be gone too: a line of at most Replays::kLongestChain ops, so that recursion will do. Several ops of
+// the chain may read it: it is made once, and freed by the last of them. Only an op in place gets one of its own,
+// unless it is that last reader. A storage that is dropped too is restored first, and is pinned then until the replay
+// is done. What that reads may be dropped as well, as deep as the step is long: these go on a stack of their own,
+// inputs first.
+
+// One storage that is being restored by the ops that made it.
+class Runtime::Restoration {
+ public:
+  Restoration(Runtime& runtime, ThreadState& thread, std::shared_ptr<Value> value)
+      : runtime_(runtime),
+        thread_(thread),
+        value_(std::move(value)),
+        storage_(value_->storage),
+        pins_(runtime, thread) {
+    storage_->replaying = true;
+    ++runtime_.replays_running_;
+    ++thread_.replays;
+  }
+  ~Restoration() {
+    if (!done_) end();
+  }
+  Restoration(const Restoration&) = delete;
+  Restoration& operator=(const Restoration&) = delete;
+
+  // The next storage that has to be restored before; null: there is none.
+  std::shared_ptr<Value> missing() {
+    shared_.clear();
+    std::vector<Value*> open = {value_.get()};
+    while (!open.empty()) {
+      const Value* reader = open.back();
+      open.pop_back();
+      if (!reader->producer) continue;  // lost, which making it will say
+      for (const KeptInput& input : reader->producer->inputs) {
+        if (!input.value || input.blank) continue;
+        if (input.value->gone()) {
+          if (++shared_[input.value.get()].readers == 1) open.push_back(input.value.get());
+        } else if (input.value->storage->residency == Residency::Dropped) {
+          return input.value;
+        }
+      }
     }
-    if (value->storage) take_over(*storage, made, thread);
-  } catch (...) {
-    error = std::current_exception();
+    return nullptr;
   }
-  if (value->storage) {
-    storage->replaying = false;
-  } else {
-    replays_.gave_up(value);  // it died meanwhile, on another thread
+
+  // It has been restored for this one: it stays.
+  void keep(const std::shared_ptr<Value>& value) {
+    if (!value->storage || value->storage->residency != Residency::Resident) return;
+    ++value->storage->pins;
+    kept_.push_back(value);
   }
-  --replays_running_;
-  --thread.replays;
-  pins_released_.notify_all();
-  {
-    Unlocked unlocked(mutex_);
-    made.reset();
+
+  void run(Cause cause) {
+    made_ = runtime_.make_again(value_, *this, cause, thread_);
+    while (value_->storage && !runtime_.keep_or_let_die(*storage_)) {
+    }
+    if (value_->storage) runtime_.take_over(*storage_, made_, thread_);
   }
-  place(thread);
+
+  // Those who wait for it may go on.
+  void end() {
+    done_ = true;
+    if (value_->storage) {
+      storage_->replaying = false;
+    } else {
+      runtime_.replays_.gave_up(value_);  // it died meanwhile, on another thread
+    }
+    --runtime_.replays_running_;
+    --thread_.replays;
+    for (const auto& value : kept_) {
+      if (value->storage) runtime_.unpin(*value->storage);
+    }
+    kept_.clear();
+    runtime_.pins_released_.notify_all();
+  }
+
+  // Memory that goes with it. Call it without the core's lock.
+  void release() {
+    made_.reset();
+    shared_.clear();
+  }
+
+  const std::shared_ptr<Value>& value() const { return value_; }
+
+  // A value that is gone, for one of its readers; undefined: it has to be made. An op in place changes it.
+  at::Tensor take(const Value* value, bool in_place) {
+    const auto found = shared_.find(value);
+    if (found == shared_.end()) return {};
+    Shared& shared = found->second;
+    const bool last = --shared.readers <= 0;
+    if (!shared.made.defined()) return {};
+    if (in_place && (!last || shared.made.use_count() > 1)) return {};  // another op of the chain has yet to read it
+    return last ? std::exchange(shared.made, at::Tensor()) : shared.made;
+  }
+  void share(const Value* value, const at::Tensor& made) {
+    const auto found = shared_.find(value);
+    if (found != shared_.end() && found->second.readers > 0) found->second.made = made;
+  }
+
+ private:
+  struct Shared {
+    int readers = 0;  // that have not had it yet
+    at::Tensor made;
+  };
+
+  Runtime& runtime_;
+  ThreadState& thread_;
+  const std::shared_ptr<Value> value_;
+  Storage* const storage_;
+  const PinsOfReplay pins_;
+  std::vector<std::shared_ptr<Value>> kept_;
+  std::unordered_map<const Value*, Shared> shared_;  // by value that is gone
+  at::Tensor made_;
+  bool done_ = false;
+};
+
+void Runtime::rematerialize(const std::shared_ptr<Value> value, Cause cause, ThreadState& thread) {
+  std::vector<std::unique_ptr<Restoration>> open;
+  std::exception_ptr error;
+  begin_restoration(value, open, thread);
+  while (!open.empty() && !error) {
+    Restoration& newest = *open.back();
+    try {
+      if (const std::shared_ptr<Value> missing = newest.missing()) {
+        begin_restoration(missing, open, thread);
+        if (open.back().get() == &newest) newest.keep(missing);  // another thread has restored it
+        continue;
+      }
+      newest.run(cause);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (!error) end_restoration(open, thread);
+  }
+  while (!open.empty()) end_restoration(open, thread);
   if (error) std::rethrow_exception(error);
 }
 
-// Run the op that made a value, and the ops that made its inputs where they are gone too.
-at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, const std::shared_ptr<Value>& wanted, Cause cause,
+// Unless it is restored, or gone, when this thread's turn has come.
+void Runtime::begin_restoration(const std::shared_ptr<Value>& value, std::vector<std::unique_ptr<Restoration>>& open,
+                                ThreadState& thread) {
+  Storage* const storage = value->storage;
+  while (value->storage == storage && storage->replaying) wait_for_replay(thread);
+  if (value->storage != storage || storage->residency != Residency::Dropped) return;
+  open.push_back(std::make_unique<Restoration>(*this, thread, value));
+}
+
+void Runtime::end_restoration(std::vector<std::unique_ptr<Restoration>>& open, ThreadState& thread) {
+  const std::unique_ptr<Restoration> ended = std::move(open.back());
+  open.pop_back();
+  ended->end();
+  if (!open.empty()) open.back()->keep(ended->value());
+  {
+    Unlocked unlocked(mutex_);  // the allocator takes the lock
+    ended->release();
+  }
+  place(thread);
+}
+
+// Run the op that made a value, and the ops that made its inputs where they are gone too: see Note [Chains].
+at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, Restoration& wanted, Cause cause,
                                ThreadState& thread) {
   const std::shared_ptr<const Producer> producer = value->producer;
   TORCH_CHECK_WITH(OutOfMemoryError, producer, kLost);
@@ -266,9 +395,15 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, const std::s
       inputs.pin(input.value);
       continue;
     }
-    inputs.made.push_back(input.blank ? blank(input, thread) : make_again(input.value, wanted, cause, thread));
-    if (producer->writes(input)) written = inputs.made.back();
-    inputs.data.push_back(inputs.made.back().storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+    const bool in_place = producer->writes(input);
+    at::Tensor made = input.blank ? blank(input, thread) : wanted.take(input.value.get(), in_place);
+    if (!made.defined()) {
+      made = make_again(input.value, wanted, cause, thread);
+      if (!in_place) wanted.share(input.value.get(), made);
+    }
+    if (in_place) written = made;
+    inputs.data.push_back(made.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+    inputs.made.push_back(std::move(made));
   }
   TORCH_CHECK(producer->written < 0 || written.defined(),
               "Chameleon Lab: an op in place would change a tensor that is in use; please report this");
@@ -292,7 +427,7 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, const std::s
   }
   place(thread);
   if (error) std::rethrow_exception(error);
-  recorder_.replayed(wanted->storage, producer->results[value->result].bytes, producer->info->id, cause, start,
+  recorder_.replayed(wanted.value()->storage, producer->results[value->result].bytes, producer->info->id, cause, start,
                      now_ticks());
   return made;
 }

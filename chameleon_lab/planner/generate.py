@@ -41,6 +41,7 @@ from .arguments import (
 )
 from .constraints import Constraints, conditions, joined
 from .host_room import HostRoom
+from .local_search import improved
 from .memory import (
     LEAST_SWAP_BYTES,
     MIN_SWAP_BYTES,
@@ -348,7 +349,7 @@ class _Search:
                 may_drop=self.replayable.gaps(),
                 host=host,
             )
-            mixed = _mixed(mixer, mixed)
+            mixed = _mixed(mixer, mixed, self.step)
         return _Found(mixed.swaps, mixed.replays, mixed.prediction, set())
 
     def _around(self, constraints: Constraints, host: HostRoom | None) -> _Found:
@@ -395,7 +396,7 @@ class _Search:
                 narrowed=lambda seen: constraints.narrowed(forced, seen),
                 host=host,
             )
-            mixed = _mixed(mixer, alone)
+            mixed = _mixed(mixer, alone, self.step)
             swaps, replays = mixed.swaps, mixed.replays
         swaps, moved = constraints.shifted(swaps, target, replays)
         by_user = moved | set(zip(forced.storage.tolist(), forced.ordinal.tolist(), strict=True))
@@ -407,6 +408,11 @@ class _Search:
 def _stalls(prediction: Prediction, times: np.ndarray) -> bool:
     """Is there a stall that is worth planning for?"""
     return prediction.stall_s > _NEEDLESS_STALL * float(times.sum())
+
+
+def _stalls_or_replays(plan: Mixed, times: np.ndarray) -> bool:
+    """Does a plan cost what is worth planning for?"""
+    return bool(plan.cost[0]) or plan.overhead_s > _NEEDLESS_STALL * float(times.sum())
 
 
 def _passes(capacity: int, link: Link, host: HostRoom | None = None) -> PlanSwaps:
@@ -422,9 +428,11 @@ def _passes(capacity: int, link: Link, host: HostRoom | None = None) -> PlanSwap
     return planned
 
 
-def _mixed(mixer: Mixer, alone: Mixed) -> Mixed:
+def _mixed(mixer: Mixer, alone: Mixed, step: StepTrace) -> Mixed:
     """The better of swapping ``alone`` and of swapping and rematerializing; what edits demand is dropped anyhow."""
     best = mixer.best(alone)
+    if _stalls_or_replays(best, mixer.times):
+        best = improved(mixer, best, step)
     if not len(best.replays):
         return best
     seen, clock = mixer.view(best.replays), mixer.times + best.replays.seconds

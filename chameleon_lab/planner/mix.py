@@ -20,7 +20,7 @@ from .constraints import joined
 from .host_room import HostRoom
 from .memory import StepMemory, Swaps, no_swaps
 from .native import RangeMax
-from .replay import CHAIN, Chain, PlannedReplays, ReplayChains
+from .replay import Chain, PlannedReplays, ReplayChains
 from .simulate import Prediction, simulate_swaps
 
 _MOST_PLANS, _LEAST_PLANS = 9, 3
@@ -93,10 +93,8 @@ class Mixer:
         self.forced = no_swaps() if forced is None else forced
         over = memory.live_bytes > capacity
         self.useful = np.concatenate([[0], np.cumsum(over)])
-        self.moves = self._moves(self._ranked(may_drop))
-        size = memory.gap_bytes
-        more = [int(size[new]) - (0 if old is None else int(size[old])) for new, old in self.moves]
-        self.total_bytes = np.concatenate([[0], np.cumsum(more)])
+        self.ranked = self._ranked(may_drop)
+        self.total_bytes = np.concatenate([[0], np.cumsum(memory.gap_bytes[self.ranked])])
         self.frees_early = False
         self._tried: dict[int, Mixed] = {}
 
@@ -113,7 +111,7 @@ class Mixer:
             if (
                 gap in forced
                 or useful[use] == useful[begin]
-                or not fixed.isdisjoint(self.replayable.needs(gap)[1])
+                or not fixed.isdisjoint(self.replayable.needs(gap))
             ):
                 continue
             chain = self._chain(gap)
@@ -128,68 +126,6 @@ class Mixer:
         chain = self.replayable.chain(int(memory.row[memory.gap_storage[gap]]), int(memory.gap_use[gap]))
         assert chain is not None
         return chain
-
-    def _moves(self, ranked: Sequence[int]) -> list[tuple[int, int | None]]:
-        """In order: the gap to drop next, and the one that is no longer dropped, so that no chain gets too long.
-
-        Replaying a storage from a dropped one, and that from another, takes all their ops in a row. A gap that would
-        make a chain too long takes the place of a smaller one that it reads, where that is enough; else it is left out.
-        """
-        size, length = self.memory.gap_bytes, self.replayable.length
-        readers: dict[int, list[int]] = {}
-        lengths: dict[int, int] = {}
-        moves: list[tuple[int, int | None]] = []
-
-        def fits(new: int, without: int | None = None) -> dict[int, int] | None:
-            """The lengths that change if ``new`` is dropped, or None if one gets too long."""
-            inputs = self.replayable.needs(new)[1]
-            now = {gap: lengths[gap] for gap in inputs if gap in lengths and gap != without}
-            changed = {new: length(new, now)}
-            queue = [new]
-            while queue:
-                gap = queue.pop()
-                if changed[gap] > CHAIN:
-                    return None
-                for reader in readers.get(gap, ()):
-                    if reader not in lengths or reader == without:
-                        continue
-                    longer = changed[gap] + self.replayable.needs(reader)[1][gap]
-                    if longer > max(lengths[reader], changed.get(reader, 0)):
-                        changed[reader] = longer
-                        queue.append(reader)
-            return changed
-
-        for gap in [*self.must_drop, *ranked]:
-            changed, old = fits(gap), None
-            if changed is None:
-                inputs = [
-                    other
-                    for other in self.replayable.needs(gap)[1]
-                    if other in lengths and other not in self.must_drop
-                ]
-                for other in sorted(inputs, key=lambda other: (int(size[other]), other)):
-                    if size[other] < size[gap] and (changed := fits(gap, other)) is not None:
-                        old = other
-                        break
-            if changed is None:
-                continue
-            lengths |= changed
-            if old is not None:
-                del lengths[old]
-            for other in self.replayable.needs(gap)[1]:
-                readers.setdefault(other, []).append(gap)
-            if gap not in self.must_drop:
-                moves.append((gap, old))
-        return moves
-
-    def _dropped(self, count: int) -> list[int]:
-        """What is dropped after so many moves."""
-        dropped: dict[int, None] = {}
-        for new, old in self.moves[:count]:
-            dropped[new] = None
-            if old is not None:
-                dropped.pop(old, None)
-        return list(dropped)
 
     # ------------------------------------------------------------------------------------------------- search
 
@@ -213,7 +149,7 @@ class Mixer:
     def _first_fitting(self) -> int:
         """Drop more and more until the rest fits the host; the best of that."""
         count = best = 0
-        while self.host is not None and (short := self._at(count).cost[0]) and count < len(self.moves):
+        while self.host is not None and (short := self._at(count).cost[0]) and count < len(self.ranked):
             wanted = float(self.total_bytes[count]) + max(short, 0.25 * float(self.total_bytes[count]))
             count = max(self._count(wanted), count + 1)
             best = min(best, count, key=self._cost)
@@ -225,7 +161,7 @@ class Mixer:
         count, best = 0, 0
         while 2 * len(self._tried) <= most:
             wanted = float(self.total_bytes[count]) + self._at(count).prediction.stall_s * speed
-            count = self._count(wanted) if np.isfinite(wanted) else len(self.moves)
+            count = self._count(wanted) if np.isfinite(wanted) else len(self.ranked)
             if count in self._tried:
                 break
             best = min(best, count, key=self._cost)
@@ -234,7 +170,7 @@ class Mixer:
     def _narrowed_down(self, best: int, most: int) -> int:
         """Go on between the best so far and its neighbors, on the wider side first."""
         while len(self._tried) < most:
-            tried = sorted({*self._tried, len(self.moves)})
+            tried = sorted({*self._tried, len(self.ranked)})
             below = max((count for count in tried if count < best), default=best)
             above = min((count for count in tried if count > best), default=best)
             middle = (best + above + 1) // 2 if above - best >= best - below else (below + best) // 2
@@ -245,14 +181,14 @@ class Mixer:
 
     def _count(self, size: float) -> int:
         """How many candidates it takes to drop so many bytes."""
-        return min(int(np.searchsorted(self.total_bytes, size)), len(self.moves))
+        return min(int(np.searchsorted(self.total_bytes, size)), len(self.ranked))
 
     def _cost(self, count: int) -> tuple[tuple[int, float], int]:
         return self._at(count).cost, count
 
     def _at(self, count: int) -> Mixed:
         if count not in self._tried:
-            self._tried[count] = self.made(self._dropped(count))
+            self._tried[count] = self.made(self.ranked[:count])
         return self._tried[count]
 
     def made(self, gaps: Sequence[int]) -> Mixed:
@@ -292,18 +228,37 @@ class Mixer:
             chosen = {gap for gap in replays.gap.tolist() if gap not in must}
             if not len(over) or not chosen:
                 return replays
-            free = ~np.isin(replays.gap, list(must))
-            here = replays.in_op[free & (replays.in_op <= over[0])]
-            last = free & (replays.in_op == (here.max() if len(here) else replays.in_op[free].max()))
-            chosen -= set(replays.gap[last].tolist())
+            free = replays.gap[~np.isin(replays.gap, list(must))]
+            ops = np.unique(replays.in_op[np.isin(replays.gap, free)])
+            # Of each op without room: what is replayed last before it.
+            for op in ops[np.unique(np.maximum(np.searchsorted(ops, over, "right") - 1, 0))].tolist():
+                together = replays.gap[replays.in_op == op]
+                chosen.discard(self._separator([gap for gap in together.tolist() if gap not in must], op))
+
+    def _separator(self, gaps: list[int], op: int) -> int:
+        """Of the gaps that are replayed before one op, the one to keep: then the fewest others are replayed there.
+
+        ``gaps`` come in the order of their replays. Where none is made from those before a storage but through it,
+        those are no longer replayed before ``op``: nearest the middle, that makes two halves of them. It is how
+        checkpointing keeps a block's input.
+        """
+        place = {gap: k for k, gap in enumerate(gaps)}
+        passing = np.zeros(len(gaps) + 1, dtype=np.int64)  # reads that go past each of them
+        for gap in gaps:
+            for other in self.replayable.needs(gap, op):
+                if (k := place.get(other, len(gaps))) < place[gap]:
+                    passing[k + 1] += 1
+                    passing[place[gap]] -= 1
+        passing = np.cumsum(passing)[: len(gaps)]
+        from_middle = np.abs(np.arange(len(gaps)) - len(gaps) / 2)
+        inner = np.flatnonzero(from_middle <= max(0.375 * len(gaps), 1.0))
+        return gaps[int(inner[np.lexsort((from_middle[inner], passing[inner]))[0]])]
 
     def _beside(self, gaps: Collection[int], others: Collection[int]) -> set[int]:
         """Those of ``others`` whose replay reads a storage of ``gaps`` there, or the other way round."""
-        read = {other for gap in gaps for other in self.replayable.needs(gap)[1]}
+        read = {other for gap in gaps for other in self.replayable.needs(gap)}
         return {
-            other
-            for other in others
-            if other in read or not self.replayable.needs(other)[1].keys().isdisjoint(gaps)
+            other for other in others if other in read or not self.replayable.needs(other).isdisjoint(gaps)
         }
 
     def _pruned(self, mixed: Mixed) -> Mixed:

@@ -6,8 +6,8 @@ block is taken and the op that made the storage is *replayed* from its inputs. T
 - An input that is alive is one more thing that is needed at ``in_op``. If it is swapped in a gap around that op, it
   has to be back by then; if it is dropped too, it is replayed right before, and stays until its own use.
 - An input that has died, or holds another value by then, is made again as well, first, into memory that is given back
-  at once: it makes a *chain* with the ops that follow it, of :data:`CHAIN` ops at most. Two replays that go back to one
-  such input make it twice. What an op in place has changed is made first too, in the memory of its result.
+  at once: it makes a *chain* with the ops that follow it, of :data:`CHAIN` ops in a row at most. Two replays that go
+  back to one such input make it twice. What an op in place has changed is made first too, in the memory of its result.
 
 What a replay makes are :class:`~chameleon_lab.planner.values.Values`. It is refused here wherever it might give other
 bytes: where nobody knows what wrote a value in its chain, or where an op of it is not listed in
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +28,8 @@ from ..trace.replay_ops import REPLAY_CLASS
 from .memory import StepMemory, Swaps
 from .values import AT_FIRST, alive_bytes, values_of
 
-CHAIN = 4
-"""Ops that one replay may take in a row: the runtime declines a drop that would need more."""
+CHAIN = 12
+"""Ops in a row that one replay may take for values that have died: the runtime declines a drop that would need more."""
 
 HIGHEST_CLASS = max(REPLAY_CLASS.values())
 
@@ -105,7 +105,7 @@ class ReplayChains:
         self._gap_use: list[int] = memory.gap_use.tolist()
         self._returns: list[bool] = memory.gap_returns.tolist()
         self._chains: dict[tuple[int, int], Chain | None] = {}
-        self._needs: dict[int, tuple[int, dict[int, int]]] = {}
+        self._needs: dict[tuple[int, int], frozenset[int]] = {}
         if len(step.replays):
             measured = self._measured(step).tolist()
             self._seconds = [
@@ -232,81 +232,21 @@ class ReplayChains:
     ) -> PlannedReplays:
         """What dropping these gaps (of :meth:`gaps`) together asks for.
 
-        Left out, and listed in ``declined``, are those whose chain gets too long since its inputs are dropped too,
-        those that need an input in one of the gaps ``fixed``, which others decide about, and those that are replayed so
-        soon that they are away at no ``useful`` op, int64 (ops + 1,) of how many of those come before each op. Those of
-        ``must`` need not be useful.
+        Left out, and listed in ``declined``, are those that need an input in one of the gaps ``fixed``, which others
+        decide about, and those that are replayed so soon that they are away at no ``useful`` op, int64 (ops + 1,) of
+        how many of those come before each op. Those of ``must`` need not be useful.
         """
-        asked, fixed, must = list(gaps), set(fixed), set(must)
-        too_long: set[int] = set()
-        while True:
-            replays = self._resolved([gap for gap in asked if gap not in too_long], fixed, useful, must)
-            more = self._too_long(replays)
-            if not more:
-                break
-            too_long |= more
-        return dataclasses.replace(replays, declined=tuple(sorted({*replays.declined, *too_long})))
-
-    def _too_long(self, replays: PlannedReplays) -> set[int]:
-        """Drops that the runtime would decline: at some op between a drop and its replay its chain is too long.
-
-        A replay may come before the use, for another one, when inputs that are back by the use are still away; and an
-        input may be dropped while what is made of it is away. The runtime declines what is dropped last.
-        """
-        back = dict(zip(replays.gap.tolist(), replays.in_op.tolist(), strict=True))
-        gaps_of_row: dict[int, list[int]] = {}
-        for gap in back:
-            gaps_of_row.setdefault(self._gap_row[gap], []).append(gap)
-        found: set[int] = set()
-
-        def ops_in_a_row(gap: int, op: int, inputs: set[int], most: int = CHAIN + 1) -> int:
-            chain = self.chain(self._gap_row[gap], op)
-            if chain is None or most <= 0:
-                return CHAIN + 1
-            own, read = self._ops_from(chain)
-            longest = own
-            for row, ops in read.items():
-                inputs.add(row)
-                around = self.gap_around(row, op)
-                if around is not None and around[1] <= back.get(around[0], -1) and around[0] not in found:
-                    longest = max(longest, ops + ops_in_a_row(around[0], op, inputs, most - ops))
-            return longest
-
-        for gap in back:
-            begin, inputs = self._gap_out[gap] + 1, set[int]()
-            if max(ops_in_a_row(gap, op, inputs) for op in (begin, back[gap])) > CHAIN:
-                found.add(gap)
-                continue
-            for row in inputs:
-                for other in gaps_of_row.get(row, ()):
-                    later = self._gap_out[other] + 1
-                    between = other not in found and begin < later < back[gap]
-                    if between and ops_in_a_row(gap, later, set()) > CHAIN:
-                        found.add(other)
-        return found
-
-    def _resolved(
-        self, gaps: Iterable[int], fixed: set[int], useful: np.ndarray | None, must: set[int]
-    ) -> PlannedReplays:
-        """:meth:`resolve`, as far as chains at the uses tell."""
+        fixed, must = set(fixed), set(must)
         row_of = self._gap_row
         order = sorted(gaps, key=lambda gap: (self._value(gap), gap))
-        declined = []
-        lengths: dict[int, int] = {}
-        for gap in order:
-            length = self.length(gap, lengths)
-            if length > CHAIN or not fixed.isdisjoint(self.needs(gap)[1]):
-                declined.append(gap)
-            else:
-                lengths[gap] = length
+        declined = [gap for gap in order if not fixed.isdisjoint(self.needs(gap))]
+        order = [gap for gap in order if gap not in set(declined)]
         n = self.memory.ops
         needed: dict[int, int] = {}
         stays: set[int] = set()
         replayed_at: dict[int, int] = {}
         seconds, transient = np.zeros(n), np.zeros(n, dtype=np.int64)
         for gap in reversed(order):  # a storage comes before all that is made of it
-            if gap not in lengths:
-                continue
             op = needed.get(gap, self._gap_use[gap])
             begin = self._gap_out[gap] + 1
             if op <= begin or (useful is not None and gap not in must and useful[op] == useful[begin]):
@@ -349,41 +289,16 @@ class ReplayChains:
         """What a gap's storage holds in it: larger than all that it is made from."""
         return self._values.at(self._gap_row[gap], self._gap_use[gap])
 
-    def needs(self, gap: int) -> tuple[int, dict[int, int]]:
-        """How long the chain of a gap is at its use, in ops in a row; and the gaps of its inputs around there.
-
-        Those come with the ops in a row from the one that reads them on: if one is dropped too, its own chain adds up.
-        """
-        if gap not in self._needs:
-            op = self._gap_use[gap]
+    def needs(self, gap: int, op: int | None = None) -> frozenset[int]:
+        """The gaps, around ``op``, of what a replay of a gap's storage reads there; at the gap's use by default."""
+        op = self._gap_use[gap] if op is None else op
+        key = gap, op
+        if key not in self._needs:
             chain = self.chain(self._gap_row[gap], op)
             assert chain is not None
-            own, read = self._ops_from(chain)
-            inputs: dict[int, int] = {}
-            for row, ops in read.items():
-                if (around := self.gap_around(row, op)) is not None:
-                    inputs[around[0]] = max(inputs.get(around[0], 0), ops)
-            self._needs[gap] = own, inputs
-        return self._needs[gap]
-
-    def _ops_from(self, chain: Chain) -> tuple[int, dict[int, int]]:
-        """How many ops in a row a chain has; and by input those from the one that reads it on."""
-        # From the last op to the first: what an op reads is made by one that comes before it.
-        ops_from = {chain.values[-1]: 1}
-        inputs: dict[int, int] = {}
-        for value in reversed(chain.values):
-            length = ops_from[value]
-            for row, of in self._values.inputs[value]:
-                if of in chain.values:
-                    ops_from[of] = max(ops_from.get(of, 0), length + 1)
-                else:
-                    inputs[row] = max(inputs.get(row, 0), length)
-        return max(ops_from.values()), inputs
-
-    def length(self, gap: int, lengths: Mapping[int, int]) -> int:
-        """Ops in a row that a replay of a gap takes, where other drops take ``lengths``."""
-        own, inputs = self.needs(gap)
-        return max([own, *(ops + lengths[other] for other, ops in inputs.items() if other in lengths)])
+            around = (self.gap_around(row, op) for row in chain.inputs)
+            self._needs[key] = frozenset(found[0] for found in around if found is not None)
+        return self._needs[key]
 
 
 @dataclass(frozen=True)
