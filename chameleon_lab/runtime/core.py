@@ -47,7 +47,7 @@ OP_NOT_REPLAYED: int = _C.ENUMS["Refusal"]["Op"]
 """The refusal of a storage whose op is not replayed, or not with its dtype."""
 
 LONGEST_CHAIN: int = _C.longest_chain
-"""The most ops in a row that are replayed to restore one storage."""
+"""The most ops in a row that are replayed to restore one storage, for values that no storage holds any more."""
 
 Matcher = _C.Matcher
 Options = _C.Options
