@@ -83,7 +83,7 @@ def test_the_overlap_that_is_predicted_is_that_of_the_step_that_is_drawn(recorde
         else:
             assert found.transfer_s > 0.0 and others == pytest.approx([found.overlap] * 4, abs=1e-9)
             assert found.stall_s > 0.0 or found.overlap == 1.0
-    assert None in seen and 1.0 in seen and len(seen) > 4
+    assert None in seen and 1.0 in seen and len(seen) > 3  # copies that hide in part, too
 
 
 @pytest.mark.parametrize("rematerialize", [False, True])
