@@ -446,9 +446,10 @@ bool Producer::is_where_it_was(const at::Tensor& made, const std::vector<void*>&
 // --- values
 
 // Ops to replay in a row for a value that is gone; 0: it is not. More than `most` where that is not enough, and kNever
-// where nothing is. Each value is looked at once: lines that part and meet again would be exponentially many.
+// where nothing is, or will be soon. Each value is looked at once: lines that part and meet again would be
+// exponentially many.
 int32_t Replays::line_below(Value& value, int32_t most) {
-  if (!value.gone()) return 0;
+  if (!value.gone()) return value.ending ? kNever : 0;
   if (!value.producer) return kNever;
   if (value.mark == mark_) return value.line;
   if (most == 0) return 1;

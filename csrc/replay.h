@@ -49,6 +49,8 @@ struct Value {
   int64_t mark = 0;           // of the last walk over values that saw it
   int32_t line = 0;           // what that walk found: see Replays
 
+  int32_t ending = 0;  // threads that restore its dependents, since its storage is about to be written
+
   bool has_bytes() const { return storage && storage->residency != Residency::Dropped; }
   bool gone() const { return !storage; }
 };

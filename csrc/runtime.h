@@ -230,6 +230,7 @@ class Runtime {
   class Replaying;
   class ReplayInputs;
   class Restoration;
+  class Ending;
 
   // Where in the step and in the program what happens now belongs.
   struct OpPlace {

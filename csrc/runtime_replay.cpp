@@ -108,6 +108,18 @@ class Runtime::ReplayInputs {
   std::vector<std::shared_ptr<Value>> pinned_;
 };
 
+// While it lives, nothing is dropped that is made from the value.
+class Runtime::Ending {
+ public:
+  explicit Ending(std::shared_ptr<Value> value) : value_(std::move(value)) { ++value_->ending; }
+  ~Ending() { --value_->ending; }
+  Ending(const Ending&) = delete;
+  Ending& operator=(const Ending&) = delete;
+
+ private:
+  const std::shared_ptr<Value> value_;
+};
+
 void Runtime::allow_replays(std::unordered_map<std::string, uint64_t> dtypes) {
   chameleon::allow_replays(std::move(dtypes));
   Surroundings::are_checked(device_->torch_device().type());
@@ -496,8 +508,11 @@ c10::DataPtr Runtime::allocate_kept(size_t bytes) {
   return torch_device_.is_cpu() ? device_->allocate_plain(bytes) : allocate_aside(c10::DeviceType::CPU, bytes);
 }
 
-// Before a storage's value ends: everything that is made from it comes back while it can.
+// Before a storage's value ends: everything that is made from it comes back while it can. It must not be dropped again
+// meanwhile, to make room for the rest: that would go on for ever.
 void Runtime::restore_dependents(Storage& storage, Cause cause, ThreadState& thread) {
+  if (!replays_.needed(storage)) return;
+  const Ending ending(storage.value);
   while (replays_.needed(storage)) {
     const auto dependents = replays_.dropped_dependents(storage);
     if (dependents.empty()) {
