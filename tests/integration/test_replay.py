@@ -166,6 +166,22 @@ def test_a_dead_value_that_is_read_and_changed_in_place(session: cl.Session, fir
 # ---------------------------------------------------------------------------------------------------- writes
 
 
+def test_a_write_that_leaves_no_room_for_what_was_made_from_its_storage_is_refused() -> None:
+    """What comes back for it is not dropped again to make room for the rest: that went on for ever."""
+    with cl.Session("4.5MiB", host_capacity="64KiB"):
+        core.of().keep_producers(True)
+        base = torch.rand(512, 512) * 1.0
+        line, expected = [], []
+        for k in range(4):
+            line.append(base * (k + 2))
+            expected.append(raw(line[-1]))
+            assert core.drop(line[-1]) == ""
+        with pytest.raises(RuntimeError, match="host_capacity is 64 KiB"):
+            base.add_(1)
+        del line[3]
+        assert [raw(t) for t in line] == expected[:3]
+
+
 def test_what_was_written_is_not_dropped(session: cl.Session) -> None:
     x = made()
     base = x * 1.5
