@@ -1,4 +1,4 @@
-"""Damaged and hostile policy files, trace files and messages: each is taken, or refused by name; nothing else happens.
+"""Damaged and hostile files and messages: each is taken, or refused by name; nothing else happens.
 
 What is taken is used as people use it: planned, simulated, drawn. Mutations are made from valid ones; with atheris
 installed, ``python -m torture.files TARGET SECONDS`` fuzzes guided by coverage.
@@ -13,16 +13,18 @@ import inspect
 import json
 import math
 import os
+import pickle
 import random
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -34,6 +36,8 @@ from chameleon_lab.lab.panel.dispatch import answer
 from chameleon_lab.lab.panel.protocol import VERSION
 from chameleon_lab.lab.panel.sources import Sources
 from chameleon_lab.policy import Policy
+from chameleon_lab.report.trace_report import TraceReport
+from chameleon_lab.trace.check import check_step
 
 from .outcome import Outcome
 from .pool import ROOT, Options, package
@@ -43,6 +47,10 @@ _TRIES = {
     "step in a policy file": 3000,
     "trace file": 1500,
     "trace columns": 600,
+    "memory snapshot": 2000,
+    "Chrome trace": 1000,
+    "execution trace": 1000,
+    "Nsight export": 1000,
     "message": 6000,
     "message with one odd value": 20_000,  # at most: there are fewer
 }
@@ -91,6 +99,114 @@ def _session_files() -> tuple[str, bytes]:
 
         draft = Draft(session.policy).keep(category="gradient").set_capacity("3MiB")
         return draft.policy().to_json(), trace
+
+
+@cache
+def _recordings() -> dict[str, tuple[Any, bytes]]:
+    """What other tools write, as values and as bytes, by the case that damages it."""
+    step = _trainer()
+    step()
+    with tempfile.TemporaryDirectory() as folder:
+        chrome, execution = Path(folder, "chrome.json"), Path(folder, "execution.json")
+        observer = torch.profiler.ExecutionTraceObserver()
+        observer.register_callback(str(execution))
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            profile_memory=True,
+            record_shapes=True,
+            execution_trace_observer=observer,
+        ) as profile:
+            step()
+        profile.export_chrome_trace(str(chrome))
+        texts = {"Chrome trace": chrome.read_bytes(), "execution trace": execution.read_bytes()}
+    found: dict[str, tuple[Any, bytes]] = {name: (json.loads(text), text) for name, text in texts.items()}
+    events = found["Chrome trace"][0]["traceEvents"]
+    events += _on_a_gpu(max(event.get("ts", 0.0) for event in events))
+    made = _snapshot()
+    export = _nsight_rows()
+    found["Nsight export"] = export, _nsight_export(export)
+    found["memory snapshot"] = made, pickle.dumps(made, protocol=4)
+    return found
+
+
+def _snapshot() -> dict[str, Any]:
+    """A small memory snapshot, as ``torch.cuda.memory._dump_snapshot`` writes it."""
+    frames = [{"filename": "train.py", "line": 12, "name": "forward"}]
+    at, events = 1 << 40, []
+    for i in range(12):
+        whole = {"addr": at + 4096 * (i % 5), "size": 4000, "stream": 0, "time_us": i, "frames": frames}
+        for action in ("alloc", "free_requested", "free_completed"):
+            events.append({**whole, "action": action, "pool_id": (0, 0)})
+    events.append({"action": "oom", "size": 1 << 30, "device_free": 1 << 20, "stream": 0, "frames": []})
+    blocks = [
+        {"address": at + 4096 * i, "size": 4096, "requested_size": 4000, "state": state, "frames": frames}
+        for i, state in enumerate(["inactive", "active_allocated", "active_pending_free", "inactive"])
+    ]
+    segment = {
+        **{"device": 0, "address": at, "total_size": 16384, "stream": 0, "segment_type": "small"},
+        **{"segment_pool_id": (0, 0), "is_expandable": True, "frames": frames, "blocks": blocks},
+    }
+    return {"segments": [segment], "device_traces": [events, []], "allocator_settings": {}}
+
+
+def _nsight_rows() -> dict[str, list[dict[str, Any]]]:
+    """Tables of an SQLite export of Nsight Systems."""
+    shared = {"deviceId": 0, "streamId": 7, "globalPid": 42 << 24}
+    return {
+        "StringIds": [{"id": 1, "value": "gemm"}],
+        "CUPTI_ACTIVITY_KIND_KERNEL": [
+            {"start": 1000 * i, "end": 1000 * i + 700, "correlationId": i, "shortName": 1, **shared}
+            for i in range(1, 9)
+        ],
+        "CUPTI_ACTIVITY_KIND_MEMCPY": [
+            {
+                "start": 700 * i,
+                "end": 700 * i + 90,
+                "correlationId": 9 + i,
+                "bytes": 99,
+                "copyKind": i,
+                **shared,
+            }
+            for i in range(1, 4)
+        ],
+        "CUPTI_ACTIVITY_KIND_RUNTIME": [
+            {"start": 100 * i, "end": 100 * i + 50, "globalTid": 42 << 24 | 42, "correlationId": i}
+            for i in range(1, 12)
+        ],
+        "NVTX_EVENTS": [
+            {"start": 50, "end": 800, "text": "forward", "textId": 1, "globalTid": 42 << 24 | 42}
+        ],
+        "TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": 10**18}],
+    }
+
+
+def _nsight_export(tables: dict[str, list[dict[str, Any]]]) -> bytes:
+    """The bytes of an SQLite file with these rows."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as file:
+        for table, rows in tables.items():
+            columns = ", ".join(f'"{name}"' for name in dict.fromkeys(key for row in rows for key in row))
+            file.execute(f'CREATE TABLE "{table}" ({columns})')
+            for row in rows:
+                names = ", ".join(f'"{name}"' for name in row)
+                places = ", ".join("?" * len(row))
+                file.execute(f'INSERT INTO "{table}" ({names}) VALUES ({places})', tuple(row.values()))
+        file.commit()
+        return file.serialize()
+
+
+def _on_a_gpu(after_us: float) -> list[dict[str, Any]]:
+    """Events of a GPU's profile, beside those of a CPU's."""
+    numbers = {"device": 0, "stream": 7, "correlation": 1, "External id": 1, "bytes": 4096}
+    whole = {"ph": "X", "pid": 0, "tid": 7, "dur": 5.0, "args": numbers}
+    names = {
+        "kernel": "gemm",
+        "gpu_memcpy": "Memcpy HtoD (Pinned -> Device)",
+        "cuda_runtime": "cudaLaunchKernel",
+    }
+    return [
+        {**whole, "cat": kind, "name": name, "ts": after_us + i}
+        for i, (kind, name) in enumerate(names.items())
+    ]
 
 
 _Message = tuple[str, dict[str, Any]]
@@ -247,6 +363,39 @@ def use_trace(data: bytes) -> None:
             policy = cl.plan(trace, capacity_bytes, cl.Link(1e9, 1e9))
             cl.simulate(trace, policy)
         draw(Sources(), file.name)
+
+
+def use_recording(data: bytes) -> None:
+    """Open the bytes of another tool's file, plan what can be planned, save it and draw it."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        trace = cl.Trace.open(file.name)
+        for step in trace:
+            check_step(step)
+            _ = step.storage_keys
+        TraceReport.of(trace)
+        if not trace.last.lacks:
+            capacity_bytes = max(trace.last.live_peak_bytes // 2, 1)
+            cl.simulate(trace, cl.plan(trace, capacity_bytes, cl.Link(1e9, 1e9)))
+        draw(Sources(), file.name)
+
+
+def mutated_recording(kind: str, draw: random.Random) -> bytes:
+    """A damaged file of another tool: bytes that are flipped or cut, or a value that is another."""
+    values, data = _recordings()[kind]
+    if draw.random() < 0.4:
+        return mutate_bytes(data, draw)
+    for _ in range(draw.choice([1, 1, 4])):
+        values = mutate_value(values, draw)
+    try:
+        if kind == "memory snapshot":
+            return pickle.dumps(values, protocol=draw.choice([2, 3, 4, 5]))
+        if kind == "Nsight export":
+            return _nsight_export(values)
+        return json.dumps(values).encode(errors="replace")
+    except (TypeError, ValueError, RecursionError, OverflowError, AttributeError, sqlite3.Error):
+        return data[: draw.randrange(len(data))]
 
 
 def draw(sources: Sources, path: str) -> None:
@@ -457,6 +606,7 @@ def check(case: str, options: Options) -> Outcome:
             "step in a policy file": lambda draw: _use(use_policy, mutate_step(policy, draw)),
             "trace file": lambda draw: _use(use_trace, mutate_bytes(trace, draw)),
             "trace columns": lambda draw: _use(use_trace, mutate_columns(trace, draw)),
+            **{kind: partial(_made_recording, kind) for kind in _recordings()},
             "message": lambda draw: _use(lab.ask, _mutated_message(lab, draw)),
             "message with one odd value": lambda _: _use(lab.ask, odd.pop()),
         }
@@ -493,6 +643,10 @@ def _mutated_message(lab: Lab, draw: random.Random) -> Any:
 
 def _use(user: Callable[[Any], object], made: Any) -> Callable[[], object]:
     return lambda: user(made)
+
+
+def _made_recording(kind: str, draw: random.Random) -> Callable[[], object]:
+    return _use(use_recording, mutated_recording(kind, draw))
 
 
 def _mutated_policy(text: str, draw: random.Random) -> str:
@@ -554,6 +708,8 @@ _hooked = False
 def _listen(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "os.rename" and _may_write is not None and str(arguments[1]).startswith(f"{_may_write}/"):
         return
+    if event == "socket.gethostname":
+        return  # a session's meta names its host; nothing is reached
     if _watching is not None and event.startswith(_FORBIDDEN):
         _watching.append(f"{event} {arguments!r}"[:200])
 
@@ -563,6 +719,8 @@ def _prepare() -> None:
     policy, trace = _session_files()
     use_policy(policy)
     use_trace(trace)
+    for _, data in _recordings().values():
+        use_recording(data)
     for encoding in (f"utf-{bits}{order}" for bits in (16, 32) for order in ("", "-le", "-be")):
         json.loads("{}".encode(encoding))  # JSON may come in each, and Python has a module for it
     for broken in (lambda: use_policy("{"), lambda: use_trace(b"")):

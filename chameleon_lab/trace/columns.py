@@ -1,7 +1,7 @@
 """The trace model: a recorded training step as columns.
 
-A :class:`~chameleon_lab.trace.trace.Trace` is a list of recorded steps. Each holds eleven tables of equally long numpy
-columns. Rows refer to each other by row number within the same step: ``uses.storage`` is a row of ``storages``,
+A :class:`~chameleon_lab.trace.trace.Trace` is a list of recorded steps. Each holds thirteen tables of equally long
+numpy columns. Rows refer to each other by row number within the same step: ``uses.storage`` is a row of ``storages``,
 ``uses.op`` a row of ``ops``. Bytes are ``*_bytes``, seconds ``*_s`` (from the step's start), op indices ``*_op``.
 The declaration of a column is all that there is of it: its file, its recording and its checks follow from it.
 """
@@ -265,6 +265,31 @@ class Marks(StepTable):
     duration_s: np.ndarray = seconds()
 
 
+@dataclass(frozen=True)
+class Kernels(StepTable):
+    """One row per kernel on a device, in order of their starts. Read from profilers; a session records none."""
+
+    name: np.ndarray = index("names")
+    op: np.ndarray = index("ops", "that launched it; -1 unknown", low=-1)
+    device: np.ndarray = column("int32", "number of the device")
+    stream: np.ndarray = column("int64", "number of the stream on its device")
+    start_s: np.ndarray = seconds("device time")
+    duration_s: np.ndarray = seconds("device time")
+
+
+@dataclass(frozen=True)
+class Segments(StepTable):
+    """One row per segment that the device's allocator held when the step ended. Read from memory snapshots."""
+
+    address: np.ndarray = column("uint64")
+    total_bytes: np.ndarray = size("reserved on the device")
+    allocated_bytes: np.ndarray = size("of these in blocks that are in use")
+    gaps: np.ndarray = column("int64", "stretches of it that are not in use")
+    largest_gap_bytes: np.ndarray = size("the longest of them")
+    stream: np.ndarray = column("int64", "the stream that allocates from it")
+    kind: np.ndarray = index("names", "such as large, small, or large, expandable")
+
+
 def _brought(since: int, default: Any) -> Any:
     """A field that came with a version of the trace file; older ones read as the default."""
     known = {"default_factory": default} if callable(default) else {"default": default}
@@ -276,7 +301,7 @@ class StepColumns:
     """One recorded training step, but for what :class:`~chameleon_lab.trace.step.StepTrace` can be asked besides."""
 
     index: int  # the session's step number, from 0
-    session_stage: str  # "WarmUp", "Profile" or "Stable"
+    session_stage: str  # "WarmUp", "Profile" or "Stable"; "Imported" where another tool has recorded it
     start_s: float  # Unix time
     duration_s: float  # without its pauses
     names: tuple[str, ...]  # op names
@@ -311,6 +336,9 @@ class StepColumns:
     mark_names: tuple[str, ...] = _brought(7, ())  # what the user's code calls its stretches
     marks: Marks = _brought(7, Marks.none)
     reasons: tuple[str, ...] = _brought(8, ("",))  # why drops were declined, and values cannot be made again
+    kernels: Kernels = _brought(9, Kernels.none)
+    segments: Segments = _brought(9, Segments.none)
+    lacks: str = _brought(9, "")  # what a plan needs and its file does not tell, in words; empty: nothing
 
     def __repr__(self) -> str:
         return (

@@ -34,7 +34,7 @@ from .unnamed import ENUMS, REASONS
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 8
+VERSION = 9
 """Version of the trace file that this package writes, and the newest that it reads."""
 
 _KEY = b"chameleon_lab.trace"

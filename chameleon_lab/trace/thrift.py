@@ -7,6 +7,7 @@ from typing import Any
 
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(13)
 _DEEPEST = 32
+_CUT = "the metadata are cut short"
 
 
 class Reader:
@@ -62,7 +63,7 @@ class Reader:
 
     def _room(self, count: int) -> None:
         if count > len(self._data) - self.at:
-            raise ValueError("the metadata are cut short")
+            raise ValueError(_CUT)
 
     def _bytes(self, count: int) -> bytes:
         self._room(count)
@@ -70,15 +71,25 @@ class Reader:
         return self._data[self.at - count : self.at]
 
     def _byte(self) -> int:
-        return self._bytes(1)[0]
+        try:
+            value = self._data[self.at]
+        except IndexError:
+            raise ValueError(_CUT) from None
+        self.at += 1
+        return value
 
     def _varint(self) -> int:
-        value = 0
+        data, at, value = self._data, self.at, 0
         for shift in range(0, 70, 7):
-            byte = self._byte()
-            value |= (byte & 127) << shift
+            try:
+                byte = data[at]
+            except IndexError:
+                raise ValueError(_CUT) from None
+            at += 1
             if byte < 128:
-                return value
+                self.at = at
+                return value | byte << shift
+            value |= (byte & 127) << shift
         raise ValueError("a number without an end")
 
     def _integer(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import at_first_use
@@ -30,7 +31,7 @@ class Trace:
     (None: as fast as the machine copies), ``created_s``; ``replay_class``, the highest class of ops that could be
     replayed, and ``refused``, names of ops and keys of storages that were not, whatever their class. Older traces have
     neither, or the class alone. For reports: ``not_replayed``, why ops are not replayed, or not with every dtype, and
-    ``replays_off``, why nothing is."""
+    ``replays_off``, why nothing is. Of a file of another tool: ``format``, what it was."""
 
     lost: str | None = None
     """What the file that it was read from has lost, in words, and with it this trace; None: nothing."""
@@ -110,6 +111,22 @@ class Trace:
         """Write the trace as Parquet, one row a step. See :mod:`chameleon_lab.trace.store`."""
         store.save(store.Contents(self.steps, self.meta, self.lost), path)
 
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        format: str | None = None,
+        *,
+        step: int | None = None,
+        table: str | None = None,
+    ) -> list[Path]:
+        """Write the trace in another tool's format, by the ending of ``path``; the files that were written.
+
+        See :func:`chameleon_lab.export.formats.export`, which says what the formats and the arguments are, and what is
+        raised.
+        """
+        written: list[Path] = at_first_use("export")(self, path, format, step=step, table=table)
+        return written
+
     @classmethod
     def load(cls, path: str | os.PathLike[str], partial: bool = False) -> Trace:
         """Read what :meth:`save` wrote.
@@ -122,6 +139,25 @@ class Trace:
         and no step is whole). See :func:`chameleon_lab.trace.store.load`.
         """
         return cls(*store.load(path, partial))
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *more: str | os.PathLike[str]) -> Trace:
+        """Read a trace, or what another tool has recorded; the content decides what it is, not the name.
+
+        Known are the files of :meth:`save` (of one whose end is missing, the whole steps), PyTorch's memory snapshots,
+        Chrome traces of ``torch.profiler``, PyTorch's execution traces, and SQLite exports of Nsight Systems. What is
+        kept and lost of each: docs/formats.md. ``meta["format"]`` names it; a step's ``lacks`` says why it cannot be
+        planned.
+
+        Args:
+            path: of the file.
+            more: one other file of the same run, to be joined: an execution trace or a memory snapshot, and a Chrome
+                trace.
+
+        Raises TraceError if a file is damaged, of no known format, or does not join; OSError if it cannot be opened.
+        """
+        opened: Trace = at_first_use("open_trace")(path, *more)
+        return opened
 
 
 def newest_step(trace: Trace | StepTrace) -> StepTrace:
@@ -138,4 +174,12 @@ def newest_step(trace: Trace | StepTrace) -> StepTrace:
         raise TraceError(
             f"step {step.index} holds no op: record at least one training step inside the session"
         )
+    return step
+
+
+def plannable_step(trace: Trace | StepTrace) -> StepTrace:
+    """As :func:`newest_step`, for plans. Raises TraceError, too, if the step's file does not tell what a plan needs."""
+    step = newest_step(trace)
+    if step.lacks:
+        raise TraceError(f"step {step.index} cannot be planned: {step.lacks}")
     return step

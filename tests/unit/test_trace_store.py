@@ -21,10 +21,12 @@ from chameleon_lab.errors import CutFileError, TraceError
 from chameleon_lab.trace import (
     Cause,
     Declined,
+    Kernels,
     Makings,
     Marks,
     Pauses,
     Replays,
+    Segments,
     Stalls,
     StepTrace,
     Storages,
@@ -108,6 +110,23 @@ def rich_step() -> StepTrace:
             "start_s": [0.1],
             "duration_s": [0.2],
         },
+        Kernels: {
+            "name": [0, 1],
+            "op": [2, -1],
+            "device": [0, 1],
+            "stream": [7, 1 << 40],
+            "start_s": [0.01, 0.02],
+            "duration_s": [0.001, 0.002],
+        },
+        Segments: {
+            "address": [1 << 63],
+            "total_bytes": [1 << 31],
+            "allocated_bytes": [1 << 30],
+            "gaps": [3],
+            "largest_gap_bytes": [1 << 29],
+            "stream": [-1],
+            "kind": [0],
+        },
     }
     tables = {
         kind.__name__.lower(): kind(
@@ -130,6 +149,7 @@ def rich_step() -> StepTrace:
         stacks=("train.py:12 step\nmodel.py:7 forward",),
         truncated_ops=3,
         useless_bytes=77,
+        lacks="nobody saw the reads",
         **tables,
         **counts,
     )
@@ -454,7 +474,7 @@ def test_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "run.parquet"
     Trace([rich_step()]).save(path)
     rewrite(path, parquet.read_table(path), {"version": store.VERSION + 1, "meta": {}})
-    with pytest.raises(TraceError, match="trace version 9.*reads up to 8: upgrade"):
+    with pytest.raises(TraceError, match="trace version 10.*reads up to 9: upgrade"):
         Trace.load(path)
 
 
