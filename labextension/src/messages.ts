@@ -711,6 +711,10 @@ export interface ICost {
   /** Ops that run again, in order. */
   replay_ops: string[];
   why_not_replay: string;
+  /** Keys of what the plan keeps after its death for the storage's replays. */
+  retains: string[];
+  /** Keys of what the plan replays from the storage after its death: until then it is kept. */
+  retained_for: string[];
 }
 
 export interface IChoices {

@@ -250,7 +250,7 @@ export class ChameleonPanel extends Widget {
     const { value, button: pressed } = await InputDialog.getItem({
       title: 'Open a trace or a policy',
       label:
-        'Path of a .parquet file, or of a policy (.json) to compare, as the kernel sees it: from its folder, or from the root',
+        'Path of a trace, of a recording of PyTorch or Nsight Systems, or of a policy to compare, as the kernel sees it: from its folder, or from the root',
       items: known?.result.paths ?? [],
       editable: true,
       current: '',

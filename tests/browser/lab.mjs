@@ -262,11 +262,18 @@ class Limit {
   }
 }
 
+/** Resolves when JupyterLab is there. */
+async function inJupyterLab(page) {
+  await page.waitForSelector('#jp-main-dock-panel');
+  await page.waitForFunction(() => window.jupyterapp?.restored);
+  await theme(page, 'Light'); // whatever the check before this one left
+}
+
 /**
- * Open JupyterLab and hand `check` the page, and a function that keeps a named screenshot; print what it returns,
+ * Open JupyterLab, or another page that `arrive` waits for, and hand `check` the page, and a function that keeps a named screenshot; print what it returns,
  * with the page's errors.
  */
-export async function inLab(check, { limit_ms = null } = {}) {
+export async function inLab(check, { limit_ms = null, arrive = inJupyterLab } = {}) {
   const [url, screenshot, profile] = process.argv.slice(2);
   const errors = [];
   let page;
@@ -299,9 +306,7 @@ export async function inLab(check, { limit_ms = null } = {}) {
       died = true;
     });
     await page.goto(url);
-    await page.waitForSelector('#jp-main-dock-panel');
-    await page.waitForFunction(() => window.jupyterapp?.restored);
-    await theme(page, 'Light'); // whatever the check before this one left
+    await arrive(page);
     const picture = (name, part = page, options = {}) =>
       part.screenshot({ path: screenshot.replace(/\.png$/, `-${name}.png`), ...options });
     limit.begin('The check', limit_ms ?? CHECK_ENDS_WITHIN_MS - performance.now());

@@ -13,4 +13,4 @@ def test_the_panel_is_usable_without_a_mouse_and_without_sight(in_browser):
         found["part"].startswith("The file ends early.") and "1 of its 2 steps can be read" in found["part"]
     )
     assert found["partSteps"] == [6]
-    assert found["other"].startswith("The file was not read.") and "no Parquet file" in found["other"]
+    assert found["other"].startswith("The file was not read.") and "no list traceEvents" in found["other"]

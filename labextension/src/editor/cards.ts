@@ -3,7 +3,7 @@
 import { button, h, swatch } from '../dom';
 import { formatBytes, formatSeconds, plural } from '../format';
 import type { Bindings } from '../keys/bindings';
-import type { IChoices, IGap, IOption } from '../protocol';
+import type { IChoices, ICost, IGap, IOption } from '../protocol';
 import { BANDS, bandOf, inWords, shortOp } from '../words';
 import { LEAD, nameOf } from './decisions';
 import { keepingFocus } from './focus';
@@ -145,6 +145,9 @@ export class Cards {
           : `A replay takes ${formatSeconds(cost.replay_s)}: ${cost.replay_ops.map(shortOp).join(' → ')}`
       );
     }
+    if (cost && option.chosen) {
+      said.push(...retention(cost, option.action));
+    }
     if (option.effect?.others) {
       said.push(
         `the planner then decides anew about ${plural(option.effect.others, 'other storage')}`
@@ -242,6 +245,18 @@ export class Cards {
 function focusable<E extends HTMLElement>(element: E, name: string): E {
   element.dataset.focus = name;
   return element;
+}
+
+/** What the plan keeps after its death, for this storage's replays or of this storage for others'. */
+function retention({ retains, retained_for }: ICost, action: string): string[] {
+  const said = [];
+  if (action === 'rematerialize' && retains.length) {
+    said.push(`kept for it after their death: ${retains.join(', ')}`);
+  }
+  if (retained_for.length) {
+    said.push(`its bytes outlive it until the replay of ${retained_for.join(', ')}`);
+  }
+  return said;
 }
 
 /** What choosing this would change of the draft's step and peak. */
