@@ -30,13 +30,21 @@ PARTS = {
     "optimizers": "every optimizer (OptimizerInfo): each, foreach, fused",
     "bypass": "ways around the dispatcher",
     "faults": "faults",
+    "disk": "a disk that fails",
     "models": "architectures of others, 5 steps at 1/4 of the peak",
     "files": "damaged and hostile files and messages",
     "off": "off means off",
     "soak": "soak",
     "machines": "the tests as on other machines",
 }
-_TIMEOUT_S = {"operators": 1800.0, "machines": 15000.0, "soak": 3000.0, "files": 1500.0, "faults": 900.0}
+_TIMEOUT_S = {
+    "operators": 1800.0,
+    "machines": 15000.0,
+    "soak": 3000.0,
+    "files": 1500.0,
+    "faults": 900.0,
+    "disk": 900.0,
+}
 _BY_CASE = {"machines"}
 """Parts each of whose cases takes long: the file keeps them apart, and a run of some leaves the others."""
 _ALONE = {"machines"}

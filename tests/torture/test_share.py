@@ -16,6 +16,7 @@ LEAST = {
     "optimizers": 80,
     "bypass": 100,
     "faults": 40,
+    "disk": 40,
     "models": 4,
     "files": 150,
     "off": 4,
