@@ -2,7 +2,8 @@
 
 Full training steps of models of real size, traced without a device; op times are those of a roofline and no
 measurement. Every rule is judged by the same simulator, on the same link. "mixed" may rematerialize too: its cost is
-that of stalls and replays, and it has a bound of its own.
+that of stalls and replays, and it has a bound of its own. Beside it stands checkpointing (of whole blocks, selective,
+and with the blocks' inputs on the host), each with the rest swapped by the planner's passes.
 
     python -m benchmarks.planner --json FILE [--models a,b] [--percent 90,80,…,20] [--device H100]
         [--traces FOLDER] [--rounds N] [--ops 9000,100000]
@@ -29,6 +30,7 @@ from chameleon_lab.trace import StepTrace, Trace
 from chameleon_lab.util.units import format_percent
 
 from . import baselines, measure
+from .baselines import checkpointing
 from .measure import progress
 from .shapes import SHAPES
 
@@ -37,13 +39,15 @@ MIXED = "mixed"
 OTHERS = {"greedy": baselines.greedy, "mindspeed": baselines.mindspeed, "naive": baselines.naive}
 
 WANTED = {
-    ("llama-7b", 70): 0.01,
-    ("llama-7b", 60): 0.05,
-    ("llama-7b", 50): 0.30,
-    ("llama-1b", 70): 0.04,
-    ("llama-1b", 60): 0.13,
-    ("gpt2", 80): 0.04,
-    ("gpt2", 70): 0.09,
+    ("llama-7b", 60): 0.02,
+    ("llama-7b", 50): 0.10,
+    ("llama-7b", 40): 0.30,
+    ("llama-7b", 30): 0.46,
+    ("llama-7b", 20): 0.66,
+    ("llama-1b", 60): 0.08,
+    ("llama-1b", 50): 0.16,
+    ("llama-1b", 40): 0.43,
+    ("gpt2", 60): 0.097,
 }
 """Stalls and replays of the mixed plan, as a share of compute on an H100: at most this."""
 
@@ -74,6 +78,7 @@ def row_of(model: str, step: StepTrace, percent: float, capacity: int, link: Lin
         "mixed_bound": None,
         "wanted": WANTED.get((model, percent)),
         "rules": {},
+        "checkpointed": {},
     }
     if not row["feasible"]:
         return row
@@ -87,6 +92,9 @@ def row_of(model: str, step: StepTrace, percent: float, capacity: int, link: Lin
         "swaps": len(mixed.swaps),
         "drops": len(mixed.drops),
     }
+    for kind in checkpointing.KINDS:
+        found = checkpointing.checkpointed(kind, step, capacity, link, times)
+        row["checkpointed"][kind] = None if found is None else _figures(found)
     memory = step_memory(step)
     for name, rule in OTHERS.items():
         swaps = rule(step, memory, capacity, link, times)
@@ -143,6 +151,9 @@ def faults(rows: Sequence[dict[str, Any]]) -> list[str]:
             )
         if mixed["overhead_share"] > ours["stall_share"] + TOLERANCE:
             found.append(f"{where}: the mixed plan costs more than swapping alone")
+        for kind, other in row.get("checkpointed", {}).items():
+            if other and other["fits"] and other["overhead_share"] < mixed["overhead_share"] - TOLERANCE:
+                found.append(f"{where}: checkpointing ({kind}) costs less than the mixed plan")
         if mixed["overhead_share"] < row["mixed_bound"]["stall_share"] - TOLERANCE:
             found.append(f"{where}: the mixed plan beats its bound: the simulator is wrong, or the bound")
         for name, other in row["rules"].items():
@@ -266,6 +277,7 @@ HEADERS = (
     "above bound",
     MIXED,
     "of it replays",
+    *checkpointing.KINDS,
     "its bound",
     "wanted",
     "out GB",
@@ -291,12 +303,17 @@ def screen_row(row: dict[str, Any]) -> list[str]:
         f"{distance(row):.1f}",
         f"{100 * mixed['overhead_share']:.1f}" if mixed["fits"] else "infeasible",
         f"{100 * (mixed['overhead_share'] - mixed['stall_share']):.1f}",
+        *(_screen_checkpointed(row["checkpointed"].get(kind)) for kind in checkpointing.KINDS),
         f"{100 * row['mixed_bound']['stall_share']:.1f}",
         "-" if row["wanted"] is None else f"{100 * row['wanted']:g}",
         f"{ours['out_bytes'] / 1e9:.1f}",
         f"{ours['in_bytes'] / 1e9:.1f}",
         format_percent(ours["overlap"], 0),
     ]
+
+
+def _screen_checkpointed(figures: dict[str, Any] | None) -> str:
+    return f"{100 * figures['overhead_share']:.1f}" if figures and figures["fits"] else "does not fit"
 
 
 def screen_timing(row: dict[str, Any]) -> list[str]:

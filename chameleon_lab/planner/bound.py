@@ -27,7 +27,7 @@ import numpy as np
 
 from ..policy.model import Link
 from ..trace import StepTrace, Trace
-from ..trace.trace import newest_step
+from ..trace.trace import plannable_step
 from ..util.renamed import renamed_arguments
 from ..util.units import format_seconds
 from .arguments import checked_capacity, checked_link, checked_min_swap
@@ -96,7 +96,7 @@ def lower_bound(
     ``capacity_bytes``, ``op_times``, ``checkpoints`` or ``rematerialize`` does not fit, TypeError if an argument is
     something else.
     """
-    step = newest_step(trace)
+    step = plannable_step(trace)
     capacity, link = checked_capacity(capacity_bytes, step), checked_link(link)
     min_swap_bytes = checked_min_swap(min_swap_bytes)
     replay_class, refused = replay_class_of(rematerialize, trace), refused_of(refused, trace)

@@ -16,7 +16,7 @@ from ..policy.edits import Edit, EditAction, EditsUnreachableError, Finding
 from ..policy.link import Link
 from ..policy.model import Policy
 from ..trace import StepTrace, Trace
-from ..trace.trace import newest_step
+from ..trace.trace import plannable_step
 from ..util.renamed import OldName
 from .arguments import checked_capacity, checked_link
 from .constraints import conditions
@@ -51,7 +51,7 @@ class Draft:
         if given_step is None:
             raise PolicyError("the policy has no step: give one, draft(session.trace())")
         self.base = base
-        self.step = newest_step(given_step)
+        self.step = plannable_step(given_step)
         # Of its own step the base knows what is not replayed.
         refused = frozenset() if trace is None or self.step is base.source else refused_of(None, trace)
         self._refused = refused.union(base.assumed.get("refused", ()))

@@ -17,8 +17,8 @@ Where the copies of such a plan need more host memory than there is, it is made 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from ..policy.edits import CATEGORIES, Edit, EditAction, EditsUnreachableError, 
 from ..policy.link import Link
 from ..policy.model import NEVER, PLANNER, USER, Action, Decision, Policy, fingerprint
 from ..trace import StepTrace, Trace
-from ..trace.trace import newest_step
+from ..trace.trace import plannable_step
 from ..util.progress import bar
 from ..util.renamed import renamed_arguments
 from ..util.torch_version import installed
@@ -41,7 +41,7 @@ from .arguments import (
 )
 from .constraints import Constraints, conditions, joined
 from .host_room import HostRoom
-from .local_search import improved
+from .local_search import improved, starting_points
 from .memory import (
     LEAST_SWAP_BYTES,
     MIN_SWAP_BYTES,
@@ -54,17 +54,24 @@ from .memory import (
     floor,
     floor_of,
     kernels_in,
+    memory_under,
     step_memory,
     step_op_times,
 )
-from .mix import Mixed, Mixer, PlanSwaps
-from .passes import plan_swaps
+from .mix import WAYS, Mixed, Mixer, PlanSwaps
+from .passes import Way, plan_swaps
 from .replay import HIGHEST_CLASS, PlannedReplays, ReplayChains, gaps_of
+from .retention import affordable, read_by, retaining, worth_retaining
 from .retime import retimed
 from .simulate import Prediction, simulate_swaps
 
+_RETENTIONS = 10
+"""Plans in which what no replay reads is taken back, until there is no such thing."""
+
 _PACKINGS = 6
 """Plans made for less and less host memory, until one fits when its copies are packed."""
+
+_OTHER_WAYS = Way(frees_early=True), Way(longest_first=True), Way(frees_early=True, longest_first=True)
 
 _NEEDLESS_STALL = 0.01
 """Share of the compute time. A first plan that stalls less is good enough to stop at."""
@@ -116,7 +123,7 @@ def plan(
     """
     margin, min_swap_bytes = checked_margin(margin), checked_min_swap(min_swap_bytes)
     reserve_bytes = parse_bytes(reserve_bytes, "reserve_bytes", none=True)
-    step = newest_step(trace)
+    step = plannable_step(trace)
     capacity_bytes, link = checked_capacity(capacity_bytes, step), checked_link(link)
     host_bytes = checked_host_capacity(host_capacity_bytes, step)
     replay_class, refused = replay_class_of(rematerialize, trace), refused_of(refused, trace)
@@ -160,7 +167,7 @@ def plan(
                 kernels_in(trace),
             )
             try:
-                made = search.within(host_bytes)
+                search, made = _searched(search, min_swap_bytes, host_bytes)
                 break
             except EditsUnreachableError:  # smaller storages may make room for what the edits keep
                 if min_swap_bytes <= LEAST_SWAP_BYTES:
@@ -171,7 +178,7 @@ def plan(
     return Policy(
         capacity_bytes=capacity_bytes,
         link=link,
-        decisions=_decisions(step, memory, made.swaps, made.replays, made.by_user),
+        decisions=_decisions(step, search.memory, made.swaps, made.replays, made.by_user, search.until),
         assumed={
             "fingerprint": fingerprint(step),
             "ops": memory.ops,
@@ -243,7 +250,7 @@ def refused_of(refused: Collection[str] | None, trace: Trace | StepTrace) -> fro
         raise TraceError(
             f"the trace's meta says that {declared!r} is refused, and not a list of names: give refused=..."
         )
-    step = newest_step(trace)
+    step = plannable_step(trace)
     keys = step.storage_keys
     return frozenset(declared).union(keys[row] for row in step.declined.storage.tolist())
 
@@ -263,7 +270,8 @@ class _Search:
     """The conditions that a step is planned under.
 
     ``target`` is the capacity less its margin; ``has_op_times``: the op ``times`` are given, not guessed.
-    ``replayable`` is None if nothing may be dropped, ``constraints`` None without edits.
+    ``replayable`` is None if nothing may be dropped, ``constraints`` None without edits. ``step``, ``memory`` and those
+    two know what is retained, see :mod:`~chameleon_lab.planner.retention`.
     """
 
     step: StepTrace
@@ -277,6 +285,12 @@ class _Search:
     constraints: Constraints | None
     kernels: str | None
     """Of the floor."""
+    until: dict[int, int] = field(default_factory=dict)
+    """What is retained: rows of storages, and the op until which each is."""
+    drops: frozenset[tuple[int, int]] | None = None
+    """The drops to begin with, as rows of storages and ordinals of gaps; None: they are searched for."""
+    improves: bool = True
+    """Does it look for better drops near those?"""
 
     def within(self, host_bytes: int | None) -> _Found:
         """The best plan whose copies take at most so many bytes on the host."""
@@ -349,7 +363,7 @@ class _Search:
                 may_drop=self.replayable.gaps(),
                 host=host,
             )
-            mixed = _mixed(mixer, mixed, self.step)
+            mixed = self._mixed(mixer, mixed)
         return _Found(mixed.swaps, mixed.replays, mixed.prediction, set())
 
     def _around(self, constraints: Constraints, host: HostRoom | None) -> _Found:
@@ -396,13 +410,124 @@ class _Search:
                 narrowed=lambda seen: constraints.narrowed(forced, seen),
                 host=host,
             )
-            mixed = _mixed(mixer, alone, self.step)
+            mixed = self._mixed(mixer, alone)
             swaps, replays = mixed.swaps, mixed.replays
         swaps, moved = constraints.shifted(swaps, target, replays)
         by_user = moved | set(zip(forced.storage.tolist(), forced.ordinal.tolist(), strict=True))
         by_user |= set(constraints.named(must_drop))
         prediction = simulate_swaps(memory, swaps, target, link, times, replays, host=host)
         return _Found(swaps, replays, prediction, by_user)
+
+    def _mixed(self, mixer: Mixer, alone: Mixed) -> Mixed:
+        """The better of swapping ``alone`` and of swapping and rematerializing; what edits demand is dropped anyhow."""
+        if self.drops is None:
+            best = mixer.best(alone)
+            if _stalls_or_replays(best, mixer.times):
+                best = _started(mixer, best, starting_points(mixer, self.step))
+        else:
+            memory, allowed = self.memory, set(mixer.may_drop)
+            rows, ordinals = memory.row[memory.gap_storage].tolist(), memory.gap_ordinal.tolist()
+            drops = enumerate(zip(rows, ordinals, strict=True))
+            given = [gap for gap, drop in drops if drop in self.drops and gap in allowed]
+            # Alone, it would not drop what edits demand.
+            best = _started(mixer, mixer.made(given) if mixer.must_drop else alone, [given])
+        if self.improves and _stalls_or_replays(best, mixer.times):
+            best = improved(mixer, best, self.step)
+        return _finished(mixer, best)
+
+    def beginning_with(self, found: _Found, *, improves: bool) -> _Search:
+        """The search near the drops of a plan, or for these alone."""
+        rows = self.memory.row[found.replays.storage].tolist()
+        drops = frozenset(zip(rows, found.replays.ordinal.tolist(), strict=True))
+        return replace(self, drops=drops, improves=improves)
+
+
+def _searched(search: _Search, min_swap_bytes: int, host_bytes: int | None) -> tuple[_Search, _Found]:
+    """The best plan, which may retain storages for its replays, and the search that it belongs to."""
+    if search.replayable is None:
+        return search, search.within(host_bytes)
+    replayable, search = search.replayable, replace(search, improves=False)
+    found = search.within(host_bytes)
+    if not _costs(found, search.times):
+        return search, found
+    best = search, found
+    until = worth_retaining(search.step, replayable, search.capacity)
+    with_retention = _retained(search, until, min_swap_bytes, host_bytes)
+    if with_retention is not None and _cost(with_retention[1].prediction) < _cost(found.prediction):
+        best = with_retention
+    near = best[0].beginning_with(best[1], improves=True)
+    best = min(best, (near, near.within(host_bytes)), key=lambda one: _cost(one[1].prediction))
+    if not best[0].until:
+        return best
+    pruned = _only_what_is_read(search, best, min_swap_bytes, host_bytes)
+    return min((search, found), pruned or (search, found), key=lambda one: _cost(one[1].prediction))
+
+
+def _retained(
+    search: _Search, until: dict[int, int], min_swap_bytes: int, host_bytes: int | None
+) -> tuple[_Search, _Found] | None:
+    """The plan with storages retained; None if there is none."""
+    other = _retaining(search, until, min_swap_bytes)
+    if other is None:
+        return None
+    try:
+        return other, other.within(host_bytes)
+    except BelowFloorError:
+        return None
+
+
+def _only_what_is_read(
+    search: _Search, best: tuple[_Search, _Found], min_swap_bytes: int, host_bytes: int | None
+) -> tuple[_Search, _Found] | None:
+    """The plan with its drops that retains what its replays read, and nothing else; None if there is none."""
+    for _ in range(_RETENTIONS):
+        read, _ = read_by(best[1].replays, best[0].until)
+        if read == best[0].until:
+            return best
+        if not read:
+            return None
+        same = best[0].beginning_with(best[1], improves=False)
+        found = _retained(replace(search, drops=same.drops), read, min_swap_bytes, host_bytes)
+        if found is None:
+            return None
+        best = found
+    return None
+
+
+def _retaining(search: _Search, until: dict[int, int], min_swap_bytes: int) -> _Search | None:
+    """The same search with some storages retained, as far as there is room for them; None if for none."""
+    assert search.replayable is not None
+    while until:
+        step = retaining(search.step, until)
+        memory, size = memory_under(step, min_swap_bytes, search.capacity)
+        kept = affordable(until, memory, search.capacity)
+        if len(kept) == len(until) and size == min_swap_bytes:
+            break
+        until = kept if len(kept) < len(until) else {}
+    if not until:
+        return None
+    replayable = search.replayable.retaining(step, memory, until)
+    constraints = search.constraints
+    if constraints is not None:
+        constraints = Constraints(step, memory, constraints.edits, replayable)
+    return replace(
+        search,
+        step=step,
+        memory=memory,
+        replayable=replayable,
+        constraints=constraints,
+        until=until,
+    )
+
+
+def _cost(predicted: Prediction) -> tuple[int, float]:
+    over = max(predicted.peak_bytes - predicted.capacity_bytes, 0) + predicted.host_short_bytes
+    return over, predicted.stall_s + predicted.replay_s
+
+
+def _costs(found: _Found, times: np.ndarray) -> bool:
+    over, overhead_s = _cost(found.prediction)
+    return bool(over) or overhead_s > _NEEDLESS_STALL * float(times.sum())
 
 
 def _stalls(prediction: Prediction, times: np.ndarray) -> bool:
@@ -418,24 +543,34 @@ def _stalls_or_replays(plan: Mixed, times: np.ndarray) -> bool:
 def _passes(capacity: int, link: Link, host: HostRoom | None = None) -> PlanSwaps:
     """One plan for a memory, on a clock. ``host``: what its copies have to fit; None: anything."""
 
-    def planned(memory: StepMemory, clock: np.ndarray, frees_early: bool) -> Swaps:
-        swaps = plan_swaps(memory, capacity, link, clock, frees_early=frees_early)
+    def planned(memory: StepMemory, clock: np.ndarray, way: Way) -> Swaps:
+        swaps = plan_swaps(memory, capacity, link, clock, way)
         if host is None or host.fits(memory, swaps):
             return swaps
         narrowed = host.narrowed(memory, capacity, swaps)
-        return plan_swaps(narrowed, capacity, link, clock, frees_early=frees_early)
+        return plan_swaps(narrowed, capacity, link, clock, way)
 
     return planned
 
 
-def _mixed(mixer: Mixer, alone: Mixed, step: StepTrace) -> Mixed:
-    """The better of swapping ``alone`` and of swapping and rematerializing; what edits demand is dropped anyhow."""
-    best = mixer.best(alone)
-    if _stalls_or_replays(best, mixer.times):
-        best = improved(mixer, best, step)
+def _started(mixer: Mixer, best: Mixed, starts: Iterable[Sequence[int]]) -> Mixed:
+    """The best of a plan and of those that drop some gaps, each with the swaps made in every way."""
+    found = [(best, mixer.way)]
+    for gaps in starts:
+        for mixer.way in WAYS:
+            found.append((mixer.made(gaps), mixer.way))
+    best, mixer.way = min(found, key=lambda one: one[0].cost)
+    return best
+
+
+def _finished(mixer: Mixer, best: Mixed) -> Mixed:
+    """A plan with its swaps made again on its own clock, where that is better."""
     if not len(best.replays):
         return best
     seen, clock = mixer.view(best.replays), mixer.times + best.replays.seconds
+    way = mixer.way
+    for mixer.way in (Way(longest_first=True), Way(frees_early=True, longest_first=True), way):
+        best = min(best, mixer.swapped(seen, clock, best.replays), key=lambda plan: plan.cost)
     for later in (clock + best.prediction.stall_op_s, np.full(len(clock), float(clock.mean()))):
         best = min(best, mixer.swapped(seen, later, best.replays), key=lambda plan: plan.cost)
     own = best.swaps.taken(np.arange(len(mixer.forced), len(best.swaps)))
@@ -469,9 +604,10 @@ def _best(
         return swaps, simulate_swaps(memory, swaps, capacity, link, times, host=host)
 
     def planned(clock: np.ndarray) -> tuple[Swaps, Prediction]:
-        plan = judged(passes(memory, clock, False))
-        if has_op_times and _stalls(plan[1], times):
-            plan = min(plan, judged(passes(memory, clock, True)), key=cost)
+        plan = judged(passes(memory, clock, Way()))
+        for way in _OTHER_WAYS:
+            if (has_op_times or not way.frees_early) and _stalls(plan[1], times):
+                plan = min(plan, judged(passes(memory, clock, way)), key=cost)
         return plan
 
     def cost(plan: tuple[Swaps, Prediction]) -> tuple[int, float]:
@@ -546,9 +682,16 @@ def _with_early_copies(memory: StepMemory, swaps: Swaps, link: Link, clock: np.n
 
 
 def _decisions(
-    step: StepTrace, memory: StepMemory, swaps: Swaps, replays: PlannedReplays, by_user: set[tuple[int, int]]
+    step: StepTrace,
+    memory: StepMemory,
+    swaps: Swaps,
+    replays: PlannedReplays,
+    by_user: set[tuple[int, int]],
+    until: Mapping[int, int],
 ) -> tuple[Decision, ...]:
-    """The swaps and drops as decisions, in program order."""
+    """The swaps and drops as decisions, in program order, with what the drops retain ``until`` their replays."""
+    _, by_replay = read_by(replays, until)
+    retained = [()] * len(swaps) + by_replay
     names = ("storage", "ordinal", "out_op", "in_op")
     storage, ordinal, out, back = (
         np.concatenate([getattr(swaps, name), getattr(replays, name)]) for name in names
@@ -577,6 +720,7 @@ def _decisions(
                 in_op=int(back[k]) if returns[k] else NEVER,
                 use_op=int(use[k]) if returns[k] else NEVER,
                 decided_by=USER if (int(storage[k]), int(ordinal[k])) in by_user else PLANNER,
+                retains=tuple(sorted(step.storage_keys[row] for row in retained[k])),
             )
         )
     return tuple(decisions)

@@ -13,7 +13,7 @@ from collections import defaultdict
 import numpy as np
 
 from ..trace import StepTrace, Trace
-from ..trace.trace import newest_step
+from ..trace.trace import plannable_step
 from .constraints import joined
 from .host_layout import HostLayout, host_bytes, host_copies, host_layout
 from .memory import (
@@ -46,7 +46,7 @@ def floor_within(
     """
     if host_capacity_bytes is None:
         return floor(trace, min_swap_bytes=min_swap_bytes)
-    step = newest_step(trace)
+    step = plannable_step(trace)
     without_limit = floor(trace, min_swap_bytes=min_swap_bytes).bytes
     memory = step_memory(step, min_swap_bytes, without_limit, yields_all=True)
     least = memory.least_bytes()

@@ -15,9 +15,11 @@ import random
 import re
 from collections.abc import Collection, Iterable
 
-from ..trace import StepTrace
+from ..trace import Stage, StepTrace
+from ..trace.replay_ops import REPLAY_CLASS
 from .memory import StepMemory
 from .mix import Mixed, Mixer
+from .replay import HIGHEST_CLASS
 
 _SHARES = (1.0, 0.5, 0.25, 0.1)
 """Of a kind, that a move adds or takes back."""
@@ -30,6 +32,9 @@ _MOST_FAILURES = 40
 
 _LEAST_SHARE = 1e-3
 """Of the capacity: kinds with fewer bytes are left alone."""
+
+_LEAST_BYTES = 1 << 20
+"""Smaller storages are no part of a starting point, unless the capacity is small too."""
 
 
 def kinds_of(step: StepTrace, memory: StepMemory, gaps: Iterable[int]) -> list[list[int]]:
@@ -48,6 +53,37 @@ def kinds_of(step: StepTrace, memory: StepMemory, gaps: Iterable[int]) -> list[l
         )
         kinds.setdefault(kind, []).append(gap)
     return [sorted(kind, key=lambda gap: (int(memory.gap_out[gap]), gap)) for kind in kinds.values()]
+
+
+def starting_points(mixer: Mixer, step: StepTrace) -> list[list[int]]:
+    """Drops such as checkpointing makes, of what may be dropped between forward and backward, but for what is retained.
+
+    All of it, as when blocks are checkpointed whole; all but what takes longer to replay than to bring back; and all
+    but matrix products and attention, as in selective checkpointing.
+    """
+    memory, stage = mixer.memory, step.ops.stage
+    least = _LEAST_SHARE * mixer.capacity
+    every = [
+        gap
+        for gap in mixer.may_drop
+        if stage[int(memory.gap_out[gap])] == Stage.FORWARD
+        and stage[int(memory.gap_use[gap]) % memory.ops] == Stage.BACKWARD
+        and int(memory.gap_bytes[gap]) > min(least, _LEAST_BYTES)
+        and not mixer.replayable.retained(gap)
+    ]
+    rows = memory.row[memory.gap_storage]
+    cheap, selective = [], []
+    for gap in every:
+        chain = mixer.chain(gap)
+        if chain.seconds <= mixer.link.in_s(int(memory.gap_bytes[gap])):
+            cheap.append(gap)
+        if REPLAY_CLASS.get(step.op_name(int(step.storages.birth_op[rows[gap]])), 0) < HIGHEST_CLASS:
+            selective.append(gap)
+    found: list[list[int]] = []
+    for gaps in (every, cheap, selective):
+        if gaps and gaps not in found:
+            found.append(gaps)
+    return found
 
 
 def improved(mixer: Mixer, start: Mixed, step: StepTrace) -> Mixed:

@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import BelowFloorError
 from ..policy.model import NEVER
 from ..trace import Stage, StepTrace, Trace
+from ..trace.collective_ops import launch_ops
 from ..trace.list_ops import part_limit_bytes
 from ..trace.trace import newest_step
 from ..util.units import format_bytes
@@ -226,7 +227,7 @@ def step_memory(
 
     Gaps without an op between their uses are left out, and so is the gap after a birth in an op that only
     allocates (``aten::empty`` and kin): ``torch.tensor`` and others write into that memory after the op,
-    where nobody sees it.
+    where nobody sees it. What a collective was given is in use until it is waited for, which is its next use.
     """
     n, storages, uses = len(step.ops), step.storages, step.uses
     left_behind = (storages.birth_op < 0) & (storages.death_op < n)
@@ -274,7 +275,8 @@ def step_memory(
     returns[last] = persistent[has_use]
     allocates_only = np.array([_only_allocates(name) for name in step.names], dtype=bool)
     unwritten = (uses_op == birth[owner]) & allocates_only[step.ops.name[uses_op]]
-    gap = np.flatnonzero((next_op > uses_op + 1) & ~unwritten)
+    in_flight = launch_ops(step)[uses_op]
+    gap = np.flatnonzero((next_op > uses_op + 1) & ~unwritten & ~in_flight)
     live_bytes = step.ops.live_peak_bytes.astype(np.int64)
     if capacity_bytes is not None:
         yielding = _beyond_parts(step, capacity_bytes)

@@ -20,11 +20,15 @@ from .constraints import joined
 from .host_room import HostRoom
 from .memory import StepMemory, Swaps, no_swaps
 from .native import RangeMax
+from .passes import Way
 from .replay import Chain, PlannedReplays, ReplayChains
 from .simulate import Prediction, simulate_swaps
 
 _MOST_PLANS, _LEAST_PLANS = 9, 3
 """Plans that the search over the ranking makes."""
+
+_SPREAD_PLANS = 8
+"""Plans evenly spread over the ranking, for steps that are not too long: cost has several minima along it."""
 
 _MOST_RETRACTIONS = 40
 """Plans made after those, each without one of the drops."""
@@ -35,8 +39,11 @@ _PLANNED_OPS = 60_000
 _CHEAP = 0.01
 """Share of the compute time. A plan that costs less is good enough to stop at."""
 
-PlanSwaps = Callable[[StepMemory, np.ndarray, bool], Swaps]
-"""Plans the swaps of a step: for its memory, on a clock, with early frees or late ones."""
+WAYS = Way(), Way(frees_early=True)
+"""That the search goes, one after the other."""
+
+PlanSwaps = Callable[[StepMemory, np.ndarray, Way], Swaps]
+"""Plans the swaps of a step: for its memory, on a clock, in one way."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +97,13 @@ class Mixer:
         self.memory, self.replayable, self.capacity = memory, replayable, capacity
         self.link, self.times, self.planned, self.host = link, times, planned, host
         self.must_drop, self.fixed, self.narrowed = tuple(must_drop), fixed, narrowed
+        self.may_drop = may_drop
         self.forced = no_swaps() if forced is None else forced
         over = memory.live_bytes > capacity
         self.useful = np.concatenate([[0], np.cumsum(over)])
         self.ranked = self._ranked(may_drop)
         self.total_bytes = np.concatenate([[0], np.cumsum(memory.gap_bytes[self.ranked])])
-        self.frees_early = False
+        self.way = Way()
         self._tried: dict[int, Mixed] = {}
 
     def _ranked(self, gaps: Sequence[int]) -> list[int]:
@@ -114,13 +122,13 @@ class Mixer:
                 or not fixed.isdisjoint(self.replayable.needs(gap))
             ):
                 continue
-            chain = self._chain(gap)
+            chain = self.chain(gap)
             size = int(memory.block_bytes[memory.gap_storage[gap]])
             if chain.seconds < most_s * size or self.host is not None:
                 ranked.append((not begin <= summit < use, chain.seconds / size, begin - use, gap))
         return [gap for *_, gap in sorted(ranked)]
 
-    def _chain(self, gap: int) -> Chain:
+    def chain(self, gap: int) -> Chain:
         """What a replay at a gap's use takes."""
         memory = self.memory
         chain = self.replayable.chain(int(memory.row[memory.gap_storage[gap]]), int(memory.gap_use[gap]))
@@ -132,15 +140,15 @@ class Mixer:
     def best(self, alone: Mixed) -> Mixed:
         """The plan that costs least. ``alone``: swapping alone, where that can do."""
         found = []
-        for self.frees_early in (False, True):  # each leads the search elsewhere
+        for self.way in WAYS:  # each leads the search elsewhere
             self._tried = {} if self.must_drop else {0: alone}
-            found.append((self._searched(), self.frees_early))
-        best, self.frees_early = min(found, key=lambda one: one[0].cost)
+            found.append((self._searched(), self.way))
+        best, self.way = min(found, key=lambda one: one[0].cost)
         return best
 
     def _searched(self) -> Mixed:
         most = min(max(_PLANNED_OPS // self.memory.ops, _LEAST_PLANS), _MOST_PLANS)
-        first = self._first_fitting()
+        first = min(self._first_fitting(), self._spread(), key=self._cost)
         most += len(self._tried)
         best = self._narrowed_down(min(first, self._first_tries(most), key=self._cost), most)
         left = _PLANNED_OPS // self.memory.ops - len(self._tried)
@@ -154,6 +162,12 @@ class Mixer:
             count = max(self._count(wanted), count + 1)
             best = min(best, count, key=self._cost)
         return best
+
+    def _spread(self) -> int:
+        """Drop evenly spaced shares of the ranking; the best of that."""
+        plans = _SPREAD_PLANS if (_SPREAD_PLANS + _LEAST_PLANS) * self.memory.ops <= _PLANNED_OPS else 0
+        counts = {round(len(self.ranked) * k / _SPREAD_PLANS) for k in range(1, plans + 1)}
+        return min(counts | {0}, key=self._cost)
 
     def _first_tries(self, most: int) -> int:
         """Drop what would end the stall if every byte dropped were a byte less to copy, and again; the best of that."""
@@ -198,7 +212,7 @@ class Mixer:
 
     def swapped(self, seen: StepMemory, clock: np.ndarray, replays: PlannedReplays) -> Mixed:
         """The plan that swaps ``seen`` on a clock beside some replays."""
-        return self.judged(self.planned(seen, clock, self.frees_early), replays)
+        return self.judged(self.planned(seen, clock, self.way), replays)
 
     def judged(self, swaps: Swaps, replays: PlannedReplays) -> Mixed:
         """A plan with its prediction."""
@@ -283,7 +297,7 @@ class Mixer:
         """Without the drops whose replays cost more than the swaps in their place, the dearest tried first."""
         must = set(self.must_drop)
         gaps = [gap for gap in mixed.replays.gap.tolist() if gap not in must]
-        cost_s = {gap: self._chain(gap).seconds for gap in gaps}
+        cost_s = {gap: self.chain(gap).seconds for gap in gaps}
         for gap in sorted(gaps, key=lambda gap: (-cost_s[gap], gap))[: max(most, 0)]:
             if mixed.overhead_s <= _CHEAP * float(self.times.sum()):
                 break

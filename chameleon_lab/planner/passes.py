@@ -2,7 +2,8 @@
 
 A plan takes these passes, each O((ops + gaps) log gaps), most of them in C++ (``csrc/planner/swap_passes.cpp``):
 
-1. *Choose*: sweep the ops; where bytes exceed the capacity, evict the idle gap with the furthest next use.
+1. *Choose*: sweep the ops; where bytes exceed the capacity, evict the idle gap with the furthest next use, or the
+   longest one: that often copies less, since what is used twice in a row stays.
 2. *Refine*: sweep again with the chosen gaps alone, freeing blocks in the order in which their copies out are
    issued, which is that in which they end. Belady's order would often wait for the copy issued last.
 3. *Repair*: a sweep knows the steps before only as far as it has come. The pass takes the step as a cycle, and mends
@@ -16,6 +17,8 @@ A plan takes these passes, each O((ops + gaps) log gaps), most of them in C++ (`
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ..policy.link import Link
@@ -24,13 +27,25 @@ from . import native
 from .memory import StepMemory, Swaps
 
 
+class Way(NamedTuple):
+    """How the passes choose. None is the best for every step."""
+
+    frees_early: bool = False
+    """Is there a *Free* pass?"""
+    longest_first: bool = False
+    """Do the longest gaps leave first, not those with the furthest next use?"""
+
+
 def plan_swaps(
-    memory: StepMemory, capacity_bytes: int, link: Link, times: np.ndarray, *, frees_early: bool = False
+    memory: StepMemory,
+    capacity_bytes: int,
+    link: Link,
+    times: np.ndarray,
+    way: Way = Way(),  # noqa: B008
 ) -> Swaps:
     """The swaps that keep a step within a capacity, which must not be below the floor.
 
-    ``times`` are seconds of each op, float64 (ops,): they tell how early a copy has to be issued. With
-    ``frees_early``, the *Free* pass runs too.
+    ``times`` are seconds of each op, float64 (ops,): they tell how early a copy has to be issued.
     """
     stays_away, op_bytes = _dormant_away(memory, capacity_bytes)
     start = np.concatenate([[0.0], np.cumsum(times)])
@@ -50,8 +65,8 @@ def plan_swaps(
         memory.gap_returns,
         op_bytes,
     )
-    free, back = native.choose_swaps(*gaps, start_s, capacity_bytes)
-    if frees_early:
+    free, back = native.choose_swaps(*gaps, start_s, capacity_bytes, way.longest_first)
+    if way.frees_early:
         _free_early(memory, link, start_s, free, back)
     free, back = native.prefetch(*gaps, free, back, capacity_bytes)
     tick()

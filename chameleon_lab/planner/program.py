@@ -19,11 +19,13 @@ from .host_layout import HostLayout
 from .host_room import HostRoom
 from .memory import MIN_SWAP_BYTES, StepMemory, Swaps, memory_under, step_op_times
 from .replay import HIGHEST_CLASS, Chain, PlannedReplays, ReplayChains
+from .retention import as_planned, retained_by, retaining
 
-FREE, SWAP_IN, SWAP_OUT, DROP, REPLAY = 0, 1, 2, 3, 4
-"""Kinds of action. FREE, SWAP_IN and REPLAY fire before their op, in this order, SWAP_OUT and DROP after it.
+FREE, SWAP_IN, SWAP_OUT, DROP, REPLAY, RELEASE = 0, 1, 2, 3, 4, 5
+"""Kinds of action. FREE, SWAP_IN and REPLAY fire before their op, in this order, SWAP_OUT, DROP and RELEASE after it.
 
-DROP gives a block back without a copy; REPLAY takes a block and runs the op that made the storage again.
+DROP gives a block back without a copy; REPLAY takes a block and runs the op that made the storage again. RELEASE lets
+go of a storage that has died and was retained until then.
 """
 
 
@@ -57,7 +59,7 @@ class Program:
     action_op: np.ndarray
     """int32 (A,): in [0, ops); actions past the step's end are wrapped into the next step"""
     action_kind: np.ndarray
-    """uint8 (A,): FREE, SWAP_IN, SWAP_OUT, DROP or REPLAY"""
+    """uint8 (A,): FREE, SWAP_IN, SWAP_OUT, DROP, REPLAY or RELEASE"""
     action_storage: np.ndarray
     """int32 (A,): plan storage"""
     host: HostLayout
@@ -76,15 +78,19 @@ def compile_program(policy: Policy, step: StepTrace) -> Program:
     memory, swaps, replays, unmatched = bind(policy, step)
     swaps, _ = replays.served(memory, swaps)
     returns = swaps.returns
+    candidate_of = {row: candidate for candidate, row in enumerate(memory.row.tolist())}
+    until = {candidate_of[row]: op for row, op in retained_by(policy, step).items() if row in candidate_of}
     # At one op and kind, the more urgent copy first: the nearest use of a swap-in, the nearest free of a
     # swap-out.
     op = np.concatenate([swaps.free_op, swaps.in_op[returns], swaps.out_op, replays.out_op, replays.in_op])
+    op = np.concatenate([op, np.array(list(until.values()), dtype=np.int64)])
     kind = np.repeat(
-        [FREE, SWAP_IN, SWAP_OUT, DROP, REPLAY],
-        [len(swaps), int(returns.sum()), len(swaps), len(replays), len(replays)],
+        [FREE, SWAP_IN, SWAP_OUT, DROP, REPLAY, RELEASE],
+        [len(swaps), int(returns.sum()), len(swaps), len(replays), len(replays), len(until)],
     )
     storage = np.concatenate(
         [swaps.storage, swaps.storage[returns], swaps.storage, replays.storage, replays.storage]
+        + [np.array(list(until), dtype=np.int64)]
     )
     urgency = np.concatenate(
         [
@@ -93,6 +99,7 @@ def compile_program(policy: Policy, step: StepTrace) -> Program:
             swaps.free_op - swaps.out_op,
             np.zeros(len(replays), dtype=np.int64),
             np.arange(len(replays)),
+            np.zeros(len(until), dtype=np.int64),
         ]
     )
     op %= memory.ops
@@ -112,7 +119,7 @@ def compile_program(policy: Policy, step: StepTrace) -> Program:
         action_op=op[order].astype(np.int32),
         action_kind=kind[order].astype(np.uint8),
         action_storage=storage[order].astype(np.int32),
-        host=HostRoom(step, policy.host_capacity_bytes).layout(memory, swaps),
+        host=HostRoom(as_planned(policy, step), policy.host_capacity_bytes).layout(memory, swaps),
         unmatched=tuple(unmatched),
     )
 
@@ -122,15 +129,22 @@ def bind(
 ) -> tuple[StepMemory, Swaps, PlannedReplays, list[str]]:
     """The memory of a step, a policy's swaps and drops bound to it, and a line for each decision that does not fit.
 
-    Replays take the ``op_times`` of their ops: by default those that were recorded.
+    The memory knows what the policy retains, see :func:`~chameleon_lab.planner.retention.as_planned`. Replays take the
+    ``op_times`` of their ops: by default those that were recorded.
     """
-    memory = _memory_of(policy, step)
+    until = retained_by(policy, step)
+    memory = _memory_of(policy, seen := retaining(step, until))
     row_of = {key: row for row, key in enumerate(step.storage_keys)}
     candidate_of = {row: candidate for candidate, row in enumerate(memory.row.tolist())}
     pairs = zip(memory.gap_storage.tolist(), memory.gap_ordinal.tolist(), strict=True)
     gap_of = {pair: gap for gap, pair in enumerate(pairs)}
     dormant = set(memory.dormant.tolist())
-    replayable = ReplayChains(step, memory, step_op_times(step, op_times)) if policy.drops else None
+    replayable = None
+    if policy.drops:
+        replayable = ReplayChains(
+            step, memory if seen is step else _memory_of(policy, step), step_op_times(step, op_times)
+        )
+        replayable = replayable if seen is step else replayable.retaining(seen, memory, until)
 
     bound: list[tuple[int, ...]] = []
     dropped: dict[int, Decision] = {}
@@ -195,6 +209,10 @@ def unreplayable(
     memory, times = _memory_of(policy, step), np.zeros(len(step.ops))
     anywhere = ReplayChains(step, memory, times)
     here = ReplayChains(step, memory, times, replay_class, known)
+    if until := retained_by(policy, step):
+        seen = retaining(step, until)
+        memory = _memory_of(policy, seen)
+        anywhere, here = (chains.retaining(seen, memory, until) for chains in (anywhere, here))
     keys, rows = step.storage_keys, memory.row[memory.gap_storage].tolist()
     gap_of = {
         (keys[row], ordinal): gap

@@ -18,15 +18,16 @@ from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..trace import StepTrace
+from ..trace.alive_bytes import bytes_between
 from ..trace.replay_ops import REPLAY_CLASS
 from .memory import StepMemory, Swaps
-from .values import AT_FIRST, alive_bytes, values_of
+from .values import AT_FIRST, Values, values_of
 
 CHAIN = 12
 """Ops in a row that one replay may take for values that have died: the runtime declines a drop that would need more."""
@@ -60,7 +61,8 @@ class ReplayChains:
 
     ``seconds`` are those of each op, shape (ops,). Where the step has replays already, they say what a replay of each
     kind of op takes: mostly less than the op, whose time holds its autograd and its casts too. ``refused`` holds names
-    of ops and keys of storages that the runtime has declined to replay.
+    of ops and keys of storages that the runtime has declined to replay. Where the step retains storages (rows, each
+    ``until`` an op; see :mod:`~chameleon_lab.planner.retention`), ``values`` are those of the step without that.
     """
 
     def __init__(
@@ -70,8 +72,13 @@ class ReplayChains:
         seconds: np.ndarray,
         replay_class: int = HIGHEST_CLASS,
         refused: Collection[str] = (),
+        *,
+        values: Values | None = None,
+        until: Mapping[int, int] | None = None,
     ) -> None:
         self.memory = memory
+        self._given = seconds, replay_class, refused
+        self._until = until or {}
         storages, n = step.storages, memory.ops
         self._birth: list[int] = storages.birth_op.tolist()
         self._death: list[int] = np.where(storages.death_op >= n, 2 * n, storages.death_op).tolist()
@@ -83,17 +90,19 @@ class ReplayChains:
         declined = np.zeros(len(storages), dtype=bool)
         if refused:
             declined[[row for row, key in enumerate(step.storage_keys) if key in refused]] = True
-        self._values = values_of(step, fits)
+        self.values = values_of(step, fits) if values is None else values
         may_replay = (storages.movable & ~declined).tolist()
         self._possible = [
-            fits and may_replay[row] for fits, row in zip(self._values.fits, self._values.row, strict=True)
+            fits and may_replay[row] for fits, row in zip(self.values.fits, self.values.row, strict=True)
         ]
         op_seconds = seconds.tolist()
         self._seconds: list[float] = [
-            share * op_seconds[op] for share, op in zip(self._values.share, self._values.op, strict=True)
+            share * op_seconds[op] for share, op in zip(self.values.share, self.values.op, strict=True)
         ]
         # Bytes alive right before an op, when its replays run.
-        before = alive_bytes(step, storages.birth_op + 1, storages.death_op + 1)
+        before = bytes_between(
+            len(step.ops), storages.birth_op + 1, storages.death_op + 1, storages.block_bytes
+        )
         self.bytes_before = np.minimum(before, memory.live_bytes)
         self._candidate_of = np.full(len(storages), -1, dtype=np.int64)
         self._candidate_of[memory.row] = np.arange(len(memory.row))
@@ -110,7 +119,7 @@ class ReplayChains:
             measured = self._measured(step).tolist()
             self._seconds = [
                 planned_s * measured[name]
-                for planned_s, name in zip(self._seconds, self._values.name, strict=True)
+                for planned_s, name in zip(self._seconds, self.values.name, strict=True)
             ]
             self._chains.clear()
 
@@ -135,11 +144,24 @@ class ReplayChains:
         shares[known] = measured[known] / planned_s[known]
         return shares
 
+    def retaining(self, step: StepTrace, memory: StepMemory, until: Mapping[int, int]) -> ReplayChains:
+        """The same in a step, and its memory, that retains storages until some ops."""
+        seconds, replay_class, refused = self._given
+        return ReplayChains(step, memory, seconds, replay_class, refused, values=self.values, until=until)
+
     def gaps(self) -> list[int]:
         """The gaps whose storage can be dropped and replayed before their use, ascending."""
         memory = self.memory
         returns = memory.gap_returns & (memory.gap_use < memory.ops) & ~memory.persistent[memory.gap_storage]
         return [gap for gap in np.flatnonzero(returns).tolist() if self.why_not(gap) is None]
+
+    def possible(self, value: int) -> bool:
+        """May the op that makes a value be replayed, and its storage dropped?"""
+        return self._possible[value]
+
+    def retained(self, gap: int) -> bool:
+        """Is a gap's storage dead in it, and retained for what is made from it?"""
+        return self._until.get(self._gap_row[gap]) == self._gap_use[gap]
 
     def why_not(self, gap: int) -> str | None:
         """Why a gap cannot be dropped; None if it can."""
@@ -148,9 +170,9 @@ class ReplayChains:
             return "no op of the step makes it"
         if not self._returns[gap] or use >= self.memory.ops:
             return "it is not used again in the step"
-        value = self._values.at(row, use)
+        value = self.values.at(row, use)
         if value == AT_FIRST or not self._possible[value]:
-            written = value != AT_FIRST and self._values.op[value] > self._birth[row]
+            written = value != AT_FIRST and self.values.op[value] > self._birth[row]
             return f"the op that {'wrote it last' if written else 'makes it'} cannot be replayed"
         if self.chain(row, use) is None:
             return f"an input is gone or written by then, and no chain of {CHAIN} ops makes it again"
@@ -158,7 +180,7 @@ class ReplayChains:
 
     def chain(self, row: int, op: int) -> Chain | None:
         """How to make what a storage holds before ``op`` again; None if it cannot be done."""
-        value = self._values.at(row, op)
+        value = self.values.at(row, op)
         key = (value, op)
         if key not in self._chains:
             made: dict[int, int] = {}
@@ -168,7 +190,7 @@ class ReplayChains:
         return self._chains[key]
 
     def _chained(self, made: dict[int, int], inputs: dict[int, None]) -> Chain:
-        values = self._values
+        values = self.values
         *earlier, _ = made
         # What an op in place changes has its result's memory, and is made once more for another op that reads it.
         changed = {values.in_place(value) for value in made}
@@ -193,10 +215,10 @@ class ReplayChains:
         if not most or not self._possible[value]:
             return 0
         level = 1
-        for row, of in self._values.inputs[value]:
+        for row, of in self.values.inputs[value]:
             if of in made:
                 before = made[of]
-            elif self._death[row] >= op and self._values.at(row, op) == of:
+            elif self._death[row] >= op and self.values.at(row, op) == of:
                 inputs[row] = None
                 continue
             else:
@@ -245,6 +267,7 @@ class ReplayChains:
         needed: dict[int, int] = {}
         stays: set[int] = set()
         replayed_at: dict[int, int] = {}
+        chains: dict[int, Chain] = {}
         seconds, transient = np.zeros(n), np.zeros(n, dtype=np.int64)
         for gap in reversed(order):  # a storage comes before all that is made of it
             op = needed.get(gap, self._gap_use[gap])
@@ -266,7 +289,7 @@ class ReplayChains:
                     needed[other] = min(needed.get(other, at), at)
                 else:
                     stays.add(other)
-            replayed_at[gap] = op
+            replayed_at[gap], chains[gap] = op, chain
         # A storage before what is made of it.
         taken = np.array([gap for gap in order if gap in replayed_at], dtype=np.int64)
         memory = self.memory
@@ -283,11 +306,12 @@ class ReplayChains:
             needed=needed,
             stays=frozenset(stays),
             declined=tuple(sorted(declined)),
+            chains=tuple(chains[gap] for gap in taken.tolist()),
         )
 
     def _value(self, gap: int) -> int:
         """What a gap's storage holds in it: larger than all that it is made from."""
-        return self._values.at(self._gap_row[gap], self._gap_use[gap])
+        return self.values.at(self._gap_row[gap], self._gap_use[gap])
 
     def needs(self, gap: int, op: int | None = None) -> frozenset[int]:
         """The gaps, around ``op``, of what a replay of a gap's storage reads there; at the gap's use by default."""
@@ -333,6 +357,8 @@ class PlannedReplays:
     """Gaps of dead time whose storage a replay still reads: it must not leave."""
     declined: tuple[int, ...]
     """Gaps that were asked for and are not dropped."""
+    chains: tuple[Chain, ...] = ()
+    """What each replay runs."""
 
     def __len__(self) -> int:
         return len(self.gap)

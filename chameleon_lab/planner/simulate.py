@@ -25,7 +25,7 @@ from ..policy.model import Link, Policy
 from ..trace import Direction, Stage, StepTrace, Trace
 from ..trace.overlap import exposed_share, hidden_share
 from ..trace.table import Table
-from ..trace.trace import newest_step
+from ..trace.trace import plannable_step
 from ..util.units import format_bytes, format_percent, format_seconds
 from . import native
 from .arguments import checked_capacity, checked_host_capacity, checked_link
@@ -34,6 +34,7 @@ from .memory import StepMemory, Swaps, step_op_times
 from .pressure import with_evictions
 from .program import bind
 from .replay import PlannedReplays
+from .retention import as_planned
 
 
 class StallCause(StrEnum):
@@ -299,7 +300,7 @@ def simulate(
     """
     if not isinstance(policy, Policy):
         raise TypeError(f"policy is {policy!r}: give a Policy, such as plan(...) or Policy.load(...) returns")
-    step = newest_step(trace)
+    step = plannable_step(trace)
     capacity_bytes = (
         policy.capacity_bytes if capacity_bytes is None else checked_capacity(capacity_bytes, step)
     )
@@ -317,7 +318,7 @@ def simulate(
         link,
         times,
         replays,
-        host=HostRoom(step, checked_host_capacity(host_bytes, step)),
+        host=HostRoom(as_planned(policy, step), checked_host_capacity(host_bytes, step)),
         unmatched=tuple(unmatched),
         step=step,
     )

@@ -14,7 +14,7 @@ from ..policy.edits import Edit, EditAction
 from ..policy.model import Link
 from ..trace import StepTrace, Trace
 from ..trace.overlap import DEFINITION
-from ..trace.trace import newest_step
+from ..trace.trace import plannable_step
 from ..util.progress import bar, tick
 from ..util.renamed import renamed_arguments
 from ..util.units import NOTHING, format_bytes, format_percent, format_seconds, parse_fraction
@@ -182,7 +182,7 @@ def sweep(
     """
     within = parse_fraction(within, "within", most=math.inf)
     link = checked_link(link)
-    step, replay_class = newest_step(trace), replay_class_of(rematerialize, trace)
+    step, replay_class = plannable_step(trace), replay_class_of(rematerialize, trace)
     refused = refused_of(refused, trace)
     times = step_op_times(step, op_times)
     host_bytes = checked_host_capacity(host_capacity_bytes, step)

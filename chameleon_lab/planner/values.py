@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..trace import StepTrace
+from ..trace.alive_bytes import alive_bytes
 
 AT_FIRST = -1
 """In the place of a value: what a storage held before the first that is known."""
@@ -179,15 +180,6 @@ def _op_bytes(step: StepTrace) -> list[int]:
     storages, n = step.storages, len(step.ops)
     born = storages.birth_op >= 0
     made = np.bincount(storages.birth_op[born], weights=storages.block_bytes[born], minlength=n)
-    alive = alive_bytes(step, np.maximum(storages.birth_op, 0), storages.death_op + 1)
+    alive = alive_bytes(n, storages.birth_op, storages.death_op, storages.block_bytes)
     total: list[int] = (made + np.maximum(step.ops.live_peak_bytes - alive, 0)).astype(np.int64).tolist()
     return total
-
-
-def alive_bytes(step: StepTrace, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Bytes of the blocks at each op, int64 (ops,), if each is there for ``begin <= op < end``."""
-    n = len(step.ops)
-    change = np.zeros(n + 2, dtype=np.int64)
-    np.add.at(change, np.minimum(begin, n + 1), step.storages.block_bytes)
-    np.subtract.at(change, np.minimum(end, n + 1), step.storages.block_bytes)
-    return np.cumsum(change)[:n]

@@ -66,13 +66,22 @@ class Decision:
     use_op: int
     decided_by: str = PLANNER
     """``"planner"``, or ``"user"`` where an edit demanded it or moved its prefetch."""
+    retains: tuple[str, ...] = ()
+    """Of a rematerialize: keys of storages that the replay reads and that die before it. They are retained until op
+    ``use_op``: their bytes stay, on the device or, where a decision swaps them, on the host."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.action, Action):
             object.__setattr__(self, "action", Action(self.action))
+        object.__setattr__(self, "retains", tuple(self.retains))
         where = f"the decision on {self.storage!r}, gap {self.gap}"
         if self.bytes < 0 or self.gap < NEVER:
             raise PolicyError(f"{where}: bytes is {self.bytes} and gap {self.gap}; neither may be so low")
+        if self.retains and (self.action is not Action.REMATERIALIZE or self.storage in self.retains):
+            raise PolicyError(
+                f"{where}: it retains {', '.join(self.retains)}; only a rematerialize retains storages, for its "
+                "replay, and other ones than its own: delete them"
+            )
         if self.action is Action.KEEP:
             return
         if self.action is Action.REMATERIALIZE:

@@ -177,6 +177,7 @@ def _described(decision: Decision) -> str:
     return (
         f"{decision.action} {format_bytes(decision.bytes)}, out {decision.out_op}, free {decision.free_op}, "
         f"in {decision.in_op}, use {decision.use_op}, by {decision.decided_by}"
+        + (f", retains {', '.join(decision.retains)}" if decision.retains else "")
     )
 
 
@@ -192,6 +193,8 @@ def _change(before: Decision, after: Decision) -> str:
 def _shown(name: str, value: Any) -> str:
     if isinstance(value, bool | str | None):
         return "none" if value is None else str(value)
+    if isinstance(value, tuple):
+        return ", ".join(value) or "nothing"
     if isinstance(value, dict):
         return str(Link(**value)) if name == "link" else str(value)
     if name.endswith("bytes"):

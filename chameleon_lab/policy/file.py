@@ -1,30 +1,33 @@
 """The policy file: JSON with one edit and one decision a line, in order, for readable diffs.
 
 ``policy.schema.json`` beside this module is its JSON Schema. Version 1 had neither edits nor the step, version 2 no
-rematerialize, and version 3 wrote it as ``rematerialise``.
+rematerialize, version 3 wrote it as ``rematerialise``, and version 4 did not retain anything.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 from ..errors import PolicyError
+from ..util.files import unusable_reason
 from . import step_text
 from .decision import NEVER, PLANNER, USER, Action, Decision
 from .edits import CATEGORIES, MOST, EditAction, digest, edit_from_dict
 from .link import Link
 
-VERSION = 4
+VERSION = 5
 """Version of the policy file that this package writes, and the newest that it reads."""
 
 FIELDS = ("capacity_bytes", "link", "decisions", "assumed", "predicted", "edits", "source")
 """Of a policy, what its file holds."""
 
+_HEAD_BYTES = 4096
 _WRITE_AGAIN = "write the file again with Policy.save, or use an older version of it"
 
 _TOP = {
@@ -38,7 +41,7 @@ _TOP = {
     "step": "string",
 }
 _LINK = {"out_bytes_per_s": "number or null", "in_bytes_per_s": "number or null"}
-_DECISION = {f.name: "int" if f.type == "int" else "string" for f in fields(Decision)}
+_DECISION = {f.name: "int" if f.type == "int" else "string" for f in fields(Decision)} | {"retains": "array"}
 
 
 _Rule = tuple[Callable[[Any], bool], str]
@@ -77,6 +80,10 @@ _TEXTS: _Rule = (
     lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value),
     "an array of strings",
 )
+_NAMES: _Rule = (
+    lambda value: isinstance(value, list) and all(isinstance(text, str) and text for text in value),
+    "an array of strings that are not empty",
+)
 _POSITIONS: _Rule = (
     lambda value: isinstance(value, list) and all(_whole(0)[0](position) for position in value),
     "an array of whole numbers from 0 up",
@@ -111,6 +118,7 @@ _DECIDED: dict[str, _Rule] = {
     **dict.fromkeys(("bytes", "out_op", "free_op"), _whole(0)),
     **dict.fromkeys(("gap", "in_op", "use_op"), _whole(NEVER)),
     "decided_by": _one_of((PLANNER, USER)),
+    "retains": _NAMES,
 }
 _WITHOUT_EDITS: dict[str, _Rule] = {"capacity_bytes": _whole(1), "link": _OBJECT}
 
@@ -129,12 +137,21 @@ def to_json(policy: Mapping[str, Any]) -> str:
             f' "assumed": {_line(policy["assumed"])},',
             f' "predicted": {_line(policy["predicted"])},',
             _array("edits", [edit.to_dict() for edit in policy["edits"]]) + ",",
-            _array("decisions", [asdict(decision) for decision in policy["decisions"]]) + ",",
+            _array("decisions", [_entry(decision) for decision in policy["decisions"]]) + ",",
             f' "step": {_line("" if source is None else step_text.encode(source))}',
         ]
     except (TypeError, ValueError) as error:
         raise PolicyError(f"assumed and predicted must hold plain, finite JSON values: {error}") from error
     return "\n".join(["{", *lines, "}", ""])
+
+
+def is_policy_file(path: str | os.PathLike[str]) -> bool:
+    """Does a file begin as a policy does? Others may be JSON too. Raises OSError if it cannot be opened."""
+    if unusable_reason(path, 1 << 62) is not None:
+        return False
+    with open(path, "rb") as file:
+        head = file.read(_HEAD_BYTES)
+    return head.lstrip()[:1] == b"{" and b'"chameleon_lab_policy"' in head
 
 
 def from_json(text: str, source: str = "policy") -> dict[str, Any]:
@@ -242,6 +259,11 @@ def _from_version_3(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
+def _from_version_4(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 4 retained nothing: whatever it says still holds."""
+    return {**data, "chameleon_lab_policy": 5}
+
+
 _NEW_NAMES = EditAction.old_names()
 
 
@@ -256,12 +278,23 @@ _MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
     1: _from_version_1,
     2: _from_version_2,
     3: _from_version_3,
+    4: _from_version_4,
 }
 """From the version that is the key to the next one. They see data that nobody has checked yet."""
 
 
+def _entry(decision: Decision) -> dict[str, Any]:
+    """A decision as the file has it: most retain nothing, and do not say so."""
+    values = asdict(decision)
+    if not decision.retains:
+        del values["retains"]
+    return values
+
+
 def _decision(entry: Any, source: str, place: str) -> Decision:
-    values = _checked(_typed(entry, "object", source, place), _DECISION, source, f"{place}.")
+    entry = {"retains": []} | _typed(entry, "object", source, place)
+    values = _checked(entry, _DECISION, source, f"{place}.")
+    _ruled(values, {"retains": _NAMES}, source, f"{place}.")
     if values["action"] not in (known := [action.value for action in Action]):
         raise PolicyError(
             f"{source}: {place}.action is {values['action']!r}; this Chameleon Lab knows {', '.join(known)}: "

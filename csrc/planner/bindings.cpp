@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../released.h"
 #include "range_max.h"
 #include "stall_clock.h"
 #include "swap_passes.h"
@@ -76,14 +77,15 @@ Step checked_step(const Array<int64_t>& bytes, const Array<int64_t>& out_op, con
 ScheduleArrays bound_choose_swaps(const Array<int64_t>& bytes, const Array<int64_t>& out_op,
                                   const Array<int64_t>& use_op, const Array<int64_t>& latest_in,
                                   const Array<double>& least_s, const Array<bool>& returns,
-                                  const Array<int64_t>& op_bytes, const Array<double>& start_s,
-                                  int64_t capacity_bytes) {
+                                  const Array<int64_t>& op_bytes, const Array<double>& start_s, int64_t capacity_bytes,
+                                  bool longest_first) {
   const Step step = checked_step(bytes, out_op, use_op, latest_in, least_s, returns, op_bytes);
   const auto start_of = checked(start_s, "start_s", (kPeriods + 1) * op_bytes.size());
   Schedule schedule;
   {
-    const py::gil_scoped_release released;
-    schedule = choose_swaps(step.gaps, step.op_bytes, start_of, capacity_bytes);
+    const Released released;
+    schedule = choose_swaps(step.gaps, step.op_bytes, start_of, capacity_bytes,
+                            longest_first ? Order::Longest : Order::Furthest);
   }
   return py::make_tuple(as_array(schedule.free), as_array(schedule.back));
 }
@@ -98,7 +100,7 @@ ScheduleArrays bound_prefetch(const Array<int64_t>& bytes, const Array<int64_t>&
   check_ops(back_of, "back", -1, 2 * op_bytes.size() + 1);
   Schedule schedule{{free_of.begin(), free_of.end()}, {back_of.begin(), back_of.end()}};
   {
-    const py::gil_scoped_release released;
+    const Released released;
     prefetch(step.gaps, step.op_bytes, capacity_bytes, schedule);
   }
   return py::make_tuple(as_array(schedule.free), as_array(schedule.back));
@@ -116,7 +118,7 @@ SteadyArrays bound_run_until_steady(const Array<int64_t>& op, const Array<int64_
                         checked(out_s, "out_s", swaps), checked(in_s, "in_s", swaps), checked(copies, "copies", swaps)};
   SteadyState found;
   {
-    const py::gil_scoped_release released;
+    const Released released;
     found = run_until_steady(events, times);
   }
   const auto waits = static_cast<py::ssize_t>(found.waits.size());
@@ -138,6 +140,8 @@ SteadyArrays bound_run_until_steady(const Array<int64_t>& op, const Array<int64_
 
 PYBIND11_MODULE(_planner, module) {
   module.doc() = "The planner's inner loops, on arrays.";
+  // The first array lets pybind11 look up numpy, which lets go of the interpreter: better here than in a daemon thread.
+  const Array<double> first;
   module.attr("PERIODS") = kPeriods;
   module.attr("FREE") = static_cast<int>(EventKind::Free);
   module.attr("SWAP_IN") = static_cast<int>(EventKind::SwapIn);
@@ -147,7 +151,7 @@ PYBIND11_MODULE(_planner, module) {
 
   module.def("choose_swaps", &bound_choose_swaps, py::arg("bytes"), py::arg("out_op"), py::arg("use_op"),
              py::arg("latest_in"), py::arg("least_s"), py::arg("returns"), py::arg("op_bytes"), py::arg("start_s"),
-             py::arg("capacity_bytes"));
+             py::arg("capacity_bytes"), py::arg("longest_first") = false);
   module.def("prefetch", &bound_prefetch, py::arg("bytes"), py::arg("out_op"), py::arg("use_op"), py::arg("latest_in"),
              py::arg("least_s"), py::arg("returns"), py::arg("op_bytes"), py::arg("free"), py::arg("back"),
              py::arg("capacity_bytes"));

@@ -48,11 +48,13 @@ struct Ranked {
 
 class Chooser {
  public:
-  Chooser(const Gaps& gaps, std::span<const int64_t> bytes, std::span<const double> start_s, int64_t capacity)
+  Chooser(const Gaps& gaps, std::span<const int64_t> bytes, std::span<const double> start_s, int64_t capacity,
+          Order order)
       : gaps_(gaps),
         bytes_(bytes),
         start_s_(start_s),
         capacity_(capacity),
+        order_(order),
         n_(static_cast<int64_t>(bytes.size())),
         plan_{std::vector<int64_t>(gaps.bytes.size(), -1), std::vector<int64_t>(gaps.bytes.size(), -1)} {}
 
@@ -81,13 +83,14 @@ class Chooser {
     }
   }
 
-  // Belady's order: the gap with the furthest next use first.
   void choose() {
     std::vector<Ranked> ranked;
+    const bool longest = order_ == Order::Longest;
     for (int64_t gap = 0; gap < gap_count(); ++gap) {
-      if (spans_excess_[gap]) ranked.push_back({gap, -gaps_.use_op[gap]});
+      const int64_t rank = longest ? gaps_.out_op[gap] - gaps_.use_op[gap] : -gaps_.use_op[gap];
+      if (spans_excess_[gap]) ranked.push_back({gap, rank});
     }
-    plan_ = Sweep(*this, std::move(ranked), -n_, /*spares_short=*/true).run();
+    plan_ = Sweep(*this, std::move(ranked), longest ? 0 : -n_, /*spares_short=*/true).run();
   }
 
   // The chosen gaps alone, in the order in which their copies out are issued.
@@ -265,6 +268,7 @@ class Chooser {
   const std::span<const int64_t> bytes_;
   const std::span<const double> start_s_;
   const int64_t capacity_;
+  const Order order_;
   const int64_t n_;
   std::vector<int64_t> over_ops_;
   std::vector<char> spans_excess_;
@@ -283,8 +287,8 @@ int64_t last_full(const RangeMax& profile, int64_t n, int64_t free, int64_t back
 }  // namespace
 
 Schedule choose_swaps(const Gaps& gaps, std::span<const int64_t> bytes, std::span<const double> start_s,
-                      int64_t capacity_bytes) {
-  return Chooser(gaps, bytes, start_s, capacity_bytes).run();
+                      int64_t capacity_bytes, Order order) {
+  return Chooser(gaps, bytes, start_s, capacity_bytes, order).run();
 }
 
 // The nearest use comes first, counted from the op of the highest bytes: no block that left before it can come back

@@ -28,12 +28,18 @@ struct Schedule {
   std::vector<int64_t> back;
 };
 
+// Which gap to swap first where bytes exceed the capacity.
+enum class Order : uint8_t {
+  Furthest,  // next use, as Belady's MIN does
+  Longest,   // in ops: fewer copies, of storages that come back long before their use
+};
+
 // `bytes`, (n,): those on the device at each op with everything resident that may leave in a gap.
 
 // Which gaps to swap, each freed as late as memory allows. `start_s`, ((kPeriods + 1) * n,): start of each op of steps
 // in a row. The result never holds more than the capacity, which must not be below the floor.
 Schedule choose_swaps(const Gaps& gaps, std::span<const int64_t> bytes, std::span<const double> start_s,
-                      int64_t capacity_bytes);
+                      int64_t capacity_bytes, Order order);
 
 // Brings blocks back as early as they fit, and keeps those that need not leave at all. A schedule that holds no more
 // than the capacity stays so.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random as stdlib_random
 import tempfile
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from chameleon_lab.lab.panel.predicted import predicted_step
 from chameleon_lab.planner import floor, lower_bound, plan, simulate
 from chameleon_lab.planner.memory import LEAST_SWAP_BYTES, StepMemory, Swaps, step_memory, step_op_times
 from chameleon_lab.planner.native import RangeMax
-from chameleon_lab.planner.passes import plan_swaps
+from chameleon_lab.planner.passes import Way, plan_swaps
 from chameleon_lab.planner.program import FREE, SWAP_IN, Program, compile_program
 from chameleon_lab.planner.simulate import simulate_swaps
 from chameleon_lab.policy import Link, Policy
@@ -103,11 +104,11 @@ def test_plan_fits_and_restores_before_use(step: StepTrace, share: float, link: 
 
 @settings(max_examples=300, deadline=None)
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS), seed=st.integers(0, 100))
-def test_early_frees_fit_like_late_ones(step: StepTrace, share: float, link: Link, seed: int) -> None:
+def test_swaps_fit_in_every_way(step: StepTrace, share: float, link: Link, seed: int) -> None:
     capacity, memory = capacity_of(step, share), step_memory(step, LEAST_SWAP_BYTES)
     times = np.random.default_rng(seed).random(memory.ops) * 1e-3
-    for frees_early in (False, True):
-        swaps = plan_swaps(memory, capacity, link, times, frees_early=frees_early)
+    for way in (Way(early, longest) for early, longest in product((False, True), repeat=2)):
+        swaps = plan_swaps(memory, capacity, link, times, way)
         moves = swaps.taken(swaps.in_op >= 0)
         assert (moves.out_op < moves.free_op).all() and (moves.free_op <= moves.in_op).all()
         assert (moves.in_op <= moves.use_op).all()

@@ -47,8 +47,13 @@ DROPS = plan(
     refused=("aten::embedding",),
 )
 V1 = Path(__file__).parent / "data" / "policy_v1.json"
-V3 = Path(__file__).parent / "data" / "policy_v3.json"
 V2 = Path(__file__).parent / "data" / "policy_v2.json"
+V3 = Path(__file__).parent / "data" / "policy_v3.json"
+V4 = Path(__file__).parent / "data" / "policy_v4.json"
+
+
+def retaining_nothing(old: dict[str, Any]) -> list[dict[str, Any]]:
+    return [decision | {"retains": ()} for decision in old["decisions"]]
 
 
 def with_edit(**edit: Any) -> str:
@@ -210,7 +215,7 @@ def test_version_1_is_migrated_and_its_hand_made_decisions_become_edits() -> Non
     old = json.loads(V1.read_text())
     assert old["chameleon_lab_policy"] == 1
     policy = Policy.load(V1)
-    assert [dataclasses.asdict(d) for d in policy.decisions] == old["decisions"]
+    assert [dataclasses.asdict(d) for d in policy.decisions] == retaining_nothing(old)
     assert policy.capacity_bytes == old["capacity_bytes"] and policy.predicted == old["predicted"]
     assert policy.edits == (Edit(EditAction.SWAP, "wte/aten::embedding.0#0", gap=1),)
     assert policy.is_current and policy.source is None
@@ -237,7 +242,7 @@ def test_version_2_means_what_it_did() -> None:
     old = json.loads(V2.read_text())
     assert old["chameleon_lab_policy"] == 2
     policy = Policy.load(V2)
-    assert [dataclasses.asdict(d) for d in policy.decisions] == old["decisions"] and policy.drops == ()
+    assert [dataclasses.asdict(d) for d in policy.decisions] == retaining_nothing(old) and policy.drops == ()
     assert [edit.to_dict() for edit in policy.edits] == old["edits"] and policy.is_current
     assert (policy.assumed, policy.predicted) == (old["assumed"], old["predicted"])
     assert json.loads(policy.to_json()) == old | {"chameleon_lab_policy": VERSION}
@@ -260,6 +265,21 @@ def test_version_3_wrote_rematerialize_otherwise() -> None:
         text.replace("rematerialise", "rematerialize").replace('policy": 3', f'policy": {VERSION}')
     )
     assert simulate(policy.source, policy).replayed_bytes == sum(drop.bytes for drop in policy.drops)
+
+
+# ------------------------------------------------------------------------------------------------ version 4
+
+
+def test_version_4_retained_nothing() -> None:
+    old = json.loads(V4.read_text())
+    assert old["chameleon_lab_policy"] == 4
+    policy = Policy.load(V4)
+    assert [dataclasses.asdict(d) for d in policy.decisions] == retaining_nothing(old)
+    assert policy.drops and policy.swaps and policy.is_current
+    assert json.loads(policy.to_json()) == old | {"chameleon_lab_policy": VERSION}
+
+
+# ------------------------------------------------------------------------------------------------ old names
 
 
 def test_its_names_are_understood_in_code_and_said() -> None:
@@ -348,4 +368,6 @@ def test_a_damaged_step_is_refused_with_the_way_out(damage: str) -> None:
 
 
 def test_a_decision_has_no_field_that_the_file_lacks() -> None:
-    assert set(json.loads(POLICY.to_json())["decisions"][0]) == {f.name for f in dataclasses.fields(Decision)}
+    assert set(json.loads(POLICY.to_json())["decisions"][0]) == {
+        f.name for f in dataclasses.fields(Decision) if f.name != "retains"
+    }  # which most do not have

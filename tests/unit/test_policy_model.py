@@ -136,8 +136,8 @@ def test_deeply_nested_file_is_refused(saved: Path) -> None:
 
 
 def test_newer_version_asks_for_an_upgrade(saved: Path) -> None:
-    with pytest.raises(PolicyError, match="policy version 5, and this Chameleon Lab reads up to 4: upgrade"):
-        Policy.load(broken(saved, "chameleon_lab_policy", value=5))
+    with pytest.raises(PolicyError, match="policy version 6, and this Chameleon Lab reads up to 5: upgrade"):
+        Policy.load(broken(saved, "chameleon_lab_policy", value=6))
 
 
 @pytest.mark.parametrize(

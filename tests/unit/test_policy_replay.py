@@ -270,7 +270,7 @@ def test_the_program_drops_after_the_use_and_replays_in_order() -> None:
     from chameleon_lab.planner.memory import Swaps
 
     none = Swaps(*[np.empty(0, dtype=np.int64)] * 6, np.empty(0, dtype=bool))
-    policy = dataclasses.replace(policy, decisions=_decisions(built, memory, none, replays, set()))
+    policy = dataclasses.replace(policy, decisions=_decisions(built, memory, none, replays, set(), {}))
     program = compile_program(policy, built)
     assert program.unmatched == ()
     order = [program.storage_row[s] for s in program.action_storage[program.action_kind == REPLAY]]
