@@ -19,7 +19,9 @@
 #include <utility>
 #include <vector>
 
+#include "collectives.h"
 #include "compiled_regions.h"
+#include "crc32c.h"
 #include "device/cpu/copy_engine.h"
 #include "device/registry.h"
 #include "dlpack_loans.h"
@@ -61,7 +63,7 @@ py::dict enums() {
   add("Cause", {OF(Cause, Planned), OF(Cause, Evict), OF(Cause, Demand), OF(Cause, Access)});
   add("PauseKind", {OF(PauseKind, Idle), OF(PauseKind, Loading), OF(PauseKind, Cells)});
   add("ActionKind", {OF(ActionKind, Free), OF(ActionKind, SwapIn), OF(ActionKind, SwapOut), OF(ActionKind, Drop),
-                     OF(ActionKind, Replay)});
+                     OF(ActionKind, Replay), OF(ActionKind, Release)});
   add("Refusal", {OF(Refusal, None), OF(Refusal, Op)});
 #undef OF
   return all;
@@ -178,7 +180,7 @@ std::shared_ptr<chameleon::Program> make_program(const Column<uint32_t>& tokens,
   }
   std::vector<chameleon::Action> actions;
   for (py::ssize_t i = 0; i < action_op.size(); ++i) {
-    if (action_kind.at(i) > static_cast<int>(chameleon::ActionKind::Replay))
+    if (action_kind.at(i) > static_cast<int>(chameleon::ActionKind::Release))
       throw std::invalid_argument("program: unknown kind of action");
     actions.push_back({action_op.at(i), static_cast<chameleon::ActionKind>(action_kind.at(i)), action_storage.at(i)});
   }
@@ -311,6 +313,20 @@ py::typing::Dict<py::str, py::int_> counter_values(const chameleon::Counters& c)
   return d;
 }
 
+using DiskValues = py::typing::Dict<py::str, py::object>;
+
+std::optional<DiskValues> disk_values(const std::optional<chameleon::DiskCounters>& counters) {
+  if (!counters) return std::nullopt;
+  DiskValues d;
+#define CHAMELEON_COUNTER(name) d[#name] = counters->name;
+  CHAMELEON_DISK_COUNTERS(CHAMELEON_COUNTER)
+#undef CHAMELEON_COUNTER
+  d["file_bytes"] = counters->file_bytes;
+  d["direct"] = counters->direct;
+  d["refusal"] = counters->refusal;
+  return d;
+}
+
 using FailureValues = py::typing::Dict<py::str, py::object>;
 
 std::optional<FailureValues> failure_values(const std::optional<chameleon::Failure>& failure) {
@@ -342,10 +358,24 @@ const char* adopt_at(Runtime& runtime, uintptr_t tensor, int category, int32_t l
   if (!storage) return "foreign";
   // What is the device's already does not move now, and its pointers are seen.
   const bool known = runtime.residency(storage).has_value();
-  if (!known && !trusted && held_elsewhere(tensor, static_cast<chameleon::Category>(category))) return "shared";
+  // Small ones are never ours, whoever holds them.
+  const bool small = runtime.is_small(storage->nbytes());
+  if (!known && !trusted && !small && held_elsewhere(tensor, static_cast<chameleon::Category>(category)))
+    return "shared";
   const chameleon::Released release;
   return adopted_name(
       runtime.adopt(storage, static_cast<chameleon::Category>(category), label, owners, trusted, evict_last));
+}
+
+chameleon::Fault& disk_fault(const std::string& name) {
+  chameleon::Faults& all = chameleon::faults();
+  if (name == "writes") return all.disk_writes;
+  if (name == "reads") return all.disk_reads;
+  if (name == "short_moves") return all.disk_short_moves;
+  if (name == "flips") return all.disk_flips;
+  if (name == "full") return all.disk_full;
+  if (name == "flushes") return all.disk_flushes;
+  throw std::invalid_argument("no fault of the disk: " + name);
 }
 
 // What is one session's own; runtime/core.py makes the handle of it.
@@ -419,6 +449,7 @@ void bind_runtime(py::module_& m) {
           },
           "(uid, from, to) of storages since the last call; the first one begins to keep them.")
       .def("count", [](Runtime& runtime) { return counter_values(runtime.counters()); })
+      .def("disk_count", [](Runtime& runtime) { return disk_values(runtime.disk_counters()); })
       .def("allocator_setting", &Runtime::allocator_setting)
       .def("taken_failure",
            [](Runtime& runtime, std::optional<std::string_view> told) {
@@ -456,6 +487,15 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<>())
       .def_readwrite("capacity_bytes", &chameleon::Options::capacity_bytes)
       .def_readwrite("host_capacity_bytes", &chameleon::Options::host_capacity_bytes)
+      .def_property(
+          "disk_folder", [](const chameleon::Options& options) { return options.disk.folder; },
+          [](chameleon::Options& options, std::string folder) { options.disk.folder = std::move(folder); })
+      .def_property(
+          "disk_capacity_bytes", [](const chameleon::Options& options) { return options.disk.capacity_bytes; },
+          [](chameleon::Options& options, size_t bytes) { options.disk.capacity_bytes = bytes; })
+      .def_property(
+          "disk_verify", [](const chameleon::Options& options) { return options.disk.verify; },
+          [](chameleon::Options& options, bool on) { options.disk.verify = on; })
       .def_readwrite("link_out_bytes_per_s", &chameleon::Options::link_out_bytes_per_s)
       .def_readwrite("link_in_bytes_per_s", &chameleon::Options::link_in_bytes_per_s)
       .def_readwrite("min_swap_bytes", &chameleon::Options::min_swap_bytes)
@@ -639,6 +679,27 @@ PYBIND11_MODULE(_C, m) {
       py::arg("refused_blocks") = 0, py::arg("refused_buffers") = 0, py::arg("copies") = -1,
       "Faults on purpose, for tests; see faults.h. Without arguments: none.");
   m.def(
+      "set_disk_fault",
+      [](const std::string& name, uint32_t of_1024, int64_t most) {
+        chameleon::Fault& fault = disk_fault(name);
+        fault.left = most;
+        fault.of_1024 = of_1024;
+      },
+      py::arg("name"), py::arg("of_1024") = 0, py::arg("most") = INT64_MAX,
+      "A fault of the disk on purpose, for tests: of 1024 chances, so many, until `most` have been made.");
+  m.def("disk_faults_made", [](const std::string& name) { return disk_fault(name).made.load(); });
+  m.def(
+      "refuse_direct_moves", [](bool on) { chameleon::faults().disk_refuses_direct = on; }, py::arg("on"),
+      "For tests: disks that are opened from here on go through the page cache, as where a file system asks for it.");
+  m.def(
+      "crc32c",
+      [](const py::bytes& data) {
+        const std::string_view bytes = data;
+        return std::pair(chameleon::crc32c(bytes.data(), bytes.size()),
+                         chameleon::crc32c_by_table(bytes.data(), bytes.size()));
+      },
+      "For tests: by the processor's instruction, and by the table.");
+  m.def(
       "hand_over_copies", [](bool on) { chameleon::faults().handed_over = on; }, py::arg("on"),
       "For tests: the CPU device's engines make small copies too, as a GPU's do; otherwise who asks makes them.");
   m.def("pretend_no_hook", &chameleon::access::pretend_no_hook, py::arg("on"),
@@ -699,6 +760,15 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "leave_compiled_region",
       [](const std::vector<uintptr_t>& results) { chameleon::compiled_regions::leave(tensors_at(results)); }, nogil());
+  // A Work of torch's, by its address: pybind11 has torch's own there, whichever class it is of.
+  m.def("enter_wait", [](const py::object& work) {
+    auto* instance = reinterpret_cast<py::detail::instance*>(work.ptr());
+    const void* address = instance->get_value_and_holder().value_ptr();
+    const chameleon::Released release;
+    chameleon::collectives::enter_wait(address);
+  });
+  m.def("leave_wait", &chameleon::collectives::leave_wait, nogil());
+  m.def("settle_untouched", &Runtime::settle_untouched, nogil());
   m.def("storage_address", [](uintptr_t tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   m.def("residency", [](uintptr_t address) -> std::optional<std::string_view> {
     auto* storage = reinterpret_cast<c10::StorageImpl*>(address);

@@ -26,6 +26,7 @@ void Executor::drop(int64_t id) {
   program_.reset();
   program_id_ = -1;
   watch_.clear();
+  let_go_of_retained(/*all=*/true);
 }
 
 void Executor::use(int64_t id) {
@@ -34,6 +35,7 @@ void Executor::use(int64_t id) {
   if (program_id_ != id) {
     forget_places();
     follow(*known, 0);
+    let_go_of_retained(/*all=*/true);
     send_to_places(0);
   }
   begin_step();
@@ -47,6 +49,7 @@ void Executor::unload() {
   program_.reset();
   program_id_ = -1;
   watch_.clear();
+  let_go_of_retained(/*all=*/true);
 }
 
 void Executor::forget_places() {
@@ -70,6 +73,7 @@ void Executor::follow(const Known& known, int32_t cursor) {
   watch_.clear();
   fired_at_.assign(program_->ops(), -kRecently - 1);
   for (const auto& storage : table_.all()) {
+    if (storage->ghost) continue;  // its tensors are gone, and it ends without a word to the executor
     if (const int32_t plan = program_->with_uid(storage->uid); plan >= 0) {
       storage->plan = plan;
       storage->evict_last = program_->storages[plan].evict_last;
@@ -167,6 +171,7 @@ void Executor::end_step() {
   jumped_over_.clear();
   // A step that was another thing altogether says nothing about what is due.
   if (passed_ > 0) catch_up(passed_, program_->ops());
+  let_go_of_retained(/*all=*/true);
 }
 
 // Where in a program the newest op is: in the followed one, or, where the run parts from that, in another that agrees.
@@ -325,15 +330,16 @@ void Executor::find_places(const std::function<int32_t(int32_t)>& op_of) {
   const StepLog& log = recorder_.log();
   const int32_t first = begun_at();
   for (const auto& storage : table_.all()) {
-    if (storage->scratch || storage->ghost || storage->log_step != log.index) continue;
+    if (storage->scratch || (storage->ghost && !storage->retained) || storage->log_step != log.index) continue;
     if (log.storages[storage->log_row].birth_op < first) continue;
     const int32_t op = op_of(static_cast<int32_t>(storage->birth_op) - first);
     const int32_t row = op >= 0 ? program_->born_at(op, storage->birth_ordinal) : -1;
-    if (row < 0) continue;
+    if (row < 0 || (storage->ghost && program_->retained_until(row) < passed_)) continue;
     live_[row] = storage.get();
     came_[row] = true;
     storage->plan = row;
   }
+  let_go_of_retained(/*all=*/false);
 }
 
 void Executor::note_departure(Matcher::Match match, int32_t expected) {
@@ -359,7 +365,7 @@ void Executor::catch_up(int32_t begin, int32_t end) {
   const auto fired = [&](const Action& action) { return live_op_ - fired_at_[action.op] <= kRecently; };
   due_.resize(program_->storages.size());
   for (const Action* action = first; action != last; ++action) {
-    if (fired(*action)) continue;
+    if (fired(*action) || action->kind == ActionKind::Release) continue;
     Due& due = due_[action->storage];
     const bool back = action->kind == ActionKind::Replay;  // on demand, then
     due = {true, action->kind == ActionKind::SwapIn, due.leaves || action->kind == ActionKind::SwapOut,
@@ -375,6 +381,9 @@ void Executor::catch_up(int32_t begin, int32_t end) {
     } else if (due.leaves) {
       fire_swap_out(action->storage, -1);  // pressure takes its block, if nothing asks for it before
     }
+  }
+  for (const Action* action = first; action != last; ++action) {
+    if (action->kind == ActionKind::Release) let_go_of(action->storage);
   }
 }
 
@@ -427,6 +436,7 @@ void Executor::fire_after(int32_t op) {
   for (const Action* action = program_->actions_begin(op); action != program_->actions_end(op); ++action) {
     if (action->kind == ActionKind::SwapOut) fire_swap_out(action->storage, op);
     if (action->kind == ActionKind::Drop) fire_drop(action->storage, op);
+    if (action->kind == ActionKind::Release) let_go_of(action->storage);
   }
 }
 
@@ -497,6 +507,31 @@ void Executor::born(Storage& storage, int32_t plan_op, int32_t ordinal) {
 
 void Executor::died(Storage& storage) {
   if (storage.plan >= 0 && live_[storage.plan] == &storage) live_[storage.plan] = nullptr;
+}
+
+bool Executor::retains(const Storage& storage) const {
+  return storage.plan >= 0 && live_[storage.plan] == &storage && program_->retained_until(storage.plan) >= passed_;
+}
+
+void Executor::retained(Storage& ghost, int32_t plan) {
+  ghost.retained = true;
+  ghost.plan = plan;
+  retained_.emplace_back(&ghost, ghost.uid);
+}
+
+void Executor::let_go_of(int32_t storage) {
+  if (live_[storage] && live_[storage]->retained) let_go(*live_[storage]);
+}
+
+void Executor::let_go_of_retained(bool all) {
+  for (const auto& [ghost, uid] : std::exchange(retained_, {})) {
+    if (ghost->uid != uid || !ghost->retained) continue;
+    if (all || ghost->plan < 0) {
+      let_go(*ghost);
+    } else {
+      retained_.emplace_back(ghost, uid);
+    }
+  }
 }
 
 int64_t Executor::next_use(const Storage& storage, int64_t clock) const {

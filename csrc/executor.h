@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "matcher.h"
@@ -55,6 +56,14 @@ class Executor {
 
   void born(Storage& storage, int32_t plan_op, int32_t ordinal);
   void died(Storage& storage);
+
+  // Note [Retention]
+  // A program may want the bytes of a storage for longer than its tensors live: what is dropped is made from them. It
+  // keeps its place in the program then, and may leave and come back meanwhile. It is let go of at the program's op, at
+  // the end of the step, or where another program that does not want it is followed.
+  bool retains(const Storage& storage) const;  // which dies now
+  void retained(Storage& ghost, int32_t plan);
+  std::function<void(Storage&)> let_go;
 
   // In ops; below 0 for what is evicted last. Where the program does not know: as far ahead as the last use lies back.
   int64_t next_use(const Storage& storage, int64_t clock) const;
@@ -122,6 +131,8 @@ class Executor {
   void fire_swap_out(int32_t storage, int32_t op);
   void fire_drop(int32_t storage, int32_t op);
   bool send_out(Storage& storage, bool due);
+  void let_go_of(int32_t storage);
+  void let_go_of_retained(bool all);  // else of those that have no place in the program
   void note_trigger(int64_t bytes, bool fired);
 
   Swapper& swapper_;
@@ -133,11 +144,12 @@ class Executor {
   uint64_t follows_ = 0;
   Matcher matcher_;
   Left left_;
-  std::vector<Storage*> live_;     // by row of the program's storages
-  std::vector<uint8_t> came_;      // by row: has it been there in this step?
-  std::vector<int32_t> swap_ins_;  // due, in order; those without room wait here
-  std::vector<int32_t> replays_;   // due, in order
-  std::vector<Waiting> waiting_;   // in order
+  std::vector<Storage*> live_;                          // by row of the program's storages
+  std::vector<uint8_t> came_;                           // by row: has it been there in this step?
+  std::vector<int32_t> swap_ins_;                       // due, in order; those without room wait here
+  std::vector<int32_t> replays_;                        // due, in order
+  std::vector<Waiting> waiting_;                        // in order
+  std::vector<std::pair<Storage*, int64_t>> retained_;  // with their uids: some may be gone
   std::vector<int32_t> fired_at_;  // by op of the program: the live op at which its actions fired last
   std::vector<Due> due_;           // scratch of catch_up, by storage
   std::deque<JumpedOver> jumped_over_;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "device/copies.h"
@@ -30,14 +31,18 @@ class HostTarget final : public SwapTarget {
   EventPtr copy_in(void* block, const void* from, size_t bytes, EventPtr after, bool urgent) override {
     return copies_.copy_in(block, from, bytes, std::move(after), urgent);
   }
+  bool read_now(void* to, const void* from, size_t bytes) override {
+    std::memcpy(to, from, bytes);
+    return true;
+  }
   std::pair<double, double> measure_bandwidth() override { return copies_.measure_link(); }
 
-  size_t used_bytes() const { return used_bytes_; }
-  size_t reserved_bytes() const { return memory_.reserved_host_bytes(); }
-  size_t peak_bytes() const { return peak_bytes_; }
+  size_t used_bytes() const override { return used_bytes_; }
+  size_t reserved_bytes() const override { return memory_.reserved_host_bytes(); }
+  size_t peak_bytes() const override { return peak_bytes_; }
   int64_t placed() const { return placed_; }        // planned buffers that were given their place
   int64_t misplaced() const { return misplaced_; }  // and those that were not
-  void reset_peak() {
+  void reset_peak() override {
     peak_bytes_ = used_bytes_;
     placed_ = misplaced_ = 0;
   }

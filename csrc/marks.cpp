@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include <cstdint>
-#include <cstring>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -127,12 +126,15 @@ void hide(void* mark, size_t bytes) { inaccessible(mark, stretch_bytes(bytes)); 
 
 void set_provider(Provider p) { provider = p; }
 
-bool show(void* mark, const void* source, size_t bytes) {
+bool show(void* mark, size_t bytes, const std::function<bool(void*)>& fill) {
   const size_t size = stretch_bytes(bytes) - kPageBytes;
   // Filled elsewhere and moved there at once: other threads may be reading too.
   void* copy = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (copy == MAP_FAILED) return false;
-  std::memcpy(copy, source, bytes);
+  if (!fill(copy)) {
+    munmap(copy, size);
+    return false;
+  }
   mprotect(copy, size, PROT_READ);
   if (mremap(copy, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, mark) != MAP_FAILED) return true;
   munmap(copy, size);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 namespace chameleon::marks {
 
@@ -21,6 +22,7 @@ void hide(void* mark, size_t bytes);  // inaccessible again
 // Puts the bytes behind an address where they can be read: asks for the mark's storage with the core's lock held.
 using Provider = bool (*)(const void* address);
 void set_provider(Provider provider);
-bool show(void* mark, const void* source, size_t bytes);
+// `fill` puts them where it is told; false: it cannot.
+bool show(void* mark, size_t bytes, const std::function<bool(void*)>& fill);
 
 }  // namespace chameleon::marks

@@ -105,6 +105,14 @@ const std::unordered_set<std::string_view> kSeenThrough = {
     "aten::_scaled_dot_product_attention_math",
 };
 
+// Ops on tensors whose bytes they leave alone, but which no schema tells from others.
+const std::unordered_set<std::string_view> kLeavesBytes = {
+    "aten::record_stream", "aten::set_", "aten::is_pinned", "aten::_has_same_storage_numel", "aten::is_set_to",
+};
+
+// Collectives in which a rank's own part decides what it gets.
+const std::unordered_set<std::string_view> kRooted = {"c10d::broadcast_", "c10d::reduce_", "c10d::gather_"};
+
 bool starts_with(std::string_view text, std::string_view start) { return text.substr(0, start.size()) == start; }
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
@@ -166,14 +174,21 @@ void set_kind(OpInfo* info) {
   if (const auto index = info->handle->schema().argumentIndexWithName("batch_sizes")) info->held_argument = *index;
 }
 
+// No schema of c10d says what is written. What is only sent has a name of this kind.
+bool is_sent(const c10::Argument& argument, std::string_view op) {
+  return starts_with(argument.name(), "input") || op == "c10d::send" || op == "c10d::check_for_nan";
+}
+
 void read_arguments(const c10::FunctionSchema& schema, OpInfo* info) {
   const auto& arguments = schema.arguments();
   info->functional = arguments.size() <= 64;
   for (const auto& result : schema.returns()) info->functional &= result.alias_info() == nullptr;
   for (size_t i = 0; i < arguments.size() && i < 64; ++i) {
+    if (info->launches && is_sent(arguments[i], info->name)) continue;
     const c10::AliasInfo* alias = arguments[i].alias_info();
     // Batch norm updates running_mean and running_var although no schema says so. A lazy clone takes the DataPtr away.
-    const bool hidden = starts_with(arguments[i].name(), "running_") || info->sets_hook;
+    const bool hidden = starts_with(arguments[i].name(), "running_") || info->sets_hook || info->launches ||
+                        (info->name == "fsdp::all_gather_copy_in" && arguments[i].name() == "all_gather_output");
     if ((alias && alias->isWrite()) || hidden) info->written_arguments |= uint64_t{1} << i;
     info->functional &= !hidden && alias == nullptr;
     if (arguments[i].name() == "dropout_p") info->dropout_argument = static_cast<int32_t>(i);
@@ -199,12 +214,21 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
     info->written_arguments = 2;
     return;
   }
+  if (name == "c10d::wait") return;  // ours likewise: see collectives.h
   const auto handle =
       operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
   // Custom ops may write what their schema does not say; recurrent kernels keep hidden buffers.
-  info->writes_all = !handle || !starts_with(name, "aten::") || contains(name, "rnn") || contains(name, "lstm") ||
-                     contains(name, "gru");
-  if (!handle) return;
+  const bool annotated = starts_with(name, "aten::") || starts_with(name, "c10d::") ||
+                         starts_with(name, "_c10d_functional") || starts_with(name, "fsdp::");
+  info->writes_all = !handle || !annotated || contains(name, "rnn") || contains(name, "lstm") || contains(name, "gru");
+  if (!handle) {
+    info->launches = false;
+    return;
+  }
+  const auto& returns = handle->schema().returns();
+  info->launches &= std::any_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+    return contains(result.type()->str(), "c10d.Work");
+  });
   info->leaf = !handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
                handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
                handle->hasKernelForDispatchKey(c10::DispatchKey::Meta);
@@ -212,6 +236,7 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
   info->handle = new c10::OperatorHandle(*handle);  // never freed, as the info that holds it
   info->sets_hook = name == "aten::_lazy_clone";
   read_arguments(handle->schema(), info);
+  if (info->launches && kRooted.count(name) == 0) info->received_arguments = info->written_arguments;
   info->in_place = changes_self_alone(handle->schema(), *info);
   info->overwrites = info->in_place && kOverwriting.count(name) > 0;
 }
@@ -229,7 +254,10 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
     made->list_op = contains(made->name, "::_foreach_") || contains(made->name, "::_amp_foreach_") ||
                     contains(made->name, "::_fused_adam") || contains(made->name, "::_fused_sgd");
     made->reads_inputs = kShapeOnly.count(made->name) == 0;
-    made->outlasts_call = starts_with(made->name, "c10d::") || starts_with(made->name, "_c10d_functional");
+    const bool collective = starts_with(made->name, "c10d::") || starts_with(made->name, "_c10d_functional");
+    made->waits = made->name == "c10d::wait" || made->name == "_c10d_functional::wait_tensor";
+    made->launches = starts_with(made->name, "c10d::") && !made->waits;
+    made->shows_no_end = collective || kLeavesBytes.count(made->name) > 0;
     made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
     read_schema(operator_name, made);
     set_kind(made);

@@ -40,9 +40,12 @@ struct OpInfo {
   bool seeded = false;              // draws random numbers
   bool list_op = false;             // the same for each element of its lists: may run in parts
   bool sets_hook = false;           // on its inputs' storages, where there must be none of ours then: lazy clones
-  bool outlasts_call = false;       // goes on with its tensors when it has ended, where nobody sees: collectives
+  bool launches = false;            // a collective, which goes on with its tensors when the op has ended: c10d ops
+  bool waits = false;               // for one
+  bool shows_no_end = false;        // of a collective, whichever of its tensors it has: those ops, and a few more
   uint64_t written_arguments = 0;   // bit per argument, from the schema's alias annotations
   uint64_t out_arguments = 0;       // the same, of those that are written without being read
+  uint64_t received_arguments = 0;  // the same, of those that a collective writes on every rank
   int32_t generator_argument = -1;
   int32_t held_argument = -1;                   // of an op that is seen through: it keeps a pointer to it all along
   int32_t dropout_argument = -1;                // the probability; at 0 nothing random is left
@@ -55,6 +58,7 @@ struct OpInfo {
   static const OpInfo& add_in_place();  // aten::add_
 
   bool reads(size_t argument) const { return argument >= 64 || (out_arguments >> argument & 1) == 0; }
+  bool receives(size_t argument) const { return argument < 64 && (received_arguments >> argument & 1) != 0; }
   bool writes(size_t argument) const {
     return writes_all || (argument < 64 ? (written_arguments >> argument & 1) != 0 : true);
   }

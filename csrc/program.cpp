@@ -23,8 +23,10 @@ int firing_order(ActionKind kind) {
       return 3;
     case ActionKind::Drop:
       return 4;
+    case ActionKind::Release:
+      return 5;
   }
-  return 5;
+  return 6;
 }
 }  // namespace
 
@@ -46,6 +48,9 @@ Program::Program(std::vector<uint32_t> tokens_in, std::vector<PlanStorage> stora
     return a.op != b.op ? a.op < b.op : firing_order(a.kind) < firing_order(b.kind);
   });
   drops_ = std::any_of(actions.begin(), actions.end(), [](const Action& a) { return a.kind == ActionKind::Drop; });
+  for (const Action& action : actions) {
+    if (action.kind == ActionKind::Release) retained_until_[action.storage] = action.op;
+  }
   offsets_.assign(ops() + 1, 0);
   for (const Action& action : actions) ++offsets_[action.op + 1];
   for (int32_t op = 0; op < ops(); ++op) offsets_[op + 1] += offsets_[op];
@@ -70,6 +75,11 @@ int32_t Program::born_at(int32_t op, int32_t ordinal) const {
 int32_t Program::with_uid(int64_t uid) const {
   auto found = by_uid_.find(uid);
   return found == by_uid_.end() ? -1 : found->second;
+}
+
+int32_t Program::retained_until(int32_t storage) const {
+  auto found = retained_until_.find(storage);
+  return found == retained_until_.end() ? -1 : found->second;
 }
 
 int64_t Program::next_use_distance(int32_t storage, int32_t op) const {

@@ -17,6 +17,7 @@ enum class ActionKind : uint8_t {
   SwapOut,  // after the op ends: begin the copy out
   Drop,     // after the op ends: give the block back; the bytes can be made again
   Replay,   // before the op starts, after Free and SwapIn: make them again
+  Release,  // after the op ends: a storage that has died is retained no longer
 };
 
 struct Action {
@@ -50,6 +51,7 @@ class Program {
 
   int32_t born_at(int32_t op, int32_t ordinal) const;  // row of storages, or -1
   int32_t with_uid(int64_t uid) const;                 // row of storages, or -1
+  int32_t retained_until(int32_t storage) const;       // op of its Release, or -1: its bytes end with its tensors
 
   // Ops from `op` to the next use after it, over the step's end too; a large number if there is none.
   int64_t next_use_distance(int32_t storage, int32_t op) const;
@@ -66,6 +68,7 @@ class Program {
   std::vector<uint32_t> offsets_;
   std::unordered_map<uint64_t, int32_t> by_birth_;
   std::unordered_map<int64_t, int32_t> by_uid_;
+  std::unordered_map<int32_t, int32_t> retained_until_;
   bool drops_ = false;
 };
 

@@ -519,14 +519,20 @@ void Replays::release(Value& value) {
     if (!made_from.storage) {
       if (made_from.held) release(made_from);
       gone(made_from);
-    } else if (made_from.storage->ghost && made_from.storage->pins == 0) {
-      Storage& ghost = *made_from.storage;
-      made_from.storage = nullptr;
-      gone(made_from);
-      ghost.value.reset();
-      free_ghost_(ghost);
+    } else if (made_from.storage->ghost && made_from.storage->pins == 0 && !made_from.storage->retained) {
+      end_ghost(*made_from.storage);
     }
   }
+}
+
+// Its value may be held itself: one that is retained may be dropped meanwhile.
+void Replays::end_ghost(Storage& ghost) {
+  const std::shared_ptr<Value> value = std::move(ghost.value);
+  ghost.value.reset();
+  value->storage = nullptr;
+  if (value->held) release(*value);
+  gone(*value);
+  free_ghost_(ghost);
 }
 
 // Values that are gone are remembered only for as long as a chain may be.
@@ -573,8 +579,9 @@ void Replays::ended(Storage& storage, Refusal why) {
   gone(*value);
 }
 
-bool Replays::died(Storage& storage) {
+bool Replays::died(Storage& storage, bool retained) {
   if (!storage.value) return false;
+  if (retained && !storage.replaying) return true;
   const std::shared_ptr<Value> value = storage.value;
   if (!value->dependents.empty()) {
     const bool dropped = storage.residency == Residency::Dropped;
@@ -587,6 +594,10 @@ bool Replays::died(Storage& storage) {
   value->storage = nullptr;
   gone(*value);
   return false;
+}
+
+void Replays::let_go(Storage& ghost) {
+  if (ghost.pins == 0 && ghost.value && !ghost.replaying && !needed(ghost)) end_ghost(ghost);
 }
 
 void Replays::gave_up(const std::shared_ptr<Value>& value) {

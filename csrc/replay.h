@@ -174,8 +174,10 @@ class Replays {
   void restored(Storage& storage);  // they are back
   bool needed(const Storage& storage) const { return storage.value && !storage.value->dependents.empty(); }
   std::vector<std::shared_ptr<Value>> dropped_dependents(const Storage& storage);  // of other storages
-  void ended(Storage& storage, Refusal why);          // it is written, and nothing depends on what it held
-  bool died(Storage& storage);                        // true: others need its bytes, which stay as a ghost
+  void ended(Storage& storage, Refusal why);  // it is written, and nothing depends on what it held
+  // True: its bytes stay as a ghost, since others need them, or the plan retains it.
+  bool died(Storage& storage, bool retained);
+  void let_go(Storage& ghost);                        // the plan retains it no longer: it goes, unless others need it
   void gave_up(const std::shared_ptr<Value>& value);  // its storage died while the value was being made again
   void prune(const StorageTable& table);              // at the end of a step
   void forget(Storage& storage);                      // at the end of a session
@@ -192,6 +194,7 @@ class Replays {
   void hold(Value& value);
   void release(Value& value);
   void gone(Value& value);
+  void end_ghost(Storage& ghost);
 
   Find find_;
   Movable movable_;

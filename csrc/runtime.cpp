@@ -44,29 +44,37 @@ std::string message_of(const std::exception& error) {
   return from_torch ? from_torch->what_without_backtrace() : error.what();
 }
 
-// Never destroyed, since a thread's last tensors may outlive what it owns: the next thread takes it over.
+// Stacks are never destroyed: when a thread ends, the next one takes its stack over. A tensor that the thread keeps to
+// its very end may die after that, and needs a stack that no other thread has: it gets one for good.
 Runtime::CallStack& Runtime::CallStack::here() {
   static auto* mutex = new std::mutex;
   static auto* spare = new std::vector<CallStack*>;
-  struct Owned {
-    Owned() {
+  static thread_local CallStack* mine = nullptr;
+  static thread_local bool ended = false;
+  struct AtThreadEnd {
+    ~AtThreadEnd() {
       std::lock_guard<std::mutex> lock(*mutex);
-      if (spare->empty()) {
-        stack = new CallStack;
-      } else {
-        stack = spare->back();
-        spare->pop_back();
-        stack->states_.clear();
-      }
+      spare->push_back(std::exchange(mine, nullptr));
+      ended = true;
     }
-    ~Owned() {
-      std::lock_guard<std::mutex> lock(*mutex);
-      spare->push_back(stack);
-    }
-    CallStack* stack;
   };
-  static thread_local Owned owned;
-  return *owned.stack;
+  if (mine) return *mine;
+  if (ended) return *(mine = new CallStack);
+  {
+    std::lock_guard<std::mutex> lock(*mutex);
+    if (spare->empty()) {
+      mine = new CallStack;
+    } else {
+      mine = spare->back();
+      spare->pop_back();
+      mine->states_.clear();
+    }
+  }
+  mine->of_backend = collectives::on_backend_thread();
+  stands_aside_ |= mine->of_backend;
+  static thread_local AtThreadEnd at_thread_end;
+  (void)at_thread_end;
+  return *mine;
 }
 
 Runtime::ThreadState& Runtime::thread_state() { return CallStack::here().of(*this); }
@@ -162,12 +170,14 @@ Runtime::Runtime(std::unique_ptr<Device> device, size_t place)
       replays_([this](c10::StorageImpl* impl) { return find(impl); },
                [this](const Storage& storage) { return swapper_.movable(storage); },
                [this](Storage& ghost) { free_ghost(ghost); }, [this](size_t bytes) { return allocate_kept(bytes); }) {
+  executor_.let_go = [this](Storage& ghost) { let_go(ghost); };
   executor_.drop_bytes = [this](Storage& storage) { return drop_bytes(storage) == Refusal::None; };
   swapper_.next_use = [this](const Storage& storage) { return executor_.next_use(storage, clock_ops_); };
   swapper_.host_place = [this](const Storage& storage) { return executor_.host_place(storage); };
   swapper_.host_kept = [this](const Storage& storage) { return executor_.host_kept(storage); };
   swapper_.drop_instead = [this](Storage& storage) { return drop_bytes(storage, /*note=*/false) == Refusal::None; };
   swapper_.wait_for_pins = [this] { return wait_for_pins(); };
+  swapper_.name_of = [this](const Storage& storage) { return name_of(storage); };
   if (device_->places_plans()) swapper_.grow_host = [this](size_t bytes) { grow_host(bytes); };
 }
 
@@ -176,6 +186,7 @@ void Runtime::open(const Options& options) {
   Lock lock(mutex_);
   TORCH_CHECK(!open_, "Chameleon Lab: a session is open on ", torch_device_, " already");
   if (options.capacity_bytes != SIZE_MAX) marks::reserve();
+  open_disk(options.disk);
   options_ = options;
   unbacked_ = options.unbacked;
   if (options.unbacked) unbacked_runtime_ = this;
@@ -187,6 +198,7 @@ void Runtime::open(const Options& options) {
   device_->reset_peaks();
   host_.set_capacity(options.host_capacity_bytes);
   host_.reset_peak();
+  if (disk_) disk_->set_link(options.link_out_bytes_per_s, options.link_in_bytes_per_s);
   swapper_.min_bytes = options.min_swap_bytes;
   swapper_.forget_host_full();
   swapper_.keeps_host_copies = access::has_hook() || options.trusting;
@@ -203,6 +215,8 @@ void Runtime::open(const Options& options) {
   forward_modules_ = ForwardModules();
   module_hashes_.clear();
   label_hashes_.clear();
+  module_names_.clear();
+  label_names_.clear();
   ++epoch_;
   thread_state().seen = epoch_;  // whoever opens a session is in no op
   thread_state().unseen = false;
@@ -217,6 +231,7 @@ void Runtime::open(const Options& options) {
   const size_t resident_bytes = device_->resident_bytes();
   if (resident_bytes > options.capacity_bytes && !swapper_.make_room(0)) {
     device_->set_capacity(SIZE_MAX);
+    close_disk();
     TORCH_CHECK(false, "Chameleon Lab: tensors of an earlier session hold ", human(resident_bytes),
                 " that cannot move, more than the capacity of ", human(options.capacity_bytes),
                 ": delete them, or give a larger capacity");
@@ -280,12 +295,17 @@ void Runtime::end_session() {
   open_ = false;
   tracked_bytes_ = kTrackedBytes;
   // A real device may not hold everything at once. Then what is away comes back when it is used, as it did before.
-  if (!swapper_.restore_all()) return;
+  std::vector<Storage*> lost;
+  if (!swapper_.restore_all(&lost)) return;
+  lose(lost);
+  close_disk();
   Lanes replays = 0;
   for (const auto& storage : table_.all()) replays |= storage->made_by | storage->replays_read;
   const EventPtr replayed = replays ? device_->record(replays) : nullptr;
   if (replayed) device_->host_wait(replayed, Order::SessionEndsReplayed);
   device_->set_capacity(SIZE_MAX);
+  end_dropped_flights();
+  flights_ = {};  // whose Works are still held: what they were given stays
   forget_values();
   forget_unbacked();
   unbacked_ = false;
@@ -297,6 +317,66 @@ void Runtime::end_session() {
   stop_listening();
   device_->release_kept_host();
   device_->keep_free_blocks(false);
+}
+
+// A child of a session's process may still have its parent's storages away: they come back before another place is
+// used.
+void Runtime::open_disk(const DiskOptions& options) {
+  const auto is_away = [](const auto& storage) { return storage->host.data != nullptr; };
+  if ((disk_ || !options.folder.empty()) && std::any_of(table_.all().begin(), table_.all().end(), is_away)) {
+    std::vector<Storage*> lost;
+    swapper_.restore_all(&lost);
+    lose(lost);
+    close_disk();
+  }
+  TORCH_CHECK(!disk_,
+              "Chameleon Lab: tensors of an earlier session are on its disk still, in use by other threads: "
+              "delete them first");
+  closed_disk_.reset();
+  if (options.folder.empty()) return;
+  disk_ = device_->open_disk(options);
+  TORCH_CHECK(disk_, "Chameleon Lab: ", torch_device_, " has no way to a disk: leave out disk=\"", options.folder,
+              "\"");
+  swapper_.use(*disk_);
+}
+
+void Runtime::close_disk() {
+  const auto is_away = [](const auto& storage) { return storage->host.data != nullptr; };
+  if (!disk_ || std::any_of(table_.all().begin(), table_.all().end(), is_away)) return;  // the last ones die elsewhere
+  closed_disk_ = disk_->counters();
+  swapper_.use(host_);
+  disk_.reset();
+}
+
+// Their bytes cannot be had, and the session ends: accesses raise for good. One that goes may take others along.
+void Runtime::lose(const std::vector<Storage*>& storages) {
+  std::vector<std::pair<Storage*, int64_t>> left;
+  for (Storage* storage : storages) left.emplace_back(storage, storage->uid);
+  for (const auto& [storage, uid] : left) {
+    if (storage->uid != uid) continue;
+    if (storage->ghost) {
+      free_ghost(*storage);
+    } else if (access::keep(*storage)) {
+      access::mark_lost(*storage, "Chameleon Lab: " + name_of(*storage) +
+                                      " was on the disk when the session ended, and could not be read from there: its "
+                                      "bytes are lost");
+      destroyed(storage);
+    }
+  }
+}
+
+std::string Runtime::name_of(const Storage& storage) const {
+  constexpr const char* kWords[] = {"parameter", "gradient", "optimizer state", "activation", "input", "tensor"};
+  const auto known = [](const std::vector<std::string>& names, int32_t id) {
+    return id >= 0 && static_cast<size_t>(id) < names.size() ? names[id] : std::string();
+  };
+  const std::string what = kWords[static_cast<int>(storage.category)];
+  const std::string size = human(storage.bytes);
+  if (const std::string name = known(label_names_, storage.label); !name.empty()) {
+    return "the " + what + " '" + name + "' (" + size + ")";
+  }
+  const std::string module = known(module_names_, storage.module);
+  return "the " + what + (module.empty() ? "" : " of '" + module + "'") + ", of " + size + ",";
 }
 
 // Storages go back to torch's own allocator, as if the session had never been. What has a raw pointer outside, is in
@@ -349,11 +429,12 @@ void Runtime::set_link(double out_bytes_per_s, double in_bytes_per_s) {
   options_.link_out_bytes_per_s = out_bytes_per_s;
   options_.link_in_bytes_per_s = in_bytes_per_s;
   device_->set_link(out_bytes_per_s, in_bytes_per_s);
+  if (disk_) disk_->set_link(out_bytes_per_s, in_bytes_per_s);
 }
 
 std::pair<double, double> Runtime::measure_link() {
   Lock lock(mutex_);
-  return host_.measure_bandwidth();
+  return target().measure_bandwidth();
 }
 
 size_t Runtime::pooled_host_bytes() {
@@ -418,6 +499,7 @@ void Runtime::grow_host(size_t bytes) {
 std::shared_ptr<StepLog> Runtime::end_step() {
   trim_host(/*all=*/false);
   Lock lock(mutex_);
+  end_dropped_flights();
   executor_.end_step();
   recorder_.log().settle();
   note_allocator_events();
@@ -575,21 +657,25 @@ void Runtime::time_ops(int32_t every, int32_t first) {
 }
 
 namespace {
-void set_hash(std::vector<uint32_t>& hashes, int32_t id, std::string_view text) {
+void set_text(std::vector<uint32_t>& hashes, std::vector<std::string>& names, int32_t id, std::string_view text) {
   if (id < 0) return;
-  if (hashes.size() <= static_cast<size_t>(id)) hashes.resize(id + 1);
+  if (hashes.size() <= static_cast<size_t>(id)) {
+    hashes.resize(id + 1);
+    names.resize(id + 1);
+  }
   hashes[id] = hash_text(text);
+  names[id] = text;
 }
 }  // namespace
 
 void Runtime::name_module(int32_t id, std::string_view path) {
   Lock lock(mutex_);
-  set_hash(module_hashes_, id, path);
+  set_text(module_hashes_, module_names_, id, path);
 }
 
 void Runtime::name_label(int32_t id, std::string_view name) {
   Lock lock(mutex_);
-  set_hash(label_hashes_, id, name);
+  set_text(label_hashes_, label_names_, id, name);
 }
 
 Counters Runtime::counters() {
@@ -606,9 +692,9 @@ Counters Runtime::counters() {
   }
   counters.producers = Producer::count;
   counters.forward_nodes = forward_modules_.size();
-  counters.host_used_bytes = host_.used_bytes();
-  counters.host_reserved_bytes = host_.reserved_bytes();
-  counters.host_peak_bytes = host_.peak_bytes();
+  counters.host_used_bytes = target().used_bytes();
+  counters.host_reserved_bytes = target().reserved_bytes();
+  counters.host_peak_bytes = target().peak_bytes();
   counters.host_pins = device_->host_pins();
   counters.host_placed = host_.placed();
   counters.host_misplaced = host_.misplaced();
@@ -616,6 +702,11 @@ Counters Runtime::counters() {
   counters.ops_in_step = recorder_.ops();
   counters.recent = executor_.recent();
   return counters;
+}
+
+std::optional<DiskCounters> Runtime::disk_counters() {
+  Lock lock(mutex_);
+  return disk_ ? disk_->counters() : closed_disk_;
 }
 
 namespace {
@@ -673,10 +764,16 @@ void Runtime::before_fork() {
     // Another has begun meanwhile, and the child would not see its end.
     while (!all_locked && locked > 0) runtimes[--locked].second->mutex_.unlock();
   }
-  for (const auto& [device, runtime] : runtimes) runtime->device_->drain();
+  for (const auto& [device, runtime] : runtimes) {
+    runtime->device_->drain();
+    if (runtime->disk_) runtime->disk_->before_fork();
+  }
 }
 
-void Runtime::after_fork_in_parent() { mutex_.unlock(); }
+void Runtime::after_fork_in_parent() {
+  if (disk_) disk_->after_fork_in_parent();
+  mutex_.unlock();
+}
 
 // The child has no copy engines, and none of the parent's budget is its own: it records and plans nothing, and still
 // brings back what is away when it is used.
@@ -686,6 +783,7 @@ void Runtime::after_fork_in_child() {
   keeps_producers_ = false;
   Draw::after_fork_in_child();
   device_->after_fork_in_child();
+  if (disk_) disk_->after_fork_in_child();
   device_->set_capacity(SIZE_MAX);
   executor_.unload();
   threads_in_ops_ = thread_state().depth > 0 ? 1 : 0;

@@ -21,7 +21,9 @@
 #include <vector>
 
 #include "clock.h"
+#include "collectives.h"
 #include "device/device.h"
+#include "disk_target.h"
 #include "executor.h"
 #include "host_target.h"
 #include "module_stack.h"
@@ -40,6 +42,7 @@ inline constexpr std::chrono::seconds kLongestUnseenOp(3);
 struct Options {
   size_t capacity_bytes = SIZE_MAX;  // SIZE_MAX: no limit, nothing ever leaves
   size_t host_capacity_bytes = SIZE_MAX;
+  DiskOptions disk;                 // where storages go that are away, instead of the host; no folder: nowhere else
   double link_out_bytes_per_s = 0;  // 0: as fast as the machine copies
   double link_in_bytes_per_s = 0;
   size_t min_swap_bytes = 16 << 10;
@@ -178,6 +181,10 @@ class Runtime {
   void keep_producers(bool on);          // even where no program drops anything
   Refusal drop(c10::StorageImpl* impl);  // now, if its bytes can be made again
 
+  // What `empty` has made, and nobody has taken a pointer of yet, may leave before an op has used it: the caller knows
+  // that nobody is about to fill it.
+  static void settle_untouched();
+
   // For calls that read the bytes, such as torch.save's: the storage is resident from hold() to let_go(), and whoever
   // takes its pointer meanwhile gives it up before that.
   bool hold(c10::StorageImpl* impl);
@@ -198,6 +205,7 @@ class Runtime {
   bool accessed(c10::StorageImpl* impl, bool by_hook);
 
   Counters counters();
+  std::optional<DiskCounters> disk_counters();  // none without a disk; after the session, what they were at its end
   std::string allocator_setting() { return device_->allocator_setting(); }
   // The last one, once; of an error that tells of one, where `told` is its text.
   std::optional<Failure> take_failure(std::optional<std::string_view> told = {});
@@ -212,6 +220,7 @@ class Runtime {
     return bytes >= tracked_bytes_.load(std::memory_order_relaxed) && is_open() &&
            !unbacked_.load(std::memory_order_relaxed) && !stands_aside_;
   }
+  bool is_small(size_t bytes) const { return bytes < tracked_bytes_.load(std::memory_order_relaxed); }
   void* allocate(size_t bytes);
   bool release(const void* block);  // false: not ours
   bool make_way(size_t bytes);      // memory that is not the runtime's could not be had; false: nothing can leave
@@ -296,7 +305,15 @@ class Runtime {
   void follow_plan(ThreadState& thread);
   void time_start(ThreadState& thread);
   void use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread);
-  void keep_here(const c10::IValue& value);
+  // See Note [Flights].
+  void board(c10::ArrayRef<const c10::IValue> inputs, const OpInfo& info, ThreadState& thread);
+  void depart(const collectives::Launched& launched, ThreadState& thread);
+  void use_waited(const at::RecordFunction& function, ThreadState& thread);
+  void end_waited(ThreadState& thread);
+  void end_flights_of(Storage& storage, const at::Tensor& tensor, size_t argument, const OpInfo& info);
+  void end_dropped_flights();
+  void end_flight(Flight flight);
+  bool has_flight(const void* work);
   void make_way_for_hook(const c10::IValue& value);
   using HostWaits = std::vector<std::pair<EventPtr, Order>>;  // for which the host has to wait, and why
   void bring_for_pointer(Storage& storage, ThreadState& thread, HostWaits* waits);
@@ -348,6 +365,7 @@ class Runtime {
   void take_over(Storage& storage, const at::Tensor& made, ThreadState& thread);
   Refusal drop_bytes(Storage& storage, bool note = true);  // note: in the trace, if it is declined
   void free_ghost(Storage& ghost);
+  void let_go(Storage& ghost);
   void follow_replays(const Storage& storage, int lane, bool writes, Order made = Order::Replayed);
   void host_follows(const Storage& storage, HostWaits* waits);
   c10::DataPtr allocate_kept(size_t bytes);
@@ -367,6 +385,12 @@ class Runtime {
   void grow_host(size_t bytes);
   void trim_host(bool all);
   void end_session();
+  SwapTarget& target() { return disk_ ? static_cast<SwapTarget&>(*disk_) : host_; }
+  void open_disk(const DiskOptions& options);
+  void close_disk();
+  void lose(const std::vector<Storage*>& storages);
+  std::string name_of(const Storage& storage) const;
+  std::string full_words() const;
   bool wait_for_other_ops();
   void hand_back();
   void make_way_while_refused(size_t bytes);
@@ -394,15 +418,20 @@ class Runtime {
 
   StorageTable table_;
   HostTarget host_;
+  std::unique_ptr<DiskTarget> disk_;  // takes its place while it is there
+  std::optional<DiskCounters> closed_disk_;
   Recorder recorder_;
   Swapper swapper_;
   Executor executor_;
   Replays replays_;
+  Flights flights_;
   bool always_keep_producers_ = false;
   std::atomic<bool> keeps_producers_{false};
   ForwardModules forward_modules_;
   std::vector<uint32_t> module_hashes_;  // by id
   std::vector<uint32_t> label_hashes_;
+  std::vector<std::string> module_names_;  // by id
+  std::vector<std::string> label_names_;
   Options options_;
   static constexpr size_t kMostFailures = 1024;
   std::vector<Failure> failures_;  // since they were last taken

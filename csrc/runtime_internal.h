@@ -31,6 +31,7 @@ class Lock {
   ~Lock() {
     mutex_.unlock();
     access::release_kept();
+    collectives::release_kept();
   }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
@@ -64,6 +65,7 @@ struct Runtime::CallStack {
   std::vector<std::pair<size_t, c10::StorageImpl*>> held;  // held_argument of those seen through: height of `frames`
   std::vector<std::pair<uint64_t, int64_t>> nodes;  // autograd nodes being evaluated: forward thread, sequence number
   int replaying = 0;                                // ops that run again: they belong to no step
+  bool of_backend = false;                          // is the thread a communication library's?
   size_t leaf_frame = 0;  // of a trace without memory: height of `frames` at the leaf op; 0 outside
   Runtime* leaf_of = nullptr;
   LeafCall leaf_call;
@@ -91,9 +93,11 @@ struct Runtime::ThreadState {
   int64_t seen = 0;     // the session since whose begin every op on the thread's stack is known
   bool unseen = false;  // does its outermost op run inside of one that nobody saw begin?
   std::vector<std::pair<Storage*, int64_t>> pinned;  // with their uids: records are reused
-  std::vector<Maker> makers;   // ops on the stack that storages are made by, while producers are kept
-  std::optional<Maker> ended;  // of the op that ends now
-  int replays = 0;             // storages that the thread is making again
+  std::vector<Maker> makers;     // ops on the stack that storages are made by, while producers are kept
+  std::optional<Maker> ended;    // of the op that ends now
+  int replays = 0;               // storages that the thread is making again
+  std::vector<Flight> boarding;  // of the collectives whose launches are on the stack
+  std::vector<int64_t> waited;   // ids of the flights that end with the op, a wait
   const char* op_name = nullptr;
   size_t parts = 0;  // elements of the outermost op's lists, if it may run in parts
   OpPlace place;     // of the outermost op

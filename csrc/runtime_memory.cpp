@@ -104,6 +104,15 @@ void Runtime::categorize(Storage& storage, Category category, int32_t label) {
   storage.anchor = lasts ? label_hashes_[label] : 0;
 }
 
+void Runtime::settle_untouched() {
+  each_known([](Runtime& runtime) {
+    Lock lock(runtime.mutex_);
+    for (const auto& storage : runtime.table_.all()) {
+      storage->settled |= !storage->unseen && storage->pins == 0 && access::intact(*storage) && access::armed(*storage);
+    }
+  });
+}
+
 void Runtime::set_evict_last(const std::unordered_set<int64_t>& uids) {
   Lock lock(mutex_);
   for (const auto& storage : table_.all()) storage->evict_last = uids.contains(storage->uid);
@@ -163,7 +172,10 @@ std::vector<Transition> Runtime::take_transitions() {
 void Runtime::send_all_out() {
   for (const auto& storage : table_.all()) {
     if (storage->residency == Residency::Away || (dice_ && (*dice_)() % 8 != 0)) continue;
-    send_out(*storage);
+    try {
+      send_out(*storage);
+    } catch (const c10::Error&) {  // it came back, and could not: whoever uses it is told
+    }
   }
 }
 
@@ -306,13 +318,16 @@ bool Runtime::release(const void* block) {
 }
 
 void Runtime::destroyed(Storage* storage) {
-  const bool ghost = replays_.died(*storage);
+  const bool retained = !closing_ && executor_.retains(*storage);
+  const int32_t plan = storage->plan;
+  const bool ghost = replays_.died(*storage, retained);
   if (!storage->scratch) {
     recorder_.died(*storage);
-    executor_.died(*storage);
+    if (!ghost || !retained) executor_.died(*storage);
   }
   if (ghost) {
     table_.make_ghost(storage);
+    if (retained) executor_.retained(*storage, plan);
     return;
   }
   if (storage->block && !storage->scratch) recorder_.left(*storage, recorder_.op() + 1);
@@ -400,6 +415,8 @@ bool Runtime::accessed(c10::StorageImpl* impl, bool by_hook) {
     if (!by_hook) storage->lanes = ~Lanes{0};  // Python code inside of an op may use it along any of them
     return true;
   }
+  // Its collective's: gloo takes the address on a thread of its own.
+  if (by_hook && used_here && storage->flights > 0) return true;
   HostWaits waits;
   // Only when the bytes are there it stays for good: until then ops arm the hook again, and others wait as well.
   Staying staying(*storage);
@@ -466,7 +483,7 @@ bool Runtime::show_bytes(const void* address, bool* dropped) {
   }
   Storage* storage = behind(address);
   *dropped = storage && storage->residency == Residency::Dropped;
-  const bool shown = storage && access::show_at_mark(*storage);
+  const bool shown = storage && access::show_at_mark(*storage, target());
   mutex_.unlock();
   return shown;
 }
@@ -531,6 +548,18 @@ bool Runtime::wait_for_other_ops() {
   return none;
 }
 
+std::string Runtime::full_words() const {
+  if (!disk_) {
+    return "the host memory for storages that are away is used up: host_capacity is " +
+           human(options_.host_capacity_bytes);
+  }
+  const std::string why = disk_->refusal();
+  return "the disk " + options_.disk.folder + " takes no more storages: " +
+         (why.empty() ? human(disk_->used_bytes()) + " of the " + human(options_.disk.capacity_bytes) +
+                            " that it is given are in use"
+                      : why);
+}
+
 std::string Runtime::note_failure(size_t request_bytes, const ThreadState& thread) {
   Failure failure;
   failure.op = thread.depth > 0 && thread.op_name ? thread.op_name : "an allocation between ops";
@@ -560,10 +589,10 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
         "`chameleon run SCRIPT` without --capacity says in its report how much is enough, after two steps already. Or "
         "make the op's tensors smaller (a smaller batch, or the loss computed in chunks).";
   } else {
-    failure.needs = "Chameleon Lab: the host memory for storages that are away is used up: host_capacity is " +
-                    human(options_.host_capacity_bytes) + ", and " + failure.op + " needs " +
+    failure.needs = "Chameleon Lab: " + full_words() + ", and " + failure.op + " needs " +
                     human(failure.request_bytes) + " more room on the device.";
-    failure.advice = "Give a larger host_capacity, or a larger capacity.";
+    failure.advice = disk_ ? "Give a disk with more room, or a larger capacity."
+                           : "Give a larger host_capacity, or a larger capacity.";
   }
   if (failures_.size() == kMostFailures) failures_.erase(failures_.begin());
   failures_.push_back(failure);

@@ -9,10 +9,12 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cstring>
 #include <exception>
 #include <optional>
 #include <utility>
 
+#include "collectives.h"
 #include "runtime_internal.h"
 #include "tensor_storages.h"
 
@@ -44,6 +46,8 @@ size_t list_length(c10::ArrayRef<const c10::IValue> inputs) {
   return list != inputs.end() ? list->toListRef().size() : 0;
 }
 
+bool is_wait(const at::RecordFunction& function) { return std::strcmp(function.name(), "c10d::wait") == 0; }
+
 // Kernels below autograd call ops with its keys off; so does inference mode, everywhere, and Python when it makes a
 // tensor of numbers.
 bool inside_a_kernel() {
@@ -60,6 +64,13 @@ Runtime::Places Runtime::concerned(const at::RecordFunction& function, CallStack
 }
 
 Runtime::Places Runtime::concerned_of(const at::RecordFunction& function, CallStack& stack, Places listening) {
+  if (const void* work = collectives::waited_for(); work && is_wait(function)) {
+    Places waiting = 0;
+    each_of(listening, [&](Runtime& runtime) {
+      if (runtime.has_flight(work)) waiting |= runtime.bit();
+    });
+    if (waiting) return waiting;
+  }
   Places named = 0, first = 0;
   const auto names = [&](c10::Device device) {
     each_of(listening, [&](const Runtime& runtime) {
@@ -101,7 +112,8 @@ Runtime::Places Runtime::concerned_of(const at::RecordFunction& function, CallSt
 std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFunction& function) {
   CallStack& stack = CallStack::here();
   // How torch works out the results of a leaf without memory is no part of the program, and a replay is none either.
-  if (stack.leaf_frame > 0 || stack.replaying > 0) {
+  // And what a communication library's threads run is a part of the collective.
+  if (stack.leaf_frame > 0 || stack.replaying > 0 || C10_UNLIKELY(stack.of_backend)) {
     stack.frames.push_back({&OpInfo::ignored(), 0});
     return nullptr;
   }
@@ -329,29 +341,19 @@ void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info,
     if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, true, thread);
   }
   for (const c10::Storage& storage : strong.bare) use(storage.unsafeGetStorageImpl(), true, true, thread);
-  if (C10_UNLIKELY(info.outlasts_call)) {
-    for (const c10::IValue& input : inputs) keep_here(input);
-  }
+  if (C10_UNLIKELY(info.launches)) board(inputs, info, thread);
+  if (C10_UNLIKELY(info.waits)) use_waited(function, thread);
 }
 
 void Runtime::use_elements(const c10::IValue& list, size_t argument, const OpInfo& info, ThreadState& thread) {
   int32_t part = 0;
   for (const c10::IValue& element : list.toListRef()) {
-    each_storage(element,
-                 [&](c10::StorageImpl* impl) { use(impl, info.reads(argument), info.writes(argument), thread, part); });
+    each_storage_of(element, [&](const at::Tensor& tensor, c10::StorageImpl* impl) {
+      Storage* storage = use(impl, info.reads(argument), info.writes(argument), thread, part);
+      if (storage && C10_UNLIKELY(storage->flights > 0)) end_flights_of(*storage, tensor, argument, info);
+    });
     ++part;
   }
-}
-
-// NCCL works along streams of its own, and nothing says when it is done: what a collective was given never leaves
-// again.
-void Runtime::keep_here(const c10::IValue& value) {
-  each_storage(value, [&](c10::StorageImpl* impl) {
-    if (Storage* storage = find(impl)) {
-      storage->escaped = true;
-      if (storage->residency == Residency::Resident) access::disarm(*storage);  // nothing is left to find out
-    }
-  });
 }
 
 // A lazy clone puts a hook of its own there, and torch allows for one.
@@ -387,7 +389,9 @@ Runtime::OpPlace& Runtime::place(ThreadState& thread) {
 void Runtime::use_input(const c10::IValue& value, size_t argument, const OpInfo& info, ThreadState& thread) {
   each_storage_of(value, [&](const at::Tensor& tensor, c10::StorageImpl* impl) {
     Storage* storage = use(impl, info.reads(argument), info.writes(argument), thread);
-    if (storage && C10_UNLIKELY(storage->form.dtype < 0)) storage->form = forms_.of(tensor, storage->bytes);
+    if (!storage) return;
+    if (C10_UNLIKELY(storage->form.dtype < 0)) storage->form = forms_.of(tensor, storage->bytes);
+    if (C10_UNLIKELY(storage->flights > 0)) end_flights_of(*storage, tensor, argument, info);
   });
 }
 
@@ -431,11 +435,12 @@ void Runtime::pin(Storage& storage, ThreadState& thread) {
 }
 
 void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker) {
+  std::optional<collectives::Launched> launched;  // released after the lock
+  if (C10_UNLIKELY(info.launches)) launched = collectives::launched(function, info);
   Lock lock(mutex_);
-  for (const c10::IValue& output : results_of(function)) {
-    attach_output(output, !info.raw_written_output, thread);
-    if (C10_UNLIKELY(info.outlasts_call)) keep_here(output);
-  }
+  for (const c10::IValue& output : results_of(function)) attach_output(output, !info.raw_written_output, thread);
+  if (C10_UNLIKELY(launched)) depart(*launched, thread);
+  if (C10_UNLIKELY(info.waits)) end_waited(thread);
   if (maker) end_maker(function, *maker);
   place(thread);
   if (C10_UNLIKELY(thread.parts > 1) && thread.depth == 1) mark_results(function, thread.parts);
@@ -483,7 +488,7 @@ void Runtime::unpin_all(ThreadState& thread) {
 void Runtime::unpin(Storage& storage) {
   if (--storage.pins > 0) return;
   if (storage.ghost) {
-    if (!replays_.needed(storage)) free_ghost(storage);
+    if (!storage.retained && !replays_.needed(storage)) free_ghost(storage);
     return;
   }
   if (storage.failed) access::clear_failed(storage);

@@ -292,6 +292,7 @@ class Runtime::Restoration {
     done_ = true;
     if (value_->storage) {
       storage_->replaying = false;
+      if (storage_->ghost && !storage_->retained) runtime_.replays_.let_go(*storage_);  // nobody reads it any more
     } else {
       runtime_.replays_.gave_up(value_);  // it died meanwhile, on another thread
     }
@@ -576,7 +577,7 @@ void Runtime::restore_dropped(ThreadState& thread) {
   for (;;) {
     Storage* next = nullptr;
     for (const auto& storage : table_.all()) {
-      if (storage->residency == Residency::Dropped && storage->value && !tried.count(storage->uid))
+      if (storage->residency == Residency::Dropped && storage->value && !storage->ghost && !tried.count(storage->uid))
         next = storage.get();
     }
     if (!next) break;
@@ -604,7 +605,8 @@ void Runtime::forget_values() {
     }
   };
   each([this](Storage& storage) {
-    if (storage.residency == Residency::Dropped && access::keep(storage)) access::mark_failed(storage, kLost);
+    const bool lost = storage.residency == Residency::Dropped && !storage.ghost;
+    if (lost && access::keep(storage)) access::mark_failed(storage, kLost);
     replays_.forget(storage);
   });
   each([this](Storage& storage) {
@@ -622,9 +624,18 @@ void Runtime::watch(Storage& storage) {
 
 void Runtime::free_ghost(Storage& ghost) {
   if (ghost.block) recorder_.left(ghost, recorder_.op() + 1);
+  executor_.died(ghost);
   replays_.ended(ghost, Refusal::Unknown);
   swapper_.release(ghost);
   table_.remove(&ghost);
+}
+
+// The plan has retained it: see Note [Retention].
+void Runtime::let_go(Storage& ghost) {
+  executor_.died(ghost);
+  ghost.plan = -1;
+  ghost.retained = false;
+  replays_.let_go(ghost);
 }
 
 void Runtime::wait_for_replay(ThreadState& thread) {

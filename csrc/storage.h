@@ -78,7 +78,8 @@ struct Storage {
   Lanes made_by = 0;         // that replayed its bytes, if they were: no program orders its ops behind that
   Lanes replays_read = 0;    // that replayed others from its bytes: nor its writes and its death behind that
   Lanes recorded = 0;        // that its user has recorded (record_stream), whichever block it had then
-  int32_t pins = 0;          // ops on the stack that use it, and holds
+  int32_t pins = 0;          // ops on the stack that use it, holds, and flights
+  int32_t flights = 0;       // of collectives that it was given to: see Note [Flights]
   int32_t holds = 0;         // of torch.save and the like
   uint64_t pinned_by = 0;    // the op that pinned it last
   void* block = nullptr;     // null while away
@@ -95,6 +96,7 @@ struct Storage {
   Refusal refusal = Refusal::Unknown;  // why nothing can make its value again
   int32_t maker = -1;                  // the op that made it: index into op_names()
   bool ghost = false;                  // its tensors are gone, but dropped values are made from its bytes
+  bool retained = false;               // a ghost that the plan wants, whether such values are there yet or not
   bool scratch = false;                // memory of a replay: not in the trace
   bool replaying = false;              // a thread is making its bytes
 

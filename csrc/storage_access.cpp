@@ -1,6 +1,7 @@
 #include "storage_access.h"
 
 #include <atomic>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -154,16 +155,27 @@ void mark_failed(Storage& storage, const std::string& message) {
   storage.failed = true;
 }
 
+void mark_lost(Storage& storage, const std::string& message) {
+  disarm(storage);
+  set_pointer(storage, nullptr, nullptr, nullptr);
+  raise_on_access(storage, message);
+}
+
 void clear_failed(Storage& storage) {
   storage.failed = false;
   stop_raising(storage);
   if (storage.residency != Residency::Resident) mark_away(storage);
 }
 
-bool show_at_mark(Storage& storage) {
-  const bool at_host = storage.residency == Residency::Away || storage.residency == Residency::Returning;
-  const void* bytes = at_host ? storage.host.data : storage.block;
-  storage.shown = storage.shown || (bytes && marks::show(storage.mark, bytes, storage.bytes));
+bool show_at_mark(Storage& storage, SwapTarget& target) {
+  const bool away = storage.residency == Residency::Away || storage.residency == Residency::Returning;
+  const void* bytes = away ? storage.host.data : storage.block;
+  const auto fill = [&](void* to) {
+    if (away) return target.read_now(to, bytes, storage.bytes);
+    std::memcpy(to, bytes, storage.bytes);
+    return true;
+  };
+  storage.shown = storage.shown || (bytes && marks::show(storage.mark, storage.bytes, fill));
   return storage.shown;
 }
 
@@ -176,6 +188,14 @@ void give_mark_back(Storage& storage) {
 void arm([[maybe_unused]] Storage& storage) {
 #if CHAMELEON_HAS_MATERIALIZER
   if (has_hook() && !storage.ghost && !storage.impl->has_materializer()) storage.impl->set_materializer(hook);
+#endif
+}
+
+bool armed([[maybe_unused]] const Storage& storage) {
+#if CHAMELEON_HAS_MATERIALIZER
+  return has_hook() && !storage.ghost && storage.impl && storage.impl->has_materializer();
+#else
+  return false;
 #endif
 }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "storage.h"
+#include "swap_target.h"
 
 namespace chameleon::access {
 
@@ -46,10 +47,13 @@ void forbid(Storage& storage);
 void allow(Storage& storage);
 void mark_failed(Storage& storage, const std::string& message);  // every access raises RuntimeError(message)
 void clear_failed(Storage& storage);
-bool show_at_mark(Storage& storage);    // for reading; see Note [Reads through a const pointer]
-void give_mark_back(Storage& storage);  // when it dies
+// Its bytes are lost: every access raises, for good, and the storage's record is no longer known by its impl.
+void mark_lost(Storage& storage, const std::string& message);
+bool show_at_mark(Storage& storage, SwapTarget& target);  // for reading; see Note [Reads through a const pointer]
+void give_mark_back(Storage& storage);                    // when it dies
 
 void arm(Storage& storage);
+bool armed(const Storage& storage);  // then nobody has taken its pointer since; never without the hook
 void disarm(Storage& storage);
 
 // What is called when an away storage dies.

@@ -1,6 +1,9 @@
 #include "swapper.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "storage_access.h"
@@ -64,7 +67,7 @@ bool Swapper::get_lacking() {
 }
 
 void Swapper::have_host_memory(const Storage& storage) {
-  if (grow_host && !storage.host.data && host_.lacks(storage.bytes)) grow_host(storage.bytes);
+  if (grow_host && !storage.host.data && host_->lacks(storage.bytes)) grow_host(storage.bytes);
 }
 
 // Storages on their way out free their blocks first: those that the host has a copy of already, else the one issued
@@ -190,8 +193,9 @@ void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
     if (!storage.host.data) return;
     const Ticks issue = now_ticks();
     storage.due[0] = storage.issued[0] = issue;
-    storage.host.written = host_.copy_out(storage.host.data, storage.block, storage.bytes,
-                                          device_.record(used_by(storage) | storage.recorded | lane_bit(storage.lane)));
+    storage.host.written =
+        host_->copy_out(storage.host.data, storage.block, storage.bytes,
+                        device_.record(used_by(storage) | storage.recorded | lane_bit(storage.lane)));
     recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
     was_made(storage, storage.host.written, Direction::Out, cause);
   }
@@ -207,8 +211,8 @@ void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
 void* Swapper::take_host(const Storage& storage, Cause cause, bool at_hand) {
   const int64_t place = host_place ? host_place(storage) : -1;
   const auto taken = [&] {
-    void* data = host_.allocate(storage.bytes, place, cause == Cause::Planned, at_hand);
-    if (!data && at_hand && host_.lacks(storage.bytes)) lacking_bytes_ = storage.bytes;
+    void* data = host_->allocate(storage.bytes, place, cause == Cause::Planned, at_hand);
+    if (!data && at_hand && host_->lacks(storage.bytes)) lacking_bytes_ = storage.bytes;
     return data;
   };
   if (void* data = taken()) return data;
@@ -218,9 +222,9 @@ void* Swapper::take_host(const Storage& storage, Cause cause, bool at_hand) {
   for (const auto& one : table_.all()) {
     if (one->residency != Residency::Resident || !one->host.data) continue;
     spare.emplace_back(next_use(*one), one.get());
-    spare_bytes += host_.buffer_bytes(one->bytes);
+    spare_bytes += host_->buffer_bytes(one->bytes);
   }
-  if (!host_.allows(storage.bytes, spare_bytes)) return nullptr;
+  if (!host_->allows(storage.bytes, spare_bytes)) return nullptr;
   std::sort(spare.begin(), spare.end(), sooner);
   for (const auto& one : spare) {
     drop_host(*one.second);
@@ -234,10 +238,19 @@ void Swapper::forget_leaving(Storage& storage) {
   leaving_.erase(std::find(leaving_.begin(), leaving_.end(), &storage));
 }
 
+// See Note [Copies that fail].
+void Swapper::stay(Storage& storage) {
+  forget_leaving(storage);
+  become(storage, Residency::Resident);
+  if (!keeps_host_copies) access::allow(storage);
+  drop_host(storage);
+}
+
 void Swapper::finish_swap_out(Storage& storage) {
   if (storage.host.written) {
     wait(storage, storage.host.written, Direction::Out, storage.lane);
-    storage.host.written.reset();
+    const EventPtr written = std::exchange(storage.host.written, nullptr);
+    if (written->failure()) return stay(storage);
   }
   forget_leaving(storage);
   if (!access::keep(storage)) {  // it dies on another thread, or its DataPtr was moved elsewhere, while the copy ran
@@ -320,8 +333,8 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   const Ticks issue = now_ticks();
   storage.issued[1] = issue;
   if (storage.due[1] == 0) storage.due[1] = issue;
-  storage.arriving = host_.copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)),
-                                   /*urgent=*/cause != Cause::Planned);
+  storage.arriving = host_->copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)),
+                                    /*urgent=*/cause != Cause::Planned);
   recorder_.arrived(storage);
   recorder_.transfer(storage, Direction::In, cause, issue, storage.arriving);
   was_made(storage, storage.arriving, Direction::In, cause);
@@ -341,6 +354,13 @@ void Swapper::undo_swap_in(Storage& storage) {
 
 void Swapper::arrive(Storage& storage, EventPtr* arrived) {
   wait(storage, storage.arriving, Direction::In, device_.lane());
+  if (const std::string* why = storage.arriving->failure()) {
+    const std::string message = "Chameleon Lab: " + (name_of ? name_of(storage) : "a storage") +
+                                " could not be brought back: " + *why +
+                                ". Its bytes are not on the device; using it again tries again.";
+    undo_swap_in(storage);
+    TORCH_CHECK(false, message);
+  }
   if (arrived) *arrived = storage.arriving;
   storage.arriving.reset();
   storage.due[1] = 0;
@@ -404,7 +424,7 @@ void Swapper::cancel(Storage& storage, EventPtr& copy, Direction direction) {
 void Swapper::drop_host(Storage& storage) {
   if (!storage.host.data) return;
   if (storage.host.written) cancel(storage, storage.host.written, Direction::Out);
-  host_.free(storage.host.data, storage.bytes);
+  host_->free(storage.host.data, storage.bytes);
   storage.host = {};
 }
 
@@ -431,7 +451,7 @@ void Swapper::let_block_die(Storage& storage) {
   }
 }
 
-bool Swapper::restore_all() {
+bool Swapper::restore_all(std::vector<Storage*>* lost) {
   bool all_here = true;
   for (const auto& storage : table_.all()) {
     if (storage->residency == Residency::Leaving) touch(*storage, false);
@@ -440,7 +460,14 @@ bool Swapper::restore_all() {
       all_here = false;
       continue;
     }
-    if (storage->residency == Residency::Returning) arrive(*storage, nullptr);
+    if (storage->residency == Residency::Returning) {
+      try {
+        arrive(*storage, nullptr);
+      } catch (const c10::Error&) {
+        lost->push_back(storage.get());
+        continue;
+      }
+    }
     // Where all fit, what is still dropped cannot be made again.
     if (storage->residency == Residency::Dropped && device_.total_bytes() != SIZE_MAX) all_here = false;
   }

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "device/device.h"
@@ -31,10 +32,17 @@ namespace chameleon {
 // after all that used the storage, and after the lanes that its user has recorded at any time, before it goes back.
 //
 // Of replays the user knows nothing: whoever writes what one has read, or lets it die, comes after that.
+//
+// Note [Copies that fail]
+// Memory does not fail; a disk does. A copy out that has failed leaves its storage where it is, since a block goes back
+// only when its copy is known to be good. A copy in that has failed leaves the storage away: whoever needs it gets an
+// error with its name, and the next use tries again. No number is made from bytes that have not arrived.
 class Swapper {
  public:
   Swapper(Device& device, SwapTarget& host, StorageTable& table, Recorder& recorder)
-      : device_(device), host_(host), table_(table), recorder_(recorder) {}
+      : device_(device), host_(&host), table_(table), recorder_(recorder) {}
+
+  void use(SwapTarget& target) { host_ = &target; }  // where nothing is away
 
   // How soon a storage is used again, in ops; eviction takes the furthest. Set by the executor.
   std::function<int64_t(const Storage&)> next_use;
@@ -50,6 +58,8 @@ class Swapper {
   // Gets host memory for a buffer of so many bytes without the core's lock, so that a swap-out finds it. Null:
   // swap-outs get it themselves.
   std::function<void(size_t)> grow_host;
+  // What an error calls a storage whose bytes could not be brought back.
+  std::function<std::string(const Storage&)> name_of;
   size_t min_bytes = 16 << 10;                         // smaller storages leave last
   bool keeps_host_copies = true;                       // see Note [Copies on the host]
   std::optional<std::vector<Transition>> transitions;  // kept for tests
@@ -83,8 +93,9 @@ class Swapper {
   bool has_room(size_t block_bytes);           // with what is leaving anyway, if need be
   void touch(Storage& storage, bool writes);   // a resident or leaving storage is about to be used
   void release(Storage& storage);              // the storage dies: its memory goes back
-  bool restore_all();                          // at the end of a session; false: they do not all fit
-  void drop_host(Storage& storage);            // the host copy is stale, or no longer wanted
+  // At the end of a session; false: they do not all fit. What cannot be brought back for good is `lost`.
+  bool restore_all(std::vector<Storage*>* lost);
+  void drop_host(Storage& storage);  // the host copy is stale, or no longer wanted
 
  private:
   void become(Storage& storage, Residency to);
@@ -96,6 +107,7 @@ class Swapper {
   bool sent_enough(size_t waited_for_bytes) const;
   void count_eviction(const Storage& storage);
   void forget_leaving(Storage& storage);
+  void stay(Storage& storage);
   void give_block_back(Storage& storage);
   void let_block_die(Storage& storage);
   void begin_swap_in(Storage& storage, void* block, Cause cause);
@@ -108,7 +120,7 @@ class Swapper {
   bool get_lacking();
 
   Device& device_;
-  SwapTarget& host_;
+  SwapTarget* host_;
   StorageTable& table_;
   Recorder& recorder_;
   bool host_full_ = false;

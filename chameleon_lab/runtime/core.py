@@ -72,6 +72,9 @@ SCALAR_TYPES: tuple[str, ...] = tuple(_C.scalar_types())
 op_names = _C.op_names
 make_program = _C.make_program
 enter_module = _C.enter_module
+enter_wait = _C.enter_wait
+leave_wait = _C.leave_wait
+settle_untouched = _C.settle_untouched
 leave_module = _C.leave_module
 forget_module = _C.forget_module
 hold = _C.hold
@@ -80,6 +83,10 @@ identity = _C.identity
 end_loan_with_capsule = _C.end_loan_with_capsule
 Loan = _C.Loan
 set_faults = _C.set_faults
+set_disk_fault = _C.set_disk_fault
+disk_faults_made = _C.disk_faults_made
+refuse_direct_moves = _C.refuse_direct_moves
+crc32c = _C.crc32c
 hand_over_copies = _C.hand_over_copies
 pretend_no_hook = _C.pretend_no_hook
 torch_is_watched = _C.torch_is_watched
@@ -135,6 +142,20 @@ class Counters(TypedDict):
     recent_fired_bytes: int
 
 
+class DiskCounters(TypedDict):
+    """What has become of a session's disk; see :class:`~chameleon_lab.report.disk_summary.DiskSummary`."""
+
+    written_bytes: int
+    read_bytes: int
+    failed_writes: int
+    failed_reads: int
+    short_moves: int
+    bad_checksums: int
+    file_bytes: int
+    direct: bool
+    refusal: str
+
+
 class Failure(TypedDict):
     """Why memory could not be had: the op, and what it needed at once."""
 
@@ -165,6 +186,10 @@ class Runtime(_C.Runtime):
     def counters(self) -> Counters:
         """What the device holds now."""
         return cast(Counters, self.count())  # the core's names are these: a test compares them
+
+    def disk_counters(self) -> DiskCounters | None:
+        """Of the disk, also when the session has ended; None where it has none."""
+        return cast(DiskCounters | None, self.disk_count())
 
     def take_failure(self, message: str | None = None) -> Failure | None:
         """The last failed memory request, returned once. ``message``: only if this error message belongs to one."""

@@ -22,6 +22,7 @@ from ..errors import BelowFloorError
 from ..trace.columns import Category
 from ..util.units import format_bytes
 from . import core
+from .parallel_models import local_part, own_names, unwrapped
 from .patches.shared import Shared
 
 _REFUSED = {
@@ -125,24 +126,28 @@ class Discovery:
                 return
             # The first model's paths stand alone; those of further ones (a GAN's second half) carry their class.
             count = len(self._prefixes)
-            prefix = self._prefixes.setdefault(module, f"{type(module).__name__}{count}." if count else "")
+            inner = unwrapped(module)
+            prefix = self._prefixes.setdefault(module, f"{type(inner).__name__}{count}." if count else "")
+            own = own_names(module)
             tensors: list[tuple[torch.Tensor, Category, str]] = []
-            for name, parameter in module.named_parameters():
-                tensors.append((parameter, Category.PARAMETER, f"{prefix}{name}"))
-                self._parameter_names[parameter] = f"{prefix}{name}"
+            for path, parameter in module.named_parameters():
+                name = f"{prefix}{own(path)}"
+                tensors.append((parameter, Category.PARAMETER, name))
+                self._parameter_names[parameter] = name
                 self._gradient_labels.pop(id(parameter), None)
                 if parameter.grad is not None:
-                    tensors.append((parameter.grad, Category.GRADIENT, f"grad of {prefix}{name}"))
-            for name, buffer in module.named_buffers():
-                tensors.append((buffer, Category.OTHER, f"{prefix}{name}"))
+                    tensors.append((parameter.grad, Category.GRADIENT, f"grad of {name}"))
+            for path, buffer in module.named_buffers():
+                tensors.append((buffer, Category.OTHER, f"{prefix}{own(path)}"))
             self._look_for_ours(f"the model {type(module).__name__}", module.parameters())
             self._adopt(tensors, trusted)
             # Last: another thread's forward must not run ahead while tensors still move.
             for path, child in module.named_modules():
                 if id(child) in self._module_ids:
                     continue
+                name = own(path)
                 self._module_ids[id(child)] = self.modules.id(
-                    f"{prefix}{path}" if path else prefix.rstrip(".")
+                    f"{prefix}{name}" if name else prefix.rstrip(".")
                 )
                 weakref.finalize(child, self._forget_module, id(child)).atexit = False
 
@@ -301,7 +306,11 @@ class Discovery:
             self._misses(name, min(elsewhere, key=str))
 
     def _strided(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The tensors that hold a tensor's bytes: itself, or the parts of a sparse one."""
+        """The tensors that hold a tensor's bytes: itself, the parts of a sparse one, this rank's of a DTensor."""
+        local = local_part(tensor)
+        if local is None:
+            return
+        tensor = local
         if tensor.layout == torch.strided:
             if tensor.device == self._device:
                 yield tensor

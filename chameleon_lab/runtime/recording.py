@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -94,8 +94,12 @@ def step_trace(
             duration_s=clock.since_start(marks["end_ticks"]) - marked_s,
         ),
         truncated_ops=log.truncated_ops,
-        **{name: counts[name] for name in _COUNTERS},
+        **_counters(counts),
     )
+
+
+def _counters(counts: Mapping[str, int]) -> dict[str, Any]:
+    return {name: counts[name] for name in _COUNTERS}
 
 
 def _table(kind: type[_T], rows: np.ndarray, clock: _Clock, **known: Any) -> _T:

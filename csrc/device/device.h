@@ -2,16 +2,21 @@
 // the embedded CPU device; a part of the core takes the roles that it needs.
 #pragma once
 
+#include <memory>
+
 #include "device/copies.h"
 #include "device/host_memory.h"
 #include "device/memory.h"
 #include "device/streams.h"
 #include "device/torch_bridge.h"
+#include "disk_target.h"
 
 namespace chameleon {
 
 class Device : public DeviceMemory, public Copies, public Streams, public HostMemory, public TorchBridge {
  public:
+  // A disk that its blocks can go to; null where they cannot. Throws where the folder is none for that.
+  virtual std::unique_ptr<DiskTarget> open_disk(const DiskOptions&) { return nullptr; }
   // In a forked child the engines' threads are gone: from here on copies happen in the caller.
   virtual void after_fork_in_child() = 0;
 };

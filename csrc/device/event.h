@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "clock.h"
 
@@ -22,6 +23,8 @@ class Event {
   virtual size_t copied_bytes() const = 0;  // valid once done; less than asked for if it was cancelled
   virtual Ticks start_ticks() const = 0;    // valid once done; kNoTime where nobody knows
   virtual Ticks end_ticks() const = 0;
+  // Why the bytes did not all arrive, of what can fail (a disk); valid once done. Null: they did, or it was cancelled.
+  virtual const std::string* failure() const { return nullptr; }
   virtual bool made_at_once() const { return false; }  // did the thread that asked for the copy make it itself?
 };
 using EventPtr = std::shared_ptr<Event>;

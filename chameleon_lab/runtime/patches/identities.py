@@ -33,6 +33,7 @@ _TELL_APART: dict[str, frozenset[str]] = {
     "torch.distributed.utils": frozenset({"_data_ptr_allocated"}),
     "torch.distributed._state_dict_utils": frozenset({"_create_cpu_state_dict"}),
     "torch.distributed.checkpoint._state_dict_stager": frozenset({"_offload_tensor"}),
+    "torch.distributed.fsdp._fully_shard._fsdp_param": frozenset({"reset_sharded_param"}),
     "torch.distributed.fsdp._flat_param": frozenset({"_same_storage"}),
     "torch.export.pt2_archive._package_weights": frozenset(
         {"_end_ptr", "TensorProperties", "get_complete_tensor"}

@@ -82,6 +82,18 @@ def _resident_storages(what: str) -> Callable[[Callable[..., Any]], Callable[...
     return held
 
 
+def _resident_resize(resize: Callable[..., Any]) -> Callable[..., Any]:
+    held = _resident_storages("resizing a storage")(resize)
+
+    @functools.wraps(resize)
+    def resize_resident(storage: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
+        # Of what is away and ends nothing has to be there: FSDP frees its gathered parameters so.
+        ends = size == 0 and core.storage_residency(storage) in ("away", "dropped")
+        return (resize if ends else held)(storage, size, *args, **kwargs)
+
+    return resize_resident
+
+
 def _resident_list(tolist: Callable[..., Any]) -> Callable[..., Any]:
     def resident_list(tensor: torch.Tensor) -> Any:
         address = core.storage_address(tensor) if tensor.device.type == "cpu" else 0
@@ -184,7 +196,7 @@ def guards() -> list[Patches]:
         [
             (torch.serialization, "_save", _holding_save),
             (torch.UntypedStorage, "_write_file", _resident_storages("writing a storage to a file")),
-            (torch.UntypedStorage, "resize_", _resident_storages("resizing a storage")),
+            (torch.UntypedStorage, "resize_", _resident_resize),
             (torch.Tensor, "tolist", _resident_list),
             *loans.replacements(),
             *Identities(readers.meet).replacements(),

@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "device/device.h"
@@ -29,11 +30,13 @@ class CopyEvent final : public Event {
   Ticks start_ticks() const override { return start_ticks_; }
   Ticks end_ticks() const override { return end_ticks_; }
   bool made_at_once() const override { return made_at_once_; }
+  const std::string* failure() const override { return failure_.empty() ? nullptr : &failure_; }
   void wait() const;
   void wait_awake() const;  // for compute: a thread that sleeps is put on another core, or finds its caches cold
 
  private:
   friend class CopyEngine;
+  friend class DiskEngine;
   static constexpr uint32_t kQueued = 0, kRunning = 1, kDone = 2;
   void finish();
 
@@ -43,6 +46,7 @@ class CopyEvent final : public Event {
   Ticks start_ticks_ = 0;
   Ticks end_ticks_ = 0;
   bool made_at_once_ = false;
+  std::string failure_;
 };
 
 class CopyEngine {

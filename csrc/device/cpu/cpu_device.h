@@ -7,6 +7,7 @@
 #include "device/cpu/block_pool.h"
 #include "device/cpu/buffer_cache.h"
 #include "device/cpu/copy_engine.h"
+#include "device/cpu/disk_target.h"
 #include "device/device.h"
 #include "faults.h"
 
@@ -56,6 +57,9 @@ class CpuDevice final : public Device {
   size_t reserved_host_bytes() const override { return buffers_.reserved_bytes(); }
   void set_host_capacity(size_t bytes) override { buffers_.begin_session(bytes); }
   void copy_now(void* block, const void* source, size_t bytes) override;
+  std::unique_ptr<DiskTarget> open_disk(const DiskOptions& options) override {
+    return std::make_unique<CpuDiskTarget>(options);
+  }
   void after_fork_in_child() override;
 
  private:
