@@ -15,7 +15,7 @@ say = @echo "==>"
 configure = cmake -S . -B build -G Ninja -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
 cpp_files = find csrc tests -name '*.cpp' -o -name '*.h'
 
-.PHONY: help demo test soak torture explore sanitize lab bench dev lint check-cuda format clean build core wheel tools core-tools \
+.PHONY: help demo test soak recovery torture explore sanitize lab bench dev lint check-cuda format clean build core wheel tools core-tools \
   apart chromium
 
 help: ## show this list
@@ -35,6 +35,11 @@ soak: build ## make 50 checkpoints and a thousand steps after them, and search e
 	OMP_NUM_THREADS=1 python -m pytest -q -m soak tests/integration/test_savers.py || failed=1; \
 	CHAMELEON_SOAK=1 OMP_NUM_THREADS=1 python -m pytest -q tests/integration/test_floor.py -k smallest || failed=1; \
 	exit $$failed
+
+recovery: build ## kill and restart replicas under torchft, which is installed into build/packages for it (minutes)
+	@[ -e build/packages/torchft/.done ] || { scripts/torchft.sh build/packages/torchft; }
+	$(say) "Killing replicas under torchft"
+	@OMP_NUM_THREADS=1 PYTHONPATH=build/packages/torchft python -m pytest -q -m torchft tests/recovery
 
 torture: build apart ## try to break every promise, count, and write docs/reliability.md (hours)
 	$(say) "Trying to break the promises"

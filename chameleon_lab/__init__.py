@@ -93,7 +93,7 @@ _MODULES = {
 }
 """Where the public names are."""
 
-_PARTS = ("errors", "planner", "policy", "report", "session", "trace")
+_PARTS = ("errors", "planner", "policy", "ranks", "recovery", "report", "session", "trace")
 """Modules that are reached as attributes, too: ``chameleon_lab.policy.diff``."""
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .merged_report import PATIENCE_S, MergedFile
+from .ranks.file_names import of_rank
+from .ranks.identity import identity
 from .report.session_report import Report
 from .util.files import is_no_file, write_then_rename
 
@@ -36,7 +39,8 @@ def why_no_policy(session: Session) -> str:
 class RunFiles:
     """Where to write the policy (JSON), the trace (Parquet) and the report of a session; None: not at all.
 
-    A report is HTML, or JSON where its name ends with ``.json``.
+    A report is HTML, or JSON where its name ends with ``.json``. Each rank of a job has files of its own: see
+    :func:`~chameleon_lab.ranks.file_names.of_rank`.
 
     Raises OSError if a file could not be written there.
     """
@@ -46,19 +50,24 @@ class RunFiles:
     report: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        who = identity()
+        if self.report is not None:
+            MergedFile(self.report, who).begin()
         for path in (self.policy, self.trace, self.report):
             if path is not None:
-                _check_place(Path(path))
+                _check_place(Path(of_rank(path, who)))
 
-    def write(self, session: Session) -> Iterator[tuple[bool, str]]:
+    def write(self, session: Session, patience_s: float = PATIENCE_S) -> Iterator[tuple[bool, str]]:
         """Write the files of a session, and say of each, in words, what became of it.
 
-        One that fails does not keep the next from being written.
+        One that fails does not keep the next from being written. Of several ranks the first one puts the reports of
+        all together, and waits for those of the others at most ``patience_s``.
         """
         for what in ("policy", "trace", "report"):
             path = getattr(self, what)
             if path is None:
                 continue
+            path = of_rank(path, session.rank)
             try:
                 missing = getattr(self, f"_write_{what}")(session, Path(path))
             except Exception as error:  # noqa: BLE001 - a run of hours is over: whatever else there is to save comes first
@@ -67,6 +76,20 @@ class RunFiles:
                 missing is None,
                 f"{path}: {f'saved the {what}' if missing is None else f'no {what}: {missing}'}",
             )
+
+        if self.report is not None:
+            yield from self._merge(MergedFile(self.report, session.rank), session, patience_s)
+
+    def _merge(self, file: MergedFile, session: Session, patience_s: float) -> Iterator[tuple[bool, str]]:
+        """The one report of all ranks; nothing to say on the others, and where there is one rank alone."""
+        if not file.is_wanted:
+            return
+        try:
+            file.write_side(session)
+            if session.rank.rank == 0:
+                yield True, f"{file.path}: saved the report of all ranks\n{file.merge(patience_s)}"
+        except Exception as error:  # noqa: BLE001 - as above
+            yield False, f"{file.path}: no report of all ranks: {type(error).__name__}: {error}"
 
     def _write_policy(self, session: Session, path: Path) -> str | None:
         if session.policy is not None:

@@ -25,7 +25,7 @@ from ..policy import Link, Policy
 from ..policy.link import parse_link
 from ..trace import StepTrace, Trace
 from ..util.progress import hidden
-from ..util.units import parse_bytes, parse_capacity, parse_fraction
+from ..util.units import parse_bandwidth, parse_bytes, parse_capacity, parse_fraction, parse_seconds
 
 _T = TypeVar("_T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -110,6 +110,10 @@ LINK = _Text("bandwidth", parse_link)
 LINK_TEXT = _Text("bandwidth", _kept(parse_link))
 CAPACITY = _Text("size", _kept(lambda text, what: parse_capacity(text, 1 << 40, what)))
 """Text that :func:`~chameleon_lab.util.units.parse_capacity` takes."""
+SECONDS = _Text("duration", lambda text, what: parse_seconds(text, what))
+PAUSE = _Text("duration", lambda text, what: parse_seconds(text, what, none=True))
+"""A duration, or 0 for none."""
+BANDWIDTH = _Text("bandwidth", parse_bandwidth)
 
 link_option = click.option(
     "--link",
@@ -171,9 +175,9 @@ def link_of(trace: Trace) -> Link:
 
 
 def load_trace(path: str) -> Trace:
-    """A trace file with at least one step. Of one that is cut the whole steps; what is lost is said on stderr."""
+    """A trace or another tool's recording, with at least one step; what a cut file has lost is said on stderr."""
     with failing_well():
-        trace = Trace.load(path, partial=True)
+        trace = Trace.open(path)
     if trace.lost is not None:
         click.echo(f"Warning: {trace.lost}", err=True)
     if not len(trace):

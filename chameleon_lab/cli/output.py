@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
+from ..ranks.identity import Identity
+
 
 class _Held(io.StringIO):
     """What a command prints, until it has ended: its exit code does not depend on who reads on."""
@@ -37,6 +39,11 @@ def held() -> Iterator[None]:
             yield
     finally:
         _write(stream, text.getvalue())
+
+
+def spoken(who: Identity) -> str:
+    """Behind the command's name on stderr, which all ranks of a job share: which one speaks."""
+    return "" if who.is_alone else f", rank {who.rank}"
 
 
 def tell(text: str) -> bool:

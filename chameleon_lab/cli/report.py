@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
+from ..ranks.side_by_side import COLUMNS, merge
 from ..report.trace_report import STEP_COLUMNS, TraceReport, followed, step_cells
 from ..util.files import write_then_rename
 from .common import (
@@ -29,6 +32,8 @@ _MOST_STEPS = 20
         chameleon report t.parquet
         chameleon report t.parquet --html t.html
         chameleon report t.parquet --json | jq '.history[].stall_s'
+        chameleon report oom_snapshot.pickle
+        chameleon report traces/ --html ranks.html
         """
     ),
 )
@@ -39,8 +44,15 @@ _MOST_STEPS = 20
 def report(trace_file: str, html_file: str | None, index: int | None, as_json: bool) -> None:
     """Show the steps of TRACE, and what fills the device in the newest.
 
-    Of a file whose end is missing, the steps that are whole are shown, with a warning.
+    TRACE is a saved trace, or a recording of another tool: a memory snapshot, a Chrome trace or an execution trace of
+    PyTorch, or an SQLite export of Nsight Systems. Its content decides, not its name.
+
+    Of a file whose end is missing, the steps that are whole are shown, with a warning. Of a folder with the traces of a
+    job's ranks, the ranks are shown side by side, those first that the others wait for.
     """
+    if Path(trace_file).is_dir():
+        _report_ranks(trace_file, html_file, index, as_json)
+        return
     trace = load_trace(trace_file)
     step = step_of(trace, index)
     with failing_well(trace_file):
@@ -65,5 +77,31 @@ def report(trace_file: str, html_file: str | None, index: int | None, as_json: b
     print()
     for each in newest:
         print(followed(each))
+    if html_file is not None:
+        print(f"\nSaved in {html_file}")
+
+
+def _report_ranks(folder: str, html_file: str | None, index: int | None, as_json: bool) -> None:
+    with failing_well(), working("Reading the ranks' traces"):
+        found = merge(folder, step=index)
+    if html_file is not None:
+        from ..lab.figures.ranks_page import ranks_page
+
+        with failing_well(html_file), write_then_rename(html_file) as beside:
+            beside.write_text(ranks_page(found), encoding="utf-8")
+    if as_json:
+        print_json(found.to_dict())
+        return
+    print(found.title)
+    texts = (
+        COLUMNS.index("Rank"),
+        COLUMNS.index("Host"),
+        COLUMNS.index("Longest for"),
+        COLUMNS.index("Program"),
+    )
+    numbers = [column for column in range(len(COLUMNS)) if column not in texts]
+    print_table((row.cells() for row in found.rows), COLUMNS, numbers)
+    for note in found.notes:
+        print(note)
     if html_file is not None:
         print(f"\nSaved in {html_file}")

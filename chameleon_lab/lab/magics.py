@@ -48,6 +48,9 @@ OPTIONS
   --link BANDWIDTH     between device and host, such as 8GiB/s, or OUT,IN; only the cpu device's can be set
   --device NAME        cuda or cuda:1 is a GPU, cpu the embedded device: host memory under a budget.
                        Left out: the current GPU, or cpu where there is none
+  --disk DIR[:SIZE]    a folder on a disk that takes what is away instead of the host's memory, such as
+                       /scratch:200GiB; of the cpu device only
+  --verify             compare a checksum of whatever comes back from the disk
   --policy FILE        use this policy instead of a generated one
   --rematerialize HOW  replay ops instead of copying what they made: no, cheap, all or trusting
   --no-planning        no policy: eviction alone keeps the run within the capacity
@@ -117,6 +120,8 @@ def _session_options(command: str) -> _Parser:
     parser.add_argument("--capacity")
     parser.add_argument("--link")
     parser.add_argument("--device")
+    parser.add_argument("--disk")
+    parser.add_argument("--verify", action="store_true")
     parser.add_argument("--policy")
     parser.add_argument("--rematerialize", default=True)
     parser.add_argument("--rematerialise", dest="rematerialize", action=_OldName, help=argparse.SUPPRESS)
@@ -299,6 +304,8 @@ class ChameleonMagics(Magics):
                 options.capacity,
                 device=options.device,
                 link=options.link,
+                disk=options.disk,
+                verify=options.verify,
                 policy=policy,
                 planning=not options.no_planning,
                 rematerialize=options.rematerialize,

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from .._lazy import at_first_use
 from ..planner import Floor
+from ..ranks.identity import ALONE, Identity
 from ..trace import Divergence
 from ..trace.overlap import DEFINITION
 from ..trace.stall_parts import WORDS
 from ..util.renamed import OldName, warn_of_old_name, with_old_keys
 from ..util.units import NOTHING, format_bytes, format_percent, format_seconds
+from .disk_summary import DiskSummary
 from .enough import above, typed
 
 if TYPE_CHECKING:
@@ -247,6 +249,11 @@ class Report(_OfNewest, Mapping[str, Any]):
     sequences of ops: no capacity below its ``bytes`` runs them. None before a step has ended, and where more ops came
     than are recorded."""
 
+    rank: Identity = ALONE
+    """Which rank of its job the session ran in."""
+    disk: DiskSummary | None = None
+    """The disk that takes what is away; None: the host's memory does."""
+
     departures, lacking = OldName("divergences"), OldName("replan_reason")
 
     @property
@@ -299,7 +306,10 @@ class Report(_OfNewest, Mapping[str, Any]):
         if self.capacity_peak_bytes is not None:
             since = f"; {format_bytes(self.capacity_peak_bytes)} since the capacity changed"
         stall_share = f"{format_percent(self.stall_s / self.step_s)} of the step" if self.step_s else ""
+        disk = [] if self.disk is None else [self.disk.place_row()]
         rows = [
+            *disk,
+            *self._rank_rows(),
             ("Stage", self.stage, f"{self.steps} steps on {self.device}"),
             ("Capacity", capacity, share),
             ("Peak resident", format_bytes(self.peak_bytes), f"whole session{since}"),
@@ -311,11 +321,7 @@ class Report(_OfNewest, Mapping[str, Any]):
             *self._floor_rows(),
             *self._allocator_rows(),
             *self._fragmentation_rows(),
-            (
-                "Host pool",
-                format_bytes(self.host_bytes),
-                f"peak {format_bytes(self.host_peak_bytes)}{self._host_bound()}{self._laid_out()}",
-            ),
+            *self._away_rows(),
             ("Step time", self._measured(self.step_s, format_seconds), self._step_s_of()),
             *self._pause_rows(),
             ("Stall", self._measured(self.stall_s, format_seconds), stall_share),
@@ -375,6 +381,13 @@ class Report(_OfNewest, Mapping[str, Any]):
         rows.extend(("Note", note, "") for note in self.notes)
         return rows
 
+    def _rank_rows(self) -> list[tuple[str, str, str]]:
+        if self.rank.is_alone:
+            return []
+        local, on_host = self.rank.local_rank, self.rank.local_world_size
+        among = "" if local is None or on_host is None else f", there rank {local} of {on_host}"
+        return [("Rank", f"{self.rank.rank} of {self.rank.world_size}", f"on {self.rank.host}{among}")]
+
     def _measured(self, value: float, shown: Callable[[Any], str]) -> str:
         """A figure of a step, or a dash before the first step has ended."""
         return shown(value) if self.history else NOTHING
@@ -407,9 +420,20 @@ class Report(_OfNewest, Mapping[str, Any]):
             return f"; recent ops: {rate}, with {recall} of the due bytes moved"
         return ""
 
+    def _away_rows(self) -> list[tuple[str, str, str]]:
+        """Of the place where storages are while they are away."""
+        if self.disk is not None:
+            return self.disk.rows(self.swapped_out_bytes, self.newest.step_s)
+        remark = f"peak {format_bytes(self.host_peak_bytes)}{self._host_bound()}{self._laid_out()}"
+        return [("Host pool", format_bytes(self.host_bytes), remark)]
+
     def _host_bound(self) -> str:
         bound = self.host_capacity_bytes
-        return "" if bound is None else f" of {format_bytes(bound)} at most"
+        if bound is None:
+            return ""
+        shares = self.rank.share_of_machine
+        part = f", 1/{shares} of the machine's" if shares > 1 else ""
+        return f" of {format_bytes(bound)} at most{part}"
 
     def _laid_out(self) -> str:
         """How well the newest plan packs its copies; empty where host memory is not laid out."""

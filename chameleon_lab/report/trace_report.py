@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import TraceError
 from ..planner import Floor, floor
 from ..trace import Category, Cause, Direction, Divergence, Pause, StepTrace, Trace
-from ..trace.overlap import DEFINITION, overlap_of
+from ..trace.overlap import DEFINITION, covered, overlap_of
 from ..trace.stall_parts import parts_of_step
 from ..util.renamed import OldName, with_old_keys
 from ..util.units import NOTHING, format_bytes, format_percent, format_seconds
@@ -24,7 +24,7 @@ class RecordedStep:
 
     index: int
     stage: str
-    """Stage of the session: WarmUp, Profile or Stable."""
+    """Stage of the session: WarmUp, Profile or Stable; Imported where another tool has recorded it."""
     ops: int
     step_s: float
     stall_s: float
@@ -96,6 +96,17 @@ class TraceReport:
     """The same by why it was waited for, in seconds: see :mod:`chameleon_lab.trace.stall_parts`."""
     lost: str | None = None
     """What the trace's file has lost, in words; None: nothing."""
+    lacks: str = ""
+    """What a plan needs and the file does not tell, in words; empty: nothing."""
+    kernels: int = 0
+    """Kernels that a profiler has recorded."""
+    kernel_s: float = 0.0
+    """Time in which at least one of them ran."""
+    segments: dict[str, int] = field(default_factory=dict)
+    """The allocator's segments at the end of a memory snapshot: how many, their bytes, those in use, gaps, and the
+    longest gap."""
+    out_of_memory: tuple[str, ...] = ()
+    """The out-of-memory errors of a memory snapshot, in words."""
 
     @classmethod
     def of(cls, trace: Trace, step: StepTrace | None = None) -> TraceReport:
@@ -121,6 +132,11 @@ class TraceReport:
             stalls=tuple(_stalls(step)),
             stall_parts=parts_of_step(step).totals() if len(step.stalls) else {},
             lost=trace.lost,
+            lacks=step.lacks,
+            kernels=len(step.kernels),
+            kernel_s=_busy_s(step),
+            segments=_segments(step),
+            out_of_memory=tuple(name for name in step.mark_names if name.startswith("Out of memory:")),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -136,6 +152,10 @@ class TraceReport:
             str(step.index),
             f"{step.stage}, {step.ops} ops, on {self.meta.get('device', 'an unknown device')}",
         )
+        if form := self.meta.get("format"):
+            yield "Read from", str(form), ""
+        if self.lacks:
+            yield "Plans", "none", self.lacks
         yield "Step time", format_seconds(step.step_s), ""
         if step.loading_s:
             yield "Data loading", format_seconds(step.loading_s), "not counted in the step time"
@@ -160,6 +180,12 @@ class TraceReport:
             yield "Replays", "off", str(off)
         elif isinstance(refused := self.meta.get("not_replayed"), dict):
             yield from not_replayed_rows({name: str(why) for name, why in refused.items()})
+        if self.kernels:
+            yield (
+                "Kernels",
+                format_seconds(self.kernel_s),
+                f"{self.kernels} kernels; {_share(self.kernel_s, step.step_s, 'of the step')}",
+            )
         yield (
             "Capacity",
             "none" if capacity is None else format_bytes(capacity),
@@ -173,6 +199,10 @@ class TraceReport:
             )
             yield "", "", self.floor.measured_on
         yield "Peak resident", format_bytes(step.peak_bytes), ""
+        for what in self.out_of_memory:
+            yield "Out of memory", "", what
+        if self.segments:
+            yield from _segment_rows(self.segments)
         yield "Peak alive", format_bytes(step.live_peak_bytes), f"at {self.peak_op}; of which"
         for category, size in self.peak_categories:
             yield f"  {category}", format_bytes(size), _share(size, step.live_peak_bytes)
@@ -274,6 +304,35 @@ def _stalls(step: StepTrace) -> list[tuple[str, float]]:
         for direction in Direction
     ]
     return sorted((row for row in sums if row[1]), key=lambda row: -row[1])
+
+
+def _busy_s(step: StepTrace) -> float:
+    rows = step.kernels
+    if not len(rows):
+        return 0.0
+    until = covered(rows.start_s, rows.start_s + rows.duration_s)
+    return float(until(np.array([np.inf]))[0])
+
+
+def _segments(step: StepTrace) -> dict[str, int]:
+    rows = step.segments
+    if not len(rows):
+        return {}
+    return {
+        "segments": len(rows),
+        "total_bytes": int(rows.total_bytes.sum()),
+        "allocated_bytes": int(rows.allocated_bytes.sum()),
+        "gaps": int(rows.gaps.sum()),
+        "largest_gap_bytes": int(rows.largest_gap_bytes.max()),
+    }
+
+
+def _segment_rows(found: dict[str, int]) -> Iterator[tuple[str, str, str]]:
+    total, used = found["total_bytes"], found["allocated_bytes"]
+    yield "Reserved", format_bytes(total), f"in {found['segments']} segments, at the end; of which"
+    yield "  in use", format_bytes(used), _share(used, total)
+    largest = format_bytes(found["largest_gap_bytes"])
+    yield "  in gaps", format_bytes(total - used), f"{found['gaps']} gaps, the longest {largest}"
 
 
 def place(op: str, module: str) -> str:

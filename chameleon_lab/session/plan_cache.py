@@ -237,6 +237,7 @@ class PlanCache:
         """By fingerprint and live peak: the step from which planning may be tried again, and the pause before it."""
         self._newest = (0, 0)
         self._in_a_row = 0
+        self._agreed: int | None = None  # the fingerprint of the plan that other ranks follow too
         self._in_need = -1  # the live peak of the step before, if it lacked a plan
         self._pause = self._next_pause = 0
         self.replan_reason: str | None = None
@@ -268,10 +269,16 @@ class PlanCache:
         """Of all plans in the order in which they were made, those that were dropped too."""
         yield from sorted([*self._gone, *(p.summary for p in self._plans.values())], key=lambda s: s.plan)
 
-    def force(self, made: StepPlan, fingerprint_step: int, why: str) -> Plan:
-        """Make this the only plan, from the next step on. Call it between two steps."""
+    def force(self, made: StepPlan, fingerprint_step: int, why: str, *, agreed: bool = False) -> Plan:
+        """Make this the only plan, from the next step on. Call it between two steps.
+
+        ``agreed``: other ranks follow it too, so that no guess of this one about its own clock replaces it.
+        """
         self.clear(f"replaced: {why}")
         plan = self._finish(made, fingerprint_step, why)
+        self._agreed = plan.fingerprint if agreed else None
+        if agreed:
+            plan.refinements = _MOST_REFINEMENTS
         self._add(plan)
         self._runtime.use_program(plan.summary.plan)
         self._pause = self._next_pause = 0
@@ -354,7 +361,9 @@ class PlanCache:
         newcomer_grams = arrived.grams if arrived is not None and nearest is arrived else None
         if newcomer_grams and _likeness(_grams(log.ops()["token"]), newcomer_grams) >= _LIKELY:
             return
-        if self._job is None and self._pause == 0 and self._may_try(key, log.index) and not log.truncated_ops:
+        waits = log.fingerprint == self._agreed and self._in_a_row < _STEADY_STEPS
+        may_try = self._pause == 0 and not waits and self._may_try(key, log.index)
+        if self._job is None and may_try and not log.truncated_ops:
             why, step = self.replan_reason, log.index
             self._job = _Job(self._runtime, lambda: self._finish(self._make(log), step, why), key, patience_s)
             self._pause = self._next_pause

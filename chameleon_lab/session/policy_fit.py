@@ -34,7 +34,7 @@ def misfit(
     if made_for is not None and made_for != (here := fingerprint(step)):
         return (
             f"it was made for another op sequence ({made_for}, {policy.assumed.get('ops', '?')} ops; "
-            f"this one is {here}, {len(step.ops)} ops)"
+            f"this one is {here}, {len(step.ops)} ops){_first_difference(policy.source, step)}"
         )
     live = policy.assumed.get("live_peak_bytes")
     if isinstance(live, int) and step.live_peak_bytes - live > _LIVE_PEAK_TOLERANCE * live:
@@ -77,6 +77,16 @@ def misfit_at_start(
             f"it was made for activations of {format_bytes(its)}, and the first step has {format_bytes(ours)}"
         )
     return None
+
+
+def agreeing_ops(policy: Policy, step: StepTrace) -> int:
+    """How many ops of the model agree with a policy's step from the first one on; -1 where its file has no step."""
+    if policy.source is None:
+        return -1
+    want = _op_signature(policy.source, model_ops(policy.source))
+    have = _op_signature(step, model_ops(step))
+    pairs = zip(want, have, strict=False)
+    return next((k for k, (its, ours) in enumerate(pairs) if its != ours), min(len(want), len(have)))
 
 
 def differences(policy: Policy, link: Link | None) -> list[str]:
@@ -151,6 +161,23 @@ def _difference(made_for: StepTrace, want: np.ndarray, first: StepTrace, have: n
     its = _placed(made_for, int(want[differ])) if differ < len(want) else "none"
     ours = _placed(first, int(have[differ])) if differ < len(have) else "none"
     return f"op {differ + 1} of the model's forward and backward is {ours}, and it was made for {its}"
+
+
+def _first_difference(made_for: StepTrace | None, step: StepTrace) -> str:
+    """The first op of a whole step that differs, to be added to what is said; nothing where it is not known."""
+    if made_for is None:
+        return ""
+    count = min(len(made_for.ops), len(step.ops))
+    every = np.arange(count)
+    pairs = zip(_op_signature(step, every), _op_signature(made_for, every), strict=True)
+    other = np.array([ours != its for ours, its in pairs], dtype=bool)
+    other |= step.ops.token[:count] != made_for.ops.token[:count]
+    differ = int(other.argmax()) if other.any() else count
+    ours = _placed(step, differ) if differ < len(step.ops) else "none"
+    its = _placed(made_for, differ) if differ < len(made_for.ops) else "none"
+    if ours == its:
+        return f": op {differ}, {ours}, has tensors of other ranks, dtypes or names"
+    return f": op {differ} is {ours}, and it was made for {its}"
 
 
 def _placed(step: StepTrace, op: int) -> str:

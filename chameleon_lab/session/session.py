@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..runtime import core  # first: where torch is missing or another one, this says so
+from . import disk as disks
 from . import policy_fit
 
 # isort: split
@@ -13,7 +14,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -33,6 +34,7 @@ from ..planner.program import compile_program, unreplayable
 from ..policy import Link, Policy
 from ..policy.edits import Edit, EditAction
 from ..policy.model import fingerprint
+from ..ranks.identity import Identity, RankWatch
 from ..report.dry_run import DryRun
 from ..report.enough import highest_floor, named, needed_bytes, unnamed
 from ..report.session_report import Report, StepSummary
@@ -40,6 +42,7 @@ from ..runtime.discovery import Discovery
 from ..runtime.host_memory import default_capacity_bytes
 from ..runtime.inference_steps import InferenceSteps
 from ..runtime.kernels import kernels_of
+from ..runtime.patches.collectives import collectives
 from ..runtime.patches.compiling import compiling
 from ..runtime.patches.error_words import error_words
 from ..runtime.patches.graphs import no_graphs
@@ -56,6 +59,7 @@ from ..trace.list_ops import part_limit_bytes
 from ..trace.replay_ops import REPLAY_CLASS
 from ..util.renamed import OldName, renamed_arguments
 from ..util.units import format_bytes, parse_bytes, parse_fraction
+from .agreement import Agreement
 from .arguments import (
     UNLIMITED,
     available_bytes,
@@ -69,10 +73,12 @@ from .capacity import Capacity
 from .device_times import DeviceTimes
 from .host_times import HostTimes
 from .plan_cache import Plan, PlanCache, StepPlan
+from .policy_choice import PolicyChoice
 from .policy_controller import PolicyController
 from .reserve import Reserve
 from .step_history import StepHistory, declined_drops
 
+_MIN_SWAP = "16KiB"
 _MOST_TELLING = 16
 """Op sequences of a session without a capacity that are kept to tell the floor."""
 
@@ -99,7 +105,8 @@ class Session:
         link: bandwidth between device and host, such as ``"8GiB/s"``, a pair (out, in) or ``"OUT,IN"``. None: as
             fast as the machine copies, which is measured at the start, and again under load: in the step that a
             policy is made from. Only the embedded device's link can be set.
-        policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one. Where it
+        policy: a :class:`~chameleon_lab.policy.Policy` or the path of one, used instead of a generated one. Of several
+            (a folder, a name with ``*`` or ``{rank}``, a list) the one that was made for this program is. Where it
             fits, it is in force from the second step on. Where not, or where it drops what this session cannot replay,
             a note in the report says so, and a policy is generated under its edits.
         planning: False never makes a policy: eviction alone keeps the run within the capacity. It takes what is used
@@ -107,9 +114,17 @@ class Session:
         warmup_steps: steps before the one that the policy is made from. The first step of a loop often differs.
         host_capacity: the most host bytes for what is away, or a fraction of the machine's memory; plans keep within
             it. None: no limit on the embedded device; on a GPU, whose copies need pinned memory, 80 % of what the
-            machine and the control groups around the process have available when the session starts.
+            machine and the control groups around the process have available when the session starts. Of several ranks
+            on one machine each gets an equal part.
+        disk: a folder such as ``"/scratch"``, or ``"/scratch:200GiB"``: a disk takes what is away instead of the host's
+            memory. The capacity is then all the memory that the training needs, but for what torch itself takes.
+            Of the embedded device only. Without a size it may take 90 % of what is free. One file without a name lies
+            there, and is gone when the process ends, however it ends. ``link`` then is the most that the disk is asked
+            for; what it does is measured.
+        verify: compare a checksum of whatever comes back from the disk: other bytes than were written raise an error.
         margin: fraction of the capacity that plans leave free, for what a step does differently from the profiled one.
-        min_swap: storages smaller than this leave only where the capacity cannot do without.
+        min_swap: storages smaller than this leave only where the capacity cannot do without. The default is 64 KiB with
+            a disk.
         split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
             :mod:`chameleon_lab.runtime.patches.optimizer_groups`.
         rematerialize: False or ``"no"`` never drops a storage to run the op that made it again. True or ``"all"``
@@ -123,6 +138,8 @@ class Session:
         stacks: record the Python stack of every op (slow: for looking, not for long runs). ``"once"``: of one step of
             each sequence of ops, which its other steps show too; it costs next to nothing, and is what
             ``%chameleon start`` does.
+        agree: of several ranks, those that run the same program with the same capacity get one plan, made from what all
+            of them have measured, and begin to follow it at the same step. Where that fails each keeps its own.
 
     Raises:
         ValueError, TypeError: an argument is no size, bandwidth or fraction.
@@ -138,16 +155,19 @@ class Session:
         *,
         device: str | torch.device | None = None,
         link: Link | float | str | tuple[float | str, float | str] | None = None,
-        policy: Policy | str | os.PathLike[str] | None = None,
+        policy: Policy | str | os.PathLike[str] | Sequence[Policy] | None = None,
         planning: bool = True,
         warmup_steps: int = 1,
         host_capacity: int | float | str | None = None,
+        disk: str | os.PathLike[str] | None = None,
+        verify: bool = False,
         margin: float | str = 0.02,
-        min_swap: int | str = "16KiB",
+        min_swap: int | str = _MIN_SWAP,
         split_optimizer: bool = True,
         rematerialize: bool | Literal["no", "cheap", "all", "trusting"] = True,
         max_ops: int = 2**20,
         stacks: bool | Literal["once"] = False,
+        agree: bool = False,
     ) -> None:
         self.device = parse_device(device)
         self._traits = core.device_traits(self.device)
@@ -159,13 +179,30 @@ class Session:
         )
         self.link = parse_link(link)
         """What policies are made for. Where none was given, it is what was measured last."""
-        self._measures_link = self.link == Link(None, None)
-        if not self._traits["emulated"] and not self._measures_link:
+        self._notes: list[str] = []
+        self._disk = disks.checked(
+            disk,
+            verify,
+            device=self.device,
+            host_capacity=host_capacity,
+            records_only=capacity_bytes is None and policy is None,
+            note=self._note,
+        )
+        self._measures_link = self.link == Link(None, None) or self._disk is not None
+        if not self._traits["emulated"] and self.link != Link(None, None):
             raise ValueError(
                 f"the link of {self.device!r} is what it is, and is measured: leave out link={link!r}, or give "
                 "device='cpu', the embedded device"
             )
+        self._ranks = RankWatch()
         self.host_capacity_bytes = parse_host_capacity(host_capacity)
+        """Of the copies of this rank. What was given is the machine's, and its ranks share it."""
+        if self.host_capacity_bytes is not None:
+            self.host_capacity_bytes = self._share_of_host(self.host_capacity_bytes)
+        if self._disk is not None:
+            self.host_capacity_bytes = self._disk.plan_bytes
+        if self._disk is not None and min_swap == _MIN_SWAP:
+            min_swap = disks.MIN_SWAP
         self.min_swap_bytes = parse_bytes(min_swap, "min_swap", none=True)
         if not isinstance(warmup_steps, int) or warmup_steps < 0:
             raise ValueError(f"warmup_steps must be a number of steps from 0 up, got {warmup_steps!r}")
@@ -184,13 +221,10 @@ class Session:
         if not isinstance(max_ops, int) or max_ops < 1:
             raise ValueError(f"max_ops must be a number of ops from 1 up, got {max_ops!r}")
         self.max_ops = max_ops
-        given = (
-            policy
-            if isinstance(policy, Policy)
-            else Policy.load(os.fspath(policy))
-            if policy is not None
-            else None
-        )
+        self.agree = agree
+        self._agreement: Agreement | None = None
+        self._choice = PolicyChoice(policy, self._ranks.identity)
+        given = self._choice.first
         if given is not None and capacity_bytes is None:
             capacity_bytes = given.capacity_bytes
         self._runtime = core.of(self.device)
@@ -208,7 +242,6 @@ class Session:
         self._stage = SessionStage.WARMUP if warmup_steps else SessionStage.PROFILE
         self._steps = 0
         self._explicit_steps = False
-        self._notes: list[str] = []
         self._created_s = time.time()
         self._evict_last_by_name = EvictLastByName()
         self._discovery = Discovery(
@@ -233,8 +266,9 @@ class Session:
             self._inference,
             Shared("pauses and marks", lambda: [LoopPauses(), nvtx_ranges()]),
             Shared("errors", lambda: [error_words(_words)]),
-            Shared("raw access", guards),
+            Shared("collectives", lambda: [collectives()]),
         ]
+        self._guards = Shared("raw access", guards)
         if self._traits["captures_graphs"]:
             self._hooks.append(Shared("graphs", lambda: [no_graphs()]))
         self._splits_lists = split_optimizer
@@ -293,16 +327,20 @@ class Session:
         if self.capacity_bytes is not None:
             options.capacity_bytes = self.capacity_bytes
         if self.host_capacity_bytes is None and self._traits["pinned_host"]:
-            self.host_capacity_bytes = default_capacity_bytes(core.pooled_host_bytes(self.device))
+            found = default_capacity_bytes(core.pooled_host_bytes(self.device))
+            self.host_capacity_bytes = None if found is None else self._share_of_host(found)
         if self.host_capacity_bytes is not None:
             options.host_capacity_bytes = self.host_capacity_bytes
         options.link_out_bytes_per_s = self.link.out_bytes_per_s or 0.0
         options.link_in_bytes_per_s = self.link.in_bytes_per_s or 0.0
+        if self._disk is not None:
+            self._disk.fill(options)
         options.min_swap_bytes = self.min_swap_bytes
         options.max_ops = self.max_ops
         options.stacks = bool(self.stacks)
         options.trusting = self.rematerialize == "trusting"
         options.splits_lists = self._splits_lists
+        self._guards.install()  # first: other threads may save a tensor, or list one, as soon as storages can move
         try:
             self._runtime.open(options)
         except RuntimeError as error:
@@ -315,16 +353,31 @@ class Session:
         self._time_next_step()
         for part in self._hooks:
             part.install()
+        if self.agree and self.planning and self.capacity_bytes is not None:
+            self._agreement = self._join_ranks()
         if self.capacity_bytes is not None and self._measures_link:
-            self.link = Link(*self._runtime.measure_link())  # planning needs to know what copies cost
+            self.link = self._measured_link()  # planning needs to know what copies cost
+
+    def _measured_link(self) -> Link:
+        try:
+            return Link(*self._runtime.measure_link())
+        except RuntimeError as error:
+            raise SessionError(str(error).splitlines()[0]) from None
+
+    def _share_of_host(self, machine_bytes: int) -> int:
+        """What this rank may have of the machine's memory, which the ranks on it divide among themselves."""
+        return max(machine_bytes // self._ranks.identity.share_of_machine, 1)
 
     def _shut(self) -> None:
         """Take back what start() did. May be repeated, and cut short by Ctrl-C at any point."""
         self._plans.abandon()
+        if self._agreement is not None:
+            self._agreement.stop()
         for part in reversed(self._hooks):
             part.remove()
         self._journal.close()
         self._runtime.close()
+        self._guards.remove()  # last: storages move until the core is closed
         self._closed = True
         remove_open_session(self)
 
@@ -405,6 +458,11 @@ class Session:
             return None
         words = self._naming_enough(failure)
         return None if words == unnamed(failure) else words  # its step may be long past: what it says stands
+
+    @property
+    def rank(self) -> Identity:
+        """Which rank of its job it runs in, as far as is known by now."""
+        return self._ranks.identity
 
     @property
     def is_open(self) -> bool:
@@ -555,9 +613,12 @@ class Session:
         elif whole and self.capacity_bytes is not None:
             least_compute_s = self._host_times.learn(log)
         summary = self._journal.ended(log, stage.value)
+        if self._disk is not None:
+            self._disk.watch(self._runtime.disk_counters(), summary.index)
         if self.stacks == "once":
             self._runtime.record_stacks(self._journal.lacks_stacks(log))
         self._steps += 1
+        self._ranks.look()
         if self._takes_what_there_is and self._steps == 1:
             self._leave_to_others()
         if log.op_count == 0 or not whole:
@@ -578,7 +639,44 @@ class Session:
                 self._note(f"step {summary.index}: {self._plans.replan_reason}; planning for it")
                 self._noted_change = True
             self._stage = SessionStage.PROFILE if self._plans.replan_reason else SessionStage.STABLE
+            self._look_for_agreement(log)
         self._policies.step_ended(summary, is_stable=self._stage is SessionStage.STABLE)
+
+    def _join_ranks(self) -> Agreement | None:
+        known = self._ranks.identity
+        settings = (
+            f"{self._capacity.limit_bytes}/{self.host_capacity_bytes}/{self._replay_class}/{self.margin}"
+        )
+        joined = Agreement.of_job(
+            known.rank,
+            known.world_size,
+            key=lambda: f"{settings}/{self.min_swap_bytes}",
+            step_of=self._timed_step,
+            link=lambda: self.link,
+            plan=lambda step, link, op_s: self._planned_anew(
+                step, self._capacity.limit_bytes, self._policies.edits, link=link, op_s=op_s
+            ),
+            note=self._note,
+        )
+        if joined is None:
+            self._note(
+                "there are no other ranks to agree with: initialize torch.distributed before the session starts"
+            )
+        return joined
+
+    def _timed_step(self, log: core.StepLog) -> tuple[StepTrace, np.ndarray]:
+        log.wait()
+        step = self._device_times.completed(self._journal.trace(log))
+        known = self._host_times.least(step)
+        return step, step_op_times(step) if known is None else known
+
+    def _look_for_agreement(self, log: core.StepLog) -> None:
+        if self._agreement is None:
+            return
+        found = self._agreement.step_ended(log, self._steps, is_stable=self._stage is SessionStage.STABLE)
+        if found is not None:
+            made, why = found
+            self._follow(self._plans.force(made, log.index, why, agreed=True))
 
     def _remember(self, log: core.StepLog) -> None:
         """The first step may need more than all others; where nothing leaves, the largest of each sequence is kept."""
@@ -693,7 +791,15 @@ class Session:
         """The given policy where it fits the step, else one that is generated under the edits of the newest."""
         capacity_bytes, given, edits = self._capacity.limit_bytes, self._policies.given, self._policies.edits
         if given is not None:
-            reason = policy_fit.misfit(given, step, capacity_bytes, self.host_capacity_bytes)
+            if not self._policies.is_bound and self._choice.is_open(given):
+                given, reason = self._choice.fitting(
+                    lambda policy: policy_fit.misfit(policy, step, capacity_bytes, self.host_capacity_bytes),
+                    lambda policy: policy_fit.agreeing_ops(policy, step),
+                )
+                if reason is None:
+                    self._policies.prefer(given)
+            else:
+                reason = policy_fit.misfit(given, step, capacity_bytes, self.host_capacity_bytes)
             lost = None if reason else self._lost_drops(given, step)
             if reason is None and lost is None:
                 if not self._policies.is_bound:
@@ -711,13 +817,21 @@ class Session:
             self.link = self.link.under_load(step)
         return self._planned_anew(step, capacity_bytes, edits)
 
-    def _planned_anew(self, step: StepTrace, capacity_bytes: int, edits: tuple[Edit, ...]) -> Policy:
+    def _planned_anew(
+        self,
+        step: StepTrace,
+        capacity_bytes: int,
+        edits: tuple[Edit, ...],
+        *,
+        link: Link | None = None,
+        op_s: np.ndarray | None = None,
+    ) -> Policy:
         """Generated, with what this session can replay; what is wrong with the edits is noted."""
-        known = self._host_times.least(step)
+        known = self._host_times.least(step) if op_s is None else op_s
         made, remarks = plan_obeying(
             step,
             capacity_bytes,
-            self.link,
+            link or self.link,
             edits,
             min_swap_bytes=self.min_swap_bytes,
             margin=self.margin,
@@ -776,10 +890,13 @@ class Session:
         policy = self._policies.take_unstarted()
         if policy is None or self.capacity_bytes is None or not self.planning:
             return False
-        if not policy.assumed or log.truncated_ops:
+        if log.truncated_ops or not (policy.assumed or self._choice.is_open(policy)):
             return False
-        first = self._journal.trace(log)
-        reason = policy_fit.misfit_at_start(policy, first, self.capacity_bytes, self.host_capacity_bytes)
+        first, capacity_bytes = self._journal.trace(log), self.capacity_bytes
+        policy, reason = self._choice.fitting(
+            lambda one: policy_fit.misfit_at_start(one, first, capacity_bytes, self.host_capacity_bytes),
+            lambda one: policy_fit.agreeing_ops(one, first),
+        )
         if reason is None:
             reason = self._lost_drops(policy, first)
         if reason is not None:
@@ -906,12 +1023,11 @@ class Session:
         return Trace([self._journal.trace(log) for log in self._journal.logs()], self.trace_meta())
 
     def suggest(self) -> tuple[Suggestion, ...]:
-        """Modules whose checkpointing would lower the peak, what it would save and what it would take.
+        """Changes of the script that would lower the peak, with code to paste and what they save and take.
 
-        The coarse way out, for you to put into the model: a session never does it. Empty where the step fits its
-        capacity, and where no modules repeat or they keep little.
+        They are for you to make: a session never does. Empty where the step fits its capacity, and where none helps.
         """
-        return suggest(self.trace(), self.capacity_bytes)
+        return suggest(self.trace(), self.capacity_bytes, link=self.link)
 
     def trace_meta(self) -> dict[str, Any]:
         """What a trace says of where it was recorded; see :class:`~chameleon_lab.trace.Trace`."""
@@ -925,6 +1041,7 @@ class Session:
             "link_out_bytes_per_s": self.link.out_bytes_per_s,
             "link_in_bytes_per_s": self.link.in_bytes_per_s,
             "created_s": self._created_s,
+            **self._ranks.to_meta(),
             "replay_class": self._replay_class,
             "refused": sorted(self._refused()) if self._replay_class else [],
             "not_replayed": dict(self._replayable.refused) if self._replay_class else {},
@@ -1033,6 +1150,12 @@ class Session:
             split_bytes=counters["split_bytes"],
             allocator=self._journal.allocator_setting(),
             reserve_bytes=self._reserve.bytes,
+            rank=self._ranks.identity,
+            disk=None
+            if self._disk is None
+            else self._disk.summary(
+                self._runtime.disk_counters(), counters["host_used_bytes"], counters["host_peak_bytes"]
+            ),
         )
 
     def _without_steps(self, counters: core.Counters) -> tuple[str, ...]:

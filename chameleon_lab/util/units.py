@@ -1,4 +1,4 @@
-"""Bytes, fractions and bandwidths as people write them, both ways."""
+"""Bytes, fractions, bandwidths and durations as people write them, both ways."""
 
 from __future__ import annotations
 
@@ -175,6 +175,47 @@ def parse_bandwidth(value: float | Real | str, what: str = "link") -> float:
     if not math.isfinite(value) or value <= 0:
         raise ValueError(f'{what} must be positive, got {value!r}: write it like "8GiB/s"')
     return float(value)
+
+
+_SECONDS = {
+    "": 1.0,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "min": 60.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+_DURATION = re.compile(r"\s*((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ]*)\s*")
+
+
+def parse_seconds(value: float | Real | str, what: str = "duration", *, none: bool = False) -> float:
+    """Seconds from a number, or from text such as ``"10min"``, ``"90 s"``, ``"1.5h"``, ``"250ms"`` or ``"600"``.
+
+    Args:
+        value: the duration.
+        what: how to call it in errors.
+        none: whether 0 is a duration, too.
+
+    Raises:
+        ValueError: the text is no duration, or it is not positive.
+        TypeError: it is neither a number nor a string.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real | str):
+        raise TypeError(f'{what} must be seconds or text such as "10min", not {value!r}')
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value)
+        if not match or match[2].lower() not in _SECONDS:
+            raise ValueError(f'{what} {value!r} is not a duration: write it like "10min", "90s" or "2h"')
+        seconds = float(match[1]) * _SECONDS[match[2].lower()]
+    else:
+        seconds = float(value)
+    if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not none):
+        raise ValueError(f'{what} must be positive, got {value!r}: write it like "10min"')
+    return seconds
 
 
 def exact_bytes(size: int) -> str:

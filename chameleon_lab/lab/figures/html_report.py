@@ -1,14 +1,15 @@
-"""A report as one offline HTML file: tables and figures, Plotly's code included."""
+"""A report as one offline HTML file: the timeline, tables and figures, Plotly's code included."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
 
 from ..._version import __version__
+from ...report.html_tables import steps_html, table_html
 from ...report.session_report import Report
-from ...report.trace_report import STEP_COLUMNS, TraceReport, followed, step_cells
+from ...report.trace_report import TraceReport
 from ...trace import StepTrace, Trace
+from ..page.html_page import PageNotBuiltError, timeline_page
 from .step_figures import session_figure, step_figure
 
 _STYLE = """
@@ -24,9 +25,9 @@ td.remark { color: #575757; white-space: normal }
 .steps { overflow-x: auto }
 .steps :is(th, td):not(:nth-child(2)) { text-align: right }
 p { color: #575757; margin: 4px 0 }
+iframe { width: 100%; height: 820px; margin: 16px 0; border: 1px solid #e4e6ea }
 p.lost { color: #a1260d; font-weight: 600 }
 """
-_MOST_STEPS = 64
 _CONFIG = {"displaylogo": False, "responsive": True}
 
 
@@ -47,14 +48,15 @@ def html_report(trace: Trace, report: Report | None = None, step: StepTrace | No
     parts = [
         f"<h1>Chameleon Lab</h1><p>{html.escape(_origin(trace))}</p>",
         *((f"<p class=lost>{html.escape(found.lost)}</p>",) if found.lost else ()),
-        *(("<h2>Session</h2>", _table(report.rows())) if report is not None else ()),
+        *(("<h2>Session</h2>", table_html(report.rows())) if report is not None else ()),
+        _timeline(trace, step or trace.last),
         step_figure(step or trace, capacity_bytes=trace.meta.get("capacity_bytes")).to_html(
             full_html=False, include_plotlyjs=True, config=_CONFIG
         ),
         "<h2>Step</h2>",
-        _table(found.rows()),
+        table_html(found.rows()),
         session_figure(report or found).to_html(full_html=False, include_plotlyjs=False, config=_CONFIG),
-        _steps(found),
+        steps_html(found),
     ]
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Chameleon Lab report</title>'
@@ -71,22 +73,10 @@ def _origin(trace: Trace) -> str:
     return ", ".join(f"{name} {value}" for name, value in known.items() if value)
 
 
-def _table(rows: Iterable[tuple[str, str, str]]) -> str:
-    cells = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td><td class=remark>{html.escape(remark)}</td></tr>"
-        if remark or value
-        else f"<tr><th>{html.escape(name)}</th></tr>"
-        for name, value, remark in rows
-    )
-    return f"<table>{cells}</table>"
-
-
-def _steps(found: TraceReport) -> str:
-    newest = found.history[-_MOST_STEPS:]
-    head = "".join(f"<th>{column}</th>" for column in STEP_COLUMNS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in step_cells(step)) + "</tr>"
-        for step in newest
-    )
-    plans = "".join(f"<br>{html.escape(followed(step))}" for step in newest)
-    return f"<h2>Steps</h2><div class=steps><table><tr>{head}</tr>{body}</table></div><p>{plans[4:]}</p>"
+def _timeline(trace: Trace, step: StepTrace) -> str:
+    """The panel's timeline in a frame, where its styles meet no others; nothing where the panel was not built."""
+    try:
+        page = timeline_page(trace, step)
+    except PageNotBuiltError:
+        return ""
+    return f'<iframe title="Timeline" srcdoc="{html.escape(page)}"></iframe>'

@@ -14,6 +14,7 @@ import numpy as np
 from ...planner import Prediction, StallCause, simulate
 from ...planner.host_room import HostRoom
 from ...planner.program import bind
+from ...planner.retention import as_planned
 from ...policy import Decision, Link, Policy, diff
 from ...policy.model import NEVER, fingerprint
 from ...trace import Cause, Direction, StepTrace
@@ -168,7 +169,7 @@ def predicted_side(policy: Policy, step: StepTrace, clock: Clock | None = None) 
         away |= (swaps.free_op <= op) & (op < swaps.in_op)
     on_device[row[away]] = False
     on_device[memory.row[replays.storage[(replays.out_op < peak) & (peak < replays.in_op)]]] = False
-    kept = HostRoom(step, policy.host_capacity_bytes).kept(memory, swaps)
+    kept = HostRoom(as_planned(policy, step), policy.host_capacity_bytes).kept(memory, swaps)
     moved = size * (swaps.needs_copy(memory, kept).astype(np.int64) + swaps.returns)
     causes = found.stall_by_cause
     return ComparedStep(

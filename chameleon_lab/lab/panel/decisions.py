@@ -12,9 +12,10 @@ import numpy as np
 from ...planner import Prediction
 from ...planner.estimate import Deciders
 from ...planner.host_room import HostRoom
-from ...planner.memory import step_memory
+from ...planner.memory import StepMemory, step_memory
 from ...planner.program import bind
 from ...planner.replay import Chain, PlannedReplays, ReplayChains
+from ...planner.retention import as_planned
 from ...planner.simulate import simulate_swaps
 from ...policy import EditAction, Policy
 from ...policy.edits import Edit, StorageIndex
@@ -140,7 +141,7 @@ class Candidates:
     def judged(self, policy: Policy) -> tuple[Prediction, RowActions]:
         """What a step takes under a policy, and what the policy does with each row."""
         memory, swaps, replays, unmatched = bind(policy, self.step, self.op_times)
-        room = HostRoom(self.step, policy.host_capacity_bytes)
+        room = HostRoom(as_planned(policy, self.step), policy.host_capacity_bytes)
         prediction = simulate_swaps(
             memory,
             swaps,
@@ -177,17 +178,15 @@ class Candidates:
             moved_bytes=moved[self.row].astype(np.int64),
             transfer_s=spent[self.row],
             stall_s=stall[self.row],
-            replay_s=self._replayed_s(replays)[self.row],
+            replay_s=self._replayed_s(memory, replays)[self.row],
         )
 
-    def _replayed_s(self, replays: PlannedReplays) -> np.ndarray:
+    def _replayed_s(self, memory: StepMemory, replays: PlannedReplays) -> np.ndarray:
         """float64 (storages,): what replaying each takes in a step."""
         seconds = np.zeros(len(self.step.storages))
-        if len(replays) and self.replayable is not None:
-            rows = self.memory.row[replays.storage].tolist()
-            for row, op in zip(rows, replays.in_op.tolist(), strict=True):
-                chain = self.replayable.chain(row, op)
-                seconds[row] += chain.seconds if chain is not None else 0.0
+        rows = memory.row[replays.storage].tolist()
+        for row, chain in zip(rows, replays.chains, strict=True):
+            seconds[row] += chain.seconds
         return seconds
 
 

@@ -469,7 +469,7 @@ class DraftEditor:
                 "why": "",
                 "gaps": table.gaps(place, policy),
                 "options": [self._option(action, storage, made, table) for action in ACTIONS],
-                "cost": _costs(worker, place, draft.link),
+                "cost": _costs(worker, place, draft.link, storage, policy),
             }
         worker.wake()
         return found
@@ -708,7 +708,7 @@ def _figures(made: DraftPlan) -> dict[str, Any] | None:
     }
 
 
-def _costs(worker: PlanWorker, place: int, link: Link) -> dict[str, Any]:
+def _costs(worker: PlanWorker, place: int, link: Link, storage: str, policy: Policy) -> dict[str, Any]:
     """What moving a row's storage takes, beside what making it again would: the ops in order, or why it cannot be."""
     candidates, size = worker.candidates, int(worker.candidates.bytes[place])
     replay, step = candidates.replay(place), worker.step
@@ -718,6 +718,8 @@ def _costs(worker: PlanWorker, place: int, link: Link) -> dict[str, Any]:
         "replay_s": None if chain is None else chain.seconds,
         "replay_ops": [] if chain is None else [step.names[name] for name in chain.names],
         "why_not_replay": why_not,
+        "retains": sorted({key for drop in policy.drops if drop.storage == storage for key in drop.retains}),
+        "retained_for": sorted({drop.storage for drop in policy.drops if storage in drop.retains}),
     }
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-_ENDINGS = (".parquet", ".json")
+_ENDINGS = (".parquet", ".json", ".json.gz", ".pickle", ".pkl", ".sqlite")
 _DEEPEST = 3
 _MOST_FILES = 200
 _MOST_LOOKED_AT = 20_000
 
 
 def trace_files(folder: str = ".") -> list[str]:
-    """Traces and policies in a folder and the folders in it, as paths from there, the newest first.
+    """Traces, other tools' recordings and policies in a folder and those in it, as paths from there, the newest first.
 
     Hidden folders and those of packages are left out, and what lies deeper than three folders; it looks at a limited
     number of names, so that a home folder takes no longer than another.

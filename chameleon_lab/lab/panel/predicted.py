@@ -9,7 +9,7 @@ import numpy as np
 from ...planner import StallCause, simulate
 from ...planner.memory import StepMemory
 from ...planner.program import bind
-from ...planner.replay import PlannedReplays, ReplayChains
+from ...planner.replay import PlannedReplays
 from ...planner.simulate import Prediction
 from ...policy import Policy
 from ...policy.model import NEVER
@@ -68,7 +68,7 @@ def predicted_step(policy: Policy, step: StepTrace, op_times: np.ndarray) -> Ste
         transfers=_transfers(found, starts),
         stalls=_stalls(found),
         residencies=_residencies(step, away, starts),
-        replays=_replays(step, replays, memory, op_times, starts[:-1] + waited_s),
+        replays=_replays(step, replays, memory, starts[:-1] + waited_s),
         pauses=Pauses.none(),
         declined=Declined.none(),
     )
@@ -142,19 +142,14 @@ def _stalls(found: Prediction) -> Stalls:
     )
 
 
-def _replays(
-    step: StepTrace, drops: PlannedReplays, memory: StepMemory, op_times: np.ndarray, begin_s: np.ndarray
-) -> Replays:
+def _replays(step: StepTrace, drops: PlannedReplays, memory: StepMemory, begin_s: np.ndarray) -> Replays:
     """The ops that run again, one after the other, before the op that they run for: from its ``begin_s`` on."""
     rows: list[tuple[int, int, int, int, float, float]] = []
-    replayable = ReplayChains(step, memory, op_times) if len(drops) else None
     at: dict[int, float] = {}
     sizes = step.storages.block_bytes.tolist()
-    pairs = zip(memory.row[drops.storage].tolist(), drops.in_op.tolist(), strict=True)
-    for storage, op in sorted(pairs, key=lambda pair: pair[1]):
-        chain = None if replayable is None else replayable.chain(storage, op)
-        if chain is None:
-            continue
+    order = np.argsort(drops.in_op, kind="stable").tolist()
+    storages, ops = memory.row[drops.storage].tolist(), drops.in_op.tolist()
+    for storage, op, chain in ((storages[k], ops[k], drops.chains[k]) for k in order):
         for made, name, seconds in zip(chain.made, chain.names, chain.op_seconds, strict=True):
             start = at.setdefault(op, float(begin_s[op]))
             rows.append((op, storage, name, sizes[made], start, seconds))

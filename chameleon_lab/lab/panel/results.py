@@ -693,6 +693,10 @@ class Cost(TypedDict):
     replay_ops: list[str]
     """Ops that run again, in order."""
     why_not_replay: str
+    retains: list[str]
+    """Keys of what the plan keeps after its death for the storage's replays."""
+    retained_for: list[str]
+    """Keys of what the plan replays from the storage after its death: until then it is kept."""
 
 
 class Choices(TypedDict):

@@ -610,7 +610,7 @@ class Scene:
             int64 (storages,): its lowest byte; and the bytes of the map.
         """
         rank = self.storage_rank
-        count = int(rank.max()) + 1
+        count = int(rank.max(initial=-1)) + 1
         birth, death = self.storage_life
         first = np.full(count, self.op_count, dtype=np.int64)
         end = np.zeros(count, dtype=np.int64)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CutFileError, PolicyError, SessionError, TraceError
 from ...lifecycle import open_session
 from ...policy import Policy
+from ...policy.file import is_policy_file
 from ...trace import StepTrace, Trace
 from .clock import Clock, clock_of
 from .compare import ComparedStep, Sides, policy_step
@@ -98,14 +99,14 @@ class Sources:
     # ------------------------------------------------------------------------------------------------ files
 
     def open_file(self, path: str) -> str:
-        """Read a trace or, where its name ends in ``.json``, a policy; the name of the source.
+        """Read a policy, a trace or the recording of another tool, whatever its name; the name of the source.
 
         Raises ProtocolError if it cannot be read.
         """
         try:
-            if path.endswith(".json"):
+            if is_policy_file(path):
                 return self._open_policy(path)
-            trace = Trace.load(path, partial=True)
+            trace = Trace.open(path)
         except FileNotFoundError:
             here = f"The kernel looks from {Path.cwd()}."
             raise ProtocolError("no_file", f"{path}: nothing is there", here) from None

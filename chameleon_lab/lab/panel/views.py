@@ -178,7 +178,9 @@ def _tables(
 
 def _categories(scene: Scene, storage: np.ndarray) -> np.ndarray:
     """uint8: the category of storages, OTHER for -1."""
-    return np.where(storage >= 0, scene.storage_category[storage], Category.OTHER).astype(np.uint8)
+    known = np.append(scene.storage_category, np.uint8(Category.OTHER))  # its last stands for -1
+    found: np.ndarray = known[storage].astype(np.uint8)
+    return found
 
 
 def bar_columns(bars: Bars) -> dict[str, np.ndarray]:
@@ -201,7 +203,7 @@ def _block_columns(
     columns = max(16, int(min(width // 2, _RASTER[0]) * min(1.0, detail)))
     lines = max(8, min(height // 2, _RASTER[1]))
     shown = rasterise(shown, start, end, map_bytes, columns, lines, max(16, int(_MOST_BLOCKS * detail)))
-    uid = np.where(shown.storage >= 0, scene.storage_uid[shown.storage], -1)
+    uid = np.append(scene.storage_uid, -1)[shown.storage]
     return {
         # 32 bits are enough from the view's start on, and halve the largest table.
         "x0": (shown.x0 - start).astype(np.float32),
