@@ -77,7 +77,8 @@ pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check -c cons
 core() {
     [ -x .venv/bin/pip ] || quietly "Making the Python environment in .venv" python3 -m venv .venv
     # First and alone, so that nothing else chooses a PyTorch.
-    quietly "Installing PyTorch $torch_version (the largest download)" "${pip[@]}" "torch==$torch_version"
+    quietly "Installing PyTorch $torch_version (from PyPI, a CUDA build: downloads 2.7 GB, takes 5 GB of disk)" \
+        "${pip[@]}" "torch==$torch_version"
     quietly "Installing CMake, and what traces and figures take" \
         "${pip[@]}" cmake ninja numpy scipy pyarrow plotly tqdm
     touch .venv/.core
@@ -90,6 +91,10 @@ python() {
     # CMake is left out: `make build` runs it in the checkout, and again whenever a source changes.
     quietly "Installing JupyterLab and the other Python packages" \
         "${pip[@]}" --no-build-isolation --config-settings wheel.cmake=false --config-settings editable.mode=inplace -e ".[dev]"
+    # To compile the CUDA device (make check-cuda): of the CUDA that this torch is built for, or of 13.0 beside a CPU build.
+    local cuda
+    cuda=$(.venv/bin/python -c 'import torch; print(torch.version.cuda or "13.0")')
+    quietly "Installing CUDA's headers" "${pip[@]}" "nvidia-cuda-crt==$cuda.*" "nvidia-cuda-runtime==$cuda.*"
     # JupyterLab then always loads the panel that was built last. A folder there is an older copy.
     mkdir -p "$(dirname "$link")"
     rm -rf "$link"

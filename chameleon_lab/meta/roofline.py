@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from ..util.units import parse_bandwidth, parse_bytes, parse_fraction
 
@@ -143,6 +142,9 @@ def _tensors(values: list[Any]) -> list[core.TensorShape]:
 
 
 def _flops(func: Any, call: core.LeafCall) -> int:
+    # Not at the top: where torch has CUDA this loads Triton, and `import chameleon_lab` should load nothing else.
+    from torch.utils.flop_counter import flop_registry
+
     formula = flop_registry.get(func._overloadpacket)
     if formula is None:
         return 0

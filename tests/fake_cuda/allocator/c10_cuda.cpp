@@ -160,7 +160,8 @@ void delete_natively(void* data) { native().raw_delete(data); }
 
 const bool registered = [] {
   caching::allocator.store(&native());
-  c10::SetAllocator(c10::DeviceType::CUDA, &native());
+  // Below that of a session, and above torch's own: a torch with CUDA has that in this process, too.
+  c10::SetAllocator(c10::DeviceType::CUDA, &native(), /*priority=*/254);
   return true;
 }();
 
