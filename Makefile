@@ -15,7 +15,7 @@ say = @echo "==>"
 configure = cmake -S . -B build -G Ninja -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
 cpp_files = find csrc tests -name '*.cpp' -o -name '*.h'
 
-.PHONY: help demo test soak recovery torture explore sanitize lab bench dev lint check-cuda format clean build core wheel tools core-tools \
+.PHONY: help demo test test-all soak recovery torture explore sanitize lab bench dev lint requirements check-cuda format clean build core wheel tools core-tools \
   apart chromium
 
 help: ## show this list
@@ -26,9 +26,13 @@ demo: core ## set up, build and run the main job: the first thing to try
 	$(say) "Running the main job"
 	@python -m benchmarks.demo
 
-test: ## set up, build, lint and run every test; what failed is listed last
+test: ## set up, build, and run the gate: style, types and the tests that take minutes; what failed is listed last
 	@$(MAKE) build || { printf '==> 1 failed, and nothing is tested without it. To run it again:\n  make build\n'; exit 1; }
-	@python scripts/test.py
+	@python scripts/test.py gate
+
+test-all: ## the same with every test there is, which takes an hour
+	@$(MAKE) build || { printf '==> 1 failed, and nothing is tested without it. To run it again:\n  make build\n'; exit 1; }
+	@python scripts/test.py all
 
 soak: build ## make 50 checkpoints and a thousand steps after them, and search every loop's floor (minutes)
 	@failed=0; \
@@ -94,6 +98,9 @@ lint: node_modules/.package-lock.json ## check style, types and complexity: ruff
 	@$(cpp_files) | xargs -r clang-format --dry-run -Werror
 	@$(cpp_files) | xargs -r lizard --languages cpp --CCN 20 --warnings_only
 	@npm run --silent lint
+
+requirements: .venv/.installed ## ask pip, with no settings of this machine, whether a new user could install what is pinned
+	@python scripts/requirements.py
 
 check-cuda: build ## compile the CUDA device against CUDA's headers, every warning an error (no GPU is needed)
 	$(say) "Compiling the CUDA device, and the fake GPU that it is tested on"

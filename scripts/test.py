@@ -1,90 +1,199 @@
-"""Runs every part of the checks, whatever fails before, and says at the end what failed and how to run it again.
+"""Runs the gate, or every check there is, whatever fails before; says last what failed and how to run it again.
 
-    python scripts/test.py [PART ...]
+    python scripts/test.py gate | all [PART ...]
 
-Ends with 1 if anything failed. `make test` calls it when everything is built.
+A test that fails is run again by itself, twice. If it passes both times it is *unsteady*: it is listed with what it
+said, and fails nothing. A test that compares bits (marker ``bits``) or ends its process is a failure the first time: by
+itself it may pass, and the wrong bit or the crash was there all the same.
+
+Ends with 1 if anything failed. Writes ``build/tests/summary.json``, and the hash of a clean tree on which all of it has
+passed into ``build/tests/passed``. `make test` and `make test-all` call it when everything is built.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "tests"
-"""What the parts leave for this script: their failures."""
+"""What a run leaves: the parts' reports, the summary, the hash of the tree that passed."""
 ENDS_WITHIN_S = 14400
 """A part that takes longer hangs: pytest-xdist waits for ever for a test whose worker died in some orders."""
-_VITEST = KEPT / "vitest.json"
+TRIED_AGAIN = 20
+"""If more tests fail than this, none is run again: that many are no accident."""
 _CHOOSE_KERNELS = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 """A test is run again with these as they were."""
 
 
 @dataclass(frozen=True)
-class Failures:
-    """What runs again each test that failed, and each that was running when its part was ended."""
+class Failure:
+    """What failed: the command that runs it again, and what it said."""
 
-    failed: list[str]
-    cut: list[str]
+    command: str
+    said: str = ""
+    final: bool = True
+    """It is a failure even if it passes when it is run again."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a part's report tells of its tests."""
+
+    failures: list[Failure] = field(default_factory=list)
+    file_seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the checks: how it is run, how each failure in it is run again, and what it is if it does not say."""
+    """A part of the checks: how it is run, where its report is, how that is read, and what it is if it does not say."""
 
     command: list[str]
-    failures: Callable[[str], Failures]
+    report: Path | None = None
+    read: Callable[[Path], Found] = lambda _: Found()
     title: str = ""
 
 
-def main(names: list[str]) -> int:
-    """Run the parts with these names, or all."""
-    unknown = [name for name in names if name not in PARTS]
-    if unknown:
-        print(f"there is no part {unknown[0]!r}: there are {', '.join(PARTS)}", file=sys.stderr)
+def main(arguments: list[str]) -> int:
+    """Run the gate or all, or the parts of it that have these names."""
+    which, names = arguments[0] if arguments else "", arguments[1:]
+    if which not in RUNS:
+        print(f"usage: python scripts/test.py {' | '.join(RUNS)} [PART ...]", file=sys.stderr)
         return 2
-    failed: list[str] = []
-    for name in names or PARTS:
-        part = PARTS[name]
-        shutil.rmtree(KEPT / name, ignore_errors=True)
-        _VITEST.unlink(missing_ok=True)
-        if part.title:
-            print(f"==> Testing {part.title}", flush=True)
-        if not (ending := _run(part.command)):
-            continue
-        found = part.failures(name)
-        failed += found.failed
-        failed += [f"{command}  # was running when its part was ended" for command in found.cut]
-        if ending != "ended with 1" or found.cut or not found.failed:
-            # A crash, or what did not end: there is more than the failed tests.
-            failed.append(f"{shlex.join(part.command)}  # {ending}")
-    if failed:
-        print(f"==> {len(failed)} failed. To run each again, with .venv/bin in PATH:")
-        print("\n".join(f"  {command}" for command in failed))
+    parts = RUNS[which]
+    if unknown := [name for name in names if name not in parts]:
+        print(f"there is no part {unknown[0]!r}: there are {', '.join(parts)}", file=sys.stderr)
+        return 2
+    began, tree = time.monotonic(), _clean_tree()
+    (KEPT / "passed").unlink(missing_ok=True)
+    seconds: dict[str, float] = {}
+    failed: list[Failure] = []
+    unsteady: list[Failure] = []
+    file_seconds: dict[str, float] = {}
+    for name in names or parts:
+        part_began = time.monotonic()
+        found = _run_part(parts[name])
+        file_seconds |= found.file_seconds
+        for failure, passes in _tried_again(found.failures):
+            (unsteady if passes else failed).append(failure)
+        seconds[name] = round(time.monotonic() - part_began, 1)
+    total_s = round(time.monotonic() - began, 1)
+    slowest = sorted(file_seconds.items(), key=lambda item: -item[1])
+    _tell(seconds, total_s, failed, unsteady, slowest[:10])
+    summary = {
+        "run": which,
+        "parts_s": seconds,
+        "total_s": total_s,
+        "failed": [asdict(failure) for failure in failed],
+        "unsteady": [asdict(failure) for failure in unsteady],
+        "file_s": {name: round(file_s, 1) for name, file_s in slowest},
+    }
+    KEPT.mkdir(parents=True, exist_ok=True)
+    (KEPT / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    if tree and not failed and not names and tree == _clean_tree():
+        (KEPT / "passed").write_text(tree + "\n")
     return int(bool(failed))
 
 
-def _run(command: list[str]) -> str:
-    """Run a part. Returns how it ended, or "" if nothing failed."""
-    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+def _tell(
+    seconds: dict[str, float],
+    total_s: float,
+    failed: list[Failure],
+    unsteady: list[Failure],
+    slowest: list[tuple[str, float]],
+) -> None:
+    if slowest:
+        print("==> The slowest files, in seconds of a worker:")
+        print("\n".join(f"  {file_s:6.1f}  {name}" for name, file_s in slowest))
+    parts = ", ".join(f"{name} {part_s:.0f} s" for name, part_s in seconds.items())
+    print(f"==> {total_s:.0f} s in all: {parts}")
+    if unsteady:
+        print(f"==> {len(unsteady)} unsteady: failed once, and passed twice when run again alone:")
+        for failure in unsteady:
+            print(f"  {failure.command}\n{_indented(failure.said)}")
+    if failed:
+        print(f"==> {len(failed)} failed. To run each again, with .venv/bin in PATH:")
+        print("\n".join(f"  {failure.command}" for failure in failed), flush=True)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"      {line}" for line in text.splitlines()[-40:])
+
+
+def _clean_tree() -> str:
+    """The hash of the tree that is checked out, or "" where it is changed, or not git's."""
+
+    def git(*arguments: str) -> str | None:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+        return None if done.returncode else done.stdout.strip()
+
+    return git("rev-parse", "HEAD^{tree}") or "" if git("status", "--porcelain") == "" else ""
+
+
+def _run_part(part: Part) -> Found:
+    """Run a part, and read what failed in it."""
+    if part.report:
+        part.report.parent.mkdir(parents=True, exist_ok=True)
+        part.report.unlink(missing_ok=True)
+    if part.title:
+        print(f"==> Testing {part.title}", flush=True)
+    ending = _run(part.command)
+    found = part.read(part.report) if part.report and part.report.exists() else Found()
+    if ending and (ending != "ended with 1" or not found.failures):
+        # A crash, or what did not end: there is more than the failed tests.
+        found.failures.append(Failure(f"{shlex.join(part.command)}  # {ending}"))
+    return found
+
+
+def _tried_again(failures: list[Failure]) -> Iterator[tuple[Failure, bool]]:
+    """Each failure, and whether its test passes twice when it is run again by itself."""
+    again = [failure for failure in failures if not failure.final]
+    if len(again) > TRIED_AGAIN:
+        again = []
+    if again:
+        print(f"==> Running again by itself, twice, what failed: {len(again)}", flush=True)
+    for failure in failures:
+        yield (
+            failure,
+            failure in again and all(not _run(shlex.split(failure.command), True) for _ in range(2)),
+        )
+
+
+def _environment() -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1"} | os.environ
+
+
+def _run(command: list[str], silently: bool = False) -> str:
+    """Run a command. Returns how it ended, or "" if nothing failed."""
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # in the background of a shell it would not
+    while "=" in command[0]:  # its settings, which are this process's too
+        command = command[1:]
+    output = subprocess.DEVNULL if silently else None
     # A session of its own: what ends the part ends its workers and their children too.
     try:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, preexec_fn=heeds, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=_environment(),
+            stdout=output,
+            stderr=output,
+            preexec_fn=heeds,
+            start_new_session=True,
         )
     except OSError as error:
         return f"could not be started: {error}"
@@ -109,51 +218,80 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _module(name: str) -> ModuleType:
-    """A script beside this one."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _pytest(name: str, title: str, *arguments: str) -> Part:
+    """A part of pytest's. A worker's crash is a report of the process that leads, which runs no test itself."""
+    report = KEPT / f"{name}.jsonl"
+    command = [sys.executable, "-m", "pytest", "-q", "--dist", "loadfile", "-o", f"cache_dir={KEPT / name}"]
+    return Part([*command, f"--report-log={report}", *arguments], report, pytest_found, title)
 
 
-def _notes(name: str) -> Path:
-    return KEPT / name / "notes.txt"
+def pytest_found(report: Path) -> Found:
+    """What pytest-reportlog has written, line by line, until the end or until pytest was ended."""
+    file_seconds: dict[str, float] = defaultdict(float)
+    failed: dict[str, Failure] = {}
+    running: dict[str, None] = {}
+    for line in report.read_text(encoding="utf-8").splitlines():
+        said = json.loads(line)
+        if said["$report_type"] not in ("TestReport", "CollectReport"):
+            continue
+        test, when = said["nodeid"], said.get("when")
+        if when:
+            file_seconds[test.partition("::")[0]] += said["duration"]
+        if when in ("setup", "call"):
+            running[test] = None
+        else:
+            running.pop(test, None)
+        if said["outcome"] == "failed" and test not in failed:
+            crashed = when == "???"  # pytest-xdist's word for a worker's end
+            failed[test] = Failure(_again(test), _text(said), crashed or "bits" in said.get("keywords", {}))
+    cut = [
+        Failure(f"{_again(test)}  # was running when its part was ended") for test in running.keys() - failed
+    ]
+    return Found([*failed.values(), *cut], file_seconds)
 
 
-def _pytest(name: str, *arguments: str) -> list[str]:
-    noted = str(Path(__file__).with_name("noted_pytest.py"))
-    cache = f"cache_dir={KEPT / name / 'cache'}"
-    return [sys.executable, noted, str(_notes(name)), "-q", "-o", cache, *arguments]
+def _again(test: str) -> str:
+    """The command that runs a test again."""
+    environment = _environment()
+    settings = [f"{name}={shlex.quote(environment[name])}" for name in _CHOOSE_KERNELS if name in environment]
+    return " ".join([*settings, "python -m pytest -q", shlex.quote(test)])
 
 
-def pytest_failures(name: str) -> Failures:
-    """What the notes of a part of pytest's say."""
-    were = {"OMP_NUM_THREADS": "1"} | os.environ
-    again = [f"{setting}={shlex.quote(were[setting])}" for setting in _CHOOSE_KERNELS if setting in were]
-
-    def commands(tests: list[str]) -> list[str]:
-        return [" ".join([*again, "python -m pytest", shlex.quote(test)]) for test in tests]
-
-    failed, running = _module("noted_pytest").read(_notes(name))
-    return Failures(commands(failed), commands(running))
+def _text(said: dict[str, Any]) -> str:
+    """A report's failure, as pytest prints it."""
+    if isinstance(said["longrepr"], str):
+        return said["longrepr"]
+    kind = pytest.TestReport if said["$report_type"] == "TestReport" else pytest.CollectReport
+    # Without the worker, which pytest-xdist looks into and which has ended.
+    here = {name: value for name, value in said.items() if name != "node"}
+    return kind._from_json(here).longreprtext
 
 
-def vitest_failures(_: str) -> Failures:
+def _vitest() -> Part:
+    report = KEPT / "vitest.json"
+    command = [
+        "npm",
+        "run",
+        "--silent",
+        "test",
+        "--",
+        "--reporter=dot",
+        "--reporter=json",
+        f"--outputFile.json={report}",
+    ]
+    return Part(command, report, vitest_found, "the panel's TypeScript")
+
+
+def vitest_found(report: Path) -> Found:
     """What vitest's report says has failed."""
-    try:
-        files = json.loads(_VITEST.read_text())["testResults"]
-    except (OSError, ValueError, KeyError):
-        return Failures([], [])
-    failed = []
-    for file in files:
+    failures = []
+    for file in json.loads(report.read_text())["testResults"]:
         again = f"npx vitest run {shlex.quote(os.path.relpath(file['name'], ROOT))}"
         tests = [test for test in file["assertionResults"] if test["status"] == "failed"]
-        failed += [f"{again} -t {shlex.quote(_pattern(test['fullName']))}" for test in tests]
+        failures += [Failure(f"{again} -t {shlex.quote(_pattern(test['fullName']))}") for test in tests]
         if file["status"] == "failed" and not tests:  # it could not be loaded
-            failed.append(again)
-    return Failures(failed, [])
+            failures.append(Failure(again))
+    return Found(failures)
 
 
 def _pattern(name: str) -> str:
@@ -163,28 +301,37 @@ def _pattern(name: str) -> str:
 
 def _make(target: str) -> Part:
     """A part that is a target of the Makefile, which says what it does."""
-    return Part(["make", target], lambda _: Failures([], []))
+    return Part(["make", target])
 
 
-PARTS = {
-    "style": _make("lint"),
-    "cuda": _make("check-cuda"),
-    "panel": Part(
-        [
-            *("npm", "run", "--silent", "test", "--", "--reporter=dot"),
-            *("--reporter=json", f"--outputFile.json={_VITEST}"),
-        ],
-        vitest_failures,
-        "the panel's TypeScript",
-    ),
-    "apart": _make("apart"),
-    "python": Part(
-        _pytest("python", "-n", "2", "--dist", "loadfile", "--ignore=tests/browser", "tests"),
-        pytest_failures,
-        "unit, property, integration, programs, torture, tutorials, on two cores",
-    ),
-    "chromium": _make("chromium"),
-    "browser": Part(_pytest("browser", "tests/browser"), pytest_failures, "the lab in a browser"),
+RUNS = {
+    "gate": {
+        "style": _make("lint"),
+        "requirements": _make("requirements"),
+        "panel": _vitest(),
+        "cuda": _make("check-cuda"),
+        "chromium": _make("chromium"),
+        "python": _pytest(
+            *("python", "unit, property and integration, on two cores; one look at the panel in a browser"),
+            *("-n", "2", "-m", "gate or not full", "-o", "faulthandler_timeout=600"),
+            *("tests/unit", "tests/property", "tests/integration", "tests/browser/test_first_look.py"),
+        ),
+    },
+    "all": {
+        "style": _make("lint"),
+        "requirements": _make("requirements"),
+        "panel": _vitest(),
+        "cuda": _make("check-cuda"),
+        "apart": _make("apart"),
+        # More tests than cores at a time: half of them wait for processes that they have started. The longest files
+        # come first (tests/conftest.py).
+        "python": _pytest(
+            *("python", "all but the browser, three tests at a time"),
+            *("-n", "3", "--no-loadscope-reorder", "--ignore=tests/browser", "tests"),
+        ),
+        "chromium": _make("chromium"),
+        "browser": _pytest("browser", "the lab in a browser", "-n", "1", "tests/browser"),
+    },
 }
 
 

@@ -64,10 +64,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+_OF_THE_GATE = {"unit", "property", "integration"}
+"""Folders of tests that the gate runs, but for those that are marked ``full``."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What soaks runs where it is asked for."""
-    if "soak" in config.getoption("-m"):
-        return
-    for item in items:
-        if item.get_closest_marker("soak"):
-            item.add_marker(pytest.mark.skip(reason="soaks for minutes: ask for it with `-m soak`"))
+    """What soaks, or needs torchft, runs where it is asked for. The full run's long files come first."""
+    for marker, why in (("soak", "soaks for minutes"), ("torchft", "kills processes under torchft")):
+        if marker in config.getoption("-m"):
+            continue
+        for item in items:
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=f"{why}: ask for it with `-m {marker}`"))
+    items.sort(key=lambda item: item.path.parent.name in _OF_THE_GATE and not item.get_closest_marker("full"))

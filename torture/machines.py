@@ -47,13 +47,13 @@ SETTINGS = {
     "SSE 4.1, two op threads, busy": Setting(_SSE41 | _TWO_THREADS, busy=2),
 }
 WORKERS = 2
-"""Test processes of a setting, as in `make test`. Settings are not run at once: they would be each other's load."""
+"""Test processes of a setting, as in the gate. Settings are not run at once: they would be each other's load."""
 _WHOLE = ("-n", str(WORKERS), "--dist", "loadfile", "--ignore=tests/browser", "tests")
 _SHARE = ["AVX2, no bf16 instructions"]
 _TESTS_OF_SHARE = ("-p", "no:xdist", "tests/integration/test_bit_identity.py", "-k", "bf16 and tight")
 _HANGS_AFTER_S = 14400.0  # a busy machine is no hang
 KEPT = ROOT / "build" / "torture"
-"""What each setting's tests say while they run: notes of each test, output and results."""
+"""What each setting's tests say: output and results."""
 
 
 def cases(options: Options) -> list[str]:
@@ -68,8 +68,7 @@ def check(case: str, options: Options) -> Outcome:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     results = folder / "results.xml"
-    command = [sys.executable, str(ROOT / "scripts" / "noted_pytest.py"), str(folder / "notes.txt"), "-q"]
-    command += ["-p", "no:cacheprovider", f"--junitxml={results}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
     if setting.random_order:
         command += ["--random-order-bucket=module", f"--random-order-seed={options.seed}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | setting.environment

@@ -110,6 +110,14 @@ EDIT_CELLS = [
     "import os\n\nos._exit(1)",
 ]
 
+# What the first look runs: the same training, and then what the edit did.
+FIRST_LOOK_CELLS = [
+    *EDIT_CELLS[:2],
+    "train()\n"
+    "edits = cl.current_session().policy.edits\n"
+    "assert [edit.action for edit in edits] == ['never_touch'], edits",
+]
+
 # What the check of replays runs: activations, a link that has no room for them, and ops that make them again for less.
 REPLAY_CELLS = [
     TRAIN_CELLS[0],
@@ -222,6 +230,7 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "empty": ["1 + 1"],
         "train": TRAIN_CELLS,
         "edit": EDIT_CELLS,
+        "first-look": FIRST_LOOK_CELLS,
         "views": VIEW_CELLS,
         "compare": COMPARE_CELLS,
         "replays": REPLAY_CELLS,

@@ -9,6 +9,8 @@ import pytest
 from gpu_training import AMP, PARTS, GpuRun, MiB, gpt2, llama, train
 from torch import nn
 
+pytestmark = pytest.mark.bits
+
 MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": gpt2, "llama": llama}
 DRIVER_SLACK = 64 * MiB  # what libraries take for themselves when they first run
 

@@ -12,6 +12,7 @@ import chameleon_lab as cl
 from chameleon_lab.runtime import core
 
 
+@pytest.mark.bits
 def test_random_kernels_evictions_and_reuse_of_memory() -> None:
     """Every tensor keeps its pattern while its memory is given to others, which write over it at once."""
     seed = random.SystemRandom().getrandbits(32)
@@ -100,6 +101,7 @@ def test_saving_and_loading(tmp_path: object) -> None:
     assert [int(t[-1]) for t in torch.load(f"{tmp_path}/t.pt", map_location="cpu")] == list(range(12))
 
 
+@pytest.mark.bits
 @needs("Triton's kernels")
 def test_a_triton_kernel_reads_what_was_away() -> None:
     triton = pytest.importorskip("triton")
@@ -119,6 +121,7 @@ def test_a_triton_kernel_reads_what_was_away() -> None:
         assert torch.equal(y, 2 * torch.arange(1 << 20, device="cuda", dtype=torch.float32))
 
 
+@pytest.mark.bits
 def test_a_compiled_region_reads_what_was_away() -> None:
     compiler = "inductor" if ON_GPU else "aot_eager"
     compiled = torch.compile(lambda x, w: torch.nn.functional.gelu(x @ w).sum(), backend=compiler)

@@ -68,6 +68,7 @@ def test_training_with_replays_gives_the_same_bits(
     assert run.reserved_bytes <= capacity
 
 
+@pytest.mark.bits
 def test_a_dropped_tensor_is_read_by_a_copy_to_the_host() -> None:
     """A copy that does not wait is still behind the replay."""
     side = 4096 if ON_GPU else 128

@@ -21,6 +21,8 @@ from chameleon_lab.report.session_report import Report
 from chameleon_lab.session import plan_cache
 from chameleon_lab.trace import StepTrace
 
+pytestmark = pytest.mark.full
+
 STEPS = 24
 prctl = ctypes.CDLL(None).prctl
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from several_ranks import ranks
+
+pytestmark = pytest.mark.full
 
 _TRAIN = """
     import contextlib

@@ -205,6 +205,7 @@ def test_eviction_by_hand_needs_a_capacity() -> None:
     )
 
 
+@pytest.mark.bits
 def test_below_the_floor_everything_stays_valid() -> None:
     """At ever smaller capacities: the error comes at any place of the step, and training goes on outside."""
     bare, live_peak = reference(Gpt)
@@ -335,6 +336,7 @@ def leave_by(way: str) -> Callable[[cl.Session], None]:
     return leave
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("way", ["stop", "interrupt", "error"])
 @pytest.mark.parametrize("place", ["forward", "between", "backward", "optimizer", "grad hook"])
 def test_leaving_in_the_middle_of_a_step(place: str, way: str) -> None:

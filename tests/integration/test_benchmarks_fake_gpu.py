@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks import fake_gpu
 
+pytestmark = pytest.mark.full
+
 
 def test_the_record_says_what_was_run_and_from_which_seeds(tmp_path: Path) -> None:
     file = tmp_path / "fake_gpu.json"

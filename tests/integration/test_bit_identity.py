@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import ConvNet, Gpt, Loop, Moe, adamw, child, reference, sgd, tight_bytes, train
+from training import ConvNet, Gpt, Loop, Moe, adamw, child, disk_folder, reference, sgd, tight_bytes, train
+
+pytestmark = pytest.mark.bits
 
 GPT_DROPOUT = partial(Gpt, dropout=0.1)
 FOREACH, FUSED = partial(adamw, foreach=True), partial(adamw, fused=True)
@@ -39,6 +41,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "evicted": {"planning": False},
     "planned-link": {"link": "4GiB/s"},
     "evicted-link": {"planning": False, "link": "4GiB/s"},
+    "planned-disk": {"verify": True},
+    "evicted-disk": {"planning": False},
 }
 
 
@@ -49,7 +53,10 @@ def check(case: str, share: str, way: str) -> None:
     tight = tight_bytes(model, optimizer, 4, loop)
     capacity = tight if share == "tight" else max(live_peak // int(share.removeprefix("1/")), tight)
     assert capacity < live_peak, "nothing has to move: the case tests nothing"
-    run = train(model, optimizer, 4, {"capacity": capacity, "min_swap": "2KiB", **WAYS[way]}, loop=loop)
+    options = {"capacity": capacity, "min_swap": "2KiB", **WAYS[way]}
+    if way.endswith("-disk"):
+        options["disk"] = disk_folder()
+    run = train(model, optimizer, 4, options, loop=loop)
     assert run.report is not None
     assert [step.index for step in run.report.history if step.peak_bytes > capacity] == []
     assert run.report.peak_bytes <= capacity
@@ -74,6 +81,16 @@ def test_evicting_over_a_slow_link_gives_the_same_bits(case: str) -> None:
 @pytest.mark.parametrize("case", ["gpt-adamw", "conv-adamw", "moe-adamw"])
 def test_every_way_gives_the_same_bits(case: str, share: str, way: str) -> None:
     check(case, share, way)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_disk_gives_the_same_bits(case: str) -> None:
+    check(case, "1/4", "planned-disk")
+
+
+@pytest.mark.parametrize("case", ["gpt-adamw", "gpt-fused", "conv-adamw", "moe-adamw"])
+def test_evicting_to_a_disk_gives_the_same_bits(case: str) -> None:
+    check(case, "tight", "evicted-disk")
 
 
 def test_lstm_and_double_backward() -> None:

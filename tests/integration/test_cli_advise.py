@@ -15,6 +15,8 @@ from training import HANGS_AFTER_S, ROOT
 import chameleon_lab as cl
 from chameleon_lab.cli import main
 
+pytestmark = pytest.mark.full
+
 TRAIN = """
 import sys
 import torch

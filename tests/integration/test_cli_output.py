@@ -19,6 +19,8 @@ from training import HANGS_AFTER_S, ROOT
 import chameleon_lab as cl
 from chameleon_lab.planner import plan
 
+pytestmark = pytest.mark.full
+
 TRAIN = """
 import torch
 torch.manual_seed(0)

@@ -14,6 +14,8 @@ from training import HANGS_AFTER_S, ROOT
 
 import chameleon_lab as cl
 
+pytestmark = pytest.mark.full
+
 TRAIN = """
 import argparse, sys
 import torch
@@ -76,6 +78,7 @@ def script(folder: Path, code: str, name: str = "script.py") -> str:
     return name
 
 
+@pytest.mark.gate
 def test_a_script_trains_the_same_in_less_memory(folder):
     """Same stdout to the bit, the files, and a report on stderr; then the policy that was saved serves a run."""
     bare = python(folder, "train.py", "--steps", "7")

@@ -10,6 +10,8 @@ import pytest
 from several_ranks import ranks
 from training import child
 
+pytestmark = [pytest.mark.full, pytest.mark.bits]
+
 _FAKE = """
     import json
     import torch.distributed as dist

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from training import child
+
+pytestmark = pytest.mark.bits
 
 PROGRAM = """
         import torch.nn.functional as F

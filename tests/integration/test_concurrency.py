@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from training import child
 
+pytestmark = pytest.mark.full
 
+
+@pytest.mark.gate
 def test_two_threads_share_a_capacity() -> None:
     """Two models train at once under one capacity, to the bits of training one after the other."""
     child(
@@ -123,6 +126,7 @@ def test_a_storage_that_dies_while_another_thread_evicts_it() -> None:
     )
 
 
+@pytest.mark.bits
 def test_two_threads_meet_a_model_for_the_first_time_at_once() -> None:
     """One thread adopts the parameters that the other one's ops are reading."""
     child(

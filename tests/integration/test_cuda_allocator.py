@@ -12,6 +12,8 @@ from functools import partial
 import pytest
 from fake_gpu import on_fake_gpu as on
 
+pytestmark = pytest.mark.full
+
 on_fake_gpus = partial(on, "fake_allocator")
 
 SESSION = "cl.Session('64MiB', device='cuda', rematerialize=False, min_swap='4KiB')"

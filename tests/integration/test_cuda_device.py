@@ -17,6 +17,8 @@ from fake_gpu import on_fake_gpu as on
 from fake_programs import programs, session_programs
 from reads import CPP_POINTER
 
+pytestmark = pytest.mark.full
+
 on_fake_gpu = partial(on, "fake_cuda")
 
 # Who waits for whom; see Note [Order on a GPU] in csrc/device/cuda/cuda_device.h.
@@ -52,6 +54,7 @@ def test_every_legal_order_reads_the_right_bytes() -> None:
     assert found["dropped"] == 0
 
 
+@pytest.mark.gate
 def test_every_legal_order_of_a_session_reads_the_right_bytes() -> None:
     assert session_programs(SEED, 100, session=False)["errors"] == [], (
         f"seed {SEED}: the programs are wrong themselves"
@@ -379,6 +382,7 @@ def test_a_missing_wait_is_seen(what: str) -> None:
     )
 
 
+@pytest.mark.gate
 def test_sessions_on_the_fake_gpu_give_the_same_bits() -> None:
     found = on_fake_gpu("""
         results, placed = {}, []

@@ -122,6 +122,7 @@ def test_it_ends_with_the_session_and_leaves_no_thread():
     assert not watchers() and cl.current_session() is None
 
 
+@pytest.mark.bits
 def test_training_is_the_same_with_it():
     def losses(watched):
         torch.manual_seed(0)

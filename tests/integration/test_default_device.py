@@ -16,6 +16,8 @@ import chameleon_lab as cl
 from chameleon_lab.runtime import core
 from chameleon_lab.session.arguments import RESERVE_BYTES
 
+pytestmark = pytest.mark.full
+
 GiB = 1 << 30
 
 

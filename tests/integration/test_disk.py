@@ -78,6 +78,7 @@ def trained(**options: Any) -> tuple[Any, Any]:
 # ---------------------------------------------------------------------------------------------------- the file
 
 
+@pytest.mark.bits
 def test_the_file_has_no_name_and_belongs_to_this_process_alone() -> None:
     with session():
         tensors = numbers()
@@ -93,6 +94,7 @@ def test_the_file_has_no_name_and_belongs_to_this_process_alone() -> None:
     check_numbers(tensors)
 
 
+@pytest.mark.bits
 def test_nothing_of_it_lies_in_the_hosts_memory() -> None:
     with session() as opened:
         tensors = numbers(6)
@@ -103,6 +105,7 @@ def test_nothing_of_it_lies_in_the_hosts_memory() -> None:
         check_numbers(tensors)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("size", [512, 5 * KiB, 64 * KiB, 100_000, 2 * MiB, 2 * MiB + 4, 5 * MiB + 12])
 def test_storages_of_any_size_come_back(size: int, any_way: str) -> None:
     with session("24MiB", verify=True) as opened:
@@ -115,6 +118,7 @@ def test_storages_of_any_size_come_back(size: int, any_way: str) -> None:
         assert opened.report().disk.direct <= (any_way == "direct")
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("folder", ["/dev/shm", "/nowhere/at/all", str(ROOT / "README.md"), "/proc"])
 def test_a_folder_that_cannot_take_it_is_named(folder: str) -> None:
     if folder == "/dev/shm" and " /dev/shm tmpfs " not in Path("/proc/self/mounts").read_text():
@@ -156,6 +160,7 @@ def test_the_report_begins_with_the_disk() -> None:
     assert opened.report().disk.written_bytes == report.disk.written_bytes  # and stays, when it has ended
 
 
+@pytest.mark.bits
 def test_a_link_is_the_most_that_the_disk_is_asked_for() -> None:
     with session(link=60e6) as opened:
         assert 0 < opened.link.out_bytes_per_s <= 61e6
@@ -190,6 +195,7 @@ def test_moves_that_are_cut_short_are_carried_on(any_way: str) -> None:
     assert run.report.disk.short_moves > 0 and run.report.disk.failed_reads == 0
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("fault", ["writes", "flushes"])
 def test_a_failed_write_leaves_the_storage_resident(fault: str) -> None:
     core.refuse_direct_moves(fault == "flushes")
@@ -227,6 +233,7 @@ def test_training_goes_on_over_two_failed_writes(any_way: str) -> None:
     assert any("writes to" in note for note in run.report.notes)
 
 
+@pytest.mark.bits
 def test_after_three_failed_writes_the_disk_is_used_no_more() -> None:
     with session() as opened:
         tensors = numbers(3)
@@ -247,6 +254,7 @@ def test_after_three_failed_writes_the_disk_is_used_no_more() -> None:
         assert any("takes no more" in note for note in opened.report().notes)
 
 
+@pytest.mark.bits
 def test_a_failed_read_raises_with_the_tensors_name_and_is_tried_again(any_way: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
@@ -268,6 +276,7 @@ def test_a_failed_read_raises_with_the_tensors_name_and_is_tried_again(any_way: 
         assert [raw(parameter) for parameter in model.parameters()] == before
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("options", [{}, {"planning": False}])
 @pytest.mark.parametrize("fault", ["reads", "flips"])
 def test_training_with_a_bad_disk_gives_right_numbers_or_an_error(
@@ -299,6 +308,7 @@ def test_training_with_a_bad_disk_gives_right_numbers_or_an_error(
     assert tuple(losses) == bare.losses[: len(losses)]
 
 
+@pytest.mark.bits
 def test_a_flipped_bit_is_found(any_way: str) -> None:
     with session(verify=True) as opened:
         tensors = numbers(2, 5 * MiB // 2)
@@ -311,6 +321,7 @@ def test_a_flipped_bit_is_found(any_way: str) -> None:
         del tensors
 
 
+@pytest.mark.bits
 def test_what_cannot_be_read_when_the_session_ends_raises_for_good() -> None:
     with session() as opened:
         tensors = numbers(3)
@@ -328,6 +339,7 @@ def test_what_cannot_be_read_when_the_session_ends_raises_for_good() -> None:
             tensors[1].sum()
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("way", ["fault", "size"])
 def test_a_full_disk_is_told_with_its_name(way: str) -> None:
     disk = f"{disk_folder()}:6MiB" if way == "size" else str(disk_folder())
@@ -352,6 +364,7 @@ def test_a_disk_that_is_full_at_the_start_is_told() -> None:
         session().start()
 
 
+@pytest.mark.bits
 def test_a_folder_that_vanishes_takes_nothing_with_it() -> None:
     folder = disk_folder() / "vanishes"
     folder.mkdir()
@@ -406,6 +419,7 @@ def test_a_killed_process_leaves_no_file() -> None:
         process.wait()
 
 
+@pytest.mark.bits
 def test_a_child_reads_what_was_away_and_never_writes_to_the_parents_file() -> None:
     child(f"""
         folder = {str(disk_folder())!r}

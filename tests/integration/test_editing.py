@@ -113,6 +113,7 @@ def test_a_file_that_fits_is_in_force_from_the_second_step_on(
     assert report.history[1].swapped_out_bytes > 0 and report.history[1].match_rate > 0.9
 
 
+@pytest.mark.bits
 def test_ops_between_the_optimizer_and_the_end_of_the_step_are_part_of_it(tmp_path: Path) -> None:
     """The first step is ended by its optimizer: nobody knows yet that the loop will say where steps end."""
     bare, live_peak = reference(Gpt, steps=STEPS)
@@ -475,6 +476,7 @@ def test_never_touch_of_a_given_policy_holds_from_the_first_step_on(
 # --------------------------------------------------------------------------------------------------- dry runs
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("driven", [True, False])
 def test_a_dry_run_shows_measured_beside_predicted_and_goes_back(driven: bool) -> None:
     bare, _ = reference(Gpt, steps=STEPS)

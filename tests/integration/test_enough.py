@@ -19,6 +19,8 @@ import chameleon_lab as cl
 from chameleon_lab.report.enough import above, typed
 from chameleon_lab.util.units import parse_bytes
 
+pytestmark = pytest.mark.full
+
 
 class Batched(Plain):
     """The same, which makes its batches."""

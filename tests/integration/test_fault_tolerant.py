@@ -227,11 +227,13 @@ def same(lives: list[Replica], alone: Replica) -> None:
     assert ends and all(torch.equal(a, b) for end in ends for a, b in zip(end, alone.weights, strict=True))
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
 def test_any_number_of_replicas_has_the_same_bits(count: int, alone: Replica) -> None:
     same(run([Attempt(tuple(range(count)))] * STEPS), alone)
 
 
+@pytest.mark.bits
 def test_a_death_repeats_one_step_with_fewer(alone: Replica) -> None:
     all_, two = (0, 1, 2), (0, 1)
     lives = run([Attempt(all_)] * 3 + [Attempt(all_, die=(2,))] + [Attempt(two)] * (STEPS - 3))
@@ -239,6 +241,7 @@ def test_a_death_repeats_one_step_with_fewer(alone: Replica) -> None:
     assert [life.failed for life in lives] == [1, 1, 0] and len(lives[2].losses) == 3
 
 
+@pytest.mark.bits
 def test_a_replica_that_comes_back_heals(alone: Replica) -> None:
     all_, two = (0, 1, 2), (0, 1)
     script = [Attempt(all_)] * 2 + [Attempt(all_, die=(2,))] + [Attempt(two)] * 2 + [Attempt(all_)] * 4
@@ -248,6 +251,7 @@ def test_a_replica_that_comes_back_heals(alone: Replica) -> None:
     assert all(life.healed == 0 for life in lives[:3])
 
 
+@pytest.mark.bits
 def test_one_that_comes_back_at_once_in_the_place_of_the_dead(alone: Replica) -> None:
     """The others see no change of their own rank or of the number of replicas."""
     all_ = (0, 1, 2)
@@ -256,6 +260,7 @@ def test_one_that_comes_back_at_once_in_the_place_of_the_dead(alone: Replica) ->
     assert [life.healed for life in lives] == [0, 1, 0, 0]
 
 
+@pytest.mark.bits
 def test_two_deaths_at_once_and_all_but_one_dead(alone: Replica) -> None:
     all_ = (0, 1, 2)
     lives = run([Attempt(all_)] * 4 + [Attempt(all_, die=(0, 2))] + [Attempt((1,))] * (STEPS - 4))
@@ -263,6 +268,7 @@ def test_two_deaths_at_once_and_all_but_one_dead(alone: Replica) -> None:
     assert lives[1].failed == 1 and lives[1].weights
 
 
+@pytest.mark.bits
 def test_a_death_while_healing(alone: Replica) -> None:
     all_, two = (0, 1, 2), (0, 1)
     script = [Attempt(all_)] * 2 + [Attempt(all_, die=(2,))] + [Attempt(two)] + [Attempt(all_, die=(2,))]
@@ -271,6 +277,7 @@ def test_a_death_while_healing(alone: Replica) -> None:
     assert [life.failed for life in lives[:2]] == [2, 2] and lives[-1].healed == 1
 
 
+@pytest.mark.bits
 def test_in_a_session_that_swaps(alone: Replica) -> None:
     with cl.Session("80KiB", link="2GiB/s") as session:
         (found,) = run([Attempt((0,))] * STEPS)
@@ -301,6 +308,7 @@ def lone(**arguments: Any) -> tuple[FaultTolerant, nn.Module]:
     return FaultTolerant(model, optimizer, **defaults | arguments), model
 
 
+@pytest.mark.bits
 def test_generators_are_as_they_were_after_a_step() -> None:
     ft, model = lone()
     before = torch.get_rng_state()

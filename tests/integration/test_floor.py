@@ -78,6 +78,7 @@ def common_loop(capacity: int | None, steps: int = 5) -> tuple[list[float], cl.S
     return losses, session
 
 
+@pytest.mark.bits
 def test_the_most_common_loop_has_the_floor_of_its_largest_op() -> None:
     bare, session = common_loop(None)
     lowest = cl.policy.floor(session.trace())
@@ -221,6 +222,7 @@ def test_ops_made_of_others_do_not_hold_what_those_make(name: str) -> None:
     assert found == bare
 
 
+@pytest.mark.bits
 def test_nor_do_they_in_inference() -> None:
     """14.3 as one op."""
     window = torch.hann_window(64)

@@ -40,6 +40,7 @@ def test_calls_of_a_model_are_steps_that_are_planned_for() -> None:
     assert session.history[-1].match_rate == 1.0
 
 
+@pytest.mark.bits
 def test_generation_has_a_step_a_token() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

@@ -18,6 +18,8 @@ from packaging.requirements import Requirement
 import chameleon_lab as cl
 from chameleon_lab.util.torch_version import minor_of, misfit
 
+pytestmark = pytest.mark.full
+
 MINOR = minor_of(torch.__version__)
 
 

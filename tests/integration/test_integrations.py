@@ -15,6 +15,8 @@ from training import HANGS_AFTER_S, Gpt, KiB, raw, state_bytes
 
 import chameleon_lab as cl
 
+pytestmark = pytest.mark.full
+
 LINK = "4GiB/s"
 
 
@@ -113,6 +115,7 @@ def hf_bare(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return trainer, folder
 
 
+@pytest.mark.bits
 def test_hugging_face_trains_the_same_in_less_memory(hf_bare, tmp_path):
     """Accumulation, clipping, dropout, evaluations and checkpoints in the midst of it, in 1/4 of the memory."""
     from chameleon_lab.integrations.transformers import ChameleonCallback
@@ -146,6 +149,7 @@ def test_hugging_face_trains_the_same_in_less_memory(hf_bare, tmp_path):
     assert Path("r.json").exists()
 
 
+@pytest.mark.bits
 def test_hugging_face_resumes_with_a_policy_from_a_file(hf_bare, tmp_path):
     from chameleon_lab.integrations.transformers import ChameleonCallback
 
@@ -206,6 +210,7 @@ def test_hugging_face_below_the_floor(tmp_path):
     assert resident_again(trainer.model)
 
 
+@pytest.mark.bits
 def test_a_plain_module_under_the_trainer_is_saved_from_the_host(tmp_path):
     """Without save_pretrained the Trainer calls safetensors itself; tied weights are refused by it, as ever."""
     from safetensors.torch import load_file
@@ -276,6 +281,7 @@ def lightning_run(callback: Any = None, *, fail_at: int | None = None, **argumen
     return module, trainer, lambda **kwargs: trainer.fit(module, train, valid, **kwargs)
 
 
+@pytest.mark.bits
 def test_lightning_trains_the_same_in_less_memory(tmp_path):
     """Accumulation, clipping, dropout, sanity check, validations, and a checkpoint that resumes to the same."""
     from lightning.pytorch.callbacks import ModelCheckpoint

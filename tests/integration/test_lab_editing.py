@@ -75,6 +75,7 @@ def test_before_there_is_a_policy_the_reason_is_told(loop):
     assert not state["editable"] and "Profile" in state["why"]
 
 
+@pytest.mark.bits
 def test_a_draft_is_tried_enabled_and_rolled_back_at_step_borders_and_no_number_changes(loop):
     bare, _ = reference(Gpt, steps=STEPS)
     for _ in range(3):
@@ -130,6 +131,7 @@ def test_a_capacity_edit_moves_the_peak_that_is_measured(loop):
     assert history[2].peak_bytes > less >= history[-1].peak_bytes
 
 
+@pytest.mark.bits
 def test_a_storage_is_rematerialized_tried_and_enabled_and_no_number_changes(loop):
     bare, _ = reference(Gpt, steps=STEPS)
     for _ in range(3):
@@ -162,6 +164,7 @@ def test_a_storage_is_rematerialized_tried_and_enabled_and_no_number_changes(loo
     assert (tuple(loop.losses), state_bytes(loop.model, loop.optimizer)) == (bare.losses, bare.state)
 
 
+@pytest.mark.bits
 def test_a_dry_run_is_judged_against_what_was_measured_before_it(loop):
     for _ in range(5):
         loop.step()
@@ -182,6 +185,7 @@ def test_a_dry_run_is_judged_against_what_was_measured_before_it(loop):
     assert f"{100 * (state['dry_run']['measured']['step_s'] / now['step_s'] - 1):+.1f} %" in str(editor.trial)
 
 
+@pytest.mark.bits
 def test_predictions_move_on_with_the_run_and_all_use_the_same_op_times(loop, monkeypatch):
     monkeypatch.setattr(editing, "_REST_S", 0.0)
     monkeypatch.setattr(editing, "_REST_SHARE", 0.0)
@@ -236,6 +240,7 @@ def test_after_the_session_the_draft_can_be_saved_and_not_enabled(loop, tmp_path
     assert loop.panel(editor.save, str(tmp_path / "policy.json"), False)["bytes"] > 0
 
 
+@pytest.mark.bits
 def test_many_switches_from_a_thread_while_steps_run_lose_nothing(loop):
     bare, _ = reference(Gpt, steps=STEPS)
     for _ in range(3):

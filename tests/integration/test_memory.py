@@ -210,6 +210,7 @@ def test_a_second_session_makes_room_for_its_capacity() -> None:
         assert session.report().peak_bytes <= 6 * MiB
 
 
+@pytest.mark.bits
 def test_tensors_outlive_their_session_and_go_on_training() -> None:
     bare, live_peak = reference(Gpt)
     torch.manual_seed(0)

@@ -386,6 +386,7 @@ def test_a_policy_whose_drops_can_be_replayed_is_taken_as_it_is() -> None:
     assert run.report.history[-1].drops == len(policy.drops)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("share", [0.5, 0.25], ids=["half", "quarter"])
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
 def test_masks_of_dropout_are_drawn_again(autocast: bool, share: float) -> None:

@@ -15,6 +15,8 @@ from chameleon_lab.runtime.patches import loop_pauses
 from chameleon_lab.trace import Pause, Trace
 from chameleon_lab.trace.stall_parts import parts_of_step
 
+pytestmark = pytest.mark.full
+
 SLEPT_S = 0.15
 
 torch.optim.SGD([torch.zeros(1)])  # the first optimizer imports much, which is a pause too

@@ -56,6 +56,31 @@ def policy_of(model: Any, capacity: int, link: str | None = None) -> Policy:
     return found[-1]  # type: ignore[return-value]
 
 
+def test_of_several_policies_the_one_of_the_program_is_taken(tmp_path: Path) -> None:
+    """Whichever rank saved it, and however many there were. Where none fits, the first op that differs is named."""
+    _, live_peak = reference(Gpt)
+    capacity = live_peak // 2
+    own, other = policy_of(Gpt, capacity), policy_of(partial(Gpt, layers=8), capacity)
+    other.save(tmp_path / "p.rank0.json")
+    own.save(tmp_path / "p.rank3.json")
+    for given in (tmp_path, tmp_path / "p.json", tmp_path / "p.*.json", [other, own]):
+        run = train(Gpt, steps=4, session_kwargs={"capacity": capacity, "policy": given})
+        assert run.report is not None
+        assert "the given policy fits: in force from the second step on" in run.report.notes, given
+    (tmp_path / "p.rank3.json").unlink()
+    policy_of(partial(Gpt, layers=4), capacity).save(tmp_path / "p.rank1.json")
+    run = train(Gpt, steps=4, session_kwargs={"capacity": capacity, "policy": tmp_path / "p.json"})
+    assert run.report is not None
+    (note,) = [note for note in run.report.notes if "does not fit" in note]
+    # Layer 7 of the longer one comes where this model has its last norm.
+    assert "none of 2 policies fits; the nearest is" in note and "rank0.json" in note, note
+    assert ": op " in note and "in blocks.6.ln1" in note and "in ln" in note, note
+    with pytest.raises(ValueError, match="holds no policy"):
+        cl.Session("1MiB", device="cpu", policy=[])
+    with pytest.raises(FileNotFoundError):
+        cl.Session("1MiB", device="cpu", policy=tmp_path / "gone.json")
+
+
 def test_a_steady_run_is_stable_and_never_waits_for_a_demand() -> None:
     """At half the peak the plan foresees every use: no swap-in on demand, no eviction, once it is in force."""
     _, live_peak = reference(Gpt)

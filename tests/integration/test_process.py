@@ -17,6 +17,8 @@ from training import HANGS_AFTER_S, ROOT
 
 from chameleon_lab.runtime import core
 
+pytestmark = pytest.mark.full
+
 PAGE = ROOT / "docs" / "process.md"
 SEGV = 1 << 10
 """The signal's bit in /proc/self/status."""

@@ -16,6 +16,8 @@ from training import HANGS_AFTER_S, ROOT
 import chameleon_lab as cl
 from chameleon_lab.ranks.identity import Identity
 
+pytestmark = pytest.mark.full
+
 TRAIN = """
 import sys
 import torch

@@ -11,7 +11,10 @@ from training import MiB, child, pressure
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
 
+pytestmark = pytest.mark.full
 
+
+@pytest.mark.gate
 def test_every_read_finds_an_away_tensor() -> None:
     every_read('assert session.evict(x) and session.where(x) == "away", name', pressure_mib=20)
 
@@ -38,6 +41,7 @@ ORIGINS = [
 ]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("take", POINTERS)
 def test_a_pointer_that_escaped_stays_good(take: str) -> None:
     """Both ways: a write through the pointer is seen by torch, and torch's through the pointer; it never moves."""
@@ -150,6 +154,8 @@ def test_aliases_of_a_model_keep_it_in_place_until_it_is_adopted() -> None:
         assert alias["weight"].sum().item() == 3 * 512 * 512
 
 
+@pytest.mark.gate
+@pytest.mark.bits
 def test_writes_that_no_schema_tells_of_reach_the_host_copy() -> None:
     """A host copy is kept while the tensor is only read; any write must make it stale."""
     writes = {
@@ -257,6 +263,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.bits
 def test_parts_of_tensors_that_no_op_names() -> None:
     """Sparse, quantized and nested tensors keep their bytes in further storages, which kernels read natively."""
     child(
@@ -308,6 +315,7 @@ def test_a_checkpoint_can_be_saved_under_pressure_and_leaves_the_model_movable()
     )
 
 
+@pytest.mark.bits
 @pytest.mark.skipif(
     not core.SEES_RAW_ACCESS, reason="before 2.13 loaded storages look as if numpy held them, and stay"
 )
@@ -362,6 +370,7 @@ def test_evict_and_restore_say_what_they_did() -> None:
     assert x.sum().item() == MiB // 4
 
 
+@pytest.mark.bits
 def test_what_an_object_takes_of_itself_while_it_is_saved_is_no_secret() -> None:
     """torch.save looks away for its own look at addresses only: not for a pickle, nor a numpy view, made on the way."""
     child(
@@ -469,3 +478,21 @@ def test_ops_that_ask_for_addresses_of_their_own_inputs_leave_them_free_to_move(
         assert core.of().counters()["escaped"] == 0, core.of().counters()
         """
     )
+
+
+def test_what_lists_and_saves_tensors_is_guarded_until_the_core_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Storages move at a session's end, too: another thread may be in the middle of `tolist()` or `torch.save()`."""
+    plain = torch.Tensor.tolist
+    guarded = []
+    for name in ("open", "close"):
+
+        def call(runtime: core.Runtime, *args: object, call: object = getattr(core.Runtime, name)) -> None:
+            guarded.append(torch.Tensor.tolist is not plain)
+            call(runtime, *args)  # type: ignore[operator]  # the core's own
+
+        monkeypatch.setattr(core.Runtime, name, call)
+    with cl.Session("8MiB"):
+        torch.ones(8).sum()
+    assert guarded and all(guarded) and torch.Tensor.tolist is plain

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training import HANGS_AFTER_S, OP_THREADS, KiB, MiB, child, pressure, raw
 
 import chameleon_lab as cl
+from chameleon_lab.planner.program import SWAP_OUT
 from chameleon_lab.runtime import core
 
 pytestmark = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
@@ -106,6 +108,7 @@ def test_what_is_dead_is_made_again_for_one_that_is_not(session: cl.Session) -> 
     assert core.of().counters()["ghosts"] == 0
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_line_of_dropped_storages_may_be_as_long_as_the_step(session: cl.Session, order: int) -> None:
     """Dropped in either order, and restored by the last of them: inputs first, each once."""
@@ -134,6 +137,7 @@ def test_a_line_of_dead_values_has_an_end(session: cl.Session) -> None:
         assert core.of().end_step().replay_count == (dead + 1 if why == "" else 0)
 
 
+@pytest.mark.bits
 def test_a_dead_value_that_several_read_is_made_once(session: cl.Session) -> None:
     x, levels = made(), core.LONGEST_CHAIN // 2 - 1
     before = core.of().counters()["resident_bytes"]
@@ -148,6 +152,7 @@ def test_a_dead_value_that_several_read_is_made_once(session: cl.Session) -> Non
     assert core.of().counters()["resident_bytes"] == before + x.nbytes
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("first", ["read", "changed"])
 def test_a_dead_value_that_is_read_and_changed_in_place(session: cl.Session, first: str) -> None:
     """The op in place must not change it under the other one that reads it, whichever comes first."""
@@ -166,6 +171,7 @@ def test_a_dead_value_that_is_read_and_changed_in_place(session: cl.Session, fir
 # ---------------------------------------------------------------------------------------------------- writes
 
 
+@pytest.mark.bits
 def test_a_write_that_leaves_no_room_for_what_was_made_from_its_storage_is_refused() -> None:
     """What comes back for it is not dropped again to make room for the rest: that went on for ever."""
     with cl.Session("4.5MiB", host_capacity="64KiB"):
@@ -279,6 +285,37 @@ def test_an_input_that_dies_stays_as_a_ghost(session: cl.Session) -> None:
     assert core.of().counters()["ghosts"] == 1
     assert same(again, expected[1])
     assert core.of().counters()["ghosts"] == 0
+
+
+def test_a_ghost_is_no_part_of_a_program_that_comes_after_its_death(session: cl.Session) -> None:
+    """Its record goes to another storage once its bytes are no longer needed: that one would leave in its place."""
+    runtime, weight, base = core.of(), made(1)[:8].clone(), made()
+    rows = runtime.end_step().storages()
+    uid = int(rows["uid"][rows["bytes"] == base.nbytes][-1])
+
+    def step() -> core.StepLog:
+        for _ in range(4):
+            weight.mul_(1.5)
+        return runtime.end_step()
+
+    tokens = step().ops()["token"].copy()
+    out = F.gelu(base)
+    expected = dropped(out)
+    runtime.end_step()
+    del base
+    assert runtime.counters()["ghosts"] == 1
+    one = np.zeros(1, np.int32)
+    swap_out = core.make_program(
+        tokens, one + uid, one - 1, one, one + out.nbytes, one, one, [0, 1], one + 3, one, one - 1, one, one + 1,
+        one + SWAP_OUT, one,
+    )  # fmt: skip
+    runtime.add_program(1, swap_out)
+    runtime.use_program(1)
+    assert same(out, expected) and runtime.counters()["ghosts"] == 0
+    others = [made(seed) for seed in range(4)]
+    runtime.end_step()
+    step()
+    assert {core.residency(other) for other in others} == {"resident"}
 
 
 def test_a_ghost_that_can_be_made_again_gives_its_bytes_up(session: cl.Session) -> None:
@@ -650,6 +687,7 @@ def test_modes_and_transforms_do_not_see_replays(session: cl.Session) -> None:
     assert same(checked, expected)
 
 
+@pytest.mark.bits
 def test_random_numbers(session: cl.Session) -> None:
     x = made().sigmoid()
     generator = torch.Generator().manual_seed(3)
@@ -927,6 +965,7 @@ def test_small_arguments_are_copied_and_foreign_memory_is_refused(session: cl.Se
     assert KiB < out.nbytes
 
 
+@pytest.mark.bits
 def test_a_const_pointer_that_meets_a_dropped_storage_reads_the_right_bytes() -> None:
     """C++ that has taken the address without asking faults on the mark: the op runs again on another thread."""
     child("""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from replay_cases import CASES, SMALL, count_replays
+
+pytestmark = pytest.mark.bits
 
 
 def test_every_op_that_models_use_comes_back_to_the_bit() -> None:

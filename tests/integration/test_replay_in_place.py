@@ -186,6 +186,7 @@ def test_records_in_place_do_not_pile_up(session: cl.Session) -> None:
     assert counts[-1] == counts[9]
 
 
+@pytest.mark.bits
 def test_an_op_that_fails_leaves_nothing_to_replay(session: cl.Session) -> None:
     x = made()
     out = x * 1.5
@@ -201,6 +202,7 @@ def test_an_op_that_fails_leaves_nothing_to_replay(session: cl.Session) -> None:
     assert core.drop(out) != ""
 
 
+@pytest.mark.bits
 def test_ops_with_out_are_not_replayed(session: cl.Session) -> None:
     x = made()
     out = x * 1.5
@@ -331,6 +333,7 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_draws_are_repeated_and_the_generator_is_left_alone(
@@ -352,6 +355,7 @@ def test_draws_are_repeated_and_the_generator_is_left_alone(
         assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.bits
 def test_the_state_may_be_set_around_the_draw(session: cl.Session) -> None:
     x = made()
     state = torch.get_rng_state()
@@ -366,6 +370,7 @@ def test_the_state_may_be_set_around_the_draw(session: cl.Session) -> None:
     assert all(same(t, b) for t, b in zip((three, one, two), (before[2], before[0], before[1]), strict=True))
 
 
+@pytest.mark.bits
 def test_a_generator_of_its_own_is_as_good(session: cl.Session) -> None:
     generator = torch.Generator().manual_seed(2)
     mask = torch.empty(ROWS, COLUMNS).bernoulli_(0.5, generator=generator)
@@ -529,6 +534,7 @@ def test_other_random_ops_are_refused(session: cl.Session) -> None:
         assert core.drop(refused) != ""
 
 
+@pytest.mark.bits
 def test_a_fork_keeps_what_was_drawn() -> None:
     child(
         """
@@ -553,6 +559,7 @@ def test_a_fork_keeps_what_was_drawn() -> None:
     )
 
 
+@pytest.mark.bits
 def test_the_end_of_a_session_restores_masks() -> None:
     with cl.Session("16MiB", min_swap="1KiB", planning=False):
         core.of().keep_producers(True)

@@ -20,7 +20,10 @@ from chameleon_lab.trace.replay_ops import REPLAY_CLASS
 
 opinfo = pytest.importorskip("torch.testing._internal.common_methods_invocations")
 
-pytestmark = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
+pytestmark = [
+    pytest.mark.bits,
+    pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13"),
+]
 
 DTYPES = (
     torch.float32,

@@ -17,7 +17,10 @@ from chameleon_lab.runtime import core
 from chameleon_lab.trace import Category, StepTrace
 from chameleon_lab.trace.replay_ops import REPLAY_CLASS
 
-pytestmark = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
+pytestmark = [
+    pytest.mark.bits,
+    pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13"),
+]
 
 FREE, SWAP_IN, SWAP_OUT, DROP, REPLAY = 0, 1, 2, 3, 4
 

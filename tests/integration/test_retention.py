@@ -19,7 +19,10 @@ from chameleon_lab.policy import Policy
 from chameleon_lab.runtime import core
 from chameleon_lab.session import host_times
 
-pytestmark = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
+pytestmark = [
+    pytest.mark.bits,
+    pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13"),
+]
 
 ROWS, COLUMNS = 64, 256  # 64 KiB in float32
 BYTES = 4 * ROWS * COLUMNS

@@ -25,6 +25,7 @@ from chameleon_lab.runtime import core
 
 State = dict[str, torch.Tensor]
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning"),
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint:UserWarning"),
 ]
@@ -156,6 +157,7 @@ def _kept(session: cl.Session) -> int:
     return session.counters()["escaped_bytes"]
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(
     "saver",
     [pytest.param(name, marks=needs_hook) if name == "numpy file" else name for name in SAVERS],
@@ -215,6 +217,7 @@ def test_tensors_that_share_memory_are_found_wherever_their_bytes_are(tmp_path: 
         assert x.data_ptr() == np.asarray(x).ctypes.data  # who asks for the address itself gets it
 
 
+@pytest.mark.bits
 @pytest.mark.filterwarnings("ignore:No complete tensor found:UserWarning")
 def test_an_exported_program_has_the_bytes_of_views(tmp_path: Path) -> None:
     """torch.export.save writes whole storages: of views it finds what they share, and where in it they are."""

@@ -16,6 +16,8 @@ from chameleon_lab.trace import Cause, Direction
 from chameleon_lab.trace.overlap import overlap_of
 from chameleon_lab.trace.stall_parts import parts_of_step
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(autouse=True)
 def by_who_asks() -> None:

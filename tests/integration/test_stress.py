@@ -8,6 +8,8 @@ import subprocess
 import pytest
 from training import HANGS_AFTER_S, ROOT
 
+pytestmark = pytest.mark.full
+
 BUILD = ROOT / "build"
 
 

@@ -17,6 +17,8 @@ from chameleon_lab.runtime import core
 from chameleon_lab.session import host_times
 from chameleon_lab.trace import Trace
 
+pytestmark = pytest.mark.full
+
 
 @cache
 def trained() -> tuple[Policy, Trace]:

@@ -59,6 +59,7 @@ def test_training_replays_on_a_promise_only() -> None:
     assert trusting.report.replays_off == "" and "aten::mm" not in trusting.report.not_replayed
 
 
+@pytest.mark.bits
 def test_what_python_writes_through_a_pointer_is_seen_all_the_same() -> None:
     with cl.Session("16MiB", min_swap="1KiB", rematerialize="trusting") as session:
         core.of().keep_producers(True)

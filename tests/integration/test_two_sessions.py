@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import torch
 from fake_gpu import on_fake_gpu as on
 
 import chameleon_lab as cl
+
+pytestmark = pytest.mark.full
 
 on_fake_gpus = partial(on, "fake_allocator")
 
@@ -214,6 +217,7 @@ def test_two_threads_with_a_gpu_each_and_copies_between_them() -> None:
     assert found == [[0, 0], [], [12, 12], [True, True]]
 
 
+@pytest.mark.gate
 def test_training_on_the_host_beside_a_gpu_is_bit_identical_and_each_has_its_steps() -> None:
     """The model's tensors go to the GPU and back; its optimizer ends the steps of its own session alone."""
     found = on_fake_gpus(f"""{PRELUDE}

@@ -6,9 +6,12 @@ their own. A test that means "tight" takes its capacity from :func:`tight_bytes`
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
@@ -18,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -370,3 +374,21 @@ def pressure(session: cl.Session, blocks: int = 16, size: int = MiB) -> None:
     held = [torch.full((size // 4,), float(number)) for number in range(blocks)]
     for number, block in enumerate(held):
         assert block[0].item() == block[-1].item() == number
+
+
+@cache
+def disk_folder() -> Path:
+    """A folder that a session's disk may lie in: none in memory. Skips where this machine has none."""
+    for place in (ROOT / "build", Path("/var/tmp"), Path.home(), Path(tempfile.gettempdir())):
+        try:
+            place.mkdir(exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix="chameleon-test-disk-", dir=place))
+        except OSError:
+            continue
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            with cl.Session("64MiB", device="cpu", disk=folder):
+                return folder
+        except cl.SessionError:
+            continue
+    pytest.skip("no folder of this machine lies on a disk")

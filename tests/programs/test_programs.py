@@ -17,6 +17,8 @@ import runner
 
 import chameleon_lab as cl
 
+pytestmark = pytest.mark.bits
+
 
 @pytest.fixture(autouse=True)
 def one_thread():

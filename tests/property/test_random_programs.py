@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import chameleon_lab as cl
+
+pytestmark = pytest.mark.bits
 
 DIM = 96
 ROWS = (256, 384, 640)

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
 
-pytestmark = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
+pytestmark = [
+    pytest.mark.bits,
+    pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13"),
+]
 
 SIDE = 48  # 9 KiB in float32
 

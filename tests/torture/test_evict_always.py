@@ -14,6 +14,8 @@ import chameleon_lab as cl
 from chameleon_lab.runtime import core
 from chameleon_lab.testing import evict_always
 
+pytestmark = pytest.mark.bits
+
 
 def test_all_that_may_leave_is_away_between_ops() -> None:
     with evict_always() as session:

@@ -16,6 +16,8 @@ import chameleon_lab as cl
 from chameleon_lab.runtime import core
 from chameleon_lab.testing import evict_always
 
+pytestmark = pytest.mark.bits
+
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_in_place_writes_under_torch_func_reach_the_host_copy(seed: int | None) -> None:

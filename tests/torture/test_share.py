@@ -8,6 +8,8 @@ from hangs import HANGS_AFTER_S
 from torture import pool
 from torture.outcome import total
 
+pytestmark = pytest.mark.bits
+
 # What must at least be tried, so that a part that skips everything fails.
 LEAST = {
     "operators": 700,

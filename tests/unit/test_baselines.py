@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 from synthetic import StepBuilder, gpt_step
 
-from benchmarks.baselines import greedy, mindspeed, naive
+from benchmarks.baselines import checkpointing, greedy, mindspeed, naive
 from benchmarks.baselines import mindspeed as rule_of_mindspeed
+from benchmarks.baselines.checkpointing import checkpointed
 from benchmarks.baselines.placement import Choice, place
 from chameleon_lab.planner.memory import Swaps, step_memory
 from chameleon_lab.planner.simulate import simulate_swaps
 from chameleon_lab.policy import Link
 from chameleon_lab.trace import Category, Stage, StepTrace
+
+pytestmark = pytest.mark.full
 
 BIG = 32 << 20
 LINK = Link(1e12, 1e12)
@@ -84,3 +87,32 @@ def test_placement(asked: tuple[int, int], peaks: tuple[int, ...], placed: tuple
     swaps = place(memory, choice, BIG)
     assert (swaps.free_op.tolist(), swaps.in_op.tolist()) == ([placed[0]], [placed[1]])
     assert simulate_swaps(memory, swaps, BIG, LINK, np.ones(20)).fits
+
+
+@pytest.mark.parametrize("kind", checkpointing.KINDS)
+def test_a_checkpointed_step_runs_each_forward_twice_at_most(kind: str) -> None:
+    capacity = int(0.8 * STEP.live_peak_bytes)
+    found = checkpointed(kind, STEP, capacity, LINK, STEP.ops.duration_s)
+    assert found is not None and found.fits
+    forward_s = float(STEP.ops.duration_s[STEP.ops.stage == Stage.FORWARD].sum())
+    assert found.replay_s <= forward_s
+    assert (found.replay_s > 0.0) == (kind != "selective"), (
+        "its blocks make nothing but products and their output"
+    )
+    assert found.resident_bytes.max() <= capacity
+
+
+def test_selective_checkpointing_runs_no_matrix_product_again() -> None:
+    capacity, times = int(0.8 * STEP.live_peak_bytes), STEP.ops.duration_s
+    block, selective = (checkpointed(kind, STEP, capacity, LINK, times) for kind in ("block", "selective"))
+    assert block is not None and selective is not None
+    assert selective.replay_s < block.replay_s
+
+
+def test_what_has_no_blocks_or_no_room_is_not_checkpointed() -> None:
+    builder = StepBuilder()
+    (made,) = builder.op("aten::mm", makes=((Category.ACTIVATION, BIG),))
+    builder.op("aten::sum", reads=(made,), stage=Stage.BACKWARD)
+    alone = builder.build()
+    assert checkpointed("block", alone, alone.live_peak_bytes, LINK, alone.ops.duration_s) is None
+    assert checkpointed("block", STEP, 1, LINK, STEP.ops.duration_s) is None

@@ -11,6 +11,8 @@ import pytest
 from benchmarks import adapt, mutations
 from benchmarks.mutations import LiveOp, Recorded
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def gpt2() -> tuple[Recorded, dict[str, list[LiveOp]]]:

@@ -23,6 +23,8 @@ from benchmarks.lab.traces import allocations, enlarged, events, repeat
 from chameleon_lab.lab.panel.scene import Scene
 from chameleon_lab.trace import Trace
 
+pytestmark = pytest.mark.full
+
 
 def test_a_repeated_step_is_a_step_of_the_same_memory():
     step, row = swapped_step()

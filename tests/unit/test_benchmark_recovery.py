@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks import recovery
 
+pytestmark = pytest.mark.full
+
 NONE = (frozenset(),) * recovery.PIPELINES
 
 

@@ -15,6 +15,8 @@ from benchmarks.measure import Comparison, Run
 from benchmarks.remat_models import CASES, CHECKPOINT, REENTRANT, SELECTIVE, checkpointed
 from chameleon_lab.runtime import core
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
 def test_it_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

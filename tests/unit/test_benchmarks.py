@@ -15,6 +15,8 @@ from chameleon_lab.planner import floor, plan
 from chameleon_lab.policy import Link as PolicyLink
 from chameleon_lab.trace import Trace
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def one_thread():

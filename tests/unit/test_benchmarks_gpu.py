@@ -35,6 +35,8 @@ from benchmarks.gpu.common import (
 )
 from chameleon_lab.report.session_report import StepSummary
 
+pytestmark = pytest.mark.full
+
 TRIAL = ["--device", "cpu", "--tiny", "--json"]
 
 

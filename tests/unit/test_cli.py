@@ -10,7 +10,6 @@ import pytest
 from synthetic import gpt_step
 
 import chameleon_lab as cl
-from chameleon_lab.cli import main
 from chameleon_lab.planner import lower_bound, plan, simulate
 from chameleon_lab.policy import Link
 from chameleon_lab.report.trace_report import TraceReport
@@ -38,19 +37,6 @@ def trace(steps, tmp_path, monkeypatch):
     trace = Trace(steps, meta)
     trace.save("t.parquet")
     return trace
-
-
-@pytest.fixture
-def chameleon(capsys):
-    """Runs a command line: its exit code, stdout and stderr."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
 
 
 def test_plan_writes_what_the_planner_plans(trace, chameleon):
@@ -312,7 +298,7 @@ def test_the_html_report_escapes_names(trace, chameleon):
         (
             ["plan", "text", "--capacity", "60%"],
             4,
-            "text: this is no Parquet file; give a file that Trace.save wrote",
+            "text: the content is of no format that is read; files that are read: Chameleon Lab trace",
         ),
         (["plan", "empty.parquet", "--capacity", "60%"], 4, "empty.parquet: the trace holds no step"),
         (["plan", "recorded.parquet", "--capacity", "60%"], 2, "give one, such as --link 8GiB/s"),
@@ -343,3 +329,97 @@ def test_the_group_tells_commands_and_exit_codes(chameleon):
     code, out, _ = chameleon("--help")
     assert code == 0 and "Exit codes:" in out and "below the floor" in out
     assert chameleon("--version")[1] == f"chameleon, version {cl.__version__}\n"
+
+
+def test_export_writes_by_the_ending(trace, chameleon):
+    code, out, err = chameleon("export", "t.parquet", "t.json.gz", "--step", "1")
+    assert (code, out, err) == (0, "Saved in t.json.gz\n", "")
+    code, out, _ = chameleon("export", "t.parquet", "ops", "--format", "csv", "--table", "ops")
+    assert (code, out) == (0, "Saved in ops\n")
+    assert Path("ops").read_text().startswith('"step","row","name"')
+    code, out, _ = chameleon("export", "t.parquet", "t.csv")
+    assert code == 0 and "Saved in t.storages.csv" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["t.xyz"], 2, "t.xyz: its ending is that of no format"),
+        (["t.json", "--format", "xyz"], 2, "'xyz' is not one of"),
+        (["t.json", "--step", "9"], 2, "the trace has no step 9"),
+        (["t.csv", "--table", "op"], 2, "there is no table 'op'"),
+        (["nowhere/t.json"], 4, "nowhere/t.json: No such file or directory"),
+    ],
+)
+def test_export_says_what_is_wrong(trace, chameleon, words, code, told):
+    ended, out, err = chameleon("export", "t.parquet", *words)
+    assert (ended, out) == (code, "")
+    assert err.count("\n") == 1 and told in err
+
+
+@pytest.fixture
+def page_code(monkeypatch, tmp_path):
+    """Stands for what a build makes of the panel's TypeScript."""
+    from chameleon_lab.lab.page import html_page
+
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "page.js").write_text("'</script>'")
+    (code / "page.css").write_text(".cl-panel { color: red }")
+    monkeypatch.setattr(html_page, "_CODE", code)
+    html_page._built.cache_clear()
+    yield code
+    html_page._built.cache_clear()
+
+
+def test_export_writes_a_page_that_names_nothing_outside(trace, chameleon, page_code):
+    Trace(trace.steps, trace.meta | {"device": "<script>bad()</script>"}).save("t.parquet")
+    code, out, _ = chameleon("export", "t.parquet", "t.html")
+    assert (code, out) == (0, "Saved in t.html\n")
+    text = Path("t.html").read_text(encoding="utf-8")
+    tags = Tags()
+    tags.feed(text)
+    assert tags.addresses == [] and "link" not in tags.names and tags.names.count("script") == 2
+    assert "<script>bad()" not in text and "<th>Peak alive</th>" in text
+    assert len(text) < 100_000
+
+
+def test_view_opens_a_page_in_a_browser(trace, chameleon, page_code, monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    code, out, err = chameleon("view", "t.parquet", "--step", "1")
+    page = Path(out.strip())
+    assert (code, err) == (0, "") and page.name == "t.html" and opened == [page.as_uri()]
+    assert "chameleon-data" in page.read_text(encoding="utf-8")
+    assert chameleon("view", "t.parquet", "--no-browser")[0] == 0 and len(opened) == 1
+
+
+def test_without_the_panel_a_page_says_so(trace, chameleon, page_code, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (page_code / "page.css").unlink()
+    code, out, err = chameleon("view", "t.parquet")
+    assert (code, out) == (4, "") and "make build" in err and not list(tmp_path.glob("chameleon-*"))
+
+
+def test_the_html_report_holds_the_timeline(trace, chameleon, page_code):
+    assert chameleon("report", "t.parquet", "--html", "t.html")[0] == 0
+    text = Path("t.html").read_text(encoding="utf-8")
+    assert text.count("<iframe") == 1 and "chameleon-data" in text
+    (page_code / "page.js").unlink()
+    from chameleon_lab.lab.page import html_page
+
+    html_page._built.cache_clear()
+    assert chameleon("report", "t.parquet", "--html", "t.html")[0] == 0
+    assert "<iframe" not in Path("t.html").read_text(encoding="utf-8")
+
+
+def test_a_trace_without_storages_is_reported_and_exported(trace, page_code):
+    from chameleon_lab.lab.figures.html_report import html_report
+    from chameleon_lab.trace import Residencies, Storages, Uses
+
+    none = {"uses": Uses.none(), "storages": Storages.none(), "residencies": Residencies.none()}
+    bare = Trace([replace(trace.last, lacks="it knows no storages", **none)], trace.meta)
+    assert "<iframe" in html_report(bare)
+    for ending in ("html", "json", "pickle", "csv"):
+        assert all(path.exists() for path in bare.export(f"bare.{ending}"))

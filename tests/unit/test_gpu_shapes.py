@@ -16,6 +16,8 @@ from chameleon_lab.planner import plan
 from chameleon_lab.policy import Link
 from chameleon_lab.trace import Category
 
+pytestmark = pytest.mark.full
+
 TESTS = Path(__file__).parents[1]
 MiB = 1 << 20
 

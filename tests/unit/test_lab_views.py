@@ -351,7 +351,7 @@ def test_a_trace_file_is_opened_drawn_and_closed(tmp_path):
     assert str(Path.cwd()) in error["hint"]
     (tmp_path / "notes.txt").write_text("no trace")
     error = ask("open", path=str(tmp_path / "notes.txt"))
-    assert error["code"] == "bad_file" and "no Parquet file" in error["message"]
+    assert error["code"] == "bad_file" and "of no format that is read" in error["message"]
 
 
 def test_what_a_cut_file_still_has_is_drawn_and_what_it_has_lost_is_said_also_when_saved_again(tmp_path):

@@ -71,3 +71,32 @@ def test_the_extension_needs_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; from chameleon_lab.planner import native; print(native.PERIODS)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(native.PERIODS)]
+
+
+def test_a_process_ends_well_while_a_daemon_thread_plans() -> None:
+    """Python 3.13 and older end such a thread when it asks for the interpreter again."""
+    script = f"""
+import threading
+import numpy as np
+from chameleon_lab.planner import native
+
+swaps, ops = 20_000, 1_000
+rows = np.arange(swaps) % (ops // 2)
+gaps = {{
+    "bytes": np.full(swaps, 8), "out_op": rows, "use_op": rows + ops // 2, "latest_in": rows + ops // 2 - 1,
+    "least_s": np.zeros(swaps), "returns": np.ones(swaps, bool), "op_bytes": np.full(ops, 8 * swaps),
+}}
+start_s = np.arange((native.PERIODS + 1) * ops, dtype=float)
+begun = threading.Event()
+
+def plan():
+    begun.set()
+    while True:
+        native.choose_swaps(**gaps, start_s=start_s, capacity_bytes={8 * 100})
+
+threading.Thread(target=plan, daemon=True).start()
+begun.wait()
+"""
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr

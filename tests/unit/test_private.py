@@ -11,7 +11,6 @@ PACKAGE = Path(__file__).parents[2] / "chameleon_lab"
 EXCEPTIONS = {
     ("lab/figures/gantt.py", "_repr_html_"): "IPython's name for how a thing is drawn",
     ("lab/magics.py", "_repr_html_"): "IPython's name for how a thing is drawn",
-    ("runtime/discovery.py", "_values"): "torch's, of a sparse tensor: the parts that hold its bytes",
     ("meta/roofline.py", "_schema"): "torch's, of an operator",
 }
 """By file and name: why it is read all the same."""

@@ -15,12 +15,13 @@ import torch
 from synthetic import gpt_step
 
 import chameleon_lab as cl
-from chameleon_lab import planner, policy, testing, trace
+from chameleon_lab import planner, policy, recovery, testing, trace
 from chameleon_lab.cli import chameleon
 from chameleon_lab.integrations.keeper import SessionKeeper
 from chameleon_lab.lab.magics import _session_options
 from chameleon_lab.planner import Draft, floor, lower_bound, plan, simulate, suggest, sweep
 from chameleon_lab.policy import Edit, Link
+from chameleon_lab.recovery import Costs, what_if
 
 STEP = gpt_step(layers=2)
 LINK = Link(1e9, 1e9)
@@ -96,6 +97,7 @@ TAKES: dict[str, tuple[str, Callable[[Any], Any]]] = {
         lambda v: simulate(STEP, PLAN, host_capacity_bytes=v).host_capacity_bytes,
     ),
     "suggest.capacity_bytes": ("capacity", lambda v: suggest(STEP, v)),
+    "suggest.link": ("link", lambda v: suggest(STEP, 0.5, link=v)),
     "sweep.capacities": ("capacity", lambda v: sweep(STEP, [v], LINK).points),
     "sweep.link": ("link", lambda v: sweep(STEP, [SIZE], v).points),
     "sweep.within": ("share", lambda v: sweep(STEP, [SIZE], LINK, within=v).within),
@@ -108,6 +110,9 @@ TAKES: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     "Draft.set_capacity.capacity": ("capacity", lambda v: PLAN.draft().set_capacity(v).capacity_bytes),
     "Draft.set_link.link": ("link", lambda v: PLAN.draft().set_link(v).link),
+    "what_if.capacity": ("capacity", lambda v: what_if(STEP, ranks=8, capacity=v, link=LINK).capacity_bytes),
+    "what_if.link": ("link", lambda v: what_if(STEP, ranks=8, capacity=SIZE, link=v).link),
+    "Costs.network_bytes_per_s": ("bandwidth", lambda v: Costs(network_bytes_per_s=v)),
     "Edit.min_bytes": ("size or 0", lambda v: rule(min_bytes=v)),
     "Edit.max_bytes": ("size or 0", lambda v: rule(max_bytes=v)),
     "Edit.capacity_bytes": ("size", lambda v: Edit("capacity", capacity_bytes=v)),  # it has no step
@@ -132,6 +137,8 @@ OPTIONS = {
     "sweep --capacity": "sweep.capacities",
     "sweep --link": "sweep.link",
     "sweep --host-capacity": "sweep.host_capacity_bytes",
+    "recover --capacity": "what_if.capacity",
+    "recover --link": "what_if.link",
     "advise --within": "sweep.within",
     "advise --link": "Session.link",
     "%chameleon --capacity": "Session.capacity",
@@ -142,7 +149,18 @@ OPTIONS = {
 _NAMES = re.compile(r"capacit|bytes|link|margin|min_swap|within|efficiency|fraction|share|size|limit|memory")
 _MADE_BY_OTHERS = {
     *("Bound", "Decision", "Finding", "Floor", "Policy", "Prediction", "Report", "StepTrace", "Suggestion"),
-    *("Sweep", "SweepPoint", "Ops", "Replays", "Stalls", "Storages", "Transfers"),
+    *(
+        "Outlook",
+        "Way",
+        "Sweep",
+        "SweepPoint",
+        "Ops",
+        "Replays",
+        "Segments",
+        "Stalls",
+        "Storages",
+        "Transfers",
+    ),
 }
 """Records that functions here make: nobody spells their fields."""
 _NUMBERS = {"format_bytes.size", "Link.out_s.size", "Link.in_s.size", "means_named.block_bytes"}
@@ -178,7 +196,7 @@ WRONG: dict[str, list[Any]] = {
 
 def public_parameters() -> Iterator[str]:
     """Of what the packages export, every parameter that may take one of these."""
-    found = {name: getattr(of, name) for of in (trace, policy, planner, cl) for name in of.__all__}
+    found = {name: getattr(of, name) for of in (trace, policy, planner, recovery, cl) for name in of.__all__}
     found |= {"evict_always": testing.evict_always, "SessionKeeper": SessionKeeper}
     for name, value in found.items():
         calls = {name: value}
@@ -221,7 +239,8 @@ def read(option: str, text: str) -> Any:
     command = chameleon.commands[name]
     (known,) = (known for known in command.params if option in known.opts)
     others = {"plan": ["t.parquet"], "sweep": ["t.parquet"], "simulate": ["t.parquet", "p.json"]}
-    if name != "simulate" and name != "sweep" and name != "plan":
+    others["recover"] = ["t.parquet", "--ranks", "8"]
+    if name not in others:
         others[name] = ["train.py"]
     needed = ["--capacity", "1MiB"] if name == "plan" and option != "--capacity" else []
     values = command.make_context(name, [*needed, option, text, *others[name]]).params[known.name]

@@ -1,9 +1,10 @@
-"""`make test` (scripts/test.py): every part runs, and what failed is named last, with what runs it again."""
+"""`make test` (scripts/test.py): every part runs, failures are told apart and named last, with what runs them again."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -11,8 +12,11 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,14 +31,21 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "KEPT", tmp_path / "kept")
-    monkeypatch.setattr(module, "_VITEST", tmp_path / "kept" / "vitest.json")
     parts = {
-        name: module.Part(module._pytest(name, "-p", "no:xdist", f"{name}.py"), module.pytest_failures, name)
+        name: module._pytest(name, name, "-n", "1", "--strict-markers", f"{name}.py")
         for name in ("first", "second")
     }
-    monkeypatch.setattr(module, "PARTS", parts)
+    monkeypatch.setattr(module, "RUNS", {"gate": parts})
+    monkeypatch.setenv(
+        "PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    )  # as the Makefile has it
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = bits: compares bits\n")
     (tmp_path / "second.py").write_text("def test_runs():\n    open('ran', 'w')\n")
     return module
+
+
+def summary(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "kept" / "summary.json").read_text())
 
 
 def test_a_failure_is_named_and_the_next_part_runs(script, tmp_path, monkeypatch, capfd) -> None:
@@ -45,27 +56,100 @@ def test_a_failure_is_named_and_the_next_part_runs(script, tmp_path, monkeypatch
         monkeypatch.delenv(setting, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    assert script.main([]) == 1
+    assert script.main(["gate"]) == 1
     assert (tmp_path / "ran").exists()
     lines = capfd.readouterr().out.splitlines()
     head = next(i for i, line in enumerate(lines) if line.startswith("==> 1 failed"))
     settings = "OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=default"
-    assert lines[head + 1 :] == [f"  {settings} python -m pytest 'first.py::test_x[a b]'"]
+    assert lines[head + 1 :] == [f"  {settings} python -m pytest -q 'first.py::test_x[a b]'"]
     again = shlex.split(lines[head + 1])[2:]
     done = subprocess.run([sys.executable, *again[1:]], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and "1 failed" in done.stdout and "passed" not in done.stdout
 
     (tmp_path / "first.py").write_text("def test_x():\n    pass\n")
-    assert script.main([]) == 0  # nothing is left of the run before
+    assert script.main(["gate"]) == 0  # nothing is left of the run before
     assert "failed" not in capfd.readouterr().out
 
 
-def test_a_part_that_ends_otherwise_is_named_as_a_whole(script, tmp_path, monkeypatch, capfd) -> None:
-    (tmp_path / "first.py").write_text("import os\ndef test_x():\n    os._exit(7)\n")
-    assert script.main(["first", "second"]) == 1
-    assert (tmp_path / "ran").exists()
-    assert capfd.readouterr().out.splitlines()[-1].endswith("first.py  # ended with 7")
+# Passes when it is run again: what it leaves is there by then.
+UNSTEADY = (
+    "    import os\n    seen = os.path.exists('seen')\n    open('seen', 'w')\n    assert seen, 'not seen'\n"
+)
 
+
+def test_what_passes_twice_alone_is_unsteady_and_fails_nothing(script, tmp_path, capfd) -> None:
+    (tmp_path / "first.py").write_text(f"def test_x():\n{UNSTEADY}")
+    assert script.main(["gate"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("==> 1 unsteady"))
+    assert lines[head + 1].endswith("python -m pytest -q first.py::test_x")
+    assert any("not seen" in line for line in lines[head:]), "what it said the first time"
+    (found,) = summary(tmp_path)["unsteady"]
+    assert "not seen" in found["said"] and summary(tmp_path)["failed"] == []
+
+    once = "    import os\n    open(str(sum(name.isdigit() for name in os.listdir())), 'w')\n"
+    (tmp_path / "first.py").write_text(
+        f"def test_x():\n{once}    assert sum(name.isdigit() for name in os.listdir()) == 2\n"
+    )
+    assert script.main(["gate", "first"]) == 1, "the first of two passes is not enough"
+    assert {path.name for path in tmp_path.iterdir() if path.name.isdigit()} == {"0", "1", "2"}
+
+
+def test_a_wrong_bit_is_a_failure_although_it_does_not_come_again(script, tmp_path, capfd) -> None:
+    (tmp_path / "first.py").write_text(f"import pytest\n@pytest.mark.bits\ndef test_x():\n{UNSTEADY}")
+    assert script.main(["gate"]) == 1
+    assert capfd.readouterr().out.splitlines()[-1].endswith("python -m pytest -q first.py::test_x")
+    (found,) = summary(tmp_path)["failed"]
+    assert "not seen" in found["said"] and summary(tmp_path)["unsteady"] == []
+
+
+def test_a_crash_is_a_failure_although_it_does_not_come_again(script, tmp_path, capfd) -> None:
+    crash = (
+        "    import os\n    if not os.path.exists('seen'):\n        open('seen', 'w')\n        os.abort()\n"
+    )
+    (tmp_path / "first.py").write_text(
+        f"def test_w():\n    pass\ndef test_x():\n{crash}def test_y():\n    pass\n"
+    )
+    assert script.main(["gate"]) == 1
+    assert (tmp_path / "ran").exists()
+    assert capfd.readouterr().out.splitlines()[-1].endswith("python -m pytest -q first.py::test_x")
+    (found,) = summary(tmp_path)["failed"]
+    assert "crashed while running 'first.py::test_x'" in found["said"]
+
+
+def test_where_very_many_fail_none_is_run_again(script, tmp_path, capfd) -> None:
+    many = script.TRIED_AGAIN + 1
+    (tmp_path / "first.py").write_text(
+        f"import pytest\n@pytest.mark.parametrize('x', range({many}))\ndef test_x(x):\n    assert False\n"
+    )
+    assert script.main(["gate", "first"]) == 1
+    said = capfd.readouterr().out
+    assert f"==> {many} failed" in said and "Running again" not in said
+
+
+def test_the_hash_of_a_clean_tree_that_passed_is_written(script, tmp_path) -> None:
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        done = subprocess.run(
+            ["git", *who, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    passed = tmp_path / "kept" / "passed"
+    (tmp_path / "first.py").write_text("def test_x():\n    pass\n")
+    (tmp_path / ".gitignore").write_text("kept\nran\n__pycache__\n")
+    assert script.main(["gate"]) == 0 and not passed.exists(), "no tree of git's"
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "all")
+    assert script.main(["gate"]) == 0
+    assert passed.read_text().strip() == git("rev-parse", "HEAD^{tree}")
+    assert script.main(["gate", "first"]) == 0 and not passed.exists(), "a part is not the gate"
+    (tmp_path / "first.py").write_text("def test_x():\n    assert True\n")
+    assert script.main(["gate"]) == 0 and not passed.exists(), "a changed tree has no hash"
+
+
+def test_a_part_that_ends_otherwise_is_named_as_a_whole(script, tmp_path, monkeypatch, capfd) -> None:
     (tmp_path / "first.py").write_text(
         "import subprocess, sys, time\ndef test_x():\n    assert False\ndef test_y():\n"
         "    heedless = 'import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(3600)'\n"
@@ -78,7 +162,7 @@ def test_a_part_that_ends_otherwise_is_named_as_a_whole(script, tmp_path, monkey
         """Its time is over when the test that hangs is reached, however long that takes."""
 
         def wait(self, timeout: float | None = None) -> int:
-            if timeout != script.ENDS_WITHIN_S:
+            if timeout != script.ENDS_WITHIN_S or "first" not in str(self.args):
                 return super().wait(timeout)
             child = tmp_path / "child"
             while not (child.exists() and child.read_text()):
@@ -86,18 +170,20 @@ def test_a_part_that_ends_otherwise_is_named_as_a_whole(script, tmp_path, monkey
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(subprocess, "Popen", TooLong)
-    assert script.main(["first"]) == 1
+    monkeypatch.setattr(script, "TRIED_AGAIN", 0)
+    assert script.main(["gate", "first"]) == 1
     named, cut, whole = capfd.readouterr().out.splitlines()[-3:]
     assert named.endswith("first.py::test_x") and whole.endswith("first.py  # did not end within 14400 s")
     assert cut.endswith("first.py::test_y  # was running when its part was ended")
     status = Path("/proc", (tmp_path / "child").read_text(), "status")
     while status.exists() and "State:\tZ" not in status.read_text():
         time.sleep(0.05)  # what was killed ends when it gets to run
-    unknown = {"third": script.Part([str(tmp_path / "no such program")], script.pytest_failures)}
-    monkeypatch.setattr(script, "PARTS", unknown | script.PARTS)
-    assert script.main(["third", "second"]) == 1 and "could not be started" in capfd.readouterr().out
-    monkeypatch.delitem(script.PARTS, "third")
-    assert script.main(["third"]) == 2 and "first, second" in capfd.readouterr().err
+    unknown = {"third": script.Part([str(tmp_path / "no such program")])}
+    monkeypatch.setitem(script.RUNS, "gate", unknown | script.RUNS["gate"])
+    assert script.main(["gate", "third", "second"]) == 1 and "could not be started" in capfd.readouterr().out
+    del script.RUNS["gate"]["third"]
+    assert script.main(["gate", "third"]) == 2 and "first, second" in capfd.readouterr().err
+    assert script.main([]) == 2 and "usage" in capfd.readouterr().err
 
 
 def test_a_test_that_hangs_is_named_beside_what_failed_before_it(script, tmp_path, capfd) -> None:
@@ -106,41 +192,26 @@ def test_a_test_that_hangs_is_named_beside_what_failed_before_it(script, tmp_pat
         "import faulthandler, time\ndef test_x():\n    assert False\ndef test_y():\n    pass\n"
         "def test_z():\n    faulthandler.dump_traceback_later(0.1, exit=True)\n    time.sleep(3600)\n"
     )
-    assert script.main([]) == 1
+    assert script.main(["gate"]) == 1
     assert (tmp_path / "ran").exists()
-    head, failed, hung, whole = capfd.readouterr().out.splitlines()[-4:]
-    assert head.startswith("==> 3 failed") and failed.endswith("python -m pytest first.py::test_x")
-    assert hung.endswith("python -m pytest first.py::test_z  # was running when its part was ended")
-    assert whole.endswith("first.py  # ended with 1")
+    head, failed, hung = capfd.readouterr().out.splitlines()[-3:]
+    assert head.startswith("==> 2 failed") and failed.endswith("python -m pytest -q first.py::test_x")
+    assert hung.endswith("python -m pytest -q first.py::test_z")
     (tmp_path / "first.py").write_text("import nothing_of_this_name\n")
-    assert script.main(["first"]) == 1
-    named, whole = capfd.readouterr().out.splitlines()[-2:]
-    assert named.endswith("python -m pytest first.py") and whole.endswith("first.py  # ended with 2")
-
-
-def test_a_worker_that_hangs_is_named_too(script, tmp_path, monkeypatch, capfd) -> None:
-    (tmp_path / "first.py").write_text(
-        "import faulthandler, time\ndef test_y():\n    pass\n"
-        "def test_z():\n    faulthandler.dump_traceback_later(0.1, exit=True)\n    time.sleep(3600)\n"
-    )
-    shared = script._pytest("first", "-n", "2", "--dist", "loadfile", "first.py", "second.py")
-    monkeypatch.setitem(script.PARTS, "first", script.Part(shared, script.pytest_failures))
-    assert script.main(["first"]) == 1
-    assert (tmp_path / "ran").exists()
-    head, hung = capfd.readouterr().out.splitlines()[-2:]
-    assert head.startswith("==> 1 failed") and hung.endswith("python -m pytest first.py::test_z")
+    assert script.main(["gate", "first"]) == 1
+    assert "nothing_of_this_name" in summary(tmp_path)["failed"][0]["said"]
 
 
 def test_a_failure_of_style_keeps_no_test_from_running(script, tmp_path, monkeypatch, capfd) -> None:
     (tmp_path / "Makefile").write_text("lint:\n\t@exit 3\ncheck-cuda:\n\t@touch checked\n")
     (tmp_path / "first.py").write_text("def test_x():\n    assert False\n")
-    parts = {"style": script._make("lint"), "cuda": script._make("check-cuda"), **script.PARTS}
-    monkeypatch.setattr(script, "PARTS", parts)
-    assert script.main([]) == 1
+    parts = {"style": script._make("lint"), "cuda": script._make("check-cuda"), **script.RUNS["gate"]}
+    monkeypatch.setitem(script.RUNS, "gate", parts)
+    assert script.main(["gate"]) == 1
     assert (tmp_path / "checked").exists() and (tmp_path / "ran").exists()
     head, style, test = capfd.readouterr().out.splitlines()[-3:]
     assert head.startswith("==> 2 failed")
-    assert style == "  make lint  # ended with 2" and test.endswith("python -m pytest first.py::test_x")
+    assert style == "  make lint  # ended with 2" and test.endswith("python -m pytest -q first.py::test_x")
 
 
 def test_make_test_says_that_the_build_failed_and_how_to_run_it_again(tmp_path) -> None:
@@ -157,7 +228,6 @@ def test_make_test_says_that_the_build_failed_and_how_to_run_it_again(tmp_path) 
 
 
 def test_failures_of_the_panel_are_named(script, tmp_path) -> None:
-    (tmp_path / "kept").mkdir()
     file = {"name": str(tmp_path / "src" / "a.test.ts"), "status": "failed"}
     test = {"fullName": "a's [] test.", "status": "failed"}
     results = [
@@ -165,7 +235,7 @@ def test_failures_of_the_panel_are_named(script, tmp_path) -> None:
         file | {"assertionResults": []},
         file | {"status": "passed", "assertionResults": [test | {"status": "passed"}]},
     ]
-    (tmp_path / "kept" / "vitest.json").write_text(json.dumps({"testResults": results}))
-    named, whole = script.vitest_failures("panel").failed
+    (tmp_path / "vitest.json").write_text(json.dumps({"testResults": results}))
+    named, whole = (failure.command for failure in script.vitest_found(tmp_path / "vitest.json").failures)
     assert shlex.split(named) == ["npx", "vitest", "run", "src/a.test.ts", "-t", r"a's \[\] test\."]
     assert shlex.split(whole) == ["npx", "vitest", "run", "src/a.test.ts"]

@@ -13,6 +13,7 @@ from chameleon_lab.util.units import (
     parse_bytes,
     parse_capacity,
     parse_fraction,
+    parse_seconds,
 )
 
 
@@ -217,3 +218,33 @@ def test_nothing_is_a_size_where_it_may_be(value: object) -> None:
 def test_what_is_neither_nothing_nor_a_size(value: object) -> None:
     with pytest.raises((ValueError, TypeError)):
         parse_bytes(value, none=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (600, 600.0),
+        ("600", 600.0),
+        ("10min", 600.0),
+        ("90 s", 90.0),
+        ("1.5h", 5400.0),
+        ("250ms", 0.25),
+        ("2d", 172800.0),
+    ],
+)
+def test_parse_seconds(text, seconds):
+    assert parse_seconds(text) == seconds
+    assert type(parse_seconds(text)) is float
+
+
+@pytest.mark.parametrize("text", ["", "soon", "10 parsecs", "-5s", "1:30", "0", 0, -1, math.inf])
+def test_parse_seconds_refuses_what_is_no_duration(text):
+    with pytest.raises(ValueError, match="mttr") as caught:
+        parse_seconds(text, "mttr")
+    assert repr(text) in str(caught.value) and '"10min"' in str(caught.value)
+
+
+def test_parse_seconds_takes_none_where_it_may():
+    assert parse_seconds("0", "detect", none=True) == 0.0
+    with pytest.raises(TypeError, match="mttr"):
+        parse_seconds(None, "mttr")

@@ -21,6 +21,8 @@ from chameleon_lab.policy import Link, Policy
 from chameleon_lab.trace import Trace
 from chameleon_lab.util import torch_version
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 WITHOUT = """
 import sys
@@ -108,6 +110,7 @@ def test_commands_on_files_work(files: tuple[Path, Path], more: list[str]) -> No
         ["report", trace],
         ["simulate", trace, policy],
         ["sweep", trace, "--capacity", "70%"],
+        ["recover", trace, "--ranks", "8", "--capacity", "70%"],
         ["diff", policy, policy],
     ):
         said = run(COMMAND, *command, *more)
