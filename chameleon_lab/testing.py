@@ -1,7 +1,8 @@
-"""Helpers for tests of your own custom ops, autograd functions and extensions."""
+"""Helpers for tests of your own custom ops, autograd functions, extensions and training loops."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,10 @@ from .runtime import core  # first: it says what is missing where torch is
 from .session import Session  # isort: split
 
 import torch
+
+from .errors import SessionError
+from .session import current_session
+from .util.units import parse_bandwidth
 
 _ALL_OF_IT = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 _LINK = 2.0**40  # nothing is planned, so that nothing needs to know what copies cost
@@ -58,3 +63,70 @@ def evict_always(
     with Session(limit, device=device, link=_LINK, planning=False, min_swap=1, warmup_steps=0) as session:
         core.of(session.device).evict_always(seed)
         yield session
+
+
+class ModeledTime:
+    """What ops take inside :func:`modeled_time`."""
+
+    def __init__(self, op_s: float, op_bytes_per_s: float, link_bytes_per_s: float) -> None:
+        self._bandwidths = op_bytes_per_s, link_bytes_per_s
+        self.op_s = op_s
+
+    @property
+    def op_s(self) -> float:
+        """Seconds of each op, beside what its bytes take."""
+        return self._op_s
+
+    @op_s.setter
+    def op_s(self, op_s: float) -> None:
+        if not 0.0 <= op_s < math.inf:
+            raise ValueError(f"op_s must be seconds from 0 up, got {op_s!r}")
+        self._op_s = op_s
+        core.begin_modeled_time(op_s, *self._bandwidths)
+
+
+@contextmanager
+def modeled_time(
+    op_s: float = 20e-6, *, op_bandwidth: float | str | None = None, link: float | str = "8GiB/s"
+) -> Iterator[ModeledTime]:
+    """Have time pass as a model says, so that plans, stalls and reports are the same on every machine.
+
+    Inside, a step of a session on the ``cpu`` device takes no time but that of its ops and of its waits for copies: an
+    op, or its replay, takes ``op_s``, and what the bytes of the storages that it uses take at ``op_bandwidth``; a copy
+    takes what the session's link says. Plans are made between two steps, so each comes at the same step everywhere.
+    Threads that run ops at once share the clock. Read reports and traces inside as well: their times are the model's,
+    and Unix times begin at 0.
+
+    Args:
+        op_s: seconds, 0 or more.
+        op_bandwidth: bytes a second, or text such as ``"100GiB/s"``. None: only ``op_s`` counts.
+        link: of sessions that name none: bytes a second each way, or text.
+
+    Yields:
+        The model: set its ``op_s`` to have later ops take longer or shorter.
+
+    Raises:
+        SessionError: a session is open, or modeled time is on already.
+        ValueError: ``op_s`` is negative or no finite number, or a bandwidth is none.
+
+    Example::
+
+        with chameleon_lab.testing.modeled_time(op_s=1e-5), chameleon_lab.Session("64MiB", device="cpu") as session:
+            train(model, steps=5)
+            assert session.report().stall_s == 0.0
+    """
+    bytes_per_s = 0.0 if op_bandwidth is None else parse_bandwidth(op_bandwidth, "op_bandwidth")
+    link_bytes_per_s = parse_bandwidth(link, "link")
+    if core.time_is_modeled() or current_session() is not None:
+        what = "modeled time is on" if core.time_is_modeled() else "a session is open"
+        raise SessionError(f"{what}: begin modeled_time() before any session, and once")
+    model = ModeledTime(op_s, bytes_per_s, link_bytes_per_s)
+    try:
+        yield model
+    finally:
+        core.end_modeled_time()
+
+
+def wait_for_plans(session: Session) -> None:
+    """Wait until the plan that is being made, if any, is there; the session takes it at the next step's end."""
+    session._plans.wait()

@@ -702,6 +702,15 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "hand_over_copies", [](bool on) { chameleon::faults().handed_over = on; }, py::arg("on"),
       "For tests: the CPU device's engines make small copies too, as a GPU's do; otherwise who asks makes them.");
+  m.def(
+      "begin_modeled_time",
+      [](double op_s, double op_bytes_per_s, double link_bytes_per_s) {
+        chameleon::modeled_time.begin({op_s, op_bytes_per_s, link_bytes_per_s});
+      },
+      py::arg("op_s"), py::arg("op_bytes_per_s"), py::arg("link_bytes_per_s"),
+      "For tests: from now on ops and the CPU device's copies take what a model says. Call it while no session is open.");
+  m.def("end_modeled_time", [] { chameleon::modeled_time.end(); }, "The clock is the machine's again.");
+  m.def("time_is_modeled", [] { return chameleon::modeled_time.on(); });
   m.def("pretend_no_hook", &chameleon::access::pretend_no_hook, py::arg("on"),
         "For tests: raw accesses are not seen, as before torch 2.13. Call it while no session is open.");
   // These take UntypedStorage._cdata, the address of the StorageImpl.

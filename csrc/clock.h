@@ -3,13 +3,65 @@
 
 #include <c10/util/ApproximateClock.h>
 
+#include <atomic>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 namespace chameleon {
 
 using Ticks = int64_t;
 
-inline Ticks now_ticks() { return static_cast<Ticks>(c10::getApproximateTime()); }
+// Note [Modeled time]
+// Tests have time pass as a model says, whatever the machine does (chameleon_lab.testing.modeled_time). While it is on,
+// a tick is a nanosecond, and only two things take any: an op, as it ends, and a wait for a copy, which lasts until the
+// copy's end. The CPU device's copies move their bytes when they are asked for, and count as under way until their
+// modeled end. It is turned on and off while no session is open.
+class ModeledTime {
+ public:
+  // What ops and copies take.
+  struct Model {
+    double op_s;
+    double op_bytes_per_s;    // of all that an op uses; 0: only op_s counts
+    double link_bytes_per_s;  // each way, where a session names no link
+  };
+
+  bool on() const { return on_.load(std::memory_order_relaxed); }
+  Ticks now() const { return now_.load(std::memory_order_acquire); }
+  const Model& model() const { return model_; }
+
+  void begin(const Model& model) {
+    model_ = model;
+    on_ = true;
+  }
+  void end() { on_ = false; }
+
+  void pass_op(size_t bytes) {
+    double seconds = model_.op_s;
+    if (model_.op_bytes_per_s > 0) seconds += static_cast<double>(bytes) / model_.op_bytes_per_s;
+    now_.fetch_add(ticks(seconds), std::memory_order_acq_rel);
+  }
+  void pass_until(Ticks moment) {
+    Ticks now = now_.load(std::memory_order_relaxed);
+    while (now < moment && !now_.compare_exchange_weak(now, moment)) {
+    }
+  }
+
+  static Ticks ticks(double seconds) { return std::llround(seconds * 1e9); }
+
+ private:
+  std::atomic<bool> on_{false};
+  std::atomic<Ticks> now_{1'000'000'000};  // 0 is no time in many a field; it goes on from model to model
+  Model model_{};
+};
+
+inline ModeledTime modeled_time;
+
+inline Ticks now_ticks() {
+  if (modeled_time.on()) [[unlikely]]
+    return modeled_time.now();
+  return static_cast<Ticks>(c10::getApproximateTime());
+}
 
 // Pairs of (ticks, Unix time) from two moments give the rate; the further apart, the better.
 class Clock {
@@ -17,7 +69,10 @@ class Clock {
   Clock() { mark(&first_); }
 
   // Unix time in seconds of a tick count.
-  double seconds(Ticks ticks) const { return first_.unix_s + static_cast<double>(ticks - first_.ticks) * rate(); }
+  double seconds(Ticks ticks) const {
+    if (modeled_time.on()) return duration(ticks);
+    return first_.unix_s + static_cast<double>(ticks - first_.ticks) * rate();
+  }
 
   // Seconds that a number of ticks lasts.
   double duration(Ticks ticks) const { return static_cast<double>(ticks) * rate(); }
@@ -36,6 +91,7 @@ class Clock {
   }
 
   double rate() const {
+    if (modeled_time.on()) return 1e-9;
     Mark last;
     do {
       mark(&last);

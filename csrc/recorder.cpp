@@ -123,9 +123,19 @@ OpRow* Recorder::begin_op(int32_t name, Stage stage, int32_t module, int64_t seq
 
 void Recorder::end_op(int32_t op, bool last) {
   op_running_ = false;
+  if (modeled_time.on()) [[unlikely]]
+    modeled_time.pass_op(used_bytes(op));
   const Ticks now = now_ticks();
   if (OpRow* ended = row(op)) ended->end_ticks = now;
   if (last) idle_since_ = now;
+}
+
+size_t Recorder::used_bytes(int32_t op) const {
+  int64_t bytes = 0;
+  for (auto use = log_->uses.rbegin(); use != log_->uses.rend() && use->op >= op; ++use) {
+    if (use->op == op) bytes += log_->storages[use->storage].bytes;
+  }
+  return static_cast<size_t>(bytes);
 }
 
 void Recorder::own_work(bool on) {

@@ -256,6 +256,8 @@ class Recorder {
   int32_t op() const { return op_; }  // what is recorded now belongs to this op of the step; -1 before the first
   int32_t ops() const { return static_cast<int32_t>(log_->ops.size()); }
 
+  size_t used_bytes(int32_t op) const;  // of all storages that the newest op uses
+
   // Returns the row of the op, or null past the end of the ring.
   OpRow* begin_op(int32_t name, Stage stage, int32_t module, int64_t sequence_nr, int32_t thread);
   void end_op(int32_t op, bool last);  // last: no other op runs

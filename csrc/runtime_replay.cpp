@@ -395,6 +395,7 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, Restoration&
   TORCH_CHECK_WITH(OutOfMemoryError, producer, kLost);
   ReplayInputs inputs(*this, device_->lane());
   at::Tensor written;  // its memory is an op in place's result
+  size_t used_bytes = producer->results[value->result].bytes;
   for (const KeptInput& input : producer->inputs) {
     if (!input.value && !input.blank) {
       inputs.data.push_back(nullptr);
@@ -406,6 +407,7 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, Restoration&
     }
     if (!input.blank && input.value->storage) {
       inputs.pin(input.value);
+      used_bytes += input.value->storage->bytes;
       continue;
     }
     const bool in_place = producer->writes(input);
@@ -415,6 +417,7 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, Restoration&
       if (!in_place) wanted.share(input.value.get(), made);
     }
     if (in_place) written = made;
+    used_bytes += made.storage().nbytes();
     inputs.data.push_back(made.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
     inputs.made.push_back(std::move(made));
   }
@@ -440,6 +443,8 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, Restoration&
   }
   place(thread);
   if (error) std::rethrow_exception(error);
+  if (modeled_time.on()) [[unlikely]]
+    modeled_time.pass_op(used_bytes);
   recorder_.replayed(wanted.value()->storage, producer->results[value->result].bytes, producer->info->id, cause, start,
                      now_ticks());
   return made;

@@ -634,6 +634,8 @@ class Session:
             self._make_policy(log)
         elif self.capacity_bytes is not None:
             self._plans.step_ended(log, summary, least_compute_s)
+            if core.time_is_modeled():  # how long planning takes is the machine's
+                self._plans.wait()
             self._follow(self._plans.get(log.program))
             if self._plans.replan_reason and not self._noted_change:  # once: the report's plans say the rest
                 self._note(f"step {summary.index}: {self._plans.replan_reason}; planning for it")

@@ -19,6 +19,7 @@ from training import Gpt, Moe, adamw, raw, reference, state_bytes
 import chameleon_lab as cl
 from chameleon_lab.report.session_report import Report
 from chameleon_lab.session import plan_cache
+from chameleon_lab.testing import wait_for_plans
 from chameleon_lab.trace import StepTrace
 
 pytestmark = pytest.mark.full
@@ -152,7 +153,7 @@ def run(
             if session:
                 session.step()
                 if wait:
-                    session._plans.wait()
+                    wait_for_plans(session)
             if each:
                 each(number, session)
         report = session.report() if session else None
@@ -355,7 +356,7 @@ def test_storages_that_are_replaced_for_ever_are_not_planned_for_for_ever() -> N
             out = model(chunk[0])
             sum((out - other).pow(2).mean() for other in chunk[1:]).backward()
             optimizer.step()
-            session._plans.wait()
+            wait_for_plans(session)
         report = session.report()
     made = [plan.made_from_step for plan in report.plans if plan.why.endswith("left the device")]
     assert len(made) >= 2, [plan.why for plan in report.plans]
@@ -471,7 +472,7 @@ def test_a_plan_that_is_ready_within_a_step_is_followed_from_there_on() -> None:
 
     def larger(t: Trainer, number: int) -> None:
         if number == 13:
-            hook = t.model.blocks[2].register_forward_pre_hook(lambda *_: waits[0]._plans.wait())
+            hook = t.model.blocks[2].register_forward_pre_hook(lambda *_: wait_for_plans(waits[0]))
         t.micro_batch(size=8 if number >= 12 else 4)
         if number == 13:
             hook.remove()

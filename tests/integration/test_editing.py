@@ -20,11 +20,19 @@ import chameleon_lab as cl
 from chameleon_lab.policy import Edit, EditAction, Link, Policy, diff
 from chameleon_lab.policy.edits import digest
 from chameleon_lab.session import session as sessions
+from chameleon_lab.testing import modeled_time
 from chameleon_lab.trace import Category, Cause
 
 STEPS = 10
 GELU = "blocks.1/aten::gelu.0#0"
 WEIGHT = "parameter:blocks.0.up.weight"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def steady() -> Iterator[None]:
+    """Plans that no clock decides."""
+    with modeled_time():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,25 +3,26 @@ and never a byte more than allowed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from training import ConvNet, Gpt, KiB, adamw, reference, train
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
-from chameleon_lab.session import host_times
+from chameleon_lab.testing import modeled_time
 
 STEPS = 8
 OPTIONS: dict[str, Any] = {"link": "512MiB/s", "min_swap": "4KiB"}
 
 
 @pytest.fixture(autouse=True)
-def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+def steady() -> Iterator[None]:
     """Ops that take the same time whatever else the machine does: plans depend on it."""
-    monkeypatch.setattr(host_times, "_op_times", lambda log, ops: np.full(len(ops), 2e-5))
+    with modeled_time():
+        yield
 
 
 @cache

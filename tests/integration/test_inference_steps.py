@@ -8,6 +8,7 @@ from torch import nn
 from training import Gpt, adamw
 
 import chameleon_lab as cl
+from chameleon_lab.testing import wait_for_plans
 
 CALLS = 12
 
@@ -22,7 +23,7 @@ def features(capacity: int | None, calls: int = CALLS) -> tuple[list[bytes], cl.
     with cl.Session(capacity, device="cpu") as session, torch.inference_mode():
         for _ in range(calls):
             found.append(network(torch.randn(64, 128)).sum().item())
-            session._plans.wait()
+            wait_for_plans(session)
     return found, session
 
 
@@ -111,7 +112,7 @@ def lbfgs(capacity: str) -> cl.Session:
         )
         for _ in range(24):
             optimizer.step(closure)
-            session._plans.wait()
+            wait_for_plans(session)
     return session
 
 

@@ -2,12 +2,12 @@
 
 import statistics
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+from hangs import until
 from training import HANGS_AFTER_S, Gpt, adamw, raw, reference, state_bytes
 
 import chameleon_lab as cl
@@ -15,6 +15,7 @@ from chameleon_lab.lab.panel import editing
 from chameleon_lab.lab.panel.protocol import MAX_ROWS, ProtocolError, Side
 from chameleon_lab.lab.panel.sources import Sources
 from chameleon_lab.planner.memory import step_op_times
+from chameleon_lab.testing import modeled_time
 
 STEPS = 10
 
@@ -48,17 +49,23 @@ class Loop:
         return editor
 
     def exact(self, editor):
-        until = time.monotonic() + HANGS_AFTER_S
-        state = self.panel(editor.state)
-        while not (state["editable"] and state["exact"]) and time.monotonic() < until:
-            assert state["editable"] or state["why"] == "Preparing the draft", state
-            time.sleep(0.01)
-            state = self.panel(editor.state)
-        return state
+        def state():
+            found = self.panel(editor.state)
+            assert found["editable"] or found["why"] == "Preparing the draft", found
+            return found["editable"] and found["exact"] and found
+
+        return until(state)
+
+
+@pytest.fixture(autouse=True)
+def steady():
+    """Plans that no clock decides."""
+    with modeled_time():
+        yield
 
 
 @pytest.fixture
-def loop():
+def loop(steady):
     _, live_peak = reference(Gpt, steps=STEPS)
     with cl.Session(capacity=live_peak // 2) as session:
         yield Loop(session)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,8 +19,7 @@ from chameleon_lab.planner import plan
 from chameleon_lab.policy import Edit, EditAction, Policy
 from chameleon_lab.runtime import core
 from chameleon_lab.runtime.replay_check import Replayable, replayable
-from chameleon_lab.session import host_times
-from chameleon_lab.session.plan_cache import PlanCache
+from chameleon_lab.testing import ModeledTime, modeled_time, wait_for_plans
 from chameleon_lab.trace import Trace
 from chameleon_lab.trace.replay_ops import REPLAY_CLASS
 
@@ -32,9 +30,10 @@ SLOW = {"link": "64MiB/s", "min_swap": "4KiB"}
 
 
 @pytest.fixture(autouse=True)
-def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+def steady() -> Iterator[ModeledTime]:
     """Ops that take the same time whatever else the machine does: plans depend on it."""
-    monkeypatch.setattr(host_times, "_op_times", lambda log, ops: np.full(len(ops), 2e-5))
+    with modeled_time() as time:
+        yield time
 
 
 class Critic(nn.Module):
@@ -124,7 +123,7 @@ def test_drops_that_the_runtime_declines_are_not_planned_again(monkeypatch: pyte
 
     def wait(number: int, model: Any, session: cl.Session) -> None:
         if session is not None:
-            session._plans.wait()
+            wait_for_plans(session)
 
     bare, _ = reference(Gpt, adamw, 10)
     run = train(Gpt, adamw, 10, settings, each_step=wait)
@@ -139,9 +138,7 @@ def test_drops_that_the_runtime_declines_are_not_planned_again(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("slow_steps", [0, 7])
-def test_a_plan_that_was_made_for_slower_ops_is_made_again(
-    slow_steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_was_made_for_slower_ops_is_made_again(slow_steps: int, steady: ModeledTime) -> None:
     """A step under eviction may take far longer than its ops: what seems to hide copies then does not.
 
     So may the first few under the plan, if another program has the cores.
@@ -149,25 +146,11 @@ def test_a_plan_that_was_made_for_slower_ops_is_made_again(
     _, live_peak = reference(Gpt)
     settings = {"capacity": int(0.6 * live_peak), **SLOW}
 
-    def times(log: Any, ops: Any) -> Any:
-        return np.full(len(ops), 2e-2 if log.index <= max(1, slow_steps) else 2e-5)
-
-    def judged(plans: PlanCache, log: Any, summary: Any, *rest: float) -> None:
-        if log.index <= slow_steps:
-            summary = replace(summary, step_s=1e4 * summary.step_s)
-        else:  # as long again as its ops: on a busy machine those would take long enough to hide the copies
-            compute_s = 2e-5 * summary.ops
-            summary = replace(summary, step_s=2 * compute_s, stall_s=compute_s, replay_s=0.0)
-        step_ended(plans, log, summary, *rest)
-
-    step_ended = PlanCache.step_ended
-    monkeypatch.setattr(host_times, "_op_times", times)
-    monkeypatch.setattr(PlanCache, "step_ended", judged)
     policies: list[Any] = []
 
     def look(number: int, model: Any, session: cl.Session) -> None:
+        steady.op_s = 2e-2 if number <= max(1, slow_steps) else 2e-5
         if session is not None:
-            session._plans.wait()
             policies.append(session.policy)
 
     bare, _ = reference(Gpt, adamw, 16)
@@ -189,7 +172,7 @@ def test_a_given_policy_is_not_made_again() -> None:
 
     def look(number: int, model: Any, session: cl.Session) -> None:
         if session is not None:
-            session._plans.wait()
+            wait_for_plans(session)
             seen.append(session.policy)
 
     train(Gpt, adamw, 6, settings, each_step=look)
@@ -216,7 +199,7 @@ def run_of(kwargs: dict[str, Any], steps: int = 8) -> tuple[Any, list[Any]]:
     seen: list[Any] = []
 
     def look(number: int, model: Any, session: cl.Session) -> None:
-        session._plans.wait()
+        wait_for_plans(session)
         seen.append(session.policy)
 
     return train(Gpt, adamw, steps, settings_of() | kwargs, each_step=look), seen
@@ -233,7 +216,7 @@ def test_a_policy_with_drops_is_planned_anew_where_nothing_is_replayed(how: str,
     def look(number: int, model: Any, session: cl.Session) -> None:
         if session is None:
             return
-        session._plans.wait()
+        wait_for_plans(session)
         seen.append(session.policy)
         if number == 4 and how == "assigned":
             session.policy = path
@@ -310,7 +293,7 @@ def test_planning_offline_knows_what_the_session_does(
     path, seen = tmp_path / "t.parquet", []
 
     def look(number: int, model: Any, session: cl.Session) -> None:
-        session._plans.wait()
+        wait_for_plans(session)
         if number == 9:
             session.trace().save(path)
             seen.append(session.policy)
@@ -355,7 +338,7 @@ def test_reports_tell_why_a_dtype_is_not_replayed(monkeypatch: pytest.MonkeyPatc
     texts: list[str] = []
 
     def look(number: int, model: Any, session: cl.Session) -> None:
-        session._plans.wait()
+        wait_for_plans(session)
         report = session.report()
         declined.update(report.declined_drops)
         texts.append(str(report))
@@ -399,7 +382,7 @@ def test_masks_of_dropout_are_drawn_again(autocast: bool, share: float) -> None:
     def look(number: int, model: Any, session: cl.Session) -> None:
         states.append(torch.get_rng_state().tolist())
         if session is not None:
-            session._plans.wait()
+            wait_for_plans(session)
             if number == 9:
                 trace.append(session.trace().last)
 
@@ -429,7 +412,7 @@ def test_a_policy_file_holds_how_values_are_made(tmp_path: Any) -> None:
         return Gpt(dropout=0.1)
 
     def keep(number: int, model: Any, session: cl.Session) -> None:
-        session._plans.wait()
+        wait_for_plans(session)
         if number == 7 and session.policy is not None:
             session.policy.save(tmp_path / "policy.json")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,8 +16,7 @@ from training import ConvNet, Gpt, Loop, MiB, Moe, adamw, raw, reference, state_
 
 import chameleon_lab as cl
 from chameleon_lab.policy import Link, Policy
-from chameleon_lab.runtime import core
-from chameleon_lab.session import host_times, plan_cache
+from chameleon_lab.testing import modeled_time
 
 STEPS = 8
 _OP_S = 2e-5
@@ -25,22 +24,10 @@ _LINK = Link(8 << 30, 8 << 30)
 
 
 @pytest.fixture(autouse=True)
-def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans that no clock decides: ops and copies take what they take everywhere, and no step begins before the plan
-    that was begun at its border is made."""
-    monkeypatch.setattr(host_times, "_op_times", lambda log, ops: np.full(len(ops), _OP_S))
-    monkeypatch.setattr(
-        core.Runtime, "measure_link", lambda runtime: (_LINK.out_bytes_per_s, _LINK.in_bytes_per_s)
-    )
-    monkeypatch.setattr(Link, "under_load", lambda link, step: link)
-    monkeypatch.setattr(plan_cache, "_MOST_REFINEMENTS", 0)
-    step_ended = plan_cache.PlanCache.step_ended
-
-    def waits(self: plan_cache.PlanCache, *arguments: Any) -> None:
-        step_ended(self, *arguments)
-        self.wait()
-
-    monkeypatch.setattr(plan_cache.PlanCache, "step_ended", waits)
+def steady() -> Iterator[None]:
+    """Plans that no clock decides: ops and copies take what they take everywhere."""
+    with modeled_time(_OP_S, link="8GiB/s"):
+        yield
 
 
 def policy_of(model: Any, capacity: int, link: str | None = None) -> Policy:

@@ -893,6 +893,7 @@ def test_two_threads_ask_for_the_same_bytes(session: cl.Session) -> None:
     assert not wrong
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_write_that_waits_for_another_thread_ends_the_value_all_the_same(in_place: bool) -> None:
     """While it waits, ops inside the other thread's begin and end."""
@@ -903,7 +904,7 @@ def test_a_write_that_waits_for_another_thread_ends_the_value_all_the_same(in_pl
         entered.set()
         for _ in range(400):  # until after the write has begun to wait, and still for a while
             big[0].abs()
-            time.sleep(0.001)
+            time.sleep(0.001)  # noqa: TID251 - of the full run
         assert not written.is_set(), "it found room beside the other's inputs"
         return big[:1].clone()
 
@@ -1019,6 +1020,7 @@ def test_a_value_that_no_memory_was_left_for_says_so_each_time() -> None:
     """)
 
 
+@pytest.mark.full
 def test_what_a_replay_reads_is_not_written_before_it_ends_although_its_result_has_died() -> None:
     child(
         """

@@ -452,6 +452,7 @@ def test_a_draw_while_another_thread_draws_is_refused(
     assert same(mask, dropped(mask))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("own", [False, True], ids=["default by name", "own"])
 def test_a_draw_during_the_swap_in_before_an_op_is_refused(own: bool) -> None:
     """The generator's state is taken before the op waits for its inputs, and others may draw until it draws itself."""
@@ -468,7 +469,7 @@ def test_a_draw_during_the_swap_in_before_an_op_is_refused(own: bool) -> None:
             ) -> None:
                 while not done.is_set():
                     begins.wait()
-                    time.sleep(0.05)  # the op waits for its input ten times as long
+                    time.sleep(0.05)  # noqa: TID251 - the op waits for its input ten times as long
                     if begins.is_set() and not done.is_set():
                         drawn[0] += 1
                         torch.rand(7, generator=generator)

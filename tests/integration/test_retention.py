@@ -17,7 +17,7 @@ from chameleon_lab.planner.program import DROP, FREE, RELEASE, REPLAY, SWAP_IN, 
 from chameleon_lab.planner.retention import retained_by
 from chameleon_lab.policy import Policy
 from chameleon_lab.runtime import core
-from chameleon_lab.session import host_times
+from chameleon_lab.testing import modeled_time
 
 pytestmark = [
     pytest.mark.bits,
@@ -240,9 +240,10 @@ class Residual(nn.Module):
 
 
 @pytest.fixture
-def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+def steady() -> Iterator[None]:
     """Ops that take the same time whatever else the machine does: plans depend on it."""
-    monkeypatch.setattr(host_times, "_op_times", lambda log, ops: np.full(len(ops), 2e-5))
+    with modeled_time():
+        yield
 
 
 def trained(share: float, link: str = "64MiB/s") -> tuple[Any, Any, Policy, cl.Trace, list[int]]:

@@ -6,18 +6,14 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from training import Gpt, MiB, adamw, reference, train
 
 import chameleon_lab as cl
-from chameleon_lab.policy import Link
 from chameleon_lab.runtime import core
-from chameleon_lab.session import host_times
-
-SLOW = Link(32 * MiB, 32 * MiB)  # so slow that replays are worth their while
+from chameleon_lab.testing import modeled_time, wait_for_plans
 
 
 @pytest.fixture(autouse=True)
@@ -25,20 +21,15 @@ def sees_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As torch 2.11 and 2.12 do; what the guards of older torch see is seen."""
     core.pretend_no_hook(True)
     monkeypatch.setattr(core, "SEES_RAW_ACCESS", False)
-    monkeypatch.setattr(
-        core.Runtime, "measure_link", lambda runtime: (SLOW.out_bytes_per_s, SLOW.in_bytes_per_s)
-    )
-    monkeypatch.setattr(Link, "under_load", lambda link, step: link)
-    # On a busy machine ops would take so long that any link hides behind them.
-    monkeypatch.setattr(host_times, "_op_times", lambda log, ops: np.full(len(ops), 2e-5))
-    yield
+    with modeled_time(link=32 * MiB):  # so slow that replays are worth their while
+        yield
     core.pretend_no_hook(False)
 
 
 def planned(_number: int, _model: torch.nn.Module, session: cl.Session | None) -> None:
     """Steps begin with the plan that was made of those before, on a busy machine too."""
     if session:
-        session._plans.wait()
+        wait_for_plans(session)
 
 
 def test_training_replays_on_a_promise_only() -> None:

@@ -2,12 +2,11 @@
 
 import json
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hangs import HANGS_AFTER_S
+from hangs import HANGS_AFTER_S, until
 from synthetic import dropped_step, gpt_step
 
 from chameleon_lab.lab.panel import plan_worker
@@ -38,19 +37,17 @@ def editor():
 
 
 def opened(editor):
-    until = time.monotonic() + HANGS_AFTER_S
-    while not (state := editor.state())["editable"] and time.monotonic() < until:
-        assert state["why"] == "Preparing the draft", state
-    return state
+    def state():
+        found = editor.state()
+        assert found["editable"] or found["why"] == "Preparing the draft", found
+        return found["editable"] and found
+
+    return until(state)
 
 
 def planned(editor):
     """The state once the plan is there."""
-    until = time.monotonic() + HANGS_AFTER_S
-    while not (state := editor.state())["exact"] and time.monotonic() < until:
-        time.sleep(0.01)
-    assert state["exact"]
-    return state
+    return until(lambda: (state := editor.state())["exact"] and state)
 
 
 def swapped_rows(editor, query="swap"):
@@ -202,8 +199,9 @@ def test_a_slow_plan_is_estimated_first_and_told_to_be(monkeypatch):
     assert not first["exact"] and first["fits"] and first["draft"]["peak_bytes"] > 0
     assert editor.page("by:you", "bytes", True, 0, 10)["rows"][0]["after"] == "keep"
     state = planned(editor)
-    while editor.state()["news"] == news or len(told) == heard:
-        time.sleep(0.01)  # it is told right after the plan is there
+    until(
+        lambda: editor.state()["news"] != news and len(told) != heard
+    )  # it is told right after the plan is there
     assert state["draft"]["peak_bytes"] <= CAPACITY
 
 
@@ -296,23 +294,26 @@ def test_what_the_runtime_declined_is_told_in_its_row(mixed):
 
 def test_the_curve_of_a_plan_with_replays_has_replays(mixed):
     mixed.curve(True)
-    until = time.monotonic() + HANGS_AFTER_S
-    while (curve := mixed.curve(False))["left"] and time.monotonic() < until:
-        time.sleep(0.02)
+    curve = whole_curve(mixed)
     here = min(curve["points"], key=lambda point: abs(point["capacity_bytes"] - CAPACITY))
     assert here["step_s"] < 1.5 * mixed.state()["draft"]["step_s"]
 
 
 def effects(editor, storage):
     """The cards of a storage once all of them are known."""
-    until = time.monotonic() + HANGS_AFTER_S
-    while True:
-        options = editor.choices(storage)["options"]
-        if all(option["ready"] for option in options):
-            break
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    return {option["action"]: option for option in options}
+    return {option["action"]: option for option in choices(editor, storage)["options"]}
+
+
+def choices(editor, storage):
+    def ready():
+        found = editor.choices(storage)
+        return all(option["ready"] for option in found["options"]) and found
+
+    return until(ready)
+
+
+def whole_curve(editor):
+    return until(lambda: not (curve := editor.curve(False))["left"] and curve)
 
 
 def test_what_an_edit_does_is_told_against_a_plan_made_anew_without_it(mixed):
@@ -361,10 +362,7 @@ def test_a_plan_that_moves_nothing_has_no_overlap():
 def test_where_replays_are_off_a_card_says_so(editor):
     storage = swapped_rows(editor)[0]["storage"]
     assert editor.choices(storage)["cost"]["why_not_replay"] == "replaying is switched off"
-    until = time.monotonic() + HANGS_AFTER_S
-    while not (option := editor.choices(storage)["options"][-1])["ready"]:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    option = choices(editor, storage)["options"][-1]
     assert option["action"] == "rematerialize"
     assert not option["possible"] and "switched off" in option["why"]
 
@@ -403,11 +401,7 @@ def test_a_capacity_below_the_floor_is_an_edit_that_does_not_fit(editor):
     assert state["capacity_bytes"] == lowest - 1 and state["floor"]["bytes"] == lowest
     assert "measured on a CPU (AVX2)" in state["floor"]["measured_on"]
     storage = editor.page("", "bytes", True, 0, 1)["rows"][0]["storage"]
-    until = time.monotonic() + HANGS_AFTER_S
-    options = editor.choices(storage)["options"]
-    while not all(option["ready"] for option in options) and time.monotonic() < until:
-        time.sleep(0.01)
-        options = editor.choices(storage)["options"]
+    options = choices(editor, storage)["options"]
     assert {(option["possible"], option["why"]) for option in options} == {(False, "")}, (
         "the draft says why, once"
     )
@@ -418,11 +412,7 @@ def test_a_capacity_below_the_floor_is_an_edit_that_does_not_fit(editor):
 
 def test_choices_foresee_what_each_would_change(editor):
     key = swapped_rows(editor)[0]["storage"]
-    until = time.monotonic() + HANGS_AFTER_S
-    found = editor.choices(key)
-    while not all(option["ready"] for option in found["options"]) and time.monotonic() < until:
-        time.sleep(0.01)
-        found = editor.choices(key)
+    found = choices(editor, key)
     by_action = {option["action"]: option for option in found["options"]}
     assert by_action["swap"]["chosen"] and not by_action["keep"]["chosen"]
     assert (
@@ -464,9 +454,7 @@ def test_changes_list_what_differs_in_the_plan(editor):
 def test_the_curve_is_worked_out_in_the_background(editor):
     assert editor.curve(False)["points"] == []
     editor.curve(True)
-    until = time.monotonic() + HANGS_AFTER_S
-    while (found := editor.curve(False))["left"] and time.monotonic() < until:
-        time.sleep(0.02)
+    found = whole_curve(editor)
     capacities = [point["capacity_bytes"] for point in found["points"]]
     assert capacities == sorted(capacities) and len(capacities) == found["of"] > 5
     assert capacities[0] == floor(STEP).bytes and capacities[-1] == STEP.live_peak_bytes

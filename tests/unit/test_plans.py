@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hangs import HANGS_AFTER_S
+from hangs import HANGS_AFTER_S, until
 
 from chameleon_lab.session import plan_cache
 
@@ -101,10 +100,8 @@ def test_a_job_begins_in_a_backward_when_it_is_waited_for_and_where_there_is_non
     began = threading.Event()
     job = plan_cache._Job(core, began.set, (0, 0), patience_s=0.05 if why == "no backward" else 1000.0)  # type: ignore[arg-type]
     if why != "no backward":
-        until = time.monotonic() + HANGS_AFTER_S
-        while not core.waits and time.monotonic() < until:
-            time.sleep(0.01)
-        assert core.waits and not began.is_set()
+        until(lambda: core.waits)
+        assert not began.is_set()
     if why == "backward":
         core.backward.set()
     elif why == "hurry":

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
+from hangs import HANGS_AFTER_S, until
 
 from chameleon_lab.ranks.rounds import Agreed, Offer, Round, mixed
-
-_LONGEST_S = 60.0
 
 
 class _Store:
@@ -57,12 +55,8 @@ class _Rank(threading.Thread):
         self.start()
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
-        end_s = time.monotonic() + _LONGEST_S
-        while not condition():
-            if self.gives_up.is_set() or time.monotonic() > end_s:
-                return condition()
-            time.sleep(0.001)
-        return True
+        until(lambda: condition() or self.gives_up.is_set())
+        return condition()
 
     def _make(self, offer: Offer) -> str:
         self.made.append(offer)
@@ -80,7 +74,7 @@ class _Rank(threading.Thread):
             self.error = error
 
     def ended(self) -> _Rank:
-        self.join(_LONGEST_S)
+        self.join(HANGS_AFTER_S)
         assert not self.is_alive()
         return self
 
@@ -88,26 +82,22 @@ class _Rank(threading.Thread):
 def _train_until(ranks: list[_Rank], condition: Callable[[], bool]) -> list[tuple[int, list[Agreed | None]]]:
     """The same until a condition comes: the steps at which a rank has got something, with what each has got."""
     found, step = [], 0
-    end_s = time.monotonic() + _LONGEST_S
-    while not condition():
-        assert time.monotonic() < end_s
+
+    def trained() -> bool:
+        nonlocal step
         got = [rank.round.border(step) for rank in ranks]
         if any(got):
             found.append((step, got))
         step += 1
-        time.sleep(0.001)
+        return condition()
+
+    if not condition():
+        until(trained)
     return found
 
 
 def _offer(program: str = "a", *op_s: float, out: float = 1.0, waits: tuple[int, ...] = ()) -> Offer:
     return Offer(program, (out, 1.0), op_s or (1.0, 1.0), waits)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + _LONGEST_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
 
 
 def test_one_rank_plans_for_all_that_run_the_same_and_all_begin_at_one_step() -> None:
@@ -136,7 +126,7 @@ def test_a_rank_with_a_program_of_its_own_keeps_its_own_plan() -> None:
 def test_a_rank_that_never_comes_holds_nobody_up() -> None:
     store = _Store()
     ranks = [_Rank(store, rank, 3, _offer()) for rank in range(2)]
-    _until(lambda: store.check(["0/offer/0", "0/offer/1"]))
+    until(lambda: store.check(["0/offer/0", "0/offer/1"]))
     for rank in ranks:
         rank.gives_up.set()
     _train_until(ranks, lambda: not any(rank.is_alive() for rank in ranks))
@@ -147,7 +137,7 @@ def test_a_leader_that_dies_is_given_up() -> None:
     store = _Store()
     store.set("0/offer/0", '{"program": "a", "link_bytes_per_s": [1, 1], "op_s": [1, 1], "wait_ops": []}')
     follower = _Rank(store, 1, 2, _offer())
-    _until(lambda: store.check(["0/offer/1"]))
+    until(lambda: store.check(["0/offer/1"]))
     follower.gives_up.set()
     assert not follower.ended().agreed and follower.round.is_over and follower.error is None
 
@@ -157,7 +147,7 @@ def test_a_leader_that_dies_before_it_names_a_step_is_given_up() -> None:
     store.set("0/offer/0", '{"program": "a", "link_bytes_per_s": [1, 1], "op_s": [1, 1], "wait_ops": []}')
     store.set("0/plan/0", '{"members": [0, 1], "plan": "a plan"}')
     follower = _Rank(store, 1, 2, _offer())
-    _until(lambda: store.check(["0/ready/0"]))
+    until(lambda: store.check(["0/ready/0"]))
     assert follower.round.border(3) is None
     follower.gives_up.set()
     assert not follower.ended().agreed and follower.prepared == ["a plan"]

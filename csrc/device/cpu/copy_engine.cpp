@@ -43,23 +43,35 @@ void sleep_until(double due_s, const std::atomic<bool>& cancelled) {
 }  // namespace
 
 void CopyEvent::wait_awake() const {
+  if (modeled_) return wait();
   const double until_s = monotonic_s() + kAwake_s;
   while (!done() && monotonic_s() < until_s) sched_yield();
   wait();
 }
 
 void CopyEvent::wait() const {
+  if (in_model()) modeled_time.pass_until(end_ticks_);
   for (uint32_t state; (state = state_.load(std::memory_order_acquire)) != kDone;) state_.wait(state);
 }
 
 // A copy that has not begun is done at once: whoever waits must not wait for those queued ahead of it.
 void CopyEvent::cancel() {
+  if (in_model()) return cancel_in_model();
   cancelled_.store(true, std::memory_order_relaxed);
   uint32_t queued = kQueued;
   if (state_.compare_exchange_strong(queued, kRunning)) {
     start_ticks_ = now_ticks();
     finish();
   }
+}
+
+// What was under way has moved in part, as by the engine's thread.
+void CopyEvent::cancel_in_model() {
+  const Ticks now = modeled_time.now();
+  const double share = static_cast<double>(now - start_ticks_) / static_cast<double>(end_ticks_ - start_ticks_);
+  copied_bytes_ = now <= start_ticks_ ? 0 : static_cast<size_t>(share * static_cast<double>(copied_bytes_));
+  start_ticks_ = std::min(start_ticks_, now);
+  end_ticks_ = now;
 }
 
 void CopyEvent::finish() {
@@ -89,6 +101,10 @@ std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t
   std::shared_ptr<CopyEvent> event = job.event;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (modeled_time.on()) [[unlikely]] {
+      copy_in_model(job);
+      return event;
+    }
     event->made_at_once_ = small(job);
     if (has_thread_ && !event->made_at_once_ && !thread_.joinable()) start();
     if (!has_thread_ || event->made_at_once_) {
@@ -180,6 +196,33 @@ void CopyEngine::copy(const Job& job) {
   event.finish();
 }
 
+// See Note [Modeled time]. Only when it begins and ends is the model's: after what is queued, an urgent copy after what
+// has begun.
+void CopyEngine::copy_in_model(const Job& job) {
+  std::memcpy(job.to, job.from, job.bytes);
+  CopyEvent& event = *job.event;
+  event.modeled_ = true;
+  event.copied_bytes_ = job.bytes;
+  event.state_.store(CopyEvent::kDone, std::memory_order_release);
+  const double given = bytes_per_s_.load();
+  const double bytes_per_s = given > 0 ? given : modeled_time.model().link_bytes_per_s;
+  const Ticks now = modeled_time.now();
+  const Ticks from = std::max(now, job.after ? job.after->end_ticks_ : now);
+  const auto over = [now](const Modeled& one) { return one.event->end_ticks_ <= now; };  // cancelled copies too
+  modeled_.erase(std::remove_if(modeled_.begin(), modeled_.end(), over), modeled_.end());
+  const auto comes_after = [&](const Modeled& one) {
+    return job.urgent && !one.urgent && one.event->start_ticks_ > now;
+  };
+  auto next = modeled_.insert(
+      std::find_if(modeled_.begin(), modeled_.end(), comes_after),
+      {job.event, from, ModeledTime::ticks(static_cast<double>(job.bytes) / bytes_per_s), job.urgent});
+  for (Ticks free = next == modeled_.begin() ? now : std::prev(next)->event->end_ticks_; next != modeled_.end(); ++next) {
+    CopyEvent& moved = *next->event;
+    moved.start_ticks_ = std::max(free, next->from);
+    free = moved.end_ticks_ = moved.start_ticks_ + next->takes;
+  }
+}
+
 // The thread ends here. It makes the copies that wait, this one first; those to come are made by whoever asks for them.
 void CopyEngine::retire(const Job& failed) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -192,6 +235,7 @@ void CopyEngine::retire(const Job& failed) {
 }
 
 void CopyEngine::drain() {
+  if (modeled_time.on() && !modeled_.empty()) modeled_time.pass_until(modeled_.back().event->end_ticks_);
   std::unique_lock<std::mutex> lock(mutex_);
   idle_.wait(lock, [this] { return queue_.empty() && !copying_; });
 }

@@ -24,7 +24,7 @@ namespace chameleon::cpu {
 
 class CopyEvent final : public Event {
  public:
-  bool done() const override { return state_.load(std::memory_order_acquire) == kDone; }
+  bool done() const override { return state_.load(std::memory_order_acquire) == kDone && !in_model(); }
   void cancel() override;
   size_t copied_bytes() const override { return copied_bytes_; }
   Ticks start_ticks() const override { return start_ticks_; }
@@ -40,6 +40,11 @@ class CopyEvent final : public Event {
   static constexpr uint32_t kQueued = 0, kRunning = 1, kDone = 2;
   void finish();
 
+  // See Note [Modeled time]: its bytes have moved, and its time is not over.
+  bool in_model() const { return modeled_ && modeled_time.on() && modeled_time.now() < end_ticks_; }
+  void cancel_in_model();
+
+  bool modeled_ = false;
   std::atomic<uint32_t> state_{kQueued};
   std::atomic<bool> cancelled_{false};
   size_t copied_bytes_ = 0;
@@ -77,6 +82,15 @@ class CopyEngine {
   void run();
   void retire(const Job& failed);
   void copy(const Job& job);
+  void copy_in_model(const Job& job);
+
+  struct Modeled {
+    std::shared_ptr<CopyEvent> event;
+    Ticks from;  // it cannot begin earlier
+    Ticks takes;
+    bool urgent;
+  };
+  std::deque<Modeled> modeled_;  // in order; the first may have begun
 
   std::atomic<double> bytes_per_s_{0};
   double link_free_s_ = 0;  // when the link has carried everything so far; of whoever copies
