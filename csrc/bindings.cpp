@@ -708,7 +708,8 @@ PYBIND11_MODULE(_C, m) {
         chameleon::modeled_time.begin({op_s, op_bytes_per_s, link_bytes_per_s});
       },
       py::arg("op_s"), py::arg("op_bytes_per_s"), py::arg("link_bytes_per_s"),
-      "For tests: from now on ops and the CPU device's copies take what a model says. Call it while no session is open.");
+      "For tests: from now on ops and the CPU device's copies take what a model says. Call it while no session is "
+      "open.");
   m.def("end_modeled_time", [] { chameleon::modeled_time.end(); }, "The clock is the machine's again.");
   m.def("time_is_modeled", [] { return chameleon::modeled_time.on(); });
   m.def("pretend_no_hook", &chameleon::access::pretend_no_hook, py::arg("on"),

@@ -30,13 +30,15 @@ class ModeledTime {
   Ticks now() const { return now_.load(std::memory_order_acquire); }
   const Model& model() const { return model_; }
 
-  void begin(const Model& model) {
+  void begin(const Model& model) {  // or change it
     model_ = model;
     on_ = true;
   }
   void end() { on_ = false; }
 
   void pass_op(size_t bytes) {
+    if (!on()) [[likely]]
+      return;
     double seconds = model_.op_s;
     if (model_.op_bytes_per_s > 0) seconds += static_cast<double>(bytes) / model_.op_bytes_per_s;
     now_.fetch_add(ticks(seconds), std::memory_order_acq_rel);

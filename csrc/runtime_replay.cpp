@@ -443,8 +443,7 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, Restoration&
   }
   place(thread);
   if (error) std::rethrow_exception(error);
-  if (modeled_time.on()) [[unlikely]]
-    modeled_time.pass_op(used_bytes);
+  modeled_time.pass_op(used_bytes);
   recorder_.replayed(wanted.value()->storage, producer->results[value->result].bytes, producer->info->id, cause, start,
                      now_ticks());
   return made;

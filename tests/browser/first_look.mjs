@@ -11,9 +11,9 @@ await besidePanel('first-look', async ({ page, panel, run, found }) => {
 
   await panel.getByRole('tab', { name: /Decisions \d+/ }).click();
   await panel.locator('.cl-rows .cl-cells[data-storage]').first().click();
-  await panel.locator('.cl-cards .cl-card[data-action="never_touch"]').getByRole('button').click();
+  await panel.locator('.cl-cards .cl-card[data-action="never_touch"]').getByRole('radio').click();
   await bar.getByText(/1 change by you/).waitFor();
   await bar.getByRole('button', { name: 'Enable' }).click();
-  await bar.getByText('No changes: the draft is what is in force.').waitFor();
+  await bar.getByText('In force from the next step border on.').waitFor();
   found.reached = await run(2);
 });

@@ -449,6 +449,7 @@ def test_ctrl_c_at_a_random_moment(seed: int) -> None:
         assert session.report().steps == 2
 
 
+@pytest.mark.full
 def test_ctrl_c_anywhere_inside_the_session_itself() -> None:
     """Wherever Python looks for signals in start(), stop(), a hook or the end of a step: a session can still be left,
     and leaves no hook, no patch and no session behind."""

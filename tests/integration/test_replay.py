@@ -550,7 +550,13 @@ FLUSHING: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("steps", FLUSHING.values(), ids=FLUSHING)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(steps, id=id_, marks=[] if id_ == "workers" else pytest.mark.full)
+        for id_, steps in FLUSHING.items()
+    ],
+)
 def test_workers_that_flush_denormals_do_as_in_the_first_run_and_as_before(steps: str) -> None:
     """Workers have the setting of the thread that made them, from then on, and share the op with a thread."""
     program = f"""

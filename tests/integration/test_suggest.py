@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,17 @@ from training import Gpt
 
 import chameleon_lab as cl
 from chameleon_lab.planner import Suggestion, floor, plan, simulate, suggest
+from chameleon_lab.testing import modeled_time
 from chameleon_lab.trace import StepTrace
 
 BATCH = 8
+
+
+@pytest.fixture(autouse=True)
+def steady() -> Iterator[None]:
+    """What is worth suggesting depends on how long ops take."""
+    with modeled_time(2e-6, op_bandwidth="4GB/s"):
+        yield
 
 
 def recorded(model: Any, run: Callable[[Any, torch.Tensor, cl.Session], None]) -> StepTrace:

@@ -12,6 +12,7 @@ EXCEPTIONS = {
     ("lab/figures/gantt.py", "_repr_html_"): "IPython's name for how a thing is drawn",
     ("lab/magics.py", "_repr_html_"): "IPython's name for how a thing is drawn",
     ("meta/roofline.py", "_schema"): "torch's, of an operator",
+    ("testing.py", "_plans"): "only tests wait for a plan",
 }
 """By file and name: why it is read all the same."""
 

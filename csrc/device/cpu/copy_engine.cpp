@@ -213,10 +213,11 @@ void CopyEngine::copy_in_model(const Job& job) {
   const auto comes_after = [&](const Modeled& one) {
     return job.urgent && !one.urgent && one.event->start_ticks_ > now;
   };
-  auto next = modeled_.insert(
-      std::find_if(modeled_.begin(), modeled_.end(), comes_after),
-      {job.event, from, ModeledTime::ticks(static_cast<double>(job.bytes) / bytes_per_s), job.urgent});
-  for (Ticks free = next == modeled_.begin() ? now : std::prev(next)->event->end_ticks_; next != modeled_.end(); ++next) {
+  auto next =
+      modeled_.insert(std::find_if(modeled_.begin(), modeled_.end(), comes_after),
+                      {job.event, from, ModeledTime::ticks(static_cast<double>(job.bytes) / bytes_per_s), job.urgent});
+  for (Ticks free = next == modeled_.begin() ? now : std::prev(next)->event->end_ticks_; next != modeled_.end();
+       ++next) {
     CopyEvent& moved = *next->event;
     moved.start_ticks_ = std::max(free, next->from);
     free = moved.end_ticks_ = moved.start_ticks_ + next->takes;
