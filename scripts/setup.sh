@@ -77,7 +77,7 @@ pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check -c cons
 core() {
     [ -x .venv/bin/pip ] || quietly "Making the Python environment in .venv" python3 -m venv .venv
     # First and alone, so that nothing else chooses a PyTorch.
-    quietly "Installing PyTorch $torch_version (from PyPI, a CUDA build: downloads 2.7 GB, takes 5 GB of disk)" \
+    quietly "Installing PyTorch $torch_version (from PyPI, a CUDA build: downloads 2.7 GB, takes 6 GB of disk)" \
         "${pip[@]}" "torch==$torch_version"
     quietly "Installing CMake, and what traces and figures take" \
         "${pip[@]}" cmake ninja numpy scipy pyarrow plotly tqdm
