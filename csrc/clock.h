@@ -16,7 +16,8 @@ using Ticks = int64_t;
 // Tests have time pass as a model says, whatever the machine does (chameleon_lab.testing.modeled_time). While it is on,
 // a tick is a nanosecond, and only two things take any: an op, as it ends, and a wait for a copy, which lasts until the
 // copy's end. The CPU device's copies move their bytes when they are asked for, and count as under way until their
-// modeled end. It is turned on and off while no session is open.
+// modeled end: a copy that somebody forgets to wait for is not seen in modeled time. It is turned on and off while no
+// session is open.
 class ModeledTime {
  public:
   // What ops and copies take.
