@@ -30,7 +30,7 @@ test: ## set up, build, and run the gate: style, types and the tests that take m
 	@$(MAKE) build || { printf '==> 1 failed, and nothing is tested without it. To run it again:\n  make build\n'; exit 1; }
 	@python scripts/test.py gate
 
-test-all: ## the same with every test there is, which takes an hour
+test-all: ## the same with every test there is, which takes more than an hour
 	@$(MAKE) build || { printf '==> 1 failed, and nothing is tested without it. To run it again:\n  make build\n'; exit 1; }
 	@python scripts/test.py all
 
@@ -99,7 +99,7 @@ lint: node_modules/.package-lock.json ## check style, types and complexity: ruff
 	@$(cpp_files) | xargs -r lizard --languages cpp --CCN 20 --warnings_only
 	@npm run --silent lint
 
-requirements: .venv/.installed ## ask pip, with no settings of this machine, whether a new user could install what is pinned
+requirements: .venv/.installed ## ask the package index whether a new user can install together what is pinned
 	@python scripts/requirements.py
 
 check-cuda: build ## compile the CUDA device against CUDA's headers, every warning an error (no GPU is needed)

@@ -70,7 +70,7 @@ class ModeledTime:
 
     def __init__(self, op_s: float, op_bytes_per_s: float, link_bytes_per_s: float) -> None:
         self._bandwidths = op_bytes_per_s, link_bytes_per_s
-        self.op_s = op_s
+        self._set(op_s)
 
     @property
     def op_s(self) -> float:
@@ -79,6 +79,11 @@ class ModeledTime:
 
     @op_s.setter
     def op_s(self, op_s: float) -> None:
+        if not core.time_is_modeled():
+            raise SessionError("modeled time has ended: set op_s inside modeled_time()")
+        self._set(op_s)
+
+    def _set(self, op_s: float) -> None:
         if not 0.0 <= op_s < math.inf:
             raise ValueError(f"op_s must be seconds from 0 up, got {op_s!r}")
         self._op_s = op_s
@@ -106,7 +111,7 @@ def modeled_time(
         The model: set its ``op_s`` to have later ops take longer or shorter.
 
     Raises:
-        SessionError: a session is open, or modeled time is on already.
+        SessionError: a session is open at the begin or the end, or modeled time is on already.
         ValueError: ``op_s`` is negative or no finite number, or a bandwidth is none.
 
     Example::
@@ -125,6 +130,8 @@ def modeled_time(
         yield model
     finally:
         core.end_modeled_time()
+    if current_session() is not None:
+        raise SessionError("a session is open that began in modeled time: end it inside modeled_time()")
 
 
 def wait_for_plans(session: Session) -> None:

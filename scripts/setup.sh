@@ -91,9 +91,10 @@ python() {
     # CMake is left out: `make build` runs it in the checkout, and again whenever a source changes.
     quietly "Installing JupyterLab and the other Python packages" \
         "${pip[@]}" --no-build-isolation --config-settings wheel.cmake=false --config-settings editable.mode=inplace -e ".[dev]"
-    # To compile the CUDA device (make check-cuda): of the CUDA that this torch is built for, or of 13.0 beside a CPU build.
+    # To compile the CUDA device (make check-cuda): of the CUDA that this torch is built for, where they are packages of
+    # these names (since 13.0).
     local cuda
-    cuda=$(.venv/bin/python -c 'import torch; print(torch.version.cuda or "13.0")')
+    cuda=$(.venv/bin/python -c 'from torch.version import cuda; print(cuda if (cuda or "").startswith("13.") else "13.0")')
     quietly "Installing CUDA's headers" "${pip[@]}" "nvidia-cuda-crt==$cuda.*" "nvidia-cuda-runtime==$cuda.*"
     # JupyterLab then always loads the panel that was built last. A folder there is an older copy.
     mkdir -p "$(dirname "$link")"

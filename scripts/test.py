@@ -2,9 +2,9 @@
 
     python scripts/test.py gate | all [PART ...]
 
-A test that fails is run again by itself, twice. If it passes both times it is *unsteady*: it is listed with what it
-said, and fails nothing. A test that compares bits (marker ``bits``) or ends its process is a failure the first time: by
-itself it may pass, and the wrong bit or the crash was there all the same.
+A test that fails is run again by itself, twice. If it passes both times it is *unsteady* (flaky): it is listed with
+what it said, and fails nothing. A test that compares bits (marker ``bits``), or whose process crashes, has failed even
+if it would pass when it is run again: the wrong bit or the crash was there all the same.
 
 Ends with 1 if anything failed. Writes ``build/tests/summary.json``, and the hash of a clean tree on which all of it has
 passed into ``build/tests/passed``. `make test` and `make test-all` call it when everything is built.
@@ -61,7 +61,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the checks: how it is run, where its report is, how that is read, and what it is if it does not say."""
+    """A part of the checks: its command, its report, how that is read, and a title where the command prints none."""
 
     command: list[str]
     report: Path | None = None
@@ -80,7 +80,8 @@ def main(arguments: list[str]) -> int:
         print(f"there is no part {unknown[0]!r}: there are {', '.join(parts)}", file=sys.stderr)
         return 2
     began, tree = time.monotonic(), _clean_tree()
-    (KEPT / "passed").unlink(missing_ok=True)
+    for name in ("passed", "summary.json"):
+        (KEPT / name).unlink(missing_ok=True)
     seconds: dict[str, float] = {}
     failed: list[Failure] = []
     unsteady: list[Failure] = []
@@ -105,7 +106,8 @@ def main(arguments: list[str]) -> int:
     }
     KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    if tree and not failed and not names and tree == _clean_tree():
+    whole = not names and "PYTEST_ADDOPTS" not in os.environ  # which may choose tests
+    if tree and whole and not failed and tree == _clean_tree():
         (KEPT / "passed").write_text(tree + "\n")
     return int(bool(failed))
 
@@ -168,10 +170,14 @@ def _tried_again(failures: list[Failure]) -> Iterator[tuple[Failure, bool]]:
     if again:
         print(f"==> Running again by itself, twice, what failed: {len(again)}", flush=True)
     for failure in failures:
-        yield (
-            failure,
-            failure in again and all(not _run(shlex.split(failure.command), True) for _ in range(2)),
-        )
+        yield failure, failure in again and all(_passes(failure.command) for _ in range(2))
+
+
+def _passes(command: str) -> bool:
+    """Does a test run, and pass?"""
+    report = KEPT / "again.jsonl"
+    ending = _run([*shlex.split(command), f"--report-log={report}"], True)
+    return not ending and not any(said.get("outcome") == "skipped" for said in _reports(report))
 
 
 def _environment() -> dict[str, str]:
@@ -219,7 +225,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _pytest(name: str, title: str, *arguments: str) -> Part:
-    """A part of pytest's. A worker's crash is a report of the process that leads, which runs no test itself."""
+    """A part of pytest's. A worker's crash is a report of pytest-xdist's controller, which runs no test itself."""
     report = KEPT / f"{name}.jsonl"
     command = [sys.executable, "-m", "pytest", "-q", "--dist", "loadfile", "-o", f"cache_dir={KEPT / name}"]
     return Part([*command, f"--report-log={report}", *arguments], report, pytest_found, title)
@@ -230,8 +236,7 @@ def pytest_found(report: Path) -> Found:
     file_seconds: dict[str, float] = defaultdict(float)
     failed: dict[str, Failure] = {}
     running: dict[str, None] = {}
-    for line in report.read_text(encoding="utf-8").splitlines():
-        said = json.loads(line)
+    for said in _reports(report):
         if said["$report_type"] not in ("TestReport", "CollectReport"):
             continue
         test, when = said["nodeid"], said.get("when")
@@ -241,13 +246,24 @@ def pytest_found(report: Path) -> Found:
             running[test] = None
         else:
             running.pop(test, None)
-        if said["outcome"] == "failed" and test not in failed:
-            crashed = when == "???"  # pytest-xdist's word for a worker's end
-            failed[test] = Failure(_again(test), _text(said), crashed or "bits" in said.get("keywords", {}))
+        if said["outcome"] == "failed":
+            text = _text(said)
+            # A worker (so pytest-xdist says it), or a process that a test started (tests/integration/training.py).
+            crashed = when == "???" or "the child crashed" in text
+            final = crashed or "bits" in said.get("keywords", {})
+            if test not in failed or final:
+                failed[test] = Failure(_again(test), text, final)
     cut = [
         Failure(f"{_again(test)}  # was running when its part was ended") for test in running.keys() - failed
     ]
     return Found([*failed.values(), *cut], file_seconds)
+
+
+def _reports(report: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a report; the last one may have been cut off."""
+    for line in report.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            yield json.loads(line)
 
 
 def _again(test: str) -> str:
@@ -313,7 +329,7 @@ RUNS = {
         "chromium": _make("chromium"),
         "python": _pytest(
             *("python", "unit, property and integration, on two cores; one look at the panel in a browser"),
-            *("-n", "2", "-m", "gate or not full", "-o", "faulthandler_timeout=600"),
+            *("-n", "2", "-m", "gate or not full"),
             *("tests/unit", "tests/property", "tests/integration", "tests/browser/test_first_look.py"),
         ),
     },

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,30 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: no garbage collection of a test need look through it again."""
     gc.collect()
     gc.freeze()
+
+
+_ended_workers: list[str] = []
+_crashed_tests: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker has ended: with an error, if it has crashed."""
+    if error:
+        _ended_workers.append(f"{node.gateway.id}: {error}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Pytest-xdist reports the test that a worker has crashed in."""
+    if report.when == "???":
+        _crashed_tests.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker that has crashed outside of any test is no test's failure, and would be forgotten."""
+    if len(_ended_workers) > len(_crashed_tests):
+        print(f"\nworkers crashed outside of a test: {_ended_workers}", file=sys.stderr)
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 _OF_THE_GATE = {"unit", "property", "integration"}

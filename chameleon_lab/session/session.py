@@ -318,6 +318,11 @@ class Session:
         return self
 
     def _open(self) -> None:
+        if core.time_is_modeled() and (self._disk is not None or not self._traits["emulated"]):
+            what = "a disk" if self._disk is not None else f"device {self.device!r}"
+            raise SessionError(
+                f"no time is modeled for {what}: use the cpu device without a disk in modeled_time()"
+            )
         if self._takes_what_there_is:  # other processes may have come and gone since
             self._capacity.measured(available_bytes(self.device))
         self._check_replays()

@@ -170,6 +170,7 @@ def test_another_allocator_is_refused() -> None:
     assert "caching allocator" in said and "backend" in said
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("expandable", [False, pytest.param(True, marks=needs("expandable segments"))])
 def test_segments_of_both_kinds(expandable: bool) -> None:
     said = child(

@@ -39,6 +39,7 @@ def test_every_op_that_models_use_comes_back_to_the_bit(kind: str, replay_counts
     assert all(name.startswith("attention") for name in count.not_run), count.not_run
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("amp", AMP)
 @pytest.mark.parametrize("streams", STREAMS)
 def test_training_with_replays_gives_the_same_bits(

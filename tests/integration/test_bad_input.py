@@ -251,6 +251,7 @@ def test_below_the_floor_everything_stays_valid() -> None:
     assert failed >= 2
 
 
+@pytest.mark.bits
 def test_out_of_memory_can_be_caught_and_training_goes_on() -> None:
     """Inside the session: a batch that is too large is skipped, as people do on a GPU."""
     bare, live_peak = reference(Gpt)

@@ -10,6 +10,7 @@ from training import child
 pytestmark = pytest.mark.full
 
 
+@pytest.mark.bits
 @pytest.mark.gate
 def test_two_threads_share_a_capacity() -> None:
     """Two models train at once under one capacity, to the bits of training one after the other."""
@@ -59,6 +60,7 @@ def test_two_threads_share_a_capacity() -> None:
     )
 
 
+@pytest.mark.bits
 def test_a_plan_is_dropped_while_another_threads_op_follows_it() -> None:
     """The thread whose step ends drops the plan; an op of another thread is in its midst, and goes on without."""
     child(
@@ -191,6 +193,7 @@ def test_data_loader_workers_read_what_is_away(method: str, tmp_path: Path) -> N
     child(LOADER.replace("METHOD", repr(method)), folder=tmp_path)
 
 
+@pytest.mark.bits
 def test_fork_with_copies_in_flight() -> None:
     """The child reads what is away, leaving or returning, writes, trains and exits; the parent never notices."""
     child(
@@ -241,6 +244,7 @@ def test_fork_with_copies_in_flight() -> None:
     )
 
 
+@pytest.mark.bits
 def test_a_forked_child_can_open_a_session_of_its_own() -> None:
     child(
         """
@@ -263,6 +267,7 @@ def test_a_forked_child_can_open_a_session_of_its_own() -> None:
     )
 
 
+@pytest.mark.bits
 def test_garbage_collection_in_the_middle_of_swaps() -> None:
     """Cycles that hold storages die inside allocations, hooks and other threads."""
     child(

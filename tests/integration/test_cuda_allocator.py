@@ -22,6 +22,7 @@ SESSION = "cl.Session('64MiB', device='cuda', rematerialize=False, min_swap='4Ki
 EXPANDABLE = 'torch._C._accelerator_setAllocatorSettings("expandable_segments:True")'
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
     ("inherited", "setting", "streams"),
@@ -161,6 +162,7 @@ def test_random_requests_stay_within_the_capacity_and_fail_only_where_nothing_he
     assert 0 < found["recorded"] <= found["streams"], "record_stream does not reach torch's allocator"
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("setting", ["", EXPANDABLE], ids=["default", "expandable segments"])
 def test_what_is_free_in_another_stream_s_pool_is_given_back_once(setting: str) -> None:
     """It has the size that is asked for, and only a flush makes it usable. What follows finds its own stream's."""
@@ -191,6 +193,7 @@ def test_what_is_free_in_another_stream_s_pool_is_given_back_once(setting: str) 
     assert found["here"] == ["resident", "resident"], "nothing has to leave for memory that nobody uses"
 
 
+@pytest.mark.bits
 def test_out_of_memory_is_seen_as_such_where_nvml_does_not_answer() -> None:
     """Torch's own error path then ends in an internal assertion, and no OutOfMemoryError (pytorch issue 112377)."""
     found = on_fake_gpus(f"""
@@ -220,6 +223,7 @@ def test_out_of_memory_is_seen_as_such_where_nvml_does_not_answer() -> None:
     assert "below the floor" in said["tensor"][1], said
 
 
+@pytest.mark.bits
 def test_memory_in_pieces_makes_more_leave_until_a_segment_is_free() -> None:
     found = on_fake_gpus(f"""
         with {SESSION} as session:
@@ -237,6 +241,7 @@ def test_memory_in_pieces_makes_more_leave_until_a_segment_is_free() -> None:
     assert found["away"] >= 5 and found["reserved"] <= 64 << 20 and found["right"]
 
 
+@pytest.mark.bits
 def test_a_request_that_nothing_helps_leaves_everything_as_it_was() -> None:
     found = on_fake_gpus(f"""
         said = []
@@ -255,6 +260,7 @@ def test_a_request_that_nothing_helps_leaves_everything_as_it_was() -> None:
     assert found["right"] and found["other"], "another GPU has a capacity of its own"
 
 
+@pytest.mark.bits
 def test_blocks_may_die_after_the_session_and_by_any_deleter() -> None:
     found = on_fake_gpus(f"""
         before = fake.Tensor(0, MiB, 1)

@@ -382,6 +382,7 @@ def test_a_missing_wait_is_seen(what: str) -> None:
     )
 
 
+@pytest.mark.bits
 @pytest.mark.gate
 def test_sessions_on_the_fake_gpu_give_the_same_bits() -> None:
     found = on_fake_gpu("""
@@ -622,6 +623,7 @@ def test_ops_go_on_while_eviction_pins_memory_before_there_is_a_plan() -> None:
     assert found["held"] == [[float(number) for number in range(count)] for count in (12, 6)]
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("take", ["address_in_cpp(x)", "x.numpy().ctypes.data"])
 def test_ops_go_on_while_the_host_waits_for_the_bytes_behind_an_address(take: str) -> None:
     found = on_fake_gpu(f"""
@@ -988,6 +990,7 @@ def test_a_gpu_session_s_host_memory_is_bounded_by_what_the_machine_has() -> Non
     assert found == 8 << 20
 
 
+@pytest.mark.bits
 def test_a_run_goes_on_within_three_quarters_of_the_pinned_memory_that_its_plan_takes() -> None:
     found = on_fake_gpu("""
         bare, live_peak = reference(Gpt, adamw, 8)
@@ -1011,6 +1014,7 @@ def test_a_run_goes_on_within_three_quarters_of_the_pinned_memory_that_its_plan_
     assert found["pool"] <= found["allowed"] and found["decisions"], found
 
 
+@pytest.mark.bits
 def test_what_is_away_while_plans_change_does_not_disturb_the_next_plan_s_places() -> None:
     found = on_fake_gpu("""
         def evaluate(number, model, session):
@@ -1074,6 +1078,7 @@ def test_ops_are_timed_on_the_device_all_at_first_and_then_a_few() -> None:
     assert len({tuple(first) for _, first, _ in stable}) > 1, "others each time"
 
 
+@pytest.mark.bits
 def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
     found = on_fake_gpu("""
         results = {}
@@ -1123,6 +1128,7 @@ SEEN_IN_SESSIONS = [
 ]
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("what", ["nothing is left out", *SEEN_IN_SESSIONS])
 def test_a_session_without_a_wait_is_caught(what: str) -> None:
     drop = WAITS.get(what)
@@ -1177,6 +1183,7 @@ def test_a_session_without_a_wait_is_caught(what: str) -> None:
     assert found["wrong"] > 0, f"{what}: sessions ran right although no such wait took place"
 
 
+@pytest.mark.bits
 def test_on_the_planned_path_the_host_never_waits_and_no_stream_is_recorded() -> None:
     """It may wait while a new plan is made ready, which reads the times of events and pins memory."""
     found = on_fake_gpu("""
@@ -1239,6 +1246,7 @@ def test_what_does_not_fit_back_is_still_readable() -> None:
     assert found["here"] == ["None"], "a session that could bring everything back still holds something"
 
 
+@pytest.mark.bits
 def test_without_pinned_memory_it_goes_on_with_a_warning() -> None:
     found = on_fake_gpu("""
         import warnings

@@ -146,6 +146,7 @@ def told_of(code: str) -> dict[str, object]:
     return on_fake_gpu("fake_cuda", textwrap.dedent(FAKE) + textwrap.dedent(code))
 
 
+@pytest.mark.bits
 def test_a_session_that_is_told_nothing_trains_what_does_not_fit() -> None:
     found = told_of("""
         bare, live_peak = reference(Gpt, adamw, 6)
@@ -163,6 +164,7 @@ def test_a_session_that_is_told_nothing_trains_what_does_not_fit() -> None:
     assert found["moved"] > 0 and found["stage"] == "Stable"
 
 
+@pytest.mark.bits
 def test_after_the_first_step_it_leaves_room_for_what_is_not_its_own() -> None:
     found = told_of("""
         bare, live_peak = reference(Gpt, adamw, 6)

@@ -182,12 +182,14 @@ def test_the_page_cache_is_said_to_be_used(any_way: str) -> None:
 # ---------------------------------------------------------------------------------------------------- faults
 
 
+@pytest.mark.bits
 def test_training_through_the_page_cache_gives_the_same_bits() -> None:
     core.refuse_direct_moves(True)
     bare, run = trained()
     assert run.same(bare) and run.report.swapped_out_bytes > 0
 
 
+@pytest.mark.bits
 def test_moves_that_are_cut_short_are_carried_on(any_way: str) -> None:
     core.set_disk_fault("short_moves", 300)
     bare, run = trained()
@@ -210,6 +212,7 @@ def test_a_failed_write_leaves_the_storage_resident(fault: str) -> None:
         check_numbers(tensors)
 
 
+@pytest.mark.bits
 def test_training_goes_on_over_two_failed_writes(any_way: str) -> None:
     made = core.disk_faults_made("writes")
     opened: list[cl.Session] = []

@@ -100,6 +100,7 @@ def trainer(steps: int = 3, **kwargs: Any) -> Iterator[Trainer]:
 # --------------------------------------------------------------------------------------------- files at the start
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_file_that_fits_is_in_force_from_the_second_step_on(
     made: Policy, tmp_path: Path, edited: bool
@@ -201,6 +202,7 @@ def test_a_file_fits_in_another_process(made: Policy, tmp_path: Path) -> None:
     """)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(
     "change, said",
     [
@@ -266,6 +268,7 @@ def test_what_does_not_fit_is_said_and_the_edits_are_merged(
     assert (report.history[-1].match_rate, report.history[-1].demand_swap_ins) == (1.0, 0)
 
 
+@pytest.mark.bits
 def test_edits_survive_another_sequence_length(made: Policy, tmp_path: Path) -> None:
     """Edited at 64 tokens, used at 96: every edit means the same storages, and is obeyed."""
     draft = made.draft()
@@ -290,6 +293,7 @@ def test_edits_survive_another_sequence_length(made: Policy, tmp_path: Path) -> 
     assert [d for d in large if d.category == "activation"] == []
 
 
+@pytest.mark.bits
 def test_faulty_edits_in_a_file_are_noted_one_by_one_and_stay_in_the_policy(
     made: Policy, tmp_path: Path
 ) -> None:
@@ -329,6 +333,7 @@ def test_faulty_edits_in_a_file_are_noted_one_by_one_and_stay_in_the_policy(
 # ------------------------------------------------------------------------------------------- enable and roll back
 
 
+@pytest.mark.bits
 def test_enable_and_rollback_take_force_at_the_next_border_and_change_no_number() -> None:
     bare, _ = reference(Gpt, steps=STEPS)
     with trainer() as loop:
@@ -358,6 +363,7 @@ def test_enable_and_rollback_take_force_at_the_next_border_and_change_no_number(
         assert loop.same(bare)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("seed", range(4))
 def test_random_edits_in_the_middle_of_training_change_no_number(seed: int) -> None:
     bare, live_peak = reference(Gpt, steps=STEPS)
@@ -401,6 +407,7 @@ def test_random_edits_in_the_middle_of_training_change_no_number(seed: int) -> N
         assert session.report().peak_bytes <= highest
 
 
+@pytest.mark.bits
 def test_a_capacity_edit_moves_the_device_and_rollback_moves_it_back() -> None:
     bare, live_peak = reference(Gpt, steps=STEPS)
     with trainer() as loop:

@@ -109,6 +109,7 @@ class Recurrent(nn.Module):
         return torch.randn(16, 96, 32, generator=generator)
 
 
+@pytest.mark.bits
 def test_a_packed_lstm_is_seen_through() -> None:
     """``aten::lstm`` as one op would hold all that its steps make."""
     bare, live_peak = reference(Recurrent, adamw, 3)

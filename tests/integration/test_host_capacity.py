@@ -35,6 +35,7 @@ def wanted(model: type, share: float) -> tuple[int, int]:
     return capacity, report.plans[-1].host_peak_bytes
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("host_share", [0.9, 0.75, 0.5, 0.25])
 @pytest.mark.parametrize("model", [Gpt, ConvNet])
 @pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
@@ -68,6 +69,7 @@ def test_without_replays_what_fits_nowhere_is_refused_by_name() -> None:
         train(Gpt, adamw, STEPS, {**options, "host_capacity": (live_peak_bytes - capacity) // 2})
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("planning", [True, False])
 def test_without_replays_little_more_than_has_to_leave_is_enough(planning: bool) -> None:
     bare, live_peak_bytes = reference(Gpt, adamw, STEPS)
@@ -79,6 +81,7 @@ def test_without_replays_little_more_than_has_to_leave_is_enough(planning: bool)
     assert run.report is not None and run.report.host_peak_bytes <= allowed
 
 
+@pytest.mark.bits
 def test_a_policy_that_takes_more_is_planned_anew(tmp_path) -> None:
     bare, live_peak_bytes = reference(Gpt, adamw, STEPS)
     capacity = int(0.6 * live_peak_bytes)

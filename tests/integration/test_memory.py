@@ -19,6 +19,7 @@ from chameleon_lab.runtime import core
 FOREACH = partial(adamw, foreach=True)
 
 
+@pytest.mark.bits
 def test_counters_never_exceed_the_capacity_while_another_thread_watches() -> None:
     bare, live_peak = reference(Gpt)
     capacity = live_peak // 4
@@ -192,6 +193,7 @@ def test_everything_is_released_at_the_end() -> None:
     assert counters["cached_bytes"] == 0
 
 
+@pytest.mark.bits
 def test_a_second_session_starts_afresh() -> None:
     bare, live_peak = reference(Gpt)
     for part in (2, 4, 2):
@@ -283,6 +285,7 @@ def test_what_a_full_host_has_no_room_for_is_made_again() -> None:
         assert session.report().host_peak_bytes <= MiB
 
 
+@pytest.mark.bits
 def test_without_splitting_an_optimizer_touches_everything_at_once() -> None:
     """The floor of a foreach optimizer is the model's parameters, gradients and states; in parts it is not."""
     bare, live_peak = reference(Gpt, FOREACH)

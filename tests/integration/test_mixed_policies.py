@@ -69,6 +69,7 @@ MODELS: dict[str, tuple[Any, Any, Loop]] = {
 }
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("name", MODELS)
 def test_a_mixed_policy_is_bit_identical(name: str) -> None:
     model, optimizer, loop = MODELS[name]
@@ -110,6 +111,7 @@ def test_the_policy_says_what_is_dropped_and_the_trace_what_was_replayed() -> No
     assert replayed & dropped
 
 
+@pytest.mark.bits
 def test_drops_that_the_runtime_declines_are_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner trusts the trace; where the core knows better, the next plan goes without those drops."""
     _, live_peak = reference(Gpt)
@@ -137,6 +139,7 @@ def test_drops_that_the_runtime_declines_are_not_planned_again(monkeypatch: pyte
     assert any("declined" in plan.why for plan in report.plans), report.plans
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("slow_steps", [0, 7])
 def test_a_plan_that_was_made_for_slower_ops_is_made_again(slow_steps: int, steady: ModeledTime) -> None:
     """A step under eviction may take far longer than its ops: what seems to hide copies then does not.
@@ -205,6 +208,7 @@ def run_of(kwargs: dict[str, Any], steps: int = 8) -> tuple[Any, list[Any]]:
     return train(Gpt, adamw, steps, settings_of() | kwargs, each_step=look), seen
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("how", ["file", "object", "assigned", "enabled"])
 def test_a_policy_with_drops_is_planned_anew_where_nothing_is_replayed(how: str, tmp_path: Path) -> None:
     """As it is, it would leave to eviction what it drops."""
@@ -237,6 +241,7 @@ def test_a_policy_with_drops_is_planned_anew_where_nothing_is_replayed(how: str,
     assert report.history[-1].swapped_out_bytes <= 1.1 * swaps_alone.report.history[-1].swapped_out_bytes
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("refused", ["aten::gelu", "class 2"])
 def test_a_policy_with_drops_that_the_self_check_refuses_is_planned_anew(
     refused: str, monkeypatch: pytest.MonkeyPatch
@@ -262,6 +267,7 @@ def test_a_policy_with_drops_that_the_self_check_refuses_is_planned_anew(
     assert report.history[-1].replays and not report.declined_drops and report.unmatched_decisions == ()
 
 
+@pytest.mark.bits
 def test_a_given_policy_goes_where_the_runtime_declines_its_drops(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session thought that it could: the next plan is without those drops, and keeps the others."""
     policy = mixed_policy()
@@ -329,6 +335,7 @@ class Complex(torch.nn.Module):
         return torch.randn(256, 64, 2, generator=generator)
 
 
+@pytest.mark.bits
 def test_reports_tell_why_a_dtype_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         core.Runtime, "keep_producers", lambda runtime, on: None
@@ -404,6 +411,7 @@ def test_masks_of_dropout_are_drawn_again(autocast: bool, share: float) -> None:
     assert "aten::dropout" not in made and "aten::bernoulli_" in made
 
 
+@pytest.mark.bits
 def test_a_policy_file_holds_how_values_are_made(tmp_path: Any) -> None:
     """Drops of what ops inside of others make are found again, in force from the second step on."""
     settings = {"capacity": int(0.5 * reference(Gpt)[1]), **SLOW}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from training import ConvNet, Gpt, MiB, adamw, reference, train
+from training import ConvNet, Gpt, MiB, adamw, disk_folder, reference, train
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -60,6 +60,7 @@ def test_ops_take_what_the_model_says() -> None:
         assert step.duration_s == pytest.approx(OP_S + 2.0, rel=1e-9)
 
 
+@pytest.mark.bits
 def test_copies_take_what_the_link_says_and_compute_waits_for_them() -> None:
     with modeled_time(OP_S), cl.Session("8MiB", device="cpu", link="1000MB/s", planning=False) as session:
         x = torch.ones(MiB // 4)
@@ -107,4 +108,18 @@ def test_what_is_refused() -> None:
     ):
         pass
     wait_for_plans(session)  # there is none
+    with modeled_time() as model:
+        pass
+    with pytest.raises(cl.SessionError, match="modeled time has ended"):
+        model.op_s = 1.0
+    left = cl.Session("unlimited", device="cpu")
+    with pytest.raises(cl.SessionError, match="end it inside"), modeled_time():
+        left.start()
+    left.stop()
     assert not core.time_is_modeled()
+
+
+def test_no_time_is_modeled_for_a_disk() -> None:
+    folder = disk_folder()
+    with modeled_time(), pytest.raises(cl.SessionError, match="no time is modeled for a disk"):
+        cl.Session("64MiB", device="cpu", disk=folder).start()

@@ -111,6 +111,7 @@ def test_the_plan_keeps_what_it_promises(share: float) -> None:
     assert newest.swapped_in_bytes == pytest.approx(policy.predicted["swapped_in_bytes"], rel=0.05)
 
 
+@pytest.mark.bits
 def test_a_policy_file_serves_a_new_run_of_the_same_script(tmp_path: Path) -> None:
     bare, live_peak = reference(Gpt, steps=STEPS)
     capacity = live_peak // 2
@@ -127,6 +128,7 @@ def test_a_policy_file_serves_a_new_run_of_the_same_script(tmp_path: Path) -> No
         assert report.history[-1].swapped_in_bytes > 0
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("model, optimizer", [(Gpt, adamw), (ConvNet, adamw), (Moe, adamw)])
 @pytest.mark.parametrize("other", ["larger gpt", "smaller gpt", "conv", "capacity x4", "empty"])
 def test_a_policy_for_something_else_costs_time_alone(model: Any, optimizer: Any, other: str) -> None:
@@ -150,6 +152,7 @@ def test_a_policy_for_something_else_costs_time_alone(model: Any, optimizer: Any
         assert report.unmatched_decisions and str(len(report.unmatched_decisions)) in str(report)
 
 
+@pytest.mark.bits
 def test_assigning_a_policy_takes_force_at_the_next_step() -> None:
     bare, live_peak = reference(Gpt, steps=STEPS)
     capacity = live_peak // 2
@@ -213,6 +216,7 @@ def wanders(number: int, model: Any) -> None:
 CHANGES = {f.__name__: f for f in (evaluates, lengthens, grows, skips, freezes, saves, wanders)}
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("part", [2, 4])
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_ops_stay_right_and_within_the_capacity(change: str, part: int) -> None:

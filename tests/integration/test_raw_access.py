@@ -292,6 +292,7 @@ def test_parts_of_tensors_that_no_op_names() -> None:
     )
 
 
+@pytest.mark.bits
 def test_a_checkpoint_can_be_saved_under_pressure_and_leaves_the_model_movable() -> None:
     """torch.save takes the raw pointer of every parameter and state, though only for a moment."""
     child(

@@ -77,6 +77,7 @@ def test_views_saved_tensors_and_versions_survive(session: cl.Session) -> None:
     assert run(False) == run(True)
 
 
+@pytest.mark.bits
 def test_three_dropped_ones_take_three_replays(session: cl.Session) -> None:
     x, weight = made(), made(1)
     hidden = F.layer_norm(x, (COLUMNS,))
@@ -93,6 +94,7 @@ def test_three_dropped_ones_take_three_replays(session: cl.Session) -> None:
     assert core.of().counters()["dropped"] == 0
 
 
+@pytest.mark.bits
 def test_what_is_dead_is_made_again_for_one_that_is_not(session: cl.Session) -> None:
     x, weight = made(), made(1)
     hidden = F.layer_norm(x, (COLUMNS,))
@@ -124,6 +126,7 @@ def test_a_line_of_dropped_storages_may_be_as_long_as_the_step(session: cl.Sessi
     assert [raw(t) for t in line] == expected
 
 
+@pytest.mark.bits
 def test_a_line_of_dead_values_has_an_end(session: cl.Session) -> None:
     x = made()
     for dead in (core.LONGEST_CHAIN - 1, core.LONGEST_CHAIN):
@@ -188,6 +191,7 @@ def test_a_write_that_leaves_no_room_for_what_was_made_from_its_storage_is_refus
         assert [raw(t) for t in line] == expected[:3]
 
 
+@pytest.mark.bits
 def test_what_was_written_is_not_dropped(session: cl.Session) -> None:
     x = made()
     base = x * 1.5
@@ -232,6 +236,7 @@ WRITES = {
 }
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("origin", ["x = made(); base = x", "base = made() * 1.5", "base = made().clone()"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_a_write_to_an_input_comes_after_its_dependents(session: cl.Session, origin: str, write: str) -> None:
@@ -249,6 +254,7 @@ def test_a_write_to_an_input_comes_after_its_dependents(session: cl.Session, ori
     assert core.of().counters()["dropped"] == 0 and core.of().counters()["ghosts"] == 0
 
 
+@pytest.mark.bits
 def test_a_raw_pointer_taken_before_rules_an_input_out(session: cl.Session) -> None:
     base = made()
     view = base.numpy()
@@ -258,6 +264,7 @@ def test_a_raw_pointer_taken_before_rules_an_input_out(session: cl.Session) -> N
     assert not same(out, torch.zeros_like(out))
 
 
+@pytest.mark.bits
 def test_a_write_to_a_dropped_tensor_keeps_the_rest(session: cl.Session) -> None:
     base = made()
     out = F.gelu(base)
@@ -272,6 +279,7 @@ def test_a_write_to_a_dropped_tensor_keeps_the_rest(session: cl.Session) -> None
 # ---------------------------------------------------------------------------------------------------- deaths
 
 
+@pytest.mark.bits
 def test_an_input_that_dies_stays_as_a_ghost(session: cl.Session) -> None:
     base = made()
     out = F.gelu(base)
@@ -287,6 +295,7 @@ def test_an_input_that_dies_stays_as_a_ghost(session: cl.Session) -> None:
     assert core.of().counters()["ghosts"] == 0
 
 
+@pytest.mark.bits
 def test_a_ghost_is_no_part_of_a_program_that_comes_after_its_death(session: cl.Session) -> None:
     """Its record goes to another storage once its bytes are no longer needed: that one would leave in its place."""
     runtime, weight, base = core.of(), made(1)[:8].clone(), made()
@@ -318,6 +327,7 @@ def test_a_ghost_is_no_part_of_a_program_that_comes_after_its_death(session: cl.
     assert {core.residency(other) for other in others} == {"resident"}
 
 
+@pytest.mark.bits
 def test_a_ghost_that_can_be_made_again_gives_its_bytes_up(session: cl.Session) -> None:
     base = made() * 1.5
     out = F.gelu(base)
@@ -334,6 +344,7 @@ def test_a_ghost_that_can_be_made_again_gives_its_bytes_up(session: cl.Session) 
     assert same(out, expected)
 
 
+@pytest.mark.bits
 def test_a_ghost_leaves_under_pressure_and_comes_back() -> None:
     with cl.Session("4MiB") as session:
         core.of().keep_producers(True)
@@ -365,6 +376,7 @@ def test_the_dropped_one_dies_first(session: cl.Session) -> None:
     assert core.of().counters()["ghosts"] == 0
 
 
+@pytest.mark.bits
 def test_an_input_that_was_swapped_out_comes_back_for_the_replay(session: cl.Session) -> None:
     base = made()
     out = F.gelu(base)
@@ -419,6 +431,7 @@ def test_a_long_line_of_dead_values_is_let_go_at_the_steps_end(session: cl.Sessi
 # ---------------------------------------------------------------------------------------------------- surroundings
 
 
+@pytest.mark.bits
 def test_autocast_then_and_now(session: cl.Session) -> None:
     x, weight = made().requires_grad_(), made(1).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
@@ -443,6 +456,7 @@ def test_autocast_then_and_now(session: cl.Session) -> None:
     assert same(half, expected[0])
 
 
+@pytest.mark.bits
 def test_autocasts_weight_copies_are_replayed_by_a_cast(session: cl.Session) -> None:
     model = nn.Linear(COLUMNS, 128)
     x = made().requires_grad_()
@@ -460,6 +474,7 @@ def test_autocasts_weight_copies_are_replayed_by_a_cast(session: cl.Session) -> 
     out.sum().backward()
 
 
+@pytest.mark.bits
 def test_settings_are_those_of_the_first_run_and_put_back(session: cl.Session) -> None:
     torch.set_num_threads(2)
     precision = torch.get_float32_matmul_precision()
@@ -488,6 +503,7 @@ def test_settings_are_those_of_the_first_run_and_put_back(session: cl.Session) -
         torch.set_num_threads(OP_THREADS)
 
 
+@pytest.mark.bits
 def test_what_was_checked_under_other_settings_is_not_replayed(session: cl.Session) -> None:
     """Scripts choose kernels when the session is open already: `chameleon run` opens it before they begin."""
     x, weight = made(), made(1)
@@ -506,6 +522,7 @@ def test_what_was_checked_under_other_settings_is_not_replayed(session: cl.Sessi
     dropped(x @ weight.t())
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("then", [True, False])
 def test_a_convolution_has_the_backend_of_its_first_run(session: cl.Session, then: bool) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -526,6 +543,7 @@ def test_a_convolution_has_the_backend_of_its_first_run(session: cl.Session, the
         pytest.skip("nnpack does not support this processor")
 
 
+@pytest.mark.bits
 def test_denormals_are_treated_as_in_the_first_run(session: cl.Session) -> None:
     tiny = torch.full((ROWS, COLUMNS), 1e-39)
     kept = tiny * 0.5
@@ -550,6 +568,7 @@ FLUSHING: dict[str, str] = {
 }
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(
     "steps",
     [
@@ -593,6 +612,7 @@ def test_workers_that_flush_denormals_do_as_in_the_first_run_and_as_before(steps
     assert plain == replayed and "True" in plain and "False" not in plain
 
 
+@pytest.mark.bits
 def test_what_was_made_while_a_thread_with_workers_flushes_is_not_dropped() -> None:
     child("""
         torch.set_num_threads(2)
@@ -618,6 +638,7 @@ def precisions() -> tuple[str, ...]:
     return tuple(torch._C._get_fp32_precision_getter(*pair) for pair in [("generic", "all"), *pairs])
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("parent", ["generic", "mkldnn"])
 @pytest.mark.parametrize(
     ("then", "now"), [("bf16", "ieee"), ("bf16", "none"), ("none", "bf16"), ("ieee", "tf32")]
@@ -653,6 +674,7 @@ def test_a_replay_leaves_float32_precisions_inherited(parent: str, then: str, no
             assert plain == replayed
 
 
+@pytest.mark.bits
 def test_grad_and_inference_modes(session: cl.Session) -> None:
     x = made()
     with torch.inference_mode():
@@ -669,6 +691,7 @@ def test_grad_and_inference_modes(session: cl.Session) -> None:
     (out.requires_grad_() * 2).sum().backward()
 
 
+@pytest.mark.bits
 def test_modes_and_transforms_do_not_see_replays(session: cl.Session) -> None:
     class Counting(TorchDispatchMode):
         seen = 0
@@ -736,6 +759,7 @@ def _padded_by_a_list_that_changes(x: torch.Tensor) -> tuple[torch.Tensor, list[
     return padded, padding
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(
     "program",
     [_rolled_by_a_list_that_changes, _filled_by_a_list_that_changes, _padded_by_a_list_that_changes],
@@ -771,6 +795,7 @@ def _list_of_results(x: torch.Tensor, times: int) -> list[torch.Tensor]:
     return [x * times, torch.sin(x), x.exp()]
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("program", [_list_in_a_loop, _in_place_in_a_loop, _list_of_results])
 @pytest.mark.parametrize("grad", [False, True])
 def test_torchscript_leaves_values_below_a_result(
@@ -797,6 +822,7 @@ def test_hidden_writes_are_refused(session: cl.Session) -> None:
     assert "not replayed" in core.drop(images.cumsum(-1))
 
 
+@pytest.mark.bits
 def test_what_a_kernel_writes_after_an_op_inside_it_is_its_own(session: cl.Session) -> None:
     """embedding_dense_backward fills the result of aten::zeros by itself: zeros alone must not stand for it."""
     index = torch.randint(0, 50, (4, 64), generator=torch.Generator().manual_seed(0))
@@ -819,6 +845,7 @@ def test_every_read_finds_a_dropped_tensor() -> None:
     every_read(away, pressure_mib=14, skip=[slow])
 
 
+@pytest.mark.bits
 def test_the_end_of_a_session_restores_everything() -> None:
     with cl.Session("16MiB", min_swap="1KiB"):
         core.of().keep_producers(True)
@@ -960,6 +987,7 @@ def test_rematerialize_cheap_replays_what_costs_little() -> None:
         assert (meta["replay_class"], meta["not_replayed"]) == (1, {})
 
 
+@pytest.mark.bits
 def test_small_arguments_are_copied_and_foreign_memory_is_refused(session: cl.Session) -> None:
     x = made()
     scale = torch.tensor([0.3])

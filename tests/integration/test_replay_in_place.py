@@ -76,6 +76,7 @@ IN_PLACE: dict[str, Callable[[Tensor], object]] = {
 }
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("change", IN_PLACE.values(), ids=IN_PLACE)
 def test_what_an_op_in_place_has_changed_is_made_again(
     session: cl.Session, change: Callable[[Tensor], object]
@@ -95,6 +96,7 @@ def test_what_an_op_in_place_has_changed_is_made_again(
     assert same(twice, expected) and same(out, before)
 
 
+@pytest.mark.bits
 def test_memory_is_given_back_and_the_value_before_is_made_in_the_results(session: cl.Session) -> None:
     x = made()
     out = (x * 1.5).add_(1)
@@ -112,6 +114,7 @@ def test_memory_is_given_back_and_the_value_before_is_made_in_the_results(sessio
     assert same(out, before)
 
 
+@pytest.mark.bits
 def test_what_is_only_overwritten_is_not_made_first(session: cl.Session) -> None:
     out = torch.cumsum(made(), -1).fill_(3)  # nothing makes cumsum again
     before = dropped(out)
@@ -124,6 +127,7 @@ def test_what_is_only_overwritten_is_not_made_first(session: cl.Session) -> None
     assert "cannot be made again" in core.drop(out)
 
 
+@pytest.mark.bits
 def test_dependents_come_back_before_the_write(session: cl.Session) -> None:
     x = made()
     base = x * 1.5
@@ -139,6 +143,7 @@ def test_dependents_come_back_before_the_write(session: cl.Session) -> None:
     assert same(out, before[1]) and same(base, before[0])
 
 
+@pytest.mark.bits
 def test_an_input_of_both_versions(session: cl.Session) -> None:
     x = made()
     base = x * 1.5
@@ -221,6 +226,7 @@ def test_raw_writes_end_a_value_in_place(session: cl.Session) -> None:
     assert core.drop(out) != "" and float(out.sum()) == 7 * out.numel()
 
 
+@pytest.mark.bits
 def test_inputs_that_die_leave_ghosts_or_are_made(session: cl.Session) -> None:
     x = made()
     factor = torch.cumsum(x, -1)  # nothing makes it again
@@ -237,6 +243,7 @@ def test_inputs_that_die_leave_ghosts_or_are_made(session: cl.Session) -> None:
     assert same(out, before)
 
 
+@pytest.mark.bits
 def test_the_write_of_an_input_brings_back_what_was_changed_in_place(session: cl.Session) -> None:
     x = made()
     out = (x * 1.5).add_(1)
@@ -246,6 +253,7 @@ def test_the_write_of_an_input_brings_back_what_was_changed_in_place(session: cl
     assert "an input was written" in core.drop(out)
 
 
+@pytest.mark.bits
 def test_a_ghost_beside_a_draw_leaves_under_pressure_and_comes_back() -> None:
     with cl.Session("4MiB", planning=False) as session:
         core.of().keep_producers(True)
@@ -292,6 +300,7 @@ def test_versions_and_gradients_survive(session: cl.Session) -> None:
     assert run(False) == run(True)
 
 
+@pytest.mark.bits
 def test_inference_tensors(session: cl.Session) -> None:
     x = made()
     with torch.inference_mode():
@@ -379,6 +388,7 @@ def test_a_generator_of_its_own_is_as_good(session: cl.Session) -> None:
     assert torch.equal(generator.get_state(), state) and torch.equal(torch.get_rng_state(), default)
 
 
+@pytest.mark.bits
 def test_draws_of_two_threads_are_refused_or_right(session: cl.Session) -> None:
     """They share the generator: where another one's may have come in between, nothing is replayed."""
     wrong: list[str] = []
@@ -419,6 +429,7 @@ GENERATORS: dict[str, Callable[[], tuple[torch.Generator | None, torch.Generator
 }
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("generators", GENERATORS.values(), ids=GENERATORS)
 def test_a_draw_while_another_thread_draws_is_refused(
     session: cl.Session, generators: Callable[[], tuple[torch.Generator | None, torch.Generator | None, bool]]
@@ -452,6 +463,7 @@ def test_a_draw_while_another_thread_draws_is_refused(
     assert same(mask, dropped(mask))
 
 
+@pytest.mark.bits
 @pytest.mark.full
 @pytest.mark.parametrize("own", [False, True], ids=["default by name", "own"])
 def test_a_draw_during_the_swap_in_before_an_op_is_refused(own: bool) -> None:

@@ -41,6 +41,7 @@ def at_once(log: core.StepLog) -> np.ndarray:
     return np.array([(row["start_ticks"], row["end_ticks"]) in waits for row in copies])
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("planning", [True, False])
 def test_small_copies_are_made_at_once_and_counted_as_waits(planning: bool) -> None:
     session = trained(capacity=tight_bytes(Gpt), link="1TiB/s", planning=planning, min_swap="1KiB")
@@ -57,6 +58,7 @@ def test_small_copies_are_made_at_once_and_counted_as_waits(planning: bool) -> N
         assert log.stall_ticks == took.sum() and step.overlap in (0.0, None)
 
 
+@pytest.mark.bits
 def test_on_a_slow_link_copies_are_made_beside_compute() -> None:
     logs = trained(capacity=tight_bytes(Gpt), link="200MB/s", min_swap="1KiB")._journal.logs()
     of_size = [

@@ -32,6 +32,7 @@ def planned(_number: int, _model: torch.nn.Module, session: cl.Session | None) -
         wait_for_plans(session)
 
 
+@pytest.mark.bits
 def test_training_replays_on_a_promise_only() -> None:
     bare, live_peak = reference(Gpt, adamw, 5)
     capacity = int(0.6 * live_peak)

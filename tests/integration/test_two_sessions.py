@@ -25,6 +25,7 @@ PRELUDE = """
 """
 
 
+@pytest.mark.bits
 def test_random_programs_on_two_gpus_are_right_and_each_keeps_to_its_capacity() -> None:
     """With copies between them and ops on tensors of both, wherever the bytes are."""
     found = on_fake_gpus(f"""{PRELUDE}
@@ -84,6 +85,7 @@ def test_random_programs_on_two_gpus_are_right_and_each_keeps_to_its_capacity() 
     assert min(counts.values()) > 20, counts
 
 
+@pytest.mark.bits
 def test_an_op_on_both_keeps_both_here_and_writes_of_the_other_count() -> None:
     found = on_fake_gpus(f"""{PRELUDE}
         with session(0) as a, session(1) as b:
@@ -108,6 +110,7 @@ def test_an_op_on_both_keeps_both_here_and_writes_of_the_other_count() -> None:
     assert found == [["resident", "resident", True, True] * 2, [True, True]]
 
 
+@pytest.mark.bits
 def test_ops_and_steps_are_those_of_their_device() -> None:
     found = on_fake_gpus(f"""{PRELUDE}
         with session(0) as a, session(1) as b:
@@ -124,6 +127,7 @@ def test_ops_and_steps_are_those_of_their_device() -> None:
     assert found == [[3, 1, 1, 10], True, True]
 
 
+@pytest.mark.bits
 def test_one_ends_while_the_other_goes_on() -> None:
     found = on_fake_gpus(f"""{PRELUDE}
         seen = []
@@ -148,6 +152,7 @@ def test_one_ends_while_the_other_goes_on() -> None:
     assert found == [20, True, True, True, True, True] * 2
 
 
+@pytest.mark.bits
 def test_a_second_session_on_one_device_is_refused_and_disturbs_none() -> None:
     found = on_fake_gpus(f"""{PRELUDE}
         said = []
@@ -173,6 +178,7 @@ def test_a_second_session_on_one_device_is_refused_and_disturbs_none() -> None:
     assert "cuda:0 already" in said[2]
 
 
+@pytest.mark.bits
 def test_two_threads_with_a_gpu_each_and_copies_between_them() -> None:
     found = on_fake_gpus(f"""{PRELUDE}
         wrong, errors = [0, 0], []
@@ -217,6 +223,7 @@ def test_two_threads_with_a_gpu_each_and_copies_between_them() -> None:
     assert found == [[0, 0], [], [12, 12], [True, True]]
 
 
+@pytest.mark.bits
 @pytest.mark.gate
 def test_training_on_the_host_beside_a_gpu_is_bit_identical_and_each_has_its_steps() -> None:
     """The model's tensors go to the GPU and back; its optimizer ends the steps of its own session alone."""
@@ -278,6 +285,7 @@ def test_training_on_the_host_beside_a_gpu_is_bit_identical_and_each_has_its_ste
     }
 
 
+@pytest.mark.bits
 def test_a_trace_without_memory_beside_a_gpu_s_session() -> None:
     found = on_fake_gpus(f"""{PRELUDE}
         def step():
@@ -304,6 +312,7 @@ def test_a_trace_without_memory_beside_a_gpu_s_session() -> None:
     assert found == [True, 0, True, True]
 
 
+@pytest.mark.bits
 def test_an_error_is_that_of_the_session_whose_capacity_is_too_small() -> None:
     found = on_fake_gpus(f"""{PRELUDE}
         said = []
@@ -327,6 +336,7 @@ def test_an_error_is_that_of_the_session_whose_capacity_is_too_small() -> None:
     assert (first, second) == (True, False) and right and failed is None
 
 
+@pytest.mark.bits
 def test_a_fork_beside_two_sessions_leaves_both_as_they_are() -> None:
     found = on_fake_gpus(f"""{PRELUDE}
         with session(0), cl.Session("8MiB", device="cpu"):

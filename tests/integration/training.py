@@ -346,6 +346,7 @@ def child(code: str, *, folder: Path | None = None, first: str = "") -> subproce
         raise AssertionError(
             f"the child hangs (after {HANGS_AFTER_S} s):\n{(stderr or '')[-3000:]}"
         ) from None
+    assert done.returncode >= 0, f"the child crashed (signal {-done.returncode}):\n{done.stderr[-3000:]}"
     assert done.returncode == 0, (
         f"the child exited with {done.returncode}:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
     )

@@ -117,6 +117,41 @@ def test_a_crash_is_a_failure_although_it_does_not_come_again(script, tmp_path, 
     assert "crashed while running 'first.py::test_x'" in found["said"]
 
 
+def test_a_crash_is_no_less_one_in_a_process_that_the_test_started(script, tmp_path) -> None:
+    child = "    if not seen:\n        raise AssertionError('the child crashed (signal 11)')\n"
+    lines = UNSTEADY.replace("    assert seen, 'not seen'\n", child)
+    (tmp_path / "first.py").write_text(f"def test_x():\n{lines}")
+    assert script.main(["gate"]) == 1
+    assert "the child crashed" in summary(tmp_path)["failed"][0]["said"]
+
+
+def test_a_crash_after_a_failure_of_the_same_test_counts(script, tmp_path) -> None:
+    (tmp_path / "first.py").write_text(
+        "import os, pytest\n@pytest.fixture\ndef crashes():\n    new = not os.path.exists('seen')\n    yield new\n"
+        "    open('seen', 'w')\n    if new: os.abort()\ndef test_x(crashes):\n    assert not crashes\n"
+    )
+    assert script.main(["gate"]) == 1
+    assert "crashed while running" in summary(tmp_path)["failed"][0]["said"]
+
+
+def test_a_worker_that_crashes_outside_of_a_test_fails_the_part(script, tmp_path) -> None:
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "first.py").write_text(
+        "import os\nif 'PYTEST_XDIST_WORKER' in os.environ and not os.path.exists('seen'):\n"
+        "    open('seen', 'w')\n    os._exit(3)\ndef test_x():\n    pass\n"
+    )
+    assert script.main(["gate", "first"]) == 1
+    assert "ended with 3" in summary(tmp_path)["failed"][0]["command"]
+
+
+def test_a_test_that_is_skipped_when_it_is_run_again_has_not_passed(script, tmp_path) -> None:
+    skips = UNSTEADY.replace(
+        "    assert seen, 'not seen'\n", "    if seen: pytest.skip()\n    assert False\n"
+    )
+    (tmp_path / "first.py").write_text(f"import pytest\ndef test_x():\n{skips}")
+    assert script.main(["gate"]) == 1
+
+
 def test_where_very_many_fail_none_is_run_again(script, tmp_path, capfd) -> None:
     many = script.TRIED_AGAIN + 1
     (tmp_path / "first.py").write_text(

@@ -236,7 +236,9 @@ void CopyEngine::retire(const Job& failed) {
 }
 
 void CopyEngine::drain() {
-  if (modeled_time.on() && !modeled_.empty()) modeled_time.pass_until(modeled_.back().event->end_ticks_);
+  if (modeled_time.on()) {
+    for (const Modeled& one : modeled_) modeled_time.pass_until(one.event->end_ticks_);
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   idle_.wait(lock, [this] { return queue_.empty() && !copying_; });
 }
