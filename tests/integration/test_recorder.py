@@ -680,29 +680,33 @@ def test_what_is_known_of_autograd_s_nodes_does_not_grow_with_the_steps() -> Non
 
 
 def test_shapes_of_storages_are_bounded() -> None:
-    """A loop may have other lengths at each of its steps."""
-    most, side = 1 << 16, 256
-    with cl.Session() as session:
-        for number in range(most + 100):
-            torch.empty(16 + number // side, 16 + number % side).zero_()
-        assert len(core.of().shapes()) == most
-        session.step()
-        known, new = torch.ones(16, 17), torch.ones(3, 700)
-        session.step()
-        step = session.trace().last
-        forms = {step.form(row) for row in range(len(step.storages))}
-        assert known.numel() < new.numel()
-    assert "float32 [16, 17]" in forms and not any("700" in form for form in forms)
-    assert any(form.startswith("float32") and "[" not in form for form in forms), forms
+    """A loop may have other lengths at each of its steps. The shapes are the process's, to its end."""
+    child("""
+        most, side = 1 << 16, 256
+        with cl.Session() as session:
+            for number in range(most + 100):
+                torch.empty(16 + number // side, 16 + number % side).zero_()
+            assert len(core.of().shapes()) == most
+            session.step()
+            known, new = torch.ones(16, 17), torch.ones(3, 700)
+            session.step()
+            step = session.trace().last
+            forms = {step.form(row) for row in range(len(step.storages))}
+            assert known.numel() < new.numel()
+        assert "float32 [16, 17]" in forms and not any("700" in form for form in forms)
+        assert any(form.startswith("float32") and "[" not in form for form in forms), forms
+    """)
 
 
 def test_names_of_stretches_are_bounded() -> None:
-    """A script may name each of its batches anew."""
-    most = 1 << 16
-    with cl.Session() as session:
-        for batch in range(most + 100):
-            with torch.profiler.record_function(f"batch {batch}"):
-                pass
-        assert len(core.of().mark_names()) == most
-        session.step()
-        assert len(session.recorded_step(0).marks) <= most
+    """A script may name each of its batches anew. The names are the process's, to its end."""
+    child("""
+        most = 1 << 16
+        with cl.Session() as session:
+            for batch in range(most + 100):
+                with torch.profiler.record_function(f"batch {batch}"):
+                    pass
+            assert len(core.of().mark_names()) == most
+            session.step()
+            assert len(session.recorded_step(0).marks) <= most
+    """)
