@@ -77,15 +77,19 @@ c10::StorageImpl* storage_of(uintptr_t tensor_impl) {
   return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
 
+// Not wrap_tensor_impl(): it asks for the address, which a fake tensor has not, and which raises for what is away where
+// torch has no hook (2.12).
+at::Tensor tensor_of(c10::TensorImpl* impl) {
+  return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::unsafe_reclaim_from_nonowning(impl));
+}
+
 // DLPack exports hold the tensor itself. Python holds it once, however many names it has there; autograd once as a
 // gradient, and once more while a graph that ends in it is alive.
 bool held_elsewhere(uintptr_t tensor_impl, chameleon::Category category) {
   auto* impl = reinterpret_cast<c10::TensorImpl*>(tensor_impl);
   size_t known = category == chameleon::Category::Gradient ? 2 : 1;
-  // One without memory (a fake tensor) cannot be wrapped, and nobody has its address.
-  if (impl->requires_grad() && (impl->is_meta() || impl->storage_initialized())) {
-    const auto tensor =
-        at::Tensor::wrap_tensor_impl(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
+  if (impl->requires_grad()) {
+    const at::Tensor tensor = tensor_of(impl);
     known += 1 + (torch::autograd::impl::try_get_grad_accumulator(tensor) ? 1 : 0);  // with the reference just taken
   }
   return c10::raw::intrusive_ptr::use_count(impl) > known;
@@ -94,9 +98,7 @@ bool held_elsewhere(uintptr_t tensor_impl, chameleon::Category category) {
 std::vector<at::Tensor> tensors_at(const std::vector<uintptr_t>& addresses) {
   std::vector<at::Tensor> tensors;
   for (const uintptr_t address : addresses) {
-    auto* impl = reinterpret_cast<c10::TensorImpl*>(address);
-    tensors.push_back(
-        at::Tensor::wrap_tensor_impl(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(impl)));
+    tensors.push_back(tensor_of(reinterpret_cast<c10::TensorImpl*>(address)));
   }
   return tensors;
 }

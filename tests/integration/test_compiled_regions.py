@@ -46,6 +46,20 @@ PROGRAM = """
 """
 
 
+def test_a_compiled_region_reads_what_was_away_without_torch_s_hook() -> None:
+    """As under torch 2.11 and 2.12, where every access to what is away raises."""
+    child(
+        PROGRAM
+        + """
+        compiled = torch.compile(loss_of)
+        bare = steps(None)
+        core.pretend_no_hook(True)
+        with cl.Session("8MiB", min_swap="1KiB") as session:
+            assert steps(session) == bare
+        """,
+    )
+
+
 def test_a_compiled_region_is_one_op() -> None:
     child(
         PROGRAM
