@@ -105,7 +105,10 @@ def test_where_the_thread_is_slower_than_the_link_larger_copies_are_made_at_once
         session.step()
         log = session._journal.logs()[-1]
         beside = np.flatnonzero(~at_once(log)[log.transfers()["bytes"] == 500_000])
-        assert beside.tolist() == [0, 65], "the thread is tried again after 64"
+        # A copy that is asked for while the thread is still at the end of the one before comes behind that.
+        apart = np.diff(beside)
+        assert beside[0] == 0 and set(apart) <= {1, 65}, f"the thread is tried again after 64: {beside}"
+        assert 65 in apart, f"it is tried all the time: {beside}"
 
 
 def test_a_small_copy_comes_behind_the_large_one_that_it_waits_for() -> None:
