@@ -165,8 +165,8 @@ def test_the_anchor_s_shares_are_of_its_largest_memory() -> None:
     rows.append({"capacity_gib": 30.0, "error": "no time left"})
     llama.judge(rows)
     assert [row.get("kept") for row in rows] == [0.5, 1.0, None]
-    assert llama.ANCHOR.kept(78) == 1.0 and 0.85 < (llama.ANCHOR.kept(24) or 0) < 0.87
-    assert llama.ANCHOR.kept(23) is None
+    assert llama.ANCHOR.kept(78) == 1.0 and 0.85 < llama.ANCHOR.kept(24) < 0.87
+    assert [llama.ANCHOR.beside(size) for size in (24, 23, 76, 79, 35)] == [24, 24, 78, None, None]
 
 
 def test_the_host_s_memory_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
