@@ -21,7 +21,7 @@ from . import measure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "integration"))
 
-from fake_programs import programs, session_programs  # noqa: E402
+from fake_programs import failing_programs, programs, session_programs  # noqa: E402
 
 _AT_ONCE = 250
 """Programs that a process runs: it takes a few seconds to begin, and results are written behind each."""
@@ -38,6 +38,26 @@ _KINDS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]], int]] = {
         "ops in sessions of two threads that take turns inside of ops, on two to four streams",
         lambda seed, count: session_programs(seed, count, (2, 3, 4), threads=2),
         1,
+    ),
+    "without the hook": (
+        "ops in sessions as torch 2.11 and 2.12 run them, where nothing tells of a raw pointer",
+        lambda seed, count: session_programs(seed, count, hook=False),
+        1,
+    ),
+    "a call fails": (
+        "ops in sessions, where one call of CUDA fails",
+        lambda seed, count: failing_programs(seed, count, sticky=False),
+        1,
+    ),
+    "a call fails beside another thread": (
+        "the same in two threads",
+        lambda seed, count: failing_programs(seed, count, sticky=False, threads=2),
+        10,
+    ),
+    "the GPU is gone": (
+        "ops in sessions, where all calls of CUDA fail from one on, each program in a process of its own",
+        lambda seed, count: failing_programs(seed, count, sticky=True),
+        10,
     ),
     "without a session": (
         "the programs of sessions without one: they are right themselves",

@@ -20,6 +20,7 @@ constexpr size_t kLeastBytes = size_t{1} << 36;
 char* first = nullptr;
 char* last = nullptr;
 char* next = nullptr;
+bool handles = false;  // faults there
 Provider provider = nullptr;
 struct sigaction previous;
 
@@ -71,24 +72,31 @@ void reinstall_handler_if_dropped() {
   if (!(now.sa_flags & SA_SIGINFO) && (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN)) install_handler();
 }
 
-}  // namespace
-
-// Address space, and no memory; `ulimit -v` may leave less of that.
-void reserve() {
-  if (first) {
-    reinstall_handler_if_dropped();
-    return;
-  }
+void reserve_addresses() {
   for (size_t bytes = kMostBytes; !first && bytes >= kLeastBytes; bytes /= 2) {
     void* address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (address == MAP_FAILED) continue;
     next = first = static_cast<char*>(address);
     last = first + bytes;
-    install_handler();
   }
   TORCH_CHECK(first,
               "Chameleon Lab: no address space left to mark storages that are away: raise the limit on this process's "
               "address space (`ulimit -v unlimited`)");
+}
+
+}  // namespace
+
+// Address space, and no memory; `ulimit -v` may leave less of that. Beside a GPU alone there is no handler: others have
+// theirs (debuggers, Java, compute-sanitizer), and ours could not help.
+void reserve(bool shown) {
+  reserve_addresses();
+  if (!shown) return;
+  if (handles) {
+    reinstall_handler_if_dropped();
+  } else {
+    install_handler();
+    handles = true;
+  }
 }
 
 void* take(size_t bytes) {

@@ -12,7 +12,9 @@
 
 namespace chameleon::marks {
 
-void reserve();  // before the first; throws where there is no address space left
+// Before the first; throws where there is no address space left. `shown`: for storages of the host's memory, too, whose
+// bytes a handler can put there.
+void reserve(bool shown);
 
 // A stretch of its own for `bytes` bytes, until it is given back.
 void* take(size_t bytes);

@@ -189,7 +189,9 @@ void read_arguments(const c10::FunctionSchema& schema, OpInfo* info) {
     // Batch norm updates running_mean and running_var although no schema says so. A lazy clone takes the DataPtr away.
     const bool hidden = starts_with(arguments[i].name(), "running_") || info->sets_hook || info->launches ||
                         (info->name == "fsdp::all_gather_copy_in" && arguments[i].name() == "all_gather_output");
-    if ((alias && alias->isWrite()) || hidden) info->written_arguments |= uint64_t{1} << i;
+    // It tells the allocator something, and writes no byte, whatever its schema says.
+    const bool records = info->name == "aten::record_stream";
+    if ((alias && alias->isWrite() && !records) || hidden) info->written_arguments |= uint64_t{1} << i;
     info->functional &= !hidden && alias == nullptr;
     if (arguments[i].name() == "dropout_p") info->dropout_argument = static_cast<int32_t>(i);
     if (arguments[i].name() == "generator") info->generator_argument = static_cast<int32_t>(i);

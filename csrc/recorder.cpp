@@ -188,7 +188,7 @@ void Recorder::write_mark(const MarkRow& mark) {
 }
 
 void Recorder::timed(int32_t op, EventPtr begin, EventPtr end) {
-  if (row(op)) log_->spans.push_back({op, std::move(begin), std::move(end)});
+  if (end && row(op)) log_->spans.push_back({op, std::move(begin), std::move(end)});
 }
 
 void Recorder::arrived(Storage& storage) {

@@ -107,7 +107,7 @@ Runtime& Runtime::of(c10::Device device) {
   }
   const size_t place = registry().size();
   TORCH_CHECK(place < kMostRuntimes, "Chameleon Lab: no more than ", kMostRuntimes, " devices can have sessions");
-  auto* runtime = new Runtime(make_device(device), place);
+  auto* runtime = new Runtime(make_device(device), device_traits(device.type()).runs_behind, place);
   if (registry().empty()) {
     access::set_hook(&Runtime::on_access);
     access::set_away_deleter(&Runtime::on_away_deleted);
@@ -130,6 +130,7 @@ Runtime& Runtime::of(c10::Device device) {
         });
   }
   registry().emplace_back(device, runtime);
+  if (!runtime->on_host()) beside_host_.fetch_or(runtime->bit());
   known_[place].store(runtime, std::memory_order_relaxed);
   known_count_.store(place + 1, std::memory_order_release);
   return *runtime;
@@ -158,8 +159,9 @@ std::vector<Runtime*> Runtime::all() {
   return runtimes;
 }
 
-Runtime::Runtime(std::unique_ptr<Device> device, size_t place)
+Runtime::Runtime(std::unique_ptr<Device> device, bool runs_behind, size_t place)
     : device_(std::move(device)),
+      runs_behind_(runs_behind),
       torch_device_(device_->torch_device()),
       place_(place),
       block_deleter_(device_->block_deleter()),
@@ -182,10 +184,13 @@ Runtime::Runtime(std::unique_ptr<Device> device, size_t place)
 }
 
 void Runtime::open(const Options& options) {
-  if (!options.unbacked) device_->install_allocator();
+  if (!options.unbacked) {
+    check_device();
+    device_->install_allocator();
+  }
   Lock lock(mutex_);
   TORCH_CHECK(!open_, "Chameleon Lab: a session is open on ", torch_device_, " already");
-  if (options.capacity_bytes != SIZE_MAX) marks::reserve();
+  if (options.capacity_bytes != SIZE_MAX) marks::reserve(on_host());
   open_disk(options.disk);
   options_ = options;
   unbacked_ = options.unbacked;
@@ -200,7 +205,7 @@ void Runtime::open(const Options& options) {
   host_.reset_peak();
   if (disk_) disk_->set_link(options.link_out_bytes_per_s, options.link_in_bytes_per_s);
   swapper_.min_bytes = options.min_swap_bytes;
-  swapper_.forget_host_full();
+  swapper_.forget_refusals();
   swapper_.keeps_host_copies = access::has_hook() || options.trusting;
   tracked_bytes_ = replays_.copied_bytes = options.min_tracked_bytes;
   recorder_ = Recorder(options.max_ops);
@@ -226,7 +231,7 @@ void Runtime::open(const Options& options) {
   if (!options.unbacked) allocator_events_ = device_->end_allocator_step();
   device_->take_useless_bytes();
   // Where the host runs ahead, it tells nothing of the device.
-  recorder_.notice_pauses(!device_->moment(device_->lane()));
+  recorder_.notice_pauses(!runs_behind_);
   begin_step();
   const size_t resident_bytes = device_->resident_bytes();
   if (resident_bytes > options.capacity_bytes && !swapper_.make_room(0)) {
@@ -357,9 +362,12 @@ void Runtime::lose(const std::vector<Storage*>& storages) {
     if (storage->ghost) {
       free_ghost(*storage);
     } else if (access::keep(*storage)) {
-      access::mark_lost(*storage, "Chameleon Lab: " + name_of(*storage) +
-                                      " was on the disk when the session ended, and could not be read from there: its "
-                                      "bytes are lost");
+      const std::string failure = device_->failure();
+      access::mark_lost(
+          *storage, "Chameleon Lab: " + name_of(*storage) +
+                        (failure.empty() ? " was on the disk when the session ended, and could not be read from there"
+                                         : " was not on the device when that failed (" + failure + ")") +
+                        ": its bytes are lost");
       destroyed(storage);
     }
   }
@@ -379,8 +387,16 @@ std::string Runtime::name_of(const Storage& storage) const {
   return "the " + what + (module.empty() ? "" : " of '" + module + "'") + ", of " + size + ",";
 }
 
+void Runtime::check_device() const {
+  const std::string failure = device_->failure();
+  TORCH_CHECK(failure.empty(), "Chameleon Lab: ", torch_device_, " can be used no more by this process (", failure,
+              "): the error that came first says why. Start the process (in Jupyter, the kernel) anew");
+}
+
 // Storages go back to torch's own allocator, as if the session had never been. What has a raw pointer outside, is in
-// use on another thread, or was never seen by an op stays where it is, and is freed when it dies.
+// use on another thread, or was never seen by an op stays where it is, and is freed when it dies. Where its block is
+// torch's own, nothing of it counts here any more: a library keeps its work space to the end of the process, and no
+// later session is to have less room for it.
 void Runtime::hand_back() {
   std::vector<Storage*> ours;
   for (const auto& storage : table_.all()) ours.push_back(storage.get());
@@ -388,7 +404,10 @@ void Runtime::hand_back() {
     const bool goes = storage->residency == Residency::Resident && storage->pins == 0 && storage->settled &&
                       !storage->given_out() && access::movable(*storage) && access::keep(*storage);
     storage->escaped = true;  // what stays is out of sight from here on: no later session may move it
-    if (!goes) continue;
+    if (!goes) {
+      forget_block(*storage);
+      continue;
+    }
     if (storage->moved) device_->used_by_all(storage->block);
     if (device_->hand_over(storage->block, storage->block_bytes)) {
       void* block = storage->block;
@@ -413,13 +432,24 @@ void Runtime::hand_back() {
   }
 }
 
+// Its DataPtr keeps our deleter, which hands on to torch's what is no storage's.
+void Runtime::forget_block(Storage& storage) {
+  if (storage.residency != Residency::Resident || storage.pins > 0 || storage.ghost || storage.unbacked) return;
+  if (storage.moved) device_->used_by_all(storage.block);
+  if (!device_->hand_over(storage.block, storage.block_bytes)) return;
+  if (storage.impl && access::intact(storage)) access::disarm(storage);
+  recorder_.left(storage, recorder_.op() + 1);
+  table_.set_block(&storage, nullptr);
+  destroyed(&storage);
+}
+
 void Runtime::set_capacity(size_t capacity_bytes) {
   Lock lock(mutex_);
   const bool limited = capacity_bytes != SIZE_MAX;
   limited_ = limited;
   keep_producers_if_needed();
   options_.capacity_bytes = capacity_bytes;
-  if (limited) marks::reserve();
+  if (limited) marks::reserve(on_host());
   device_->set_capacity(capacity_bytes);
   if (limited) swapper_.make_room(0);
 }
@@ -747,11 +777,13 @@ ModuleStack& Runtime::modules(ThreadState& thread) {
 }
 
 // The child may have fewer threads for ops than the first run had, so nothing is left to it that has to be replayed.
-// What is replayed takes memory on any device: that is over before the first lock is held.
+// What is replayed takes memory on any device: that is over before the first lock is held. Of a GPU the child has
+// nothing, and nothing is waited for.
 void Runtime::before_fork() {
   const auto& runtimes = registry();
   for (bool all_locked = false; !all_locked;) {
     for (const auto& [device, runtime] : runtimes) {
+      if (!runtime->on_host()) continue;
       Lock lock(runtime->mutex_);
       runtime->restore_dropped(runtime->thread_state());
     }
@@ -759,13 +791,13 @@ void Runtime::before_fork() {
     for (all_locked = true; all_locked && locked < runtimes.size(); ++locked) {
       Runtime& runtime = *runtimes[locked].second;
       runtime.mutex_.lock();
-      all_locked = runtime.replays_running_ <= runtime.thread_state().replays;
+      all_locked = !runtime.on_host() || runtime.replays_running_ <= runtime.thread_state().replays;
     }
     // Another has begun meanwhile, and the child would not see its end.
     while (!all_locked && locked > 0) runtimes[--locked].second->mutex_.unlock();
   }
   for (const auto& [device, runtime] : runtimes) {
-    runtime->device_->drain();
+    if (runtime->on_host()) runtime->device_->drain();
     if (runtime->disk_) runtime->disk_->before_fork();
   }
 }
@@ -786,6 +818,9 @@ void Runtime::after_fork_in_child() {
   if (disk_) disk_->after_fork_in_child();
   device_->set_capacity(SIZE_MAX);
   executor_.unload();
+  // Of a GPU the fork has waited for nothing: what other threads were making is not made here.
+  replays_running_ = thread_state().replays;
+  for (const auto& storage : table_.all()) storage->replaying &= replays_running_ > 0;
   threads_in_ops_ = thread_state().depth > 0 ? 1 : 0;
   threads_waiting_ = threads_waiting_in_ops_ = 0;
   mutex_.unlock();

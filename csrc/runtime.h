@@ -9,6 +9,7 @@
 #include <bit>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -225,8 +226,8 @@ class Runtime {
   bool release(const void* block);  // false: not ours
   bool make_way(size_t bytes);      // memory that is not the runtime's could not be had; false: nothing can leave
   void make_way_where_refused(size_t bytes);  // the same ahead, where it is known that it cannot be had
-  // Its user says that a stream uses it, which torch then knows of its block of now. False: not ours.
-  bool recorded(const c10::DataPtr& pointer, const void* stream);
+  // Its user says that a stream uses it, of which torch is told for its block of now. False: not ours.
+  bool recorded(const c10::DataPtr& pointer, const void* stream, const std::function<void()>& tell_torch);
 
  private:
   friend struct Loan;
@@ -271,12 +272,16 @@ class Runtime {
   bool serves(c10::Device device) const {
     return device == torch_device_ || (device.is_meta() && unbacked_.load(std::memory_order_relaxed));
   }
+  // Are its tensors in the host's own memory? Of a GPU that the host plays, they are.
+  bool on_host() const { return torch_device_.is_cpu(); }
   // An op belongs to every session on whose device it has a tensor, or is asked to make one. An op without any goes
-  // with the one before it on its thread. Where one session is open, that is all there is to it.
+  // with the one before it on its thread, if that is of the host's memory: what the host computes beside a GPU (a data
+  // loader's thread that pins batches) is no part of the program. Where one session is open, and it is the host's, that
+  // is all there is to it.
   static Places concerned(const at::RecordFunction& function, CallStack& stack);
   static Places concerned_of(const at::RecordFunction& function, CallStack& stack, Places listening);
 
-  Runtime(std::unique_ptr<Device> device, size_t place);
+  Runtime(std::unique_ptr<Device> device, bool runs_behind, size_t place);
   static std::vector<Runtime*> all();
   static std::unique_ptr<at::ObserverContext> on_op_start(const at::RecordFunction& function);
   static void on_op_end(const at::RecordFunction& function, at::ObserverContext* context);
@@ -297,6 +302,7 @@ class Runtime {
     int32_t module;  // id; below 0: none
     int64_t sequence_nr;
   };
+  void enter(const OpInfo& info, ThreadState& thread);
   void begin_outermost(const OpInfo& info, ThreadState& thread);
   void look_for_unseen_op(ThreadState& thread);
   Origin origin_of(const at::RecordFunction& function, ThreadState& thread);
@@ -390,9 +396,11 @@ class Runtime {
   void close_disk();
   void lose(const std::vector<Storage*>& storages);
   std::string name_of(const Storage& storage) const;
+  void check_device() const;  // throws where it is of no use any more
   std::string full_words() const;
   bool wait_for_other_ops();
   void hand_back();
+  void forget_block(Storage& storage);
   void make_way_while_refused(size_t bytes);
   Storage* find(c10::StorageImpl* impl) const;
   Category guess_category(ThreadState& thread);
@@ -406,6 +414,7 @@ class Runtime {
   void after_fork_in_child();
 
   std::unique_ptr<Device> device_;
+  const bool runs_behind_;  // as DeviceTraits says
   const c10::Device torch_device_;
   const size_t place_;  // among the known ones
   const c10::DeleterFnPtr block_deleter_;
@@ -455,6 +464,7 @@ class Runtime {
   inline static std::array<std::atomic<Runtime*>, kMostRuntimes> known_{};
   inline static std::atomic<size_t> known_count_{0};
   inline static std::atomic<Places> listening_{0};
+  inline static std::atomic<Places> beside_host_{0};               // those of GPUs
   inline static std::atomic<Runtime*> unbacked_runtime_{nullptr};  // that follows meta tensors
   TensorForms forms_;
   uint64_t serials_ = 0;  // of outermost ops, and of replays between them

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "compiled_regions.h"
+#include "late_deaths.h"
 #include "marks.h"
 #include "runtime_internal.h"
 
@@ -276,6 +277,7 @@ void* Runtime::allocate(size_t bytes) {
   void* block = swapper_.take(block_bytes, lane);
   const OpPlace& here = place(thread);  // other threads may have had the lock meanwhile
   if (!block) {
+    check_device();
     const std::string message = note_failure(block_bytes, thread);
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
   }
@@ -357,8 +359,10 @@ void Runtime::make_way_while_refused(size_t bytes) {
   }
 }
 
-bool Runtime::recorded(const c10::DataPtr& pointer, const void* stream) {
+// Under the lock, so that it does not leave meanwhile.
+bool Runtime::recorded(const c10::DataPtr& pointer, const void* stream, const std::function<void()>& tell_torch) {
   Lock lock(mutex_);
+  tell_torch();
   Storage* storage = access::away_storage(pointer);
   if (!storage && pointer.get_deleter() == block_deleter_) storage = table_.at(pointer.get());
   if (!storage || storage->owner != this) return false;
@@ -368,6 +372,7 @@ bool Runtime::recorded(const c10::DataPtr& pointer, const void* stream) {
 }
 
 void Runtime::on_away_deleted(void* address) {
+  if (late_deaths::put_off(&Runtime::on_away_deleted, address)) return;
   auto* storage = static_cast<Storage*>(address);
   Runtime& runtime = *storage->owner;
   Lock lock(runtime.mutex_);
@@ -508,6 +513,15 @@ Storage* Runtime::behind(const void* address) const {
 }
 
 bool Runtime::wait_for_pins() {
+  if (late_deaths::any()) {
+    bool died;
+    {
+      const Unlocked unlocked(mutex_);
+      died = late_deaths::settle();
+    }
+    place(thread_state());
+    if (died) return true;
+  }
   const int mine = thread_state().depth > 0 ? 1 : 0;
   // If every other thread inside an op waits as well, none of them will let go.
   if (threads_in_ops_ - mine - threads_waiting_in_ops_ <= 0) return settle_unseen();
@@ -584,6 +598,9 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
                     " is below the floor: " + failure.op + " needs " + human_enough(needed) + " at once (" +
                     human(failure.request_bytes) + " asked for, " + human(failure.pinned_bytes) +
                     " in use by the op, " + human(failure.unmovable_bytes) + " in storages that cannot leave).";
+    if (const std::string& why = swapper_.copy_failure(); !why.empty()) {
+      failure.needs += " Storages cannot leave: their copies to the host cannot be begun (" + why + ").";
+    }
     failure.advice =
         "Give a capacity of at least that: what other ops of the step need is not known yet, and may be more. "
         "`chameleon run SCRIPT` without --capacity says in its report how much is enough, after two steps already. Or "

@@ -60,7 +60,8 @@ bool inside_a_kernel() {
 Runtime::Places Runtime::concerned(const at::RecordFunction& function, CallStack& stack) {
   const Places listening = listening_.load(std::memory_order_relaxed);
   const bool several = (listening & (listening - 1)) != 0;
-  return C10_UNLIKELY(several) ? concerned_of(function, stack, listening) : listening;
+  const bool asks = several || (listening & beside_host_.load(std::memory_order_relaxed)) != 0;
+  return C10_UNLIKELY(asks) ? concerned_of(function, stack, listening) : listening;
 }
 
 Runtime::Places Runtime::concerned_of(const at::RecordFunction& function, CallStack& stack, Places listening) {
@@ -104,7 +105,7 @@ Runtime::Places Runtime::concerned_of(const at::RecordFunction& function, CallSt
   if (named | around) return named | around;
   Places open = 0;
   each_of(listening, [&](const Runtime& runtime) {
-    if (runtime.is_open()) open |= runtime.bit();
+    if (runtime.is_open() && runtime.on_host()) open |= runtime.bit();
   });
   return stack.last & open ? stack.last & open : std::bit_floor(open);
 }
@@ -232,6 +233,12 @@ void Runtime::begin_outermost(const OpInfo& info, ThreadState& thread) {
   if (C10_UNLIKELY(thread.seen != epoch_)) look_for_unseen_op(thread);
 }
 
+// What op_end() takes back comes first: that is called also where op_start() throws.
+void Runtime::enter(const OpInfo& info, ThreadState& thread) {
+  if (thread.depth++ == 0) begin_outermost(info, thread);
+  thread.lane = device_->lane();  // behind what other lanes have been told to wait for: Order::ArrivalElsewhere
+}
+
 // Backward ops belong to the module whose forward made their node.
 Runtime::Origin Runtime::origin_of(const at::RecordFunction& function, ThreadState& thread) {
   Origin origin{Stage::NoGrad, modules(thread).current(), function.seqNr()};
@@ -293,10 +300,8 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   if (outermost && stacks_.load(std::memory_order_relaxed) && open_)
     stack = torch::CapturedTraceback::gather(true, false, false);
   Lock lock(mutex_);
-  thread.lane = device_->lane();  // behind what other lanes have been told to wait for: Order::ArrivalElsewhere
-  ++thread.depth;
+  enter(info, thread);
   if (outermost) {
-    begin_outermost(info, thread);
     const Origin origin = origin_of(function, thread);
     if (open_) record_start(function, info, origin, std::move(stack), thread);
     if (C10_UNLIKELY(evicts_always_)) send_all_out();

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "late_deaths.h"
 #include "runtime_internal.h"
 #include "tensor_storages.h"
 
@@ -208,6 +209,7 @@ void Runtime::bring_in(Storage& storage, Cause cause, ThreadState& thread, Event
       TORCH_CHECK_WITH(OutOfMemoryError, storage.value, kLost);
       rematerialize(storage.value, cause, thread);
     } else if (!swapper_.restore(storage, cause, arrived)) {
+      check_device();
       const std::string message = note_failure(storage.block_bytes, thread);
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);
     }
@@ -222,6 +224,7 @@ bool Runtime::keep_or_let_die(Storage& storage) {
   if (access::keep(storage)) return true;
   TORCH_CHECK(access::dying(storage), "Chameleon Lab: the memory of a tensor was moved while its bytes were away");
   Unlocked unlocked(mutex_);
+  late_deaths::settle();
   sched_yield();
   return false;
 }
@@ -584,7 +587,7 @@ void Runtime::restore_dropped(ThreadState& thread) {
       if (storage->residency == Residency::Dropped && storage->value && !storage->ghost && !tried.count(storage->uid))
         next = storage.get();
     }
-    if (!next) break;
+    if (!next || !device_->failure().empty()) break;
     tried.insert(next->uid);
     const std::shared_ptr<Value> value = next->value;
     if (!access::keep(*next)) continue;  // it dies on another thread

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -28,6 +29,7 @@ class ForRoom {
 }  // namespace
 
 void* Swapper::take(size_t block_bytes, int lane, Storage* whose) {
+  copy_failure_.clear();
   const ForRoom reason({static_cast<int64_t>(block_bytes), whose ? recorder_.row_of(*whose) : -1});
   for (;;) {
     if (void* block = device_.allocate(block_bytes, lane)) return block;
@@ -140,7 +142,7 @@ bool Swapper::evict(size_t block_bytes) {
       if (storage->host.data || storage->bytes < refused_bytes) swap_out(*storage, Cause::Evict, /*at_hand=*/true);
       if (lacking_bytes_ > 0) break;
       if (storage->residency != Residency::Leaving) {
-        refused_bytes = std::min(refused_bytes, storage->bytes);
+        if (copy_failure_.empty()) refused_bytes = std::min(refused_bytes, storage->bytes);
         if (!drop_instead || !drop_instead(*storage)) continue;
       }
     }
@@ -187,22 +189,49 @@ void Swapper::become(Storage& storage, Residency to) {
 
 void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
   lacking_bytes_ = 0;
-  if (!storage.host.data) {
-    storage.host.data = take_host(storage, cause, at_hand && grow_host);
-    host_full_ = !storage.host.data && lacking_bytes_ == 0;
-    if (!storage.host.data) return;
-    const Ticks issue = now_ticks();
-    storage.due[0] = storage.issued[0] = issue;
-    storage.host.written =
-        host_->copy_out(storage.host.data, storage.block, storage.bytes,
-                        device_.record(used_by(storage) | storage.recorded | lane_bit(storage.lane)));
-    recorder_.transfer(storage, Direction::Out, cause, issue, storage.host.written);
-    was_made(storage, storage.host.written, Direction::Out, cause);
-  }
+  if (!storage.host.data && !copy_out(storage, cause, at_hand)) return;
   become(storage, Residency::Leaving);
   if (!keeps_host_copies) access::forbid(storage);
   storage.moved_by = cause;
   leaving_.push_back(&storage);
+}
+
+namespace {
+// What has failed once may not fail again.
+template <class F>
+EventPtr begun(F&& copy) {
+  try {
+    return copy();
+  } catch (const std::exception&) {
+    return copy();
+  }
+}
+}  // namespace
+
+// See Note [Copies that fail]: the storage is told of a copy that there is.
+bool Swapper::copy_out(Storage& storage, Cause cause, bool at_hand) {
+  void* data = take_host(storage, cause, at_hand && grow_host);
+  host_full_ = !data && lacking_bytes_ == 0;
+  if (!data) return false;
+  const Ticks issue = now_ticks();
+  EventPtr written;
+  try {
+    written = begun([&] {
+      return host_->copy_out(data, storage.block, storage.bytes,
+                             device_.record(used_by(storage) | storage.recorded | lane_bit(storage.lane)));
+    });
+  } catch (const std::exception& error) {
+    host_->free(data, storage.bytes);
+    const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
+    copy_failure_ = from_torch ? from_torch->what_without_backtrace() : error.what();
+    return false;
+  }
+  copy_failure_.clear();
+  storage.due[0] = storage.issued[0] = issue;
+  storage.host = {data, written};
+  recorder_.transfer(storage, Direction::Out, cause, issue, written);
+  was_made(storage, written, Direction::Out, cause);
+  return true;
 }
 
 // Where the host is full, copies make way that nobody needs for now: those of storages that are here. The ones used
@@ -321,20 +350,38 @@ bool Swapper::swap_in(Storage& storage, Cause cause) {
     block = device_.allocate(storage.block_bytes, storage.lane, effort);
   }
   if (!block) return false;
-  begin_swap_in(storage, block, cause);
+  if (cause != Cause::Planned) {
+    begin_swap_in(storage, block, cause);
+    return true;
+  }
+  try {
+    begin_swap_in(storage, block, cause);
+  } catch (const std::exception&) {  // whoever needs it tries again, and is told
+    return false;
+  }
   return true;
 }
 
+// Where it throws, the block has gone back and the storage is away. See Note [Copies that fail].
 void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
+  const Ticks issue = now_ticks();
+  EventPtr arriving;
+  try {
+    arriving = begun([&] {
+      return host_->copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)),
+                            /*urgent=*/cause != Cause::Planned);
+    });
+  } catch (...) {
+    device_.free(block, storage.block_bytes);
+    throw;
+  }
   table_.set_block(&storage, block);
   become(storage, Residency::Returning);
   storage.moved_by = cause;
   storage.moved = true;
-  const Ticks issue = now_ticks();
   storage.issued[1] = issue;
   if (storage.due[1] == 0) storage.due[1] = issue;
-  storage.arriving = host_->copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)),
-                                    /*urgent=*/cause != Cause::Planned);
+  storage.arriving = std::move(arriving);
   recorder_.arrived(storage);
   recorder_.transfer(storage, Direction::In, cause, issue, storage.arriving);
   was_made(storage, storage.arriving, Direction::In, cause);
@@ -428,12 +475,23 @@ void Swapper::drop_host(Storage& storage) {
   storage.host = {};
 }
 
-void Swapper::release(Storage& storage) {
+// In a tensor's deleter, where nothing may be thrown.
+void Swapper::release(Storage& storage) noexcept {
   if (storage.residency == Residency::Leaving) forget_leaving(storage);
-  if (storage.arriving) cancel(storage, storage.arriving, Direction::In);
-  drop_host(storage);
+  try {
+    if (storage.arriving) cancel(storage, storage.arriving, Direction::In);
+    drop_host(storage);
+  } catch (const std::exception&) {
+    device_.finish();
+    storage.arriving.reset();
+    storage.host.written.reset();
+    drop_host(storage);
+  }
   access::give_mark_back(storage);
-  if (storage.block) let_block_die(storage);
+  try {
+    if (storage.block) let_block_die(storage);
+  } catch (const std::exception&) {  // torch could not take it back: nobody gets it any more
+  }
 }
 
 // See Note [Deaths].
@@ -451,14 +509,46 @@ void Swapper::let_block_die(Storage& storage) {
   }
 }
 
+// What does not come back now comes when it is used. A device that is gone, maybe since a moment ago, brings nothing.
 bool Swapper::restore_all(std::vector<Storage*>* lost) {
+  bool all_here = device_.failure().empty() && bring_all(lost);
+  device_.drain();
+  if (!device_.failure().empty()) {
+    all_here = true;
+    lost->clear();
+    for (const auto& storage : table_.all()) {
+      if (storage->residency == Residency::Leaving) touch(*storage, false);
+      if (storage->residency != Residency::Resident && access::keep(*storage)) lost->push_back(storage.get());
+    }
+  }
+  for (const auto& storage : table_.all()) {
+    if (storage->residency != Residency::Resident) continue;
+    drop_host(*storage);
+    if (all_here && access::intact(*storage)) access::disarm(*storage);
+  }
+  return all_here;
+}
+
+bool Swapper::bring_all(std::vector<Storage*>* lost) {
   bool all_here = true;
+  // By lane: each refusal makes torch give back all that it keeps, and wait for the GPU.
+  std::array<size_t, 8 * sizeof(Lanes)> refused_bytes;
+  refused_bytes.fill(SIZE_MAX);
   for (const auto& storage : table_.all()) {
     if (storage->residency == Residency::Leaving) touch(*storage, false);
     if (!access::keep(*storage)) continue;
-    if (storage->residency == Residency::Away && !swap_in(*storage, Cause::Access)) {
-      all_here = false;
-      continue;
+    if (storage->residency == Residency::Away) {
+      size_t& refused = refused_bytes[storage->lane];
+      bool comes = false;
+      try {
+        comes = storage->block_bytes < refused && swap_in(*storage, Cause::Access);
+        if (!comes) refused = std::min(refused, storage->block_bytes);
+      } catch (const std::exception&) {  // its copy could not be begun
+      }
+      if (!comes) {
+        all_here = false;
+        continue;
+      }
     }
     if (storage->residency == Residency::Returning) {
       try {
@@ -470,12 +560,6 @@ bool Swapper::restore_all(std::vector<Storage*>* lost) {
     }
     // Where all fit, what is still dropped cannot be made again.
     if (storage->residency == Residency::Dropped && device_.total_bytes() != SIZE_MAX) all_here = false;
-  }
-  device_.drain();
-  for (const auto& storage : table_.all()) {
-    if (storage->residency != Residency::Resident) continue;
-    drop_host(*storage);
-    if (all_here && access::intact(*storage)) access::disarm(*storage);
   }
   return all_here;
 }

@@ -34,9 +34,11 @@ namespace chameleon {
 // Of replays the user knows nothing: whoever writes what one has read, or lets it die, comes after that.
 //
 // Note [Copies that fail]
-// Memory does not fail; a disk does. A copy out that has failed leaves its storage where it is, since a block goes back
-// only when its copy is known to be good. A copy in that has failed leaves the storage away: whoever needs it gets an
-// error with its name, and the next use tries again. No number is made from bytes that have not arrived.
+// A disk fails after a while; and no copy may begin at all, for want of an event or of the host's own memory. A copy
+// out that has failed leaves its storage where it is, since a block goes back only when its copy is known to be good,
+// and has no buffer: one that a storage has was written, or is being. A copy in that has failed leaves the storage
+// away, with no block: whoever needs it gets an error that says why, and the next use tries again. No number is made
+// from bytes that have not arrived.
 class Swapper {
  public:
   Swapper(Device& device, SwapTarget& host, StorageTable& table, Recorder& recorder)
@@ -70,8 +72,11 @@ class Swapper {
   bool make_room(size_t block_bytes);  // the same without taking it
   bool evict_any(size_t bytes);        // for those who take memory from elsewhere; false: nothing can leave
 
-  void forget_host_full() { host_full_ = false; }  // it was an earlier session's
-  bool host_full() const { return host_full_; }    // was the last swap-out refused by the host pool?
+  void forget_refusals() {  // they were an earlier session's
+    host_full_ = false;
+    copy_failure_.clear();
+  }
+  bool host_full() const { return host_full_; }  // was the last swap-out refused by the host pool?
 
   // May this storage leave, now or once its ops have ended?
   bool movable(const Storage& storage) const;
@@ -92,7 +97,9 @@ class Swapper {
   void remade(Storage& storage, void* block);  // a dropped storage has its bytes again, in this block
   bool has_room(size_t block_bytes);           // with what is leaving anyway, if need be
   void touch(Storage& storage, bool writes);   // a resident or leaving storage is about to be used
-  void release(Storage& storage);              // the storage dies: its memory goes back
+  void release(Storage& storage) noexcept;     // the storage dies: its memory goes back
+  // Why the newest copy out could not be begun; empty where it was.
+  const std::string& copy_failure() const { return copy_failure_; }
   // At the end of a session; false: they do not all fit. What cannot be brought back for good is `lost`.
   bool restore_all(std::vector<Storage*>* lost);
   void drop_host(Storage& storage);  // the host copy is stale, or no longer wanted
@@ -110,6 +117,8 @@ class Swapper {
   void stay(Storage& storage);
   void give_block_back(Storage& storage);
   void let_block_die(Storage& storage);
+  bool bring_all(std::vector<Storage*>* lost);
+  bool copy_out(Storage& storage, Cause cause, bool at_hand);
   void begin_swap_in(Storage& storage, void* block, Cause cause);
   void arrive(Storage& storage, EventPtr* arrived);
   void wait(Storage& storage, const EventPtr& copy, Direction direction, int lane);
@@ -124,6 +133,7 @@ class Swapper {
   StorageTable& table_;
   Recorder& recorder_;
   bool host_full_ = false;
+  std::string copy_failure_;
   size_t lacking_bytes_ = 0;  // of host memory, for want of which the newest swap-out was not made
   // Eviction sends out ahead of need up to this share of the capacity, what is not used within so many ops.
   static constexpr size_t kAheadShare = 16;

@@ -285,6 +285,7 @@ class Session:
         self._noted_change = False
         self._noted_pageable = False
         self._noted_missed = False
+        self._has_followed = False
         self._pins_before = 0
         self._device_times = DeviceTimes(self._runtime)
         self._host_times = HostTimes()
@@ -350,6 +351,7 @@ class Session:
             self._runtime.open(options)
         except RuntimeError as error:
             raise SessionError(str(error).splitlines()[0]) from None
+        self._warn_of_one_queue()
         self._kernels = kernels_of(core.tensor_device(self.device))
         self._pins_before = self._runtime.counters()["host_pins"]
         self._runtime.allow_replays(self._replayable.dtypes)
@@ -624,8 +626,8 @@ class Session:
             self._runtime.record_stacks(self._journal.lacks_stacks(log))
         self._steps += 1
         self._ranks.look()
-        if self._takes_what_there_is and self._steps == 1:
-            self._leave_to_others()
+        if self._takes_what_there_is:
+            self._leave_to_others(summary)
         if log.op_count == 0 or not whole:
             return  # nothing to learn from
         self._remember(log)
@@ -695,8 +697,16 @@ class Session:
         if before is None or log.live_peak_bytes > before.live_peak_bytes:
             self._telling[log.fingerprint] = log
 
-    def _leave_to_others(self) -> None:
-        """After the first step: less what libraries have taken in it, and torch's blocks that are not the session's."""
+    def _leave_to_others(self, summary: StepSummary) -> None:
+        """Less what libraries have taken, and torch's blocks that are not the session's.
+
+        After the first step, and once more after the first that followed a plan: pinned memory takes some of a GPU's,
+        and what a plan calls may have been loaded for it.
+        """
+        first_planned = summary.plan >= 0 and not self._has_followed
+        self._has_followed |= first_planned
+        if not (self._steps == 1 or first_planned):
+            return
         counters = self._runtime.counters()
         counted = counters["resident_bytes"] + counters["other_bytes"]
         foreign_bytes = max(0, torch.cuda.memory_allocated(self.device) - counted)
@@ -706,6 +716,15 @@ class Session:
             return  # it ran, so eviction manages
         if 0 < left_bytes < self._capacity.limit_bytes:
             self._capacity.change(left_bytes, self._steps, own=True)
+
+    def _warn_of_one_queue(self) -> None:
+        if self._traits["runs_behind"] and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+            text = (
+                "CUDA_DEVICE_MAX_CONNECTIONS=1 gives all streams of a GPU one queue: copies may then wait for compute, "
+                "and cost time that they would not. Unset it, unless another part of the job needs it"
+            )
+            warnings.warn(f"Chameleon Lab: {text}", stacklevel=2)
+            self._note(text)
 
     def _warn_of_pageable_memory(self) -> None:
         if self._noted_pageable or not (pageable := self._runtime.pageable_host_bytes()):

@@ -10,7 +10,8 @@ namespace chameleon {
 
 // Each direction is in order of issue. A copy begins when `after` (null: at once) is done: a copy out comes after what
 // wrote the block, a copy in after what used its memory before. Both are record() at the time of issue. An urgent copy
-// in, which an op waits for already, overtakes those that have not begun.
+// in, which an op waits for already, overtakes those that have not begun. Where asking for a copy throws, none is under
+// way, and both memories are the caller's.
 class Copies {
  public:
   virtual ~Copies() = default;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "device/copies.h"
 #include "device/host_memory.h"
@@ -17,6 +18,11 @@ class Device : public DeviceMemory, public Copies, public Streams, public HostMe
  public:
   // A disk that its blocks can go to; null where they cannot. Throws where the folder is none for that.
   virtual std::unique_ptr<DiskTarget> open_disk(const DiskOptions&) { return nullptr; }
+  // Why it can be used no more by this process, as far as it has shown; empty while it can. From then on nothing that
+  // is asked of it throws: see Note [A GPU that is gone] in device/cuda/check.h.
+  virtual std::string failure() const { return {}; }
+  // The host waits for all that it was given, by anybody, where it could not be told what comes first.
+  virtual void finish() noexcept {}
   // In a forked child the engines' threads are gone: from here on copies happen in the caller.
   virtual void after_fork_in_child() = 0;
 };

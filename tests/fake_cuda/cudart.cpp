@@ -60,6 +60,19 @@ thread_local int current_device = 0;
 long calls_astray = 0;
 
 long pinning_to_failure = 0;
+long calls_to_failure = 0, calls_that_fail = 0, calls_failed = 0;
+bool failure_is_sticky = false, is_dead = false, copies_fail = false;
+
+// What the call that asks returns in place of what it would do.
+cudaError_t failing() {
+  Lock lock(mutex);
+  if (calls_to_failure > 0 && --calls_to_failure > 0) return cudaSuccess;
+  const bool now = calls_that_fail > 0;
+  calls_that_fail -= now;
+  is_dead |= now && failure_is_sticky;
+  calls_failed += now || is_dead;
+  return is_dead ? cudaErrorIllegalAddress : now ? cudaErrorMemoryAllocation : cudaSuccess;
+}
 void (*meanwhile)() = nullptr;
 
 // The driver takes its time, and holds nothing of ours meanwhile.
@@ -225,6 +238,8 @@ void start(uint64_t seed) {
   calls_astray = 0;
   pinned_limit = SIZE_MAX;
   peak_pinned = pinned;
+  calls_to_failure = calls_that_fail = calls_failed = 0;
+  is_dead = false;
 }
 
 void be_lazy() { lazy = true; }
@@ -275,6 +290,7 @@ void catch_up() {
 
 void launch(cudaStream_t stream, std::function<void()> kernel) {
   Lock lock(mutex);
+  if (is_dead) return;
   give(*stream_of(stream), {std::move(kernel), nullptr, nullptr});
 }
 
@@ -319,6 +335,19 @@ void hold_waits(bool hold) { waits.set(hold); }
 long held_waits() { return waits.threads(); }
 void set_meanwhile(void (*what)()) { meanwhile = what; }
 void fail_pinning(long number) { pinning_to_failure = number; }
+void fail_call(long number, bool sticky, long in_a_row) {
+  Lock lock(mutex);
+  calls_to_failure = number;
+  calls_that_fail = number > 0 ? in_a_row : 0;
+  failure_is_sticky = sticky;
+}
+long failed_calls() { return calls_failed; }
+void fail_copies(bool fail) { copies_fail = fail; }
+bool dead() { return is_dead; }
+void die(bool on) {
+  Lock lock(mutex);
+  is_dead = on;
+}
 size_t pinned_bytes() { return pinned; }
 size_t peak_pinned_bytes() { return peak_pinned; }
 void set_total_bytes(size_t bytes) { gpu_bytes = bytes; }
@@ -334,6 +363,9 @@ void poison(void* data, size_t bytes) {
 using fake::Lock;
 using fake::stream_of;
 
+#define MAY_FAIL() \
+  if (const cudaError_t error = fake::failing(); error != cudaSuccess) return error
+
 extern "C" {
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int) {
@@ -347,6 +379,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  MAY_FAIL();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
   if (fake::is_dropped("host", stream_of(stream)->role)) return cudaSuccess;
@@ -355,6 +388,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
+  MAY_FAIL();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
   fake::run_all();
@@ -362,6 +396,7 @@ cudaError_t cudaDeviceSynchronize(void) {
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
+  MAY_FAIL();
   Lock lock(fake::mutex);
   fake::count_astray();
   const fake::MarkPtr mark = fake::event_of(event)->mark;
@@ -370,13 +405,23 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  MAY_FAIL();
+  Lock lock(fake::mutex);
+  return stream_of(stream)->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+}
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
+  MAY_FAIL();
   fake::count_astray();
   *event = reinterpret_cast<cudaEvent_t>(new fake::Event());
   return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  MAY_FAIL();
   Lock lock(fake::mutex);
   fake::count_astray();
   fake::event_of(event)->mark = fake::record(stream);
@@ -384,6 +429,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  MAY_FAIL();
   Lock lock(fake::mutex);
   fake::go_on();
   const fake::MarkPtr& mark = fake::event_of(event)->mark;
@@ -391,6 +437,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  MAY_FAIL();
   fake::waits.pass();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
@@ -410,7 +457,9 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
 
 // Of memory that is not pinned, it may return before the copy is over, or not.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
+  MAY_FAIL();
   Lock lock(fake::mutex);
+  if (fake::copies_fail) return cudaErrorMemoryAllocation;
   const size_t pinned = fake::pinned_from(kind == cudaMemcpyDeviceToHost ? to : from);
   if (pinned == 0) ++fake::waits_of_host["cudaMemcpyAsync, pageable"];
   if (pinned > 0 && pinned < bytes) return cudaErrorInvalidValue;  // over the end of what is pinned
@@ -427,6 +476,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, enum cudaMemcpy
 }
 
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned int) {
+  MAY_FAIL();
   fake::pinning.pass();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
@@ -445,6 +495,7 @@ cudaError_t cudaFreeHost(void* data) {
 }
 
 cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned int) {
+  MAY_FAIL();
   fake::pinning.pass();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
@@ -471,6 +522,10 @@ cudaError_t cudaDeviceGetPCIBusId(char* name, int bytes, int) {
 }
 
 cudaError_t cudaGetLastError(void) { return cudaSuccess; }
-const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : "an error"; }
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorIllegalAddress ? "an illegal memory access was encountered"
+         : error == cudaSuccess           ? "no error"
+                                          : "an error";
+}
 
 }  // extern "C"

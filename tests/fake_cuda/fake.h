@@ -66,6 +66,13 @@ void hold_waits(bool hold);          // nor does what waits for an event
 long held_waits();                   // how many threads that keeps
 void set_meanwhile(void (*what)());  // what other threads do while one pins or unpins, or waits for an event
 void fail_pinning(long number);      // of the next attempts, the one of this number throws std::bad_alloc
+// Of the next calls of CUDA, the one of this number fails, and so many in a row. If that is sticky, all that come after
+// it fail, and kernels and copies are lost from then on.
+void fail_call(long number, bool sticky, long in_a_row);
+void fail_copies(bool fail);  // all that are asked for meanwhile
+long failed_calls();          // since start()
+bool dead();
+void die(bool on);  // the same from the next call on; and, of what no device has seen, as if it had not been
 void set_total_bytes(size_t bytes);  // of the GPU
 size_t total_bytes();
 size_t pinned_bytes();

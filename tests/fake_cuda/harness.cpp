@@ -5,6 +5,8 @@
 #include <c10/core/StorageImpl.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -49,7 +51,7 @@ class Harness {
         host_(device_, device_),
         swapper_(device_, host_, table_, recorder_) {
     Runtime::of(c10::DeviceType::CPU);  // it sets what the access hooks need
-    marks::reserve();
+    marks::reserve(/*shown=*/true);
     device_.install_allocator();
     device_.set_capacity(capacity_bytes);
     device_.set_host_capacity(kHostBytes);
@@ -499,6 +501,14 @@ PYBIND11_MODULE(_fake_cuda, m) {
   m.def("held_waits", &fake::held_waits, "How many threads that keeps.");
   m.def("fail_pinning", &fake::fail_pinning, "Of the next attempts, the one of this number throws std::bad_alloc.");
   m.def("be_lazy", &fake::be_lazy, "Nothing happens before somebody waits for it, until start().");
+  m.def(
+      "fork", [] { return syscall(SYS_fork); },
+      "A child that nobody has told that it is one, where the GPU goes on. Call it where there is one thread.");
+  m.def("die", &fake::die, py::arg("on"), "All calls of CUDA fail meanwhile.");
+  m.def("fail_call", &fake::fail_call, py::arg("number"), py::arg("sticky") = false, py::arg("in_a_row") = 1,
+        "Of those to come.");
+  m.def("fail_copies", &fake::fail_copies, py::arg("fail"), "Those that are asked for meanwhile.");
+  m.def("failed_calls", &fake::failed_calls);
   m.def("pinned_near", &fake::pinned_near, "Pinned bytes by the NUMA node that they were wished near; -1: none.");
   m.def("policy_of_thread", &fake::policy_of_thread);
   m.def("refuse_policies", &fake::refuse_policies, "As containers do.");

@@ -34,6 +34,7 @@
 #include "fake.h"
 #include "faults.h"
 #include "runtime.h"
+#include "storage_access.h"
 #include "turns.h"
 
 namespace py = pybind11;
@@ -163,8 +164,9 @@ c10::TypedOperatorHandle<F> op(const char* name) {
 
 class RandomProgram {
  public:
-  RandomProgram(uint64_t seed, int lanes, size_t capacity_bytes, int threads)
+  RandomProgram(uint64_t seed, int lanes, size_t capacity_bytes, int threads, bool fails)
       : threads_(threads),
+        fails_(fails),
         random_{std::mt19937_64(seed), std::mt19937_64(~seed)},
         runtime_(Runtime::of(c10::Device(c10::DeviceType::CUDA, 0))),
         capacity_bytes_(capacity_bytes) {
@@ -184,23 +186,23 @@ class RandomProgram {
       if (i == 0) fake::set_current(fake::make_lane(/*eager=*/false));
       make();
     }
-    if (session) open();
+    if (session) open_if_it_can();
     const int first = steps / 3 + 1;
     act_for(first);
     if (session && below(2)) {  // a session ends, and another one begins
       close();
       for (int more = below(20); more > 0; --more) {
         use_any_lane();
-        act(false);
+        act_if_it_can(false);
       }
-      open();
+      open_if_it_can();
     }
     act_for(steps - first);
     use_any_lane();
     if (session) close();
     for (int more = 20; more > 0; --more) {
       use_any_lane();
-      act(false);
+      act_if_it_can(false);
     }
     while (!tensors_.empty()) destroy(below(tensors_.size()));
     fake::run_all();
@@ -291,17 +293,42 @@ class RandomProgram {
     for (int step = 0; step < steps; ++step) {
       Turns::pass();
       use_any_lane();
-      try {
-        act(session_);
-      } catch (const c10::OutOfMemoryError&) {
+      act_if_it_can(session_);
+    }
+  }
+
+  void act_if_it_can(bool session) {
+    try {
+      act(session);
+    } catch (const c10::OutOfMemoryError&) {
+      ++counts_["refused"];
+    } catch (const c10::Error& error) {
+      const std::string text = error.what();
+      if (text.find("below the floor") != std::string::npos) {
         ++counts_["refused"];
-      } catch (const c10::Error& error) {
-        if (std::string(error.what()).find("below the floor") == std::string::npos) throw;
-        ++counts_["refused"];
+      } else if (fails_ && (text.find("Chameleon Lab") != std::string::npos || fake::dead())) {
+        ++counts_["told"];
+      } else {
+        throw;
       }
     }
   }
   static c10::StorageImpl* impl(Tensor& tensor) { return tensor.tensor.storage().unsafeGetStorageImpl(); }
+
+  // A failing call may keep it from opening; by and by an attempt finds nothing amiss, where the GPU lives.
+  void open_if_it_can() {
+    for (int attempts = fails_ ? 8 : 1; attempts > 0; --attempts) {
+      try {
+        open();
+        return;
+      } catch (const c10::Error&) {
+        if (!fails_) throw;
+        ++counts_["told"];
+        if (runtime_.is_open()) return;
+      }
+    }
+    TORCH_CHECK(fake::dead(), "a session does not open although no call fails any more");
+  }
 
   void open() {
     Options options;
@@ -494,10 +521,10 @@ class RandomProgram {
   // For kernels that are no ops, and for the host, whose own wait is for the op that wrote it. Maybe while another
   // thread's op, or a replay for it, reads the storage.
   void take_pointer(Tensor& tensor) {
-    if (raw_count_ >= 3 || tensor.raw) return;
+    if (raw_count_ >= 3 || tensor.raw || !access::has_hook()) return;  // without it, it raises for what is away
     counts_["pointers beside a call"] += Turns::other_is_inside();
     tensor.raw = Turns::call([&] { return tensor.tensor.mutable_data_ptr(); });
-    if (below(2)) {
+    if (below(2) && !fake::dead()) {
       fake::synchronize(tensor.written);
       check(tensor.raw, tensor.tensor.storage().nbytes(), tensor.value, "the host");
     }
@@ -519,6 +546,7 @@ class RandomProgram {
   }
 
   const int threads_;
+  const bool fails_;                       // a call of CUDA, somewhere
   std::array<std::mt19937_64, 2> random_;  // of each host thread
   Runtime& runtime_;
   const size_t capacity_bytes_;
@@ -580,7 +608,7 @@ void bind_programs(py::module_& m) {
   m.def(
       "run_in_session",
       [](uint64_t seed, int lanes, size_t capacity_bytes, int steps, const std::optional<std::string>& left_out,
-         bool session, int threads) {
+         bool session, int threads, long failing_call, long in_a_row, bool sticky) {
         fake::release_spare();  // the allocator begins as in any other run of this program
         fake::start(seed);
         const auto order = std::find(std::begin(kOrderNames), std::end(kOrderNames), left_out.value_or(""));
@@ -590,7 +618,8 @@ void bind_programs(py::module_& m) {
         fake::set_device(1);
         errors.clear();
         kernels = 0;
-        auto program = std::make_unique<RandomProgram>(seed, lanes, capacity_bytes, threads);
+        auto program = std::make_unique<RandomProgram>(seed, lanes, capacity_bytes, threads, failing_call > 0);
+        fake::fail_call(failing_call, sticky, in_a_row);
         {
           py::gil_scoped_release release;
           program->run(steps, session);
@@ -603,13 +632,17 @@ void bind_programs(py::module_& m) {
         d["kernels"] = kernels.load();
         d["left_out"] = faults().left_out.load();
         d["astray"] = fake::astray();
+        d["failed_calls"] = fake::failed_calls();
         for (const auto& [name, count] : program->counts_) d[name.c_str()] = count;
         return d;
       },
       py::arg("seed"), py::arg("lanes"), py::arg("capacity_bytes"), py::arg("steps"),
       py::arg("left_out") = std::nullopt, py::arg("session") = true, py::arg("threads") = 1,
+      py::arg("failing_call") = 0, py::arg("in_a_row") = 1, py::arg("sticky") = false,
       "A random program of ops on several streams in a session; what its kernels read wrong, and counts. Two threads "
-      "take streams of their own, and turns that the seed says.");
+      "take streams of their own, and turns that the seed says. Of its calls of CUDA, the one of that number fails, "
+      "and "
+      "so many in a row; if that is sticky, all that come after it.");
 }
 
 }  // namespace chameleon

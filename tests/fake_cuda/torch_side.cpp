@@ -136,6 +136,7 @@ void* allocate(int, size_t bytes, cudaStream_t stream, bool may_fail) {
     block = found->second.back();
     found->second.pop_back();
   } else {
+    TORCH_CHECK(!fake::dead(), "CUDA error: an illegal memory access was encountered");
     if (bytes > limit_bytes || reserved_bytes > limit_bytes - bytes) release_spare();
     if (bytes > limit_bytes || reserved_bytes > limit_bytes - bytes) {
       TORCH_CHECK_WITH(OutOfMemoryError, may_fail, "fake GPU: out of memory");
@@ -187,12 +188,16 @@ Guard::~Guard() { fake::set_device(before_); }
 }  // namespace chameleon
 
 void fake::record_stream(const c10::DataPtr& pointer, cudaStream_t stream) {
-  {
+  const auto tell_torch = [&] {
     const chameleon::Lock lock(chameleon::mutex);
     const auto found = chameleon::in_use.find(pointer.get());
     if (found != chameleon::in_use.end() && found->second.stream != stream) found->second.used_on.push_back(stream);
+  };
+  if (chameleon::fake_runtime) {
+    chameleon::fake_runtime->recorded(pointer, stream, tell_torch);
+  } else {
+    tell_torch();
   }
-  if (chameleon::fake_runtime) chameleon::fake_runtime->recorded(pointer, stream);
 }
 
 void fake::release_spare() {

@@ -29,6 +29,7 @@ def session_programs(
     lanes: tuple[int, ...] = (1, 2, 3, 3),
     session: bool = True,
     threads: int = 1,
+    hook: bool = True,
 ) -> dict[str, Any]:
     """Random programs of ops in sessions: of torch's dispatcher, with kernels that run late, on several streams.
 
@@ -36,10 +37,42 @@ def session_programs(
     evict, restore, drop, and end a session to begin another. The user's waits are those that keep the program right
     without a session. Two threads share the tensors, on streams of their own, and ops of one run while the other is in
     the middle of one: which is drawn from the seed. It comes again with the same
-    programs in a new process, but where one thread has to wait for the other inside of an op.
+    programs in a new process, but where one thread has to wait for the other inside of an op. Without the hook they are
+    what torch 2.11 and 2.12 run.
     """
     ask = f"fake.run_in_session(seed, lanes, capacity, 120, None, {session}, {threads})"
-    return _drawn(seed, count, lanes, (24, 40, 80, 400), ask)
+    return _drawn(seed, count, lanes, (24, 40, 80, 400), ask, before=f"core.pretend_no_hook({not hook})")
+
+
+def failing_programs(seed: int, count: int, sticky: bool, threads: int = 1) -> dict[str, Any]:
+    """The programs of :func:`session_programs` where up to six calls of CUDA in a row fail, at a random place.
+
+    Sticky: so do all that come after it, and each program has a process of its own. One that ends in any other way
+    than it should is an error.
+    """
+    run = f"fake.run_in_session(seed, lanes, capacity, 120, None, True, {threads}, *calls, {sticky})"
+    ask = f"alone(lambda calls=(int(2 ** draw.uniform(0, 11)), draw.choice((1, 1, 2, 3, 6))): {run})"
+    lanes = (1, 2, 3, 3) if threads == 1 else (2, 3, 4)
+    return _drawn(seed, count, lanes, (24, 40, 80, 400), ask, before=_ALONE if sticky else _TOGETHER)
+
+
+_TOGETHER = """
+        def alone(run):
+            return run()
+"""
+_ALONE = """
+        def alone(run):
+            reads, writes = os.pipe()
+            child = fake.fork()
+            if child == 0:
+                os.write(writes, json.dumps(run()).encode())
+                os._exit(0)
+            os.close(writes)
+            with os.fdopen(reads) as pipe:
+                said = pipe.read()
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            return json.loads(said) if status == 0 else {"errors": [f"exit {status}"], "ended badly": 1}
+"""
 
 
 def _drawn(
@@ -49,6 +82,7 @@ def _drawn(
     capacities_kib: tuple[int, ...],
     ask: str,
     first_error: bool = False,
+    before: str = "",
 ) -> dict[str, Any]:
     """Programs whose seeds, lanes and capacities are drawn from a seed; ``ask`` runs one of them."""
     return on_fake_gpu(
@@ -56,6 +90,7 @@ def _drawn(
         f"""
         import random
         from collections import Counter
+        {before.strip()}
         draw = random.Random({seed})
         total, errors = Counter(), []
         for number in range({count}):

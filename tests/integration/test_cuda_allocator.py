@@ -283,6 +283,94 @@ def test_blocks_may_die_after_the_session_and_by_any_deleter() -> None:
     assert found == [False, True, True, True, 0]
 
 
+@pytest.mark.gate
+@pytest.mark.bits
+def test_a_library_s_work_space_does_not_count_in_the_next_session() -> None:
+    """CuBLAS has one for each handle and stream, from the allocator, and keeps it to the end of the process."""
+    found = on_fake_gpus("""
+        def session(mib):
+            return cl.Session(mib * MiB, device="cuda", rematerialize=False, min_swap="4KiB")
+
+        def products():
+            tensors = [fake.Tensor(0, 4 * MiB, number) for number in range(10)]
+            tensors[0].product(32 * MiB)
+            tensors[1].product(32 * MiB)
+            for number, tensor in enumerate(tensors[:5]):
+                assert tensor.evict() and tensor.holds(number)
+            return tensors
+
+        kept = []
+        for mib in (512, 256):
+            with session(mib):
+                kept.append(products())
+        counters = core.of("cuda:0").counters()
+        left = [counters["resident_bytes"], counters["storages"]]
+        right = all(tensor.holds(number) for tensors in kept for number, tensor in enumerate(tensors))
+        for mib in (64, 128, 130, 256):
+            with session(mib):
+                more = [fake.Tensor(0, 8 * MiB, 40 + number) for number in range(12)]
+                right &= all(tensor.holds(40 + number) for number, tensor in enumerate(more))
+        kept.clear()
+        more.clear()
+        gc.collect()
+        print(json.dumps([left, right, fake.figures(0)["allocated_bytes"]]))
+    """)
+    assert found == [[0, 0], True, 4 * 32 << 20], "the work spaces alone stay, and they are torch's"
+
+
+@pytest.mark.gate
+def test_what_the_host_computes_is_no_part_of_the_program() -> None:
+    """As where a data loader's thread pins batches beside the training loop: other ops in every step."""
+    found = on_fake_gpus(f"""
+        with {SESSION} as session:
+            tensors = [fake.Tensor(0, 4 * MiB, number) for number in range(20)]
+            host = torch.arange(1024)
+            names = []
+            for step in range(4):
+                for number, tensor in enumerate(tensors):
+                    for _ in range((7 * step + number) % 3):
+                        torch.empty(1024, dtype=torch.int64).copy_(host).add_(1)
+                    assert tensor.holds(number)
+                tensors[step].copy_to_host(host._cdata)
+                tensors[step].fill(step)
+                session.step()
+                trace = session.trace().last
+                names.append([trace.names[name] for name in trace.ops.name])
+            recall = session.report().history[-1].match_rate
+        print(json.dumps([names, recall]))
+    """)
+    names, recall = found
+    assert {name for step in names for name in step} == {
+        "fake_gpu::holds",
+        "fake_gpu::copy",
+        "fake_gpu::fill",
+    }
+    assert names[1] == names[2] == names[3] and recall == 1.0
+
+
+@pytest.mark.gate
+def test_a_storage_that_dies_inside_of_torch_s_allocator_hangs_nobody() -> None:
+    """CUDA IPC frees there what its consumers have let go of (FreeMemoryCallback)."""
+    found = on_fake_gpus(f"""
+        fake.collect_shared()
+        with {SESSION} as session:
+            shared = [fake.Tensor(0, 8 * MiB, number) for number in range(3)]
+            for tensor in shared:
+                tensor.share()
+            tensor = None
+            shared.clear()
+            counters = core.of("cuda:0").counters
+            before = counters()["storages"]
+            other = fake.Tensor(0, 30 * MiB, 2)  # the cache has no such block
+            more = fake.Tensor(0, 34 * MiB, 3)  # there is room once those have died
+            workspace = fake.Workspace(0, 26 * MiB)
+            after = counters()["storages"]
+            right = other.holds(2) and more.holds(3)
+        print(json.dumps([before, after, right, fake.misses() > 0]))
+    """)
+    assert found == [3, 2, True, True]
+
+
 def test_a_fraction_that_is_set_in_a_session_is_the_user_s() -> None:
     found = on_fake_gpus(f"""
         fake.set_total_bytes(0, 256 * MiB)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fake_gpu import SEED
 from fake_gpu import on_fake_gpu as on
-from fake_programs import programs, session_programs
+from fake_programs import failing_programs, programs, session_programs
 from reads import CPP_POINTER
 
 pytestmark = pytest.mark.full
@@ -81,6 +81,150 @@ def test_every_legal_order_of_two_host_threads_reads_the_right_bytes() -> None:
     assert found["errors"] == [], f"seed {SEED}"
     assert found["kernels"] > 50 * found["programs"] and found["evictions"] > 10 * found["programs"]
     assert found["changes"] > 50 * found["programs"], "the threads hardly ran beside each other"
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_a_call_that_fails_leaves_no_wrong_byte() -> None:
+    """What could not be copied stays where it is, and what could not be ordered is waited for."""
+    found = failing_programs(SEED, 300, sticky=False)
+    assert found["errors"] == [], f"seed {SEED}"
+    assert found["failed_calls"] > found["programs"] / 2, "most programs were over before the call came"
+    assert found["evictions"] > 10 * found["programs"] and found["told"] > 0
+
+
+@pytest.mark.bits
+def test_a_call_that_fails_beside_another_thread_leaves_no_wrong_byte() -> None:
+    found = failing_programs(SEED, 200, sticky=False, threads=2)
+    assert found["errors"] == [], f"seed {SEED}"
+    assert found["failed_calls"] > found["programs"] / 2
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_a_gpu_that_is_gone_ends_no_process_and_the_session_can_be_closed() -> None:
+    found = failing_programs(SEED, 60, sticky=True)
+    assert found["errors"] == [], f"seed {SEED}"
+    assert found["failed_calls"] > found["programs"] / 2 and found["told"] > found["programs"]
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_every_legal_order_without_torch_s_hook_reads_the_right_bytes() -> None:
+    """As under torch 2.11 and 2.12, where nothing tells of a raw pointer."""
+    found = session_programs(SEED, 200, hook=False)
+    assert found["errors"] == [], f"seed {SEED}"
+    assert found["kernels"] > 50 * found["programs"] and found["evictions"] > 10 * found["programs"]
+    assert found.get("pointers", 0) == 0
+
+
+ERRORS = """
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(8))
+
+            def forward(self, x, bad=False):
+                for number, layer in enumerate(self.layers):
+                    x = torch.tanh(layer(x))
+                    if bad and number == 5:  # the kernel of a wrong label: from here on every call of CUDA fails
+                        fake.die(True)
+                        raise RuntimeError("CUDA error: device-side assert triggered")
+                return x.square().mean()
+
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters())
+        said = []
+
+        def train():
+            with cl.Session("2300KiB", device="cuda", min_swap=512, rematerialize=False) as session:
+                sessions.append(session)
+                for _ in range(6):
+                    model(torch.randn(128, 256)).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                away.extend(p for p in model.parameters() if session.where(p) == "away")
+                fake.be_lazy()  # copies are under way
+                model(torch.randn(128, 256), bad=True)
+
+        sessions, away = [], []
+"""
+
+
+@pytest.mark.gate
+def test_the_error_of_a_failed_kernel_reaches_its_user() -> None:
+    """Its tensors die while the traceback goes, some with a copy under way."""
+    found = on_fake_gpu(
+        ERRORS
+        + """
+        try:
+            train()
+        except RuntimeError as error:
+            said.append(str(error))
+        gc.collect()
+        session = sessions[0]
+        said.append([session.is_open, core.of("cuda:0").is_open(), core.of("cuda:0").counters()["storages"]])
+        session.stop()
+        for attempt in (lambda: cl.Session("1GiB", device="cuda").start(), lambda: away[0].sum()):
+            try:
+                attempt()
+            except (RuntimeError, cl.SessionError) as error:
+                said.append(str(error).splitlines()[0])
+        cl.release_host_memory()
+        del model, optimizer, away
+        gc.collect()
+        with cl.Session("8MiB") as session:  # the host's device goes on
+            x = torch.ones(1024)
+            said.append(float(x.sum()))
+        print(json.dumps(said))
+        """
+    )
+    error, open_, next_session, lost, total = found
+    assert error == "CUDA error: device-side assert triggered"
+    assert open_ == [False, False, 0], "its storages are torch's, or lost"
+    assert "can be used no more by this process" in next_session and "illegal memory access" in next_session
+    assert "was not on the device when that failed" in lost and "its bytes are lost" in lost
+    assert total == 1024
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_a_copy_that_could_not_be_begun_leaves_nothing_behind() -> None:
+    found = on_fake_gpu("""
+        expected = torch.arange(1 << 18, dtype=torch.int32)
+        with cl.Session("64MiB", device="cuda", min_swap=512, rematerialize=False) as session:
+            t = torch.arange(1 << 18, dtype=torch.int32)
+            fake.fail_copies(True)
+            said = [session.evict(t), session.where(t)]
+            fake.fail_copies(False)
+            said += [session.evict(t), session.where(t)]
+            fake.fail_copies(True)
+            try:
+                t.sum()
+            except RuntimeError as error:
+                said.append(str(error).splitlines()[0])
+            said.append(session.where(t))
+            try:
+                full = [torch.zeros(8 * MiB, dtype=torch.uint8) for _ in range(9)]
+            except RuntimeError as error:
+                said.append(str(error))
+            full = None
+            fake.fail_copies(False)
+            assert torch.equal(t, expected)
+            for number in range(1, 12):  # wherever some calls fail
+                for use in (lambda: session.evict(t), lambda: torch.equal(t, expected)):
+                    fake.fail_call(number, in_a_row=8)
+                    assert use(), number
+                    fake.fail_call(0)
+                t.add_(0)  # the host has no copy any more
+        assert torch.equal(t, expected)
+        print(json.dumps(said))
+    """)
+    assert found[:4] == [False, "resident", True, "away"]
+    assert "cudaMemcpyAsync failed" in found[4] and found[5] == "away"
+    assert (
+        "below the floor" in found[6] and "cannot be begun (Chameleon Lab: cudaMemcpyAsync failed" in found[6]
+    )
 
 
 def test_two_host_threads_run_the_same_way_again() -> None:

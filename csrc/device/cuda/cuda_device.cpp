@@ -1,6 +1,8 @@
 #include "device/cuda/cuda_device.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "device/cuda/check.h"
@@ -39,14 +41,19 @@ bool CudaDevice::has_room(size_t block_bytes) const {
 // What fits by its bytes may not fit into what is left in one piece: then torch's allocator, which may not reserve more
 // than the capacity either, finds nothing.
 void* CudaDevice::allocate(size_t block_bytes, int lane, Effort effort) {
-  if (events_.forked() || !has_room(block_bytes)) return nullptr;
+  if (health_.gone() || !has_room(block_bytes)) return nullptr;
+  if (limit_is_old_) limit();
   const bool limited = capacity_bytes_ != SIZE_MAX;
   torch_side::Outlook seen{torch_side::Source::AtHand, false, 0, 0, -1};
   if (limited && effort != Effort::Last && !worth_asking(block_bytes, lane, effort, &seen)) return nullptr;
   const std::vector<cudaStream_t>& streams = lanes_[lane].streams;
   const cudaStream_t current = torch_side::current_stream(index_);
   const bool own = std::find(streams.begin(), streams.end(), current) != streams.end();
-  void* block = torch_side::allocate(index_, block_bytes, own ? current : streams.front(), /*may_fail=*/limited);
+  void* block = nullptr;
+  unless_gone([&] {
+    block = torch_side::allocate(index_, block_bytes, own ? current : streams.front(), /*may_fail=*/limited);
+  });
+  if (health_.gone()) return nullptr;
   if (!block) {
     ++own_events_.soft_ooms;
     const torch_side::Outlook now = torch_side::outlook(index_, block_bytes, ceiling_bytes_, 0);
@@ -102,12 +109,13 @@ void CudaDevice::note_refusal(size_t block_bytes, int lane, Effort effort, size_
 }
 
 bool CudaDevice::refuses(size_t bytes) const {
-  if (events_.forked() || capacity_bytes_ == SIZE_MAX || !(wary_ || near_limit(bytes))) return false;
+  if (limit_is_old_) limit();
+  if (health_.gone() || capacity_bytes_ == SIZE_MAX || !(wary_ || near_limit(bytes))) return false;
   return torch_side::outlook(index_, bytes, ceiling_bytes_, stuck_bytes_).source == torch_side::Source::None;
 }
 
 AllocatorEvents CudaDevice::end_allocator_step() {
-  if (events_.forked()) return {};
+  if (health_.gone()) return {};
   AllocatorEvents events = torch_side::stats(index_).events;
   events.refusals = own_events_.refusals;
   events.soft_ooms = own_events_.soft_ooms;
@@ -127,11 +135,11 @@ void CudaDevice::free(void* block, size_t block_bytes) {
   resident_bytes_ -= block_bytes;
   ++frees_;
   freed_bytes_ += block_bytes;
-  if (!events_.forked()) torch_side::free(block);
+  if (!health_.gone()) torch_side::free(block);
 }
 
 void CudaDevice::free_behind(void* block, size_t block_bytes, int lane) {
-  if (!events_.forked()) {
+  if (!health_.gone()) {
     for (const cudaStream_t stream : lanes_[lane].streams) {
       if (!faults().leaves_out(Order::AdoptedBack)) torch_side::used_on(index_, block, stream);
     }
@@ -140,7 +148,7 @@ void CudaDevice::free_behind(void* block, size_t block_bytes, int lane) {
 }
 
 void CudaDevice::used_by_all(void* block) {
-  if (events_.forked() || faults().leaves_out(Order::HandedBack)) return;
+  if (health_.gone() || faults().leaves_out(Order::HandedBack)) return;
   for (const Lane& lane : lanes_) {
     for (const cudaStream_t stream : lane.streams) torch_side::used_on(index_, block, stream);
   }
@@ -148,16 +156,21 @@ void CudaDevice::used_by_all(void* block) {
 
 void CudaDevice::set_capacity(size_t capacity_bytes) {
   capacity_bytes_ = capacity_bytes;
-  if (events_.forked()) return;
+  if (health_.gone()) return;
   refresh_other_bytes(torch_side::stats(index_).allocated_bytes);
   limit();
 }
 
 void CudaDevice::limit() const {
-  torch_side::limit(index_, capacity_bytes_ == SIZE_MAX ? SIZE_MAX : capacity_bytes_ + inherited_bytes_);
+  unless_gone(
+      [&] { torch_side::limit(index_, capacity_bytes_ == SIZE_MAX ? SIZE_MAX : capacity_bytes_ + inherited_bytes_); });
+  limit_is_old_ = false;
 }
 
-size_t CudaDevice::total_bytes() const { return torch_side::total_bytes(index_); }
+size_t CudaDevice::total_bytes() const {
+  unless_gone([&] { total_bytes_ = torch_side::total_bytes(index_); });
+  return total_bytes_;
+}
 
 void CudaDevice::refresh_other_bytes(size_t allocated_bytes) const {
   const size_t others = allocated_bytes - std::min(allocated_bytes, resident_bytes_);
@@ -166,7 +179,7 @@ void CudaDevice::refresh_other_bytes(size_t allocated_bytes) const {
 }
 
 MemoryInfo CudaDevice::memory_info() const {
-  if (events_.forked()) return {capacity_bytes_, resident_bytes_, 0, peak_resident_bytes_, 0, 0, 0};
+  if (health_.gone()) return {capacity_bytes_, resident_bytes_, 0, peak_resident_bytes_, 0, 0, 0};
   const torch_side::Stats stats = torch_side::stats(index_);
   refresh_other_bytes(stats.allocated_bytes);
   return {capacity_bytes_,      resident_bytes_,           stats.reserved_bytes - stats.allocated_bytes,
@@ -181,7 +194,7 @@ bool CudaDevice::take_over(void*, size_t block_bytes) {
   const size_t inherited = std::min(inherited_bytes_, block_bytes);
   inherited_bytes_ -= inherited;
   other_bytes_ -= std::min(other_bytes_, block_bytes - inherited);
-  limit();
+  limit_is_old_ = true;  // a session begins with thousands of these, and each asks the driver
   return true;
 }
 
@@ -198,6 +211,7 @@ void CudaDevice::copy_now(void* block, const void* source, size_t bytes) {
 
 // ------------------------------------------------------------------------------------------------------------- copies
 
+// Where it throws, no copy is under way: who asked for it gives the memory to others.
 EventPtr CudaDevice::copy(size_t way, void* to, const void* from, size_t bytes, const EventPtr& after) {
   const torch_side::Guard guard(index_);
   Link& link = *links_[way];
@@ -206,12 +220,17 @@ EventPtr CudaDevice::copy(size_t way, void* to, const void* from, size_t bytes, 
   auto copy = std::make_shared<Copy>(events_, link.timeline, link.stream, way, ++link.copies, bytes);
   const auto kind = way == kOut ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
   const auto* const host = static_cast<const char*>(way == kOut ? to : from);
-  for (size_t at = 0, part; at < bytes; at += part) {
-    part = pinned_.in_one_slab(host + at, bytes - at);
-    CHAMELEON_CUDA_CALL(cudaMemcpyAsync, static_cast<char*>(to) + at, static_cast<const char*>(from) + at, part, kind,
-                        link.stream);
+  try {
+    for (size_t at = 0, part; at < bytes && !health_.gone(); at += part) {
+      part = pinned_.in_one_slab(host + at, bytes - at);
+      CHAMELEON_GPU_CALL(health_, cudaMemcpyAsync, static_cast<char*>(to) + at, static_cast<const char*>(from) + at,
+                         part, kind, link.stream);
+    }
+    copy->end(link.stream);
+  } catch (...) {
+    finish();
+    throw;
   }
-  copy->end(link.stream);
   return copy;
 }
 
@@ -264,14 +283,14 @@ std::pair<double, double> CudaDevice::measure_link() {
 // -------------------------------------------------------------------------------------------------------------- order
 
 int CudaDevice::lane() {
-  if (events_.forked()) return 0;
+  if (health_.gone()) return 0;
   const size_t lane = index_of(torch_side::current_stream(index_));
   catch_up(lanes_[lane]);
   return static_cast<int>(lane);
 }
 
 int CudaDevice::lane_of(const void* stream) {
-  if (events_.forked()) return -1;
+  if (health_.gone()) return -1;
   return static_cast<int>(index_of(static_cast<cudaStream_t>(const_cast<void*>(stream))));
 }
 
@@ -301,6 +320,63 @@ void CudaDevice::come_after_arrivals(Lane& lane, Order why) {
   for (const size_t link : {kIn, kUrgentIn}) come_after(lane, link, why);
 }
 
+// Another thread may be capturing a graph, on another GPU, and all that waits fails meanwhile.
+void CudaDevice::finish() noexcept {
+  constexpr std::chrono::seconds kPatience(10);
+  constexpr std::chrono::milliseconds kPause(1);
+  std::string why;
+  for (const auto until = std::chrono::steady_clock::now() + kPatience; !health_.gone();) {
+    try {
+      const torch_side::Guard guard(index_);
+      cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // then this thread may wait all the same
+      const bool relaxed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
+      const cudaError_t error = cudaDeviceSynchronize();
+      if (relaxed) (void)cudaThreadExchangeStreamCaptureMode(&mode);
+      if (error == cudaSuccess || health_.lost(error, "cudaDeviceSynchronize")) return;
+      why = cudaGetErrorString(error);
+    } catch (const std::exception& error) {  // another GPU is the thread's, and this one cannot become it
+      why = error.what();
+    }
+    if (std::chrono::steady_clock::now() > until) health_.lose("it cannot be waited for: " + why);
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+template <class F>
+void CudaDevice::in_order(F&& give) {
+  try {
+    give();
+  } catch (const std::exception&) {
+    finish();
+  }
+}
+
+// Of what torch asks CUDA, errors are its own; where the GPU is gone they say nothing new.
+template <class F>
+void CudaDevice::unless_gone(F&& call) const {
+  try {
+    if (!health_.gone()) call();
+  } catch (const std::exception&) {
+    if (!look()) throw;
+  }
+}
+
+bool CudaDevice::look() const {
+  if (health_.gone() || !links_[0]) return health_.gone();
+  try {
+    const torch_side::Guard guard(index_);
+    const cudaError_t state = cudaStreamQuery(links_[0]->stream);
+    return state != cudaSuccess && health_.lost(state, "cudaStreamQuery");
+  } catch (const std::exception&) {
+    return health_.gone();
+  }
+}
+
+std::string CudaDevice::failure() const {
+  (void)look();
+  return health_.why();
+}
+
 // Behind the newest copy of that link which any lane waits for. The lane's stream may be the default one, whose handle
 // means whichever GPU is the thread's.
 void CudaDevice::come_after(Lane& lane, size_t link, Order why) {
@@ -308,51 +384,61 @@ void CudaDevice::come_after(Lane& lane, size_t link, Order why) {
   if (!copy || lane.behind[link] >= copy->number()) return;
   lane.behind[link] = copy->number();
   if (faults().leaves_out(why)) return;
-  const torch_side::Guard guard(index_);
-  for (const cudaStream_t stream : lane.streams) copy->end_mark().block(stream);
+  in_order([&] {
+    const torch_side::Guard guard(index_);
+    for (const cudaStream_t stream : lane.streams) copy->end_mark().block(stream);
+  });
 }
 
 EventPtr CudaDevice::record(Lanes lanes) {
-  const torch_side::Guard guard(index_);
   auto moment = std::make_shared<Moment>();
+  if (health_.gone()) return moment;
   for (size_t lane = 0; lane < lanes_.size(); ++lane) {
     if (!(lanes & lane_bit(static_cast<int>(lane)))) continue;
     come_after(lanes_[lane], kOut, Order::FreePoint);
     come_after_arrivals(lanes_[lane], Order::BufferReused);
-    for (const cudaStream_t stream : lanes_[lane].streams) {
-      moment->add(std::make_unique<const Mark>(events_, stream, /*timed=*/false));
-    }
+    in_order([&] {
+      const torch_side::Guard guard(index_);
+      for (const cudaStream_t stream : lanes_[lane].streams) {
+        moment->add(std::make_unique<const Mark>(events_, stream, /*timed=*/false));
+      }
+    });
   }
   return moment;
 }
 
 EventPtr CudaDevice::compute_wait(const EventPtr& event, int lane) {
-  if (events_.forked()) return nullptr;
+  if (health_.gone()) return nullptr;
   const auto copy = std::static_pointer_cast<Copy>(event);
   const size_t link = copy->link();
   std::shared_ptr<Copy>& newest = links_[link]->waited_for;
   if (!newest || newest->number() < copy->number()) newest = copy;
   if (lanes_[lane].behind[link] >= copy->number()) return nullptr;
-  const torch_side::Guard guard(index_);
-  auto wait = std::make_shared<Wait>(events_, lanes_[lane].streams.front(), copy);
+  std::shared_ptr<Wait> wait;
+  in_order([&] {
+    const torch_side::Guard guard(index_);
+    wait = std::make_shared<Wait>(events_, lanes_[lane].streams.front(), copy);
+  });
   come_after(lanes_[lane], link, link == kOut ? Order::FreePoint : Order::Arrival);
   return wait;
 }
 
 void CudaDevice::join(int lane, Lanes lanes, Order why) {
-  if (events_.forked()) return;
+  if (health_.gone()) return;
   if (lanes_.size() < kMostLanes) lanes &= lane_bit(static_cast<int>(lanes_.size())) - 1;
   if (lanes_[lane].streams.size() == 1) lanes &= ~lane_bit(lane);
   if (lanes == 0 || faults().leaves_out(why)) return;
-  const torch_side::Guard guard(index_);
-  const EventPtr moment = record(lanes);
-  for (const cudaStream_t stream : lanes_[lane].streams) static_cast<const Moment&>(*moment).block(stream);
+  in_order([&] {
+    const EventPtr moment = record(lanes);
+    const torch_side::Guard guard(index_);
+    for (const cudaStream_t stream : lanes_[lane].streams) static_cast<const Moment&>(*moment).block(stream);
+  });
 }
 
 // Of each link the newest: the others come before it.
 std::vector<EventPtr> CudaDevice::arrivals() const {
   std::vector<EventPtr> newest;
-  if (events_.forked() || !links_[0]) return newest;
+  if (health_.gone() || !links_[0]) return newest;
   for (const size_t link : {kIn, kUrgentIn}) {
     if (links_[link]->waited_for) newest.push_back(links_[link]->waited_for);
   }
@@ -360,32 +446,40 @@ std::vector<EventPtr> CudaDevice::arrivals() const {
 }
 
 void CudaDevice::host_wait_for_compute() {
-  if (events_.forked() || faults().leaves_out(Order::SessionBegins)) return;
+  if (health_.gone() || faults().leaves_out(Order::SessionBegins)) return;
   const torch_side::Guard guard(index_);
-  CHAMELEON_CUDA_CALL(cudaDeviceSynchronize);
+  CHAMELEON_GPU_CALL(health_, cudaDeviceSynchronize);
 }
 
 void CudaDevice::host_wait(const EventPtr& event, Order why) {
   if (faults().leaves_out(why)) return;
-  const torch_side::Guard guard(index_);
-  if (const auto* copy = dynamic_cast<const Copy*>(event.get())) {
-    copy->end_mark().wait();
-  } else {
-    static_cast<const Moment&>(*event).wait();
-  }
+  in_order([&] {
+    const torch_side::Guard guard(index_);
+    if (const auto* copy = dynamic_cast<const Copy*>(event.get())) {
+      copy->end_mark().wait();
+    } else {
+      static_cast<const Moment&>(*event).wait();
+    }
+  });
 }
 
 EventPtr CudaDevice::moment(int lane) {
-  if (events_.forked()) return nullptr;
-  const torch_side::Guard guard(index_);
-  return std::make_shared<Instant>(events_, links_[kOut]->timeline, lanes_[lane].streams.front());
+  if (health_.gone()) return nullptr;
+  try {
+    const torch_side::Guard guard(index_);
+    return std::make_shared<Instant>(events_, links_[kOut]->timeline, lanes_[lane].streams.front());
+  } catch (const std::exception&) {  // then the op has no time
+    return nullptr;
+  }
 }
 
 void CudaDevice::drain() {
-  if (events_.forked() || !links_[0]) return;
-  const torch_side::Guard guard(index_);
+  if (health_.gone() || !links_[0]) return;
   if (faults().leaves_out(Order::SessionEnds)) return;
-  for (const auto& link : links_) CHAMELEON_CUDA_CALL(cudaStreamSynchronize, link->stream);
+  in_order([&] {
+    const torch_side::Guard guard(index_);
+    for (const auto& link : links_) CHAMELEON_GPU_CALL(health_, cudaStreamSynchronize, link->stream);
+  });
 }
 
 // --------------------------------------------------------------------------------------------------------------- host
@@ -397,7 +491,7 @@ size_t CudaDevice::buffer_bytes(size_t bytes) const {
 }
 
 void* CudaDevice::allocate_host(size_t bytes, size_t) {
-  if (events_.forked()) return nullptr;
+  if (health_.gone()) return nullptr;
   const torch_side::Guard guard(index_);
   if (void* data = pinned_.allocate(bytes)) return data;
   if (pinned_.lacks(bytes)) give_back(pinned_.take_idle(/*all=*/true));
@@ -407,7 +501,7 @@ void* CudaDevice::allocate_host(size_t bytes, size_t) {
 void CudaDevice::free_host(void* data, size_t bytes) { pinned_.free(data, bytes); }
 
 void* CudaDevice::allocate_host_at(size_t place, size_t bytes) {
-  return events_.forked() ? nullptr : pinned_.allocate_at(place, bytes);
+  return health_.gone() ? nullptr : pinned_.allocate_at(place, bytes);
 }
 
 // What an earlier session has left, and this one may not have, goes.
@@ -459,7 +553,7 @@ class CudaDevice::PinnedGrowth final : public Growth {
 };
 
 std::unique_ptr<Device::Growth> CudaDevice::grow_host(size_t bytes) {
-  if (events_.forked()) return nullptr;
+  if (health_.gone()) return nullptr;
   auto growth = std::make_unique<PinnedGrowth>(*this);
   growth->wanted = pinned_.begin_growing(bytes);
   return growth->wanted.asked_bytes > 0 ? std::move(growth) : nullptr;
@@ -489,12 +583,12 @@ std::vector<double> CudaDevice::measure_pinning(const std::string& way, size_t b
 }
 
 std::function<void()> CudaDevice::release_host() {
-  if (events_.forked()) return nullptr;
+  if (health_.gone()) return nullptr;
   return [this, unused = pinned_.take_unused()] { give_back(unused); };
 }
 
 std::function<void()> CudaDevice::trim_host(bool all) {
-  if (events_.forked()) return nullptr;
+  if (health_.gone()) return nullptr;
   std::vector<Slab> idle = pinned_.take_idle(all);
   if (idle.empty()) return nullptr;
   return [this, idle = std::move(idle)] { give_back(idle); };
@@ -516,9 +610,10 @@ void CudaDevice::install_allocator() {
   torch_side::install(index_);
   inherited_bytes_ = SIZE_MAX;  // all that is not ours now
   refresh_other_bytes(torch_side::stats(index_).allocated_bytes);
-  if (links_[0]) return;
   const torch_side::Guard guard(index_);
-  for (auto& link : links_) link.emplace(events_, new_stream());
+  for (auto& link : links_) {
+    if (!link) link.emplace(events_, new_stream());
+  }
 }
 
 c10::DeleterFnPtr CudaDevice::block_deleter() const { return torch_side::block_deleter(); }

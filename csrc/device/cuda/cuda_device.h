@@ -95,7 +95,7 @@ class CudaDevice final : public Device {
   size_t host_pins() const override { return pinned_.pins(); }
   void set_host_capacity(size_t bytes) override;
   std::unique_ptr<Growth> grow_host(size_t bytes) override;
-  bool lacks_host(size_t bytes) const override { return !events_.forked() && pinned_.lacks(bytes); }
+  bool lacks_host(size_t bytes) const override { return !health_.gone() && pinned_.lacks(bytes); }
   std::unique_ptr<Growth> grow_host_for(size_t bytes) override;
   void place_plans(size_t bytes) override { pinned_.place_plans(bytes); }
   void* allocate_host_at(size_t place, size_t bytes) override;
@@ -113,7 +113,9 @@ class CudaDevice final : public Device {
   void used_by_all(void* block) override;
   void copy_now(void* block, const void* source, size_t bytes) override;
 
-  void after_fork_in_child() override { events_.after_fork_in_child(); }
+  std::string failure() const override;
+  void finish() noexcept override;
+  void after_fork_in_child() override { health_.lose_in_child(); }
 
  private:
   // A stream of our own. What an op waits for already does not queue behind swap-ins ahead of their uses.
@@ -133,6 +135,11 @@ class CudaDevice final : public Device {
   class PinnedGrowth;
 
   EventPtr copy(size_t link, void* to, const void* from, size_t bytes, const EventPtr& after);
+  template <class F>
+  void in_order(F&& give);  // what cannot be given to the GPU is waited for: see Note [A GPU that is gone]
+  template <class F>
+  void unless_gone(F&& call) const;
+  bool look() const;  // is it gone?
   size_t index_of(cudaStream_t stream);
   void catch_up(Lane& lane);
   void come_after(Lane& lane, size_t link, Order why);
@@ -146,10 +153,13 @@ class CudaDevice final : public Device {
   void give_back(const std::vector<Slab>& slabs);
 
   const int index_;
-  EventPool events_;
+  mutable Health health_;
+  EventPool events_{health_};
   std::array<std::optional<Link>, kLinks> links_;
   std::vector<Lane> lanes_;
   PinnedPool pinned_;
+  mutable size_t total_bytes_ = 0;     // as it was found last
+  mutable bool limit_is_old_ = false;  // has anything been taken over since it was set?
   size_t capacity_bytes_ = SIZE_MAX;
   size_t resident_bytes_ = 0;
   size_t peak_resident_bytes_ = 0;

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "device/cuda/check.h"
-
 namespace chameleon::cuda {
 
 cudaEvent_t EventPool::take(bool timed) {
@@ -17,49 +15,47 @@ cudaEvent_t EventPool::take(bool timed) {
       return event;
     }
   }
-  cudaEvent_t event;
-  CHAMELEON_CUDA_CALL(cudaEventCreateWithFlags, &event, timed ? cudaEventDefault : cudaEventDisableTiming);
+  cudaEvent_t event = nullptr;
+  if (health_.gone()) return event;
+  CHAMELEON_GPU_CALL(health_, cudaEventCreateWithFlags, &event, timed ? cudaEventDefault : cudaEventDisableTiming);
   return event;
 }
 
 void EventPool::give(cudaEvent_t event, bool timed) {
-  if (forked()) return;
+  if (health_.gone()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   spare_[timed].push_back(event);
 }
 
-void EventPool::after_fork_in_child() { forked_ = true; }
-
-Mark::Mark(EventPool& pool, cudaStream_t stream, bool timed) : pool_(pool), timed_(timed), event_(pool.take(timed)) {
-  CHAMELEON_CUDA_CALL(cudaEventRecord, event_, stream);
-}
-
+Mark::Mark(EventPool& pool, cudaStream_t stream, bool timed) : Mark(pool, timed) { record(stream); }
+Mark::Mark(EventPool& pool, bool timed) : pool_(pool), timed_(timed), event_(pool.take(timed)) {}
 Mark::~Mark() { pool_.give(event_, timed_); }
 
+void Mark::record(cudaStream_t stream) {
+  if (!pool_.health().gone()) CHAMELEON_GPU_CALL(pool_.health(), cudaEventRecord, event_, stream);
+}
+
 bool Mark::done() const {
-  if (done_.load(std::memory_order_relaxed) || pool_.forked()) return true;
+  if (done_.load(std::memory_order_relaxed) || pool_.health().gone()) return true;
   const cudaError_t state = cudaEventQuery(event_);
-  if (state == cudaErrorNotReady) {
-    (void)cudaGetLastError();
-    return false;
-  }
-  check(state, "cudaEventQuery");
+  // What CUDA does not say now it may say when it is asked again.
+  if (state != cudaSuccess) return pool_.health().lost(state, "cudaEventQuery");
   done_.store(true, std::memory_order_relaxed);
   return true;
 }
 
 // Where the event has passed there is nothing to wait for: whatever is given to a stream later comes after it.
 void Mark::block(cudaStream_t stream) const {
-  if (!done()) CHAMELEON_CUDA_CALL(cudaStreamWaitEvent, stream, event_, 0);
+  if (!done()) CHAMELEON_GPU_CALL(pool_.health(), cudaStreamWaitEvent, stream, event_, 0);
 }
 
 // Once the event has passed, the host reads what was written before it.
 void Mark::wait() const {
-  if (!done()) CHAMELEON_CUDA_CALL(cudaEventSynchronize, event_);
+  if (!done()) CHAMELEON_GPU_CALL(pool_.health(), cudaEventSynchronize, event_);
 }
 
 std::optional<double> Mark::since_ms(const Mark& earlier) const {
-  if (pool_.forked()) return 0;
+  if (pool_.health().gone()) return 0;
   float ms = 0;
   if (cudaEventElapsedTime(&ms, earlier.event_, event_) == cudaSuccess) return ms;
   (void)cudaGetLastError();  // torch would take it for its own kernel's
@@ -125,15 +121,13 @@ bool Timeline::place(const std::shared_ptr<Anchor>& anchor) {
 }
 
 Copy::Copy(EventPool& pool, Timeline& timeline, cudaStream_t stream, size_t link, uint64_t number, size_t bytes)
-    : pool_(pool),
-      timeline_(timeline),
+    : timeline_(timeline),
       anchor_(timeline.anchor()),
       link_(link),
       number_(number),
       bytes_(bytes),
-      start_(pool, stream, /*timed=*/true) {}
-
-void Copy::end(cudaStream_t stream) { end_ = std::make_unique<Mark>(pool_, stream, /*timed=*/true); }
+      start_(pool, stream, /*timed=*/true),
+      end_(pool, /*timed=*/true) {}
 
 Ticks Wait::end_ticks() const {
   const Ticks start = start_ticks(), end = copy_->end_ticks();

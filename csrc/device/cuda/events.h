@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "clock.h"
+#include "device/cuda/check.h"
 #include "device/device.h"
 
 namespace chameleon::cuda {
@@ -17,27 +18,29 @@ namespace chameleon::cuda {
 // Events are handed back by whoever reads a trace last, on any thread. Outlives everything that holds one.
 class EventPool {
  public:
-  cudaEvent_t take(bool timed);
-  void give(cudaEvent_t event, bool timed);
+  // Where the GPU is gone every event counts as done, and its time as zero.
+  explicit EventPool(Health& health) : health_(health) {}
 
-  // In a forked child CUDA is of no use: there every event counts as done, and its time as zero.
-  void after_fork_in_child();
-  bool forked() const { return forked_.load(std::memory_order_relaxed); }
+  cudaEvent_t take(bool timed);  // null where the GPU is gone
+  void give(cudaEvent_t event, bool timed);
+  Health& health() { return health_; }
 
  private:
+  Health& health_;
   std::mutex mutex_;
   std::vector<cudaEvent_t> spare_[2];  // untimed, timed
-  std::atomic<bool> forked_{false};
 };
 
 // A moment of a stream: done when what the stream was given before it is.
 class Mark {
  public:
   Mark(EventPool& pool, cudaStream_t stream, bool timed);
+  Mark(EventPool& pool, bool timed);  // to be recorded later: all that it takes is there
   ~Mark();
   Mark(const Mark&) = delete;
   Mark& operator=(const Mark&) = delete;
 
+  void record(cudaStream_t stream);
   bool done() const;
   void block(cudaStream_t stream) const;                      // what the stream is given from here on comes after it
   void wait() const;                                          // the host does
@@ -81,28 +84,27 @@ class Timeline {
 class Copy final : public Event {
  public:
   Copy(EventPool& pool, Timeline& timeline, cudaStream_t stream, size_t link, uint64_t number, size_t bytes);
-  void end(cudaStream_t stream);  // call once the copy has been given to the stream
+  void end(cudaStream_t stream) { end_.record(stream); }  // call once the copy has been given to the stream
 
   size_t link() const { return link_; }        // which of the device's streams of copies it goes along
   uint64_t number() const { return number_; }  // of those, from 1 on; a later one ends later
-  const Mark& end_mark() const { return *end_; }
+  const Mark& end_mark() const { return end_; }
   Ticks ticks(const Mark& mark) const { return timeline_.ticks(anchor_, mark); }
 
-  bool done() const override { return end_->done(); }
+  bool done() const override { return end_.done(); }
   void cancel() override {}  // a copy that the GPU has been given takes place
   size_t copied_bytes() const override { return bytes_; }
   Ticks start_ticks() const override { return ticks(start_); }
-  Ticks end_ticks() const override { return ticks(*end_); }
+  Ticks end_ticks() const override { return ticks(end_); }
 
  private:
-  EventPool& pool_;
   Timeline& timeline_;
   const std::shared_ptr<Timeline::Anchor> anchor_;
   const size_t link_;
   const uint64_t number_;
   const size_t bytes_;
   const Mark start_;
-  std::unique_ptr<Mark> end_;
+  Mark end_;
 };
 
 // How long a stream stood still for a copy.

@@ -24,6 +24,7 @@
 
 #include "device/cuda/check.h"
 #include "device/cuda/torch_side.h"
+#include "late_deaths.h"
 #include "runtime.h"
 
 #define CHAMELEON_TORCH (TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR)
@@ -92,7 +93,7 @@ bool any_open() {
 }
 
 void delete_block(void* block) {
-  if (!block) return;
+  if (!block || late_deaths::put_off(&delete_block, block)) return;
   for (size_t index = 0; index < kMostDevices; ++index) {
     Runtime* runtime = runtimes[index].load(std::memory_order_acquire);
     if (runtime && runtime->release(block)) return;
@@ -101,17 +102,33 @@ void delete_block(void* block) {
   ++frees_past_runtime;
 }
 
+// Of the original alone: see Note [Deaths inside of torch's allocator].
+c10::DataPtr allocate_natively(size_t bytes) {
+  const late_deaths::Scope scope;
+  return original->allocate(bytes);
+}
+void* raw_alloc_natively(size_t bytes) {
+  const late_deaths::Scope scope;
+  return original->raw_alloc(bytes);
+}
+void* raw_alloc_natively(size_t bytes, cudaStream_t stream) {
+  const late_deaths::Scope scope;
+  return original->raw_alloc_with_stream(bytes, stream);
+}
+
 // Memory that is no storage of ours counts against the same limit: storages leave for it.
 template <class F>
 auto making_way(size_t bytes, F allocate) {
   constexpr size_t kWorthLooking = 1 << 20;  // below, torch packs many into a segment
   Runtime* runtime = runtime_of(c10::cuda::current_device());
   if (runtime && bytes >= kWorthLooking) runtime->make_way_where_refused(bytes);
+  late_deaths::settle();
   for (;;) {
     try {
       return allocate();
     } catch (const c10::Error& error) {
       if (!runtime || !is_out_of_memory(error)) throw;
+      if (late_deaths::settle()) continue;
       if (runtime->make_way(bytes)) continue;
       if (!runtime->is_open()) throw;
       throw_out_of_memory(error, bytes);
@@ -145,8 +162,9 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
     const DeviceIndex index = c10::cuda::current_device();
     Runtime* runtime = runtime_of(index);
     if (!runtime || !runtime->tracks(bytes)) {
-      return making_way(bytes, [&] { return original->allocate(bytes); });
+      return making_way(bytes, [&] { return allocate_natively(bytes); });
     }
+    late_deaths::settle();
     void* block = runtime->allocate(bytes);
     return {block, block, &delete_block, c10::Device(c10::DeviceType::CUDA, index)};
   }
@@ -154,10 +172,10 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   void copy_data(void* to, const void* from, size_t bytes) const override { original->copy_data(to, from, bytes); }
 
   void* raw_alloc(size_t bytes) override {
-    return making_way(bytes, [&] { return original->raw_alloc(bytes); });
+    return making_way(bytes, [&] { return raw_alloc_natively(bytes); });
   }
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
-    return making_way(bytes, [&] { return original->raw_alloc_with_stream(bytes, stream); });
+    return making_way(bytes, [&] { return raw_alloc_natively(bytes, stream); });
   }
   void raw_delete(void* block) override {
     original->raw_delete(block);
@@ -167,15 +185,21 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   // The original passes over blocks whose deleter is not its own.
   using CUDAAllocator::recordStream;
   void recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream stream) override {
-    if (pointer.get_deleter() == &delete_block) {
-      record_stream(pointer.get(), pointer.device(), stream);
-    } else {
-      original->recordStream(pointer, stream);
-    }
-    // Its storage may be away, or leave later, and the streams that its user names are those of its next block too.
     const c10::Device device = pointer.device();
+    const auto tell_torch = [&] {
+      if (pointer.get_deleter() == &delete_block) {
+        record_stream(pointer.get(), device, stream);
+      } else {
+        original->recordStream(pointer, stream);
+      }
+    };
+    // Its storage may be away, or leave later, and the streams that its user names are those of its next block too.
     Runtime* runtime = device.is_cuda() && device.index() >= 0 ? runtime_of(device.index()) : nullptr;
-    if (runtime && stream.device_index() == device.index()) runtime->recorded(pointer, stream.stream());
+    if (runtime && stream.device_index() == device.index()) {
+      runtime->recorded(pointer, stream.stream(), tell_torch);
+    } else {
+      tell_torch();
+    }
   }
 
   // Graphs hold addresses: what they hold must not move.
@@ -285,6 +309,7 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   void markCaptureBegin(DeviceIndex device) override { original->markCaptureBegin(device); }
   void markCaptureEnd(DeviceIndex device) override { original->markCaptureEnd(device); }
   c10::DataPtr allocateWithAddress(size_t bytes, void* address) override {
+    const late_deaths::Scope scope;
     return original->allocateWithAddress(bytes, address);
   }
 #endif
@@ -438,7 +463,7 @@ cudaStream_t current_stream(int index) {
 void* allocate(int index, size_t bytes, cudaStream_t stream, bool may_fail) {
   const Guard guard(index);
   try {
-    return original->raw_alloc_with_stream(bytes, stream);
+    return raw_alloc_natively(bytes, stream);
   } catch (const c10::Error& error) {
     if (!is_out_of_memory(error)) throw;
     if (!may_fail) throw_out_of_memory(error, bytes);
@@ -457,7 +482,7 @@ c10::DeleterFnPtr plain_deleter() { return original->raw_deleter(); }
 
 c10::DataPtr allocate_plain(int index, size_t bytes) {
   const Guard guard(index);
-  return original->allocate(bytes);
+  return allocate_natively(bytes);
 }
 
 Guard::Guard(int index) : index_(index), before_(c10::cuda::current_device()) {

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "c10_cuda.h"
@@ -47,7 +48,25 @@ void fill_all(at::TensorList all, int64_t value) {
   for (const at::Tensor& x : all) fill(x, value);
 }
 
+// A product of cuBLAS: its work space, of a handle and a stream, is had from the allocator while the op runs, and kept
+// to the end of the process.
+void product(const at::Tensor&, int64_t bytes) {
+  static auto* workspaces = new std::vector<c10::DataPtr>();
+  workspaces->push_back(caching::get()->allocate(static_cast<size_t>(bytes)));
+}
+
+// CUDA IPC: the memory of shared storages that have died here, until their consumers have let go of it.
+std::vector<c10::DataPtr>& limbo() {
+  static auto* pointers = new std::vector<c10::DataPtr>();
+  return *pointers;
+}
+void collect() {
+  std::vector<c10::DataPtr> over;
+  over.swap(limbo());
+}
+
 TORCH_LIBRARY(fake_gpu, library) {
+  library.def("product(Tensor x, int bytes) -> ()");
   library.def("holds(Tensor x, int value) -> bool");
   library.def("fill(Tensor x, int value) -> ()");
   library.def("copy(Tensor(a!) to, Tensor from) -> ()");
@@ -56,6 +75,7 @@ TORCH_LIBRARY(fake_gpu, library) {
 TORCH_LIBRARY_IMPL(fake_gpu, CUDA, library) {
   library.impl("holds", &holds);
   library.impl("fill", &fill);
+  library.impl("product", &product);
   library.impl("copy", &copy);
   library.impl("fill_all", &fill_all);
 }
@@ -96,6 +116,13 @@ class Tensor {
     for (const Tensor* one : all) tensors.push_back(one->tensor_);
     using FillAll = void(at::TensorList, int64_t);
     c10::Dispatcher::singleton().findSchemaOrThrow("fake_gpu::fill_all", "").typed<FillAll>().call(tensors, value);
+  }
+  void product(int64_t bytes) const { call<void>("fake_gpu::product", tensor_, bytes); }
+  // As THPStorage_shareCuda does.
+  void share() {
+    (void)tensor_.mutable_data_ptr();
+    c10::DataPtr seen(data(), impl()->device());
+    limbo().push_back(impl()->set_data_ptr(std::move(seen)));
   }
   bool evict() { return Runtime::of(device_).evict(impl()); }
   std::string where() {
@@ -147,6 +174,8 @@ PYBIND11_MODULE(_fake_allocator, m) {
       .def_static("fill_all", &Tensor::fill_all)
       .def("evict", &Tensor::evict)
       .def("hold", &Tensor::hold)
+      .def("product", &Tensor::product)
+      .def("share", &Tensor::share)
       .def("record_stream", &Tensor::record_stream)
       .def_property_readonly("where", &Tensor::where)
       .def_property_readonly("address", &Tensor::address)
@@ -207,6 +236,10 @@ PYBIND11_MODULE(_fake_allocator, m) {
     const caching::CreateContextFn context = stacks ? caching::CreateContextFn(kNoStack) : nullptr;
     caching::get()->recordHistory(on, context, 10, caching::RecordContext::ALL, false, {});
   });
+  m.def(
+      "collect_shared", [] { gpu::Segments::on_miss = &collect; },
+      "Where the allocator has no block, as CUDA IPC does.");
+  m.def("misses", [] { return gpu::Segments::misses; });
   m.def("attach_observer", [] { caching::attachOutOfMemoryObserver(nullptr); });
   m.def("delete_by_raw_deleter", [](int device, size_t bytes) {
     c10::cuda::set_device(static_cast<int8_t>(device), false);

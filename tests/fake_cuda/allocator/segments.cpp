@@ -38,6 +38,11 @@ void* Segments::allocate(size_t bytes, cudaStream_t stream) {
   bytes = std::max(up(bytes, kUnit), kUnit);
   char* data = find(bytes, stream);
   const auto more = [&] { return expandable() ? expand(bytes, stream) : add_segment(bytes, stream); };
+  if (!data && on_miss) {
+    ++misses;
+    on_miss();
+    data = find(bytes, stream);
+  }
   if (!data) data = more();
   if (!data) {
     release_cached();

@@ -28,6 +28,9 @@ class Segments {
   size_t allocated_bytes = 0, reserved_bytes = 0, peak_reserved_bytes = 0;
   long recorded_streams = 0, out_of_memory = 0;
   long retries = 0, device_allocs = 0, device_frees = 0, synchronizations = 0;
+  // Called under the allocator's lock where no block is kept that would serve, as torch's FreeMemoryCallbacks.
+  inline static void (*on_miss)() = nullptr;
+  inline static long misses = 0;
 
   void* allocate(size_t bytes, cudaStream_t stream);  // nullptr: out of memory, after all that torch tries
   void free(void* data);
