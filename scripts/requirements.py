@@ -16,25 +16,68 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _NAME = "chameleon-lab"
-_UNREACHED = "Failed to fetch"
-"""How uv says that an index does not answer."""
+_CHOSEN_BY_TORCH = re.compile(r"^(nvidia-|cuda-|triton\b)", re.IGNORECASE)
+"""What each build of torch brings in versions of its own: a pin would fit one of them alone."""
+_OLDEST_PYTHON = "3.11"
+"""What is apart is optional, and has no wheels for every Python: it is asked for this one."""
 
 
 def main() -> int:
-    """Resolve all sets at once: what can be had together can be had in parts."""
+    """Ask for each set."""
     print("==> Asking the package index for what is pinned", flush=True)
-    constraints = ROOT / "constraints.txt"
-    torch = re.search(r"^torch==\S+$", constraints.read_text(), re.MULTILINE)
-    core = re.search(r'"\$\{pip\[@\]\}" (cmake .*)', (ROOT / "scripts" / "setup.sh").read_text())
-    assert torch and core
-    headers = ["nvidia-cuda-crt==13.0.*", "nvidia-cuda-runtime==13.0.*"]  # of the CUDA of PyPI's torch
-    said = unresolved([torch[0], *core[1].split(), *headers, *requirements("dev")], "-c", str(constraints))
-    if _UNREACHED in said:
+    if pins := pinned_for_torch((ROOT / "constraints.txt").read_text()):
+        print(f"    constraints.txt pins what torch itself chooses: {', '.join(pins)}", file=sys.stderr)
+        return 1
+    if said := unresolved(["pip"]):
         print(f"    skipped, for no index answers: {said.splitlines()[-1].strip()}")
         return 0
-    if said:
-        print(said, file=sys.stderr)
-    return int(bool(said))
+    failed = False
+    for what, wanted, options in sets():
+        if said := unresolved(wanted, *options):
+            print(f"    {what}:\n{said}", file=sys.stderr)
+            failed = True
+    return int(failed)
+
+
+def sets() -> list[tuple[str, list[str], list[str]]]:
+    """Each set that somebody installs at once: what it is, its requirements, and options of uv."""
+    setup = (ROOT / "scripts" / "setup.sh").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pinned = ["-c", str(ROOT / "constraints.txt")]
+    build = project["build-system"]["requires"]
+    alone = project["project"]["dependencies"]
+    (torch,) = (requirement for requirement in alone if re.match(r"torch\b", requirement))
+    oldest = re.sub(r">=([\d.]+).*", r"==\1.*", torch)
+    apart = [
+        name for names in re.findall(r"for names in (.*); do", setup) for name in re.findall(r"[\w-]+", names)
+    ]
+    torchft = _calls((ROOT / "scripts" / "torchft.sh").read_text(), "-m pip install ")
+    return [
+        ("what `make` installs", [*installed_by(setup), *build, *requirements("dev")], pinned),
+        ("what `pip install .` installs", [*alone, *build], []),
+        (f"the same with {oldest}", [*alone, *build, oldest], []),
+        ("what is apart", apart, [*pinned, "--no-deps", "--python-version", _OLDEST_PYTHON]),
+        ("what `make recovery` installs", torchft, ["--no-deps"]),
+    ]
+
+
+def installed_by(setup: str) -> list[str]:
+    """The requirements in the calls of pip in setup.sh, as on a machine with PyPI's torch."""
+    (torch,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    (cuda,) = re.findall(r'else "([\d.]+)"\)', setup)
+    return _calls(setup.replace("$torch_version", torch).replace("$cuda", cuda), '"${pip[@]}" ')
+
+
+def _calls(script: str, pip: str) -> list[str]:
+    """The requirements among what pip is called with: no options, no values of theirs, and not the project itself."""
+    calls = re.findall(re.escape(pip) + "(.*)", script.replace("\\\n", " "))
+    words = [word.strip('"') for call in calls for word in call.split()]
+    return [word for word in words if re.fullmatch(r"[A-Za-z][\w.-]*([=<>]=.*)?", word)]
+
+
+def pinned_for_torch(constraints: str) -> list[str]:
+    """The lines that pin what torch chooses."""
+    return [line for line in constraints.splitlines() if _CHOSEN_BY_TORCH.match(line)]
 
 
 def requirements(extra: str) -> list[str]:
@@ -78,4 +121,4 @@ def _setting(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -6,10 +6,10 @@ namespace chameleon {
 namespace {
 
 std::string missing(c10::Device) {
-  return "this build of Chameleon Lab has no CUDA device: torch, or the compiler, had no CUDA when it was built. "
-         "Install a "
-         "CUDA build of torch and CUDA's headers, then build Chameleon Lab again (`pip install --force-reinstall "
-         "--no-deps .`), or use device='cpu', the embedded device";
+  return "this build of Chameleon Lab has no CUDA device: it lacks " CHAMELEON_CUDA_MISSING
+         ". Build Chameleon Lab again with that (`pip install --force-reinstall --no-deps .`), or use device='cpu', "
+         "the "
+         "embedded device";
 }
 
 const bool registered = register_device(
