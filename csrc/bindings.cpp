@@ -431,12 +431,14 @@ void bind_runtime(py::module_& m) {
            [](Runtime& runtime, const Column<int64_t>& uids) {
              runtime.set_evict_last({uids.data(), uids.data() + uids.size()});
            })
-      .def("allow",
-           [](Runtime& runtime, const std::unordered_map<std::string, std::vector<std::string>>& dtypes) {
-             std::unordered_map<std::string, uint64_t> bits;
-             for (const auto& [name, allowed] : dtypes) bits[name] = dtype_bits(allowed);
-             runtime.allow_replays(std::move(bits));
-           })
+      .def(
+          "allow",
+          [](Runtime& runtime, const std::unordered_map<std::string, std::vector<std::string>>& dtypes) {
+            std::unordered_map<std::string, uint64_t> bits;
+            for (const auto& [name, allowed] : dtypes) bits[name] = dtype_bits(allowed);
+            runtime.allow_replays(bits);
+          },
+          nogil())
       .def("keep_producers", &Runtime::keep_producers, nogil(),
            "Whether it is known of values how they were made, even where no program drops anything.")
       .def("evict_always", &Runtime::evict_always, nogil())

@@ -127,15 +127,9 @@ std::vector<std::string>& name_list() {
   return *list;
 }
 
-std::unordered_map<std::string, uint64_t>& replayed() {
-  static auto* table = new std::unordered_map<std::string, uint64_t>();
-  return *table;
-}
-
-void set_replay_dtypes(OpInfo* info) {
-  const auto found = replayed().find(info->name);
-  const bool may = found != replayed().end() && info->leaf && (info->functional || info->in_place) && info->handle;
-  info->replay_dtypes.store(may ? found->second : 0, std::memory_order_relaxed);
+int32_t number_of(const std::string& name) {  // with registry_mutex
+  static auto* numbers = new std::unordered_map<std::string, int32_t>();
+  return numbers->try_emplace(name, static_cast<int32_t>(numbers->size())).first->second;
 }
 
 OpKind kind_of(std::string_view name) {
@@ -263,7 +257,8 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
     made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
     read_schema(operator_name, made);
     set_kind(made);
-    set_replay_dtypes(made);
+    made->repeatable = made->leaf && (made->functional || made->in_place) && made->handle;
+    made->name_number = number_of(made->name);
     auto& names = name_list();
     made->id = static_cast<int32_t>(names.size());
     names.push_back(made->name);
@@ -309,12 +304,9 @@ const OpInfo& OpTable::of(const at::RecordFunction& function) {
   return *info;
 }
 
-void allow_replays(std::unordered_map<std::string, uint64_t> dtypes) {
+int32_t name_number(const std::string& name) {
   std::lock_guard<std::mutex> lock(registry_mutex);
-  replayed() = std::move(dtypes);
-  for (auto& [key, info] : registry()) {
-    if (info) set_replay_dtypes(info);
-  }
+  return number_of(name);
 }
 
 void see_through(std::optional<std::unordered_set<std::string>> names) {

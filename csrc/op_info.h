@@ -50,7 +50,8 @@ struct OpInfo {
   int32_t held_argument = -1;                   // of an op that is seen through: it keeps a pointer to it all along
   int32_t dropout_argument = -1;                // the probability; at 0 nothing random is left
   const c10::OperatorHandle* handle = nullptr;  // null where the dispatcher does not know it
-  std::atomic<uint64_t> replay_dtypes{0};       // bit per ScalarType: see allow_replays()
+  bool repeatable = false;                      // by its schema: it can run again with the same arguments
+  int32_t name_number = -1;                     // name_number(name): the same for all overloads
   int32_t id = -1;                              // index into op_names()
   uint32_t hash = 0;                            // of the name
 
@@ -73,9 +74,8 @@ class OpTable {
   ska::flat_hash_map<const void*, OpInfo*> by_pointer_;
 };
 
-// Which ops may be replayed, by name, and with which dtypes: a bit per ScalarType, all of them where it does not
-// matter.
-void allow_replays(std::unordered_map<std::string, uint64_t> dtypes);
+// A small number that stands for the name of an op, whether or not it has run yet.
+int32_t name_number(const std::string& name);
 
 // Of ops that are made of others alone: those whose insides are the step's, by name; nullopt: the list of op_info.cpp.
 // Not while ops run in a session.

@@ -201,7 +201,8 @@ bool Replays::keep_draw(Description* found) {
   return dropout.isDouble() && dropout.toDouble() == 0.0;
 }
 
-Refusal Replays::described(uint64_t dtypes, Description* found) {
+Refusal Replays::described(const Replayable& may, Description* found) {
+  const uint64_t dtypes = may.dtypes_of(*found->maker->info);
   const bool every = dtypes == kEveryDtype;
   if (!every && !(found->dtype && (dtypes >> static_cast<int>(*found->dtype) & 1))) return Refusal::Op;
   if (!keep_draw(found)) return Refusal::Random;
@@ -210,15 +211,28 @@ Refusal Replays::described(uint64_t dtypes, Description* found) {
   if (found->device == c10::DeviceType::CPU && now.threads > 1 && Surroundings::workers_may_flush()) {
     return Refusal::Denormals;
   }
-  return every || now.were_checked() ? Refusal::None : Refusal::Settings;
+  return every || may.settings.hold_for(now) ? Refusal::None : Refusal::Settings;
+}
+
+void Replays::allow(const std::unordered_map<std::string, uint64_t>& dtypes, CheckedSettings settings) {
+  Replayable may{{}, std::move(settings)};
+  for (const auto& [name, bits] : dtypes) {
+    const auto number = static_cast<size_t>(name_number(name));
+    if (number >= may.dtypes.size()) may.dtypes.resize(number + 1);
+    may.dtypes[number] = bits;
+  }
+  // A script may change its settings back and forth.
+  auto found = std::find_if(all_.begin(), all_.end(), [&may](const auto& each) { return *each == may; });
+  if (found == all_.end()) found = all_.insert(found, std::make_unique<const Replayable>(std::move(may)));
+  replayable_.store(found->get(), std::memory_order_release);
 }
 
 Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) const {
   Maker maker;
   maker.info = &info;
   maker.autocast = Surroundings::active_autocast();
-  const uint64_t dtypes = info.replay_dtypes.load(std::memory_order_relaxed);
-  if (dtypes == 0) return maker;
+  const Replayable* const may = replayable_.load(std::memory_order_acquire);
+  if (!may || may->dtypes_of(info) == 0) return maker;
   // What runs inside a dispatch mode is up to Python.
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return maker;
   const auto arguments = arguments_of(function);
@@ -230,7 +244,7 @@ Maker Replays::describe(const at::RecordFunction& function, const OpInfo& info) 
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!keep_argument(arguments[i], i, &found)) return maker;
   }
-  maker.refusal = described(dtypes, &found);
+  maker.refusal = described(*may, &found);
   if (maker.refusal == Refusal::None) maker.producer = std::move(producer);
   return maker;
 }

@@ -26,6 +26,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -141,6 +143,19 @@ struct Maker {
   void end_draw();  // the op has ended. Call it without the core's lock: kernels allocate under the generator's
 };
 
+// The ops that may run again, and the settings under which that was found out. Ops read it without a lock: it does not
+// change.
+struct Replayable {
+  std::vector<uint64_t> dtypes;  // by OpInfo::name_number: a bit per ScalarType, all of them where it does not matter
+  CheckedSettings settings;
+
+  uint64_t dtypes_of(const OpInfo& info) const {
+    const auto number = static_cast<size_t>(info.name_number);
+    return info.repeatable && number < dtypes.size() ? dtypes[number] : 0;
+  }
+  bool operator==(const Replayable&) const = default;
+};
+
 class Replays {
  public:
   // The most ops in a row that restoring one storage may have to replay for values that no storage holds any more.
@@ -161,6 +176,8 @@ class Replays {
         allocate_plain_(std::move(plain)) {}
 
   // --- producers
+  // By name, with a bit per ScalarType; where bits are named, under these settings.
+  void allow(const std::unordered_map<std::string, uint64_t>& dtypes, CheckedSettings settings);
   // Keep what the op needs to run again, but for values. Call it without the core's lock: it takes strong references.
   Maker describe(const at::RecordFunction& function, const OpInfo& info) const;
   // Its inputs' values, as they are now. Sets the refusal where one has none.
@@ -187,7 +204,7 @@ class Replays {
   bool keep_tensor(const at::Tensor& tensor, size_t argument, int32_t element, Description* found) const;
   bool keep_argument(const c10::IValue& argument, size_t index, Description* found) const;
   static bool keep_draw(Description* found);
-  static Refusal described(uint64_t dtypes, Description* found);  // None: it can run again
+  static Refusal described(const Replayable& may, Description* found);  // None: it can run again
   int32_t line_below(Value& value, int32_t most);
   int32_t line_above(Value& value);
   Refusal why_not(Value& value);
@@ -200,6 +217,8 @@ class Replays {
   Movable movable_;
   FreeGhost free_ghost_;
   std::function<c10::DataPtr(size_t)> allocate_plain_;
+  std::vector<std::unique_ptr<const Replayable>> all_;  // that were in force: an op may still read them
+  std::atomic<const Replayable*> replayable_{nullptr};  // in force
   int64_t mark_ = 0;
 };
 

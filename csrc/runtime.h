@@ -178,7 +178,7 @@ class Runtime {
 
   // --- replay: see Note [Values]
   // Of ops, by name, with a bit per ScalarType; where bits are named, under the settings that are in force now.
-  void allow_replays(std::unordered_map<std::string, uint64_t> dtypes);
+  void allow_replays(const std::unordered_map<std::string, uint64_t>& dtypes);
   void keep_producers(bool on);          // even where no program drops anything
   Refusal drop(c10::StorageImpl* impl);  // now, if its bytes can be made again
 

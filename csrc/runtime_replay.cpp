@@ -121,9 +121,10 @@ class Runtime::Ending {
   const std::shared_ptr<Value> value_;
 };
 
-void Runtime::allow_replays(std::unordered_map<std::string, uint64_t> dtypes) {
-  chameleon::allow_replays(std::move(dtypes));
-  Surroundings::are_checked(device_->torch_device().type());
+void Runtime::allow_replays(const std::unordered_map<std::string, uint64_t>& dtypes) {
+  const CheckedSettings settings(device_->torch_device().type());
+  Lock lock(mutex_);
+  replays_.allow(dtypes, settings);
 }
 
 void Runtime::keep_producers(bool on) {

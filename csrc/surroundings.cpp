@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <mutex>
 #include <sstream>
 #include <tuple>
 #include <unordered_map>
@@ -52,10 +51,6 @@ void set_float_control(uint32_t) {}
 #endif
 
 std::atomic<bool> may_flush{false};
-
-std::mutex checked_mutex;
-Surroundings in_force;                     // when it was checked last; guarded by it
-std::atomic<uint64_t> checked_version{0};  // 0: none were
 
 // As many threads as there are words, this one first, each with its own word. Those of torch: a loop in here would be
 // shared by workers of another pool, or by none.
@@ -205,22 +200,22 @@ std::string Surroundings::key() const {
   return text.str();
 }
 
-bool Surroundings::were_checked() const {
-  const uint64_t newest = checked_version.load(std::memory_order_acquire);
-  if (newest == 0) return false;
-  if (checked.is_of(newest)) return checked.says();
-  std::lock_guard<std::mutex> lock(checked_mutex);
-  bool same = std::equal(precision, precision + 4, in_force.precision);
-  for_each_setting([&](const auto& setting) { same = same && this->*setting.value == in_force.*setting.value; });
-  checked.note(checked_version.load(std::memory_order_relaxed), same);
+bool Surroundings::same_kernels(const Surroundings& other) const {
+  bool same = std::equal(precision, precision + 4, other.precision);
+  for_each_setting([&](const auto& setting) { same = same && this->*setting.value == other.*setting.value; });
   return same;
 }
 
-void Surroundings::are_checked(c10::DeviceType device) {
-  const Surroundings current = read(device);
-  std::lock_guard<std::mutex> lock(checked_mutex);
-  in_force = current;
-  checked_version.fetch_add(1, std::memory_order_release);
+CheckedSettings::CheckedSettings(c10::DeviceType device) : settings_(read(device)) {
+  static std::atomic<uint64_t> made{0};
+  number_ = ++made;
+}
+
+bool CheckedSettings::hold_for(const Surroundings& settings) const {
+  if (const auto found = settings.checked.of(number_)) return *found;
+  const bool same = settings.same_kernels(settings_);
+  settings.checked.note(number_, same);
+  return same;
 }
 
 c10::DispatchKeySet Surroundings::active_autocast() {

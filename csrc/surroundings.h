@@ -27,7 +27,7 @@ struct Determinism {
   bool operator==(const Determinism&) const = default;
 };
 
-// What was found of an object once, and goes for this object alone: no copy has it.
+// What an object was compared with last, by its number, and whether they were the same. No copy has it.
 class Verdict {
  public:
   Verdict() = default;
@@ -35,9 +35,11 @@ class Verdict {
   Verdict& operator=(const Verdict&) { return *this; }
   bool operator==(const Verdict&) const { return true; }
 
-  bool is_of(uint64_t version) const { return found_.load(std::memory_order_relaxed) >> 1 == version; }
-  bool says() const { return found_.load(std::memory_order_relaxed) & 1; }
-  void note(uint64_t version, bool says) const { found_.store(version << 1 | says, std::memory_order_relaxed); }
+  std::optional<bool> of(uint64_t number) const {
+    const uint64_t found = found_.load(std::memory_order_relaxed);
+    return found >> 1 == number ? std::optional(bool(found & 1)) : std::nullopt;
+  }
+  void note(uint64_t number, bool same) const { found_.store(number << 1 | same, std::memory_order_relaxed); }
 
  private:
   mutable std::atomic<uint64_t> found_{0};
@@ -65,7 +67,7 @@ struct Surroundings {
   bool half_reduction_on_host = false;
   std::optional<int32_t> multiprocessors_left;      // by matrix products of cuBLAS
   at::BlasBackend blas = at::BlasBackend::Default;  // of ops on a GPU
-  Verdict checked;                                  // of were_checked(), by the version of what was compared
+  Verdict checked;                                  // of CheckedSettings::hold_for()
 
   bool operator==(const Surroundings&) const = default;
 
@@ -75,10 +77,8 @@ struct Surroundings {
   // Those of this thread, now; the same object as the last time where nothing has changed.
   static std::shared_ptr<const Surroundings> now(c10::DeviceType device);
 
-  // Are these, but for autocast's, those that were in force on the thread that said so last? Never before that. For
-  // what does not change any more, such as now()'s.
-  bool were_checked() const;
-  static void are_checked(c10::DeviceType device);
+  // But for autocast's: does an op outside of autocast get the same kernels?
+  bool same_kernels(const Surroundings& other) const;
 
   // See Note [Denormals]: at the start of every op, and whether there has been such a one.
   static void watch_denormals();
@@ -86,6 +86,21 @@ struct Surroundings {
 
   // Autocast keys that are active on this thread.
   static c10::DispatchKeySet active_autocast();
+};
+
+// The settings of the thread that makes it: under them it was found out which ops repeat themselves to the bit. They
+// are those of one device, whose runtime keeps them.
+class CheckedSettings {
+ public:
+  explicit CheckedSettings(c10::DeviceType device);
+
+  // Are these the same? For what does not change any more, such as now()'s, which remembers the answer.
+  bool hold_for(const Surroundings& settings) const;
+  bool operator==(const CheckedSettings& other) const { return settings_.same_kernels(other.settings_); }
+
+ private:
+  Surroundings settings_;
+  uint64_t number_;  // of all that were made
 };
 
 // While this lives, the thread runs ops as one did before: below autograd and modes, under these settings. Only what

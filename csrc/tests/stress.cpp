@@ -334,7 +334,7 @@ int main(int count, char** arguments) {
   for (const char* name : {"add", "add_", "bernoulli_", "clone", "full", "mul_", "sub_"}) {
     replayed.emplace(std::string("aten::") + name, kEveryDtype);
   }
-  runtime.allow_replays(std::move(replayed));
+  runtime.allow_replays(replayed);
   open(options());
   std::vector<std::thread> workers;
   for (int k = 0; k < threads; ++k) workers.emplace_back(work, 100 + k);

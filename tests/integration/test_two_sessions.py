@@ -9,6 +9,7 @@ import torch
 from fake_gpu import on_fake_gpu as on
 
 import chameleon_lab as cl
+from chameleon_lab.runtime import core
 
 pytestmark = pytest.mark.full
 
@@ -372,6 +373,67 @@ def test_what_is_kept_for_one_device_s_replays_is_no_memory_of_the_other_session
         print(json.dumps(seen == [(n + 1) % 256 for n in range(200)]))
     """)
     assert found is True
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_each_gpu_replays_what_was_found_to_repeat_itself_on_it() -> None:
+    """Two models of GPU may choose other kernels: what one may replay says nothing of the other's ops."""
+    found = on_fake_gpus(f"""{PRELUDE}
+        def dropped(gpu):
+            source = fake.Tensor(gpu, MiB, 3)
+            tensor = source.plus(4)
+            return [tensor.drop() or tensor.where, tensor.holds(7), tensor.where]
+
+        repeats = {{"fake_gpu::plus": ()}}
+        seen = []
+        with session(0), session(1):
+            for gpu in (0, 1):
+                core.of(f"cuda:{{gpu}}").keep_producers(True)
+            for allowed, other in ((0, 1), (1, 0)):
+                for last in (allowed, other):  # whichever is told last
+                    for gpu in (allowed + other - last, last):
+                        core.of(f"cuda:{{gpu}}").allow_replays(repeats if gpu == allowed else {{}})
+                    seen.append([dropped(allowed), dropped(other)])
+        print(json.dumps([seen, core.REFUSALS[core.OP_NOT_REPLAYED]]))
+    """)
+    seen, refusal = found
+    assert seen == [[["dropped", True, "resident"], [refusal, True, "resident"]]] * 4
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("rematerialize", [False, "cheap"])
+def test_a_session_replays_as_before_beside_one_that_may_replay_less(
+    threads: int, rematerialize: bool | str
+) -> None:
+    """Matrix products are replayed under settings that were checked, the host's number of threads among them."""
+    found = on_fake_gpus(f"""{PRELUDE}
+        torch.set_num_threads({threads})
+
+        def dropped():
+            made = torch.mm(x, x)
+            before = made.clone()
+            why = core.drop(made)
+            return [why, core.residency(made), bool(torch.equal(made, before))]
+
+        with cl.Session("64MiB", device="cpu", min_swap="4KiB") as host:
+            core.of("cpu").keep_producers(True)
+            x = torch.randn(128, 128)
+            alone = dropped()
+            with cl.Session("64MiB", device="cuda:0", rematerialize={rematerialize!r}) as gpu:
+                beside = dropped()
+                gpu.step()
+                host.step()
+                after_steps = dropped()
+            after = dropped()
+        print(json.dumps([alone, beside, after_steps, after]))
+    """)
+    if not core.SEES_RAW_ACCESS:
+        assert found == [[core.REFUSALS[core.OP_NOT_REPLAYED], "resident", True]] * 4
+    else:
+        assert found == [["", "dropped", True]] * 4
 
 
 def test_a_model_that_was_elsewhere_and_has_been_moved_here_is_followed_from_the_next_step_on() -> None:

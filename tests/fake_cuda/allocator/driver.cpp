@@ -65,7 +65,17 @@ void collect() {
   over.swap(limbo());
 }
 
+// One that has a result, which it can make again.
+at::Tensor plus(const at::Tensor& x, int64_t value) {
+  at::Tensor result = at::detail::empty_generic(x.sizes(), c10::GetAllocator(c10::DeviceType::CUDA),
+                                                c10::DispatchKeySet(c10::DispatchKey::CUDA), at::kByte, std::nullopt);
+  const auto* from = static_cast<const uint8_t*>(x.const_data_ptr());
+  std::memset(result.mutable_data_ptr(), static_cast<uint8_t>(from[0] + value), result.nbytes());
+  return result;
+}
+
 TORCH_LIBRARY(fake_gpu, library) {
+  library.def("plus(Tensor x, int value) -> Tensor");
   library.def("product(Tensor x, int bytes) -> ()");
   library.def("holds(Tensor x, int value) -> bool");
   library.def("fill(Tensor x, int value) -> ()");
@@ -73,6 +83,7 @@ TORCH_LIBRARY(fake_gpu, library) {
   library.def("fill_all(Tensor(a!)[] all, int value) -> ()");
 }
 TORCH_LIBRARY_IMPL(fake_gpu, CUDA, library) {
+  library.impl("plus", &plus);
   library.impl("holds", &holds);
   library.impl("fill", &fill);
   library.impl("product", &product);
@@ -106,6 +117,11 @@ class Tensor {
     fill(value);
   }
 
+  // A new one, of bytes that are larger by this.
+  Tensor plus(uint8_t value) const {
+    c10::cuda::set_device(device_.index(), false);
+    return Tensor(call<at::Tensor>("fake_gpu::plus", tensor_, value));
+  }
   bool holds(uint8_t value) const { return call<bool>("fake_gpu::holds", tensor_, value); }
   void fill(uint8_t value) const { call<void>("fake_gpu::fill", tensor_, value); }
   void copy_from(const Tensor& from) const { call_copy(tensor_, from.tensor_); }
@@ -124,11 +140,21 @@ class Tensor {
     c10::DataPtr seen(data(), impl()->device());
     limbo().push_back(impl()->set_data_ptr(std::move(seen)));
   }
+  std::string drop() { return chameleon::refusal_text(Runtime::of(device_).drop(impl())); }
   bool evict() { return Runtime::of(device_).evict(impl()); }
   std::string where() {
     const auto residency = Runtime::of(device_).residency(impl());
     if (!residency) return "not ours";
-    return *residency == Residency::Away ? "away" : *residency == Residency::Resident ? "resident" : "on its way";
+    switch (*residency) {
+      case Residency::Away:
+        return "away";
+      case Residency::Resident:
+        return "resident";
+      case Residency::Dropped:
+        return "dropped";
+      default:
+        return "on its way";
+    }
   }
   void hold() const { gpu::hold(data(), true); }
   void record_stream() { caching::recordStream(tensor_.storage().data_ptr(), c10::cuda::getCurrentCUDAStream()); }
@@ -138,6 +164,8 @@ class Tensor {
   }
 
  private:
+  explicit Tensor(at::Tensor tensor) : device_(tensor.device()), tensor_(std::move(tensor)) {}
+
   c10::StorageImpl* impl() const { return tensor_.storage().unsafeGetStorageImpl(); }
   void* data() const { return impl()->_mutable_data_ptr_no_checks().get(); }
 
@@ -172,6 +200,8 @@ PYBIND11_MODULE(_fake_allocator, m) {
       .def("copy_from_host", &Tensor::copy_from_host)
       .def("copy_to_host", &Tensor::copy_to_host)
       .def_static("fill_all", &Tensor::fill_all)
+      .def("plus", &Tensor::plus)
+      .def("drop", &Tensor::drop, "Why its bytes stay, in words; empty if they are given up.")
       .def("evict", &Tensor::evict)
       .def("hold", &Tensor::hold)
       .def("product", &Tensor::product)
