@@ -227,6 +227,7 @@ void Runtime::open(const Options& options) {
   thread_state().unseen = false;
   failures_.clear();
   optimizer_stage_ = false;
+  op_lanes_ = 0;
   timed_every_ = timed_first_ = 0;
   if (!options.unbacked) allocator_events_ = device_->end_allocator_step();
   device_->take_useless_bytes();
@@ -538,6 +539,7 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   forward_modules_.end_step();
   begin_step();
   in_backward_.store(false, std::memory_order_relaxed);
+  swapper_.backward_step.reset();
   thread_state().modules.clear();  // whatever an interrupt has left there
   executor_.send_waiting();
   return log;

@@ -472,6 +472,7 @@ class Runtime {
   int32_t timed_first_ = 0;
   int64_t clock_ops_ = 0;             // outermost ops since the process began
   AllocatorEvents allocator_events_;  // when the step began
+  Lanes op_lanes_ = 0;                // that ops of the session have run along
   int64_t step_serial_ = 0;           // steps begun, and programs loaded, since the process began
   OpPlace newest_;                    // of the op that started last; what happens between ops belongs there
   int32_t next_thread_ = 0;

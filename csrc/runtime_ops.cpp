@@ -237,6 +237,7 @@ void Runtime::begin_outermost(const OpInfo& info, ThreadState& thread) {
 void Runtime::enter(const OpInfo& info, ThreadState& thread) {
   if (thread.depth++ == 0) begin_outermost(info, thread);
   thread.lane = device_->lane();  // behind what other lanes have been told to wait for: Order::ArrivalElsewhere
+  op_lanes_ |= lane_bit(thread.lane);
 }
 
 // Backward ops belong to the module whose forward made their node.
@@ -255,7 +256,10 @@ Runtime::Origin Runtime::origin_of(const at::RecordFunction& function, ThreadSta
   } else if (optimizer_stage_.load(std::memory_order_relaxed)) {
     origin.stage = Stage::Optimizer;
   }
-  in_backward_.store(origin.stage == Stage::Backward, std::memory_order_relaxed);
+  const bool in_backward = origin.stage == Stage::Backward;
+  in_backward_.store(in_backward, std::memory_order_relaxed);
+  swapper_.backward_step.reset();
+  if (in_backward && (op_lanes_ & (op_lanes_ - 1)) && !access::has_hook()) swapper_.backward_step = step_serial_;
   return origin;
 }
 

@@ -89,7 +89,8 @@ void Swapper::count_eviction(const Storage& storage) {
 }
 
 bool Swapper::movable(const Storage& storage) const {
-  return storage.settled && !storage.given_out() && access::movable(storage);
+  const bool under_way = backward_step && storage.backward_step == backward_step;
+  return storage.settled && !storage.given_out() && !under_way && access::movable(storage);
 }
 
 namespace {

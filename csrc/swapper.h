@@ -39,6 +39,12 @@ namespace chameleon {
 // and has no buffer: one that a storage has was written, or is being. A copy in that has failed leaves the storage
 // away, with no block: whoever needs it gets an error that says why, and the next use tries again. No number is made
 // from bytes that have not arrived.
+//
+// Note [Gradients under way]
+// From one node of a backward to the next, autograd holds gradients that no op shows. Where a node's stream is another
+// one, it takes their DataPtr between the ops, to record it on that stream (torch/csrc/autograd/input_buffer.cpp).
+// Before torch 2.13 that raises for a storage that is leaving or away. So there, where compute goes along several
+// lanes, what the ops of a backward have made stays until the backward is over.
 class Swapper {
  public:
   Swapper(Device& device, SwapTarget& host, StorageTable& table, Recorder& recorder)
@@ -64,6 +70,7 @@ class Swapper {
   std::function<std::string(const Storage&)> name_of;
   size_t min_bytes = 16 << 10;                         // smaller storages leave last
   bool keeps_host_copies = true;                       // see Note [Copies on the host]
+  std::optional<int64_t> backward_step;                // see Note [Gradients under way]: those of this step stay now
   std::optional<std::vector<Transition>> transitions;  // kept for tests
 
   // A block of the lane; storages leave to make room for it. nullptr where even that does not suffice. `whose`: of a

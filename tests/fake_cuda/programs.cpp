@@ -575,9 +575,13 @@ void bind_steps(py::module_& m) {
   const auto storage_of = [](uintptr_t tensor) {
     return reinterpret_cast<c10::TensorImpl*>(tensor)->unsafe_storage().unsafeGetStorageImpl();
   };
-  m.def("record_stream", [storage_of, stream_of](uintptr_t tensor, uintptr_t stream) {
-    fake::record_stream(storage_of(tensor)->_mutable_data_ptr_no_checks(), stream_of(stream));
-  });
+  m.def(
+      "record_stream",
+      [storage_of, stream_of](uintptr_t tensor, uintptr_t stream) {
+        const c10::StorageImpl* storage = storage_of(tensor);
+        fake::record_stream(storage->data_ptr(), stream_of(stream));
+      },
+      "Between ops, as autograd does with gradients.");
   m.def(
       "read_unseen",
       [storage_of](uintptr_t tensor, int64_t value) {

@@ -115,7 +115,67 @@ def test_every_legal_order_without_torch_s_hook_reads_the_right_bytes() -> None:
     found = session_programs(SEED, 200, hook=False)
     assert found["errors"] == [], f"seed {SEED}"
     assert found["kernels"] > 50 * found["programs"] and found["evictions"] > 10 * found["programs"]
-    assert found.get("pointers", 0) == 0
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("streams", [1, 2])
+def test_without_torch_s_hook_gradients_stay_that_autograd_may_record_on_another_stream(streams: int) -> None:
+    """See Note [Gradients under way]: between two nodes, where no op shows them."""
+    found = on_fake_gpu(f"""
+        core.pretend_no_hook(True)
+        main, side = fake.stream(), fake.stream()
+        fake.use(main)
+        activations, gradients, seen = [], [], []
+
+        def used():
+            tensor = torch.ops.aten._toy_make([], [], 4096, 1)
+            torch.ops.aten._toy_read([tensor], [1])
+            return tensor
+
+        class Twice(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                activations.append(used())
+                return 2 * x
+
+            @staticmethod
+            def backward(ctx, gradient):
+                if {streams} == 2:
+                    fake.use(side)
+                gradients[-1].append(used())
+                used()  # an op behind it
+                seen.append([[core.evict(tensor) for tensor in made] for made in (activations, *gradients)])
+                if {streams} == 2:
+                    for tensor in gradients[-1]:
+                        fake.record_stream(tensor._cdata, main)
+                fake.use(main)
+                return 2 * gradient
+
+        with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B") as session:
+            x = torch.ones(4, requires_grad=True)
+            for step in range(2):
+                gradients.append([])
+                Twice.apply(Twice.apply(x)).sum().backward()
+                used()
+                seen.append([core.evict(tensor) for tensor in gradients[-1]])
+                session.step()
+            fake.run_all()
+            errors = fake.errors()
+            activations.clear()
+            gradients.clear()
+        print(json.dumps([seen, errors]))
+    """)
+    seen, errors = found
+    leaves = streams == 1
+    assert errors == []
+    assert seen == [
+        [[True] * 2, [leaves]],
+        [[True] * 2, [leaves] * 2],
+        [True] * 2,
+        [[True] * 4, [True] * 2, [leaves]],
+        [[True] * 4, [True] * 2, [leaves] * 2],
+        [True] * 2,
+    ]
 
 
 ERRORS = """
