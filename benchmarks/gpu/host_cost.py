@@ -1,5 +1,5 @@
-"""What watching and planning take of the host, per op: beside tiny kernels, which show it, and beside kernels of 10 us,
-which should hide it. A part of ``benchmarks.gpu.facts``.
+"""What watching and planning take of the host, per op: beside tiny kernels, which show it, beside kernels of 10 us,
+which should hide it, and where the capacity is nearly full. A part of ``benchmarks.gpu.facts``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from .common import GIB, Gpu
 KERNEL_S = 10e-6
 _SMALL_BYTES = 16 << 10
 _SETTLING_STEPS, _TIMED_STEPS = 4, 3
+_LIMIT_BYTES = 2 << 20  # of torch's large blocks, among which it looks for one
+_LIMIT_BLOCKS, _LIMIT_SHARE = 2000, 1.05
 _QUEUED = 100  # kernels that the host queues while the GPU is still busy
 
 
@@ -87,7 +89,27 @@ def host_cost(gpu: Gpu, ops: int) -> list[dict[str, Any]]:
                 row |= _per_op(gpu, x, ops, session)
                 row["stage"], row["moved_bytes"] = str(session.stage), session.report().swapped_out_bytes
             rows.append(row)
-    return rows
+    return rows + _at_the_limit(gpu, ops)
+
+
+def _at_the_limit(gpu: Gpu, ops: int) -> list[dict[str, Any]]:
+    """Where the capacity is nearly full, and torch's allocator keeps a thousand free blocks between those in use: what
+    asking it before an allocation takes.
+    """
+    count = _LIMIT_BLOCKS if gpu.real else _LIMIT_BLOCKS // 20
+    blocks = [torch.ones(_LIMIT_BYTES // 4, device=gpu.device) for _ in range(count)]
+    kept = blocks[::2]
+    del blocks
+    x = kept[0]
+    both: dict[str, Any] = {"kernel": "2 MiB", "kernel_s": _kernel_s(gpu, x), "bytes": x.nbytes}
+    bare = both | {"variant": "no session"} | _per_op(gpu, x, ops, None)
+    capacity = int(_LIMIT_SHARE * (len(kept) + 2) * _LIMIT_BYTES)
+    limited = both | {"variant": "planned, at the limit", "capacity_bytes": capacity}
+    with cl.Session(capacity, device=gpu.device) as session:
+        session.adopt(*kept)
+        limited |= _per_op(gpu, x, ops, session)
+        limited["stage"], limited["moved_bytes"] = str(session.stage), session.report().swapped_out_bytes
+    return [bare, limited | {"reserved_bytes": gpu.reserved_peak_bytes()}]
 
 
 HEADERS = ("kernels", "kernel us", "variant", "host us/op", "done us/op")

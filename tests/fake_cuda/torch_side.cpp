@@ -121,7 +121,7 @@ Stats stats(int) {
   return {allocated_bytes, reserved_bytes, peak_reserved_bytes, 0, {}};
 }
 // Its blocks have no segments: whatever fits by its bytes is there, once what is spare has been given back.
-Outlook outlook(int, size_t, size_t, size_t) { return {Source::AtHand, false, 0, 0, 0}; }
+Outlook outlook(int, size_t, size_t, size_t, FreePieces&) { return {Source::AtHand, false, 0, 0, 0}; }
 uint64_t frees() { return 0; }
 bool expandable_segments() { return false; }
 void limit(int, size_t bytes) { limit_bytes = bytes; }

@@ -532,7 +532,7 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
 
         {setting}
         {TRAINING}
-        seen = []
+        seen, looked = [], []
         with cl.Session(live_peak // 2, device="cuda", rematerialize=False) as session:
             # Plans depend on no time: whatever is copied is there at once, and ops take what they take everywhere.
             session.link, session._measures_link = cl.Link(1e15, 1e15), False
@@ -547,6 +547,7 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
                 after = fake.figures(0)
                 names = ["retries", "out_of_memory", "device_allocs", "device_frees", "synchronizations"]
                 seen.append([after[name] - before[name] for name in names])
+                looked.append([after[name] - before[name] for name in ("requests", "looked_at")])
             steps = [
                 [s.alloc_retries, s.soft_ooms, s.device_allocs, s.device_frees, s.device_syncs, s.refusals]
                 for s in session.history
@@ -561,9 +562,9 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
             rows = [row[1:] for row in report.rows() if row[0] == "Allocator"]
             moved = session.history[-1].swapped_out_bytes
         reserve, bound = report.reserve_bytes, report.capacity_bytes // 4
-        print(json.dumps([seen, steps, settled, traced, rows, moved, reserve, bound, report.allocator]))
+        print(json.dumps([seen, steps, settled, traced, rows, moved, reserve, bound, report.allocator, looked]))
     """)
-    seen, steps, settled, traced, rows, moved, reserve, bound, allocator = found
+    seen, steps, settled, traced, rows, moved, reserve, bound, allocator, looked = found
     # The first step has the blocks as well with which the link was measured.
     assert [step[:5] for step in steps[1:]] == seen[1:], "what the report says is what the allocator did"
     assert sum(step[5] for step in steps) > 0 and moved > 0, "the run is near its limit"
@@ -574,6 +575,8 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
     plans, *counts = zip(*settled, strict=True)
     assert len(set(plans)) == 1 and plans[0] > 0
     assert [sum(count) for count in counts] == [0] * 6, settled
+    # It is not asked for its largest free block at every allocation: it has to look at all of them for that.
+    assert all(requests > 200 and looked_at < requests for requests, looked_at in looked[-3:]), looked
 
 
 def test_where_the_reserve_does_not_suffice_segments_are_laid_anew_between_two_steps() -> None:

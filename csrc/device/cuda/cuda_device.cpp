@@ -14,9 +14,8 @@ namespace chameleon::cuda {
 
 namespace {
 
-constexpr size_t kBlockUnitBytes = 512;      // of torch's caching allocator
-constexpr size_t kMostSmallBytes = 1 << 20;  // it has pools of their own for blocks up to this
-constexpr int kMostLanes = 32;               // bits of Lanes
+constexpr size_t kBlockUnitBytes = 512;  // of torch's caching allocator
+constexpr int kMostLanes = 32;           // bits of Lanes
 
 cudaStream_t new_stream() {
   cudaStream_t stream;
@@ -56,7 +55,7 @@ void* CudaDevice::allocate(size_t block_bytes, int lane, Effort effort) {
   if (health_.gone()) return nullptr;
   if (!block) {
     ++own_events_.soft_ooms;
-    const torch_side::Outlook now = torch_side::outlook(index_, block_bytes, ceiling_bytes_, 0);
+    const torch_side::Outlook now = torch_side::outlook(index_, block_bytes, ceiling_bytes_, 0, pieces_);
     stuck_bytes_ =
         now.flushed_bytes - std::min(now.flushed_bytes, now.useless_bytes);  // all was given back that can be
     useless_bytes_ = std::max(useless_bytes_, now.useless_bytes + stuck_bytes_);
@@ -66,8 +65,8 @@ void* CudaDevice::allocate(size_t block_bytes, int lane, Effort effort) {
     note_refusal(block_bytes, lane, effort, block_bytes);
     return nullptr;
   }
-  if (effort == Effort::Cheap && seen.cached &&
-      torch_side::outlook(index_, block_bytes, ceiling_bytes_, stuck_bytes_).retries > seen.retries) {
+  if (limited) pieces_.take(block_bytes);
+  if (effort == Effort::Cheap && seen.cached && torch_side::stats(index_).events.alloc_retries > seen.retries) {
     wary_ = true;  // the block that was free is another stream's
     useless_bytes_ = std::max(useless_bytes_, seen.flushed_bytes);
     refusal_ = {block_bytes, lane, effort, frees(), freed_bytes_ + block_bytes};
@@ -85,12 +84,12 @@ bool CudaDevice::near_limit(size_t block_bytes) const {
 }
 
 bool CudaDevice::worth_asking(size_t block_bytes, int lane, Effort effort, torch_side::Outlook* seen) {
-  const bool same_pool = (block_bytes <= kMostSmallBytes) == (refusal_.block_bytes <= kMostSmallBytes);
+  const bool same_pool = is_small(block_bytes) == is_small(refusal_.block_bytes);
   const bool like_the_refused = same_pool && lane == refusal_.lane && block_bytes >= refusal_.block_bytes &&
                                 (effort == Effort::Cheap || refusal_.effort != Effort::Cheap);
   if (like_the_refused && refusal_.frees == frees()) return false;
   if (effort != Effort::Cheap && !wary_ && !near_limit(block_bytes)) return true;
-  *seen = torch_side::outlook(index_, block_bytes, ceiling_bytes_, stuck_bytes_);
+  *seen = torch_side::outlook(index_, block_bytes, ceiling_bytes_, stuck_bytes_, pieces_);
   using torch_side::Source;
   // What was free turned out to be another stream's: as much again has to come free first.
   const bool misjudged = seen->cached && like_the_refused && freed_bytes_ < refusal_.freed_bytes;
@@ -111,7 +110,7 @@ void CudaDevice::note_refusal(size_t block_bytes, int lane, Effort effort, size_
 bool CudaDevice::refuses(size_t bytes) const {
   if (limit_is_old_) limit();
   if (health_.gone() || capacity_bytes_ == SIZE_MAX || !(wary_ || near_limit(bytes))) return false;
-  return torch_side::outlook(index_, bytes, ceiling_bytes_, stuck_bytes_).source == torch_side::Source::None;
+  return torch_side::outlook(index_, bytes, ceiling_bytes_, stuck_bytes_, pieces_).source == torch_side::Source::None;
 }
 
 AllocatorEvents CudaDevice::end_allocator_step() {
@@ -132,19 +131,25 @@ const char* CudaDevice::allocator_setting() const {
 }
 
 void CudaDevice::free(void* block, size_t block_bytes) {
+  if (capacity_bytes_ != SIZE_MAX) pieces_.add(block_bytes);
+  let_go(block, block_bytes);
+}
+
+void CudaDevice::let_go(void* block, size_t block_bytes) {
   resident_bytes_ -= block_bytes;
   ++frees_;
   freed_bytes_ += block_bytes;
   if (!health_.gone()) torch_side::free(block);
 }
 
+// When it can be reused is up to the streams.
 void CudaDevice::free_behind(void* block, size_t block_bytes, int lane) {
   if (!health_.gone()) {
     for (const cudaStream_t stream : lanes_[lane].streams) {
       if (!faults().leaves_out(Order::AdoptedBack)) torch_side::used_on(index_, block, stream);
     }
   }
-  free(block, block_bytes);
+  let_go(block, block_bytes);
 }
 
 void CudaDevice::used_by_all(void* block) {
@@ -156,6 +161,7 @@ void CudaDevice::used_by_all(void* block) {
 
 void CudaDevice::set_capacity(size_t capacity_bytes) {
   capacity_bytes_ = capacity_bytes;
+  pieces_.clear();
   if (health_.gone()) return;
   refresh_other_bytes(torch_side::stats(index_).allocated_bytes);
   limit();

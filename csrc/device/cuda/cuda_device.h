@@ -151,6 +151,7 @@ class CudaDevice final : public Device {
   uint64_t frees() const { return frees_ + torch_side::frees(); }
   void limit() const;
   void give_back(const std::vector<Slab>& slabs);
+  void let_go(void* block, size_t block_bytes);
 
   const int index_;
   mutable Health health_;
@@ -171,8 +172,9 @@ class CudaDevice final : public Device {
     size_t freed_bytes = 0;  // so many have to be freed by us before it is tried with what another stream may have
   };
   Refusal refusal_;
-  uint64_t frees_ = 0;                  // blocks of ours that went back
-  size_t freed_bytes_ = 0;              // in all
+  uint64_t frees_ = 0;      // blocks of ours that went back
+  size_t freed_bytes_ = 0;  // in all
+  mutable FreePieces pieces_;
   AllocatorEvents own_events_;          // those that torch does not count
   int64_t troubles_before_ = 0;         // refusals and retries, before this step
   size_t useless_bytes_ = 0;            // see take_useless_bytes()

@@ -404,10 +404,11 @@ uint64_t frees() { return frees_past_runtime.load(std::memory_order_relaxed); }
 // In the words of torch's malloc(): a free block of the stream's pool; else a segment, if the limit allows it beside
 // what is reserved; else the same once all that is free and unsplit has been given back. Streams are not told apart
 // here.
-Outlook outlook(int index, size_t bytes, size_t ceiling_bytes, size_t stuck_bytes) {
+Outlook outlook(int index, size_t bytes, size_t ceiling_bytes, size_t stuck_bytes, FreePieces& pieces) {
   using c10::CachingAllocator::StatType;
   const auto device = static_cast<DeviceIndex>(index);
   const auto stats = original->getDeviceStats(device);
+  pieces.follow(stats.num_device_free);
   const auto current = [](const auto& stat, StatType type) {
     return static_cast<size_t>(std::max<int64_t>(stat[static_cast<size_t>(type)].current, 0));
   };
@@ -428,9 +429,10 @@ Outlook outlook(int index, size_t bytes, size_t ceiling_bytes, size_t stuck_byte
   if (small) {  // torch tells the largest of all pools alone; among so many pieces one is as large as the mean
     found.cached = free_bytes / std::max<size_t>(current(stats.inactive_split, pool), 1) >= bytes;
   } else if (free_bytes >= bytes) {
+    found.cached = pieces.has(bytes);
     size_t largest = 1;  // not 0: torch would begin with what the GPU has left
-    original->cacheInfo(device, &largest);
-    found.cached = largest >= bytes;
+    if (!found.cached) original->cacheInfo(device, &largest);
+    found.cached |= largest >= bytes;
   }
   // What other streams still use is waited for, and then goes back as well.
   const size_t held = active > allocated ? allocated : active + split + stuck_bytes;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "device/cuda/free_pieces.h"
 #include "device/memory.h"
 
 namespace chameleon::cuda::torch_side {
@@ -49,7 +50,8 @@ Stats stats(int index);
 void limit(int index, size_t bytes);  // what may be reserved; SIZE_MAX: what it was before
 // What would come of asking for a block. `ceiling_bytes`: that more cannot be reserved in all. `stuck_bytes`: so many
 // are free that a flush does not give back, beside what torch counts as split: parts of pages of expandable segments.
-Outlook outlook(int index, size_t bytes, size_t ceiling_bytes, size_t stuck_bytes);
+// `pieces`: where one is large enough, torch is not asked for its largest.
+Outlook outlook(int index, size_t bytes, size_t ceiling_bytes, size_t stuck_bytes, FreePieces& pieces);
 uint64_t frees();            // how often memory has gone back to torch past the runtime, or the limit has changed
 bool expandable_segments();  // are they in force?
 cudaStream_t current_stream(int index);

@@ -173,10 +173,12 @@ const c10::impl::DeviceGuardImplRegistrar guard_registered(c10::DeviceType::CUDA
 Figures figures(int device) {
   Lock lock(mutex);
   const Segments& pool = pools[device];
-  return {pool.allocated_bytes, pool.reserved_bytes, pool.held_segment_bytes(), pool.expandable_bytes(),
-          pool.total_bytes,     pool.fraction,       pool.recorded_streams,     pool.out_of_memory,
-          pool.retries,         pool.device_allocs,  pool.device_frees,         pool.synchronizations,
-          native().observers,   native().pools_begun};
+  return {pool.allocated_bytes,    pool.reserved_bytes,  pool.held_segment_bytes(),
+          pool.expandable_bytes(), pool.total_bytes,     pool.fraction,
+          pool.recorded_streams,   pool.out_of_memory,   pool.retries,
+          pool.device_allocs,      pool.device_frees,    pool.synchronizations,
+          native().observers,      native().pools_begun, pool.requests,
+          pool.looked_at};
 }
 
 void set_total_bytes(int device, size_t bytes) { pools[device].total_bytes = bytes; }

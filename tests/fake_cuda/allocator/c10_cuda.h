@@ -15,6 +15,7 @@ struct Figures {
   size_t total_bytes;
   double fraction;
   long recorded_streams, out_of_memory, retries, device_allocs, device_frees, synchronizations, observers, pools;
+  long requests, looked_at;  // for blocks, and at free blocks, for cacheInfo()
 };
 
 Figures figures(int device);

@@ -234,6 +234,8 @@ PYBIND11_MODULE(_fake_allocator, m) {
     d["synchronizations"] = f.synchronizations;
     d["observers"] = f.observers;
     d["pools"] = f.pools;
+    d["requests"] = f.requests;
+    d["looked_at"] = f.looked_at;
     return d;
   });
   m.def(

@@ -36,6 +36,7 @@ size_t segment_bytes(size_t bytes) {
 
 void* Segments::allocate(size_t bytes, cudaStream_t stream) {
   bytes = std::max(up(bytes, kUnit), kUnit);
+  ++requests;
   char* data = find(bytes, stream);
   const auto more = [&] { return expandable() ? expand(bytes, stream) : add_segment(bytes, stream); };
   if (!data && on_miss) {
@@ -292,10 +293,12 @@ size_t Segments::allocated_bytes_of(bool small) const {
   return bytes;
 }
 
-size_t Segments::largest_free_bytes() const {
+size_t Segments::largest_free_bytes() {
   size_t bytes = 0;
   for (const auto& [data, block] : blocks_) {
-    if (block.free && block.mapped) bytes = std::max(bytes, block.bytes);
+    if (!block.free || !block.mapped) continue;
+    ++looked_at;
+    bytes = std::max(bytes, block.bytes);
   }
   return bytes;
 }

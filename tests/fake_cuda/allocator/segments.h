@@ -28,6 +28,7 @@ class Segments {
   size_t allocated_bytes = 0, reserved_bytes = 0, peak_reserved_bytes = 0;
   long recorded_streams = 0, out_of_memory = 0;
   long retries = 0, device_allocs = 0, device_frees = 0, synchronizations = 0;
+  long requests = 0, looked_at = 0;
   // Called under the allocator's lock where no block is kept that would serve, as torch's FreeMemoryCallbacks.
   inline static void (*on_miss)() = nullptr;
   inline static long misses = 0;
@@ -43,7 +44,7 @@ class Segments {
   long split_blocks_of(bool small) const;
   size_t reserved_bytes_of(bool small) const;
   size_t allocated_bytes_of(bool small) const;
-  size_t largest_free_bytes() const;
+  size_t largest_free_bytes();
   size_t expandable_bytes() const;  // pages of expandable segments
 
  private:
