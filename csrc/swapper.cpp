@@ -307,6 +307,7 @@ void Swapper::give_block_back(Storage& storage) {
   } else {
     device_.free(block, storage.block_bytes);
   }
+  storage.lane = static_cast<uint8_t>(device_.living(storage.lane));
 }
 
 void Swapper::drop(Storage& storage) {

@@ -25,6 +25,8 @@ class Streams {
   virtual void host_wait_for_compute() {}  // the host waits for all that the device was given, by anybody
   // The lane of a stream, which somebody else names; -1 where it is not the device's.
   virtual int lane_of(const void* /*stream*/) { return -1; }
+  // The lane, or the calling thread's where nothing can be given to it any more: for blocks to come.
+  virtual int living(int lane) { return lane; }
   // A moment of the lane's compute, with its time. Null where ops are over when their calls return: the host's time is
   // the op's.
   virtual EventPtr moment(int) { return nullptr; }

@@ -34,6 +34,7 @@ struct Item {
 struct Stream {
   std::string role;
   bool eager = false;
+  bool destroyed = false;
   std::deque<Item> queue;
 };
 
@@ -265,10 +266,12 @@ std::map<std::string, long> host_waits() {
 
 cudaStream_t make_lane(bool eager) {
   Lock lock(mutex);
-  auto* stream = new Stream{"lane", eager, {}};
+  auto* stream = new Stream{"lane", eager, false, {}};
   streams.push_back(stream);
   return reinterpret_cast<cudaStream_t>(stream);
 }
+
+void set_destroyed(cudaStream_t stream, bool destroyed) { stream_of(stream)->destroyed = destroyed; }
 
 cudaStream_t current() { return current_lane ? current_lane : reinterpret_cast<cudaStream_t>(default_lane()); }
 void set_current(cudaStream_t lane) { current_lane = lane; }
@@ -372,7 +375,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int
   Lock lock(fake::mutex);
   fake::count_astray();
   static constexpr const char* kRoles[] = {"out", "in", "urgent"};
-  auto* made = new fake::Stream{kRoles[fake::own_streams++ % 3], false, {}};
+  auto* made = new fake::Stream{kRoles[fake::own_streams++ % 3], false, false, {}};
   fake::streams.push_back(made);
   *stream = reinterpret_cast<cudaStream_t>(made);
   return cudaSuccess;
@@ -399,6 +402,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   MAY_FAIL();
   Lock lock(fake::mutex);
   fake::count_astray();
+  if (stream_of(stream)->destroyed) return cudaErrorInvalidResourceHandle;
   const fake::MarkPtr mark = fake::event_of(event)->mark;
   if (!mark || fake::is_dropped(stream_of(stream)->role, mark->stream->role)) return cudaSuccess;
   fake::wait(stream, mark);
@@ -410,6 +414,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   MAY_FAIL();
   Lock lock(fake::mutex);
+  if (stream_of(stream)->destroyed) return cudaErrorInvalidResourceHandle;
   return stream_of(stream)->queue.empty() ? cudaSuccess : cudaErrorNotReady;
 }
 
@@ -424,6 +429,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   MAY_FAIL();
   Lock lock(fake::mutex);
   fake::count_astray();
+  if (stream_of(stream)->destroyed) return cudaErrorInvalidResourceHandle;
   fake::event_of(event)->mark = fake::record(stream);
   return cudaSuccess;
 }

@@ -568,6 +568,12 @@ void bind_steps(py::module_& m) {
   py::class_<Moment>(m, "Moment");
   m.def("stream", [] { return reinterpret_cast<uintptr_t>(fake::make_lane(/*eager=*/false)); });
   m.def("use", [stream_of](uintptr_t stream) { fake::set_current(stream_of(stream)); }, "0: the default one.");
+  m.def(
+      "destroy", [stream_of](uintptr_t stream) { fake::set_destroyed(stream_of(stream), true); },
+      "What it was given is done all the same.");
+  m.def(
+      "make_again", [stream_of](uintptr_t stream) { fake::set_destroyed(stream_of(stream), false); },
+      "A new stream that has the handle of a destroyed one.");
   m.def("moment", [] { return Moment{fake::record(fake::current())}; }, "Of the stream that is in use.");
   m.def("come_after", [](const Moment& moment) { fake::wait(fake::current(), moment.mark); }, "That stream does.");
   m.def("finish", [](const Moment& moment) { fake::synchronize(moment.mark); }, "The host waits.");

@@ -178,6 +178,55 @@ def test_without_torch_s_hook_gradients_stay_that_autograd_may_record_on_another
     ]
 
 
+@pytest.mark.gate
+@pytest.mark.bits
+def test_a_stream_that_was_destroyed_is_waited_for_once() -> None:
+    """A library's own, in an open session: nothing can be recorded on it, and nothing more will run there."""
+    found = on_fake_gpu("""
+        fake.start(SEED)
+        main, side = fake.stream(), fake.stream()
+
+        def make(value):
+            return torch.ops.aten._toy_make([], [], 4096, value)
+
+        def read(tensor, value):
+            torch.ops.aten._toy_read([tensor], [value])
+
+        def full_waits():
+            return fake.host_waits().get("cudaDeviceSynchronize", 0)
+
+        with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B") as session:
+            fake.use(side)
+            tensor = make(7)
+            first = fake.moment()
+            fake.use(main)
+            read(make(1), 1)
+            fake.come_after(first)
+            read(tensor, 7)
+            fake.destroy(side)
+            before, waits = full_waits(), []
+            for _ in range(5):  # each copy out comes after the streams that used the bytes
+                assert core.evict(tensor)
+                read(tensor, 7)
+                torch.ops.aten._toy_write_(tensor, [], [], 7, 7)
+                waits.append(full_waits() - before)
+            fake.make_again(side)
+            assert core.evict(tensor)
+            came = fake.moment()
+            fake.use(side)  # a new one: behind nothing that the old one was
+            fake.come_after(came)
+            read(tensor, 7)
+            waits.append(full_waits() - before)
+            fake.run_all()
+            del tensor
+        fake.use(0)
+        print(json.dumps([fake.errors(), waits]))
+    """)
+    errors, waits = found
+    assert errors == []
+    assert waits == [waits[0]] * 6 and waits[0] <= 1, "the host waits for the whole GPU again and again"
+
+
 ERRORS = """
         class Net(torch.nn.Module):
             def __init__(self):

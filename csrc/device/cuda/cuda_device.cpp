@@ -290,7 +290,13 @@ std::pair<double, double> CudaDevice::measure_link() {
 
 int CudaDevice::lane() {
   if (health_.gone()) return 0;
-  const size_t lane = index_of(torch_side::current_stream(index_));
+  const cudaStream_t stream = torch_side::current_stream(index_);
+  const size_t lane = index_of(stream);
+  // A new one has the handle of one that was destroyed, and is behind nothing yet.
+  if (is_destroyed(stream)) {
+    std::erase(destroyed_, stream);
+    lanes_[lane].behind = {};
+  }
   catch_up(lanes_[lane]);
   return static_cast<int>(lane);
 }
@@ -349,12 +355,39 @@ void CudaDevice::finish() noexcept {
 }
 
 template <class F>
-void CudaDevice::in_order(F&& give) {
+bool CudaDevice::in_order(F&& give) {
   try {
     give();
+    return true;
   } catch (const std::exception&) {
     finish();
+    return false;
   }
+}
+
+bool CudaDevice::is_destroyed(cudaStream_t stream) const {
+  return C10_UNLIKELY(!destroyed_.empty()) &&
+         std::find(destroyed_.begin(), destroyed_.end(), stream) != destroyed_.end();
+}
+
+// Libraries with streams of their own (CuPy, TensorRT) may end them before the session ends. What they were given is
+// done by now, and they are given nothing more; but blocks are theirs, and who gets one comes after all that its stream
+// was told to wait for: from here on the host waits for that.
+void CudaDevice::look_for_destroyed(const Lane& lane) {
+  if (health_.gone()) return;
+  const torch_side::Guard guard(index_);
+  for (const cudaStream_t stream : lane.streams) {
+    if (is_destroyed(stream)) continue;
+    const cudaError_t state = cudaStreamQuery(stream);
+    if (state == cudaSuccess || health_.lost(state, "cudaStreamQuery")) continue;
+    if (state == cudaErrorInvalidResourceHandle) destroyed_.push_back(stream);
+  }
+}
+
+int CudaDevice::living(int lane) {
+  const std::vector<cudaStream_t>& streams = lanes_[lane].streams;
+  const bool gone = std::all_of(streams.begin(), streams.end(), [this](cudaStream_t one) { return is_destroyed(one); });
+  return gone ? this->lane() : lane;
 }
 
 // Of what torch asks CUDA, errors are its own; where the GPU is gone they say nothing new.
@@ -390,10 +423,13 @@ void CudaDevice::come_after(Lane& lane, size_t link, Order why) {
   if (!copy || lane.behind[link] >= copy->number()) return;
   lane.behind[link] = copy->number();
   if (faults().leaves_out(why)) return;
-  in_order([&] {
+  const bool given = in_order([&] {
     const torch_side::Guard guard(index_);
-    for (const cudaStream_t stream : lane.streams) copy->end_mark().block(stream);
+    for (const cudaStream_t stream : lane.streams) {
+      is_destroyed(stream) ? copy->end_mark().wait() : copy->end_mark().block(stream);
+    }
   });
+  if (!given) look_for_destroyed(lane);
 }
 
 EventPtr CudaDevice::record(Lanes lanes) {
@@ -403,12 +439,13 @@ EventPtr CudaDevice::record(Lanes lanes) {
     if (!(lanes & lane_bit(static_cast<int>(lane)))) continue;
     come_after(lanes_[lane], kOut, Order::FreePoint);
     come_after_arrivals(lanes_[lane], Order::BufferReused);
-    in_order([&] {
+    const bool given = in_order([&] {
       const torch_side::Guard guard(index_);
       for (const cudaStream_t stream : lanes_[lane].streams) {
-        moment->add(std::make_unique<const Mark>(events_, stream, /*timed=*/false));
+        if (!is_destroyed(stream)) moment->add(std::make_unique<const Mark>(events_, stream, /*timed=*/false));
       }
     });
+    if (!given) look_for_destroyed(lanes_[lane]);
   }
   return moment;
 }
@@ -423,7 +460,8 @@ EventPtr CudaDevice::compute_wait(const EventPtr& event, int lane) {
   std::shared_ptr<Wait> wait;
   in_order([&] {
     const torch_side::Guard guard(index_);
-    wait = std::make_shared<Wait>(events_, lanes_[lane].streams.front(), copy);
+    const cudaStream_t stream = lanes_[lane].streams.front();
+    if (!is_destroyed(stream)) wait = std::make_shared<Wait>(events_, stream, copy);
   });
   come_after(lanes_[lane], link, link == kOut ? Order::FreePoint : Order::Arrival);
   return wait;
@@ -437,7 +475,8 @@ void CudaDevice::join(int lane, Lanes lanes, Order why) {
   in_order([&] {
     const EventPtr moment = record(lanes);
     const torch_side::Guard guard(index_);
-    for (const cudaStream_t stream : lanes_[lane].streams) static_cast<const Moment&>(*moment).block(stream);
+    const auto& marks = static_cast<const Moment&>(*moment);
+    for (const cudaStream_t stream : lanes_[lane].streams) is_destroyed(stream) ? marks.wait() : marks.block(stream);
   });
 }
 

@@ -83,6 +83,7 @@ class CudaDevice final : public Device {
   std::vector<EventPtr> arrivals() const override;
   void host_wait_for_compute() override;
   int lane_of(const void* stream) override;
+  int living(int lane) override;
   void drain() override;
 
   size_t buffer_bytes(size_t bytes) const override;
@@ -135,8 +136,10 @@ class CudaDevice final : public Device {
   class PinnedGrowth;
 
   EventPtr copy(size_t link, void* to, const void* from, size_t bytes, const EventPtr& after);
+  bool is_destroyed(cudaStream_t stream) const;
+  void look_for_destroyed(const Lane& lane);
   template <class F>
-  void in_order(F&& give);  // what cannot be given to the GPU is waited for: see Note [A GPU that is gone]
+  bool in_order(F&& give);  // what cannot be given to the GPU is waited for: see Note [A GPU that is gone]
   template <class F>
   void unless_gone(F&& call) const;
   bool look() const;  // is it gone?
@@ -158,6 +161,7 @@ class CudaDevice final : public Device {
   EventPool events_{health_};
   std::array<std::optional<Link>, kLinks> links_;
   std::vector<Lane> lanes_;
+  std::vector<cudaStream_t> destroyed_;  // of those that lanes have: by their users, as far as it was noticed
   PinnedPool pinned_;
   mutable size_t total_bytes_ = 0;     // as it was found last
   mutable bool limit_is_old_ = false;  // has anything been taken over since it was set?
