@@ -16,7 +16,7 @@ configure = cmake -S . -B build -G Ninja -DPython_EXECUTABLE=$(CURDIR)/.venv/bin
 cpp_files = find csrc tests -name '*.cpp' -o -name '*.h'
 
 .PHONY: help demo test test-all soak recovery torture explore sanitize lab bench dev lint requirements check-cuda format clean build core wheel tools core-tools \
-  apart chromium
+  apart chromium oldest
 
 help: ## show this list
 	@echo "Chameleon Lab: train PyTorch models in less device memory."
@@ -39,6 +39,9 @@ soak: build ## make 50 checkpoints and a thousand steps after them, and search e
 	OMP_NUM_THREADS=1 python -m pytest -q -m soak tests/integration/test_savers.py || failed=1; \
 	CHAMELEON_SOAK=1 OMP_NUM_THREADS=1 python -m pytest -q tests/integration/test_floor.py -k smallest || failed=1; \
 	exit $$failed
+
+oldest: .venv/.installed ## build and test with the oldest PyTorch, in its CUDA build and without a GPU (downloads 2.7 GB once; half an hour)
+	@python scripts/test.py all oldest-check oldest
 
 recovery: build ## kill and restart replicas under torchft, which is installed into build/packages for it (minutes)
 	@[ -e build/packages/torchft/.done ] || { scripts/torchft.sh build/packages/torchft; }

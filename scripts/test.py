@@ -224,15 +224,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _pytest(name: str, title: str, *arguments: str) -> Part:
+_PYTEST = ("python", "-m", "pytest")
+
+
+def _pytest(name: str, title: str, *arguments: str, runner: tuple[str, ...] = _PYTEST) -> Part:
     """A part of pytest's. A worker's crash is a report of pytest-xdist's controller, which runs no test itself."""
     report = KEPT / f"{name}.jsonl"
-    command = [sys.executable, "-m", "pytest", "-q", "--dist", "loadfile", "-o", f"cache_dir={KEPT / name}"]
-    return Part([*command, f"--report-log={report}", *arguments], report, pytest_found, title)
+    command = [*runner, "-q", "--dist", "loadfile", "-o", f"cache_dir={KEPT / name}"]
+    read = partial(pytest_found, runner=runner)
+    return Part([*command, f"--report-log={report}", *arguments], report, read, title)
 
 
-def pytest_found(report: Path) -> Found:
-    """What pytest-reportlog has written, line by line, until the end or until pytest was ended."""
+def pytest_found(report: Path, runner: tuple[str, ...] = _PYTEST) -> Found:
+    """What pytest-reportlog has written, line by line, until the end or until pytest was ended.
+
+    ``runner`` is what runs pytest, or runs a test again.
+    """
     file_seconds: dict[str, float] = defaultdict(float)
     failed: dict[str, Failure] = {}
     running: dict[str, None] = {}
@@ -252,9 +259,10 @@ def pytest_found(report: Path) -> Found:
             crashed = when == "???" or "the child crashed" in text
             final = crashed or "bits" in said.get("keywords", {})
             if test not in failed or final:
-                failed[test] = Failure(_again(test), text, final)
+                failed[test] = Failure(_again(test, runner), text, final)
     cut = [
-        Failure(f"{_again(test)}  # was running when its part was ended") for test in running.keys() - failed
+        Failure(f"{_again(test, runner)}  # was running when its part was ended")
+        for test in running.keys() - failed
     ]
     return Found([*failed.values(), *cut], file_seconds)
 
@@ -266,11 +274,11 @@ def _reports(report: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _again(test: str) -> str:
+def _again(test: str, runner: tuple[str, ...]) -> str:
     """The command that runs a test again."""
     environment = _environment()
     settings = [f"{name}={shlex.quote(environment[name])}" for name in _CHOOSE_KERNELS if name in environment]
-    return " ".join([*settings, "python -m pytest -q", shlex.quote(test)])
+    return " ".join([*settings, *runner, "-q", shlex.quote(test)])
 
 
 def _text(said: dict[str, Any]) -> str:
@@ -344,6 +352,21 @@ RUNS = {
         "python": _pytest(
             *("python", "all but the browser, three tests at a time"),
             *("-n", "3", "--no-loadscope-reorder", "--ignore=tests/browser", "tests"),
+        ),
+        # As torch before 2.13, on this torch and on the oldest one.
+        "without-hook": _pytest(
+            *("without_hook", "integration as with a torch that tells of no raw pointer"),
+            *("-n", "2", "-m", "gate or not full", "tests/integration"),
+            runner=(*_PYTEST, "--without-hook"),
+        ),
+        "oldest-check": Part(
+            ["scripts/oldest.sh", "check", "ready", "tests"],
+            title="the GPU check on the CPU device, with the oldest PyTorch",
+        ),
+        "oldest": _pytest(
+            *("oldest", "integration with the oldest PyTorch, in its CUDA build"),
+            *("-n", "3", "--no-loadscope-reorder", "tests/integration"),
+            runner=("scripts/oldest.sh", "pytest"),
         ),
         "chromium": _make("chromium"),
         "browser": _pytest("browser", "the lab in a browser", "-n", "1", "tests/browser"),

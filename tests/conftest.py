@@ -36,8 +36,21 @@ with contextlib.suppress(ImportError):  # where tests/cuda run there may be none
     settings.load_profile("fixed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--without-hook``: in this process and its children."""
+    parser.addoption(
+        "--without-hook", action="store_true", help="as with torch 2.11 and 2.12: no hook on raw access"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Only the tests of the GPU see one: a session takes it where it is, and the others' models are on the CPU."""
+    if config.getoption("--without-hook"):
+        from chameleon_lab.runtime import core
+
+        os.environ["CHAMELEON_WITHOUT_HOOK"] = "1"
+        core.pretend_no_hook(True)
+        core.SEES_RAW_ACCESS = False
     if not hasattr(config, "workerinput") and not any("cuda" in Path(word).parts for word in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sysconfig
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from training import ROOT, child
 
-BUILD = ROOT / "build"
+BUILD = Path(os.environ.get("CHAMELEON_BUILD") or ROOT / "build")
 SEED = 1
 """What orders and programs are drawn from: `make explore` draws others, and a test ends as it did before."""
 

@@ -41,7 +41,14 @@ def session_programs(
     what torch 2.11 and 2.12 run.
     """
     ask = f"fake.run_in_session(seed, lanes, capacity, 120, None, {session}, {threads})"
-    return _drawn(seed, count, lanes, (24, 40, 80, 400), ask, before=f"core.pretend_no_hook({not hook})")
+    return _drawn(
+        seed,
+        count,
+        lanes,
+        (24, 40, 80, 400),
+        ask,
+        before=f"core.pretend_no_hook({not hook} or not core.SEES_RAW_ACCESS)",
+    )
 
 
 def failing_programs(seed: int, count: int, sticky: bool, threads: int = 1) -> dict[str, Any]:

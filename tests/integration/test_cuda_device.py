@@ -17,6 +17,8 @@ from fake_gpu import on_fake_gpu as on
 from fake_programs import failing_programs, programs, session_programs
 from reads import CPP_POINTER
 
+from chameleon_lab.runtime import core
+
 pytestmark = pytest.mark.full
 
 on_fake_gpu = partial(on, "fake_cuda")
@@ -63,7 +65,8 @@ def test_every_legal_order_of_a_session_reads_the_right_bytes() -> None:
     assert found["errors"] == [], f"seed {SEED}"
     assert found["kernels"] > 50 * found["programs"] and found["evictions"] > 10 * found["programs"]
     assert found["drops"] > found["programs"] and found["died"] > 10 * found["programs"]
-    assert found["pointers"] > 0 and found["unseen"] > 0 and found["left_out"] == 0
+    assert found["unseen"] > 0 and found["left_out"] == 0
+    assert found.get("pointers", 0) > 0 or not core.SEES_RAW_ACCESS, "without the hook programs take none"
     assert found["astray"] == 0, "while another GPU is the thread's, waits go to that one's default stream"
 
 

@@ -19,11 +19,12 @@ from chameleon_lab.testing import modeled_time, wait_for_plans
 @pytest.fixture(autouse=True)
 def sees_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As torch 2.11 and 2.12 do; what the guards of older torch see is seen."""
+    saw = core.SEES_RAW_ACCESS
     core.pretend_no_hook(True)
     monkeypatch.setattr(core, "SEES_RAW_ACCESS", False)
     with modeled_time(link=32 * MiB):  # so slow that replays are worth their while
         yield
-    core.pretend_no_hook(False)
+    core.pretend_no_hook(not saw)
 
 
 def planned(_number: int, _model: torch.nn.Module, session: cl.Session | None) -> None:

@@ -332,6 +332,9 @@ def child(code: str, *, folder: Path | None = None, first: str = "") -> subproce
         from training import *
         torch.set_num_threads({threads})
         core.hand_over_copies(True)
+        if os.environ.get("CHAMELEON_WITHOUT_HOOK"):  # see tests/conftest.py
+            core.pretend_no_hook(True)
+            core.SEES_RAW_ACCESS = False
     """
     source = textwrap.dedent(first) + textwrap.dedent(prelude) + textwrap.dedent(code)
     if folder is not None:

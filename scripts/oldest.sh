@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# The oldest PyTorch that is supported, in the build that GPU machines have: CUDA's, which can be installed without a GPU.
+#
+#   scripts/oldest.sh check [PART ...]       benchmarks/gpu_check.sh on the CPU device, with its build of the core
+#   scripts/oldest.sh pytest [ARGUMENT ...]  tests, beside that core; on the fake GPU, too
+#
+# All lies in build/oldest: a Python environment (a download of 2.7 GB, 6 GB of disk), the core, and a copy of the tests.
+# Python is 3.12 where there is one, or PYTHON.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+here=$root/build/oldest
+python=$here/venv/bin/python
+minor=$(sed -n 's/^ *"torch>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+
+# What builds the core, and what the tests import; no JupyterLab, as on those machines.
+wanted=("torch==$minor.*" "nvidia-cuda-crt==13.0.*" cmake ninja pybind11 scikit-build-core pathspec packaging
+    numpy scipy pyarrow plotly tqdm click rich comm ipython ipykernel ipywidgets anywidget bokeh jupyter_bokeh
+    nbclient nbformat jsonschema expecttest hypothesis nvtx perfetto safetensors transformers accelerate psutil
+    pytest pytest-random-order pytest-reportlog pytest-xdist)
+
+python_of_gpu_machines() {
+    local each
+    for each in "${PYTHON:-}" python3.12 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12.*/bin/python3 python3; do
+        if [ -n "$each" ] && "$each" -c 'import ensurepip, venv' 2>/dev/null; then
+            echo "$each"
+            return
+        fi
+    done
+    echo "There is no Python with venv: set PYTHON" >&2
+    return 1
+}
+
+setup() {
+    [ "$(cat "$here/.wanted" 2>/dev/null)" = "${wanted[*]}" ] && return
+    echo "==> Installing PyTorch $minor with CUDA, and what the tests take, into build/oldest (downloads 2.7 GB)"
+    rm -rf "$here/venv" "$here/.wanted"
+    mkdir -p "$here"
+    "$(python_of_gpu_machines)" -m venv "$here/venv"
+    grep -v '^torch' constraints.txt >"$here/constraints.txt"
+    "$python" -m pip install --quiet --disable-pip-version-check -c "$here/constraints.txt" "${wanted[@]}"
+    # Every process of this Python finds the core that gpu_check.sh builds, whatever its PYTHONPATH.
+    echo "$here/gpu/site" >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/built.pth"
+    echo "${wanted[*]}" >"$here/.wanted"
+}
+
+check() {
+    PATH=$here/venv/bin:$PATH DEVICE=cpu LIMIT=${LIMIT:-3600} PYTHON=$python WORK=$here/gpu benchmarks/gpu_check.sh "$@"
+}
+
+# The tests, and what they read of the checkout, but for its package, which has another torch's core.
+copy_tests() {
+    local files=$here/files
+    git ls-files -z --cached --others --exclude-standard | grep -zv -e '^chameleon_lab/' -e '^labextension/' |
+        while IFS= read -rd '' file; do [ -e "$file" ] && printf '%s\0' "$file"; done >"$files"
+    rm -rf "$here/run"
+    mkdir -p "$here/run"
+    xargs -0 cp --parents -t "$here/run" <"$files"
+}
+
+case ${1-} in
+    check)
+        setup
+        check "${@:2}"
+        ;;
+    pytest)
+        setup
+        check ready
+        copy_tests
+        cd "$here/run"
+        export PATH=$here/venv/bin:$PATH CHAMELEON_BUILD=$here/gpu/cmake OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+        exec python -m pytest -p no:cacheprovider "${@:2}"
+        ;;
+    *)
+        echo "usage: $0 check [PART ...] | pytest [ARGUMENT ...]" >&2
+        exit 2
+        ;;
+esac
