@@ -228,6 +228,7 @@ void Runtime::open(const Options& options) {
   failures_.clear();
   optimizer_stage_ = false;
   op_lanes_ = 0;
+  end_backward();
   timed_every_ = timed_first_ = 0;
   if (!options.unbacked) allocator_events_ = device_->end_allocator_step();
   device_->take_useless_bytes();
@@ -534,12 +535,12 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   executor_.end_step();
   recorder_.log().settle();
   note_allocator_events();
+  end_backward();
   auto log = recorder_.end_step(table_, [this](const Storage& storage) { return swapper_.movable(storage); });
   if (Producer::count > 0) replays_.prune(table_);
   forward_modules_.end_step();
   begin_step();
   in_backward_.store(false, std::memory_order_relaxed);
-  swapper_.backward_step.reset();
   thread_state().modules.clear();  // whatever an interrupt has left there
   executor_.send_waiting();
   return log;

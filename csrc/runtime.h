@@ -305,6 +305,8 @@ class Runtime {
   void enter(const OpInfo& info, ThreadState& thread);
   void begin_outermost(const OpInfo& info, ThreadState& thread);
   void look_for_unseen_op(ThreadState& thread);
+  void follow_backward(Stage stage, const ThreadState& thread);
+  void end_backward();
   Origin origin_of(const at::RecordFunction& function, ThreadState& thread);
   void record_start(const at::RecordFunction& function, const OpInfo& info, const Origin& origin,
                     std::shared_ptr<torch::CapturedTraceback> stack, ThreadState& thread);
@@ -473,6 +475,9 @@ class Runtime {
   int64_t clock_ops_ = 0;             // outermost ops since the process began
   AllocatorEvents allocator_events_;  // when the step began
   Lanes op_lanes_ = 0;                // that ops of the session have run along
+  int64_t backwards_ = 0;             // begun since the process began
+  bool backward_goes_on_ = false;     // the newest of them
+  int32_t backward_caller_ = -1;      // the thread that ran the newest op before it
   int64_t step_serial_ = 0;           // steps begun, and programs loaded, since the process began
   OpPlace newest_;                    // of the op that started last; what happens between ops belongs there
   int32_t next_thread_ = 0;

@@ -283,7 +283,7 @@ void* Runtime::allocate(size_t bytes) {
   }
   Storage* storage = table_.add(bytes, block_bytes, block, thread.stack.replaying > 0);
   storage->lane = static_cast<uint8_t>(lane);
-  if (in_backward()) storage->backward_step = step_serial_;
+  if (!thread.stack.nodes.empty()) storage->backward = backwards_;
   // The session has ended while this was asked for. The next one must not move what ops now read without being seen.
   storage->escaped = !open_;
   if (storage->scratch) {

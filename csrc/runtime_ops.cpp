@@ -256,11 +256,25 @@ Runtime::Origin Runtime::origin_of(const at::RecordFunction& function, ThreadSta
   } else if (optimizer_stage_.load(std::memory_order_relaxed)) {
     origin.stage = Stage::Optimizer;
   }
-  const bool in_backward = origin.stage == Stage::Backward;
-  in_backward_.store(in_backward, std::memory_order_relaxed);
-  swapper_.backward_step.reset();
-  if (in_backward && (op_lanes_ & (op_lanes_ - 1)) && !access::has_hook()) swapper_.backward_step = step_serial_;
+  follow_backward(origin.stage, thread);
   return origin;
+}
+
+// Autograd may run a GPU's nodes on a thread of its own, while the one that called it waits.
+void Runtime::follow_backward(Stage stage, const ThreadState& thread) {
+  in_backward_.store(stage == Stage::Backward, std::memory_order_relaxed);
+  if (stage == Stage::Backward) {
+    if (!std::exchange(backward_goes_on_, true)) ++backwards_;
+    if ((op_lanes_ & (op_lanes_ - 1)) && !access::has_hook()) swapper_.backward = backwards_;
+  } else if (!backward_goes_on_ || thread.index == backward_caller_) {
+    backward_caller_ = thread.index;
+    end_backward();
+  }
+}
+
+void Runtime::end_backward() {
+  backward_goes_on_ = false;
+  swapper_.backward.reset();
 }
 
 void Runtime::record_start(const at::RecordFunction& function, const OpInfo& info, const Origin& origin,

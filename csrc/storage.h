@@ -109,9 +109,9 @@ struct Storage {
   uint32_t anchor = 0;    // the hash of its name, if it has the same storage in every step; else 0
   int64_t birth_op = -1;  // step-relative; of the step that made it
   int32_t birth_ordinal = -1;
-  int64_t backward_step = -1;  // the step that it was made in a backward of
-  int64_t last_use = 0;        // in ops since the session began
-  int64_t log_step = -1;       // the step in whose log it has a row
+  int64_t backward = -1;  // that it was made in: their number
+  int64_t last_use = 0;   // in ops since the session began
+  int64_t log_step = -1;  // the step in whose log it has a row
   int32_t log_row = -1;
   int32_t last_use_row = -1;
   int64_t resident_step = -1;  // since when the block is on the device

@@ -89,7 +89,7 @@ void Swapper::count_eviction(const Storage& storage) {
 }
 
 bool Swapper::movable(const Storage& storage) const {
-  const bool under_way = backward_step && storage.backward_step == backward_step;
+  const bool under_way = backward && storage.backward == backward;
   return storage.settled && !storage.given_out() && !under_way && access::movable(storage);
 }
 
@@ -307,7 +307,6 @@ void Swapper::give_block_back(Storage& storage) {
   } else {
     device_.free(block, storage.block_bytes);
   }
-  storage.lane = static_cast<uint8_t>(device_.living(storage.lane));
 }
 
 void Swapper::drop(Storage& storage) {
@@ -346,6 +345,7 @@ void Swapper::was_made(Storage& storage, const EventPtr& copy, Direction directi
 bool Swapper::swap_in(Storage& storage, Cause cause) {
   const ForRoom reason({static_cast<int64_t>(storage.block_bytes), recorder_.row_of(storage)});
   const Effort effort = cause == Cause::Planned ? Effort::Cheap : Effort::Last;  // a prefetch can wait
+  storage.lane = static_cast<uint8_t>(device_.living(storage.lane));
   void* block = device_.allocate(storage.block_bytes, storage.lane, effort);
   // Where the bytes are there, in pieces, what leaves does not have to be hurried.
   if (!block && !device_.has_room(storage.block_bytes) && finish_any_leaving()) {
@@ -425,8 +425,9 @@ bool Swapper::restore(Storage& storage, Cause cause, EventPtr* arrived) {
     ++storage.pins;  // making room must not look at this one
     if (storage.due[1] == 0) storage.due[1] = now_ticks();
     void* block = nullptr;
+    const int lane = device_.living(storage.lane);
     try {
-      block = take(block_bytes, storage.lane, &storage);
+      block = take(block_bytes, lane, &storage);
     } catch (...) {  // no memory for the host's books: it may be tried again
       if (storage.uid == uid) --storage.pins;
       throw;
@@ -440,6 +441,7 @@ bool Swapper::restore(Storage& storage, Cause cause, EventPtr* arrived) {
     if (storage.residency != Residency::Away) {  // another thread brought it in while this one waited
       device_.free(block, block_bytes);
     } else {
+      storage.lane = static_cast<uint8_t>(lane);
       begin_swap_in(storage, block, cause);
       if (cause == Cause::Demand) ++recorder_.log().demand_swap_ins;
     }

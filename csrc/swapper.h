@@ -44,7 +44,8 @@ namespace chameleon {
 // From one node of a backward to the next, autograd holds gradients that no op shows. Where a node's stream is another
 // one, it takes their DataPtr between the ops, to record it on that stream (torch/csrc/autograd/input_buffer.cpp).
 // Before torch 2.13 that raises for a storage that is leaving or away. So there, where compute goes along several
-// lanes, what the ops of a backward have made stays until the backward is over.
+// lanes, what the ops of a backward have made stays until the backward is over: until the thread that called it goes
+// on, or the step ends. Other threads' ops end nothing.
 class Swapper {
  public:
   Swapper(Device& device, SwapTarget& host, StorageTable& table, Recorder& recorder)
@@ -70,7 +71,7 @@ class Swapper {
   std::function<std::string(const Storage&)> name_of;
   size_t min_bytes = 16 << 10;                         // smaller storages leave last
   bool keeps_host_copies = true;                       // see Note [Copies on the host]
-  std::optional<int64_t> backward_step;                // see Note [Gradients under way]: those of this step stay now
+  std::optional<int64_t> backward;                     // see Note [Gradients under way]: those of this one stay now
   std::optional<std::vector<Transition>> transitions;  // kept for tests
 
   // A block of the lane; storages leave to make room for it. nullptr where even that does not suffice. `whose`: of a
