@@ -272,6 +272,7 @@ cudaStream_t make_lane(bool eager) {
 }
 
 void set_destroyed(cudaStream_t stream, bool destroyed) { stream_of(stream)->destroyed = destroyed; }
+bool is_destroyed(cudaStream_t stream) { return stream_of(stream)->destroyed; }
 
 cudaStream_t current() { return current_lane ? current_lane : reinterpret_cast<cudaStream_t>(default_lane()); }
 void set_current(cudaStream_t lane) { current_lane = lane; }

@@ -38,6 +38,7 @@ long record_streams();  // how often torch's allocator was told that another str
 cudaStream_t make_lane(bool eager);  // eager: what it is given happens at once, as the CPU's own kernels do
 // What it was given is done all the same; calls with it fail. No longer destroyed: a new stream that has its handle.
 void set_destroyed(cudaStream_t stream, bool destroyed);
+bool is_destroyed(cudaStream_t stream);
 // The lane of whoever has set none. Late: what it is given happens when it may, or when an op begins or memory is asked
 // for, since the CPU's kernels do not wait by themselves (catch_up()). Eager at first.
 void set_default_lane_late(bool late);

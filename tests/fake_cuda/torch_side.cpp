@@ -164,7 +164,10 @@ void free(void* block) {
   allocated_bytes -= freed.bytes;
   if (freed.used_on.empty()) return make_spare(block, freed);
   std::vector<fake::MarkPtr> marks;
-  for (const cudaStream_t stream : freed.used_on) marks.push_back(fake::record(stream));
+  for (const cudaStream_t stream : freed.used_on) {
+    TORCH_CHECK(!fake::is_destroyed(stream), "CUDA error: invalid resource handle");  // in a deleter: the process ends
+    marks.push_back(fake::record(stream));
+  }
   pending.push_back({block, freed, std::move(marks)});
 }
 

@@ -21,6 +21,7 @@ from chameleon_lab.runtime import core
 
 pytestmark = pytest.mark.full
 
+needs_replays = pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
 on_fake_gpu = partial(on, "fake_cuda")
 
 # Who waits for whom; see Note [Order on a GPU] in csrc/device/cuda/cuda_device.h.
@@ -147,6 +148,9 @@ def test_without_torch_s_hook_gradients_stay_that_autograd_may_record_on_another
                     fake.use(side)
                 gradients[-1].append(used())
                 used()  # an op behind it
+                other = threading.Thread(target=lambda: (fake.use(main), used()))  # a loader's op ends no backward
+                other.start()
+                other.join()
                 seen.append([[core.evict(tensor) for tensor in made] for made in (activations, *gradients)])
                 if {streams} == 2:
                     for tensor in gradients[-1]:
@@ -156,12 +160,12 @@ def test_without_torch_s_hook_gradients_stay_that_autograd_may_record_on_another
 
         with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B") as session:
             x = torch.ones(4, requires_grad=True)
-            for step in range(2):
+            for _ in range(2):  # of one step: the first one's gradients leave during the second
                 gradients.append([])
                 Twice.apply(Twice.apply(x)).sum().backward()
                 used()
                 seen.append([core.evict(tensor) for tensor in gradients[-1]])
-                session.step()
+            session.step()
             fake.run_all()
             errors = fake.errors()
             activations.clear()
@@ -195,39 +199,54 @@ def test_a_stream_that_was_destroyed_is_waited_for_once() -> None:
         def read(tensor, value):
             torch.ops.aten._toy_read([tensor], [value])
 
-        def full_waits():
-            return fake.host_waits().get("cudaDeviceSynchronize", 0)
+        def host_waits():
+            waits = fake.host_waits()
+            return [waits.get(name, 0) for name in ("cudaDeviceSynchronize", "cudaEventSynchronize")]
 
+        fake.use(main)
+        adopted = make(3)
         with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B") as session:
+            session.adopt(adopted)
             fake.use(side)
-            tensor = make(7)
+            tensor, away = make(7), make(8)
             first = fake.moment()
             fake.use(main)
             read(make(1), 1)
             fake.come_after(first)
             read(tensor, 7)
+            assert core.evict(away)
             fake.destroy(side)
-            before, waits = full_waits(), []
-            for _ in range(5):  # each copy out comes after the streams that used the bytes
-                assert core.evict(tensor)
-                read(tensor, 7)
-                torch.ops.aten._toy_write_(tensor, [], [], 7, 7)
-                waits.append(full_waits() - before)
+            read(away, 8)  # its next block is no more that stream's
+            waits = []
+            for _ in range(6):  # each copy out comes after the streams that used the bytes
+                for one, value in ((tensor, 7), (away, 8), (adopted, 3)):
+                    assert core.evict(one)
+                    read(one, value)
+                    torch.ops.aten._toy_write_(one, [], [], value, value)
+                waits.append(host_waits())
+            came = fake.moment()
             fake.make_again(side)
             assert core.evict(tensor)
-            came = fake.moment()
             fake.use(side)  # a new one: behind nothing that the old one was
             fake.come_after(came)
             read(tensor, 7)
-            waits.append(full_waits() - before)
-            fake.run_all()
-            del tensor
+            waits.append(host_waits())
+            fake.use(main)
+            fake.destroy(side)
+        fake.run_all()
+        del tensor, away, adopted  # torch records the streams that it was told of, in a deleter
+        fake.run_all()
         fake.use(0)
         print(json.dumps([fake.errors(), waits]))
     """)
     errors, waits = found
     assert errors == []
-    assert waits == [waits[0]] * 6 and waits[0] <= 1, "the host waits for the whole GPU again and again"
+    whole, events = zip(*waits, strict=True)
+    assert whole[-1] <= 2, f"the host waits for the GPU again and again: {waits}"
+    # Copies that end late are waited for, too, and when they end is the machine's say: of the 19 that follow, few do.
+    assert events[1] <= 12 and events[-1] - events[1] <= 4, (
+        f"the host waits for events again and again: {waits}"
+    )
 
 
 ERRORS = """
@@ -389,6 +408,8 @@ def left_out_in_turn() -> dict[str, Any]:
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_missing_order_is_seen(order: str) -> None:
     """See csrc/order.h: each is left out once."""
+    if order in ("FirstRun", "HostReadReplayed", "PointerTaken") and not core.SEES_RAW_ACCESS:
+        pytest.skip("before torch 2.13 no session hands out a pointer, nor replays for the host")
     left_out, wrong = left_out_in_turn()[order]
     assert left_out > 0, "no session waits like that"
     assert wrong >= 0, "all programs ran right although no wait of this kind took place"
@@ -529,6 +550,8 @@ def directed() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", DIRECTED)
 def test_a_program_that_needs_an_order_is_wrong_without_it(name: str) -> None:
+    if name == "UserRecorded, where a block goes back while its tensor lives" and not core.SEES_RAW_ACCESS:
+        pytest.skip("before torch 2.13 each eviction copies, and so comes after the read")
     errors, none_left_out, wrong, left_out = directed()[name]
     assert errors == [] and none_left_out == 0
     assert left_out > 0, "nothing waits like that here"
@@ -882,6 +905,8 @@ def test_ops_go_on_while_eviction_pins_memory_before_there_is_a_plan() -> None:
 @pytest.mark.bits
 @pytest.mark.parametrize("take", ["address_in_cpp(x)", "x.numpy().ctypes.data"])
 def test_ops_go_on_while_the_host_waits_for_the_bytes_behind_an_address(take: str) -> None:
+    if take.startswith("address_in_cpp") and not core.SEES_RAW_ACCESS:
+        pytest.skip("before torch 2.13 that raises")
     found = on_fake_gpu(f"""
     {CPP_POINTER}
     seen = {{}}
@@ -916,6 +941,8 @@ def test_ops_go_on_while_the_host_waits_for_the_bytes_behind_an_address(take: st
 
 @pytest.mark.parametrize("in_loop", [True, False])
 def test_addresses_that_a_kernel_s_workers_ask_for(in_loop: bool) -> None:
+    if not in_loop and not core.SEES_RAW_ACCESS:
+        pytest.skip("before torch 2.13 nothing shows that a worker asks")
     """In a parallel loop of torch's they are the op's; a thread that nobody knows may keep them."""
     found = on_fake_gpu(f"""
         with cl.Session("64MiB", device="cuda", planning=False) as session:
@@ -1247,6 +1274,7 @@ def test_a_gpu_session_s_host_memory_is_bounded_by_what_the_machine_has() -> Non
 
 
 @pytest.mark.bits
+@needs_replays
 def test_a_run_goes_on_within_three_quarters_of_the_pinned_memory_that_its_plan_takes() -> None:
     found = on_fake_gpu("""
         bare, live_peak = reference(Gpt, adamw, 8)
@@ -1335,6 +1363,7 @@ def test_ops_are_timed_on_the_device_all_at_first_and_then_a_few() -> None:
 
 
 @pytest.mark.bits
+@needs_replays
 def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
     found = on_fake_gpu("""
         results = {}

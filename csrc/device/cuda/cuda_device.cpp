@@ -54,6 +54,7 @@ void* CudaDevice::allocate(size_t block_bytes, int lane, Effort effort) {
   });
   if (health_.gone()) return nullptr;
   if (!block) {
+    pieces_.clear();
     ++own_events_.soft_ooms;
     const torch_side::Outlook now = torch_side::outlook(index_, block_bytes, ceiling_bytes_, 0, pieces_);
     stuck_bytes_ =
@@ -67,6 +68,7 @@ void* CudaDevice::allocate(size_t block_bytes, int lane, Effort effort) {
   }
   if (limited) pieces_.take(block_bytes);
   if (effort == Effort::Cheap && seen.cached && torch_side::stats(index_).events.alloc_retries > seen.retries) {
+    pieces_.clear();
     wary_ = true;  // the block that was free is another stream's
     useless_bytes_ = std::max(useless_bytes_, seen.flushed_bytes);
     refusal_ = {block_bytes, lane, effort, frees(), freed_bytes_ + block_bytes};
@@ -146,7 +148,7 @@ void CudaDevice::let_go(void* block, size_t block_bytes) {
 void CudaDevice::free_behind(void* block, size_t block_bytes, int lane) {
   if (!health_.gone()) {
     for (const cudaStream_t stream : lanes_[lane].streams) {
-      if (!faults().leaves_out(Order::AdoptedBack)) torch_side::used_on(index_, block, stream);
+      if (!is_destroyed(stream) && !faults().leaves_out(Order::AdoptedBack)) torch_side::used_on(index_, block, stream);
     }
   }
   let_go(block, block_bytes);
@@ -155,7 +157,9 @@ void CudaDevice::free_behind(void* block, size_t block_bytes, int lane) {
 void CudaDevice::used_by_all(void* block) {
   if (health_.gone() || faults().leaves_out(Order::HandedBack)) return;
   for (const Lane& lane : lanes_) {
-    for (const cudaStream_t stream : lane.streams) torch_side::used_on(index_, block, stream);
+    for (const cudaStream_t stream : lane.streams) {
+      if (!is_destroyed(stream)) torch_side::used_on(index_, block, stream);
+    }
   }
 }
 
@@ -292,11 +296,6 @@ int CudaDevice::lane() {
   if (health_.gone()) return 0;
   const cudaStream_t stream = torch_side::current_stream(index_);
   const size_t lane = index_of(stream);
-  // A new one has the handle of one that was destroyed, and is behind nothing yet.
-  if (is_destroyed(stream)) {
-    std::erase(destroyed_, stream);
-    lanes_[lane].behind = {};
-  }
   catch_up(lanes_[lane]);
   return static_cast<int>(lane);
 }
@@ -319,6 +318,10 @@ size_t CudaDevice::index_of(cudaStream_t stream) {
       lanes_[--lane].streams.push_back(stream);
       lanes_[lane].behind = {};  // the new one is behind nothing yet
     }
+  }
+  if (is_destroyed(stream)) {  // a new one has the handle, and is behind nothing yet
+    std::erase(destroyed_, stream);
+    lanes_[lane].behind = {};
   }
   return lane;
 }
@@ -380,15 +383,16 @@ void CudaDevice::look_for_destroyed(const Lane& lane) {
     if (is_destroyed(stream)) continue;
     const cudaError_t state = cudaStreamQuery(stream);
     if (state == cudaSuccess || health_.lost(state, "cudaStreamQuery")) continue;
-    if (state == cudaErrorInvalidResourceHandle) destroyed_.push_back(stream);
+    if (state == cudaErrorInvalidResourceHandle || state == cudaErrorContextIsDestroyed) destroyed_.push_back(stream);
   }
 }
 
-int CudaDevice::living(int lane) {
-  const std::vector<cudaStream_t>& streams = lanes_[lane].streams;
-  const bool gone = std::all_of(streams.begin(), streams.end(), [this](cudaStream_t one) { return is_destroyed(one); });
-  return gone ? this->lane() : lane;
+bool CudaDevice::is_over(const Lane& lane) const {
+  return C10_UNLIKELY(!destroyed_.empty()) &&
+         std::all_of(lane.streams.begin(), lane.streams.end(), [this](cudaStream_t one) { return is_destroyed(one); });
 }
+
+int CudaDevice::living(int lane) { return is_over(lanes_[lane]) ? this->lane() : lane; }
 
 // Of what torch asks CUDA, errors are its own; where the GPU is gone they say nothing new.
 template <class F>
@@ -426,7 +430,11 @@ void CudaDevice::come_after(Lane& lane, size_t link, Order why) {
   const bool given = in_order([&] {
     const torch_side::Guard guard(index_);
     for (const cudaStream_t stream : lane.streams) {
-      is_destroyed(stream) ? copy->end_mark().wait() : copy->end_mark().block(stream);
+      if (is_destroyed(stream)) {
+        copy->end_mark().wait();
+      } else {
+        copy->end_mark().block(stream);
+      }
     }
   });
   if (!given) look_for_destroyed(lane);
@@ -435,8 +443,11 @@ void CudaDevice::come_after(Lane& lane, size_t link, Order why) {
 EventPtr CudaDevice::record(Lanes lanes) {
   auto moment = std::make_shared<Moment>();
   if (health_.gone()) return moment;
+  const auto asked = [lanes](size_t lane) { return (lanes & lane_bit(static_cast<int>(lane))) != 0; };
+  bool goes_on = false;  // any lane that is asked for: it is behind the copies, and the others are given nothing
+  for (size_t lane = 0; lane < lanes_.size(); ++lane) goes_on |= asked(lane) && !is_over(lanes_[lane]);
   for (size_t lane = 0; lane < lanes_.size(); ++lane) {
-    if (!(lanes & lane_bit(static_cast<int>(lane)))) continue;
+    if (!asked(lane) || (goes_on && is_over(lanes_[lane]))) continue;
     come_after(lanes_[lane], kOut, Order::FreePoint);
     come_after_arrivals(lanes_[lane], Order::BufferReused);
     const bool given = in_order([&] {
@@ -458,11 +469,12 @@ EventPtr CudaDevice::compute_wait(const EventPtr& event, int lane) {
   if (!newest || newest->number() < copy->number()) newest = copy;
   if (lanes_[lane].behind[link] >= copy->number()) return nullptr;
   std::shared_ptr<Wait> wait;
-  in_order([&] {
+  const bool given = in_order([&] {
     const torch_side::Guard guard(index_);
     const cudaStream_t stream = lanes_[lane].streams.front();
     if (!is_destroyed(stream)) wait = std::make_shared<Wait>(events_, stream, copy);
   });
+  if (!given) look_for_destroyed(lanes_[lane]);
   come_after(lanes_[lane], link, link == kOut ? Order::FreePoint : Order::Arrival);
   return wait;
 }
@@ -472,12 +484,19 @@ void CudaDevice::join(int lane, Lanes lanes, Order why) {
   if (lanes_.size() < kMostLanes) lanes &= lane_bit(static_cast<int>(lanes_.size())) - 1;
   if (lanes_[lane].streams.size() == 1) lanes &= ~lane_bit(lane);
   if (lanes == 0 || faults().leaves_out(why)) return;
-  in_order([&] {
+  const bool given = in_order([&] {
     const EventPtr moment = record(lanes);
     const torch_side::Guard guard(index_);
     const auto& marks = static_cast<const Moment&>(*moment);
-    for (const cudaStream_t stream : lanes_[lane].streams) is_destroyed(stream) ? marks.wait() : marks.block(stream);
+    for (const cudaStream_t stream : lanes_[lane].streams) {
+      if (is_destroyed(stream)) {
+        marks.wait();
+      } else {
+        marks.block(stream);
+      }
+    }
   });
+  if (!given) look_for_destroyed(lanes_[lane]);
 }
 
 // Of each link the newest: the others come before it.
@@ -525,6 +544,8 @@ void CudaDevice::drain() {
     const torch_side::Guard guard(index_);
     for (const auto& link : links_) CHAMELEON_GPU_CALL(health_, cudaStreamSynchronize, link->stream);
   });
+  for (const Lane& lane : lanes_)
+    look_for_destroyed(lane);  // of what is handed back, torch would find out at its death
 }
 
 // --------------------------------------------------------------------------------------------------------------- host

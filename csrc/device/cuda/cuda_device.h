@@ -137,6 +137,7 @@ class CudaDevice final : public Device {
 
   EventPtr copy(size_t link, void* to, const void* from, size_t bytes, const EventPtr& after);
   bool is_destroyed(cudaStream_t stream) const;
+  bool is_over(const Lane& lane) const;  // have all its streams been destroyed?
   void look_for_destroyed(const Lane& lane);
   template <class F>
   bool in_order(F&& give);  // what cannot be given to the GPU is waited for: see Note [A GPU that is gone]
