@@ -10,6 +10,8 @@ import pytest
 from several_ranks import ranks
 from training import child
 
+from chameleon_lab.runtime import core
+
 pytestmark = [pytest.mark.full, pytest.mark.bits]
 
 _FAKE = """
@@ -320,6 +322,7 @@ def test_a_parallel_model_of_before_the_session_is_adopted_where_asked(tmp_path:
             assert found["left"] and all(found["left"]), (kind, found)
 
 
+@pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="before torch 2.13 it has to be brought in")
 def test_what_is_away_is_not_brought_in_to_be_freed() -> None:
     """As FSDP frees its gathered parameters: it resizes their storages to nothing, and back later."""
     child("""

@@ -87,8 +87,9 @@ def _resident_resize(resize: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(resize)
     def resize_resident(storage: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
-        # Of what is away and ends nothing has to be there: FSDP frees its gathered parameters so.
-        ends = size == 0 and core.storage_residency(storage) in ("away", "dropped")
+        # Of what is away and ends nothing has to be there: FSDP frees its gathered parameters so. Before torch 2.13 any
+        # access to what is away raises, this one too.
+        ends = core.SEES_RAW_ACCESS and size == 0 and core.storage_residency(storage) in ("away", "dropped")
         return (resize if ends else held)(storage, size, *args, **kwargs)
 
     return resize_resident
