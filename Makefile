@@ -41,7 +41,7 @@ soak: build ## make 50 checkpoints and a thousand steps after them, and search e
 	exit $$failed
 
 oldest: .venv/.installed ## build and test with the oldest PyTorch, in its CUDA build and without a GPU (downloads 2.7 GB once; half an hour)
-	@python scripts/test.py all oldest-check oldest
+	@python scripts/test.py all oldest-check oldest oldest-gpu
 
 recovery: build ## kill and restart replicas under torchft, which is installed into build/packages for it (minutes)
 	@[ -e build/packages/torchft/.done ] || { scripts/torchft.sh build/packages/torchft; }

@@ -24,7 +24,8 @@
 #
 # All is printed as it comes. OUT (./build/gpu/out) gets tests.json, overlap.json, peers.json, facts.json, llama.json,
 # each written as it comes, and log.txt. What is built lies in WORK (./build/gpu), and serves the next call. DEVICE=cpu
-# runs every part on the embedded device with small models, to see that it works.
+# runs every part on the embedded device with small models, to see that it works; with BUILD_CUDA=ON the CUDA device is
+# built there, too, or the build fails.
 set -u
 cd "$(dirname "$0")/.."
 work=${WORK:-$PWD/build/gpu}
@@ -113,7 +114,7 @@ if [ ! -d "$work/site/chameleon_lab" ] || [ "$(cat "$work/built" 2>/dev/null)" !
     rm -f "$work/built"
     part build "$(left)" "$python" -m pip install --no-build-isolation --no-deps --no-index --force-reinstall \
         --target "$work/site" --upgrade --config-settings cmake.define.BUILD_PANEL=OFF \
-        --config-settings cmake.define.BUILD_CUDA="$([ "$device" = cuda ] && echo ON || echo AUTO)" \
+        --config-settings cmake.define.BUILD_CUDA="${BUILD_CUDA:-$([ "$device" = cuda ] && echo ON || echo AUTO)}" \
         --config-settings build-dir="$work/cmake" . || finish
     echo "$digest" >"$work/built"
 fi

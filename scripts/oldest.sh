@@ -13,46 +13,54 @@ here=$root/build/oldest
 python=$here/venv/bin/python
 minor=$(sed -n 's/^ *"torch>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 
+unset PYTHONPATH # it may lead to another torch's core
+
 # What builds the core, and what the tests import; no JupyterLab, as on those machines.
 wanted=("torch==$minor.*" "nvidia-cuda-crt==13.0.*" cmake ninja pybind11 scikit-build-core pathspec packaging
     numpy scipy pyarrow plotly tqdm click rich comm ipython ipykernel ipywidgets anywidget bokeh jupyter_bokeh
-    nbclient nbformat jsonschema expecttest hypothesis nvtx perfetto safetensors transformers accelerate psutil
+    nbclient nbformat jsonschema expecttest hypothesis nvtx perfetto safetensors transformers accelerate lightning psutil
     pytest pytest-random-order pytest-reportlog pytest-xdist)
 
 python_of_gpu_machines() {
     local each
     for each in "${PYTHON:-}" python3.12 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12.*/bin/python3 python3; do
-        if [ -n "$each" ] && "$each" -c 'import ensurepip, venv' 2>/dev/null; then
-            echo "$each"
+        if [ -n "$each" ] && "$each" -c 'import ensurepip, os, sys, sysconfig, venv
+header = os.path.join(sysconfig.get_path("include"), "Python.h")
+sys.exit(sys.version_info < (3, 11) or not os.path.exists(header))' 2>/dev/null; then
+            command -v "$each"
             return
         fi
     done
-    echo "There is no Python with venv: set PYTHON" >&2
+    echo "There is no Python 3.11 or newer with venv and its headers: set PYTHON" >&2
     return 1
 }
 
 setup() {
-    [ "$(cat "$here/.wanted" 2>/dev/null)" = "${wanted[*]}" ] && return
+    local base stamp
+    base=$(python_of_gpu_machines)
+    stamp="$base ${wanted[*]} $(sha256sum <constraints.txt)"
+    [ "$(cat "$here/.wanted" 2>/dev/null)" = "$stamp" ] && return
     echo "==> Installing PyTorch $minor with CUDA, and what the tests take, into build/oldest (downloads 2.7 GB)"
     rm -rf "$here/venv" "$here/.wanted"
     mkdir -p "$here"
-    "$(python_of_gpu_machines)" -m venv "$here/venv"
+    "$base" -m venv "$here/venv"
     grep -v '^torch' constraints.txt >"$here/constraints.txt"
     "$python" -m pip install --quiet --disable-pip-version-check -c "$here/constraints.txt" "${wanted[@]}"
-    # Every process of this Python finds the core that gpu_check.sh builds, whatever its PYTHONPATH.
+    # Every process of this Python finds the core that gpu_check.sh builds.
     echo "$here/gpu/site" >"$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/built.pth"
-    echo "${wanted[*]}" >"$here/.wanted"
+    echo "$stamp" >"$here/.wanted"
 }
 
 check() {
-    PATH=$here/venv/bin:$PATH DEVICE=cpu LIMIT=${LIMIT:-3600} PYTHON=$python WORK=$here/gpu benchmarks/gpu_check.sh "$@"
+    PATH=$here/venv/bin:$PATH PYTHON=$python WORK=$here/gpu DEVICE=cpu BUILD_CUDA=ON LIMIT=${LIMIT:-3600} \
+        benchmarks/gpu_check.sh "$@"
 }
 
 # The tests, and what they read of the checkout, but for its package, which has another torch's core.
 copy_tests() {
     local files=$here/files
     git ls-files -z --cached --others --exclude-standard | grep -zv -e '^chameleon_lab/' -e '^labextension/' |
-        while IFS= read -rd '' file; do [ -e "$file" ] && printf '%s\0' "$file"; done >"$files"
+        while IFS= read -rd '' file; do if [ -e "$file" ]; then printf '%s\0' "$file"; fi; done >"$files"
     rm -rf "$here/run"
     mkdir -p "$here/run"
     xargs -0 cp --parents -t "$here/run" <"$files"

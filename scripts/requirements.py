@@ -58,6 +58,7 @@ def sets() -> list[tuple[str, list[str], list[str]]]:
         (f"the same with {oldest}", [*alone, *build, oldest], []),
         ("what is apart", apart, [*pinned, "--no-deps", "--python-version", _OLDEST_PYTHON]),
         ("what `make recovery` installs", torchft, ["--no-deps"]),
+        ("what `make oldest` installs", _oldest(oldest), ["--python-version", "3.12"]),
     ]
 
 
@@ -66,6 +67,14 @@ def installed_by(setup: str) -> list[str]:
     (torch,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     (cuda,) = re.findall(r'else "([\d.]+)"\)', setup)
     return _calls(setup.replace("$torch_version", torch).replace("$cuda", cuda), '"${pip[@]}" ')
+
+
+def _oldest(torch: str) -> list[str]:
+    """What scripts/oldest.sh installs beside that torch, which it reads where this does."""
+    (wanted,) = re.findall(
+        r"^wanted=\((.*?)\)$", (ROOT / "scripts" / "oldest.sh").read_text(), re.DOTALL | re.MULTILINE
+    )
+    return [torch, *(word.strip('"') for word in wanted.split() if "torch==" not in word)]
 
 
 def _calls(script: str, pip: str) -> list[str]:

@@ -328,6 +328,8 @@ def _make(target: str) -> Part:
     return Part(["make", target])
 
 
+_ON_THE_FAKE_GPU = ("cuda_device", "cuda_allocator", "two_sessions", "benchmarks_fake_gpu")
+
 RUNS = {
     "gate": {
         "style": _make("lint"),
@@ -365,7 +367,12 @@ RUNS = {
         ),
         "oldest": _pytest(
             *("oldest", "integration with the oldest PyTorch, in its CUDA build"),
-            *("-n", "3", "--no-loadscope-reorder", "tests/integration"),
+            *("-n", "2", "-m", "gate or not full", "tests/integration"),
+            runner=("scripts/oldest.sh", "pytest"),
+        ),
+        "oldest-gpu": _pytest(
+            *("oldest_gpu", "all that runs on the fake GPU, with the oldest PyTorch"),
+            *("-n", "2", *(f"tests/integration/test_{name}.py" for name in _ON_THE_FAKE_GPU)),
             runner=("scripts/oldest.sh", "pytest"),
         ),
         "chromium": _make("chromium"),

@@ -23,6 +23,10 @@ def test_the_record_says_what_was_run_and_from_which_seeds(tmp_path: Path) -> No
         "sessions": 10,
         "more streams than lanes": 1,
         "two host threads": 10,
+        "without the hook": 10,
+        "a call fails": 10,
+        "a call fails beside another thread": 1,
+        "the GPU is gone": 1,
         "without a session": 1,
         "two host threads without a session": 1,
     }

@@ -355,6 +355,9 @@ def test_a_fork_beside_two_sessions_leaves_both_as_they_are() -> None:
     assert found == [0, True]
 
 
+@pytest.mark.skipif(
+    not core.SEES_RAW_ACCESS, reason="before torch 2.13 the host's tensors raise where C++ reads them"
+)
 def test_what_is_kept_for_one_device_s_replays_is_no_memory_of_the_other_session() -> None:
     """The host's session takes storages of any size here, and producers of the GPU's ops keep bytes on the host."""
     found = on_fake_gpus(f"""{PRELUDE}

@@ -22,7 +22,7 @@ def script() -> ModuleType:
 
 
 def test_each_set_is_read_from_where_it_is_installed(script: ModuleType) -> None:
-    make, plain, oldest, apart, recovery = [wanted for _, wanted, _ in script.sets()]
+    make, plain, oldest, apart, recovery, built_oldest = [wanted for _, wanted, _ in script.sets()]
     assert {
         "cmake",
         "tqdm",
@@ -34,6 +34,12 @@ def test_each_set_is_read_from_where_it_is_installed(script: ModuleType) -> None
     assert sum(one.startswith("torch==") for one in make) == 1
     assert "scikit-build-core>=0.11" in plain and "hypothesis" not in plain
     assert oldest == [*plain, "torch==2.11.*"]
+    assert (
+        {"torch==2.11.*", "nvidia-cuda-crt==13.0.*", "pytest-xdist"}
+        <= {*built_oldest}
+        >= {"psutil", "lightning"}
+    )
+    assert not any("$" in one for one in built_oldest)
     assert apart == ["timm", "torchvision", "atheris"]
     assert recovery[0].startswith("torchft-nightly==") and "protobuf" in recovery
     names = [one for wanted in (make, plain, apart, recovery) for one in wanted]
