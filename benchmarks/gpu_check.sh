@@ -114,7 +114,7 @@ if [ ! -d "$work/site/chameleon_lab" ] || [ "$(cat "$work/built" 2>/dev/null)" !
     rm -f "$work/built"
     part build "$(left)" "$python" -m pip install --no-build-isolation --no-deps --no-index --force-reinstall \
         --target "$work/site" --upgrade --config-settings cmake.define.BUILD_PANEL=OFF \
-        --config-settings cmake.define.BUILD_CUDA="${BUILD_CUDA:-$([ "$device" = cuda ] && echo ON || echo AUTO)}" \
+        --config-settings cmake.define.BUILD_CUDA="${BUILD_CUDA:-$([ "$device" = cuda ] && echo ON || echo OFF)}" \
         --config-settings build-dir="$work/cmake" . || finish
     echo "$digest" >"$work/built"
 fi

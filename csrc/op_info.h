@@ -4,11 +4,9 @@
 #include <ATen/record_function.h>
 #include <c10/util/flat_hash_map.h>
 
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 

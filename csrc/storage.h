@@ -109,7 +109,7 @@ struct Storage {
   uint32_t anchor = 0;    // the hash of its name, if it has the same storage in every step; else 0
   int64_t birth_op = -1;  // step-relative; of the step that made it
   int32_t birth_ordinal = -1;
-  int64_t backward = -1;  // that it was made in: their number
+  int64_t backward = -1;  // the number of the backward that made it
   int64_t last_use = 0;   // in ops since the session began
   int64_t log_step = -1;  // the step in whose log it has a row
   int32_t log_row = -1;

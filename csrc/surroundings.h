@@ -77,7 +77,7 @@ struct Surroundings {
   // Those of this thread, now; the same object as the last time where nothing has changed.
   static std::shared_ptr<const Surroundings> now(c10::DeviceType device);
 
-  // But for autocast's: does an op outside of autocast get the same kernels?
+  // Does an op outside of autocast get the same kernels under both?
   bool same_kernels(const Surroundings& other) const;
 
   // See Note [Denormals]: at the start of every op, and whether there has been such a one.

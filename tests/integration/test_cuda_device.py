@@ -941,9 +941,9 @@ def test_ops_go_on_while_the_host_waits_for_the_bytes_behind_an_address(take: st
 
 @pytest.mark.parametrize("in_loop", [True, False])
 def test_addresses_that_a_kernel_s_workers_ask_for(in_loop: bool) -> None:
+    """In a parallel loop of torch's they are the op's; a thread that nobody knows may keep them."""
     if not in_loop and not core.SEES_RAW_ACCESS:
         pytest.skip("before torch 2.13 nothing shows that a worker asks")
-    """In a parallel loop of torch's they are the op's; a thread that nobody knows may keep them."""
     found = on_fake_gpu(f"""
         with cl.Session("64MiB", device="cuda", planning=False) as session:
             x = torch.zeros(MiB, dtype=torch.uint8)

@@ -490,7 +490,7 @@ def test_it_builds_where_nothing_of_this_source_is_built(tmp_path: Path) -> None
     with (check.root / "csrc" / "runtime.cpp").open("a") as file:
         file.write("// changed\n")
     assert check("ready").returncode == 0 and check.builds() == 2, "of another source"
-    assert "-DBUILD_CUDA" not in check.log.read_text() and "BUILD_CUDA=AUTO" in check.log.read_text()
+    assert "-DBUILD_CUDA" not in check.log.read_text() and "BUILD_CUDA=OFF" in check.log.read_text()
     shutil.rmtree(tmp_path / "work")
     assert check("ready").returncode == 0 and check.builds() == 3, "on a machine that has forgotten it"
     assert check("build").returncode == 0 and check.builds() == 4

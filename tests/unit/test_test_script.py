@@ -95,6 +95,19 @@ def test_what_passes_twice_alone_is_unsteady_and_fails_nothing(script, tmp_path,
     assert {path.name for path in tmp_path.iterdir() if path.name.isdigit()} == {"0", "1", "2"}
 
 
+def test_a_failure_of_another_python_is_run_again_by_that_one(script, tmp_path, monkeypatch, capfd) -> None:
+    """As the parts of the oldest PyTorch are: their runner sets up an environment of its own."""
+    runner = tmp_path / "runner.sh"
+    runner.write_text(f'#!/bin/sh\necho "$@" >>asked\nshift\nexec {sys.executable} -m pytest "$@"\n')
+    runner.chmod(0o755)
+    part = script._pytest("first", "first", "first.py", runner=(str(runner), "pytest"))
+    monkeypatch.setitem(script.RUNS["gate"], "first", part)
+    (tmp_path / "first.py").write_text(f"def test_x():\n{UNSTEADY}")
+    assert script.main(["gate", "first"]) == 0
+    assert f"{runner} pytest -q first.py::test_x" in capfd.readouterr().out
+    assert [line.split()[0] for line in (tmp_path / "asked").read_text().splitlines()] == ["pytest"] * 3
+
+
 def test_a_wrong_bit_is_a_failure_although_it_does_not_come_again(script, tmp_path, capfd) -> None:
     (tmp_path / "first.py").write_text(f"import pytest\n@pytest.mark.bits\ndef test_x():\n{UNSTEADY}")
     assert script.main(["gate"]) == 1

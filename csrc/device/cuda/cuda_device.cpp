@@ -294,8 +294,7 @@ std::pair<double, double> CudaDevice::measure_link() {
 
 int CudaDevice::lane() {
   if (health_.gone()) return 0;
-  const cudaStream_t stream = torch_side::current_stream(index_);
-  const size_t lane = index_of(stream);
+  const size_t lane = index_of(torch_side::current_stream(index_));
   catch_up(lanes_[lane]);
   return static_cast<int>(lane);
 }
@@ -358,13 +357,23 @@ void CudaDevice::finish() noexcept {
 }
 
 template <class F>
-bool CudaDevice::in_order(F&& give) {
+void CudaDevice::in_order(const Lane* lane, F&& give) {
   try {
     give();
-    return true;
   } catch (const std::exception&) {
     finish();
-    return false;
+    if (lane) look_for_destroyed(*lane);
+  }
+}
+
+template <class Event>
+void CudaDevice::hold_back(const Lane& lane, const Event& until) {
+  for (const cudaStream_t stream : lane.streams) {
+    if (is_destroyed(stream)) {
+      until.wait();
+    } else {
+      until.block(stream);
+    }
   }
 }
 
@@ -427,17 +436,10 @@ void CudaDevice::come_after(Lane& lane, size_t link, Order why) {
   if (!copy || lane.behind[link] >= copy->number()) return;
   lane.behind[link] = copy->number();
   if (faults().leaves_out(why)) return;
-  const bool given = in_order([&] {
+  in_order(&lane, [&] {
     const torch_side::Guard guard(index_);
-    for (const cudaStream_t stream : lane.streams) {
-      if (is_destroyed(stream)) {
-        copy->end_mark().wait();
-      } else {
-        copy->end_mark().block(stream);
-      }
-    }
+    hold_back(lane, copy->end_mark());
   });
-  if (!given) look_for_destroyed(lane);
 }
 
 EventPtr CudaDevice::record(Lanes lanes) {
@@ -450,13 +452,12 @@ EventPtr CudaDevice::record(Lanes lanes) {
     if (!asked(lane) || (goes_on && is_over(lanes_[lane]))) continue;
     come_after(lanes_[lane], kOut, Order::FreePoint);
     come_after_arrivals(lanes_[lane], Order::BufferReused);
-    const bool given = in_order([&] {
+    in_order(&lanes_[lane], [&] {
       const torch_side::Guard guard(index_);
       for (const cudaStream_t stream : lanes_[lane].streams) {
         if (!is_destroyed(stream)) moment->add(std::make_unique<const Mark>(events_, stream, /*timed=*/false));
       }
     });
-    if (!given) look_for_destroyed(lanes_[lane]);
   }
   return moment;
 }
@@ -469,12 +470,11 @@ EventPtr CudaDevice::compute_wait(const EventPtr& event, int lane) {
   if (!newest || newest->number() < copy->number()) newest = copy;
   if (lanes_[lane].behind[link] >= copy->number()) return nullptr;
   std::shared_ptr<Wait> wait;
-  const bool given = in_order([&] {
+  in_order(&lanes_[lane], [&] {
     const torch_side::Guard guard(index_);
     const cudaStream_t stream = lanes_[lane].streams.front();
     if (!is_destroyed(stream)) wait = std::make_shared<Wait>(events_, stream, copy);
   });
-  if (!given) look_for_destroyed(lanes_[lane]);
   come_after(lanes_[lane], link, link == kOut ? Order::FreePoint : Order::Arrival);
   return wait;
 }
@@ -484,19 +484,11 @@ void CudaDevice::join(int lane, Lanes lanes, Order why) {
   if (lanes_.size() < kMostLanes) lanes &= lane_bit(static_cast<int>(lanes_.size())) - 1;
   if (lanes_[lane].streams.size() == 1) lanes &= ~lane_bit(lane);
   if (lanes == 0 || faults().leaves_out(why)) return;
-  const bool given = in_order([&] {
+  in_order(&lanes_[lane], [&] {
     const EventPtr moment = record(lanes);
     const torch_side::Guard guard(index_);
-    const auto& marks = static_cast<const Moment&>(*moment);
-    for (const cudaStream_t stream : lanes_[lane].streams) {
-      if (is_destroyed(stream)) {
-        marks.wait();
-      } else {
-        marks.block(stream);
-      }
-    }
+    hold_back(lanes_[lane], static_cast<const Moment&>(*moment));
   });
-  if (!given) look_for_destroyed(lanes_[lane]);
 }
 
 // Of each link the newest: the others come before it.
@@ -517,7 +509,7 @@ void CudaDevice::host_wait_for_compute() {
 
 void CudaDevice::host_wait(const EventPtr& event, Order why) {
   if (faults().leaves_out(why)) return;
-  in_order([&] {
+  in_order(nullptr, [&] {
     const torch_side::Guard guard(index_);
     if (const auto* copy = dynamic_cast<const Copy*>(event.get())) {
       copy->end_mark().wait();
@@ -540,12 +532,12 @@ EventPtr CudaDevice::moment(int lane) {
 void CudaDevice::drain() {
   if (health_.gone() || !links_[0]) return;
   if (faults().leaves_out(Order::SessionEnds)) return;
-  in_order([&] {
+  in_order(nullptr, [&] {
     const torch_side::Guard guard(index_);
     for (const auto& link : links_) CHAMELEON_GPU_CALL(health_, cudaStreamSynchronize, link->stream);
   });
-  for (const Lane& lane : lanes_)
-    look_for_destroyed(lane);  // of what is handed back, torch would find out at its death
+  // Torch would find out when what is handed back dies, in a deleter.
+  for (const Lane& lane : lanes_) look_for_destroyed(lane);
 }
 
 // --------------------------------------------------------------------------------------------------------------- host

@@ -139,8 +139,12 @@ class CudaDevice final : public Device {
   bool is_destroyed(cudaStream_t stream) const;
   bool is_over(const Lane& lane) const;  // have all its streams been destroyed?
   void look_for_destroyed(const Lane& lane);
+  // What cannot be given to the GPU is waited for: see Note [A GPU that is gone]. `lane`: whose streams it is for.
   template <class F>
-  bool in_order(F&& give);  // what cannot be given to the GPU is waited for: see Note [A GPU that is gone]
+  void in_order(const Lane* lane, F&& give);
+  // What the lane is given from here on comes after the event, and so does whoever gets a block of a destroyed stream.
+  template <class Event>
+  void hold_back(const Lane& lane, const Event& until);
   template <class F>
   void unless_gone(F&& call) const;
   bool look() const;  // is it gone?

@@ -11,7 +11,7 @@
 namespace chameleon::cuda {
 
 // Torch has pools of their own for blocks up to this.
-inline bool is_small(size_t bytes) { return bytes <= size_t{1} << 20; }
+constexpr bool is_small(size_t bytes) { return bytes <= size_t{1} << 20; }
 
 class FreePieces {
  public:

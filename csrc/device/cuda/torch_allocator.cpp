@@ -422,17 +422,17 @@ Outlook outlook(int index, size_t bytes, size_t ceiling_bytes, size_t stuck_byte
   const auto sum_fits = [limit, taken](size_t held) { return held <= limit && taken <= limit - held; };
   Outlook found{Source::AtHand, false, 0, 0, stats.num_alloc_retries};
   if (sum_fits(reserved)) return found;
-  const bool small = bytes <= c10::CachingAllocator::kSmallSize;
+  static_assert(is_small(c10::CachingAllocator::kSmallSize) && !is_small(c10::CachingAllocator::kSmallSize + 1));
+  const bool small = is_small(bytes);
   const StatType pool = small ? StatType::SMALL_POOL : StatType::LARGE_POOL;
   const size_t free_bytes = current(stats.reserved_bytes, pool) -
                             std::min(current(stats.reserved_bytes, pool), current(stats.active_bytes, pool));
   if (small) {  // torch tells the largest of all pools alone; among so many pieces one is as large as the mean
     found.cached = free_bytes / std::max<size_t>(current(stats.inactive_split, pool), 1) >= bytes;
   } else if (free_bytes >= bytes) {
-    found.cached = pieces.has(bytes);
     size_t largest = 1;  // not 0: torch would begin with what the GPU has left
-    if (!found.cached) original->cacheInfo(device, &largest);
-    found.cached |= largest >= bytes;
+    if (!pieces.has(bytes)) original->cacheInfo(device, &largest);
+    found.cached = pieces.has(bytes) || largest >= bytes;
   }
   // What other streams still use is waited for, and then goes back as well.
   const size_t held = active > allocated ? allocated : active + split + stuck_bytes;
