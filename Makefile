@@ -30,7 +30,7 @@ test: ## set up, build, and run the gate: style, types and the tests that take m
 	@$(MAKE) build || { printf '==> 1 failed, and nothing is tested without it. To run it again:\n  make build\n'; exit 1; }
 	@python scripts/test.py gate
 
-test-all: ## the same with every test there is, which takes more than an hour
+test-all: ## the same with every test there is, which takes about two hours
 	@$(MAKE) build || { printf '==> 1 failed, and nothing is tested without it. To run it again:\n  make build\n'; exit 1; }
 	@python scripts/test.py all
 
@@ -40,7 +40,7 @@ soak: build ## make 50 checkpoints and a thousand steps after them, and search e
 	CHAMELEON_SOAK=1 OMP_NUM_THREADS=1 python -m pytest -q tests/integration/test_floor.py -k smallest || failed=1; \
 	exit $$failed
 
-oldest: .venv/.installed ## build and test with the oldest PyTorch, in its CUDA build and without a GPU (downloads 2.7 GB once; half an hour)
+oldest: .venv/.installed ## build and test with the oldest PyTorch, in its CUDA build and without a GPU (downloads 2.7 GB once; 40 minutes)
 	@python scripts/test.py all oldest-check oldest oldest-gpu
 
 recovery: build ## kill and restart replicas under torchft, which is installed into build/packages for it (minutes)

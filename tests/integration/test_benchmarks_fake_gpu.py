@@ -30,10 +30,12 @@ def test_the_record_says_what_was_run_and_from_which_seeds(tmp_path: Path) -> No
         "without a session": 1,
         "two host threads without a session": 1,
     }
-    for kind in record["kinds"].values():
+    for name, kind in record["kinds"].items():
         assert kind["wrong"] == 0 and kind["errors"] == []
         assert sum(count for _, count in kind["seeds"]) == kind["programs"]
-        assert kind["contains"]["kernels"] > 10 * kind["programs"]
+        # The GPU may be gone with the first call.
+        least = 0 if name == "the GPU is gone" else 10 * kind["programs"]
+        assert kind["contains"]["kernels"] > least, name
 
 
 def test_a_wrong_program_is_counted_and_fails_the_run(
