@@ -283,8 +283,8 @@ const char* adopted_name(Runtime::Adopted adopted) {
   return "unknown";
 }
 
-py::typing::Dict<py::str, py::int_> counter_values(const chameleon::Counters& c) {
-  py::typing::Dict<py::str, py::int_> d;
+py::typing::Dict<py::str, py::typing::Union<py::int_, py::float_>> counter_values(const chameleon::Counters& c) {
+  py::typing::Dict<py::str, py::typing::Union<py::int_, py::float_>> d;
   d["capacity_bytes"] = c.memory.capacity_bytes;
   d["resident_bytes"] = c.memory.resident_bytes;
   d["cached_bytes"] = c.memory.cached_bytes;
@@ -303,7 +303,9 @@ py::typing::Dict<py::str, py::int_> counter_values(const chameleon::Counters& c)
   d["host_used_bytes"] = c.host_used_bytes;
   d["host_reserved_bytes"] = c.host_reserved_bytes;
   d["host_peak_bytes"] = c.host_peak_bytes;
-  d["host_pins"] = c.host_pins;
+  d["host_pinned_bytes"] = c.host_pinned.bytes;
+  d["host_pins"] = c.host_pinned.pins;
+  d["host_pinning_s"] = c.host_pinned.pinning_s;
   d["host_placed"] = c.host_placed;
   d["host_misplaced"] = c.host_misplaced;
   d["step"] = c.step;

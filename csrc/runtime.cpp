@@ -728,7 +728,7 @@ Counters Runtime::counters() {
   counters.host_used_bytes = target().used_bytes();
   counters.host_reserved_bytes = target().reserved_bytes();
   counters.host_peak_bytes = target().peak_bytes();
-  counters.host_pins = device_->host_pins();
+  counters.host_pinned = device_->pinned_host();
   counters.host_placed = host_.placed();
   counters.host_misplaced = host_.misplaced();
   counters.step = recorder_.log().index;

@@ -99,7 +99,7 @@ struct Counters {
   size_t host_used_bytes = 0;
   size_t host_reserved_bytes = 0;
   size_t host_peak_bytes = 0;
-  size_t host_pins = 0;        // how often the system was asked for pinned memory, since the process began
+  HostMemory::Pinned host_pinned;
   int64_t host_placed = 0;     // buffers that lie where the plan has them
   int64_t host_misplaced = 0;  // and elsewhere: that place was taken, or there is none
   int64_t step = 0;

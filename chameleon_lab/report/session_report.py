@@ -231,6 +231,8 @@ class Report(_OfNewest, Mapping[str, Any]):
     """Most host bytes that copies may take; None: no limit."""
     host_pins: int | None = None
     """Allocations of pinned memory; 0 where an earlier session's was enough, None where copies need none."""
+    host_pinning_s: float | None = None
+    """Seconds that these took, of all threads together; None where copies need none."""
     split_bytes: int = 0
     """Free bytes in partly used segments. A larger request cannot use them (fragmentation)."""
     allocator: str = ""
@@ -440,10 +442,13 @@ class Report(_OfNewest, Mapping[str, Any]):
         plan = next(
             (plan for plan in reversed(self.plans) if not plan.dropped and plan.host_pool_bytes), None
         )
-        if plan is None or self.host_pins is None:
+        if plan is None or self.host_pins is None or self.host_pinning_s is None:
             return ""
         pool, least = format_bytes(plan.host_pool_bytes), format_bytes(plan.host_peak_bytes)
-        return f"; the plan needs {pool} for up to {least} of copies, pinned in {self.host_pins} pieces"
+        return (
+            f"; the plan needs {pool} for up to {least} of copies, pinned in {self.host_pins} pieces "
+            f"in {format_seconds(self.host_pinning_s)}"
+        )
 
     def _floor_rows(self) -> list[tuple[str, str, str]]:
         if self.floor is None or not self.floor.bytes:

@@ -134,7 +134,9 @@ class Counters(TypedDict):
     host_used_bytes: int
     host_reserved_bytes: int
     host_peak_bytes: int
+    host_pinned_bytes: int
     host_pins: int
+    host_pinning_s: float
     host_placed: int
     host_misplaced: int
     step: int

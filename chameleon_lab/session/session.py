@@ -286,7 +286,7 @@ class Session:
         self._noted_pageable = False
         self._noted_missed = False
         self._has_followed = False
-        self._pins_before = 0
+        self._pins_before, self._pinning_before_s = 0, 0.0
         self._device_times = DeviceTimes(self._runtime)
         self._host_times = HostTimes()
         self._records_makings = False
@@ -353,7 +353,8 @@ class Session:
             raise SessionError(str(error).splitlines()[0]) from None
         self._warn_of_one_queue()
         self._kernels = kernels_of(core.tensor_device(self.device))
-        self._pins_before = self._runtime.counters()["host_pins"]
+        counters = self._runtime.counters()
+        self._pins_before, self._pinning_before_s = counters["host_pins"], counters["host_pinning_s"]
         self._runtime.allow_replays(self._replayable.dtypes)
         self._records_makings = False
         self._record_makings()
@@ -1131,6 +1132,7 @@ class Session:
 
     def report(self) -> Report:
         """What the session has done so far."""
+        pins = self._traits["pinned_host"]
         counters = self.counters()
         logs = self._journal.logs()
         live_peak = 0.0
@@ -1148,7 +1150,8 @@ class Session:
             host_bytes=counters["host_used_bytes"],
             host_peak_bytes=counters["host_peak_bytes"],
             host_capacity_bytes=self.host_capacity_bytes,
-            host_pins=counters["host_pins"] - self._pins_before if self._traits["pinned_host"] else None,
+            host_pins=counters["host_pins"] - self._pins_before if pins else None,
+            host_pinning_s=counters["host_pinning_s"] - self._pinning_before_s if pins else None,
             step_s=self._journal.median_step_s(),
             loading_s=self._journal.median_s("loading_s"),
             stall_parts=self._stall_parts(),

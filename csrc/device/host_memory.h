@@ -43,7 +43,13 @@ class HostMemory {
   virtual bool places_plans() const { return false; }
   virtual void place_plans(size_t /*bytes*/) {}  // plans give the places of the first so many bytes to their storages
   virtual void* allocate_host_at(size_t /*place*/, size_t /*bytes*/) { return nullptr; }  // nullptr where it is taken
-  virtual size_t host_pins() const { return 0; }  // how often memory was had from the system for that
+  // What is pinned, how often memory was had from the system for that since the process began, and how long that took.
+  struct Pinned {
+    size_t bytes = 0;
+    size_t pins = 0;
+    double pinning_s = 0;
+  };
+  virtual Pinned pinned_host() const { return {}; }
   // Seconds that it takes to touch, pin and unpin so many bytes in a way of the device's; empty where it has none.
   virtual std::vector<double> measure_pinning(const std::string& /*way*/, size_t /*bytes*/) { return {}; }
 };

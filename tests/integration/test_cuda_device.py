@@ -831,8 +831,9 @@ def test_sessions_of_a_process_reuse_pinned_memory_and_it_can_be_given_back() ->
             with cl.Session("8MiB", device="cuda", planning=False, **options) as session:
                 held = [torch.full((MiB // 2,), float(number)) for number in range(12)]
                 values = [float(tensor[0]) for tensor in held]
-                report = session.report()
-            return {"pins": report.host_pins, "pinned": fake.pinned_bytes(), "values": values}
+                report, counted = session.report(), session.counters()["host_pinned_bytes"]
+            pinning = {"pins": report.host_pins, "pinning_s": report.host_pinning_s, "counted": counted}
+            return pinning | {"pinned": fake.pinned_bytes(), "values": values}
 
         runs = [run(), run(), run(host_capacity="32MiB")]
         cl.release_host_memory()
@@ -841,6 +842,8 @@ def test_sessions_of_a_process_reuse_pinned_memory_and_it_can_be_given_back() ->
     first, second, small = found["runs"]
     assert first["values"] == second["values"] == small["values"] == [float(number) for number in range(12)]
     assert first["pins"] > 0 == second["pins"] and second["pinned"] == first["pinned"] > 0
+    assert first["pinning_s"] > 0 == second["pinning_s"], "of its own session"
+    assert all(run["counted"] == run["pinned"] for run in found["runs"])
     assert small["pins"] > 0 and 0 < small["pinned"] <= 32 << 20, "what is too much for a session goes"
     assert found["left"] == 0
 

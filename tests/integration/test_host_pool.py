@@ -37,6 +37,7 @@ def test_storages_of_slightly_different_sizes_share_a_buffer() -> None:
     assert touched[0] > 3 * MiB
     assert max(touched[1:]) < MiB, touched
     assert counters["host_reserved_bytes"] == counters["host_peak_bytes"] <= 4.5 * MiB
+    assert counters["host_pinned_bytes"] == counters["host_pins"] == counters["host_pinning_s"] == 0
 
 
 def test_a_new_size_takes_the_place_of_the_oldest_buffers_only() -> None:

@@ -628,12 +628,12 @@ std::vector<double> CudaDevice::measure_pinning(const std::string& way, size_t b
   const torch_side::Guard guard(index_);
   Pinning pinning;
   std::vector<Slab> slabs;
-  PinTimes times;
   for (size_t pinned = 0; pinned < bytes; pinned += slabs.back().bytes) {
-    const Slab slab = pinning.pin(bytes - pinned, way_of(way), &times);
+    const Slab slab = pinning.pin(bytes - pinned, way_of(way));
     if (!slab.data) break;
     slabs.push_back(slab);
   }
+  const PinTimes times = pinning.spent();
   const Clock clock;
   const Ticks start = now_ticks();
   for (const Slab& slab : slabs) pinning.unpin(slab);

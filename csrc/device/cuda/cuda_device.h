@@ -93,7 +93,7 @@ class CudaDevice final : public Device {
   size_t reserved_host_bytes() const override { return pinned_.reserved_bytes(); }
   size_t pooled_host_bytes() const override { return pinned_.reserved_bytes(); }
   size_t pageable_host_bytes() const override { return pinned_.pageable_bytes(); }
-  size_t host_pins() const override { return pinned_.pins(); }
+  Pinned pinned_host() const override { return pinned_.pinned(); }
   void set_host_capacity(size_t bytes) override;
   std::unique_ptr<Growth> grow_host(size_t bytes) override;
   bool lacks_host(size_t bytes) const override { return !health_.gone() && pinned_.lacks(bytes); }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/cuda/pinning.h"
+#include "device/host_memory.h"
 
 namespace chameleon::cuda {
 
@@ -60,7 +61,7 @@ class PinnedPool {
   size_t reserved_bytes() const { return slab_bytes_ + pageable_bytes(); }
   size_t pageable_bytes() const { return pageable_bytes_ + idle_bytes_; }
   size_t planned_bytes() const { return planned_bytes_; }
-  size_t pins() const { return pins_; }  // slabs that were pinned so far
+  HostMemory::Pinned pinned() const { return {slab_bytes_, pins_, pinning_.spent().both_s()}; }
 
  private:
   using Ranges = std::map<char*, size_t>;
@@ -103,7 +104,7 @@ class PinnedPool {
   size_t pageable_bytes_ = 0;  // in use
   size_t most_pageable_bytes_ = 0;
   size_t idle_bytes_ = 0;
-  size_t pins_ = 0;
+  size_t pins_ = 0;  // slabs that were pinned so far
 };
 
 }  // namespace chameleon::cuda

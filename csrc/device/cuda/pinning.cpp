@@ -125,9 +125,18 @@ Pinning::~Pinning() {
   if (space_ && taken_.empty()) (void)munmap(space_, space_bytes_);
 }
 
-Slab Pinning::pin(size_t bytes, Way way, PinTimes* times) {
-  PinTimes unused;
-  PinTimes& spent = times ? *times : unused;
+void Pinning::spend(double touch_s, double pin_s) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  spent_.touch_s += touch_s;
+  spent_.pin_s += pin_s;
+}
+
+PinTimes Pinning::spent() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return spent_;
+}
+
+Slab Pinning::pin(size_t bytes, Way way) {
   const int node = numa_node_of_gpu();
   if (way == Way::Register) {
     const size_t piece_bytes = std::min(bytes, kMostPieceBytes);
@@ -140,8 +149,7 @@ Slab Pinning::pin(size_t bytes, Way way, PinTimes* times) {
       touch_in_parallel(data, piece_bytes);
       const double touched_s = now_s();
       const bool pinned = cudaHostRegister(data, piece_bytes, cudaHostRegisterDefault) == cudaSuccess;
-      spent.touch_s += touched_s - began_s;
-      spent.pin_s += now_s() - touched_s;
+      spend(touched_s - began_s, now_s() - touched_s);
       if (pinned) return {data, piece_bytes, Way::Register};
       (void)cudaGetLastError();
       give_back(data, piece_bytes);
@@ -154,7 +162,7 @@ Slab Pinning::pin(size_t bytes, Way way, PinTimes* times) {
     (void)cudaGetLastError();
     return {};
   }
-  spent.pin_s += now_s() - began_s;
+  spend(0, now_s() - began_s);
   return {static_cast<char*>(data), bytes, Way::Alloc};
 }
 

@@ -25,6 +25,8 @@ struct Slab {
 struct PinTimes {
   double touch_s = 0;  // of the pages, where that is a step of its own
   double pin_s = 0;
+
+  double both_s() const { return touch_s + pin_s; }
 };
 
 // Pinned memory near a GPU: on the NUMA node that it is plugged into, where the system says which that is. Any thread
@@ -41,16 +43,19 @@ class Pinning {
 
   // A slab of at most so many bytes: pieces of kMostPieceBytes at a time are registered, since each holds the driver.
   // What can't be registered is allocated.
-  Slab pin(size_t bytes, Way way, PinTimes* times = nullptr);
+  Slab pin(size_t bytes, Way way);
   void unpin(const Slab& slab);  // the GPU must be done with it
+  PinTimes spent() const;        // on all slabs so far, by all threads
 
   static constexpr size_t kMostPieceBytes = size_t{256} << 20;
 
  private:
+  void spend(double touch_s, double pin_s);
   char* reserve(size_t bytes);
   void give_back(char* begin, size_t bytes);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  PinTimes spent_;
   char* space_ = nullptr;  // of addresses
   char* first_ = nullptr;  // in it, at a huge page
   size_t space_bytes_ = 0;
