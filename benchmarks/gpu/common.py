@@ -102,6 +102,17 @@ class Gpu:
         """The most that torch's allocator took from the device since :meth:`clean`."""
         return torch.cuda.max_memory_reserved() if self.real else 0
 
+    def driver_bytes(self) -> int:
+        """What is in use on the device by the driver's count, contexts and other processes included."""
+        if not self.real:
+            return 0
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    def state(self) -> dict[str, float | None]:
+        """Clocks, power, temperature and the link's width now, as nvidia-smi tells them; empty where it does not."""
+        return state_of(str(torch.cuda.get_device_properties(0).uuid)) if self.real else {}
+
     def total_bytes(self) -> int:
         """Of the device."""
         return torch.cuda.mem_get_info()[1] if self.real else 4 * GIB
@@ -123,7 +134,7 @@ class Gpu:
             found["device"] = properties.name
             found["device_bytes"] = properties.total_memory
             found["cuda"] = torch.version.cuda
-            found["driver"] = _driver()
+            found["driver"] = (_nvidia_smi("driver_version") or [["unknown"]])[0][0]
             names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
             found["allocator"] = next((os.environ[name] for name in names if os.environ.get(name)), "default")
         else:
@@ -171,13 +182,45 @@ def with_allocator(row: dict[str, Any], session: cl.Session | None) -> dict[str,
         return row
 
 
-def _driver() -> str:
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(
-            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True, text=True, check=True, timeout=20,
-        ).stdout.strip()  # fmt: skip
-    return "unknown"
+STATE = {
+    "clocks.sm": "sm_mhz",
+    "clocks.mem": "memory_mhz",
+    "power.draw": "power_w",
+    "power.limit": "power_limit_w",
+    "temperature.gpu": "celsius",
+    "pcie.link.gen.current": "pcie_generation",
+    "pcie.link.gen.max": "pcie_generation_most",
+    "pcie.link.width.current": "pcie_width",
+    "pcie.link.width.max": "pcie_width_most",
+}
+"""What nvidia-smi is asked, and what it is called here. An idle GPU lowers its clocks and its link's generation."""
+
+
+def state_of(uuid: str) -> dict[str, float | None]:
+    """Of the GPU with that UUID, or of the first one; None for what nvidia-smi does not know of it."""
+    gpus = _nvidia_smi("uuid", *STATE)
+    if not gpus:
+        return {}
+    _, *values = next((gpu for gpu in gpus if gpu[0].endswith(uuid)), gpus[0])
+    return {name: _number(value) for name, value in zip(STATE.values(), values, strict=True)}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None  # [N/A]
+
+
+def _nvidia_smi(*fields: str) -> list[list[str]]:
+    """The values of the fields, GPU by GPU; empty where there is no nvidia-smi, or it fails."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[value.strip() for value in line.split(",")] for line in said.strip().splitlines()]
+    return [row for row in rows if len(row) == len(fields)]
 
 
 # -------------------------------------------------------------------------------------------------------------- models

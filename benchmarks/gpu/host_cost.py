@@ -4,6 +4,7 @@ which should hide it, and where the capacity is nearly full. A part of ``benchma
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 import chameleon_lab as cl
 
 from .common import GIB, Gpu
+from .steps import TIMED_STEPS
 
 KERNEL_S = 10e-6
 _SMALL_BYTES = 16 << 10
-_SETTLING_STEPS, _TIMED_STEPS = 4, 3
+_SETTLING_STEPS = 4
 _LIMIT_BYTES = 2 << 20  # of torch's large blocks, among which it looks for one
 _LIMIT_BLOCKS, _LIMIT_SHARE = 2000, 1.05
 _QUEUED = 100  # kernels that the host queues while the GPU is still busy
@@ -55,9 +57,9 @@ def _loop(x: torch.Tensor, ops: int) -> None:
 
 
 def _per_op(gpu: Gpu, x: torch.Tensor, ops: int, session: cl.Session | None) -> dict[str, float]:
-    """Seconds an op: until the host has given them all, and until they are done. The fastest step."""
+    """Seconds an op, until the host has given them all and until they are done: median, least and most of the steps."""
     host, done = [], []
-    for _ in range(_SETTLING_STEPS + _TIMED_STEPS):
+    for _ in range(_SETTLING_STEPS + TIMED_STEPS):
         gpu.sync()
         start = time.perf_counter()
         _loop(x, ops)
@@ -66,7 +68,11 @@ def _per_op(gpu: Gpu, x: torch.Tensor, ops: int, session: cl.Session | None) -> 
         done.append(time.perf_counter() - start)
         if session is not None:
             session.step()
-    return {"host_s": min(host[_SETTLING_STEPS:]) / ops, "done_s": min(done[_SETTLING_STEPS:]) / ops}
+    found = {}
+    for name, steps_s in (("host", host[_SETTLING_STEPS:]), ("done", done[_SETTLING_STEPS:])):
+        found[f"{name}_s"] = statistics.median(steps_s) / ops
+        found[f"{name}_min_s"], found[f"{name}_max_s"] = min(steps_s) / ops, max(steps_s) / ops
+    return found
 
 
 def host_cost(gpu: Gpu, ops: int) -> list[dict[str, Any]]:
@@ -112,10 +118,13 @@ def _at_the_limit(gpu: Gpu, ops: int) -> list[dict[str, Any]]:
     return [bare, limited | {"reserved_bytes": gpu.reserved_peak_bytes()}]
 
 
-HEADERS = ("kernels", "kernel us", "variant", "host us/op", "done us/op")
+HEADERS = ("kernels", "kernel us", "variant", "host us/op", "from to", "done us/op", "from to")
 
 
 def cells(row: dict[str, Any]) -> list[str]:
     """A row of the table."""
-    times = (f"{row[name] * 1e6:.2f}" for name in ("host_s", "done_s"))
+    times = []
+    for name in ("host", "done"):
+        least_us, most_us = (row[f"{name}_{end}_s"] * 1e6 for end in ("min", "max"))
+        times += [f"{row[f'{name}_s'] * 1e6:.2f}", f"{least_us:.2f} to {most_us:.2f}"]
     return [row["kernel"], f"{row['kernel_s'] * 1e6:.1f}", row["variant"], *times]

@@ -16,7 +16,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -29,9 +29,10 @@ from .. import measure
 from ..host_memory import available_bytes, guarded
 from ..shapes import SHAPES, Shape, tiny_llama
 from .common import GIB, Gpu, gpu_of, parser, with_allocator, write
+from .steps import SAMPLED_STEPS, TIMED_STEPS, Steps, pinned
 
 SETTLING_STEPS = 4  # warm-up, the profiled step, and two under the plan
-TIMED_STEPS = 2
+LEAST_TIMED_STEPS = 2  # where the time is not enough for all
 CAPACITIES = (24, 76, 40, 30)
 """GiB, in order of interest. The second leaves what a GPU of 80 GB needs for its context, its modules and page tables
 for pinned memory."""
@@ -89,33 +90,34 @@ def session_of(gpu: Gpu, capacity_bytes: int) -> cl.Session:
     return cl.Session(capacity_bytes, device=gpu.device, host_capacity=host_bytes, rematerialize=replays)
 
 
-def train(gpu: Gpu, shape: Shape, session: cl.Session, timed: int) -> dict[str, Any]:
+def train(gpu: Gpu, shape: Shape, session: cl.Session) -> dict[str, Any]:
     """Train a fresh model in a session; what it took."""
-    gpu.clean()
-    times, losses = [], []
-    before_bytes = torch.cuda.memory_reserved() if gpu.real else 0
+    steps = Steps(gpu, SETTLING_STEPS)
+    losses: list[torch.Tensor] = []
     with session:
         torch.manual_seed(measure.SEED)
         with torch.device(gpu.device):
-            step = shape.build(tokens_of=lambda: _tokens(gpu, shape, len(times)))
-        for _ in range(SETTLING_STEPS + timed):
-            times.append(gpu.seconds(lambda: losses.append(step())))
-            measure.progress(f"  step {len(times)}: {times[-1]:.2f} s")
-        report, pinned_bytes = session.report(), session.counters()["host_reserved_bytes"]
+            step = shape.build(tokens_of=lambda: _tokens(gpu, shape, len(losses)))
+
+        def prepare(number: int) -> Callable[[], object]:
+            measure.progress(f"  step {number} ...")
+            return lambda: losses.append(step())
+
+        steps.run(prepare, TIMED_STEPS, LEAST_TIMED_STEPS)
+        report, pins = session.report(), pinned(gpu, session)
         found: dict[str, Any] = {}
         if session.policy is not None:
             predicted = cl.simulate(session.trace(), session.policy, link=session.link)
             found = {"predicted_step_s": predicted.step_s, "predicted_stall_s": predicted.stall_s}
+        if gpu.left_s() > 2 * SAMPLED_STEPS * steps.times_s[-1]:
+            steps.sample(prepare)
+        found |= steps.figures()
     names = ("live_peak_bytes", "peak_bytes", "stall_s", "swapped_out_bytes", "swapped_in_bytes")
     names += ("dropped_bytes", "replays", "replay_s", "ops", "evictions")
-    step_s = measure.median(times[SETTLING_STEPS:])
     return found | {
-        "step_s": step_s,
-        "steps_s": times,
-        "tokens_per_s": shape.accumulated * shape.batch * shape.length / step_s,
+        "tokens_per_s": shape.accumulated * shape.batch * shape.length / found["step_s"],
         "losses": [float(loss).hex() for loss in losses],
-        "reserved_bytes": gpu.reserved_peak_bytes() - before_bytes,
-        "pinned_bytes": pinned_bytes,
+        **pins,
         "link": str(session.link),
         "notes": list(report.notes),
         **{name: report[name] for name in names},
@@ -133,7 +135,7 @@ def row_of(gpu: Gpu, shape: Shape, capacity: float) -> dict[str, Any]:
     session = None
     try:
         session = session_of(gpu, int(capacity * GIB))
-        row |= train(gpu, shape, session, TIMED_STEPS)
+        row |= train(gpu, shape, session)
     except Exception as error:
         row["error"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return with_allocator(row, session)
@@ -151,6 +153,7 @@ def rows_of(options: argparse.Namespace, gpu: Gpu) -> Iterator[dict[str, Any]]:
         measure.progress(f"{capacity:g} GiB ({max(seconds, least_s):.0f} s) ...")
         command = [sys.executable, "-m", "benchmarks.gpu.llama", "--device", options.device]
         command += ["--one", str(capacity), *(["--tiny"] if options.tiny else [])]
+        command += ["--seconds", str(0.8 * seconds)]
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=max(seconds, least_s))
             yield json.loads(done.stdout.strip().splitlines()[-1])
@@ -168,12 +171,22 @@ def judge(rows: list[dict[str, Any]]) -> None:
     largest = max(ran, key=lambda row: row["capacity_gib"])
     for row in ran:
         row["kept"] = row["tokens_per_s"] / largest["tokens_per_s"]
-        row["losses_identical"] = row["losses"] == largest["losses"]
+        steps = min(len(row["losses"]), len(largest["losses"]))  # some had no time for all
+        row["losses_identical"] = row["losses"][:steps] == largest["losses"][:steps]
 
 
 HEADERS = (
-    *("GiB", "tokens/s", "kept", "theirs", "kept"),
-    *("reserved GiB", "pinned GiB", "stall s", "out GiB", "dropped GiB"),
+    *("GiB", "tokens/s", "kept", "theirs", "kept", "steps s"),
+    *(
+        "reserved GiB",
+        "driver GiB",
+        "pinned GiB",
+        "pinning s",
+        "stall s",
+        "out GiB",
+        "dropped GiB",
+        "losses =",
+    ),
 )
 
 
@@ -193,10 +206,14 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['tokens_per_s']:.0f}",
         f"{row['kept']:.0%}" if "kept" in row else "-",
         *anchor,
+        f"{row['step_min_s']:.2f} to {row['step_max_s']:.2f}",
         f"{row['reserved_bytes'] / GIB:.1f}",
+        f"{row['driver_bytes'] / GIB:.1f}",
         f"{row['pinned_bytes'] / GIB:.1f}",
+        f"{row['pinning_s']:.1f}",
         f"{row['stall_s']:.2f}",
         *(f"{size:.1f}" for size in sizes),
+        measure.yes(row["losses_identical"]) if "losses_identical" in row else "-",
     ]
 
 

@@ -52,8 +52,9 @@ from .common import (
     write,
 )
 from .ready import text_of, version_of
+from .steps import TIMED_STEPS, Steps, pinned
 
-TIMED_STEPS = 4
+LEAST_TIMED_STEPS = 3  # of a method that is slower than its time
 SETTLING_STEPS = 4  # ours plans after the second step; the others get as many
 
 PLANS_BEFORE = (2, 4, 6)
@@ -270,50 +271,61 @@ def attempt(
     gpu: Gpu, method: Method, shape: Shape, budget: int, batch: int, length: int, timed: bool
 ) -> dict[str, Any]:
     """Train a fresh model for a few steps; what it took, or why it did not run."""
-    gpu.clean()
-    before = torch.cuda.memory_reserved() if gpu.real else 0
+    steps = Steps(gpu, method.settling_steps)
     session = method.session(gpu, budget) if method.ours else None
-    timed_steps = TIMED_STEPS if timed else 0
-    refused: set[str] = set()
     result: dict[str, Any] = {"batch": batch, "length": length, "layers": shape.layers}
-    losses, times, pinned = [], [], 0
-    model = optimizer = None
     try:
-        with session or contextlib.nullcontext():
-            model, optimizer = build(
-                gpu, shape, prepare=method.prepare, layers_on="cpu" if method.fsdp else None
-            )
-            around = method.around(gpu, model)
-            for step in range(method.settling_steps + timed_steps):
-                if session and method.alone and step in PLANS_BEFORE:
-                    _plan_replays_alone(session, budget, refused)
-                tokens = tokens_of(gpu, shape, batch, length, step)
-                with around:
-                    run = functools.partial(train_step, gpu, model, optimizer, tokens, True)
-                    times.append(gpu.seconds(lambda: losses.append(run())))  # noqa: B023
-            pinned = session.counters()["host_reserved_bytes"] if session else _pinned_bytes(gpu)
-            if session:
-                result |= _session_figures(session)
-                if method.alone and (copied := _copied(session, max(1, timed_steps))):
-                    raise CopiesNeededError(f"{copied / GIB:.3g} GiB were copied in a step")
-        step_s = measure.median(times[method.settling_steps :] or times[-1:])
-        result |= {
-            "ok": True,
-            "step_s": step_s,
-            "tokens_per_s": batch * length / step_s,
-            "reserved_bytes": gpu.reserved_peak_bytes() - before,
-            "pinned_bytes": pinned,
-            "losses": [float(loss).hex() for loss in losses],
-        }
+        result |= {"ok": True, **_trained(gpu, method, session, steps, shape, batch, length, timed)}
     except (torch.OutOfMemoryError, cl.BelowFloorError) as error:
         result |= {"ok": False, "why": f"out of memory: {str(error).splitlines()[0]}"}
     except CopiesNeededError as error:
         result |= {"ok": False, "why": f"replays alone: {error}"}
     except Exception as error:  # a peer that does not run here is a row too
         result |= {"ok": False, "why": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
-    del model, optimizer
     gpu.clean()
     return with_allocator(result, session)
+
+
+def _trained(
+    gpu: Gpu,
+    method: Method,
+    session: cl.Session | None,
+    steps: Steps,
+    shape: Shape,
+    batch: int,
+    length: int,
+    timed: bool,
+) -> dict[str, Any]:
+    """A fresh model's steps, in figures. The model is gone when this returns."""
+    losses: list[torch.Tensor] = []
+    refused: set[str] = set()
+    with session or contextlib.nullcontext():
+        model, optimizer = build(gpu, shape, prepare=method.prepare, layers_on="cpu" if method.fsdp else None)
+        around = method.around(gpu, model)
+
+        def step(tokens: torch.Tensor) -> None:
+            with around:
+                losses.append(train_step(gpu, model, optimizer, tokens, True))
+
+        def prepare(number: int) -> Callable[[], object]:
+            if session and method.alone and number in PLANS_BEFORE:
+                _plan_replays_alone(session, session.capacity_bytes or 0, refused)
+            return functools.partial(step, tokens_of(gpu, shape, batch, length, number))
+
+        steps.run(prepare, TIMED_STEPS if timed else 0, LEAST_TIMED_STEPS)
+        found = pinned(gpu, session)
+        if session:
+            found |= _session_figures(session)
+            copied = _copied(session, max(1, len(losses) - method.settling_steps))
+            if method.alone and copied:
+                raise CopiesNeededError(f"{copied / GIB:.3g} GiB were copied in a step")
+        if timed:
+            steps.sample(prepare)
+        found |= steps.figures()
+    return found | {
+        "tokens_per_s": batch * length / found["step_s"],
+        "losses": [float(loss).hex() for loss in losses],
+    }
 
 
 def _session_figures(session: cl.Session) -> dict[str, Any]:
@@ -329,14 +341,6 @@ def _session_figures(session: cl.Session) -> dict[str, Any]:
         "replays_off",
     )
     return {name: report[name] for name in names}
-
-
-def _pinned_bytes(gpu: Gpu) -> int:
-    if not gpu.real:
-        return 0
-    with contextlib.suppress(AttributeError, RuntimeError):
-        return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))
-    return 0
 
 
 def largest(runs: Callable[[int], bool], most: int, left_s: Callable[[], float]) -> tuple[int, bool]:
@@ -496,14 +500,14 @@ def merge(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
 def judge(rows: list[dict[str, Any]]) -> None:
     """Set each method beside plain training and beside full checkpointing at its budget.
 
-    A run that took more steps before its timed ones has more losses than the others: the first ones are compared.
+    Not all of them have run as many steps: those that both have are compared.
     """
     plain = (r["common"]["losses"] for r in rows if r["method"] in (ALL_MEMORY, PLAIN) and _ran(r))
     losses = next(plain, None)
     for row in rows:
         if not _ran(row):
             continue
-        same = losses is not None and row["common"]["losses"][: len(losses)] == losses
+        same = losses is not None and _same(row["common"]["losses"], losses)
         row["losses_identical"] = None if losses is None else same
         base = next(
             (
@@ -517,6 +521,11 @@ def judge(rows: list[dict[str, Any]]) -> None:
             row["speed_to_checkpoint"] = row["common"]["tokens_per_s"] / base["common"]["tokens_per_s"]
 
 
+def _same(losses: list[str], others: list[str]) -> bool:
+    steps = min(len(losses), len(others))
+    return losses[:steps] == others[:steps]
+
+
 def _ran(row: dict[str, Any]) -> bool:
     return row.get("common", {}).get("ok", False)
 
@@ -526,9 +535,12 @@ HEADERS = (
         "method",
         "GiB",
         "tokens/s",
+        "from to",
         "x checkpoint",
         "reserved GiB",
+        "driver GiB",
         "pinned GiB",
+        "pinning s",
         "losses =",
         "out GiB",
         "dropped GiB",
@@ -548,13 +560,22 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [
         *head,
         speed,
+        _speeds(common) if common["ok"] else "-",
         f"{row['speed_to_checkpoint']:.2f}" if "speed_to_checkpoint" in row else "-",
         f"{common['reserved_bytes'] / GIB:.2f}" if common["ok"] else "-",
+        f"{common['driver_bytes'] / GIB:.2f}" if common["ok"] else "-",
         f"{common['pinned_bytes'] / GIB:.2f}" if common["ok"] else "-",
+        f"{common['pinning_s']:.2f}" if common["ok"] else "-",
         "-" if identical is None else measure.yes(identical),
         *_away(common),
         *(_largest(row) if "largest_batch" in row else ["-"] * 4),
     ]
+
+
+def _speeds(common: dict[str, Any]) -> str:
+    """Tokens per second of the slowest timed step and of the fastest."""
+    tokens = common["batch"] * common["length"]
+    return f"{tokens / common['step_max_s']:.0f} to {tokens / common['step_min_s']:.0f}"
 
 
 def _away(common: dict[str, Any]) -> list[str]:

@@ -203,6 +203,7 @@ def child(code: str, *, timeout_s: float = 240.0, **environment: str) -> str:
         import chameleon_lab as cl
         from chameleon_lab.runtime import core
         from gpu_training import *
+        torch.use_deterministic_algorithms(True, warn_only=True)
     """
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", textwrap.dedent(prelude) + textwrap.dedent(code)],

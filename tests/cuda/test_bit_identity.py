@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from gpu_training import AMP, PARTS, GpuRun, MiB, gpt2, llama, train
+from gpu_training import AMP, PARTS, GpuRun, MiB, child, gpt2, llama, needs, train
 from torch import nn
 
 pytestmark = pytest.mark.bits
@@ -41,6 +41,28 @@ def test_the_same_bits_within_the_capacity(model: str, amp: bool, part: int) -> 
     assert run.report.peak_bytes <= capacity
     assert run.reserved_bytes <= capacity
     assert run.driver_bytes <= bare.driver_bytes - (bare.reserved_bytes - capacity) + DRIVER_SLACK
+
+
+@pytest.mark.parametrize("expandable", [False, pytest.param(True, marks=needs("expandable segments"))])
+def test_the_same_bits_for_two_hundred_steps(expandable: bool) -> None:
+    """Under both settings of torch's allocator, with and without the promise that "trusting" asks for."""
+    said = child(
+        """
+        bare, again = (train(lambda: gpt2(4), 200) for _ in range(2))
+        print("repeats" if bare.same(again) else "does not repeat")
+        live = train(lambda: gpt2(4), 4, {"capacity": "unlimited"}).report.live_peak_bytes
+        for mode in (True, "trusting"):
+            run = train(lambda: gpt2(4), 200, {"capacity": live // 3, "rematerialize": mode})
+            last = run.report.history[-1]
+            moved = last.swapped_out_bytes + last.dropped_bytes
+            print(mode, run.same(bare), run.reserved_bytes <= live // 3, moved > 0, len(run.losses), sep="/")
+        """,
+        PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{expandable}",
+    )
+    repeats, *modes = said.splitlines()
+    if repeats != "repeats":
+        pytest.skip("the run without Chameleon Lab does not repeat its own bits here")
+    assert modes == ["True/True/True/True/200", "trusting/True/True/True/200"]
 
 
 @pytest.mark.parametrize("planning", [True, False], ids=["planned", "evicted"])

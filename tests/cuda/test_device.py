@@ -170,21 +170,6 @@ def test_another_allocator_is_refused() -> None:
     assert "caching allocator" in said and "backend" in said
 
 
-@pytest.mark.bits
-@pytest.mark.parametrize("expandable", [False, pytest.param(True, marks=needs("expandable segments"))])
-def test_segments_of_both_kinds(expandable: bool) -> None:
-    said = child(
-        """
-        bare = train(lambda: gpt2(4), 4)
-        live = train(lambda: gpt2(4), 4, {"capacity": "unlimited"}).report.live_peak_bytes
-        run = train(lambda: gpt2(4), 4, {"capacity": live // 3})
-        print(run.same(bare), run.reserved_bytes <= live // 3, core.of(run.report.device).counters()["split_bytes"])
-        """,
-        PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{expandable}",
-    )
-    assert said.split()[:2] == ["True", "True"], said
-
-
 @needs("a second GPU")
 def test_a_second_gpu_is_left_alone() -> None:
     if torch.cuda.device_count() < 2:

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import torch
 from hangs import HANGS_AFTER_S
+from recordings import gpu_trace, written
 from torch.distributed.tensor import DTensor
 
 import chameleon_lab as cl
 from benchmarks import host_memory
-from benchmarks.gpu import facts, first, llama, overlap, peers, ready
+from benchmarks.gpu import common, facts, first, llama, overlap, peers, ready, witness
 from benchmarks.gpu.common import (
     ALLOCATOR_COUNTS,
     GIB,
@@ -30,10 +31,13 @@ from benchmarks.gpu.common import (
     Gpu,
     allocator_of,
     build,
+    state_of,
     with_allocator,
     write_part,
 )
+from benchmarks.gpu.steps import Steps
 from chameleon_lab.report.session_report import StepSummary
+from chameleon_lab.runtime import core
 
 pytestmark = pytest.mark.full
 
@@ -79,6 +83,79 @@ def test_a_row_that_failed_has_what_the_allocator_did() -> None:
     allocator_is_told(with_allocator({"error": "below the floor"}, session))
 
 
+def test_the_profiler_s_records_are_the_second_witness(tmp_path: Path) -> None:
+    """Of 90 us of copies 50 are beside no kernel."""
+    found = witness.of_file(written(gpu_trace(), tmp_path / "gpu.json"))
+    assert {name: found.pop(name) for name in ("copies", "out_bytes", "in_bytes")} == {
+        "copies": 2,
+        "out_bytes": 8192,
+        "in_bytes": 4096,
+    }
+    assert found == pytest.approx({"hidden": 4 / 9, "copy_s": 90e-6, "stall_s": 50e-6, "kernel_s": 90e-6})
+
+
+class Scripted(Gpu):
+    """A device on which a step takes what is written here."""
+
+    def __init__(self, steps_s: list[float], limit_s: float) -> None:
+        super().__init__("cpu", limit_s)
+        self.steps_s, self.now_s = steps_s, 0.0
+
+    def seconds(self, run: Any, times: int = 1) -> float:
+        run()
+        self.now_s += self.steps_s[0]
+        return self.steps_s.pop(0)
+
+    def left_s(self) -> float:
+        return self.end_s - self.now_s
+
+
+def test_a_row_has_the_median_the_least_and_the_most_of_its_steps() -> None:
+    steps, ran = Steps(Scripted([9.0, 1.0, 5.0, 2.0, 8.0, 8.0], 0.0), settling=1), []
+    steps.run(lambda number: lambda: ran.append(number), timed=3)
+    steps.sample(lambda number: lambda: ran.append(number))
+    found = steps.figures()
+    assert (found["step_s"], found["step_min_s"], found["step_max_s"]) == (2.0, 1.0, 5.0)
+    assert found["timed_steps"] == 3 and found["steps_s"] == [9.0, 1.0, 5.0, 2.0], "sampled ones are none"
+    assert ran == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("limit_s", "timed"), [(100.0, 6), (9.0, 4), (0.0, 2)])
+def test_slow_steps_end_with_the_time_but_not_before_the_least(limit_s: float, timed: int) -> None:
+    steps = Steps(Scripted([4.0, *[1.0] * 6], limit_s), settling=1)
+    steps.run(lambda number: lambda: None, timed=6, least=2)
+    assert steps.figures()["timed_steps"] == timed
+
+
+def test_without_timed_steps_the_last_one_stands() -> None:
+    steps = Steps(Scripted([4.0, 3.0], 0.0), settling=2)
+    steps.run(lambda number: lambda: None, timed=0)
+    found = steps.figures()
+    assert (found["step_s"], found["timed_steps"]) == (3.0, 0)
+
+
+SMI = """#!/bin/sh
+echo "GPU-1111, 300, 400, 70.5, 700.00, 30, 1, 5, 8, 16"
+echo "GPU-2222, 1980, 2619, 650.12, 700.00, 60, 5, 5, [N/A], 16"
+"""
+
+
+def test_clocks_power_and_the_link_s_width_are_those_of_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(SMI)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = state_of("2222")
+    assert (found["sm_mhz"], found["power_w"], found["pcie_generation"]) == (1980.0, 650.12, 5.0)
+    assert found["pcie_width"] is None and found["pcie_width_most"] == 16.0
+    assert state_of("in another order")["pcie_width"] == 8.0, "the first one"
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert state_of("2222") == {}
+    assert common.STATE.keys() >= {"clocks.sm", "power.draw", "pcie.link.width.current"}
+
+
 def test_facts(tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
     assert facts.main([*TRIAL, str(file)]) == 0
@@ -94,7 +171,10 @@ def test_facts(tmp_path: Path) -> None:
         *((k, v) for k in ("tiny", "10 us") for v in ("no session", "recorded", "planned")),
         *(("2 MiB", v) for v in ("no session", "planned, at the limit")),
     ]
-    assert all(row["host_s"] > 0 for row in found["host_cost"])
+    for name in ("host", "done"):
+        assert all(
+            0 < row[f"{name}_min_s"] <= row[f"{name}_s"] <= row[f"{name}_max_s"] for row in found["host_cost"]
+        )
     assert [row["stage"] for row in found["host_cost"] if "planned" in row["variant"]] == ["Stable"] * 3
     assert all(row.get("moved_bytes", 0) == 0 for row in found["host_cost"]), "there is nothing to move"
 
@@ -244,19 +324,32 @@ def test_offloading_by_the_name_that_transformers_has_for_it() -> None:
         peers.enable_offloading(Older())
 
 
-def test_overlap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "overlap.json"
-    assert overlap.main([*TRIAL, str(file), "--steps", "1", "--fractions", "1/2"]) == 0
+    monkeypatch.setattr(overlap, "modes", lambda: (True, "trusting"))  # as before torch 2.13
+    assert overlap.main([*TRIAL, str(file), "--steps", "2", "--fractions", "1/2"]) == 0
     rows = json.loads(file.read_text())["rows"]
-    assert [row["variant"] for row in rows] == ["no session", "recorded", "planned 1/2"]
-    assert "error" not in rows[-1], rows[-1]
-    assert all(row["losses_identical"] for row in rows)
-    assert rows[-1]["out_bytes"] > 0 and rows[-1]["within"]
+    variants = ["no session", "recorded", "planned 1/2", "planned 1/2, trusting"]
+    assert [row["variant"] for row in rows] == variants
+    assert all("error" not in row and row["losses_identical"] for row in rows), rows
+    for row in rows:
+        steps = overlap.SETTLING_STEPS + row["timed_steps"]
+        assert row["timed_steps"] == 2 and len(row["steps_s"]) == steps
+        assert len(row["losses"]) == steps + overlap.SAMPLED_STEPS + 1, "one is the profiler's"
+        assert row["step_min_s"] <= row["step_s"] <= row["step_max_s"]
+        assert row["profiler"]["copies"] == 0, "the embedded device's copies are none of a GPU's"
+    for row in rows[2:]:
+        assert row["out_bytes"] > 0 and row["within"]
+        assert row["profiled"]["out_bytes"] > 0 and row["profiled"]["hidden"] is not None
     for row in rows[1:]:
         allocator_is_told(row)
     assert "allocator" not in rows[0], "it has no session"
     header, _, *printed = capsys.readouterr().out.partition("\nmodel ")[2].splitlines()
-    assert "refusals  flushes" in header and len(printed) == 3
+    assert "refusals  flushes" in header and "by profiler" in header and len(printed) == 4
+
+
+def test_both_modes_are_measured_where_they_differ() -> None:
+    assert overlap.modes() == ((True,) if core.SEES_RAW_ACCESS else (True, "trusting"))
 
 
 BUDGET = 0.0025  # GiB: a little less than the tiny model's step keeps
@@ -432,7 +525,7 @@ class Check:
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
 
-PARTS = ("tests", "overlap", "replay", "peers-24", "facts", "llama")
+PARTS = ("tests", "overlap", "replay", "facts", "llama", "peers-24")
 
 
 def rehearsed(parts: dict[str, Any]) -> None:
@@ -459,9 +552,9 @@ def test_every_part_runs_in_a_fresh_copy(tmp_path: Path) -> None:
     ends = ["tests-expandable", "overlap-expandable", "sanitizer"]
     assert lines == ["looking", "build", "ready", *PARTS, *ends], done.stdout
     assert check.builds() == 1
-    # What comes back from a machine that is lent: few files, and nothing that was built.
-    names = {file.name for file in check.out.rglob("*")}
-    assert names == {"tests.json", "overlap.json", "peers.json", "facts.json", "llama.json", "log.txt"}
+    # What comes back from a machine that is lent: few files.
+    results = {"tests.json", "overlap.json", "peers.json", "facts.json", "llama.json"}
+    assert {file.name for file in check.out.rglob("*")} == {*results, "log.txt", "build.tar.gz"}
     assert set(check.found("facts")) == {"ready", "facts"}
     assert set(check.found("peers")) == {"peers-24"}
     assert set(check.found("overlap")) == {"overlap", "overlap-expandable"}
@@ -494,6 +587,44 @@ def test_it_builds_where_nothing_of_this_source_is_built(tmp_path: Path) -> None
     shutil.rmtree(tmp_path / "work")
     assert check("ready").returncode == 0 and check.builds() == 3, "on a machine that has forgotten it"
     assert check("build").returncode == 0 and check.builds() == 4
+    assert check("ready", BUILD_CUDA="ON").returncode == 0 and check.builds() == 5, "with another device"
+
+
+def test_a_build_is_carried_to_the_next_machine(tmp_path: Path) -> None:
+    check = Check(tmp_path, slow='case "$*" in *gpu.first*) exit 0 ;; esac')
+    assert check("ready").returncode == 0 and check.builds() == 1
+    carried = tmp_path / "work" / "build.tar.gz"
+    shutil.rmtree(carried.parent)
+    carried.parent.mkdir()
+    shutil.copy(check.out / "build.tar.gz", carried)
+    done = check("ready")
+    assert done.returncode == 0 and check.builds() == 1 and "unpacked" in done.stdout, done.stdout
+    assert (carried.parent / "site" / "chameleon_lab" / "__init__.py").exists()
+    with (check.root / "csrc" / "runtime.cpp").open("a") as file:
+        file.write("// changed\n")
+    assert check("ready").returncode == 0 and check.builds() == 2, "of another source"
+    shutil.rmtree(carried.parent / "site")
+    carried.write_bytes(carried.read_bytes()[:100])
+    done = check("ready")
+    assert done.returncode == 0 and check.builds() == 3 and "another source" in done.stdout, "it was cut"
+
+
+def test_three_calls_tell_most(tmp_path: Path) -> None:
+    """As they are made on a lent machine, each within its time, with the first one's build."""
+    check = Check(tmp_path, slow='case "$*" in *" pip "*) ;; *gpu*|*pytest*) echo "$@"; exit 0 ;; esac')
+    calls = (("ready", "tests"), ("overlap", "replay", "facts"), ("llama", "peers-24"))
+    for number, parts in enumerate(calls):
+        shutil.rmtree(tmp_path / "work", ignore_errors=True)
+        if number:
+            (tmp_path / "work").mkdir()
+            shutil.copy(check.out / "build.tar.gz", tmp_path / "work")
+        done = check(*parts)
+        ran = [line.partition(":")[0] for line in done.stdout.partition("--- parts")[2].splitlines()[1:]]
+        built = [] if number else ["build"]
+        assert done.returncode == 0 and ran == ["looking", *built, *dict.fromkeys(("ready", *parts))], (
+            done.stdout
+        )
+    assert check.builds() == 1
 
 
 def test_a_call_ends_in_time_and_names_what_it_did_not_get_to(tmp_path: Path) -> None:
