@@ -784,7 +784,8 @@ PYBIND11_MODULE(_C, m) {
     chameleon::collectives::enter_wait(address);
   });
   m.def("leave_wait", &chameleon::collectives::leave_wait, nogil());
-  m.def("settle_untouched", &Runtime::settle_untouched, nogil());
+  m.def("begin_buckets", &Runtime::begin_buckets, nogil());
+  m.def("settle_buckets", &Runtime::settle_buckets, nogil());
   m.def("storage_address", [](uintptr_t tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   m.def("residency", [](uintptr_t address) -> std::optional<std::string_view> {
     auto* storage = reinterpret_cast<c10::StorageImpl*>(address);

@@ -182,9 +182,10 @@ class Runtime {
   void keep_producers(bool on);          // even where no program drops anything
   Refusal drop(c10::StorageImpl* impl);  // now, if its bytes can be made again
 
-  // What `empty` has made, and nobody has taken a pointer of yet, may leave before an op has used it: the caller knows
-  // that nobody is about to fill it.
-  static void settle_untouched();
+  // What `empty` has made between these two, and nobody has taken a pointer of, may leave before an op has used it: it
+  // is a bucket of DDP, which is filled by ops alone.
+  static void begin_buckets();
+  static void settle_buckets();
 
   // For calls that read the bytes, such as torch.save's: the storage is resident from hold() to let_go(), and whoever
   // takes its pointer meanwhile gives it up before that.
@@ -328,6 +329,7 @@ class Runtime {
   void expect_writes(Storage& storage, ThreadState& thread, HostWaits* waits);
   void wait_for(const HostWaits& waits);
   void hold_here(Storage& storage);
+  static void bring_gradient(const at::RecordFunction& function);
   static void hold_argument(const at::RecordFunction& function, const OpInfo& info, CallStack& stack);
   Storage* use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part = -1);
   void use_elements(const c10::IValue& list, size_t argument, const OpInfo& info, ThreadState& thread);
@@ -467,6 +469,7 @@ class Runtime {
   inline static std::atomic<size_t> known_count_{0};
   inline static std::atomic<Places> listening_{0};
   inline static std::atomic<Places> beside_host_{0};               // those of GPUs
+  inline static std::atomic<bool> asks_for_views_{false};          // does DDP? See Note [DDP before torch 2.13]
   inline static std::atomic<Runtime*> unbacked_runtime_{nullptr};  // that follows meta tensors
   TensorForms forms_;
   uint64_t serials_ = 0;  // of outermost ops, and of replays between them
@@ -475,6 +478,7 @@ class Runtime {
   int64_t clock_ops_ = 0;             // outermost ops since the process began
   AllocatorEvents allocator_events_;  // when the step began
   Lanes op_lanes_ = 0;                // that ops of the session have run along
+  int64_t buckets_from_uid_ = 0;      // see begin_buckets()
   int64_t backwards_ = 0;             // begun since the process began
   bool backward_goes_on_ = false;     // the newest of them
   int32_t backward_caller_ = -1;      // the thread that ran the newest op before it

@@ -135,6 +135,7 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
     });
   } else if (info.kind == OpKind::BackwardNode) {
     stack.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
+    if (C10_UNLIKELY(asks_for_views_.load(std::memory_order_relaxed))) bring_gradient(function);
   } else if (C10_UNLIKELY(info.held_argument >= 0)) {
     hold_argument(function, info, stack);
   }
@@ -171,6 +172,18 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
     thread.ended.reset();
   });
   if (info.kind == OpKind::BackwardNode && !stack.nodes.empty()) stack.nodes.pop_back();
+}
+
+// See Note [DDP before torch 2.13]. Where there is no room, torch's own error follows.
+void Runtime::bring_gradient(const at::RecordFunction& function) {
+  if (std::strcmp(function.name(), "torch::autograd::AccumulateGrad") != 0) return;
+  for (const c10::IValue& input : arguments_of(function)) {
+    each_tensor(input, [](const at::Tensor& gradient) {
+      if (!gradient.has_storage()) return;
+      c10::StorageImpl* impl = gradient.storage().unsafeGetStorageImpl();
+      if (Runtime* owner = owning(impl)) owner->restore(impl);
+    });
+  }
 }
 
 // The caller holds the tensor until the op has ended.

@@ -67,6 +67,7 @@ struct Storage {
   int32_t loans = 0;         // raw pointers outside whose end will be told: see Note [Loans]
   bool settled = false;      // made by a kernel or read by an op: nobody is still filling it through a raw pointer
   bool unseen = false;       // would be settled, but for an op around that nobody saw begin
+  bool bucket = false;       // of DDP: see Note [DDP before torch 2.13]
   bool failed = false;       // bringing it in failed: accesses raise until the op ends
   bool host_stale = false;   // an op writes it while it returns: the host copy goes when the op ends
   bool unbacked = false;     // of a tensor without memory: `block` is a made-up address

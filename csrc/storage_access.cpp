@@ -119,7 +119,7 @@ void mark_away(Storage& storage) {
   set_pointer(storage, storage.mark, &storage, &delete_away);
   if (has_hook()) {
     arm(storage);
-  } else {
+  } else if (!storage.bucket) {  // see Note [DDP before torch 2.13]
     raise_on_access(storage,
                     "Chameleon Lab: this tensor's storage (" + std::to_string(storage.bytes) +
                         " bytes) is away, on the host, and torch before 2.13 gives no way to bring it back from a raw "
@@ -128,7 +128,7 @@ void mark_away(Storage& storage) {
 }
 
 void forbid(Storage& storage) {
-  if (has_hook() || storage.ghost) return;
+  if (has_hook() || storage.ghost || storage.bucket) return;
   raise_on_access(storage,
                   "Chameleon Lab: this tensor's storage (" + std::to_string(storage.bytes) +
                       " bytes) is leaving for the host, and torch before 2.13 gives no way to stop it at a raw access. "

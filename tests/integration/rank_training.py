@@ -73,8 +73,8 @@ class Training:
         found = hashlib.sha256()
         for parameter in self.model.parameters():
             for tensor in (parameter, *_tensors(self.optimizer.state.get(parameter, {}))):
-                local = getattr(tensor, "_local_tensor", tensor).detach()
-                found.update(bytes(local.contiguous().view(torch.uint8).flatten().tolist()))
+                local = getattr(tensor, "_local_tensor", tensor).detach().reshape(-1)
+                found.update(bytes(local.contiguous().view(torch.uint8).tolist()))
         return found.hexdigest()
 
 
@@ -89,4 +89,4 @@ def stuck_at_peak(step: StepTrace) -> int:
 
 
 def _tensors(state: dict[str, Any]) -> list[torch.Tensor]:
-    return [value.reshape(-1) for _, value in sorted(state.items()) if isinstance(value, torch.Tensor)]
+    return [value for _, value in sorted(state.items()) if isinstance(value, torch.Tensor)]

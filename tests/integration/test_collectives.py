@@ -301,6 +301,46 @@ def test_parameters_of_ddp_are_adopted_and_none_is_said_not_to_be() -> None:
     """)
 
 
+@pytest.mark.bits
+@pytest.mark.parametrize("hook", [True, False])
+@pytest.mark.parametrize("views", [True, False])
+def test_buckets_of_ddp_leave_and_come_back(views: bool, hook: bool) -> None:
+    """DDP asks a bucket that is away whether a gradient is a view of it: before torch 2.13 that raised an error."""
+    child(f"""
+        import contextlib
+        import torch.distributed as dist
+        from torch import nn
+        from torch.nn.parallel import DistributedDataParallel
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        core.pretend_no_hook({not hook})
+        views = {views}
+
+        def run(session):
+            torch.manual_seed(0)
+            with session or contextlib.nullcontext():
+                model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
+                parallel = DistributedDataParallel(model, bucket_cap_mb=0.25, gradient_as_bucket_view=views)
+                optimizer = torch.optim.AdamW(parallel.parameters())
+                losses = []
+                for _ in range(4):
+                    loss = parallel(torch.ones(8, 256)).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    losses.append(loss.item().hex())
+            return losses, [p.tolist() for p in model.parameters()]
+
+        plain = run(None)
+        session = cl.Session("4.5MiB", planning=False)
+        assert run(session) == plain
+        report = session.report()
+        assert report.evictions > 0 and report.peak_bytes <= 4.5 * MiB
+        assert report.escaped_storages == 0, report
+        dist.destroy_process_group()
+    """)
+
+
 def test_a_parallel_model_of_before_the_session_is_adopted_where_asked(tmp_path: Path) -> None:
     results = ranks(
         """

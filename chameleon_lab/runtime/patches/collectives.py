@@ -39,8 +39,9 @@ def _as_an_op(wait: Callable[..., Any]) -> Callable[..., Any]:
 def _leaving_buckets(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def make_buckets(*args: Any, **kwargs: Any) -> Any:
+        core.begin_buckets()
         made = make(*args, **kwargs)
-        core.settle_untouched()
+        core.settle_buckets()
         return made
 
     return make_buckets
