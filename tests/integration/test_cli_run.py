@@ -13,6 +13,7 @@ import pytest
 from training import HANGS_AFTER_S, ROOT
 
 import chameleon_lab as cl
+from chameleon_lab.runtime import core
 
 pytestmark = pytest.mark.full
 
@@ -277,7 +278,7 @@ if __name__ == "__main__":
         (["--margin", "101%", "train.py"], 2, "--margin '101%' is no fraction"),
         (["--rematerialize", "dear", "train.py"], 2, "'dear' is not one of"),
         (["--link", "8GiB", "train.py"], 2, "--link '8GiB' is not a bandwidth"),
-        (["--device", "cuda", "train.py"], 2, "no CUDA device"),
+        (["--device", "cuda", "train.py"], 2, core.missing_device("cuda:0").partition(":")[0]),
         (["--policy", "gone.json", "train.py"], 4, "gone.json: No such file or directory"),
         (["--policy", "train.py", "train.py"], 4, "train.py"),
         (["--save-trace", "gone/t.parquet", "train.py"], 4, "gone: there is no such folder"),
