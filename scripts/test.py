@@ -328,7 +328,12 @@ def _make(target: str) -> Part:
     return Part(["make", target])
 
 
-_ON_THE_FAKE_GPU = ("cuda_device", "cuda_allocator", "two_sessions", "benchmarks_fake_gpu")
+# What is run first where there is a GPU: see benchmarks/gpu_check.sh.
+_THREE_CALLS = ("ready", "tests", "overlap", "replay", "facts", "llama", "peers-24")
+_WITH_THE_OLDEST = (
+    *("cuda_device", "cuda_allocator", "two_sessions", "benchmarks_fake_gpu", "default_device"),
+    *("collectives", "agreement"),
+)
 
 RUNS = {
     "gate": {
@@ -362,7 +367,7 @@ RUNS = {
             runner=(*_PYTEST, "--without-hook"),
         ),
         "oldest-check": Part(
-            ["scripts/oldest.sh", "check", "ready", "tests"],
+            ["scripts/oldest.sh", "check", *_THREE_CALLS],
             title="the GPU check on the CPU device, with the oldest PyTorch",
         ),
         "oldest": _pytest(
@@ -371,8 +376,8 @@ RUNS = {
             runner=("scripts/oldest.sh", "pytest"),
         ),
         "oldest-gpu": _pytest(
-            *("oldest_gpu", "all that runs on the fake GPU, with the oldest PyTorch"),
-            *("-n", "2", *(f"tests/integration/test_{name}.py" for name in _ON_THE_FAKE_GPU)),
+            *("oldest_gpu", "all of the fake GPU and of several ranks, with the oldest PyTorch"),
+            *("-n", "2", *(f"tests/integration/test_{name}.py" for name in _WITH_THE_OLDEST)),
             runner=("scripts/oldest.sh", "pytest"),
         ),
         "chromium": _make("chromium"),
