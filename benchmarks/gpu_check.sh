@@ -52,7 +52,7 @@ least=${LEAST:-40} # seconds that are worth beginning a part with
 # In order of worth, each with the most seconds that it takes of a call of 570 s that runs others too. The last one of a
 # call takes all that is left.
 read -ra budgets <<<"${BUDGETS:-24 16 40}"
-parts=(tests:300 overlap:300 replay:130 facts:120 llama:250 "peers-${budgets[0]}:500")
+parts=(tests:300 overlap:300 replay:130 facts:120 llama:290 "peers-${budgets[0]}:500")
 for budget in "${budgets[@]:1}"; do parts+=("peers-$budget:500"); done
 parts+=(expandable:300 sanitizer:400)
 
