@@ -677,13 +677,14 @@ PYBIND11_MODULE(_C, m) {
       "torch_is_watched", [] { return at::hasCallbacks(); }, "Does any RecordFunction callback see this thread's ops?");
   m.def(
       "set_faults",
-      [](uint32_t refused_blocks, uint32_t refused_buffers, int64_t copies) {
+      [](uint32_t refused_blocks, uint32_t refused_buffers, uint32_t refused_copies, int64_t copies) {
         chameleon::faults().refused_blocks = refused_blocks;
         chameleon::faults().refused_buffers = refused_buffers;
+        chameleon::faults().refused_copies = refused_copies;
         chameleon::faults().copies = copies;
       },
-      py::arg("refused_blocks") = 0, py::arg("refused_buffers") = 0, py::arg("copies") = -1,
-      "Faults on purpose, for tests; see faults.h. Without arguments: none.");
+      py::arg("refused_blocks") = 0, py::arg("refused_buffers") = 0, py::arg("refused_copies") = 0,
+      py::arg("copies") = -1, "Faults on purpose, for tests; see faults.h. Without arguments: none.");
   m.def(
       "set_disk_fault",
       [](const std::string& name, uint32_t of_1024, int64_t most) {

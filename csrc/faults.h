@@ -20,6 +20,7 @@ struct Fault {
 struct Faults {
   std::atomic<uint32_t> refused_blocks{0};       // of 1024 requests for device memory
   std::atomic<uint32_t> refused_buffers{0};      // of 1024 requests for host memory
+  std::atomic<uint32_t> refused_copies{0};       // of 1024 requests for a copy, which the host has no memory to begin
   std::atomic<int64_t> copies{-1};               // that the engines make until one of their threads fails; -1: no end
   std::atomic<bool> handed_over{false};          // small copies too are made by the engines' threads
   std::atomic<uint32_t> orders{0};               // waits of a device that are left out: a bit each

@@ -39,11 +39,6 @@ std::string in_units(size_t bytes, bool rounded_up) {
 std::string human(size_t bytes) { return in_units(bytes, false); }
 std::string human_enough(size_t bytes) { return in_units(bytes, true); }
 
-std::string message_of(const std::exception& error) {
-  const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
-  return from_torch ? from_torch->what_without_backtrace() : error.what();
-}
-
 // Stacks are never destroyed: when a thread ends, the next one takes its stack over. A tensor that the thread keeps to
 // its very end may die after that, and needs a stack that no other thread has: it gets one for good.
 Runtime::CallStack& Runtime::CallStack::here() {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,9 +18,8 @@ namespace chameleon {
 // Storages made before a step's first op are told apart from those of that op.
 inline constexpr int32_t kBeforeFirstOp = 1 << 16;
 
-std::string human(size_t bytes);                      // "93.4 MiB"
-std::string human_enough(size_t bytes);               // the same, never less than it is
-std::string message_of(const std::exception& error);  // without torch's stack of C++ frames
+std::string human(size_t bytes);         // "93.4 MiB"
+std::string human_enough(size_t bytes);  // the same, never less than it is
 
 // The core's lock; what was kept while it was held is released after it. A thread never holds those of two runtimes,
 // but for a fork.

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "collectives.h"
+#include "message_of.h"
 #include "runtime_internal.h"
 #include "tensor_storages.h"
 
@@ -409,8 +410,8 @@ void Runtime::bring_in_missing(const std::vector<Storage*>& missing, ThreadState
       bring_in(*storage, Cause::Demand, thread);
     } catch (const c10::Error& error) {
       access::mark_failed(*storage, message_of(error));
-    } catch (const std::exception&) {  // the system has no memory left; torch would swallow it here
-      access::mark_failed(*storage, note_failure(storage->block_bytes, thread));
+    } catch (const std::exception& error) {  // torch would swallow it here
+      access::mark_failed(*storage, swapper_.not_back(*storage, message_of(error)));
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "late_deaths.h"
+#include "message_of.h"
 #include "runtime_internal.h"
 #include "tensor_storages.h"
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "message_of.h"
 #include "storage_access.h"
 
 namespace chameleon {
@@ -191,10 +192,10 @@ void Swapper::become(Storage& storage, Residency to) {
 void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
   lacking_bytes_ = 0;
   if (!storage.host.data && !copy_out(storage, cause, at_hand)) return;
+  leaving_.push_back(&storage);  // first: there may be no memory for it
   become(storage, Residency::Leaving);
   if (!keeps_host_copies) access::forbid(storage);
   storage.moved_by = cause;
-  leaving_.push_back(&storage);
 }
 
 namespace {
@@ -223,8 +224,7 @@ bool Swapper::copy_out(Storage& storage, Cause cause, bool at_hand) {
     });
   } catch (const std::exception& error) {
     host_->free(data, storage.bytes);
-    const auto* from_torch = dynamic_cast<const c10::Error*>(&error);
-    copy_failure_ = from_torch ? from_torch->what_without_backtrace() : error.what();
+    copy_failure_ = message_of(error);
     return false;
   }
   copy_failure_.clear();
@@ -282,14 +282,15 @@ void Swapper::finish_swap_out(Storage& storage) {
     const EventPtr written = std::exchange(storage.host.written, nullptr);
     if (written->failure()) return stay(storage);
   }
-  forget_leaving(storage);
   if (!access::keep(storage)) {  // it dies on another thread, or its DataPtr was moved elsewhere, while the copy ran
+    forget_leaving(storage);
     become(storage, Residency::Resident);
     if (!keeps_host_copies) access::allow(storage);
     drop_host(storage);
     return;
   }
   recorder_.left(storage, std::max(recorder_.op(), 0));
+  forget_leaving(storage);  // not before: there may be no memory for the record
   become(storage, Residency::Away);
   storage.due[1] = 0;
   give_block_back(storage);
@@ -373,9 +374,9 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
       return host_->copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)),
                             /*urgent=*/cause != Cause::Planned);
     });
-  } catch (...) {
+  } catch (const std::exception& error) {
     device_.free(block, storage.block_bytes);
-    throw;
+    TORCH_CHECK(false, not_back(storage, message_of(error)));
   }
   table_.set_block(&storage, block);
   become(storage, Residency::Returning);
@@ -401,12 +402,15 @@ void Swapper::undo_swap_in(Storage& storage) {
   device_.free(block, storage.block_bytes);
 }
 
+std::string Swapper::not_back(const Storage& storage, const std::string& why) const {
+  return "Chameleon Lab: " + (name_of ? name_of(storage) : "a storage") + " could not be brought back: " + why +
+         ". Its bytes are not on the device; using it again tries again.";
+}
+
 void Swapper::arrive(Storage& storage, EventPtr* arrived) {
   wait(storage, storage.arriving, Direction::In, device_.lane());
   if (const std::string* why = storage.arriving->failure()) {
-    const std::string message = "Chameleon Lab: " + (name_of ? name_of(storage) : "a storage") +
-                                " could not be brought back: " + *why +
-                                ". Its bytes are not on the device; using it again tries again.";
+    const std::string message = not_back(storage, *why);
     undo_swap_in(storage);
     TORCH_CHECK(false, message);
   }

@@ -108,6 +108,8 @@ class Swapper {
   void release(Storage& storage) noexcept;     // the storage dies: its memory goes back
   // Why the newest copy out could not be begun; empty where it was.
   const std::string& copy_failure() const { return copy_failure_; }
+  // What an error says of a storage that is away.
+  std::string not_back(const Storage& storage, const std::string& why) const;
   // At the end of a session; false: they do not all fit. What cannot be brought back for good is `lost`.
   bool restore_all(std::vector<Storage*>* lost);
   void drop_host(Storage& storage);  // the host copy is stale, or no longer wanted

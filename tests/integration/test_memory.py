@@ -6,6 +6,7 @@ import gc
 import random
 import resource
 import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,12 @@ import chameleon_lab as cl
 from chameleon_lab.runtime import core
 
 FOREACH = partial(adamw, foreach=True)
+
+
+@pytest.fixture
+def no_faults() -> Iterator[None]:
+    yield
+    core.set_faults()
 
 
 @pytest.mark.bits
@@ -320,3 +327,79 @@ def test_a_machine_without_memory_left_says_so_and_keeps_what_it_has() -> None:
         assert all(x[0].item() == x[-1].item() for x in held)
         """
     )
+
+
+def test_what_a_machine_without_memory_left_cannot_bring_back_stays_away() -> None:
+    """The block that the swap-in asks for is host memory, too."""
+    child(
+        """
+        import resource
+        expected = torch.arange(6 * MiB, dtype=torch.int32)
+        with cl.Session("1GiB", rematerialize=False) as session:
+            t = torch.arange(6 * MiB, dtype=torch.int32)
+            assert session.evict(t)
+            rest = [torch.zeros(6 * MiB, dtype=torch.int32) for _ in range(2)]  # where it was
+            resident = core.of().counters()["resident_bytes"]
+            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + 4 * MiB, resource.RLIM_INFINITY))
+            for _ in range(2):
+                try:
+                    t[-1].item()
+                    raise SystemExit("no error, although the machine had no memory left")
+                except RuntimeError as error:
+                    assert "could not be brought back: the host has no memory left" in str(error), error
+                assert session.where(t) == "away"
+            assert core.of().counters()["resident_bytes"] == resident
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            assert torch.equal(t, expected)
+        assert torch.equal(t, expected)
+        """
+    )
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_a_copy_that_could_not_be_begun_leaves_nothing_behind(no_faults: None) -> None:
+    """As on a GPU (test_cuda_device.py); here it is the host that has no memory for it."""
+    expected = torch.arange(1 << 18, dtype=torch.int32)
+    away = "could not be brought back: the host has no memory left"
+    with cl.Session("64MiB", min_swap=512, rematerialize=False) as session:
+        t = torch.arange(1 << 18, dtype=torch.int32)
+        before = core.of().counters()
+        core.set_faults(refused_copies=1024)
+        assert not session.evict(t)
+        assert session.where(t) == "resident"
+        assert torch.equal(t, expected)
+        assert core.of().counters()["host_used_bytes"] == before["host_used_bytes"]
+        with pytest.raises(RuntimeError, match=r"cannot be begun \(the host has no memory left\)"):
+            [torch.zeros(8 * MiB, dtype=torch.uint8) for _ in range(9)]
+
+        core.set_faults()
+        assert session.evict(t)
+        core.set_faults(refused_copies=1024)
+        resident_bytes = core.of().counters()["resident_bytes"]
+        for use in (t.sum, t.sum, lambda: session.restore(t)):
+            with pytest.raises(RuntimeError, match=away):
+                use()
+            assert session.where(t) == "away"
+        assert core.of().counters()["resident_bytes"] == resident_bytes
+        core.set_faults()
+        assert torch.equal(t, expected)
+
+        t.add_(0)  # the host has no copy any more
+        assert session.evict(t)
+        core.set_faults(refused_copies=1024)
+    with pytest.raises(RuntimeError, match=away):
+        t.sum()
+    core.set_faults()
+    assert torch.equal(t, expected)
+
+
+@pytest.mark.bits
+def test_a_copy_that_is_refused_once_is_asked_for_again(no_faults: None) -> None:
+    bare, live_peak = reference(Gpt)
+
+    def refuse(*_: object) -> None:
+        core.set_faults(refused_copies=300)  # never two in a row
+
+    assert train(Gpt, session_kwargs={"capacity": live_peak // 3}, each_step=refuse).same(bare)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <new>
 
 #include "faults.h"
 
@@ -50,11 +51,25 @@ void* BufferCache::allocate(size_t bytes, size_t most_kept_bytes) {
 
 void BufferCache::free(void* data, size_t bytes) {
   used_bytes_ -= bytes;
-  kept_bytes_ += bytes;
-  kept_.emplace_back(bytes, data);
-  by_size_[bytes].push_back(std::prev(kept_.end()));
+  if (!keep(data, bytes)) return unmap(data, bytes);
   // Sizes that never come again must not pile up: keep no more than was ever in use at once.
   release_beyond(std::max(peak_bytes_, used_bytes_) - used_bytes_);
+}
+
+// False: there is no memory for the books. They are as before then.
+bool BufferCache::keep(void* data, size_t bytes) {
+  Kept newest;
+  try {
+    newest.emplace_back(bytes, data);
+    by_size_[bytes].push_back(newest.begin());
+  } catch (const std::bad_alloc&) {
+    const auto same_size = by_size_.find(bytes);
+    if (same_size != by_size_.end() && same_size->second.empty()) by_size_.erase(same_size);
+    return false;
+  }
+  kept_.splice(kept_.end(), newest);  // what is there already says where it is
+  kept_bytes_ += bytes;
+  return true;
 }
 
 void BufferCache::release_beyond(size_t kept_bytes) {

@@ -29,6 +29,8 @@ class BufferCache {
   static constexpr size_t kPageBytes = 4096;
   using Kept = std::list<std::pair<size_t, void*>>;
 
+  bool keep(void* data, size_t bytes);
+
   Kept kept_;  // the one that was freed longest ago first
   std::unordered_map<size_t, std::deque<Kept::iterator>> by_size_;
   bool exact_ = false;  // a capacity is given: buffers are as large as a plan has them

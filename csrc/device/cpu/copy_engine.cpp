@@ -91,6 +91,7 @@ CopyEngine::~CopyEngine() {
 }
 
 std::shared_ptr<CopyEvent> CopyEngine::submit(void* to, const void* from, size_t bytes, EventPtr after, bool urgent) {
+  if (Faults::hits(faults().refused_copies)) throw std::bad_alloc();
   Job job{to,
           from,
           bytes,
