@@ -19,7 +19,7 @@ class Device : public DeviceMemory, public Copies, public Streams, public HostMe
   // A disk that its blocks can go to; null where they cannot. Throws where the folder is none for that.
   virtual std::unique_ptr<DiskTarget> open_disk(const DiskOptions&) { return nullptr; }
   // Why it can be used no more by this process, as far as it has shown; empty while it can. From then on nothing that
-  // is asked of it throws: see Note [A GPU that is gone] in device/cuda/check.h.
+  // is asked of it throws: see Note [A GPU that is gone] in device/cuda/health.h.
   virtual std::string failure() const { return {}; }
   // The host waits for all that it was given, by anybody, where it could not be told what comes first.
   virtual void finish() noexcept {}

@@ -20,7 +20,7 @@ constexpr int kMostLanes = 32;           // bits of Lanes
 cudaStream_t new_stream() {
   cudaStream_t stream;
   // Non-blocking: torch computes on the legacy default stream, which every blocking stream waits for.
-  CHAMELEON_CUDA_CALL(cudaStreamCreateWithPriority, &stream, cudaStreamNonBlocking, 0);
+  CHAMELEON_CUDA_CALL(check, cudaStreamCreateWithPriority, &stream, cudaStreamNonBlocking, 0);
   return stream;
 }
 
@@ -216,7 +216,8 @@ bool CudaDevice::hand_over(void*, size_t block_bytes) {
 // Along the caller's stream, as the op that made `source`: the block is that stream's, and its use comes behind.
 void CudaDevice::copy_now(void* block, const void* source, size_t bytes) {
   const torch_side::Guard guard(index_);
-  CHAMELEON_CUDA_CALL(cudaMemcpyAsync, block, source, bytes, cudaMemcpyDefault, torch_side::current_stream(index_));
+  CHAMELEON_CUDA_CALL(check, cudaMemcpyAsync, block, source, bytes, cudaMemcpyDefault,
+                      torch_side::current_stream(index_));
 }
 
 // ------------------------------------------------------------------------------------------------------------- copies
@@ -233,8 +234,8 @@ EventPtr CudaDevice::copy(size_t way, void* to, const void* from, size_t bytes, 
   try {
     for (size_t at = 0, part; at < bytes && !health_.gone(); at += part) {
       part = pinned_.in_one_slab(host + at, bytes - at);
-      CHAMELEON_GPU_CALL(health_, cudaMemcpyAsync, static_cast<char*>(to) + at, static_cast<const char*>(from) + at,
-                         part, kind, link.stream);
+      CHAMELEON_CUDA_CALL(health_.check, cudaMemcpyAsync, static_cast<char*>(to) + at,
+                          static_cast<const char*>(from) + at, part, kind, link.stream);
     }
     copy->end(link.stream);
   } catch (...) {
@@ -504,7 +505,7 @@ std::vector<EventPtr> CudaDevice::arrivals() const {
 void CudaDevice::host_wait_for_compute() {
   if (health_.gone() || faults().leaves_out(Order::SessionBegins)) return;
   const torch_side::Guard guard(index_);
-  CHAMELEON_GPU_CALL(health_, cudaDeviceSynchronize);
+  CHAMELEON_CUDA_CALL(health_.check, cudaDeviceSynchronize);
 }
 
 void CudaDevice::host_wait(const EventPtr& event, Order why) {
@@ -534,7 +535,7 @@ void CudaDevice::drain() {
   if (faults().leaves_out(Order::SessionEnds)) return;
   in_order(nullptr, [&] {
     const torch_side::Guard guard(index_);
-    for (const auto& link : links_) CHAMELEON_GPU_CALL(health_, cudaStreamSynchronize, link->stream);
+    for (const auto& link : links_) CHAMELEON_CUDA_CALL(health_.check, cudaStreamSynchronize, link->stream);
   });
   // Torch would find out when what is handed back dies, in a deleter.
   for (const Lane& lane : lanes_) look_for_destroyed(lane);

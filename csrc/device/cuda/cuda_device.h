@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "device/cuda/events.h"
+#include "device/cuda/health.h"
 #include "device/cuda/pinned_pool.h"
 #include "device/cuda/torch_side.h"
 #include "device/device.h"

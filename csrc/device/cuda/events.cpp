@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/cuda/check.h"
+
 namespace chameleon::cuda {
 
 cudaEvent_t EventPool::take(bool timed) {
@@ -17,7 +19,8 @@ cudaEvent_t EventPool::take(bool timed) {
   }
   cudaEvent_t event = nullptr;
   if (health_.gone()) return event;
-  CHAMELEON_GPU_CALL(health_, cudaEventCreateWithFlags, &event, timed ? cudaEventDefault : cudaEventDisableTiming);
+  CHAMELEON_CUDA_CALL(health_.check, cudaEventCreateWithFlags, &event,
+                      timed ? cudaEventDefault : cudaEventDisableTiming);
   return event;
 }
 
@@ -32,7 +35,7 @@ Mark::Mark(EventPool& pool, bool timed) : pool_(pool), timed_(timed), event_(poo
 Mark::~Mark() { pool_.give(event_, timed_); }
 
 void Mark::record(cudaStream_t stream) {
-  if (!pool_.health().gone()) CHAMELEON_GPU_CALL(pool_.health(), cudaEventRecord, event_, stream);
+  if (!pool_.health().gone()) CHAMELEON_CUDA_CALL(pool_.health().check, cudaEventRecord, event_, stream);
 }
 
 bool Mark::done() const {
@@ -46,12 +49,12 @@ bool Mark::done() const {
 
 // Where the event has passed there is nothing to wait for: whatever is given to a stream later comes after it.
 void Mark::block(cudaStream_t stream) const {
-  if (!done()) CHAMELEON_GPU_CALL(pool_.health(), cudaStreamWaitEvent, stream, event_, 0);
+  if (!done()) CHAMELEON_CUDA_CALL(pool_.health().check, cudaStreamWaitEvent, stream, event_, 0);
 }
 
 // Once the event has passed, the host reads what was written before it.
 void Mark::wait() const {
-  if (!done()) CHAMELEON_GPU_CALL(pool_.health(), cudaEventSynchronize, event_);
+  if (!done()) CHAMELEON_CUDA_CALL(pool_.health().check, cudaEventSynchronize, event_);
 }
 
 std::optional<double> Mark::since_ms(const Mark& earlier) const {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "clock.h"
-#include "device/cuda/check.h"
+#include "device/cuda/health.h"
 #include "device/device.h"
 
 namespace chameleon::cuda {

@@ -370,7 +370,7 @@ c10::Device device(int index) { return {c10::DeviceType::CUDA, static_cast<Devic
 size_t total_bytes(int index) {
   const Guard guard(index);
   size_t free = 0, total = 0;
-  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  CHAMELEON_CUDA_CALL(check, cudaMemGetInfo, &free, &total);
   return total;
 }
 
