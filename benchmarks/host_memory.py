@@ -24,23 +24,36 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 @contextlib.contextmanager
-def guarded(least_bytes: int, end: Callable[[int], object]) -> Iterator[None]:
-    """While inside, ``end(left)`` is called, on a thread of its own and once, where less than ``least_bytes`` is left.
-
-    Where memory runs out the system kills whatever it likes: the row of who took it would be lost, and others' too.
-    """
+def looking(look: Callable[[], object], every_s: float) -> Iterator[None]:
+    """While inside, ``look()`` is called every so many seconds, on a thread of its own."""
     over = threading.Event()
 
-    def watch() -> None:
-        while not over.wait(_EVERY_S):
-            if (left := available_bytes()) < least_bytes:
-                end(left)
-                return
+    def run() -> None:
+        while not over.wait(every_s):
+            look()
 
-    thread = threading.Thread(target=watch, daemon=True)
+    thread = threading.Thread(target=run, name="looking", daemon=True)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def guarded(least_bytes: int, end: Callable[[int], object]) -> Iterator[None]:
+    """While inside, ``end(left)`` is called, on a thread of its own and once, where less than ``least_bytes`` is left.
+
+    Where memory runs out the system kills whatever it likes: the row of who took it would be lost, and others' too.
+    """
+    ended = False
+
+    def look() -> None:
+        nonlocal ended
+        if not ended and (left := available_bytes()) < least_bytes:
+            ended = True
+            end(left)
+
+    with looking(look, _EVERY_S):
+        yield

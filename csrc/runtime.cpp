@@ -190,6 +190,7 @@ void Runtime::open(const Options& options) {
   options_ = options;
   unbacked_ = options.unbacked;
   if (options.unbacked) unbacked_runtime_ = this;
+  if (!any_open()) asks_for_views_ = false;
   stacks_ = options.stacks;
   limited_ = options.capacity_bytes != SIZE_MAX;
   if (!unbacked_) device_->host_wait_for_compute();

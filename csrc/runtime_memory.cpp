@@ -109,8 +109,10 @@ void Runtime::categorize(Storage& storage, Category category, int32_t label) {
 // When a gradient has been accumulated, DDP asks torch whether it is a view of its bucket (Reducer::check_grad_layout).
 // That reads the DataPtr of both, though no byte, and torch without the hook raises an error if either is away. So no
 // error is set on a bucket, whose pointer leads to inaccessible pages all the same; and a gradient is brought in when
-// its accumulation begins. Nothing that could evict it runs from then on until DDP has asked.
+// its accumulation begins. Nothing that could evict it runs from then on until DDP has asked. Every forward of DDP
+// calls begin_buckets(), also where the buckets are older than the session.
 void Runtime::begin_buckets() {
+  asks_for_views_ = !access::has_hook();
   each_known([](Runtime& runtime) {
     Lock lock(runtime.mutex_);
     runtime.buckets_from_uid_ = runtime.table_.next_uid();
@@ -124,7 +126,6 @@ void Runtime::settle_buckets() {
       if (storage->uid < runtime.buckets_from_uid_ || storage->unseen || storage->pins > 0) continue;
       if (!access::movable(*storage) || (access::has_hook() && !access::armed(*storage))) continue;
       storage->settled = storage->bucket = true;
-      if (!access::has_hook()) asks_for_views_ = true;
     }
   });
 }

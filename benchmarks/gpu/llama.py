@@ -29,7 +29,7 @@ from .. import measure
 from ..host_memory import available_bytes, guarded
 from ..shapes import SHAPES, Shape, tiny_llama
 from .common import GIB, Gpu, gpu_of, parser, with_allocator, write
-from .steps import SAMPLED_STEPS, TIMED_STEPS, Steps, pinned
+from .steps import SAMPLED_STEPS, TIMED_STEPS, Steps, pinned, same_losses
 
 SETTLING_STEPS = 4  # warm-up, the profiled step, and two under the plan
 LEAST_TIMED_STEPS = 2  # where the time is not enough for all
@@ -171,8 +171,7 @@ def judge(rows: list[dict[str, Any]]) -> None:
     largest = max(ran, key=lambda row: row["capacity_gib"])
     for row in ran:
         row["kept"] = row["tokens_per_s"] / largest["tokens_per_s"]
-        steps = min(len(row["losses"]), len(largest["losses"]))  # some had no time for all
-        row["losses_identical"] = row["losses"][:steps] == largest["losses"][:steps]
+        row["losses_identical"] = same_losses(row["losses"], largest["losses"])
 
 
 HEADERS = (

@@ -38,7 +38,7 @@ from .common import (
     with_allocator,
     write,
 )
-from .steps import SAMPLED_STEPS, TIMED_STEPS, Steps, pinned, spread
+from .steps import SAMPLED_STEPS, TIMED_STEPS, Steps, pinned
 from .witness import figures, profiled, testimony
 
 SETTLING_STEPS = 4  # warm-up, the profiled step, and the first two under the plan
@@ -170,7 +170,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         measure.mib(row["reserved_bytes"]),
         measure.mib(row["driver_bytes"]),
         measure.milliseconds(row["step_s"]),
-        spread(row),
+        f"{row['step_min_s'] * 1e3:.1f} to {row['step_max_s'] * 1e3:.1f}",
         f"{row['ratio']:.3f}",
         maybe("hidden", percent),
         maybe("hidden", percent, row["profiled"]),
@@ -200,9 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     result = {"environment": gpu.environment(vars(options)), "link_bytes_per_s": rates, "rows": rows}
     fractions = [Fraction(text) for text in options.fractions.split(",")][: 1 if options.tiny else None]
-    profiled(
-        gpu, lambda: None
-    )  # CUPTI stays in the process: the first row should have it, as the others have
+    # The profiler stays in the process (CUPTI): the first row should have it, as the others have.
+    profiled(gpu, lambda: None)
     for name in names:
         measure.progress(f"{name} ...")
         for row in measure_model(gpu, name, options.steps, fractions, not options.fp32):

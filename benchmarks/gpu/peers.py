@@ -52,7 +52,7 @@ from .common import (
     write,
 )
 from .ready import text_of, version_of
-from .steps import TIMED_STEPS, Steps, pinned
+from .steps import TIMED_STEPS, Steps, pinned, same_losses
 
 LEAST_TIMED_STEPS = 3  # of a method that is slower than its time
 SETTLING_STEPS = 4  # ours plans after the second step; the others get as many
@@ -498,16 +498,13 @@ def merge(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
 
 
 def judge(rows: list[dict[str, Any]]) -> None:
-    """Set each method beside plain training and beside full checkpointing at its budget.
-
-    Not all of them have run as many steps: those that both have are compared.
-    """
+    """Set each method beside plain training and beside full checkpointing at its budget."""
     plain = (r["common"]["losses"] for r in rows if r["method"] in (ALL_MEMORY, PLAIN) and _ran(r))
     losses = next(plain, None)
     for row in rows:
         if not _ran(row):
             continue
-        same = losses is not None and _same(row["common"]["losses"], losses)
+        same = losses is not None and same_losses(row["common"]["losses"], losses)
         row["losses_identical"] = None if losses is None else same
         base = next(
             (
@@ -519,11 +516,6 @@ def judge(rows: list[dict[str, Any]]) -> None:
         )
         if base is not None:
             row["speed_to_checkpoint"] = row["common"]["tokens_per_s"] / base["common"]["tokens_per_s"]
-
-
-def _same(losses: list[str], others: list[str]) -> bool:
-    steps = min(len(losses), len(others))
-    return losses[:steps] == others[:steps]
 
 
 def _ran(row: dict[str, Any]) -> bool:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import chameleon_lab as cl
 
+from ..host_memory import looking
 from .common import Gpu
 
 TIMED_STEPS = 10
@@ -47,33 +47,17 @@ class Steps:
             if number >= self._settling + least and self._gpu.left_s() < 2 * self.times_s[-1]:
                 break
             self.times_s.append(self._gpu.seconds(prepare(number)))
-            self._driver_peak_bytes = max(self._driver_peak_bytes, self._gpu.driver_bytes())
+            self._look()
         self._after = self._gpu.state()
 
     def sample(self, prepare: Callable[[int], Callable[[], object]], steps: int = SAMPLED_STEPS) -> None:
-        """Run some more, in which the driver's count is taken all the time."""
-        with self._sampled():
+        """Run some more, in which the driver's count is taken all the time: what a step frees counts, too."""
+        with looking(self._look, _SAMPLE_S):
             for number in range(len(self.times_s), len(self.times_s) + steps):
                 self._gpu.seconds(prepare(number))
 
-    @contextlib.contextmanager  # what a step frees before its end does not show between two steps
-    def _sampled(self) -> Iterator[None]:
-        if not self._gpu.real:
-            yield
-            return
-        over = threading.Event()
-
-        def sample() -> None:
-            while not over.wait(_SAMPLE_S):
-                self._driver_peak_bytes = max(self._driver_peak_bytes, self._gpu.driver_bytes())
-
-        thread = threading.Thread(target=sample, name="driver-peak", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+    def _look(self) -> None:
+        self._driver_peak_bytes = max(self._driver_peak_bytes, self._gpu.driver_bytes())
 
     def figures(self) -> dict[str, Any]:
         """Median, least and most of the timed steps (the last one, where none is), and what the GPU says of them."""
@@ -106,6 +90,7 @@ def pinned(gpu: Gpu, session: cl.Session | None) -> dict[str, float]:
     }
 
 
-def spread(row: dict[str, Any]) -> str:
-    """Least and most of the steps, in milliseconds."""
-    return f"{row['step_min_s'] * 1e3:.1f} to {row['step_max_s'] * 1e3:.1f}"
+def same_losses(losses: list[str], others: list[str]) -> bool:
+    """Are those equal that both have? Not all rows have run as many steps."""
+    steps = min(len(losses), len(others))
+    return losses[:steps] == others[:steps]

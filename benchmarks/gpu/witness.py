@@ -27,11 +27,14 @@ def profiled(gpu: Gpu, run: Callable[[], object]) -> profile:
 
 
 def testimony(made: profile) -> dict[str, Any]:
-    """What the profiler saw, in :func:`figures`."""
+    """What the profiler saw, in :func:`figures`; or why it saw nothing, as where CUPTI may not be used."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "step.json"
         made.export_chrome_trace(str(file))
-        return of_file(file)
+        try:
+            return of_file(file)
+        except cl.TraceError as error:
+            return {"error": str(error).partition(": ")[2]}
 
 
 def of_file(file: str | os.PathLike[str]) -> dict[str, Any]:

@@ -1132,7 +1132,7 @@ class Session:
 
     def report(self) -> Report:
         """What the session has done so far."""
-        pins = self._traits["pinned_host"]
+        pinned = self._traits["pinned_host"]
         counters = self.counters()
         logs = self._journal.logs()
         live_peak = 0.0
@@ -1150,8 +1150,8 @@ class Session:
             host_bytes=counters["host_used_bytes"],
             host_peak_bytes=counters["host_peak_bytes"],
             host_capacity_bytes=self.host_capacity_bytes,
-            host_pins=counters["host_pins"] - self._pins_before if pins else None,
-            host_pinning_s=counters["host_pinning_s"] - self._pinning_before_s if pins else None,
+            host_pins=counters["host_pins"] - self._pins_before if pinned else None,
+            host_pinning_s=counters["host_pinning_s"] - self._pinning_before_s if pinned else None,
             step_s=self._journal.median_step_s(),
             loading_s=self._journal.median_s("loading_s"),
             stall_parts=self._stall_parts(),

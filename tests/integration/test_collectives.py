@@ -304,8 +304,12 @@ def test_parameters_of_ddp_are_adopted_and_none_is_said_not_to_be() -> None:
 @pytest.mark.bits
 @pytest.mark.parametrize("hook", [True, False])
 @pytest.mark.parametrize("views", [True, False])
-def test_buckets_of_ddp_leave_and_come_back(views: bool, hook: bool) -> None:
-    """DDP asks a bucket that is away whether a gradient is a view of it: before torch 2.13 that raised an error."""
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_buckets_and_gradients_of_ddp_leave_and_come_back(steps_before: int, views: bool, hook: bool) -> None:
+    """DDP asks both whether one is a view of the other: where one is away, that raised an error before torch 2.13.
+
+    Buckets that DDP has made before the session are not its own, and stay.
+    """
     child(f"""
         import contextlib
         import torch.distributed as dist
@@ -314,26 +318,44 @@ def test_buckets_of_ddp_leave_and_come_back(views: bool, hook: bool) -> None:
 
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         core.pretend_no_hook({not hook})
-        views = {views}
 
-        def run(session):
-            torch.manual_seed(0)
-            with session or contextlib.nullcontext():
-                model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
-                parallel = DistributedDataParallel(model, bucket_cap_mb=0.25, gradient_as_bucket_view=views)
-                optimizer = torch.optim.AdamW(parallel.parameters())
-                losses = []
-                for _ in range(4):
-                    loss = parallel(torch.ones(8, 256)).square().mean()
-                    loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    losses.append(loss.item().hex())
-            return losses, [p.tolist() for p in model.parameters()]
+        class Training:
+            def __init__(self):
+                torch.manual_seed(0)
+                self.net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
+                self.model = DistributedDataParallel(
+                    self.net, bucket_cap_mb=0.25, gradient_as_bucket_view={views})
+                self.optimizer = torch.optim.AdamW(self.model.parameters())
+                for p in self.net.parameters():
+                    p.register_hook(self.leave)  # before it is accumulated
+                self.left = []
 
-        plain = run(None)
+            def leave(self, gradient):
+                if session.is_open:
+                    self.left.append(session.evict(gradient))
+
+            def step(self):
+                loss = self.model(torch.ones(8, 256)).square().mean()
+                loss.backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                return loss.item().hex()
+
+        def run(inside):
+            made = Training() if {steps_before} else None
+            losses = [made.step() for _ in range({steps_before})]
+            with inside:
+                if session.is_open and made:
+                    session.adopt(made.net, made.optimizer)
+                made = made or Training()
+                losses += [made.step() for _ in range(4)]
+            return [losses, [p.tolist() for p in made.net.parameters()]], made.left
+
         session = cl.Session("4.5MiB", planning=False)
-        assert run(session) == plain
+        plain, _ = run(contextlib.nullcontext())
+        found, left = run(session)
+        assert found == plain
+        assert any(left)
         report = session.report()
         assert report.evictions > 0 and report.peak_bytes <= 4.5 * MiB
         assert report.escaped_storages == 0, report
