@@ -134,7 +134,7 @@ void hide(void* mark, size_t bytes) { inaccessible(mark, stretch_bytes(bytes)); 
 
 void set_provider(Provider p) { provider = p; }
 
-bool show(void* mark, size_t bytes, const std::function<bool(void*)>& fill) {
+bool show(void* mark, size_t bytes, c10::function_ref<bool(void*)> fill) {
   const size_t size = stretch_bytes(bytes) - kPageBytes;
   // Filled elsewhere and moved there at once: other threads may be reading too.
   void* copy = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -7,8 +7,9 @@
 // which fails with EFAULT.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <cstddef>
-#include <functional>
 
 namespace chameleon::marks {
 
@@ -24,7 +25,7 @@ void hide(void* mark, size_t bytes);  // inaccessible again
 // Puts the bytes behind an address where they can be read: asks for the mark's storage with the core's lock held.
 using Provider = bool (*)(const void* address);
 void set_provider(Provider provider);
-// `fill` puts them where it is told; false: it cannot.
-bool show(void* mark, size_t bytes, const std::function<bool(void*)>& fill);
+// `fill` puts them where it is told; false: it cannot. In a signal's handler, which allocates nothing.
+bool show(void* mark, size_t bytes, c10::function_ref<bool(void*)> fill);
 
 }  // namespace chameleon::marks

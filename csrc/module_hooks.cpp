@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "runtime.h"
@@ -44,7 +45,7 @@ bool resolve(const std::shared_ptr<Names> names, PyObject* module, int32_t* id) 
 
 // Forward pre-hook: enter_module(module, args). Plain CPython calls: pybind11's argument handling would cost as much
 // as all the rest of a small module's call.
-PyObject* enter_module(PyObject*, PyObject* const* args, Py_ssize_t) {
+PyObject* enter_module(PyObject* const* args) {
   PyObject* module = args[0];
   for (size_t i = 0; i < all_names().size(); ++i) {
     Names& names = *all_names()[i];
@@ -62,9 +63,23 @@ PyObject* enter_module(PyObject*, PyObject* const* args, Py_ssize_t) {
 }
 
 // Forward hook: leave_module(module, args, output).
-PyObject* leave_module(PyObject*, PyObject* const*, Py_ssize_t) {
+PyObject* leave_module(PyObject* const*) {
   for (const auto& names : all_names()) names->runtime->leave_module();
   Py_RETURN_NONE;
+}
+
+template <PyObject* (*hook)(PyObject* const*)>
+PyObject* called_by_python(PyObject*, PyObject* const* args, Py_ssize_t) {
+  try {
+    return hook(args);
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+}
+
+template <PyObject* (*hook)(PyObject* const*)>
+PyCFunction method() {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&called_by_python<hook>));
 }
 
 void forget_names(const Runtime& runtime) {
@@ -91,11 +106,11 @@ void forget_strangers(const Runtime& runtime) {
   }
 }
 
-PyMethodDef hooks[] = {{"enter_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(enter_module)),
-                        METH_FASTCALL, "Global forward pre-hook: this thread is inside the module."},
-                       {"leave_module", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(leave_module)),
-                        METH_FASTCALL, "Global forward hook: this thread has left the module."},
-                       {nullptr, nullptr, 0, nullptr}};
+PyMethodDef hooks[] = {
+    {"enter_module", method<enter_module>(), METH_FASTCALL,
+     "Global forward pre-hook: this thread is inside the module."},
+    {"leave_module", method<leave_module>(), METH_FASTCALL, "Global forward hook: this thread has left the module."},
+    {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 

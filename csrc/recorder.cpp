@@ -206,10 +206,10 @@ void Recorder::left(Storage& storage, int32_t first_op_without) {
 
 int32_t Recorder::row_of(Storage& storage) {
   if (storage.log_step == log_->index) return storage.log_row;
-  storage.log_step = log_->index;
-  storage.log_row = static_cast<int32_t>(log_->storages.size());
-  storage.last_use_row = -1;
   StorageRow& row = log_->storages.emplace_back();
+  storage.log_step = log_->index;
+  storage.log_row = static_cast<int32_t>(log_->storages.size()) - 1;
+  storage.last_use_row = -1;
   row.uid = storage.uid;
   row.bytes = static_cast<int64_t>(storage.bytes);
   row.block_bytes = static_cast<int64_t>(storage.block_bytes);
@@ -260,8 +260,8 @@ void Recorder::used(Storage& storage, bool reads, bool writes, int32_t part) {
       return;
     }
   }
-  storage.last_use_row = static_cast<int32_t>(log_->uses.size());
   log_->uses.push_back({op, row, part, reads, writes});
+  storage.last_use_row = static_cast<int32_t>(log_->uses.size()) - 1;
 }
 
 void Recorder::belongs(Storage& storage, int32_t part) {
@@ -285,9 +285,14 @@ void Recorder::transfer(Storage& storage, Direction direction, Cause cause, Tick
     log_->unlisted_bytes[static_cast<size_t>(direction)] += bytes;
     return;
   }
-  log_->transfers.push_back({bytes, storage.due[static_cast<size_t>(direction)], issue, 0, 0, row_of(storage),
-                             std::max(op_, 0), static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)});
   log_->transfer_events.push_back(std::move(event));
+  try {
+    log_->transfers.push_back({bytes, storage.due[static_cast<size_t>(direction)], issue, 0, 0, row_of(storage),
+                               std::max(op_, 0), static_cast<uint8_t>(direction), static_cast<uint8_t>(cause)});
+  } catch (...) {  // they lie side by side
+    log_->transfer_events.pop_back();
+    throw;
+  }
 }
 
 void Recorder::dropped(Storage& storage) {

@@ -279,7 +279,8 @@ class Recorder {
   void transfer(Storage& storage, Direction direction, Cause cause, Ticks issue, EventPtr event);
   void dropped(Storage& storage);
   void declined(Storage& storage, Refusal refusal);
-  void record_makings(bool on);  // of a step that they are recorded of from its begin to its end
+  void cut_short() { ++log_->truncated_ops; }  // as at the end of the ring: no more of this step can be recorded
+  void record_makings(bool on);                // of a step that they are recorded of from its begin to its end
   void made(Storage& storage, const std::vector<Storage*>& from);  // by its maker, or why that cannot be repeated
   void replayed(Storage* storage, size_t bytes, int32_t name, Cause cause, Ticks start, Ticks end);
   void stalled(Storage& storage, Direction direction, Cause cause, EventPtr copy, EventPtr wait,

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -384,8 +385,11 @@ Producer::~Producer() {
   static thread_local std::vector<std::shared_ptr<Value>> going;
   static thread_local bool draining = false;
   --count;
-  for (KeptInput& input : inputs) {
-    if (input.value) going.push_back(std::move(input.value));
+  try {
+    for (KeptInput& input : inputs) {
+      if (input.value) going.push_back(std::move(input.value));
+    }
+  } catch (const std::bad_alloc&) {  // they go with their inputs, then
   }
   if (draining) return;
   draining = true;

@@ -14,6 +14,7 @@
 #include "device/registry.h"
 #include "marks.h"
 #include "runtime_internal.h"
+#include "spare_memory.h"
 
 namespace chameleon {
 
@@ -44,6 +45,7 @@ std::string human_enough(size_t bytes) { return in_units(bytes, true); }
 Runtime::CallStack& Runtime::CallStack::here() {
   static auto* mutex = new std::mutex;
   static auto* spare = new std::vector<CallStack*>;
+  static size_t made = 0;
   static thread_local CallStack* mine = nullptr;
   static thread_local bool ended = false;
   struct AtThreadEnd {
@@ -58,7 +60,9 @@ Runtime::CallStack& Runtime::CallStack::here() {
   {
     std::lock_guard<std::mutex> lock(*mutex);
     if (spare->empty()) {
+      spare->reserve(made + 1);  // a thread's end has to find room there
       mine = new CallStack;
+      ++made;
     } else {
       mine = spare->back();
       spare->pop_back();
@@ -281,6 +285,7 @@ void Runtime::stop_listening() {
 
 void Runtime::close() {
   end_session();
+  if (!any_open()) spare_memory::let_go();
   trim_host(/*all=*/true);
 }
 
@@ -639,6 +644,7 @@ void Runtime::end_mark(int64_t mark) {
 }
 
 void Runtime::begin_step() {
+  spare_memory::keep();
   executor_.begin_step();
   recorder_.record_makings(keeps_producers_);
   newest_ = {++step_serial_, -1, executor_.loaded() ? 0 : -1, kBeforeFirstOp};

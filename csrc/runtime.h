@@ -296,6 +296,8 @@ class Runtime {
   void listen();
   void stop_listening();
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void lose_sight(const c10::IValue& value, bool written);
+  void follow(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker);
   // Where an outermost op comes from.
   struct Origin {
@@ -346,6 +348,7 @@ class Runtime {
   void unpin(Storage& storage);
   void unpin_all(ThreadState& thread);
   void destroyed(Storage* storage);
+  void record_death(Storage& storage, bool ghost);
   uint64_t next_serial() { return ++serials_; }
 
   void keep_producers_if_needed();
@@ -389,6 +392,7 @@ class Runtime {
   Adopted adopt_memory(c10::StorageImpl* impl, size_t owners, bool trusted);
   void categorize(Storage& storage, Category category, int32_t label);
   void forget_unbacked();
+  void begin_life(Storage& storage, const OpPlace& here, ThreadState& thread);
   int32_t describe_birth(Storage& storage, ThreadState& thread);  // returns its number among the op's
   size_t resident_bytes() const;
   bool wait_for_pins();

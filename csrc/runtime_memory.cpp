@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -297,19 +298,33 @@ void* Runtime::allocate(size_t bytes) {
     const std::string message = note_failure(block_bytes, thread);
     TORCH_CHECK_WITH(OutOfMemoryError, false, message);
   }
-  Storage* storage = table_.add(bytes, block_bytes, block, thread.stack.replaying > 0);
-  storage->lane = static_cast<uint8_t>(lane);
-  if (!thread.stack.nodes.empty()) storage->backward = backwards_;
+  Storage* storage = nullptr;
+  try {
+    storage = table_.add(bytes, block_bytes, block, thread.stack.replaying > 0);
+    storage->lane = static_cast<uint8_t>(lane);
+    begin_life(*storage, here, thread);
+  } catch (...) {  // there is no memory for its records
+    if (storage) {
+      destroyed(storage);
+    } else {
+      device_->free(block, block_bytes);
+    }
+    throw;
+  }
+  return block;
+}
+
+void Runtime::begin_life(Storage& storage, const OpPlace& here, ThreadState& thread) {
+  if (!thread.stack.nodes.empty()) storage.backward = backwards_;
   // The session has ended while this was asked for. The next one must not move what ops now read without being seen.
-  storage->escaped = !open_;
-  if (storage->scratch) {
+  storage.escaped = !open_;
+  if (storage.scratch) {
     recorder_.levels(table_.live_bytes(), resident_bytes());
   } else {
-    const int32_t ordinal = describe_birth(*storage, thread);
-    executor_.born(*storage, here.plan_op, ordinal);
+    const int32_t ordinal = describe_birth(storage, thread);
+    executor_.born(storage, here.plan_op, ordinal);
   }
-  if (thread.depth > 0) pin(*storage, thread);
-  return block;
+  if (thread.depth > 0) pin(storage, thread);
 }
 
 int32_t Runtime::describe_birth(Storage& storage, ThreadState& thread) {
@@ -336,12 +351,13 @@ bool Runtime::release(const void* block) {
   return true;
 }
 
+// In a tensor's deleter, where nothing may be thrown.
 void Runtime::destroyed(Storage* storage) {
   const bool retained = !closing_ && executor_.retains(*storage);
   const int32_t plan = storage->plan;
   const bool ghost = replays_.died(*storage, retained);
   if (!storage->scratch) {
-    recorder_.died(*storage);
+    record_death(*storage, ghost);
     if (!ghost || !retained) executor_.died(*storage);
   }
   if (ghost) {
@@ -349,9 +365,17 @@ void Runtime::destroyed(Storage* storage) {
     if (retained) executor_.retained(*storage, plan);
     return;
   }
-  if (storage->block && !storage->scratch) recorder_.left(*storage, recorder_.op() + 1);
   if (!storage->unbacked) swapper_.release(*storage);
   table_.remove(storage);
+}
+
+void Runtime::record_death(Storage& storage, bool ghost) {
+  try {
+    recorder_.died(storage);
+    if (storage.block && !ghost) recorder_.left(storage, recorder_.op() + 1);
+  } catch (const std::bad_alloc&) {
+    recorder_.cut_short();
+  }
 }
 
 bool Runtime::make_way(size_t bytes) {
@@ -476,10 +500,9 @@ void Runtime::wait_for(const HostWaits& waits) {
 }
 
 bool Runtime::on_mark_read(const void* address) {
-  for (Runtime* runtime : all()) {
-    if (runtime->show(address)) return true;
-  }
-  return false;
+  bool shown = false;
+  each_known([&](Runtime& runtime) { shown = shown || runtime.show(address); });
+  return shown;
 }
 
 // In a signal's handler. The thread holds no lock of ours: our own code never reads what marks point at.

@@ -119,21 +119,18 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
     stack.frames.push_back({&OpInfo::ignored(), 0});
     return nullptr;
   }
+  stack.frames.push_back({&OpInfo::ignored(), 0});
   const OpInfo& called = stack.ops.of(function);
   const Places belongs_to = concerned(function, stack);
   Runtime* unbacked = unbacked_runtime_.load(std::memory_order_relaxed);
   if (C10_UNLIKELY(unbacked != nullptr) && !(belongs_to & unbacked->bit())) unbacked = nullptr;
   const bool adds = C10_UNLIKELY(unbacked != nullptr) && unbacked->accumulates(function, called, stack.of(*unbacked));
   const OpInfo& info = adds ? OpInfo::add_in_place() : called;
-  stack.frames.push_back({&info, belongs_to});
+  stack.frames.back() = {&info, belongs_to};
   if (info.seeded) Draw::begin(function, info);
   Surroundings::watch_denormals();
   if (info.kind == OpKind::Op) {
-    each_of(belongs_to, [&](Runtime& runtime) {
-      ThreadState& thread = stack.of(runtime);
-      if (runtime.keeps_producers_.load(std::memory_order_relaxed)) runtime.begin_maker(function, info, thread);
-      runtime.op_start(function, info, thread);
-    });
+    each_of(belongs_to, [&](Runtime& runtime) { runtime.op_start(function, info, stack.of(runtime)); });
   } else if (info.kind == OpKind::BackwardNode) {
     stack.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
     if (C10_UNLIKELY(asks_for_views_.load(std::memory_order_relaxed))) bring_gradient(function);
@@ -325,7 +322,35 @@ void Runtime::time_start(ThreadState& thread) {
   thread.began_lane = thread.lane;
 }
 
+// Torch takes no error from here: the op runs, whatever happens.
 void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
+  const int depth = thread.depth;
+  try {
+    if (keeps_producers_.load(std::memory_order_relaxed)) begin_maker(function, info, thread);
+    follow(function, info, thread);
+  } catch (const std::exception&) {
+    Lock lock(mutex_);
+    if (thread.depth == depth) enter(info, thread);
+    recorder_.cut_short();
+    const auto inputs = arguments_of(function);
+    for (size_t i = 0; i < inputs.size(); ++i) lose_sight(inputs[i], info.writes(i));
+  }
+}
+
+// What an op uses that could not be followed stays where it is from then on. What it writes has no copy on the host and
+// no maker any more. See Note [The host has no memory left].
+void Runtime::lose_sight(const c10::IValue& value, bool written) {
+  each_storage(value, [&](c10::StorageImpl* impl) {
+    Storage* storage = find(impl);
+    if (!storage) return;
+    storage->escaped = true;
+    if (storage->residency == Residency::Leaving) swapper_.touch(*storage, written);
+    if (written && storage->residency == Residency::Resident) swapper_.drop_host(*storage);
+    if (written) replays_.ended(*storage, Refusal::Written);
+  });
+}
+
+void Runtime::follow(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
   const bool outermost = thread.depth == 0;
   const StrongReferences strong(function);  // taken before the lock and released after it
   std::shared_ptr<torch::CapturedTraceback> stack;
@@ -466,21 +491,25 @@ Storage* Runtime::use(c10::StorageImpl* impl, bool reads, bool writes, ThreadSta
 
 void Runtime::pin(Storage& storage, ThreadState& thread) {
   if (storage.pinned_by == thread.serial) return;
+  thread.pinned.emplace_back(&storage, storage.uid);
   storage.pinned_by = thread.serial;
   ++storage.pins;
-  thread.pinned.emplace_back(&storage, storage.uid);
 }
 
 void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker) {
   std::optional<collectives::Launched> launched;  // released after the lock
   if (C10_UNLIKELY(info.launches)) launched = collectives::launched(function, info);
   Lock lock(mutex_);
-  for (const c10::IValue& output : results_of(function)) attach_output(output, !info.raw_written_output, thread);
-  if (C10_UNLIKELY(launched)) depart(*launched, thread);
-  if (C10_UNLIKELY(info.waits)) end_waited(thread);
-  if (maker) end_maker(function, *maker);
-  place(thread);
-  if (C10_UNLIKELY(thread.parts > 1) && thread.depth == 1) mark_results(function, thread.parts);
+  try {
+    for (const c10::IValue& output : results_of(function)) attach_output(output, !info.raw_written_output, thread);
+    if (C10_UNLIKELY(launched)) depart(*launched, thread);
+    if (C10_UNLIKELY(info.waits)) end_waited(thread);
+    if (maker) end_maker(function, *maker);
+    place(thread);
+    if (C10_UNLIKELY(thread.parts > 1) && thread.depth == 1) mark_results(function, thread.parts);
+  } catch (const std::exception&) {
+    for (const c10::IValue& output : results_of(function)) lose_sight(output, /*written=*/true);
+  }
   if (--thread.depth > 0) return;
   --threads_in_ops_;
   if (const EventPtr began = std::exchange(thread.began, nullptr)) {

@@ -187,6 +187,7 @@ Refusal Runtime::drop(c10::StorageImpl* impl) {
 }
 
 Refusal Runtime::drop_bytes(Storage& storage, bool note) {
+  access::have_mark(storage);
   // At the end of a session everything comes back, and stays.
   Refusal refusal = closing_ ? Refusal::Unmovable : replays_.drop(storage);
   if (refusal == Refusal::None && !access::keep(storage)) {

@@ -22,7 +22,13 @@ Storage* StorageTable::add(size_t bytes, size_t block_bytes, void* block, bool s
   storage->block = block;
   storage->slot = all_.size();
   all_.push_back(std::move(record));
-  by_block_[block] = storage;
+  try {
+    if (spare_.capacity() < all_.size()) spare_.reserve(all_.capacity());  // deaths must not ask for memory
+    by_block_[block] = storage;
+  } catch (...) {
+    all_.pop_back();
+    throw;
+  }
   storage->scratch = scratch;
   if (!scratch) live_bytes_ += block_bytes;
   return storage;

@@ -111,10 +111,13 @@ Storage* away_storage(const c10::DataPtr& pointer) {
   return pointer.get_deleter() == &delete_away ? static_cast<Storage*>(pointer.get_context()) : nullptr;
 }
 
+// One address each, for as long as it lives: torch.save tells storages apart by it.
+void have_mark(Storage& storage) {
+  if (!storage.ghost && !storage.mark) storage.mark = marks::take(storage.bytes);
+}
+
 void mark_away(Storage& storage) {
   if (storage.ghost) return;
-  // One address each, for as long as it lives: torch.save tells storages apart by it.
-  if (!storage.mark) storage.mark = marks::take(storage.bytes);
   if (std::exchange(storage.shown, false)) marks::hide(storage.mark, storage.bytes);
   set_pointer(storage, storage.mark, &storage, &delete_away);
   if (has_hook()) {

@@ -40,6 +40,7 @@ bool movable(const Storage& storage);
 Storage* away_storage(c10::StorageImpl* impl);
 Storage* away_storage(const c10::DataPtr& pointer);
 
+void have_mark(Storage& storage);  // before it goes away, since there may be no memory or no address space for it
 void mark_away(Storage& storage);
 void mark_resident(Storage& storage);
 // Where nothing tells of a write: no raw access to a storage that is leaving, whose copy would miss it.

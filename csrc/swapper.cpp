@@ -191,6 +191,7 @@ void Swapper::become(Storage& storage, Residency to) {
 
 void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
   lacking_bytes_ = 0;
+  access::have_mark(storage);
   if (!storage.host.data && !copy_out(storage, cause, at_hand)) return;
   leaving_.push_back(&storage);  // first: there may be no memory for it
   become(storage, Residency::Leaving);

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sysconfig
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training import ROOT, child
+from training import built, child
 
-BUILD = Path(os.environ.get("CHAMELEON_BUILD") or ROOT / "build")
 SEED = 1
 """What orders and programs are drawn from: `make explore` draws others, and a test ends as it did before."""
 
 
 @cache
 def fake_library(target: str) -> Path:
-    """Builds it where it has changed."""
-    if not (BUILD / "build.ninja").exists():
-        pytest.skip("the core has not been built here with CMake: run `make build`")
-    done = subprocess.run(
-        ["cmake", "--build", str(BUILD), "--target", target], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    library = BUILD / target / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    library = built(target) / target / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not library.exists():
         pytest.skip("CUDA's headers were not found: install nvidia-cuda-runtime and nvidia-cuda-crt")
     return library

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training import Gpt, KiB, MiB, adamw, child, pressure, raw, reference, tight_bytes, train
+from training import Gpt, KiB, MiB, adamw, built, child, pressure, raw, reference, tight_bytes, train
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -403,3 +403,60 @@ def test_a_copy_that_is_refused_once_is_asked_for_again(no_faults: None) -> None
         core.set_faults(refused_copies=300)  # never two in a row
 
     assert train(Gpt, session_kwargs={"capacity": live_peak // 3}, each_step=refuse).same(bare)
+
+
+@pytest.mark.bits
+def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> None:
+    """See Note [The host has no memory left]: up to 16 requests in a row are served; more may fail the run."""
+    library = built("failing_new") / "csrc" / "libfailing_new.so"
+    child(
+        f"""
+        import random
+        from chameleon_lab import _C
+
+        library = ctypes.CDLL({str(library)!r})
+        watch, refuse = library.failing_new_watch, library.failing_new_refuse
+        requests, refused = library.failing_new_requests, library.failing_new_refused
+        watch.argtypes, refuse.argtypes = [ctypes.c_uint64] * 2, [ctypes.c_int64] * 2
+        requests.restype = refused.restype = ctypes.c_int64
+        ends = [line.split()[0].split("-") for line in open("/proc/self/maps") if _C.__file__ in line]
+        watch(min(int(begin, 16) for begin, _ in ends), max(int(end, 16) for _, end in ends))
+
+        def small():
+            return Gpt(dim=32, layers=2, time=16)
+
+        bare, live_peak = reference(small, steps=3)
+        capacity = tight_bytes(small, steps=3)
+        assert capacity < live_peak, "else nothing leaves"
+
+        never = 2**62
+
+        def run(after=never, in_a_row=0):
+            def begin(number, model, session):
+                if number == 0:
+                    refuse(after, in_a_row)
+
+            return train(small, steps=3, session_kwargs={{"capacity": capacity}}, each_step=begin)
+
+        assert run().same(bare)
+        in_all = requests()
+        dice = random.Random(1)
+        hit = failed = 0
+        for in_a_row in [1, 4, 16] * 5 + [60] * 15:
+            try:
+                assert run(dice.randrange(in_all), in_a_row).same(bare), in_a_row
+            except (MemoryError, RuntimeError):
+                assert in_a_row > 16
+                failed += 1
+            refuse(never, 0)
+            hit += refused() > 0  # a later run may ask for less
+            if session := cl.current_session():  # its end had no memory
+                session.stop()
+            assert run().same(bare), "the session after it"
+            gc.collect()
+            counters = core.of().counters()
+            assert counters["live_bytes"] == counters["storages"] == 0, counters
+        assert hit > 20 and failed > 0, (hit, failed)
+        """,
+        preload=library,
+    )

@@ -313,10 +313,25 @@ def tight_bytes(
     return int(_ABOVE_THE_FLOOR * floor_bytes(model_factory, optimizer_factory, steps, loop))
 
 
-def child(code: str, *, folder: Path | None = None, first: str = "") -> subprocess.CompletedProcess[str]:
+@cache
+def built(target: str) -> Path:
+    """The folder of the core's build, with a target there that only tests need. Builds it where it has changed."""
+    build = Path(os.environ.get("CHAMELEON_BUILD") or ROOT / "build")
+    if not (build / "build.ninja").exists():
+        pytest.skip("the core has not been built here with CMake: run `make build`")
+    done = subprocess.run(
+        ["cmake", "--build", str(build), "--target", target], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return build
+
+
+def child(
+    code: str, *, folder: Path | None = None, first: str = "", preload: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, which may crash or hang without harm. Returns it when it has exited with 0.
 
-    ``first`` runs before anything of the package is imported.
+    ``first`` runs before anything of the package is imported; ``preload`` is a library that comes before all others.
     """
     threads = (
         1 if "os.fork" in code else OP_THREADS
@@ -342,8 +357,9 @@ def child(code: str, *, folder: Path | None = None, first: str = "") -> subproce
         command = [sys.executable, "-X", "faulthandler", "-W", "ignore", str(folder / "child_main.py")]
     else:
         command = [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", source]
+    environment = os.environ | ({"LD_PRELOAD": str(preload)} if preload else {})
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_AFTER_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_AFTER_S, env=environment)
     except subprocess.TimeoutExpired as error:
         stderr = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr
         raise AssertionError(

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <utility>
 
 namespace chameleon::cpu {
@@ -46,8 +47,8 @@ EventPtr CpuDevice::compute_wait(const EventPtr& copy, int) {
 std::pair<double, double> CpuDevice::measure_link() {
   constexpr size_t kBytes = 4 << 20;
   constexpr int kCopies = 4;
-  void* here = BufferCache::map(kBytes);
-  void* there = BufferCache::map(kBytes);
+  const auto unmap = [](void* data) { BufferCache::unmap(data, kBytes); };
+  const std::unique_ptr<void, decltype(unmap)> here(BufferCache::map(kBytes)), there(BufferCache::map(kBytes));
   TORCH_CHECK(here && there, "Chameleon Lab: no host memory left to measure the link");
   const Clock clock;
   const auto best = [&](auto copy) {
@@ -59,10 +60,8 @@ std::pair<double, double> CpuDevice::measure_link() {
     }
     return kBytes / clock.duration(std::max<Ticks>(best_ticks, 1));
   };
-  const double out = best([&] { return copy_out(there, here, kBytes, nullptr); });
-  const double in = best([&] { return copy_in(here, there, kBytes, nullptr); });
-  BufferCache::unmap(here, kBytes);
-  BufferCache::unmap(there, kBytes);
+  const double out = best([&] { return copy_out(there.get(), here.get(), kBytes, nullptr); });
+  const double in = best([&] { return copy_in(here.get(), there.get(), kBytes, nullptr); });
   return {out, in};
 }
 
