@@ -358,7 +358,14 @@ RUNS = {
         # come first (tests/conftest.py).
         "python": _pytest(
             *("python", "all but the browser, three tests at a time"),
-            *("-n", "3", "--no-loadscope-reorder", "--ignore=tests/browser", "tests"),
+            *(
+                "-n",
+                "3",
+                "--no-loadscope-reorder",
+                "--hypothesis-profile=all",
+                "--ignore=tests/browser",
+                "tests",
+            ),
         ),
         # As torch before 2.13, on this torch and on the oldest one.
         "without-hook": _pytest(

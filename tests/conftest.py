@@ -31,9 +31,10 @@ with contextlib.suppress(ImportError):  # where tests/cuda run there may be none
     # stand in the project's modules, of those that are loaded by then: of a worker of pytest no one knows which.
     assert callable(providers._get_local_constants)
     providers._get_local_constants = lambda: providers._local_constants
-    settings.register_profile("fixed", derandomize=True)
+    settings.register_profile("gate", derandomize=True)  # see tests/unit/examples.py
+    settings.register_profile("all", derandomize=True)
     settings.register_profile("explore", print_blob=True)
-    settings.load_profile("fixed")
+    settings.load_profile("gate")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from training import ConvNet, Gpt, Loop, Moe, adamw, child, disk_folder, reference, sgd, tight_bytes, train
+from training import (
+    ConvNet,
+    Gpt,
+    Loop,
+    Moe,
+    adamw,
+    child,
+    disk_folder,
+    of_the_gate,
+    reference,
+    sgd,
+    tight_bytes,
+    train,
+)
 
 pytestmark = pytest.mark.bits
 
@@ -47,11 +59,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def of_the_gate(*kept: str, all_of: Iterable[str]) -> list[Any]:
-    """All values, of which the others belong to the full run: they differ from these in degree."""
-    return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in all_of]
-
-
 KINDS = ("gpt-fused", "gpt-checkpoint-bf16", "conv-sgd-accumulate", "moe-adamw")
 """Of the cases: what differs in kind."""
 
@@ -76,7 +83,7 @@ def check(case: str, share: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("share", of_the_gate("tight", all_of=["1/2", "1/4", "tight"]))
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", of_the_gate(*KINDS, "gpt-adamw", "conv-bf16", all_of=CASES))
 def test_planned_training_gives_the_same_bits(case: str, share: str) -> None:
     check(case, share, "planned")
 
@@ -98,7 +105,9 @@ def test_a_disk_gives_the_same_bits(case: str) -> None:
     check(case, "1/4", "planned-disk")
 
 
-@pytest.mark.parametrize("case", ["gpt-adamw", "gpt-fused", "conv-adamw", "moe-adamw"])
+@pytest.mark.parametrize(
+    "case", of_the_gate("gpt-adamw", all_of=["gpt-adamw", "gpt-fused", "conv-adamw", "moe-adamw"])
+)
 def test_evicting_to_a_disk_gives_the_same_bits(case: str) -> None:
     check(case, "tight", "evicted-disk")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import Gpt, Run, adamw, child, raw, reference, state_bytes, train
+from training import Gpt, Run, adamw, child, of_the_gate, raw, reference, state_bytes, train
 
 import chameleon_lab as cl
 from chameleon_lab.policy import Edit, EditAction, Link, Policy, diff
@@ -364,7 +364,7 @@ def test_enable_and_rollback_take_force_at_the_next_border_and_change_no_number(
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", of_the_gate(0, all_of=range(4)))
 def test_random_edits_in_the_middle_of_training_change_no_number(seed: int) -> None:
     bare, live_peak = reference(Gpt, steps=STEPS)
     chance = random.Random(seed)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from test_bit_identity import CASES
 from torch import nn
-from training import Loop, adamw, raw, reference, train
+from training import Loop, adamw, of_the_gate, raw, reference, train
 
 import chameleon_lab as cl
 
@@ -43,7 +43,7 @@ def runs(model: Any, optimizer: Any, loop: Loop, capacity: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("case", SEARCHED)
+@pytest.mark.parametrize("case", of_the_gate("gpt-foreach", "conv-bf16", all_of=SEARCHED))
 def test_the_floor_is_the_smallest_capacity_that_runs(case: str) -> None:
     lowest = floor_of_loop(*CASES[case]).bytes
     assert runs(*CASES[case], int(lowest * (1 + NEAR)))

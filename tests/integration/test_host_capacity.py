@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from training import ConvNet, Gpt, KiB, adamw, reference, train
+from training import ConvNet, Gpt, KiB, adamw, of_the_gate, reference, train
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -36,8 +36,8 @@ def wanted(model: type, share: float) -> tuple[int, int]:
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("host_share", [0.9, 0.75, 0.5, 0.25])
-@pytest.mark.parametrize("model", [Gpt, ConvNet])
+@pytest.mark.parametrize("host_share", of_the_gate(0.75, 0.25, all_of=[0.9, 0.75, 0.5, 0.25]))
+@pytest.mark.parametrize("model", of_the_gate(Gpt, all_of=[Gpt, ConvNet]))
 @pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
 def test_a_run_goes_on_within_less_than_its_plan_takes(model: type, host_share: float) -> None:
     bare, _ = reference(model, adamw, STEPS)

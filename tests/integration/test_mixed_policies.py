@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import ConvNet, Gpt, Loop, Moe, adamw, reference, sgd, train
+from training import ConvNet, Gpt, Loop, Moe, adamw, of_the_gate, reference, sgd, train
 
 import chameleon_lab as cl
 import chameleon_lab.session.session
@@ -70,7 +70,7 @@ MODELS: dict[str, tuple[Any, Any, Loop]] = {
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", of_the_gate("gpt", "conv", "gradient penalty", all_of=MODELS))
 def test_a_mixed_policy_is_bit_identical(name: str) -> None:
     model, optimizer, loop = MODELS[name]
     bare, live_peak = reference(model, optimizer, 7, loop)
@@ -209,7 +209,7 @@ def run_of(kwargs: dict[str, Any], steps: int = 8) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("how", ["file", "object", "assigned", "enabled"])
+@pytest.mark.parametrize("how", of_the_gate("file", all_of=["file", "object", "assigned", "enabled"]))
 def test_a_policy_with_drops_is_planned_anew_where_nothing_is_replayed(how: str, tmp_path: Path) -> None:
     """As it is, it would leave to eviction what it drops."""
     policy, path = mixed_policy(), tmp_path / "policy.json"
@@ -377,8 +377,8 @@ def test_a_policy_whose_drops_can_be_replayed_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("share", [0.5, 0.25], ids=["half", "quarter"])
-@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("share", of_the_gate(0.5, all_of=[0.5, 0.25]))
+@pytest.mark.parametrize("autocast", of_the_gate(True, all_of=[False, True]))
 def test_masks_of_dropout_are_drawn_again(autocast: bool, share: float) -> None:
     """In attention and in the MLP, and casts beside them: no drop of the plan is declined, and no state is touched."""
     loop, states = Loop(autocast=autocast), []

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import ConvNet, Gpt, Loop, MiB, Moe, adamw, raw, reference, state_bytes, train
+from training import ConvNet, Gpt, Loop, MiB, Moe, adamw, of_the_gate, raw, reference, state_bytes, train
 
 import chameleon_lab as cl
 from chameleon_lab.policy import Link, Policy
@@ -129,10 +129,10 @@ def test_a_policy_file_serves_a_new_run_of_the_same_script(tmp_path: Path) -> No
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("model, optimizer", [(Gpt, adamw), (ConvNet, adamw), (Moe, adamw)])
+@pytest.mark.parametrize("model", of_the_gate(Gpt, all_of=[Gpt, ConvNet, Moe]))
 @pytest.mark.parametrize("other", ["larger gpt", "smaller gpt", "conv", "capacity x4", "empty"])
-def test_a_policy_for_something_else_costs_time_alone(model: Any, optimizer: Any, other: str) -> None:
-    bare, live_peak = reference(model, optimizer, STEPS)
+def test_a_policy_for_something_else_costs_time_alone(model: Any, other: str) -> None:
+    bare, live_peak = reference(model, steps=STEPS)
     capacity = live_peak // 3
     policy = {
         "larger gpt": lambda: policy_of(partial(Gpt, layers=11), 4 << 20),
@@ -142,7 +142,7 @@ def test_a_policy_for_something_else_costs_time_alone(model: Any, optimizer: Any
         "empty": lambda: Policy(1, policy_of(model, live_peak // 2).link, ()),
     }[other]()
     policy = dataclasses.replace(policy, assumed={}, source=None)  # it does not say what it was made for
-    run = train(model, optimizer, STEPS, {"capacity": capacity, "policy": policy, "min_swap": "2KiB"})
+    run = train(model, adamw, STEPS, {"capacity": capacity, "policy": policy, "min_swap": "2KiB"})
     assert run.same(bare)
     report = run.report
     assert report is not None and report.decisions == len(policy)
@@ -217,7 +217,7 @@ CHANGES = {f.__name__: f for f in (evaluates, lengthens, grows, skips, freezes, 
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("part", [2, 4])
+@pytest.mark.parametrize("part", of_the_gate(4, all_of=[2, 4]))
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_ops_stay_right_and_within_the_capacity(change: str, part: int) -> None:
     def each(number: int, model: nn.Module, session: cl.Session | None) -> None:

@@ -679,6 +679,7 @@ def test_what_is_known_of_autograd_s_nodes_does_not_grow_with_the_steps() -> Non
     assert kept[20] > 0 and len(set(kept[20::2])) == 1, kept
 
 
+@pytest.mark.full
 def test_shapes_of_storages_are_bounded() -> None:
     """A loop may have other lengths at each of its steps. The shapes are the process's, to its end."""
     child("""
@@ -698,6 +699,7 @@ def test_shapes_of_storages_are_bounded() -> None:
     """)
 
 
+@pytest.mark.full
 def test_names_of_stretches_are_bounded() -> None:
     """A script may name each of its batches anew. The names are the process's, to its end."""
     child("""

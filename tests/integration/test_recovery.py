@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-from training import Gpt
+from training import Gpt, of_the_gate
 
 import chameleon_lab as cl
 from chameleon_lab.planner import floor
@@ -47,7 +47,7 @@ def agree(scaled: Changed, real: cl.Trace) -> None:
     assert floor(scaled.step).bytes == pytest.approx(floor(real).bytes, rel=WITHIN)
 
 
-@pytest.mark.parametrize("batch", [3, 6, 16])
+@pytest.mark.parametrize("batch", of_the_gate(6, all_of=[3, 6, 16]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_batch_size(kind: str, batch: int) -> None:
     agree(larger_batch(recorded(kind=kind).last, batch / 4), recorded(batch=batch, kind=kind))

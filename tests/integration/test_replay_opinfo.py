@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from training import of_the_gate
 
 from chameleon_lab.runtime import core
 from chameleon_lab.runtime.replay_check import replayable
@@ -171,12 +172,13 @@ def found_in(share: int) -> Found:
     return found
 
 
-@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("share", of_the_gate(0, all_of=range(SHARES)))
 def test_replays_give_the_bits_of_the_first_run(recording: None, share: int) -> None:
     wrong = found_in(share).wrong
     assert not wrong, wrong[:20]
 
 
+@pytest.mark.full
 def test_what_is_not_replayed_says_why(recording: None) -> None:
     reasons = sum((found_in(share).reasons for share in range(SHARES)), Counter())
     assert reasons.pop("") > 3000, reasons
@@ -251,6 +253,7 @@ def test_what_the_database_does_not_reach(recording: None) -> None:
     assert found.reasons[""] >= 3 * (len(MORE) - 2), found.reasons
 
 
+@pytest.mark.full
 def test_every_op_of_the_list_was_among_them(recording: None) -> None:
     leaves = {name for name in REPLAY_CLASS if any(has_kernel(overload) for overload in overloads(name))}
     seen = found_in_more().names.union(*(found_in(share).names for share in range(SHARES)))

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -311,6 +311,11 @@ def tight_bytes(
 ) -> int:
     """A capacity a quarter above the floor: what a plan needs to be followed at all, and little more."""
     return int(_ABOVE_THE_FLOOR * floor_bytes(model_factory, optimizer_factory, steps, loop))
+
+
+def of_the_gate(*kept: Any, all_of: Iterable[Any]) -> list[Any]:
+    """All values of a parameter, of which the others belong to the full run: they differ from these in degree."""
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in all_of]
 
 
 @cache

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from hypothesis import assume, given, settings
+from examples import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from placements import every_choice, swaps_of
 from synthetic import random_step
@@ -55,7 +56,7 @@ def test_the_bound_is_no_idle_one() -> None:
     assert np.mean(np.array(shares) > 1e-6) > 0.5 and max(shares) > 0.7
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     step=st.builds(
         random_step, seed=st.integers(0, 10**6), ops=st.integers(3, 6), storages=st.integers(1, 3)

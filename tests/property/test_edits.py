@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import jsonschema
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import gpt_step, random_step
 
@@ -55,7 +56,7 @@ def capacity_of(step: StepTrace, share: float) -> int:
     return max(1, lowest + int(share * (step.live_peak_bytes - lowest)))
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(data=st.data(), step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS))
 def test_edited_plans_fit_and_obey(data: st.DataObject, step: StepTrace, share: float, link: Link) -> None:
     edits = data.draw(edits_of(step))
@@ -95,7 +96,7 @@ def test_edited_plans_fit_and_obey(data: st.DataObject, step: StepTrace, share: 
         assert finding.fault is not Fault.UNREACHABLE
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data(), tokens=st.integers(1, 9), others=st.integers(1, 9), share=st.floats(0, 1))
 def test_edits_mean_the_same_at_another_sequence_length(
     data: st.DataObject, tokens: int, others: int, share: float
@@ -130,7 +131,7 @@ def test_edits_mean_the_same_at_another_sequence_length(
             assert meant[k] - theirs <= moved
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS))
 def test_the_step_survives_the_file(step: StepTrace, share: float, link: Link) -> None:
     policy = plan(step, capacity_of(step, share), link)

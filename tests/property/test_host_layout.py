@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from examples import examples
 from host_walk import deaths, walk
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import random_step
 
@@ -17,7 +18,7 @@ from chameleon_lab.policy import Link
 from chameleon_lab.trace import StepTrace
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     step=st.builds(
         random_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40), storages=st.integers(1, 14)
@@ -50,7 +51,7 @@ def lifetimes(draw: st.DrawFn) -> HostCopies:
     return HostCopies(*np.array(rows, dtype=np.int64).T)
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(copies=lifetimes(), random=st.randoms(use_true_random=False))
 def test_any_order_of_placing_keeps_them_apart(copies: HostCopies, random) -> None:
     storages, first = np.unique(copies.storage, return_index=True)

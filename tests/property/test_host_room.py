@@ -4,8 +4,9 @@ capacity holds all the same."""
 from __future__ import annotations
 
 import numpy as np
+from examples import examples
 from host_walk import deaths, walk
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import gpt_step, random_calls_step, random_step
 
@@ -41,7 +42,7 @@ def check(step: StepTrace, capacity: int, host_bytes: int, link: Link, **options
     return True
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     step=st.builds(
         random_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40), storages=st.integers(1, 14)
@@ -58,7 +59,7 @@ def test_copies_never_take_more_than_the_host_has(
     check(step, capacity, max(1, int(host_share * free)), link)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     step=st.builds(random_calls_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40)),
     share=st.floats(0, 0.9),
@@ -83,7 +84,7 @@ def test_as_many_bytes_as_have_to_leave_are_enough() -> None:
         assert not check(step, capacity, int(0.99 * least), SLOW)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     step=st.builds(
         random_step, seed=st.integers(0, 10**6), ops=st.integers(1, 40), storages=st.integers(1, 14)

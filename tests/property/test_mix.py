@@ -7,7 +7,8 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from examples import examples
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from placements import every_choice, swaps_of
 from synthetic import StepBuilder, random_calls_step, random_step
@@ -199,7 +200,7 @@ class Machine:
             self.origin[made] = (call, inputs)
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from([*LINKS, *SLOW]), told=st.booleans())
 @example(  # an op in place changes a value that another op of its chain reads, too
     step=random_calls_step(seed=313, ops=18), share=0.0, link=Link(1e6, 3e6), told=False
@@ -223,7 +224,7 @@ def test_mixed_plan_fits_and_gives_the_same_values(
     assert prediction.stall_s + prediction.replay_s <= alone.stall_s * (1 + 1e-9)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(SLOW), checkpoints=st.integers(1, 40))
 def test_no_mixed_plan_beats_the_bound(step: StepTrace, share: float, link: Link, checkpoints: int) -> None:
     capacity, times = capacity_of(step, share), step.ops.duration_s
@@ -287,7 +288,7 @@ def best_mixed(step: StepTrace, link: Link) -> dict[int, float]:
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     step=st.builds(tiny_step, seed=st.integers(0, 10**6)),
     link=st.sampled_from([Link(2e7, 3e7), Link(1e7, None), Link(None, 1e7)]),
@@ -302,7 +303,7 @@ def test_no_policy_at_all_beats_the_bound_nor_the_plan_the_best(step: StepTrace,
         assert planned.fits and planned.stall_s + planned.replay_s >= best_s - tolerance
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(SLOW))
 def test_mixed_plan_is_deterministic_and_survives_its_file(step: StepTrace, share: float, link: Link) -> None:
     capacity = capacity_of(step, share)
@@ -313,7 +314,7 @@ def test_mixed_plan_is_deterministic_and_survives_its_file(step: StepTrace, shar
     assert str(simulate(step, again)) == str(simulate(step, policy))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(SLOW))
 def test_where_all_is_refused_the_plan_is_that_of_swapping_alone(
     step: StepTrace, share: float, link: Link
@@ -323,7 +324,7 @@ def test_where_all_is_refused_the_plan_is_that_of_swapping_alone(
     assert refused.decisions == plan(step, capacity, link, op_times=times).decisions
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(made_for=steps, run=steps, share=st.floats(0, 1), link=st.sampled_from(SLOW))
 def test_mixed_policy_of_another_step_is_safe(
     made_for: StepTrace, run: StepTrace, share: float, link: Link
@@ -342,7 +343,7 @@ def target_of(memory: StepMemory, step: StepTrace, random: np.random.Generator) 
     return {"storage": key, "gap": int(memory.gap_ordinal[gap])}
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @example(  # what the planner would drop beside it reads what an edit has dropped, right after that has left
     step=random_calls_step(seed=18418, ops=29), share=0.0, link=Link(1e6, 3e6), seed=262145
 )
@@ -377,7 +378,7 @@ def test_edits_are_obeyed(step: StepTrace, share: float, link: Link, seed: int) 
             assert action.value == edit.action.value
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(step=steps, share=st.floats(0, 1))
 def test_rematerialize_edits_do_nothing_where_replaying_is_off(step: StepTrace, share: float) -> None:
     edits = (Edit(EditAction.REMATERIALIZE, min_bytes=1),)

@@ -8,7 +8,8 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given, settings
+from examples import examples
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from synthetic import random_step
 
@@ -85,7 +86,7 @@ def replay(program: Program, step: StepTrace, periods: int = 4) -> np.ndarray:
 @example(step=random_step(1206, 8, 10), share=0.0, link=Link(1e6, 3e6))
 @example(step=random_step(2694, 8, 10), share=0.0, link=Link(1e6, 3e6))
 @example(step=random_step(189, 20, 10), share=0.2, link=Link(1e6, 3e6))
-@settings(max_examples=1000, deadline=None)
+@examples(1000)
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS))
 def test_plan_fits_and_restores_before_use(step: StepTrace, share: float, link: Link) -> None:
     capacity = capacity_of(step, share)
@@ -102,7 +103,7 @@ def test_plan_fits_and_restores_before_use(step: StepTrace, share: float, link: 
     assert prediction.overlap == (None if drawn is None else pytest.approx(drawn, abs=1e-6))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS), seed=st.integers(0, 100))
 def test_swaps_fit_in_every_way(step: StepTrace, share: float, link: Link, seed: int) -> None:
     capacity, memory = capacity_of(step, share), step_memory(step, LEAST_SWAP_BYTES)
@@ -115,7 +116,7 @@ def test_swaps_fit_in_every_way(step: StepTrace, share: float, link: Link, seed:
         assert simulate_swaps(memory, swaps, capacity, link, times).fits
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS))
 def test_plan_is_deterministic_and_survives_its_file(step: StepTrace, share: float, link: Link) -> None:
     policy = plan(step, capacity_of(step, share), link)
@@ -123,7 +124,7 @@ def test_plan_is_deterministic_and_survives_its_file(step: StepTrace, share: flo
     assert Policy.from_json(policy.to_json()) == policy
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS))
 def test_saved_and_loaded_both_trace_and_policy_say_the_same(
     step: StepTrace, share: float, link: Link
@@ -138,7 +139,7 @@ def test_saved_and_loaded_both_trace_and_policy_say_the_same(
     assert str(simulate(trace, again)) == str(simulate(step, policy))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(step=steps, link=st.sampled_from(LINKS))
 def test_floor_is_the_border(step: StepTrace, link: Link) -> None:
     lowest = floor(step)
@@ -148,7 +149,7 @@ def test_floor_is_the_border(step: StepTrace, link: Link) -> None:
         plan(step, lowest.bytes - 1, link)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(step=steps, above=st.integers(0, 10**6), link=st.sampled_from(LINKS))
 def test_capacity_of_the_peak_needs_no_decisions(step: StepTrace, above: int, link: Link) -> None:
     assert plan(step, step.live_peak_bytes + above, link).decisions == ()
@@ -171,7 +172,7 @@ def assert_not_beaten(
     assert stall_s >= bound_s - 1e-6 * (step.duration_s + copies_s)
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(step=steps, share=st.floats(0, 1), link=st.sampled_from(LINKS), checkpoints=st.integers(1, 40))
 def test_no_plan_beats_the_lower_bound(step: StepTrace, share: float, link: Link, checkpoints: int) -> None:
     capacity = capacity_of(step, share)
@@ -181,7 +182,7 @@ def test_no_plan_beats_the_lower_bound(step: StepTrace, share: float, link: Link
     assert_not_beaten(bound.stall_s, prediction.stall_s, step, step_memory(step), link)
 
 
-@settings(max_examples=1000, deadline=None)
+@examples(1000)
 @given(
     step=steps,
     link=st.sampled_from(LINKS),
@@ -199,7 +200,7 @@ def test_no_swaps_beat_the_lower_bound(
     assert_not_beaten(bound.stall_s, prediction.stall_s, step, memory, link)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(made_for=steps, run=steps, share=st.floats(0, 1))
 def test_policy_of_another_step_is_safe(made_for: StepTrace, run: StepTrace, share: float) -> None:
     policy = plan(made_for, capacity_of(made_for, share), Link(None, None))
@@ -209,7 +210,7 @@ def test_policy_of_another_step_is_safe(made_for: StepTrace, run: StepTrace, sha
     assert compiled + len(program.unmatched) == len(policy.decisions)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(values=st.lists(st.integers(-50, 50), min_size=1, max_size=40), seed=st.integers(0, 10**6))
 def test_range_max_agrees_with_a_list(values: list[int], seed: int) -> None:
     random = stdlib_random.Random(seed)

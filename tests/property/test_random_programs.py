@@ -14,7 +14,8 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -151,7 +152,7 @@ def reference(seed: int) -> tuple[list[bytes], int, int]:
     return bits, floor, peak
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(seed=st.integers(0, 10**6), share=st.floats(0, 1))
 @example(seed=1, share=0.0)
 @example(seed=2, share=0.3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -108,7 +109,7 @@ def run(steps: list[tuple], managed: bool) -> list[bytes]:
     return seen + [bytes_of(tensor) for tensor in pool]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(examples(150), suppress_health_check=list(HealthCheck))
 @given(st.lists(step, min_size=8, max_size=60), st.sampled_from(["64MiB", "200KiB"]))
 def test_a_random_life_leaves_the_same_bytes(steps: list[tuple], capacity: str) -> None:
     expected = run(steps, managed=False)

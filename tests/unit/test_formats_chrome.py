@@ -161,6 +161,7 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path) -> None:
         Trace.open(path)
 
 
+@pytest.mark.full
 def test_odd_values_anywhere_do_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     events = gpu_trace()["traceEvents"]
@@ -185,6 +186,7 @@ def _open_and_check(path: Path) -> None:
         check_step(step)
 
 
+@pytest.mark.full
 def test_a_large_chrome_trace_takes_less_than_its_size(tmp_path: Path) -> None:
     path = tmp_path / "large.json"
     with path.open("w") as file:

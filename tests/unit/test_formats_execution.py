@@ -179,6 +179,7 @@ def test_nodes_in_a_circle_and_no_nodes(tmp_path: Path) -> None:
         Trace.open(written({"schema": "1.1.1-chakra.0.0.4", "nodes": []}, tmp_path / "n.json"))
 
 
+@pytest.mark.full
 def test_a_large_execution_trace_takes_less_than_its_size(
     recorded: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -202,6 +202,7 @@ def test_odd_values_anywhere_do_no_harm(tmp_path: Path) -> None:
                 check_step(trace.last)
 
 
+@pytest.mark.full
 def test_a_large_export_is_read_row_by_row(tmp_path: Path) -> None:
     tables = rows()
     kernel, launch = tables["CUPTI_ACTIVITY_KIND_KERNEL"][0], tables["CUPTI_ACTIVITY_KIND_RUNTIME"][0]

@@ -237,6 +237,7 @@ def test_the_reader_reads_what_python_reads(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(column, getattr(read.last.storages, name))
 
 
+@pytest.mark.full
 def test_a_large_snapshot_takes_about_twice_its_size(tmp_path: Path) -> None:
     stacks = [[{"filename": f"/home/me/{i}.py", "line": i, "name": "f"}] for i in range(500)]
     events = []

@@ -167,6 +167,7 @@ def test_two_steps_lie_side_by_side_and_share_storages():
     assert len(tables(scene)[1]["stages"]["label"]) == 6
 
 
+@pytest.mark.full
 def test_large_views_stay_under_the_limit():
     step = gpt_step(layers=6000)
     scene = Scene([step], {})

@@ -73,6 +73,7 @@ def test_the_extension_needs_no_torch() -> None:
     assert done.stdout.split() == [str(native.PERIODS)]
 
 
+@pytest.mark.full
 def test_a_process_ends_well_while_a_daemon_thread_plans() -> None:
     """Python 3.13 and older end such a thread when it asks for the interpreter again."""
     script = f"""
