@@ -60,23 +60,29 @@ if(NOT cuda_include_dir)
   return()
 endif()
 
-add_library(check_cuda OBJECT EXCLUDE_FROM_ALL ${cuda_sources})
-set_target_properties(check_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
-# The CPU build of torch has the CUDA headers too, all but one that CMake makes.
-target_compile_definitions(check_cuda PRIVATE C10_CUDA_NO_CMAKE_CONFIGURE_FILE)
-target_compile_options(check_cuda PRIVATE -Werror)
-target_include_directories(check_cuda SYSTEM PRIVATE ${cuda_include_dir})
-target_link_libraries(check_cuda PRIVATE core_options)
+# Compiled once for all of them: what stands in front of torch's allocator, which one fake leaves out, and the rest.
+set(cuda_front_sources ${cuda_sources})
+list(FILTER cuda_front_sources INCLUDE REGEX "torch_allocator")
+set(cuda_device_sources ${cuda_sources})
+list(FILTER cuda_device_sources EXCLUDE REGEX "torch_allocator")
+foreach(part cuda_front cuda_device)
+  add_library(${part} OBJECT EXCLUDE_FROM_ALL ${${part}_sources})
+  set_target_properties(${part} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  # The CPU build of torch has the CUDA headers too, all but one that CMake makes.
+  target_compile_definitions(${part} PRIVATE C10_CUDA_NO_CMAKE_CONFIGURE_FILE)
+  target_compile_options(${part} PRIVATE -Werror)
+  target_include_directories(${part} SYSTEM PRIVATE ${cuda_include_dir})
+  target_link_libraries(${part} PRIVATE core_options)
+endforeach()
+add_custom_target(check_cuda DEPENDS cuda_front cuda_device)
 
 set(fake_cuda_dir ${PROJECT_SOURCE_DIR}/tests/fake_cuda)
 file(GLOB fake_cuda_sources CONFIGURE_DEPENDS ${fake_cuda_dir}/*.cpp)
-set(cuda_device_sources ${cuda_sources})
-list(FILTER cuda_device_sources EXCLUDE REGEX "torch_allocator")
-Python_add_library(fake_cuda MODULE WITH_SOABI EXCLUDE_FROM_ALL ${cuda_device_sources} ${fake_cuda_sources})
+Python_add_library(fake_cuda MODULE WITH_SOABI EXCLUDE_FROM_ALL ${fake_cuda_sources})
 target_compile_options(fake_cuda PRIVATE -Werror)
 target_include_directories(fake_cuda PRIVATE ${fake_cuda_dir})
 target_include_directories(fake_cuda SYSTEM PRIVATE ${cuda_include_dir})
-target_link_libraries(fake_cuda PRIVATE core face core_options)
+target_link_libraries(fake_cuda PRIVATE cuda_device core face core_options)
 # Two Python modules in one library: chameleon_lab._C, and _fake_cuda to drive the fake.
 set_target_properties(fake_cuda PROPERTIES
   OUTPUT_NAME _C SKIP_BUILD_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fake_cuda)
@@ -89,6 +95,6 @@ target_compile_definitions(fake_allocator PRIVATE C10_CUDA_NO_CMAKE_CONFIGURE_FI
 target_compile_options(fake_allocator PRIVATE -Werror)
 target_include_directories(fake_allocator PRIVATE ${fake_cuda_dir})
 target_include_directories(fake_allocator SYSTEM PRIVATE ${cuda_include_dir})
-target_link_libraries(fake_allocator PRIVATE check_cuda core face core_options)
+target_link_libraries(fake_allocator PRIVATE cuda_front cuda_device core face core_options)
 set_target_properties(fake_allocator PROPERTIES
   OUTPUT_NAME _C SKIP_BUILD_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fake_allocator)
