@@ -297,7 +297,10 @@ class Runtime {
   void stop_listening();
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void lose_sight(const c10::IValue& value, bool written);
+  void lose_sight_of(Storage& storage, bool written);
   void follow(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  bool take_results(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker,
+                    const collectives::Launched* launched);
   void op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker);
   // Where an outermost op comes from.
   struct Origin {
@@ -349,6 +352,7 @@ class Runtime {
   void unpin_all(ThreadState& thread);
   void destroyed(Storage* storage);
   void record_death(Storage& storage, bool ghost);
+  void record_left(Storage& storage);
   uint64_t next_serial() { return ++serials_; }
 
   void keep_producers_if_needed();

@@ -93,6 +93,7 @@ struct Runtime::ThreadState {
   std::vector<std::pair<Storage*, int64_t>> pinned;  // with their uids: records are reused
   std::vector<Maker> makers;     // ops on the stack that storages are made by, while producers are kept
   std::optional<Maker> ended;    // of the op that ends now
+  size_t lost_frame = 0;         // height of `frames` at an op that could not be followed; 0: there is none
   int replays = 0;               // storages that the thread is making again
   std::vector<Flight> boarding;  // of the collectives whose launches are on the stack
   std::vector<int64_t> waited;   // ids of the flights that end with the op, a wait

@@ -372,7 +372,15 @@ void Runtime::destroyed(Storage* storage) {
 void Runtime::record_death(Storage& storage, bool ghost) {
   try {
     recorder_.died(storage);
-    if (storage.block && !ghost) recorder_.left(storage, recorder_.op() + 1);
+  } catch (const std::bad_alloc&) {
+    recorder_.cut_short();
+  }
+  if (storage.block && !ghost) record_left(storage);
+}
+
+void Runtime::record_left(Storage& storage) {
+  try {
+    recorder_.left(storage, recorder_.op() + 1);
   } catch (const std::bad_alloc&) {
     recorder_.cut_short();
   }

@@ -126,11 +126,15 @@ std::unique_ptr<at::ObserverContext> Runtime::on_op_start(const at::RecordFuncti
   if (C10_UNLIKELY(unbacked != nullptr) && !(belongs_to & unbacked->bit())) unbacked = nullptr;
   const bool adds = C10_UNLIKELY(unbacked != nullptr) && unbacked->accumulates(function, called, stack.of(*unbacked));
   const OpInfo& info = adds ? OpInfo::add_in_place() : called;
-  stack.frames.back() = {&info, belongs_to};
   if (info.seeded) Draw::begin(function, info);
+  stack.frames.back() = {&info, 0};
   Surroundings::watch_denormals();
   if (info.kind == OpKind::Op) {
-    each_of(belongs_to, [&](Runtime& runtime) { runtime.op_start(function, info, stack.of(runtime)); });
+    each_of(belongs_to, [&](Runtime& runtime) {
+      ThreadState& thread = stack.of(runtime);
+      stack.frames.back().concerned |= runtime.bit();  // of those alone op_end() is called
+      runtime.op_start(function, info, thread);
+    });
   } else if (info.kind == OpKind::BackwardNode) {
     stack.nodes.emplace_back(function.forwardThreadId(), function.seqNr());
     if (C10_UNLIKELY(asks_for_views_.load(std::memory_order_relaxed))) bring_gradient(function);
@@ -331,6 +335,9 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   } catch (const std::exception&) {
     Lock lock(mutex_);
     if (thread.depth == depth) enter(info, thread);
+    if (thread.lost_frame == 0) thread.lost_frame = thread.stack.frames.size();
+    missing_.clear();
+    written_.clear();
     recorder_.cut_short();
     const auto inputs = arguments_of(function);
     for (size_t i = 0; i < inputs.size(); ++i) lose_sight(inputs[i], info.writes(i));
@@ -341,13 +348,19 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
 // no maker any more. See Note [The host has no memory left].
 void Runtime::lose_sight(const c10::IValue& value, bool written) {
   each_storage(value, [&](c10::StorageImpl* impl) {
-    Storage* storage = find(impl);
-    if (!storage) return;
-    storage->escaped = true;
-    if (storage->residency == Residency::Leaving) swapper_.touch(*storage, written);
-    if (written && storage->residency == Residency::Resident) swapper_.drop_host(*storage);
-    if (written) replays_.ended(*storage, Refusal::Written);
+    if (Storage* storage = find(impl)) lose_sight_of(*storage, written);
   });
+}
+
+void Runtime::lose_sight_of(Storage& storage, bool written) {
+  storage.escaped = true;
+  if (storage.residency == Residency::Leaving) {
+    swapper_.drop_host_at_once(storage);
+    swapper_.touch(storage, false);
+  }
+  if (!written) return;
+  if (storage.residency == Residency::Resident) swapper_.drop_host_at_once(storage);
+  replays_.ended(storage, Refusal::Written);
 }
 
 void Runtime::follow(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
@@ -496,18 +509,36 @@ void Runtime::pin(Storage& storage, ThreadState& thread) {
   ++storage.pins;
 }
 
-void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker) {
-  std::optional<collectives::Launched> launched;  // released after the lock
-  if (C10_UNLIKELY(info.launches)) launched = collectives::launched(function, info);
-  Lock lock(mutex_);
+// False: there was no memory for it.
+bool Runtime::take_results(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker,
+                           const collectives::Launched* launched) {
   try {
     for (const c10::IValue& output : results_of(function)) attach_output(output, !info.raw_written_output, thread);
-    if (C10_UNLIKELY(launched)) depart(*launched, thread);
+    if (C10_UNLIKELY(launched != nullptr)) depart(*launched, thread);
     if (C10_UNLIKELY(info.waits)) end_waited(thread);
     if (maker) end_maker(function, *maker);
     place(thread);
     if (C10_UNLIKELY(thread.parts > 1) && thread.depth == 1) mark_results(function, thread.parts);
   } catch (const std::exception&) {
+    return false;
+  }
+  return true;
+}
+
+void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker) {
+  std::optional<collectives::Launched> launched;  // released after the lock
+  bool lost = thread.lost_frame > thread.stack.frames.size();
+  if (C10_UNLIKELY(lost)) {
+    thread.lost_frame = 0;
+    maker = nullptr;
+  }
+  try {
+    if (C10_UNLIKELY(info.launches)) launched = collectives::launched(function, info);
+  } catch (const std::exception&) {
+    lost = true;
+  }
+  Lock lock(mutex_);
+  if (C10_UNLIKELY(!take_results(function, info, thread, maker, launched ? &*launched : nullptr) || lost)) {
     for (const c10::IValue& output : results_of(function)) lose_sight(output, /*written=*/true);
   }
   if (--thread.depth > 0) return;
@@ -543,12 +574,13 @@ void Runtime::mark_results(const at::RecordFunction& function, size_t parts) {
 }
 
 void Runtime::unpin_all(ThreadState& thread) {
-  for (auto& [storage, uid] : thread.pinned) {
+  while (!thread.pinned.empty()) {
+    const auto [storage, uid] = thread.pinned.back();
+    thread.pinned.pop_back();
     if (storage->uid != uid) continue;  // died inside the op
     if (storage->pinned_by == thread.serial) storage->pinned_by = 0;
     unpin(*storage);
   }
-  thread.pinned.clear();
 }
 
 void Runtime::unpin(Storage& storage) {
@@ -561,7 +593,7 @@ void Runtime::unpin(Storage& storage) {
   const bool stale = std::exchange(storage.host_stale, false);
   if (storage.residency != Residency::Resident) return;  // bringing it in failed, and so did the op
   const bool intact = access::intact(storage);
-  if (stale || !intact) swapper_.drop_host(storage);
+  if (stale || !intact) swapper_.drop_host_at_once(storage);
   // The op has taken the DataPtr away (copy-on-write): neither writes nor raw accesses are seen until it is back.
   if (storage.impl && !intact) storage.escaped = true;
   // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers; the op's own kernel has

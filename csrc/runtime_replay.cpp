@@ -187,7 +187,6 @@ Refusal Runtime::drop(c10::StorageImpl* impl) {
 }
 
 Refusal Runtime::drop_bytes(Storage& storage, bool note) {
-  access::have_mark(storage);
   // At the end of a session everything comes back, and stays.
   Refusal refusal = closing_ ? Refusal::Unmovable : replays_.drop(storage);
   if (refusal == Refusal::None && !access::keep(storage)) {
@@ -195,6 +194,12 @@ Refusal Runtime::drop_bytes(Storage& storage, bool note) {
     refusal = Refusal::Unmovable;
   }
   if (refusal == Refusal::None) {
+    try {
+      access::have_mark(storage);
+    } catch (...) {
+      replays_.restored(storage);
+      throw;
+    }
     recorder_.dropped(storage);
     swapper_.drop(storage);
   } else if (note && storage.residency == Residency::Resident) {
@@ -633,7 +638,7 @@ void Runtime::watch(Storage& storage) {
 }
 
 void Runtime::free_ghost(Storage& ghost) {
-  if (ghost.block) recorder_.left(ghost, recorder_.op() + 1);
+  if (ghost.block) record_left(ghost);
   executor_.died(ghost);
   replays_.ended(ghost, Refusal::Unknown);
   swapper_.release(ghost);

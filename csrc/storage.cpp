@@ -62,9 +62,9 @@ void StorageTable::remove(Storage* storage) {
 }
 
 void StorageTable::set_block(Storage* storage, void* block) {
+  if (block) by_block_[block] = storage;
   if (storage->block) by_block_.erase(storage->block);
   storage->block = block;
-  if (block) by_block_[block] = storage;
 }
 
 }  // namespace chameleon

@@ -192,8 +192,13 @@ void Swapper::become(Storage& storage, Residency to) {
 void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
   lacking_bytes_ = 0;
   access::have_mark(storage);
-  if (!storage.host.data && !copy_out(storage, cause, at_hand)) return;
-  leaving_.push_back(&storage);  // first: there may be no memory for it
+  try {
+    if (!storage.host.data && !copy_out(storage, cause, at_hand)) return;
+    leaving_.push_back(&storage);  // first: there may be no memory for it
+  } catch (...) {
+    if (!keeps_host_copies) drop_host_at_once(storage);  // nothing tells of writes to what stays
+    throw;
+  }
   become(storage, Residency::Leaving);
   if (!keeps_host_copies) access::forbid(storage);
   storage.moved_by = cause;
@@ -371,15 +376,16 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   const Ticks issue = now_ticks();
   EventPtr arriving;
   try {
+    table_.set_block(&storage, block);
     arriving = begun([&] {
       return host_->copy_in(block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)),
                             /*urgent=*/cause != Cause::Planned);
     });
   } catch (const std::exception& error) {
+    table_.set_block(&storage, nullptr);
     device_.free(block, storage.block_bytes);
     TORCH_CHECK(false, not_back(storage, message_of(error)));
   }
-  table_.set_block(&storage, block);
   become(storage, Residency::Returning);
   storage.moved_by = cause;
   storage.moved = true;
@@ -484,18 +490,26 @@ void Swapper::drop_host(Storage& storage) {
   storage.host = {};
 }
 
+void Swapper::drop_host_at_once(Storage& storage) noexcept {
+  try {
+    drop_host(storage);
+  } catch (const std::exception&) {
+    device_.finish();
+    storage.host.written.reset();
+    drop_host(storage);
+  }
+}
+
 // In a tensor's deleter, where nothing may be thrown.
 void Swapper::release(Storage& storage) noexcept {
   if (storage.residency == Residency::Leaving) forget_leaving(storage);
   try {
     if (storage.arriving) cancel(storage, storage.arriving, Direction::In);
-    drop_host(storage);
   } catch (const std::exception&) {
     device_.finish();
     storage.arriving.reset();
-    storage.host.written.reset();
-    drop_host(storage);
   }
+  drop_host_at_once(storage);
   access::give_mark_back(storage);
   try {
     if (storage.block) let_block_die(storage);

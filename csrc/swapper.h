@@ -112,7 +112,8 @@ class Swapper {
   std::string not_back(const Storage& storage, const std::string& why) const;
   // At the end of a session; false: they do not all fit. What cannot be brought back for good is `lost`.
   bool restore_all(std::vector<Storage*>* lost);
-  void drop_host(Storage& storage);  // the host copy is stale, or no longer wanted
+  void drop_host(Storage& storage);                   // the host copy is stale, or no longer wanted
+  void drop_host_at_once(Storage& storage) noexcept;  // waits for all of the device where there is no other way
 
  private:
   void become(Storage& storage, Residency to);
