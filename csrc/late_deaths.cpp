@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -25,10 +26,16 @@ Scope::~Scope() { --scopes; }
 bool put_off(Deleter deleter, void* what) {
   if (scopes == 0) return false;
   const std::lock_guard<std::mutex> lock(mutex);
-  waiting().emplace_back(deleter, what);
-  some.store(true, std::memory_order_relaxed);
+  try {
+    waiting().emplace_back(deleter, what);
+    some.store(true, std::memory_order_relaxed);
+  } catch (const std::bad_alloc&) {  // its memory is lost: it cannot be freed here, and nothing may be thrown
+  }
   return true;
 }
+
+void before_fork() { mutex.lock(); }
+void after_fork() { mutex.unlock(); }
 
 bool any() { return some.load(std::memory_order_relaxed); }
 

@@ -25,4 +25,8 @@ bool any();
 // Those of all threads; returns whether there were any. Without the core's lock.
 bool settle();
 
+// So that a child does not inherit a lock that another thread held.
+void before_fork();
+void after_fork();
+
 }  // namespace chameleon::late_deaths

@@ -1,6 +1,7 @@
 #include "recorder.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace chameleon {
@@ -202,6 +203,12 @@ void Recorder::left(Storage& storage, int32_t first_op_without) {
   const bool this_step = storage.resident_step == log_->index;
   log_->residencies.push_back({this_step ? storage.resident_from_ticks : log_->start_ticks, now_ticks(),
                                row_of(storage), this_step ? storage.resident_from_op : 0, first_op_without});
+}
+
+void Recorder::cut_short(const char* why) {
+  ++log_->truncated_ops;
+  auto& text = log_->lost_to;
+  if (!text.front()) std::strncpy(text.data(), why, text.size() - 1);
 }
 
 int32_t Recorder::row_of(Storage& storage) {

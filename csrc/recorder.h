@@ -4,6 +4,7 @@
 // that people work with are documented in chameleon_lab/trace/columns.py.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -210,6 +211,8 @@ struct StepLog {
   std::vector<std::shared_ptr<torch::CapturedTraceback>> stacks;
   std::vector<LeafCall> leaf_calls;  // of a trace without memory
   int64_t truncated_ops = 0;
+  // Why records of the step were lost, where that was not the end of the ring. Filled in where no memory can be had.
+  std::array<char, 128> lost_to{};
   // Its newest op that found no room, and the one before: the step may lack what came after it.
   int32_t failed_op = -1;
   int32_t failed_before = -1;
@@ -279,8 +282,8 @@ class Recorder {
   void transfer(Storage& storage, Direction direction, Cause cause, Ticks issue, EventPtr event);
   void dropped(Storage& storage);
   void declined(Storage& storage, Refusal refusal);
-  void cut_short() { ++log_->truncated_ops; }  // as at the end of the ring: no more of this step can be recorded
-  void record_makings(bool on);                // of a step that they are recorded of from its begin to its end
+  void cut_short(const char* why);  // as at the end of the ring: no more of this step can be recorded
+  void record_makings(bool on);     // of a step that they are recorded of from its begin to its end
   void made(Storage& storage, const std::vector<Storage*>& from);  // by its maker, or why that cannot be repeated
   void replayed(Storage* storage, size_t bytes, int32_t name, Cause cause, Ticks start, Ticks end);
   void stalled(Storage& storage, Direction direction, Cause cause, EventPtr copy, EventPtr wait,

@@ -117,6 +117,8 @@ const char* refusal_text(Refusal refusal) {
       return "it must stay where it is";
     case Refusal::Denormals:
       return "a thread flushes denormals to zero, and which of its workers do is not known";
+    case Refusal::NoMemory:
+      return "the host has no memory left";
     case Refusal::Settings:
       return "it ran under settings of torch under which it has not been seen to repeat itself to the bit";
   }
@@ -513,17 +515,24 @@ Refusal Replays::drop(Storage& storage) {
   }
   const Refusal refusal = why_not(*storage.value);
   if (refusal != Refusal::None) return refusal;
-  hold(*storage.value);
-  return Refusal::None;
+  return hold(*storage.value) ? Refusal::None : Refusal::NoMemory;
 }
 
-void Replays::hold(Value& value) {
+// False: there is no memory for it, and nothing has changed.
+bool Replays::hold(Value& value) {
   value.held = true;
-  for (const KeptInput& input : value.producer->inputs) {
-    if (!input.value) continue;
-    input.value->dependents.push_back(&value);
-    if (!input.value->has_bytes() && !input.value->held) hold(*input.value);
+  const auto holds = [&](Value& made_from) {
+    made_from.dependents.push_back(&value);
+    return made_from.has_bytes() || made_from.held || hold(made_from);
+  };
+  try {
+    const auto& inputs = value.producer->inputs;
+    const auto held = [&](const KeptInput& input) { return !input.value || holds(*input.value); };
+    if (std::all_of(inputs.begin(), inputs.end(), held)) return true;
+  } catch (const std::bad_alloc&) {
   }
+  release(value);
+  return false;
 }
 
 void Replays::release(Value& value) {
@@ -532,7 +541,9 @@ void Replays::release(Value& value) {
     if (!input.value) continue;
     Value& made_from = *input.value;
     auto& dependents = made_from.dependents;
-    dependents.erase(std::find(dependents.begin(), dependents.end(), &value));
+    const auto dependent = std::find(dependents.begin(), dependents.end(), &value);
+    if (dependent == dependents.end()) continue;  // it was not held for want of memory
+    dependents.erase(dependent);
     if (!dependents.empty()) continue;
     if (!made_from.storage) {
       if (made_from.held) release(made_from);
@@ -604,7 +615,7 @@ bool Replays::died(Storage& storage, bool retained) {
   if (!value->dependents.empty()) {
     const bool dropped = storage.residency == Residency::Dropped;
     if (!dropped && (storage.pins > 0 || !value->producer || why_not(*value) != Refusal::None)) return true;
-    if (!dropped) hold(*value);
+    if (!dropped && !hold(*value)) return true;
   } else if (value->held && !storage.replaying) {
     release(*value);
   }

@@ -208,7 +208,7 @@ class Replays {
   int32_t line_below(Value& value, int32_t most);
   int32_t line_above(Value& value);
   Refusal why_not(Value& value);
-  void hold(Value& value);
+  bool hold(Value& value);
   void release(Value& value);
   void gone(Value& value);
   void end_ghost(Storage& ghost);

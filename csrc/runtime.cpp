@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "device/registry.h"
+#include "late_deaths.h"
 #include "marks.h"
 #include "runtime_internal.h"
 #include "spare_memory.h"
@@ -116,13 +117,16 @@ Runtime& Runtime::of(c10::Device device) {
           registry_mutex.lock();
           before_fork();
           lock_op_registry();
+          late_deaths::before_fork();
         },
         [] {
+          late_deaths::after_fork();
           unlock_op_registry();
           for (const auto& one : registry()) one.second->after_fork_in_parent();
           registry_mutex.unlock();
         },
         [] {
+          late_deaths::after_fork();
           unlock_op_registry();
           for (const auto& one : registry()) one.second->after_fork_in_child();
           registry_mutex.unlock();
@@ -259,6 +263,13 @@ std::mutex callbacks_mutex;
 at::CallbackHandle ops_callback = at::INVALID_CALLBACK_HANDLE;
 at::CallbackHandle marks_callback = at::INVALID_CALLBACK_HANDLE;
 
+void remove_callbacks() {
+  for (at::CallbackHandle* callback : {&ops_callback, &marks_callback}) {
+    if (*callback != at::INVALID_CALLBACK_HANDLE) at::removeCallback(*callback);
+    *callback = at::INVALID_CALLBACK_HANDLE;
+  }
+}
+
 }  // namespace
 
 // Outputs are needed to know which StorageImpl holds a new block before anything else can get its address: also where
@@ -267,20 +278,26 @@ void Runtime::listen() {
   if (std::exchange(listens_, true)) return;  // close() has left it so: storages may move, and no op may begin unseen
   std::lock_guard<std::mutex> lock(callbacks_mutex);
   if (listening_.fetch_or(bit()) != 0) return;
-  ops_callback = at::addGlobalCallback(at::RecordFunctionCallback(&Runtime::on_op_start, &Runtime::on_op_end)
-                                           .needsInputs(true)
-                                           .needsOutputs(true)
-                                           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
-  marks_callback = at::addGlobalCallback(
-      at::RecordFunctionCallback(&Runtime::on_mark_start, &Runtime::on_mark_end).scopes({at::RecordScope::USER_SCOPE}));
+  try {
+    ops_callback = at::addGlobalCallback(at::RecordFunctionCallback(&Runtime::on_op_start, &Runtime::on_op_end)
+                                             .needsInputs(true)
+                                             .needsOutputs(true)
+                                             .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+    marks_callback = at::addGlobalCallback(at::RecordFunctionCallback(&Runtime::on_mark_start, &Runtime::on_mark_end)
+                                               .scopes({at::RecordScope::USER_SCOPE}));
+  } catch (...) {
+    remove_callbacks();
+    listening_.fetch_and(~bit());
+    listens_ = false;
+    throw;
+  }
 }
 
 void Runtime::stop_listening() {
   if (!std::exchange(listens_, false)) return;
   std::lock_guard<std::mutex> lock(callbacks_mutex);
   if ((listening_.fetch_and(~bit()) & ~bit()) != 0) return;
-  at::removeCallback(ops_callback);
-  at::removeCallback(marks_callback);
+  remove_callbacks();
 }
 
 void Runtime::close() {

@@ -296,8 +296,8 @@ class Runtime {
   void listen();
   void stop_listening();
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
-  void lose_sight(const c10::IValue& value, bool written);
-  void lose_sight_of(Storage& storage, bool written);
+  void lose_sight(c10::StorageImpl* impl, bool written, ThreadState& thread);
+  void lose_sight(Storage& storage, bool written, ThreadState& thread);
   void follow(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   bool take_results(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker,
                     const collectives::Launched* launched);
@@ -342,6 +342,7 @@ class Runtime {
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                   const StrongReferences& strong);
   void bring_in_missing(const std::vector<Storage*>& missing, ThreadState& thread);
+  void bring_in_missing(Storage& storage, ThreadState& thread);
   void mark_results(const at::RecordFunction& function, size_t parts);
   void attach_output(const c10::IValue& value, bool settled, const ThreadState& thread);
   void settle(Storage& storage, const ThreadState& thread);
@@ -351,8 +352,8 @@ class Runtime {
   void unpin(Storage& storage);
   void unpin_all(ThreadState& thread);
   void destroyed(Storage* storage);
-  void record_death(Storage& storage, bool ghost);
-  void record_left(Storage& storage);
+  void record_end(Storage& storage, bool dies, bool leaves);
+  void place_death();
   uint64_t next_serial() { return ++serials_; }
 
   void keep_producers_if_needed();

@@ -17,6 +17,7 @@
 #include "compiled_regions.h"
 #include "late_deaths.h"
 #include "marks.h"
+#include "message_of.h"
 #include "runtime_internal.h"
 
 namespace chameleon {
@@ -346,7 +347,7 @@ bool Runtime::release(const void* block) {
   Lock lock(mutex_);
   Storage* storage = table_.at(block);
   if (!storage) return false;
-  place(thread_state());
+  place_death();
   destroyed(storage);
   return true;
 }
@@ -357,7 +358,7 @@ void Runtime::destroyed(Storage* storage) {
   const int32_t plan = storage->plan;
   const bool ghost = replays_.died(*storage, retained);
   if (!storage->scratch) {
-    record_death(*storage, ghost);
+    record_end(*storage, /*dies=*/true, /*leaves=*/!ghost);
     if (!ghost || !retained) executor_.died(*storage);
   }
   if (ghost) {
@@ -369,20 +370,21 @@ void Runtime::destroyed(Storage* storage) {
   table_.remove(storage);
 }
 
-void Runtime::record_death(Storage& storage, bool ghost) {
+void Runtime::record_end(Storage& storage, bool dies, bool leaves) {
   try {
-    recorder_.died(storage);
-  } catch (const std::bad_alloc&) {
-    recorder_.cut_short();
+    if (dies) recorder_.died(storage);
+    if (leaves && storage.block) recorder_.left(storage, recorder_.op() + 1);
+  } catch (const std::bad_alloc& error) {
+    recorder_.cut_short(text_of(error));
   }
-  if (storage.block && !ghost) record_left(storage);
 }
 
-void Runtime::record_left(Storage& storage) {
+// A death on this thread belongs to its op, or lies between ops: also on a thread that there is no memory to know.
+void Runtime::place_death() {
   try {
-    recorder_.left(storage, recorder_.op() + 1);
+    place(thread_state());
   } catch (const std::bad_alloc&) {
-    recorder_.cut_short();
+    recorder_.resume(newest_.op, /*running=*/false);
   }
 }
 
@@ -425,7 +427,7 @@ void Runtime::on_away_deleted(void* address) {
   auto* storage = static_cast<Storage*>(address);
   Runtime& runtime = *storage->owner;
   Lock lock(runtime.mutex_);
-  runtime.place(runtime.thread_state());
+  runtime.place_death();
   runtime.destroyed(storage);
 }
 

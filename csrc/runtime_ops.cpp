@@ -222,7 +222,7 @@ void Runtime::on_mark_end(const at::RecordFunction&, at::ObserverContext* contex
 struct Runtime::StrongReferences {
   explicit StrongReferences(const at::RecordFunction& function) {
     for (const c10::IValue& input : arguments_of(function)) {
-      inner_tensors(input, &inner);
+      each_inner_tensor(input, [this](at::Tensor tensor) { inner.push_back(std::move(tensor)); });
       if (C10_UNLIKELY(input.isStorage())) bare.push_back(input.toStorage());
     }
   }
@@ -332,32 +332,40 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
   try {
     if (keeps_producers_.load(std::memory_order_relaxed)) begin_maker(function, info, thread);
     follow(function, info, thread);
-  } catch (const std::exception&) {
-    Lock lock(mutex_);
-    if (thread.depth == depth) enter(info, thread);
-    if (thread.lost_frame == 0) thread.lost_frame = thread.stack.frames.size();
-    missing_.clear();
-    written_.clear();
-    recorder_.cut_short();
+  } catch (const std::exception& error) {
+    {
+      Lock lock(mutex_);
+      if (thread.depth == depth) enter(info, thread);
+      if (thread.lost_frame == 0) thread.lost_frame = thread.stack.frames.size();
+      missing_.clear();
+      written_.clear();
+      recorder_.cut_short(text_of(error));
+    }
     const auto inputs = arguments_of(function);
-    for (size_t i = 0; i < inputs.size(); ++i) lose_sight(inputs[i], info.writes(i));
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const bool written = info.writes(i);
+      each_storage(inputs[i], [&](c10::StorageImpl* impl) { lose_sight(impl, written, thread); });
+      each_inner_tensor(inputs[i], [&](const at::Tensor& inner) {
+        each_storage(inner, [&](c10::StorageImpl* impl) { lose_sight(impl, written, thread); });
+      });
+    }
   }
 }
 
-// What an op uses that could not be followed stays where it is from then on. What it writes has no copy on the host and
-// no maker any more. See Note [The host has no memory left].
-void Runtime::lose_sight(const c10::IValue& value, bool written) {
-  each_storage(value, [&](c10::StorageImpl* impl) {
-    if (Storage* storage = find(impl)) lose_sight_of(*storage, written);
-  });
+void Runtime::lose_sight(c10::StorageImpl* impl, bool written, ThreadState& thread) {
+  Lock lock(mutex_);
+  if (Storage* storage = find(impl)) lose_sight(*storage, written, thread);
 }
 
-void Runtime::lose_sight_of(Storage& storage, bool written) {
+// What an op uses that could not be followed is on the device from then on. What it writes has no copy on the host and
+// no maker any more. See Note [The host has no memory left].
+void Runtime::lose_sight(Storage& storage, bool written, ThreadState& thread) {
   storage.escaped = true;
   if (storage.residency == Residency::Leaving) {
     swapper_.drop_host_at_once(storage);
     swapper_.touch(storage, false);
   }
+  if (storage.residency != Residency::Resident) bring_in_missing(storage, thread);
   if (!written) return;
   if (storage.residency == Residency::Resident) swapper_.drop_host_at_once(storage);
   replays_.ended(storage, Refusal::Written);
@@ -442,15 +450,17 @@ void Runtime::make_way_for_hook(const c10::IValue& value) {
 
 // All inputs are pinned by now, so that making room for one can't push out another.
 void Runtime::bring_in_missing(const std::vector<Storage*>& missing, ThreadState& thread) {
-  for (Storage* storage : missing) {
-    if (storage->failed) continue;
-    try {
-      bring_in(*storage, Cause::Demand, thread);
-    } catch (const c10::Error& error) {
-      access::mark_failed(*storage, message_of(error));
-    } catch (const std::exception& error) {  // torch would swallow it here
-      access::mark_failed(*storage, swapper_.not_back(*storage, message_of(error)));
-    }
+  for (Storage* storage : missing) bring_in_missing(*storage, thread);
+}
+
+void Runtime::bring_in_missing(Storage& storage, ThreadState& thread) {
+  if (storage.failed) return;
+  try {
+    bring_in(storage, Cause::Demand, thread);
+  } catch (const c10::Error& error) {
+    access::mark_failed(storage, message_of(error));
+  } catch (const std::exception& error) {  // torch would swallow it here
+    access::mark_failed(storage, swapper_.not_back(storage, message_of(error)));
   }
 }
 
@@ -539,7 +549,11 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   }
   Lock lock(mutex_);
   if (C10_UNLIKELY(!take_results(function, info, thread, maker, launched ? &*launched : nullptr) || lost)) {
-    for (const c10::IValue& output : results_of(function)) lose_sight(output, /*written=*/true);
+    for (const c10::IValue& output : results_of(function)) {
+      each_storage(output, [&](c10::StorageImpl* impl) {
+        if (Storage* storage = find(impl)) lose_sight(*storage, /*written=*/true, thread);
+      });
+    }
   }
   if (--thread.depth > 0) return;
   --threads_in_ops_;

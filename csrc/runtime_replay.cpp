@@ -638,7 +638,7 @@ void Runtime::watch(Storage& storage) {
 }
 
 void Runtime::free_ghost(Storage& ghost) {
-  if (ghost.block) record_left(ghost);
+  record_end(ghost, /*dies=*/false, /*leaves=*/true);
   executor_.died(ghost);
   replays_.ended(ghost, Refusal::Unknown);
   swapper_.release(ghost);

@@ -62,7 +62,8 @@ void StorageTable::remove(Storage* storage) {
 }
 
 void StorageTable::set_block(Storage* storage, void* block) {
-  if (block) by_block_[block] = storage;
+  if (block == storage->block) return;
+  if (block) by_block_[block] = storage;  // it may find no memory: nothing has changed then
   if (storage->block) by_block_.erase(storage->block);
   storage->block = block;
 }

@@ -40,6 +40,7 @@ enum class Refusal : uint8_t {
   InUse,      // an op uses it now, or it is not resident
   Unmovable,  // it may not leave
   Denormals,  // some of the threads that made it may flush denormals to zero, and others not
+  NoMemory,   // of the host, to remember that it was dropped
   Settings,   // the op ran under others than those under which it was seen to repeat itself to the bit
 };
 inline constexpr int kRefusals = static_cast<int>(Refusal::Settings) + 1;

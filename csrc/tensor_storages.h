@@ -54,7 +54,8 @@ void each_storage(const c10::IValue& value, F&& f) {
 
 // Sparse and quantized tensors keep tensors inside, which kernels read without an op that has them as inputs. The
 // references are strong, and taking one may take the GIL: never call this while holding the core's lock.
-inline void inner_tensors(const c10::IValue& value, std::vector<at::Tensor>* inner) {
+template <class F>
+void each_inner_tensor(const c10::IValue& value, F&& f) {
   constexpr c10::DispatchKeySet kinds(
       {c10::DispatchKey::Sparse, c10::DispatchKey::SparseCsr, c10::DispatchKey::Quantized});
   each_tensor(value, [&](const at::Tensor& tensor) {
@@ -62,17 +63,17 @@ inline void inner_tensors(const c10::IValue& value, std::vector<at::Tensor>* inn
     if (C10_LIKELY(!impl->key_set().has_any(kinds))) return;
     if (impl->is_sparse()) {
       auto* sparse = static_cast<at::SparseTensorImpl*>(impl);
-      inner->push_back(sparse->indices());
-      inner->push_back(sparse->values());
+      f(sparse->indices());
+      f(sparse->values());
     } else if (impl->is_sparse_compressed()) {
       auto* compressed = static_cast<at::SparseCsrTensorImpl*>(impl);
-      inner->push_back(compressed->compressed_indices());
-      inner->push_back(compressed->plain_indices());
-      inner->push_back(compressed->values());
+      f(compressed->compressed_indices());
+      f(compressed->plain_indices());
+      f(compressed->values());
     } else if (auto* channels = dynamic_cast<at::PerChannelAffineQuantizer*>(
                    static_cast<at::QTensorImpl*>(impl)->quantizer().get())) {
-      inner->push_back(channels->scales());
-      inner->push_back(channels->zero_points());
+      f(channels->scales());
+      f(channels->zero_points());
     }
   });
 }

@@ -222,7 +222,7 @@ class TraceReport:
             )
         else:
             yield "Matched", "none", "no plan was followed"
-        if self.truncated_ops:
+        if self.truncated_ops and not self.lacks:
             yield "Truncated", f"{self.truncated_ops} ops", "beyond the recorder's limit, max_ops"
 
 

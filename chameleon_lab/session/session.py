@@ -284,6 +284,7 @@ class Session:
         )
         self._noted_change = False
         self._noted_pageable = False
+        self._noted_lost = False
         self._noted_missed = False
         self._has_followed = False
         self._pins_before, self._pinning_before_s = 0, 0.0
@@ -621,6 +622,7 @@ class Session:
         elif whole and self.capacity_bytes is not None:
             least_compute_s = self._host_times.learn(log)
         summary = self._journal.ended(log, stage.value)
+        self._warn_of_lost_records(log)
         if self._disk is not None:
             self._disk.watch(self._runtime.disk_counters(), summary.index)
         if self.stacks == "once":
@@ -727,6 +729,17 @@ class Session:
             warnings.warn(f"Chameleon Lab: {text}", stacklevel=2)
             self._note(text)
 
+    def _warn_of_lost_records(self, log: core.StepLog) -> None:
+        if self._noted_lost or not log.lost_to:
+            return
+        self._noted_lost = True
+        text = (
+            f"in step {log.index} an op could not be recorded ({log.lost_to}): what it uses stays on the device, and "
+            "the step is not planned for. If the host has no memory left, free some, or give a smaller host_capacity"
+        )
+        warnings.warn(f"Chameleon Lab: {text}", stacklevel=2)
+        self._note(text)
+
     def _warn_of_pageable_memory(self) -> None:
         if self._noted_pageable or not (pageable := self._runtime.pageable_host_bytes()):
             return
@@ -765,6 +778,8 @@ class Session:
 
     def _make_policy(self, log: core.StepLog) -> None:
         """The first plan, made at once: there is none yet that could be followed meanwhile."""
+        if self.capacity_bytes is not None and log.lost_to:
+            return  # the next step is tried
         if self.capacity_bytes is not None and log.truncated_ops:
             self._note(
                 f"the step has more ops than are recorded ({log.truncated_ops} more): no policy, eviction only. "

@@ -1294,11 +1294,16 @@ def test_a_run_goes_on_within_three_quarters_of_the_pinned_memory_that_its_plan_
         print(json.dumps({
             "same": run.same(bare), "wanted": wanted, "allowed": allowed, "pinned": max(most), "seed": SEED,
             "peak": run.report.host_peak_bytes, "pool": plan.host_pool_bytes, "decisions": plan.decisions,
+            "said": next(remark for name, _, remark in run.report.rows() if name == "Host pool"),
+            "pins": run.report.host_pins,
         }))
     """)
     assert found["same"], found
     assert 0 < found["peak"] <= found["pinned"] <= found["allowed"] < found["wanted"], found
     assert found["pool"] <= found["allowed"] and found["decisions"], found
+    assert re.search(
+        rf"; the plan needs .+ of copies, pinned in {found['pins']} pieces in [0-9.]+ .?s$", found["said"]
+    )
 
 
 @pytest.mark.bits

@@ -412,6 +412,8 @@ def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> 
     child(
         f"""
         import random
+        import re
+        import warnings
         from chameleon_lab import _C
 
         library = ctypes.CDLL({str(library)!r})
@@ -442,12 +444,17 @@ def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> 
         in_all = requests()
         dice = random.Random(1)
         hit = failed = 0
-        for in_a_row in [1, 4, 16] * 5 + [60] * 15:
+        said = set()
+        for in_a_row in [1, 4, 16] * 5 + [18, 18, 60] * 5:
             try:
-                assert run(dice.randrange(in_all), in_a_row).same(bare), in_a_row
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    assert run(dice.randrange(in_all), in_a_row).same(bare), in_a_row
             except (MemoryError, RuntimeError):
                 assert in_a_row > 16
                 failed += 1
+            assert in_a_row > 16 or not caught, caught
+            said |= {{re.sub("[0-9]+", "N", str(each.message)) for each in caught}}
             refuse(never, 0)
             hit += refused() > 0  # a later run may ask for less
             if session := cl.current_session():  # its end had no memory
@@ -457,6 +464,8 @@ def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> 
             counters = core.of().counters()
             assert counters["live_bytes"] == counters["storages"] == 0, counters
         assert hit > 20 and failed > 0, (hit, failed)
+        lost = "Chameleon Lab: in step N an op could not be recorded (the host has no memory left): "
+        assert any(text.startswith(lost) for text in said), said
         """,
         preload=library,
     )
