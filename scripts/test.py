@@ -344,7 +344,7 @@ RUNS = {
         "chromium": _make("chromium"),
         "python": _pytest(
             *("python", "unit, property and integration, on two cores; one look at the panel in a browser"),
-            *("-n", "2", "-m", "gate or not full"),
+            *("-n", "2", "-m", "gate or not full", "--fork-children"),
             *("tests/unit", "tests/property", "tests/integration", "tests/browser/test_first_look.py"),
         ),
     },

@@ -38,9 +38,12 @@ with contextlib.suppress(ImportError):  # where tests/cuda run there may be none
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--without-hook``: in this process and its children."""
+    """``--without-hook``: in this process and its children. ``--fork-children``: see tests/integration/children.py."""
     parser.addoption(
         "--without-hook", action="store_true", help="as with torch 2.11 and 2.12: no hook on raw access"
+    )
+    parser.addoption(
+        "--fork-children", action="store_true", help="tests' processes begin where PyTorch has been imported"
     )
 
 
@@ -52,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CHAMELEON_WITHOUT_HOOK"] = "1"
         core.pretend_no_hook(True)
         core.SEES_RAW_ACCESS = False
+    if config.getoption("--fork-children"):
+        os.environ["CHAMELEON_FORK_CHILDREN"] = "1"
     if not hasattr(config, "workerinput") and not any("cuda" in Path(word).parts for word in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 

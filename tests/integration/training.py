@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from children import FLAGS, ChildServer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -331,6 +332,11 @@ def built(target: str) -> Path:
     return build
 
 
+@cache
+def _child_server() -> ChildServer | None:
+    return ChildServer() if os.environ.get("CHAMELEON_FORK_CHILDREN") else None
+
+
 def child(
     code: str, *, folder: Path | None = None, first: str = "", preload: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -357,14 +363,18 @@ def child(
             core.SEES_RAW_ACCESS = False
     """
     source = textwrap.dedent(first) + textwrap.dedent(prelude) + textwrap.dedent(code)
+    command = [sys.executable, *FLAGS, "-c", source]
     if folder is not None:
         (folder / "child_main.py").write_text(source)
-        command = [sys.executable, "-X", "faulthandler", "-W", "ignore", str(folder / "child_main.py")]
-    else:
-        command = [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", source]
+        command[-2:] = [str(folder / "child_main.py")]
     environment = os.environ | ({"LD_PRELOAD": str(preload)} if preload else {})
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS_AFTER_S, env=environment)
+        if folder is None and (server := _child_server()) and server.has(environment):
+            done = server.run(source, HANGS_AFTER_S)
+        else:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=HANGS_AFTER_S, env=environment
+            )
     except subprocess.TimeoutExpired as error:
         stderr = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr
         raise AssertionError(
