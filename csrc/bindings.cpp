@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -518,7 +519,12 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("start_ticks", &chameleon::StepLog::start_ticks)
       .def_readonly("end_ticks", &chameleon::StepLog::end_ticks)
       .def_readonly("truncated_ops", &chameleon::StepLog::truncated_ops)
-      .def_property_readonly("lost_to", [](const chameleon::StepLog& log) { return std::string(log.lost_to.data()); })
+      .def_property_readonly(
+          "lost_to",
+          [](const chameleon::StepLog& log) {
+            const char* text = log.lost_to.data();  // it may have been cut inside of a character
+            return py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(text, std::strlen(text), "ignore"));
+          })
       .def_property_readonly("failed", [](const chameleon::StepLog& log) { return log.failed_op >= 0; })
       .def_readonly("live_peak_bytes", &chameleon::StepLog::live_peak_bytes)
       .def_readonly("peak_resident_bytes", &chameleon::StepLog::peak_resident_bytes)

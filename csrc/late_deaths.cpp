@@ -13,14 +13,21 @@ namespace {
 thread_local int scopes = 0;
 std::mutex mutex;
 std::vector<std::pair<Deleter, void*>>& waiting() {
-  static auto* deaths = new std::vector<std::pair<Deleter, void*>>();
+  static auto* deaths = [] {
+    auto* none = new std::vector<std::pair<Deleter, void*>>();
+    none->reserve(1024);  // where one is put off, nothing may be thrown
+    return none;
+  }();
   return *deaths;
 }
 std::atomic<bool> some{false};
 
 }  // namespace
 
-Scope::Scope() { ++scopes; }
+Scope::Scope() {
+  waiting();
+  ++scopes;
+}
 Scope::~Scope() { --scopes; }
 
 bool put_off(Deleter deleter, void* what) {
@@ -29,7 +36,7 @@ bool put_off(Deleter deleter, void* what) {
   try {
     waiting().emplace_back(deleter, what);
     some.store(true, std::memory_order_relaxed);
-  } catch (const std::bad_alloc&) {  // its memory is lost: it cannot be freed here, and nothing may be thrown
+  } catch (const std::bad_alloc&) {  // more than are ever put off at once: their memory is lost
   }
   return true;
 }
@@ -44,7 +51,8 @@ bool settle() {
   std::vector<std::pair<Deleter, void*>> deaths;
   {
     const std::lock_guard<std::mutex> lock(mutex);
-    deaths.swap(waiting());
+    deaths = waiting();
+    waiting().clear();
     some.store(false, std::memory_order_relaxed);
   }
   for (const auto& [deleter, what] : deaths) deleter(what);

@@ -208,7 +208,7 @@ void Recorder::left(Storage& storage, int32_t first_op_without) {
 void Recorder::cut_short(const char* why) {
   ++log_->truncated_ops;
   auto& text = log_->lost_to;
-  if (!text.front()) std::strncpy(text.data(), why, text.size() - 1);
+  if (!text.front()) std::memcpy(text.data(), why, std::min(std::strcspn(why, "\n"), text.size() - 1));
 }
 
 int32_t Recorder::row_of(Storage& storage) {

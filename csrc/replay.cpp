@@ -518,7 +518,7 @@ Refusal Replays::drop(Storage& storage) {
   return hold(*storage.value) ? Refusal::None : Refusal::NoMemory;
 }
 
-// False: there is no memory for it, and nothing has changed.
+// False: there is no memory for it, and it holds nothing.
 bool Replays::hold(Value& value) {
   value.held = true;
   const auto holds = [&](Value& made_from) {
@@ -542,7 +542,7 @@ void Replays::release(Value& value) {
     Value& made_from = *input.value;
     auto& dependents = made_from.dependents;
     const auto dependent = std::find(dependents.begin(), dependents.end(), &value);
-    if (dependent == dependents.end()) continue;  // it was not held for want of memory
+    if (dependent == dependents.end()) continue;  // hold() found no memory before it came to this one
     dependents.erase(dependent);
     if (!dependents.empty()) continue;
     if (!made_from.storage) {

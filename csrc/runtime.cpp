@@ -248,7 +248,17 @@ void Runtime::open(const Options& options) {
                 ": delete them, or give a larger capacity");
   }
   device_->keep_free_blocks(true);
-  listen();
+  try {
+    listen();
+  } catch (...) {
+    device_->keep_free_blocks(false);
+    device_->set_capacity(SIZE_MAX);
+    close_disk();
+    unbacked_ = false;
+    Runtime* self = this;
+    unbacked_runtime_.compare_exchange_strong(self, nullptr);
+    throw;
+  }
   unseen_until_ = std::chrono::steady_clock::now() + kLongestUnseenOp;
   older_threads_ = threads_of_this_process();
   open_ = true;

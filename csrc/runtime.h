@@ -296,8 +296,9 @@ class Runtime {
   void listen();
   void stop_listening();
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
-  void lose_sight(c10::StorageImpl* impl, bool written, ThreadState& thread);
-  void lose_sight(Storage& storage, bool written, ThreadState& thread);
+  void lose_sight(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread);
+  void stay(Storage& storage);
+  void end_outermost(const EventPtr& began, const ThreadState& thread);
   void follow(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   bool take_results(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker,
                     const collectives::Launched* launched);
@@ -372,9 +373,11 @@ class Runtime {
                          ThreadState& thread);
   void end_restoration(std::vector<std::unique_ptr<Restoration>>& open, ThreadState& thread);
   at::Tensor make_again(const std::shared_ptr<Value>& value, Restoration& wanted, Cause cause, ThreadState& thread);
+  void note_replay(Storage* storage, const Producer& producer, size_t bytes, Cause cause, Ticks start);
   at::Tensor blank(const KeptInput& input, ThreadState& thread);
   void restore_dependents(Storage& storage, Cause cause, ThreadState& thread);
   void end_values(const std::vector<Storage*>& written, ThreadState& thread);
+  void end_value(Storage& storage, bool in_place, ThreadState& thread);
   void replay_planned(ThreadState& thread);
   void restore_dropped(ThreadState& thread);
   void forget_values();

@@ -15,9 +15,9 @@ void Runtime::board(c10::ArrayRef<const c10::IValue> inputs, const OpInfo& info,
     each_storage_of(inputs[i], [&](const at::Tensor& tensor, c10::StorageImpl* impl) {
       Storage* storage = find(impl);
       if (!storage) return;
+      flight.parts.push_back({storage, storage->uid, ByteRange::of(tensor), info.receives(i)});
       ++storage->pins;
       ++storage->flights;
-      flight.parts.push_back({storage, storage->uid, ByteRange::of(tensor), info.receives(i)});
     });
   }
 }

@@ -363,7 +363,12 @@ void Runtime::destroyed(Storage* storage) {
   }
   if (ghost) {
     table_.make_ghost(storage);
-    if (retained) executor_.retained(*storage, plan);
+    if (!retained) return;
+    try {
+      executor_.retained(*storage, plan);
+    } catch (const std::bad_alloc&) {
+      let_go(*storage);
+    }
     return;
   }
   if (!storage->unbacked) swapper_.release(*storage);
@@ -379,7 +384,7 @@ void Runtime::record_end(Storage& storage, bool dies, bool leaves) {
   }
 }
 
-// A death on this thread belongs to its op, or lies between ops: also on a thread that there is no memory to know.
+// Deaths belong to the op that the thread runs. Where there is no memory for the thread's own record, to none.
 void Runtime::place_death() {
   try {
     place(thread_state());

@@ -154,6 +154,7 @@ void Runtime::on_op_end(const at::RecordFunction& function, at::ObserverContext*
     stack.leaf_of->leaf_end(function, stack.of(*stack.leaf_of));
   each_of(belongs_to, [&](const Runtime& runtime) {
     ThreadState& thread = stack.of(runtime);
+    thread.ended.reset();
     if (thread.makers.empty() || thread.makers.back().frame != stack.frames.size()) return;
     thread.ended = std::move(thread.makers.back());
     thread.makers.pop_back();
@@ -343,32 +344,40 @@ void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, T
     }
     const auto inputs = arguments_of(function);
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const bool written = info.writes(i);
-      each_storage(inputs[i], [&](c10::StorageImpl* impl) { lose_sight(impl, written, thread); });
+      const bool reads = info.reads_inputs, writes = info.writes(i);
+      each_storage(inputs[i], [&](c10::StorageImpl* impl) { lose_sight(impl, reads, writes, thread); });
       each_inner_tensor(inputs[i], [&](const at::Tensor& inner) {
-        each_storage(inner, [&](c10::StorageImpl* impl) { lose_sight(impl, written, thread); });
+        each_storage(inner, [&](c10::StorageImpl* impl) { lose_sight(impl, reads, writes, thread); });
       });
     }
   }
 }
 
-void Runtime::lose_sight(c10::StorageImpl* impl, bool written, ThreadState& thread) {
-  Lock lock(mutex_);
-  if (Storage* storage = find(impl)) lose_sight(*storage, written, thread);
-}
-
 // What an op uses that could not be followed is on the device from then on. What it writes has no copy on the host and
 // no maker any more. See Note [The host has no memory left].
-void Runtime::lose_sight(Storage& storage, bool written, ThreadState& thread) {
-  storage.escaped = true;
-  if (storage.residency == Residency::Leaving) {
-    swapper_.drop_host_at_once(storage);
-    swapper_.touch(storage, false);
+void Runtime::lose_sight(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread) {
+  Lock lock(mutex_);
+  Storage* storage = find(impl);
+  if (!storage) return;
+  try {
+    stay(*storage);
+    if (!reads) return;
+    pin(*storage, thread);
+    if (storage->residency != Residency::Resident) bring_in_missing(*storage, thread);
+    if (storage->residency != Residency::Resident) return;
+    if (storage->made_by | storage->replays_read) follow_replays(*storage, thread.lane, writes);
+    if (!writes) return;
+    swapper_.drop_host_at_once(*storage);
+    if (storage->value) end_value(*storage, /*in_place=*/false, thread);
+  } catch (const std::exception&) {  // there is not even memory to say why
   }
-  if (storage.residency != Residency::Resident) bring_in_missing(storage, thread);
-  if (!written) return;
-  if (storage.residency == Residency::Resident) swapper_.drop_host_at_once(storage);
-  replays_.ended(storage, Refusal::Written);
+}
+
+void Runtime::stay(Storage& storage) {
+  storage.escaped = true;
+  if (storage.residency != Residency::Leaving) return;
+  swapper_.drop_host_at_once(storage);
+  swapper_.touch(storage, false);
 }
 
 void Runtime::follow(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
@@ -551,22 +560,28 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   if (C10_UNLIKELY(!take_results(function, info, thread, maker, launched ? &*launched : nullptr) || lost)) {
     for (const c10::IValue& output : results_of(function)) {
       each_storage(output, [&](c10::StorageImpl* impl) {
-        if (Storage* storage = find(impl)) lose_sight(*storage, /*written=*/true, thread);
+        if (Storage* storage = find(impl)) stay(*storage);
       });
     }
   }
   if (--thread.depth > 0) return;
   --threads_in_ops_;
-  if (const EventPtr began = std::exchange(thread.began, nullptr)) {
-    if (open_ && thread.place.step == newest_.step) {
-      recorder_.timed(thread.place.op, began, device_->moment(thread.began_lane));
-    }
-  }
+  const EventPtr began = std::exchange(thread.began, nullptr);
   unpin_all(thread);
-  if (C10_UNLIKELY(evicts_always_)) send_all_out();
   thread.serial = 0;
   if (threads_waiting_ > 0) pins_released_.notify_all();  // those who wait for room, and adoption
-  if (!open_ || thread.place.step != newest_.step) return;
+  try {
+    end_outermost(began, thread);
+  } catch (const std::exception& error) {
+    recorder_.cut_short(text_of(error));
+  }
+}
+
+void Runtime::end_outermost(const EventPtr& began, const ThreadState& thread) {
+  const bool of_this_step = open_ && thread.place.step == newest_.step;
+  if (began && of_this_step) recorder_.timed(thread.place.op, began, device_->moment(thread.began_lane));
+  if (C10_UNLIKELY(evicts_always_)) send_all_out();
+  if (!of_this_step) return;
   executor_.end_op(thread.place.plan_op);
   recorder_.end_op(thread.place.op, threads_in_ops_ == 0);
   if (thread.place.op == newest_.op) newest_ = thread.place;

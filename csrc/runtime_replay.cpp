@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
+#include <new>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -87,6 +88,12 @@ class Runtime::ReplayInputs {
   ReplayInputs(const ReplayInputs&) = delete;
   ReplayInputs& operator=(const ReplayInputs&) = delete;
 
+  // So that nothing is made or pinned of which there is no memory to know.
+  void reserve(size_t count) {
+    pinned_.reserve(count);
+    data.reserve(count);
+    made.reserve(count);
+  }
   void pin(const std::shared_ptr<Value>& value) {
     Storage& storage = *value->storage;
     ++storage.pins;
@@ -196,12 +203,12 @@ Refusal Runtime::drop_bytes(Storage& storage, bool note) {
   if (refusal == Refusal::None) {
     try {
       access::have_mark(storage);
-    } catch (...) {
-      replays_.restored(storage);
+      swapper_.drop(storage);
+    } catch (...) {  // it is held only while it is dropped
+      if (storage.residency == Residency::Resident) replays_.restored(storage);
       throw;
     }
     recorder_.dropped(storage);
-    swapper_.drop(storage);
   } else if (note && storage.residency == Residency::Resident) {
     recorder_.declined(storage, refusal);
   }
@@ -287,8 +294,8 @@ class Runtime::Restoration {
   // It has been restored for this one: it stays.
   void keep(const std::shared_ptr<Value>& value) {
     if (!value->storage || value->storage->residency != Residency::Resident) return;
-    ++value->storage->pins;
     kept_.push_back(value);
+    ++value->storage->pins;
   }
 
   void run(Cause cause) {
@@ -405,6 +412,7 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, Restoration&
   const std::shared_ptr<const Producer> producer = value->producer;
   TORCH_CHECK_WITH(OutOfMemoryError, producer, kLost);
   ReplayInputs inputs(*this, device_->lane());
+  inputs.reserve(producer->inputs.size());
   at::Tensor written;  // its memory is an op in place's result
   size_t used_bytes = producer->results[value->result].bytes;
   for (const KeptInput& input : producer->inputs) {
@@ -455,9 +463,17 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, Restoration&
   place(thread);
   if (error) std::rethrow_exception(error);
   modeled_time.pass_op(used_bytes);
-  recorder_.replayed(wanted.value()->storage, producer->results[value->result].bytes, producer->info->id, cause, start,
-                     now_ticks());
+  note_replay(wanted.value()->storage, *producer, producer->results[value->result].bytes, cause, start);
   return made;
+}
+
+// While what was made lives: it must not die here, since the allocator takes the lock.
+void Runtime::note_replay(Storage* storage, const Producer& producer, size_t bytes, Cause cause, Ticks start) {
+  try {
+    recorder_.replayed(storage, bytes, producer.info->id, cause, start, now_ticks());
+  } catch (const std::bad_alloc& error) {
+    recorder_.cut_short(text_of(error));
+  }
 }
 
 at::Tensor Runtime::blank(const KeptInput& input, ThreadState& thread) {
@@ -561,15 +577,19 @@ void Runtime::end_values(const std::vector<Storage*>& written, ThreadState& thre
   const bool in_place = own && thread.makers.back().info->in_place;  // says what it has made when it ends
   for (Storage* storage : written) {
     if (storage->failed || !storage->value) continue;  // the op raises; or an op inside was there first
-    try {
-      restore_dependents(*storage, Cause::Demand, thread);
-      follow_replays(*storage, thread.lane, /*writes=*/true);
-      replays_.ended(*storage, Refusal::Written);
-      storage->maker = -1;
-      if (!in_place) recorder_.made(*storage, {});
-    } catch (const std::exception& error) {
-      access::mark_failed(*storage, message_of(error));
-    }
+    end_value(*storage, in_place, thread);
+  }
+}
+
+void Runtime::end_value(Storage& storage, bool in_place, ThreadState& thread) {
+  try {
+    restore_dependents(storage, Cause::Demand, thread);
+    follow_replays(storage, thread.lane, /*writes=*/true);
+    replays_.ended(storage, Refusal::Written);
+    storage.maker = -1;
+    if (!in_place) recorder_.made(storage, {});
+  } catch (const std::exception& error) {
+    access::mark_failed(storage, message_of(error));
   }
 }
 

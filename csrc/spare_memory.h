@@ -4,7 +4,7 @@
 // Each op, each storage and each copy has small records. Where none can be had as an op starts or as a tensor dies, the
 // core would not know of it, and torch takes no error there. So a process with an open session keeps some memory, and
 // operator new gets it piece by piece where the system refuses. A step's end takes as much again. Where that is used
-// up, too, an op that cannot be followed leaves all that it uses on the device (Runtime::lose_sight).
+// up, too, an op that cannot be followed keeps all that it uses on the device (Runtime::lose_sight).
 #pragma once
 
 namespace chameleon::spare_memory {

@@ -371,7 +371,7 @@ bool Swapper::swap_in(Storage& storage, Cause cause) {
   return true;
 }
 
-// Where it throws, the block has gone back and the storage is away. See Note [Copies that fail].
+// Where the copy cannot begin, the block has gone back and the storage is away. See Note [Copies that fail].
 void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
   const Ticks issue = now_ticks();
   EventPtr arriving;

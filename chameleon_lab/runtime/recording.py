@@ -94,7 +94,7 @@ def step_trace(
             duration_s=clock.since_start(marks["end_ticks"]) - marked_s,
         ),
         truncated_ops=log.truncated_ops,
-        lacks=log.lost_to and f"an op of it could not be recorded ({log.lost_to}): record it again",
+        lacks=log.lost_to and f"records of it were lost ({log.lost_to}): record it again",
         **_counters(counts),
     )
 

@@ -734,8 +734,9 @@ class Session:
             return
         self._noted_lost = True
         text = (
-            f"in step {log.index} an op could not be recorded ({log.lost_to}): what it uses stays on the device, and "
-            "the step is not planned for. If the host has no memory left, free some, or give a smaller host_capacity"
+            f"records of step {log.index} were lost ({log.lost_to}): what is used by an op without a record stays on "
+            "the device, and the step is not planned for. If the host has no memory left, free some, or give a smaller "
+            "host_capacity"
         )
         warnings.warn(f"Chameleon Lab: {text}", stacklevel=2)
         self._note(text)

@@ -450,8 +450,8 @@ def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> 
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
                     assert run(dice.randrange(in_all), in_a_row).same(bare), in_a_row
-            except (MemoryError, RuntimeError):
-                assert in_a_row > 16
+            except (MemoryError, RuntimeError) as error:
+                assert in_a_row > 16, error
                 failed += 1
             assert in_a_row > 16 or not caught, caught
             said |= {{re.sub("[0-9]+", "N", str(each.message)) for each in caught}}
@@ -464,7 +464,7 @@ def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> 
             counters = core.of().counters()
             assert counters["live_bytes"] == counters["storages"] == 0, counters
         assert hit > 20 and failed > 0, (hit, failed)
-        lost = "Chameleon Lab: in step N an op could not be recorded (the host has no memory left): "
+        lost = "Chameleon Lab: records of step N were lost (the host has no memory left): "
         assert any(text.startswith(lost) for text in said), said
         """,
         preload=library,
