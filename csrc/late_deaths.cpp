@@ -36,7 +36,7 @@ bool put_off(Deleter deleter, void* what) {
   try {
     waiting().emplace_back(deleter, what);
     some.store(true, std::memory_order_relaxed);
-  } catch (const std::bad_alloc&) {  // more than are ever put off at once: their memory is lost
+  } catch (const std::bad_alloc&) {  // more than there is room for, and no memory: theirs is lost
   }
   return true;
 }
@@ -48,15 +48,19 @@ bool any() { return some.load(std::memory_order_relaxed); }
 
 bool settle() {
   if (!any() || scopes > 0) return false;
-  std::vector<std::pair<Deleter, void*>> deaths;
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    deaths = waiting();
-    waiting().clear();
-    some.store(false, std::memory_order_relaxed);
+  for (bool died = false;; died = true) {
+    std::pair<Deleter, void*> death;
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (waiting().empty()) {
+        some.store(false, std::memory_order_relaxed);
+        return died;
+      }
+      death = waiting().front();
+      waiting().erase(waiting().begin());
+    }
+    death.first(death.second);
   }
-  for (const auto& [deleter, what] : deaths) deleter(what);
-  return !deaths.empty();
 }
 
 }  // namespace chameleon::late_deaths

@@ -248,9 +248,13 @@ void Runtime::open(const Options& options) {
                 ": delete them, or give a larger capacity");
   }
   device_->keep_free_blocks(true);
+  const bool listened = listens_;
   try {
     listen();
+    unseen_until_ = std::chrono::steady_clock::now() + kLongestUnseenOp;
+    older_threads_ = threads_of_this_process();
   } catch (...) {
+    if (!listened) stop_listening();
     device_->keep_free_blocks(false);
     device_->set_capacity(SIZE_MAX);
     close_disk();
@@ -259,8 +263,6 @@ void Runtime::open(const Options& options) {
     unbacked_runtime_.compare_exchange_strong(self, nullptr);
     throw;
   }
-  unseen_until_ = std::chrono::steady_clock::now() + kLongestUnseenOp;
-  older_threads_ = threads_of_this_process();
   open_ = true;
   always_keep_producers_ = false;
   keep_producers_if_needed();

@@ -298,7 +298,7 @@ class Runtime {
   void op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   void lose_sight(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread);
   void stay(Storage& storage);
-  void end_outermost(const EventPtr& began, const ThreadState& thread);
+  void end_outermost(const EventPtr& began, const EventPtr& ended, const ThreadState& thread);
   void follow(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
   bool take_results(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread, Maker* maker,
                     const collectives::Launched* launched);

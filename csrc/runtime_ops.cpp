@@ -367,16 +367,17 @@ void Runtime::lose_sight(c10::StorageImpl* impl, bool reads, bool writes, Thread
     if (storage->residency != Residency::Resident) return;
     if (storage->made_by | storage->replays_read) follow_replays(*storage, thread.lane, writes);
     if (!writes) return;
-    swapper_.drop_host_at_once(*storage);
+    swapper_.drop_host(*storage);
     if (storage->value) end_value(*storage, /*in_place=*/false, thread);
   } catch (const std::exception&) {  // there is not even memory to say why
+    if (writes && storage->residency == Residency::Resident) replays_.ended(*storage, Refusal::Written);
   }
 }
 
 void Runtime::stay(Storage& storage) {
   storage.escaped = true;
   if (storage.residency != Residency::Leaving) return;
-  swapper_.drop_host_at_once(storage);
+  swapper_.drop_host(storage);
   swapper_.touch(storage, false);
 }
 
@@ -567,19 +568,20 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
   if (--thread.depth > 0) return;
   --threads_in_ops_;
   const EventPtr began = std::exchange(thread.began, nullptr);
+  const EventPtr ended = began ? device_->moment(thread.began_lane) : nullptr;  // unpinning may have the lane wait
   unpin_all(thread);
   thread.serial = 0;
   if (threads_waiting_ > 0) pins_released_.notify_all();  // those who wait for room, and adoption
   try {
-    end_outermost(began, thread);
+    end_outermost(began, ended, thread);
   } catch (const std::exception& error) {
     recorder_.cut_short(text_of(error));
   }
 }
 
-void Runtime::end_outermost(const EventPtr& began, const ThreadState& thread) {
+void Runtime::end_outermost(const EventPtr& began, const EventPtr& ended, const ThreadState& thread) {
   const bool of_this_step = open_ && thread.place.step == newest_.step;
-  if (began && of_this_step) recorder_.timed(thread.place.op, began, device_->moment(thread.began_lane));
+  if (began && of_this_step) recorder_.timed(thread.place.op, began, ended);
   if (C10_UNLIKELY(evicts_always_)) send_all_out();
   if (!of_this_step) return;
   executor_.end_op(thread.place.plan_op);
@@ -622,7 +624,7 @@ void Runtime::unpin(Storage& storage) {
   const bool stale = std::exchange(storage.host_stale, false);
   if (storage.residency != Residency::Resident) return;  // bringing it in failed, and so did the op
   const bool intact = access::intact(storage);
-  if (stale || !intact) swapper_.drop_host_at_once(storage);
+  if (stale || !intact) swapper_.drop_host(storage);
   // The op has taken the DataPtr away (copy-on-write): neither writes nor raw accesses are seen until it is back.
   if (storage.impl && !intact) storage.escaped = true;
   // See Note [The mark for "away"]: armed while resident, the hook reports escaping pointers; the op's own kernel has

@@ -196,18 +196,21 @@ Refusal Runtime::drop(c10::StorageImpl* impl) {
 Refusal Runtime::drop_bytes(Storage& storage, bool note) {
   // At the end of a session everything comes back, and stays.
   Refusal refusal = closing_ ? Refusal::Unmovable : replays_.drop(storage);
-  if (refusal == Refusal::None && !access::keep(storage)) {
-    replays_.restored(storage);
-    refusal = Refusal::Unmovable;
-  }
   if (refusal == Refusal::None) {
     try {
-      access::have_mark(storage);
-      swapper_.drop(storage);
+      if (access::keep(storage)) {
+        access::have_mark(storage);
+        swapper_.drop(storage);
+      } else {
+        replays_.restored(storage);
+        refusal = Refusal::Unmovable;
+      }
     } catch (...) {  // it is held only while it is dropped
       if (storage.residency == Residency::Resident) replays_.restored(storage);
       throw;
     }
+  }
+  if (refusal == Refusal::None) {
     recorder_.dropped(storage);
   } else if (note && storage.residency == Residency::Resident) {
     recorder_.declined(storage, refusal);
@@ -467,7 +470,7 @@ at::Tensor Runtime::make_again(const std::shared_ptr<Value>& value, Restoration&
   return made;
 }
 
-// While what was made lives: it must not die here, since the allocator takes the lock.
+// Called while what was made lives: were it to die here, its deleter would wait for the lock for ever.
 void Runtime::note_replay(Storage* storage, const Producer& producer, size_t bytes, Cause cause, Ticks start) {
   try {
     recorder_.replayed(storage, bytes, producer.info->id, cause, start, now_ticks());

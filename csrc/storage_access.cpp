@@ -88,6 +88,8 @@ bool keep(Storage& storage) {
   if (storage.ghost) return true;
   if (!intact(storage)) return false;
   if (storage.impl->pyobj_slot()->load_pyobj() != nullptr) return true;
+  // Where that throws there is no reference yet, which would end under the core's lock.
+  if (kept().size() == kept().capacity()) kept().reserve(2 * kept().size() + 16);
   auto reference = storage.weak->lock();
   if (!reference) return false;
   kept().push_back(std::move(reference));

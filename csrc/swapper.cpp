@@ -196,7 +196,7 @@ void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
     if (!storage.host.data && !copy_out(storage, cause, at_hand)) return;
     leaving_.push_back(&storage);  // first: there may be no memory for it
   } catch (...) {
-    if (!keeps_host_copies) drop_host_at_once(storage);  // nothing tells of writes to what stays
+    if (!keeps_host_copies) drop_host(storage);  // nothing tells of writes to what stays
     throw;
   }
   become(storage, Residency::Leaving);
@@ -400,8 +400,8 @@ void Swapper::begin_swap_in(Storage& storage, void* block, Cause cause) {
 
 // Fetched too soon: the host still has the bytes.
 void Swapper::undo_swap_in(Storage& storage) {
-  cancel(storage, storage.arriving, Direction::In);
   recorder_.left(storage, std::max(recorder_.op(), 0));
+  cancel(storage, storage.arriving, Direction::In);
   void* block = storage.block;
   become(storage, Residency::Away);
   storage.due[1] = 0;
@@ -473,12 +473,16 @@ void Swapper::touch(Storage& storage, bool writes) {
 
 // A copy that nobody wants any more: its memory must not go back before the engine has let go of it. Of one that is
 // done it has: whoever writes there next is given to a lane or to a link after that.
-void Swapper::cancel(Storage& storage, EventPtr& copy, Direction direction) {
-  if (!copy->done()) {
-    copy->cancel();
-    const int lane = device_.lane();  // is about to write the block, or to let go of it
-    if (lane != storage.lane) wait(storage, copy, direction, lane);
-    wait(storage, copy, direction, storage.lane);
+void Swapper::cancel(Storage& storage, EventPtr& copy, Direction direction) noexcept {
+  try {
+    if (!copy->done()) {
+      copy->cancel();
+      const int lane = device_.lane();  // is about to write the block, or to let go of it
+      if (lane != storage.lane) wait(storage, copy, direction, lane);
+      wait(storage, copy, direction, storage.lane);
+    }
+  } catch (const std::exception&) {  // the bytes are not all there: the copy must not be taken for one
+    device_.finish();
   }
   copy.reset();
 }
@@ -490,26 +494,11 @@ void Swapper::drop_host(Storage& storage) {
   storage.host = {};
 }
 
-void Swapper::drop_host_at_once(Storage& storage) noexcept {
-  try {
-    drop_host(storage);
-  } catch (const std::exception&) {
-    device_.finish();
-    storage.host.written.reset();
-    drop_host(storage);
-  }
-}
-
 // In a tensor's deleter, where nothing may be thrown.
 void Swapper::release(Storage& storage) noexcept {
   if (storage.residency == Residency::Leaving) forget_leaving(storage);
-  try {
-    if (storage.arriving) cancel(storage, storage.arriving, Direction::In);
-  } catch (const std::exception&) {
-    device_.finish();
-    storage.arriving.reset();
-  }
-  drop_host_at_once(storage);
+  if (storage.arriving) cancel(storage, storage.arriving, Direction::In);
+  drop_host(storage);
   access::give_mark_back(storage);
   try {
     if (storage.block) let_block_die(storage);

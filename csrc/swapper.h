@@ -112,8 +112,7 @@ class Swapper {
   std::string not_back(const Storage& storage, const std::string& why) const;
   // At the end of a session; false: they do not all fit. What cannot be brought back for good is `lost`.
   bool restore_all(std::vector<Storage*>* lost);
-  void drop_host(Storage& storage);                   // the host copy is stale, or no longer wanted
-  void drop_host_at_once(Storage& storage) noexcept;  // waits for all of the device where there is no other way
+  void drop_host(Storage& storage);  // the host copy is stale, or no longer wanted
 
  private:
   void become(Storage& storage, Residency to);
@@ -134,7 +133,7 @@ class Swapper {
   void arrive(Storage& storage, EventPtr* arrived);
   void wait(Storage& storage, const EventPtr& copy, Direction direction, int lane);
   void was_made(Storage& storage, const EventPtr& copy, Direction direction, Cause cause);
-  void cancel(Storage& storage, EventPtr& copy, Direction direction);
+  void cancel(Storage& storage, EventPtr& copy, Direction direction) noexcept;
   bool free_something(size_t block_bytes);
   void* take_host(const Storage& storage, Cause cause, bool at_hand);
   bool get_lacking();
