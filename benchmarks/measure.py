@@ -129,6 +129,14 @@ def fingerprint(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return digests
 
 
+def most_reserved_bytes(capacity_bytes: int, allocator: str) -> int:
+    """What torch may reserve on a GPU under a capacity, with the allocator that a session's report names.
+
+    It compares a request with the limit before it rounds up to the pages of expandable segments, of 20 MiB.
+    """
+    return capacity_bytes + (20 << 20 if allocator == "expandable_segments" else 0)
+
+
 def digest(tensor: torch.Tensor) -> str:
     """SHA-256 of a tensor's type, shape and bits."""
     head = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()

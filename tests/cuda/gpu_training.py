@@ -94,6 +94,13 @@ class GpuRun:
         """Are both runs the same to the bit?"""
         return self.losses == other.losses and self.state == other.state
 
+    def reserved_within(self, capacity: int) -> bool:
+        """Has torch reserved no more than the session's capacity lets it?"""
+        from benchmarks.measure import most_reserved_bytes
+
+        assert self.report is not None
+        return self.reserved_bytes <= most_reserved_bytes(capacity, self.report.allocator)
+
 
 def digest(tensor: torch.Tensor) -> str:
     """Of the tensor's bytes."""

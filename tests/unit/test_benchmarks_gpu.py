@@ -36,6 +36,7 @@ from benchmarks.gpu.common import (
     write_part,
 )
 from benchmarks.gpu.steps import Steps
+from benchmarks.measure import most_reserved_bytes
 from chameleon_lab.report.session_report import StepSummary
 from chameleon_lab.runtime import core
 
@@ -351,6 +352,11 @@ def test_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "allocator" not in rows[0], "it has no session"
     header, _, *printed = capsys.readouterr().out.partition("\nmodel ")[2].splitlines()
     assert "refusals  flushes" in header and "by profiler" in header and len(printed) == 4
+
+
+def test_torch_may_reserve_a_page_of_expandable_segments_more_than_the_capacity() -> None:
+    assert most_reserved_bytes(73 << 20, "default") == 73 << 20
+    assert most_reserved_bytes(73 << 20, "expandable_segments") == 93 << 20
 
 
 @pytest.mark.parametrize(("sees", "modes"), [(True, (True,)), (False, (True, "trusting"))])
