@@ -194,6 +194,24 @@ void Runtime::open(const Options& options) {
   Lock lock(mutex_);
   TORCH_CHECK(!open_, "Chameleon Lab: a session is open on ", torch_device_, " already");
   if (options.capacity_bytes != SIZE_MAX) marks::reserve(on_host());
+  const bool listened = listens_;
+  try {
+    begin_session(options);
+    listen();
+    unseen_until_ = std::chrono::steady_clock::now() + kLongestUnseenOp;
+    older_threads_ = threads_of_this_process();
+  } catch (...) {
+    if (!listened) stop_listening();
+    device_->keep_free_blocks(false);
+    lift_limits();
+    throw;
+  }
+  open_ = true;
+  always_keep_producers_ = false;
+  keep_producers_if_needed();
+}
+
+void Runtime::begin_session(const Options& options) {
   open_disk(options.disk);
   options_ = options;
   unbacked_ = options.unbacked;
@@ -240,32 +258,20 @@ void Runtime::open(const Options& options) {
   recorder_.notice_pauses(!runs_behind_);
   begin_step();
   const size_t resident_bytes = device_->resident_bytes();
-  if (resident_bytes > options.capacity_bytes && !swapper_.make_room(0)) {
-    device_->set_capacity(SIZE_MAX);
-    close_disk();
-    TORCH_CHECK(false, "Chameleon Lab: tensors of an earlier session hold ", human(resident_bytes),
-                " that cannot move, more than the capacity of ", human(options.capacity_bytes),
-                ": delete them, or give a larger capacity");
-  }
+  TORCH_CHECK(resident_bytes <= options.capacity_bytes || swapper_.make_room(0),
+              "Chameleon Lab: tensors of an earlier session hold ", human(resident_bytes),
+              " that cannot move, more than the capacity of ", human(options.capacity_bytes),
+              ": delete them, or give a larger capacity");
   device_->keep_free_blocks(true);
-  const bool listened = listens_;
-  try {
-    listen();
-    unseen_until_ = std::chrono::steady_clock::now() + kLongestUnseenOp;
-    older_threads_ = threads_of_this_process();
-  } catch (...) {
-    if (!listened) stop_listening();
-    device_->keep_free_blocks(false);
-    device_->set_capacity(SIZE_MAX);
-    close_disk();
-    unbacked_ = false;
-    Runtime* self = this;
-    unbacked_runtime_.compare_exchange_strong(self, nullptr);
-    throw;
-  }
-  open_ = true;
-  always_keep_producers_ = false;
-  keep_producers_if_needed();
+}
+
+// Of a session that ends, or has not begun.
+void Runtime::lift_limits() {
+  close_disk();
+  limited_ = unbacked_ = false;
+  Runtime* self = this;
+  unbacked_runtime_.compare_exchange_strong(self, nullptr);
+  device_->set_capacity(SIZE_MAX);
 }
 
 namespace {
@@ -335,20 +341,15 @@ void Runtime::end_session() {
   std::vector<Storage*> lost;
   if (!swapper_.restore_all(&lost)) return;
   lose(lost);
-  close_disk();
   Lanes replays = 0;
   for (const auto& storage : table_.all()) replays |= storage->made_by | storage->replays_read;
   const EventPtr replayed = replays ? device_->record(replays) : nullptr;
   if (replayed) device_->host_wait(replayed, Order::SessionEndsReplayed);
-  device_->set_capacity(SIZE_MAX);
+  lift_limits();
   end_dropped_flights();
   flights_ = {};  // whose Works are still held: what they were given stays
   forget_values();
   forget_unbacked();
-  unbacked_ = false;
-  Runtime* self = this;
-  unbacked_runtime_.compare_exchange_strong(self, nullptr);
-  limited_ = false;
   hand_back();
   // Only now: other threads' ops must come past the hook, and wait there, while storages move.
   stop_listening();

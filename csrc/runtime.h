@@ -408,6 +408,8 @@ class Runtime {
   void trim_host(bool all);
   void end_session();
   SwapTarget& target() { return disk_ ? static_cast<SwapTarget&>(*disk_) : host_; }
+  void begin_session(const Options& options);
+  void lift_limits();
   void open_disk(const DiskOptions& options);
   void close_disk();
   void lose(const std::vector<Storage*>& storages);

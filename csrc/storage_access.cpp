@@ -155,8 +155,8 @@ void mark_resident(Storage& storage) {
 }
 
 void mark_failed(Storage& storage, const std::string& message) {
-  disarm(storage);
   raise_on_access(storage, message);
+  disarm(storage);
   storage.failed = true;
 }
 
