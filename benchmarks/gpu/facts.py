@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.tiny
         else [64 << 10, 256 << 10, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 512 * MIB]
     )
-    result: dict[str, Any] = {"environment": gpu.environment(vars(options))}
+    result: dict[str, Any] = {"environment": gpu.environment(vars(options)), "before": gpu.state()}
     print(f"{result['environment']['device']}: the link, GB/s", flush=True)
     result["link"] = link(gpu, sizes)
     rates = ("out", "in", "out_together", "in_together")
@@ -189,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result["host_cost"] = costs = host_cost(gpu, 200 if options.tiny else 20_000)
     print("what an op takes the host")
     print(measure.table(HEADERS, [cells(row) for row in costs]), flush=True)
+    result["after"] = gpu.state()
     write(options, result)
     return 0
 

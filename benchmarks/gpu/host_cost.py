@@ -56,9 +56,12 @@ def _loop(x: torch.Tensor, ops: int) -> None:
         y = y * 1.0
 
 
-def _per_op(gpu: Gpu, x: torch.Tensor, ops: int, session: cl.Session | None) -> dict[str, float]:
-    """Seconds an op, until the host has given them all and until they are done: median, least and most of the steps."""
-    host, done = [], []
+def _per_op(gpu: Gpu, x: torch.Tensor, ops: int, session: cl.Session | None) -> dict[str, Any]:
+    """Seconds an op, until the host has given them all and until they are done: median, least and most of the steps.
+
+    And what the GPU says of its clocks and power before and after.
+    """
+    host, done, before = [], [], gpu.state()
     for _ in range(_SETTLING_STEPS + TIMED_STEPS):
         gpu.sync()
         start = time.perf_counter()
@@ -68,7 +71,7 @@ def _per_op(gpu: Gpu, x: torch.Tensor, ops: int, session: cl.Session | None) -> 
         done.append(time.perf_counter() - start)
         if session is not None:
             session.step()
-    found = {}
+    found: dict[str, Any] = {"before": before, "after": gpu.state(), "timed_steps": TIMED_STEPS}
     for name, steps_s in (("host", host[_SETTLING_STEPS:]), ("done", done[_SETTLING_STEPS:])):
         found[f"{name}_s"] = statistics.median(steps_s) / ops
         found[f"{name}_min_s"], found[f"{name}_max_s"] = min(steps_s) / ops, max(steps_s) / ops
@@ -118,7 +121,7 @@ def _at_the_limit(gpu: Gpu, ops: int) -> list[dict[str, Any]]:
     return [bare, limited | {"reserved_bytes": gpu.reserved_peak_bytes()}]
 
 
-HEADERS = ("kernels", "kernel us", "variant", "host us/op", "from to", "done us/op", "from to")
+HEADERS = ("kernels", "kernel us", "variant", "steps", "host us/op", "from to", "done us/op", "from to")
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -127,4 +130,5 @@ def cells(row: dict[str, Any]) -> list[str]:
     for name in ("host", "done"):
         least_us, most_us = (row[f"{name}_{end}_s"] * 1e6 for end in ("min", "max"))
         times += [f"{row[f'{name}_s'] * 1e6:.2f}", f"{least_us:.2f} to {most_us:.2f}"]
-    return [row["kernel"], f"{row['kernel_s'] * 1e6:.1f}", row["variant"], *times]
+    steps = str(row["timed_steps"])
+    return [row["kernel"], f"{row['kernel_s'] * 1e6:.1f}", row["variant"], steps, *times]

@@ -41,6 +41,9 @@ HOST_SHARE = 0.88
 """Of the host's memory that is left, what the session may take: before there is a plan, eviction keeps all there that
 does not fit. The guard comes at a third of the rest."""
 
+_MOST_SHARE = 0.8
+"""Of the time that is left, what a capacity may take where others follow: all its steps, where nothing is amiss."""
+
 _LEAST_S = 60.0  # what a capacity needs at least, most of it to begin
 
 
@@ -145,7 +148,7 @@ def rows_of(options: argparse.Namespace, gpu: Gpu) -> Iterator[dict[str, Any]]:
     """Each capacity in a process of its own: pinned memory and what torch holds go back."""
     capacities = [float(text) for text in options.capacities.split(",")]
     for number, capacity in enumerate(capacities):
-        seconds = gpu.left_s() if number == len(capacities) - 1 else gpu.left_s() * 0.5
+        seconds = gpu.left_s() if number == len(capacities) - 1 else gpu.left_s() * _MOST_SHARE
         least_s = _LEAST_S if gpu.real else 1.0
         if gpu.left_s() < least_s:
             yield {"capacity_gib": capacity, "error": "no time left"}
@@ -175,7 +178,7 @@ def judge(rows: list[dict[str, Any]]) -> None:
 
 
 HEADERS = (
-    *("GiB", "tokens/s", "kept", "theirs", "kept", "steps s"),
+    *("GiB", "tokens/s", "kept", "theirs", "kept", "steps", "from to s"),
     *(
         "reserved GiB",
         "driver GiB",
@@ -205,6 +208,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['tokens_per_s']:.0f}",
         f"{row['kept']:.0%}" if "kept" in row else "-",
         *anchor,
+        str(row["timed_steps"]),
         f"{row['step_min_s']:.2f} to {row['step_max_s']:.2f}",
         f"{row['reserved_bytes'] / GIB:.1f}",
         f"{row['driver_bytes'] / GIB:.1f}",

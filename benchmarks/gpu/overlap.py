@@ -141,7 +141,17 @@ def measure_model(
 
 
 HEADERS = (
-    *("model", "variant", "capacity MiB", "reserved MiB", "driver MiB", "step ms", "from to", "ratio"),
+    *(
+        "model",
+        "variant",
+        "capacity MiB",
+        "reserved MiB",
+        "driver MiB",
+        "steps",
+        "step ms",
+        "from to",
+        "ratio",
+    ),
     *("hidden", "profiled", "by profiler", "stall foretold ms", "stall ms"),
     *("pinned MiB", "pinning s", "refusals", "flushes", "losses ="),
 )
@@ -170,6 +180,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         maybe("capacity_bytes", measure.mib),
         measure.mib(row["reserved_bytes"]),
         measure.mib(row["driver_bytes"]),
+        str(row["timed_steps"]),
         measure.milliseconds(row["step_s"]),
         f"{row['step_min_s'] * 1e3:.1f} to {row['step_max_s'] * 1e3:.1f}",
         f"{row['ratio']:.3f}",

@@ -527,6 +527,7 @@ HEADERS = (
         "method",
         "GiB",
         "tokens/s",
+        "steps",
         "from to",
         "x checkpoint",
         "reserved GiB",
@@ -552,6 +553,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [
         *head,
         speed,
+        str(common["timed_steps"]) if common["ok"] else "-",
         _speeds(common) if common["ok"] else "-",
         f"{row['speed_to_checkpoint']:.2f}" if "speed_to_checkpoint" in row else "-",
         f"{common['reserved_bytes'] / GIB:.2f}" if common["ok"] else "-",
