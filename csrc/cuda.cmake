@@ -83,6 +83,8 @@ target_compile_options(fake_cuda PRIVATE -Werror)
 target_include_directories(fake_cuda PRIVATE ${fake_cuda_dir})
 target_include_directories(fake_cuda SYSTEM PRIVATE ${cuda_include_dir})
 target_link_libraries(fake_cuda PRIVATE cuda_device core face core_options)
+set_property(SOURCE ${fake_cuda_dir}/harness.cpp APPEND PROPERTY
+  COMPILE_DEFINITIONS CUDA_INCLUDE_DIR="${cuda_include_dir}")
 # Two Python modules in one library: chameleon_lab._C, and _fake_cuda to drive the fake.
 set_target_properties(fake_cuda PROPERTIES
   OUTPUT_NAME _C SKIP_BUILD_RPATH ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/fake_cuda)

@@ -62,7 +62,9 @@ long calls_astray = 0;
 
 long pinning_to_failure = 0;
 long calls_to_failure = 0, calls_that_fail = 0, calls_failed = 0;
-bool failure_is_sticky = false, is_dead = false, copies_fail = false;
+bool failure_is_sticky = false, copies_fail = false;
+cudaError_t death = cudaSuccess;  // what every call returns since a sticky error
+thread_local cudaError_t last_error = cudaSuccess;
 
 // What the call that asks returns in place of what it would do.
 cudaError_t failing() {
@@ -70,9 +72,16 @@ cudaError_t failing() {
   if (calls_to_failure > 0 && --calls_to_failure > 0) return cudaSuccess;
   const bool now = calls_that_fail > 0;
   calls_that_fail -= now;
-  is_dead |= now && failure_is_sticky;
+  if (now && failure_is_sticky) death = cudaErrorIllegalAddress;
+  const bool is_dead = death != cudaSuccess;
   calls_failed += now || is_dead;
-  return is_dead ? cudaErrorIllegalAddress : now ? cudaErrorMemoryAllocation : cudaSuccess;
+  return is_dead ? death : now ? cudaErrorMemoryAllocation : cudaSuccess;
+}
+
+// What a call returns is also what cudaGetLastError() says, until somebody asks.
+cudaError_t said(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
 }
 void (*meanwhile)() = nullptr;
 
@@ -240,7 +249,7 @@ void start(uint64_t seed) {
   pinned_limit = SIZE_MAX;
   peak_pinned = pinned;
   calls_to_failure = calls_that_fail = calls_failed = 0;
-  is_dead = false;
+  death = last_error = cudaSuccess;
 }
 
 void be_lazy() { lazy = true; }
@@ -294,7 +303,7 @@ void catch_up() {
 
 void launch(cudaStream_t stream, std::function<void()> kernel) {
   Lock lock(mutex);
-  if (is_dead) return;
+  if (dead()) return;
   give(*stream_of(stream), {std::move(kernel), nullptr, nullptr});
 }
 
@@ -347,10 +356,10 @@ void fail_call(long number, bool sticky, long in_a_row) {
 }
 long failed_calls() { return calls_failed; }
 void fail_copies(bool fail) { copies_fail = fail; }
-bool dead() { return is_dead; }
-void die(bool on) {
+bool dead() { return death != cudaSuccess; }
+void die(int error) {
   Lock lock(mutex);
-  is_dead = on;
+  death = static_cast<cudaError_t>(error);
 }
 size_t pinned_bytes() { return pinned; }
 size_t peak_pinned_bytes() { return peak_pinned; }
@@ -368,11 +377,12 @@ using fake::Lock;
 using fake::stream_of;
 
 #define MAY_FAIL() \
-  if (const cudaError_t error = fake::failing(); error != cudaSuccess) return error
+  if (const cudaError_t error = fake::failing(); error != cudaSuccess) return fake::said(error)
 
 extern "C" {
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int) {
+  MAY_FAIL();
   Lock lock(fake::mutex);
   fake::count_astray();
   static constexpr const char* kRoles[] = {"out", "in", "urgent"};
@@ -403,7 +413,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   MAY_FAIL();
   Lock lock(fake::mutex);
   fake::count_astray();
-  if (stream_of(stream)->destroyed) return cudaErrorInvalidResourceHandle;
+  if (stream_of(stream)->destroyed) return fake::said(cudaErrorInvalidResourceHandle);
   const fake::MarkPtr mark = fake::event_of(event)->mark;
   if (!mark || fake::is_dropped(stream_of(stream)->role, mark->stream->role)) return cudaSuccess;
   fake::wait(stream, mark);
@@ -415,8 +425,8 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   MAY_FAIL();
   Lock lock(fake::mutex);
-  if (stream_of(stream)->destroyed) return cudaErrorInvalidResourceHandle;
-  return stream_of(stream)->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+  if (stream_of(stream)->destroyed) return fake::said(cudaErrorInvalidResourceHandle);
+  return stream_of(stream)->queue.empty() ? cudaSuccess : fake::said(cudaErrorNotReady);
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
@@ -430,7 +440,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   MAY_FAIL();
   Lock lock(fake::mutex);
   fake::count_astray();
-  if (stream_of(stream)->destroyed) return cudaErrorInvalidResourceHandle;
+  if (stream_of(stream)->destroyed) return fake::said(cudaErrorInvalidResourceHandle);
   fake::event_of(event)->mark = fake::record(stream);
   return cudaSuccess;
 }
@@ -440,7 +450,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   Lock lock(fake::mutex);
   fake::go_on();
   const fake::MarkPtr& mark = fake::event_of(event)->mark;
-  return !mark || mark->done ? cudaSuccess : cudaErrorNotReady;
+  return !mark || mark->done ? cudaSuccess : fake::said(cudaErrorNotReady);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -454,10 +464,11 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+  MAY_FAIL();
   Lock lock(fake::mutex);
   const fake::MarkPtr &from = fake::event_of(start)->mark, &to = fake::event_of(end)->mark;
-  if (!from || !to) return cudaErrorInvalidResourceHandle;
-  if (!from->done || !to->done) return cudaErrorNotReady;
+  if (!from || !to) return fake::said(cudaErrorInvalidResourceHandle);
+  if (!from->done || !to->done) return fake::said(cudaErrorNotReady);
   *ms = static_cast<float>(to->ms - from->ms);
   return cudaSuccess;
 }
@@ -466,10 +477,10 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
   MAY_FAIL();
   Lock lock(fake::mutex);
-  if (fake::copies_fail) return cudaErrorMemoryAllocation;
+  if (fake::copies_fail) return fake::said(cudaErrorMemoryAllocation);
   const size_t pinned = fake::pinned_from(kind == cudaMemcpyDeviceToHost ? to : from);
   if (pinned == 0) ++fake::waits_of_host["cudaMemcpyAsync, pageable"];
-  if (pinned > 0 && pinned < bytes) return cudaErrorInvalidValue;  // over the end of what is pinned
+  if (pinned > 0 && pinned < bytes) return fake::said(cudaErrorInvalidValue);  // over the end of what is pinned
   fake::launch(stream, [=] { std::memcpy(to, from, bytes); });
   return cudaSuccess;
 }
@@ -490,13 +501,14 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned int) {
   *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (*data && fake::pin(*data, bytes, fake::policy_of_thread())) return cudaSuccess;
   std::free(*data);
-  return cudaErrorMemoryAllocation;
+  return fake::said(cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaFreeHost(void* data) {
+  MAY_FAIL();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
-  if (!fake::unpin(data)) return cudaErrorInvalidValue;
+  if (!fake::unpin(data)) return fake::said(cudaErrorInvalidValue);
   std::free(data);
   return cudaSuccess;
 }
@@ -506,14 +518,15 @@ cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned int) {
   fake::pinning.pass();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
-  return fake::pin(data, bytes, fake::policy_of(data, bytes)) ? cudaSuccess : cudaErrorMemoryAllocation;
+  return fake::pin(data, bytes, fake::policy_of(data, bytes)) ? cudaSuccess : fake::said(cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaHostUnregister(void* data) {
+  MAY_FAIL();
   fake::pinning.pass();
   Lock lock(fake::mutex);
   ++fake::waits_of_host[__func__];
-  return fake::unpin(data) ? cudaSuccess : cudaErrorInvalidValue;
+  return fake::unpin(data) ? cudaSuccess : fake::said(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaGetDevice(int* device) {
@@ -528,7 +541,12 @@ cudaError_t cudaDeviceGetPCIBusId(char* name, int bytes, int) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGetLastError(void) { return cudaSuccess; }
+cudaError_t cudaGetLastError(void) {
+  const cudaError_t error = fake::dead() ? fake::death : fake::last_error;
+  fake::last_error = cudaSuccess;
+  return error;
+}
+cudaError_t cudaPeekAtLastError(void) { return fake::dead() ? fake::death : fake::last_error; }
 const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaErrorIllegalAddress ? "an illegal memory access was encountered"
          : error == cudaSuccess           ? "no error"

@@ -75,7 +75,8 @@ void fail_call(long number, bool sticky, long in_a_row);
 void fail_copies(bool fail);  // all that are asked for meanwhile
 long failed_calls();          // since start()
 bool dead();
-void die(bool on);  // the same from the next call on; and, of what no device has seen, as if it had not been
+// The same from the next call on, with that error; with none, and of what no device has seen, as if it had not been.
+void die(int error);
 void set_total_bytes(size_t bytes);  // of the GPU
 size_t total_bytes();
 size_t pinned_bytes();

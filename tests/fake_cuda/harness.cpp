@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
+#include "device/cuda/health.h"
 #include "device/cuda/pinned_pool.h"
 #include "device/cuda/torch_side.h"
 #include "fake.h"
@@ -504,7 +505,13 @@ PYBIND11_MODULE(_fake_cuda, m) {
   m.def(
       "fork", [] { return syscall(SYS_fork); },
       "A child that nobody has told that it is one, where the GPU goes on. Call it where there is one thread.");
-  m.def("die", &fake::die, py::arg("on"), "All calls of CUDA fail meanwhile.");
+  m.def(
+      "ends_the_gpu",
+      [](int error) { return chameleon::cuda::Health().lost(static_cast<cudaError_t>(error), "a call"); },
+      "Is the GPU taken for gone where a call returns that error?");
+  m.attr("cuda_include_dir") = CUDA_INCLUDE_DIR;
+  m.def("die", &fake::die, py::arg("error") = static_cast<int>(cudaErrorIllegalAddress),
+        "All calls of CUDA fail with that error meanwhile; 0: none does any more.");
   m.def("fail_call", &fake::fail_call, py::arg("number"), py::arg("sticky") = false, py::arg("in_a_row") = 1,
         "Of those to come.");
   m.def("fail_copies", &fake::fail_copies, py::arg("fail"), "Those that are asked for meanwhile.");

@@ -93,6 +93,11 @@ struct View {
 void give_kernel(std::vector<View> reads, void* out, size_t bytes, int64_t value, const char* kind) {
   Turns::pass();
   const std::string who = kind + std::string(" ") + std::to_string(kernels++);
+  // As torch does behind each kernel of its own, which then raises.
+  if (!fake::dead() && cudaPeekAtLastError() != cudaSuccess) {
+    const std::lock_guard<std::mutex> lock(errors_mutex);
+    errors.push_back(who + " finds an error that a call before it has left: " + cudaGetErrorString(cudaGetLastError()));
+  }
   fake::launch(fake::current(), [reads = std::move(reads), out, bytes, value, who] {
     for (const View& view : reads) check(view.data, view.bytes, view.value, who);
     if (out) fill(out, bytes, value);
@@ -136,9 +141,10 @@ at::Tensor& toy_write_by_worker_(at::Tensor& self, int64_t value, bool in_loop) 
   return self;
 }
 
-void toy_record_stream(at::Tensor& self, int64_t stream) {
+// Torch has it for tensors of a GPU alone.
+void record_stream(at::Tensor& self, c10::Stream stream) {
   fake::record_stream(self.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks(),
-                      reinterpret_cast<cudaStream_t>(stream));
+                      reinterpret_cast<cudaStream_t>(stream.id()));
 }
 
 // In torch's own namespace, since of other ops the core believes no schema.
@@ -147,15 +153,14 @@ TORCH_LIBRARY_FRAGMENT(aten, m) {
   m.def("_toy_write_(Tensor(a!) self, Tensor[] inputs, int[] values, int before, int value) -> Tensor(a!)");
   m.def("_toy_read(Tensor[] inputs, int[] values) -> ()");
   m.def("_toy_write_by_worker_(Tensor(a!) self, int value, bool in_loop) -> Tensor(a!)");
-  m.def("_toy_record_stream(Tensor(a!) self, int stream) -> ()");
 }
 TORCH_LIBRARY_IMPL(aten, CompositeExplicitAutograd, m) {
   m.impl("_toy_make", &toy_make);
   m.impl("_toy_write_", &toy_write_);
   m.impl("_toy_read", &toy_read);
   m.impl("_toy_write_by_worker_", &toy_write_by_worker_);
-  m.impl("_toy_record_stream", &toy_record_stream);
 }
+TORCH_LIBRARY_IMPL(aten, CPU, m) { m.impl("record_stream", &record_stream); }
 
 template <class F>
 c10::TypedOperatorHandle<F> op(const char* name) {
@@ -449,8 +454,8 @@ class RandomProgram {
       Turns::call([&] { fake::record_stream(impl(tensor)->_mutable_data_ptr_no_checks(), stream); });
       return;
     }
-    static const auto record_op = op<void(at::Tensor&, int64_t)>("aten::_toy_record_stream");
-    Turns::call([&] { record_op.call(tensor.tensor, reinterpret_cast<int64_t>(stream)); });
+    const c10::Stream named(c10::Stream::UNSAFE, tensor.tensor.device(), reinterpret_cast<int64_t>(stream));
+    Turns::call([&] { tensor.tensor.record_stream(named); });
   }
 
   // A kernel that is no op, of C++ that has the address through a const pointer, which nothing shows: along a stream

@@ -349,6 +349,41 @@ def test_what_the_host_computes_is_no_part_of_the_program() -> None:
 
 
 @pytest.mark.gate
+def test_what_another_thread_computes_on_the_host_is_no_part_of_the_program() -> None:
+    """A data loader's thread that pins batches, at its own pace."""
+    found = on_fake_gpus(f"""
+        stop, computed = threading.Event(), []
+
+        def load():
+            host = torch.arange(1024)
+            while not stop.is_set():
+                torch.empty(1024, dtype=torch.int64).copy_(host).add_(1)
+                computed.append(1)
+
+        loader = threading.Thread(target=load)
+        with {SESSION} as session:
+            tensors = [fake.Tensor(0, 4 * MiB, number) for number in range(20)]
+            names = []
+            loader.start()
+            for step in range(5):
+                for number, tensor in enumerate(tensors):
+                    before = len(computed)
+                    while len(computed) == before:  # at least one op of the loader's between two of the step's
+                        time.sleep(0)
+                    assert tensor.holds(number)
+                session.step()
+                trace = session.trace().last
+                names.append([trace.names[name] for name in trace.ops.name])
+            stop.set()
+            loader.join()
+            recall = session.report().history[-1].match_rate
+        print(json.dumps([names, recall]))
+    """)
+    names, recall = found
+    assert names[1:] == [["fake_gpu::holds"] * 20] * 4 and recall == 1.0
+
+
+@pytest.mark.gate
 def test_a_storage_that_dies_inside_of_torch_s_allocator_hangs_nobody() -> None:
     """CUDA IPC frees there what its consumers have let go of (FreeMemoryCallback)."""
     found = on_fake_gpus(f"""
@@ -369,6 +404,155 @@ def test_a_storage_that_dies_inside_of_torch_s_allocator_hangs_nobody() -> None:
         print(json.dumps([before, after, right, fake.misses() > 0]))
     """)
     assert found == [3, 2, True, True]
+
+
+@pytest.mark.gate
+def test_a_storage_dies_inside_of_torch_s_allocator_while_a_session_waits_for_that() -> None:
+    """One thread has the allocator's lock, and the other the session's."""
+    found = on_fake_gpus(f"""
+        with {SESSION} as session:
+            shared = [fake.Tensor(0, 8 * MiB, number) for number in range(3)]
+            for tensor in shared:
+                tensor.share()
+            tensor = None
+            shared.clear()
+            counters = core.of("cuda:0").counters
+            before = counters()["storages"]
+            fake.collect_shared(beside_another=True)
+            workspace = fake.Workspace(0, 26 * MiB)  # there is no such block
+            fake.join()
+            other = fake.Tensor(0, 30 * MiB, 2)
+            right = other.holds(2)
+            after = counters()["storages"]
+        print(json.dumps([before, after, right]))
+    """)
+    assert found == [3, 1, True]
+
+
+@pytest.mark.gate
+def test_no_storage_leaves_while_a_stream_is_recorded_for_it() -> None:
+    """Torch would be told of a block that is none any more, and its assertion fails."""
+    found = on_fake_gpus(f"""
+        with {SESSION} as session:
+            tensor = fake.Tensor(0, 8 * MiB, 3)
+            left_before = tensor.record_stream_beside_eviction()
+            print(json.dumps([left_before, tensor.where, tensor.holds(3), fake.figures(0)["recorded_streams"]]))
+    """)
+    assert found == [False, "away", True, 1]
+
+
+@pytest.mark.gate
+def test_the_driver_is_asked_as_often_for_many_tensors_as_for_one() -> None:
+    """Each question takes a millisecond, and a session begins with thousands of tensors."""
+    found = on_fake_gpus(f"""
+        held = [fake.Tensor(0, 16 << 10, number % 256) for number in range(500)]
+        asked = []
+        for count in (1, 500):
+            before = fake.figures(0)["memory_questions"]
+            with {SESSION} as session:
+                for tensor in held[:count]:
+                    tensor.adopt()
+                more = fake.Tensor(0, 4 * MiB, 1)
+                where = {{tensor.where for tensor in held[:count]}}
+            asked.append(fake.figures(0)["memory_questions"] - before)
+        print(json.dumps([asked, sorted(where), all(t.holds(n % 256) for n, t in enumerate(held))]))
+    """)
+    (one, many), where, right = found
+    assert one == many > 0 and where == ["resident"] and right
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_where_not_all_fits_back_at_the_end_the_allocator_flushes_once() -> None:
+    """Each refusal makes torch give back all that it keeps, and wait for the GPU."""
+    found = on_fake_gpus(f"""
+        session = {SESSION}.start()
+        held = [fake.Tensor(0, 4 * MiB, number) for number in range(60)]
+        fake.set_total_bytes(0, 96 * MiB)
+        before = fake.figures(0)
+        session.stop()
+        after = fake.figures(0)
+        away = sum(tensor.where == "away" for tensor in held)
+        right = all(tensor.holds(number) for number, tensor in enumerate(held))
+        fake.set_total_bytes(0, 1 << 36)
+        with {SESSION}:
+            pass
+        left = {{tensor.where for tensor in held}}
+        print(json.dumps([away, right, *(after[n] - before[n] for n in ("out_of_memory", "retries")), sorted(left)]))
+    """)
+    away, right, refused, flushed, left = found
+    assert away > 20 and right and left == ["not ours"]
+    assert refused <= 1 and flushed <= 1
+
+
+@pytest.mark.gate
+def test_a_session_of_a_gpu_alone_handles_no_faults() -> None:
+    """Others do (debuggers, Java, compute-sanitizer), and it could not put a GPU's bytes there."""
+    found = on_fake_gpus(f"""
+        import faulthandler
+
+        def handled():
+            lines = open("/proc/self/status").read().splitlines()
+            caught = int(next(line.split()[1] for line in lines if line.startswith("SigCgt")), 16)
+            return bool(caught & 1 << 10)  # SIGSEGV
+
+        faulthandler.disable()
+        seen = [handled()]
+        with {SESSION}:
+            tensor = fake.Tensor(0, 4 * MiB, 1)
+            seen += [tensor.evict(), handled()]
+        seen.append(handled())
+        with cl.Session("64MiB", device="cpu"):
+            seen.append(handled())
+        print(json.dumps(seen))
+    """)
+    assert found == [False, True, False, False, True]
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_a_fork_waits_for_nothing_and_brings_nothing_back() -> None:
+    """A child can do nothing with CUDA: what was dropped stays so, and what is being copied goes on."""
+    found = on_fake_gpus(f"""
+        with {SESSION} as session:
+            core.of("cuda:0").allow_replays({{"fake_gpu::plus": ()}})
+            core.of("cuda:0").keep_producers(True)
+            source = fake.Tensor(0, MiB, 3)
+            dropped, leaving = source.plus(4), fake.Tensor(0, MiB, 5)
+            fake.be_lazy()
+            assert leaving.evict() and dropped.drop() == ""
+            before = fake.host_waits()
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            waited = sum(fake.host_waits().values()) - sum(before.values())
+            status = os.waitpid(child, 0)[1]
+            where = dropped.where
+            right = dropped.holds(7) and leaving.holds(5)
+        print(json.dumps([status, waited, where, right]))
+    """)
+    assert found == [0, 0, "dropped", True]
+
+
+@pytest.mark.gate
+def test_one_queue_for_all_streams_is_warned_of_and_noted() -> None:
+    found = on_fake_gpus(f"""
+        import warnings
+
+        seen = []
+        for connections in ("1", "8"):
+            os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = connections
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                with {SESSION} as session:
+                    notes = list(session.report().notes)
+                with cl.Session("64MiB", device="cpu") as host:
+                    notes += host.report().notes
+            texts = [str(one.message) for one in caught]
+            seen.append([sum("CUDA_DEVICE_MAX_CONNECTIONS=1" in text for text in part) for part in (texts, notes)])
+        print(json.dumps(seen))
+    """)
+    assert found == [[1, 1], [0, 0]]
 
 
 def test_a_fraction_that_is_set_in_a_session_is_the_user_s() -> None:

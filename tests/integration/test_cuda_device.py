@@ -89,9 +89,10 @@ def test_every_legal_order_of_two_host_threads_reads_the_right_bytes() -> None:
 
 @pytest.mark.gate
 @pytest.mark.bits
-def test_a_call_that_fails_leaves_no_wrong_byte() -> None:
+@pytest.mark.parametrize("hook", [True, False])
+def test_a_call_that_fails_leaves_no_wrong_byte(hook: bool) -> None:
     """What could not be copied stays where it is, and what could not be ordered is waited for."""
-    found = failing_programs(SEED, 300, sticky=False)
+    found = failing_programs(SEED, 300, sticky=False, hook=hook)
     assert found["errors"] == [], f"seed {SEED}"
     assert found["failed_calls"] > found["programs"] / 2, "most programs were over before the call came"
     assert found["evictions"] > 10 * found["programs"] and found["told"] > 0
@@ -259,7 +260,7 @@ ERRORS = """
                 for number, layer in enumerate(self.layers):
                     x = torch.tanh(layer(x))
                     if bad and number == 5:  # the kernel of a wrong label: from here on every call of CUDA fails
-                        fake.die(True)
+                        fake.die()
                         raise RuntimeError("CUDA error: device-side assert triggered")
                 return x.square().mean()
 
@@ -319,6 +320,22 @@ def test_the_error_of_a_failed_kernel_reaches_its_user() -> None:
 
 
 @pytest.mark.gate
+def test_the_errors_that_end_a_gpu_are_those_that_cuda_says_end_the_process() -> None:
+    """And two that name broken hardware."""
+    found = on_fake_gpu("""
+        import re
+
+        with open(os.path.join(fake.cuda_include_dir, "driver_types.h")) as header:
+            errors = re.findall(r"/\\*\\*(.*?)\\*/\\s*(cudaError\\w+)\\s*=\\s*(\\d+)", header.read(), re.DOTALL)
+        said = [name for text, name, _ in errors if "must be terminated" in " ".join(text.replace("*", " ").split())]
+        print(json.dumps([said, [name for _, name, number in errors if fake.ends_the_gpu(int(number))]]))
+    """)
+    said, ends = found
+    assert len(said) >= 10 and "cudaErrorIllegalAddress" in said
+    assert set(ends) == {*said, "cudaErrorECCUncorrectable", "cudaErrorNvlinkUncorrectable"}
+
+
+@pytest.mark.gate
 @pytest.mark.bits
 def test_a_copy_that_could_not_be_begun_leaves_nothing_behind() -> None:
     found = on_fake_gpu("""
@@ -356,6 +373,94 @@ def test_a_copy_that_could_not_be_begun_leaves_nothing_behind() -> None:
     assert (
         "below the floor" in found[6] and "cannot be begun (Chameleon Lab: cudaMemcpyAsync failed" in found[6]
     )
+
+
+@pytest.mark.gate
+def test_a_session_opens_once_the_gpu_gives_streams() -> None:
+    found = on_fake_gpu("""
+        said, number = [], 0
+        fake.install()
+        while len(said) == number:  # whichever of the calls of a first session fails
+            number += 1
+            fake.fail_call(number)
+            try:
+                session = cl.Session("8MiB", device="cuda", min_swap=512, rematerialize=False).start()
+            except (cl.SessionError, RuntimeError) as error:
+                said.append(str(error).splitlines()[0])
+        fake.fail_call(0)
+        t = torch.arange(1 << 18, dtype=torch.int32)
+        right = session.evict(t) and int(t[-1]) == (1 << 18) - 1
+        session.stop()
+        print(json.dumps([said, right]))
+    """)
+    said, right = found
+    assert right and "cudaStreamCreateWithPriority" in said[0], said
+    assert all("Chameleon Lab: cuda" in one and "failed: " in one for one in said), said
+
+
+@pytest.mark.gate
+def test_memory_that_cannot_be_unpinned_stays_where_the_gpu_may_reach_it() -> None:
+    """And its error is not left for the kernel that torch launches next."""
+    found = on_fake_gpu("""
+        seen = []
+        for way in ("register", "alloc"):
+            os.environ["CHAMELEON_LAB_PINNING"] = way
+            fake.start(SEED)
+            main = fake.stream()
+            fake.use(main)
+            with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B") as session:
+                made = [torch.ops.aten._toy_make([], [], 1 << 20, value) for value in range(8)]
+                assert all(core.evict(tensor) for tensor in made)
+                pinned = fake.pinned_bytes()
+                torch.ops.aten._toy_read(made[:1], [0])
+            made.clear()
+            failed = fake.failed_calls()
+            fake.fail_call(1 + 3, in_a_row=100)  # the three streams are waited for before
+            cl.release_host_memory()
+            torch.ops.aten._toy_make([], [], 4096, 1)
+            seen.append([fake.failed_calls() > failed, pinned > 0 and fake.pinned_bytes() > 0])
+            fake.fail_call(0)
+            with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B") as session:
+                made = [torch.ops.aten._toy_make([], [], 1 << 20, value) for value in range(8)]
+                assert all(core.evict(tensor) for tensor in made)
+                torch.ops.aten._toy_read(made[6:], [6, 7])
+            made.clear()
+            fake.run_all()
+            fake.use(0)
+            seen[-1].append(fake.errors())
+        print(json.dumps(seen))
+    """)
+    assert found == [[True, True, []]] * 2
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_recording_a_stream_writes_no_byte() -> None:
+    """The copy on the host stays as good as it is: the next time its storage leaves, nothing is copied."""
+    found = on_fake_gpu("""
+        fake.start(SEED)
+        main, side = fake.stream(), fake.stream()
+        fake.use(main)
+        with cl.Session("4MiB", device="cuda", planning=False, rematerialize="trusting", min_swap="512B") as session:
+            tensor = torch.ops.aten._toy_make([], [], 1 << 20, 7)
+            copied, names = [], []
+            for record in (True, False):
+                assert core.evict(tensor)
+                torch.ops.aten._toy_read([tensor], [7])
+                if record:
+                    tensor.record_stream(torch.Stream(stream_id=side, device_index=-1, device_type=0))
+                else:
+                    torch.ops.aten._toy_write_(tensor, [], [], 7, 7)
+                assert core.evict(tensor)
+                torch.ops.aten._toy_read([tensor], [7])
+                session.step()
+                copied.append(session.history[-1].swapped_out_bytes >> 20)
+                names.append({session.trace().last.names[name] for name in session.trace().last.ops.name})
+        fake.run_all()
+        fake.use(0)
+        print(json.dumps([fake.errors(), copied, ["aten::record_stream" in one for one in names]]))
+    """)
+    assert found == [[], [1, 1], [True, False]]  # what a write leaves is copied again
 
 
 def test_two_host_threads_run_the_same_way_again() -> None:

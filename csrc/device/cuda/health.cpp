@@ -8,9 +8,13 @@ namespace chameleon::cuda {
 
 namespace {
 
-// Those of which driver_types.h says that the process must be terminated and relaunched, as far as every CUDA that
-// torch is built with has them; and what the machine itself has found broken.
+// Of driver_types.h, by number: CUDA 12.6 does not name them yet.
+constexpr int kContained = 226, kTensorMemoryLeak = 721;
+
+// Those of which driver_types.h says that the process must be terminated and relaunched; and what the machine itself
+// has found broken.
 bool is_sticky(cudaError_t error) {
+  if (static_cast<int>(error) == kContained || static_cast<int>(error) == kTensorMemoryLeak) return true;
   switch (error) {
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchTimeout:
@@ -21,6 +25,7 @@ bool is_sticky(cudaError_t error) {
     case cudaErrorInvalidAddressSpace:
     case cudaErrorInvalidPc:
     case cudaErrorLaunchFailure:
+    case cudaErrorMpsClientTerminated:
     case cudaErrorExternalDevice:
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:

@@ -171,12 +171,12 @@ void Pinning::unpin(const Slab& slab) {
     (void)munmap(slab.data, slab.bytes);
     return;
   }
-  if (slab.way == Way::Alloc) {
-    (void)cudaFreeHost(slab.data);
-    return;
+  const bool of_cuda = slab.way == Way::Alloc;
+  if ((of_cuda ? cudaFreeHost(slab.data) : cudaHostUnregister(slab.data)) != cudaSuccess) {
+    (void)cudaGetLastError();  // it stays where it is: the GPU may still reach it
+  } else if (!of_cuda) {
+    give_back(slab.data, slab.bytes);
   }
-  (void)cudaHostUnregister(slab.data);
-  give_back(slab.data, slab.bytes);
 }
 
 // Behind the last one, so that slabs that come one after another are in one piece; else the first gap that is large

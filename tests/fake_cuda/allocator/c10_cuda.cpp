@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -26,6 +28,8 @@ using c10::MempoolId_t;
 
 thread_local DeviceIndex current_index = 0;
 bool capturing = false, nvml_works = true;
+std::atomic<int> waiting{0};
+std::atomic<long> memory_questions{0};
 
 std::recursive_mutex mutex;
 using Lock = std::lock_guard<std::recursive_mutex>;
@@ -43,6 +47,7 @@ class Native final : public caching::CUDAAllocator {
   std::string name_ = "native";
   bool initialized_ = true, history_ = false;
   long observers = 0, pools_begun = 0;
+  std::function<void()> while_recording;
 
   c10::DataPtr allocate(size_t bytes) override {
     void* data = raw_alloc(bytes);
@@ -53,7 +58,9 @@ class Native final : public caching::CUDAAllocator {
   void* raw_alloc(size_t bytes) override { return raw_alloc_with_stream(bytes, fake::current()); }
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
     if (bytes == 0) return nullptr;
+    ++waiting;
     Lock lock(mutex);
+    --waiting;
     Segments& gpu = pools[current_index];
     if (void* data = gpu.allocate(bytes, stream)) return data;
     // Torch asks NVML who uses the memory before it counts the error. Its own assertions end that where NVML does not
@@ -72,10 +79,12 @@ class Native final : public caching::CUDAAllocator {
   }
   using CUDAAllocator::recordStream;
   void recordStream(const c10::DataPtr& pointer, c10::cuda::CUDAStream) override {
-    if (!pointer.get() || pointer.get_deleter() != &delete_natively) return;  // as torch's own does
+    void* const block = pointer.get();
+    if (!block || pointer.get_deleter() != &delete_natively) return;  // as torch's own does
+    if (while_recording) while_recording();
     Lock lock(mutex);
     Segments& pool = pools[pointer.device().index()];
-    TORCH_CHECK(pool.owns(pointer.get()), "fake CUDA: a stream is recorded for a block that is none");
+    TORCH_CHECK(pool.owns(block), "fake CUDA: a stream is recorded for a block that is none");
     ++pool.recorded_streams;
   }
   std::string name() override { return name_; }
@@ -178,7 +187,7 @@ Figures figures(int device) {
           pool.recorded_streams,   pool.out_of_memory,   pool.retries,
           pool.device_allocs,      pool.device_frees,    pool.synchronizations,
           native().observers,      native().pools_begun, pool.requests,
-          pool.looked_at};
+          pool.looked_at,          memory_questions};
 }
 
 void set_total_bytes(int device, size_t bytes) { pools[device].total_bytes = bytes; }
@@ -196,6 +205,8 @@ void set_initialized(bool initialized) { native().initialized_ = initialized; }
 void set_history(bool recorded) { native().history_ = recorded; }
 void set_capturing(bool on) { capturing = on; }
 void set_nvml(bool works) { nvml_works = works; }
+void set_while_recording(std::function<void()> what) { native().while_recording = std::move(what); }
+bool is_waited_for() { return waiting > 0; }
 
 }  // namespace fake::c10_cuda
 
@@ -233,6 +244,7 @@ void c10_cuda_check_implementation(const int32_t error, const char*, const char*
 extern "C" {
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  ++fake::c10_cuda::memory_questions;
   const fake::c10_cuda::Figures figures = fake::c10_cuda::figures(c10::cuda::current_device());
   *total = figures.total_bytes;
   *free = figures.total_bytes - std::min(figures.total_bytes, figures.reserved_bytes);

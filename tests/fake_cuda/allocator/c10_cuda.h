@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 
 namespace fake::c10_cuda {
@@ -16,6 +17,7 @@ struct Figures {
   double fraction;
   long recorded_streams, out_of_memory, retries, device_allocs, device_frees, synchronizations, observers, pools;
   long requests, looked_at;  // for blocks, and at free blocks, for cacheInfo()
+  long memory_questions;     // to the driver, of both GPUs: cudaMemGetInfo
 };
 
 Figures figures(int device);
@@ -23,6 +25,8 @@ void set_total_bytes(int device, size_t bytes);
 void set_others_bytes(int device, size_t bytes);  // taken by other processes
 void hold(void* block, bool held);                // nobody can move it: counts for held_segment_bytes
 void set_nvml(bool works);  // false: torch's out-of-memory path ends in an assertion, as where NVML is restricted
+void set_while_recording(std::function<void()> what);  // where a stream is about to be recorded for a block
+bool is_waited_for();                                  // does a thread wait for the allocator's lock?
 
 // What install() looks at.
 void set_name(const std::string& name);

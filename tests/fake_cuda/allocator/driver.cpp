@@ -10,9 +10,12 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -63,6 +66,22 @@ std::vector<c10::DataPtr>& limbo() {
 void collect() {
   std::vector<c10::DataPtr> over;
   over.swap(limbo());
+}
+void pause() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
+
+// Once, while another thread that makes a tensor waits for the allocator.
+std::thread& beside() {
+  static auto* thread = new std::thread();
+  return *thread;
+}
+void collect_beside_another() {
+  gpu::Segments::on_miss = &collect;
+  beside() = std::thread([] {
+    at::detail::empty_generic({1 << 20}, c10::GetAllocator(c10::DeviceType::CUDA),
+                              c10::DispatchKeySet(c10::DispatchKey::CUDA), at::kByte, std::nullopt);
+  });
+  while (!gpu::is_waited_for()) pause();
+  collect();
 }
 
 // One that has a result, which it can make again.
@@ -142,6 +161,9 @@ class Tensor {
   }
   std::string drop() { return chameleon::refusal_text(Runtime::of(device_).drop(impl())); }
   bool evict() { return Runtime::of(device_).evict(impl()); }
+  void adopt() {
+    Runtime::of(device_).adopt(impl(), chameleon::Category::Other, -1, 1, /*trusted=*/true, /*evict_last=*/false);
+  }
   std::string where() {
     const auto residency = Runtime::of(device_).residency(impl());
     if (!residency) return "not ours";
@@ -158,6 +180,24 @@ class Tensor {
   }
   void hold() const { gpu::hold(data(), true); }
   void record_stream() { caching::recordStream(tensor_.storage().data_ptr(), c10::cuda::getCurrentCUDAStream()); }
+  // Another thread sends the storage out meanwhile, as soon as it may; has it left before the stream was recorded?
+  bool record_stream_beside_eviction() {
+    std::atomic<bool> left{false};
+    std::thread other;
+    gpu::set_while_recording([&] {
+      other = std::thread([&] { left = evict(); });
+      for (int attempts = 0; attempts < 100 && !left; ++attempts) pause();
+    });
+    bool left_before = false;
+    try {
+      record_stream();
+    } catch (const c10::Error&) {
+      left_before = true;
+    }
+    other.join();
+    gpu::set_while_recording(nullptr);
+    return left_before;
+  }
   uintptr_t address() const { return reinterpret_cast<uintptr_t>(data()); }
   bool has_our_deleter() const {
     return impl()->_mutable_data_ptr_no_checks().get_deleter() == caching::get()->raw_deleter();
@@ -203,10 +243,12 @@ PYBIND11_MODULE(_fake_allocator, m) {
       .def("plus", &Tensor::plus)
       .def("drop", &Tensor::drop, "Why its bytes stay, in words; empty if they are given up.")
       .def("evict", &Tensor::evict)
+      .def("adopt", &Tensor::adopt)
       .def("hold", &Tensor::hold)
       .def("product", &Tensor::product)
       .def("share", &Tensor::share)
       .def("record_stream", &Tensor::record_stream)
+      .def("record_stream_beside_eviction", &Tensor::record_stream_beside_eviction)
       .def_property_readonly("where", &Tensor::where)
       .def_property_readonly("address", &Tensor::address)
       .def_property_readonly("has_our_deleter", &Tensor::has_our_deleter);
@@ -236,6 +278,7 @@ PYBIND11_MODULE(_fake_allocator, m) {
     d["pools"] = f.pools;
     d["requests"] = f.requests;
     d["looked_at"] = f.looked_at;
+    d["memory_questions"] = f.memory_questions;
     return d;
   });
   m.def(
@@ -244,6 +287,8 @@ PYBIND11_MODULE(_fake_allocator, m) {
   m.def(
       "use", [](uintptr_t stream) { fake::set_current(reinterpret_cast<cudaStream_t>(stream)); },
       "0: the default one.");
+  m.def("be_lazy", &fake::be_lazy, "Nothing happens before somebody waits for it.");
+  m.def("host_waits", &fake::host_waits, "How often CUDA calls have kept the host waiting, by call.");
   m.def("segment_bytes", &gpu::segment_bytes);
   m.def("set_total_bytes", &gpu::set_total_bytes);
   m.def("set_others_bytes", &gpu::set_others_bytes);
@@ -269,8 +314,11 @@ PYBIND11_MODULE(_fake_allocator, m) {
     caching::get()->recordHistory(on, context, 10, caching::RecordContext::ALL, false, {});
   });
   m.def(
-      "collect_shared", [] { gpu::Segments::on_miss = &collect; },
-      "Where the allocator has no block, as CUDA IPC does.");
+      "collect_shared",
+      [](bool beside_another) { gpu::Segments::on_miss = beside_another ? &collect_beside_another : &collect; },
+      py::arg("beside_another") = false,
+      "Where the allocator has no block, as CUDA IPC does; the first time, while another thread waits for it.");
+  m.def("join", [] { beside().join(); }, "That thread.");
   m.def("misses", [] { return gpu::Segments::misses; });
   m.def("attach_observer", [] { caching::attachOutOfMemoryObserver(nullptr); });
   m.def("delete_by_raw_deleter", [](int device, size_t bytes) {
