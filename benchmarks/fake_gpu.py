@@ -54,6 +54,11 @@ _KINDS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]], int]] = {
         lambda seed, count: failing_programs(seed, count, sticky=False, threads=2),
         10,
     ),
+    "a call fails without the hook": (
+        "the same as torch 2.11 and 2.12 run them",
+        lambda seed, count: failing_programs(seed, count, sticky=False, hook=False),
+        1,
+    ),
     "the GPU is gone": (
         "ops in sessions, where all calls of CUDA fail from one on, each program in a process of its own",
         lambda seed, count: failing_programs(seed, count, sticky=True),

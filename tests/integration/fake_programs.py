@@ -47,11 +47,13 @@ def session_programs(
         lanes,
         (24, 40, 80, 400),
         ask,
-        before=f"core.pretend_no_hook({not hook} or not core.SEES_RAW_ACCESS)",
+        before=_hooked(hook),
     )
 
 
-def failing_programs(seed: int, count: int, sticky: bool, threads: int = 1) -> dict[str, Any]:
+def failing_programs(
+    seed: int, count: int, sticky: bool, threads: int = 1, hook: bool = True
+) -> dict[str, Any]:
     """The programs of :func:`session_programs` where up to six calls of CUDA in a row fail, at a random place.
 
     Sticky: so do all that come after it, and each program has a process of its own. One that ends in any other way
@@ -60,7 +62,13 @@ def failing_programs(seed: int, count: int, sticky: bool, threads: int = 1) -> d
     run = f"fake.run_in_session(seed, lanes, capacity, 120, None, True, {threads}, *calls, {sticky})"
     ask = f"alone(lambda calls=(int(2 ** draw.uniform(0, 11)), draw.choice((1, 1, 2, 3, 6))): {run})"
     lanes = (1, 2, 3, 3) if threads == 1 else (2, 3, 4)
-    return _drawn(seed, count, lanes, (24, 40, 80, 400), ask, before=_ALONE if sticky else _TOGETHER)
+    return _drawn(
+        seed, count, lanes, (24, 40, 80, 400), ask, before=_hooked(hook) + (_ALONE if sticky else _TOGETHER)
+    )
+
+
+def _hooked(hook: bool) -> str:
+    return f"core.pretend_no_hook({not hook} or not core.SEES_RAW_ACCESS)"
 
 
 _TOGETHER = """

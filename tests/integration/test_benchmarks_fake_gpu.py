@@ -26,6 +26,7 @@ def test_the_record_says_what_was_run_and_from_which_seeds(tmp_path: Path) -> No
         "without the hook": 10,
         "a call fails": 10,
         "a call fails beside another thread": 1,
+        "a call fails without the hook": 10,
         "the GPU is gone": 1,
         "without a session": 1,
         "two host threads without a session": 1,

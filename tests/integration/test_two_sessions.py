@@ -439,6 +439,41 @@ def test_a_session_replays_as_before_beside_one_that_may_replay_less(
         assert found == [["", "dropped", True]] * 4
 
 
+@pytest.mark.gate
+@pytest.mark.bits
+@pytest.mark.parametrize("trusting", ["cpu", "cuda:0"])
+def test_a_promise_that_is_made_for_one_session_holds_for_no_other(trusting: str) -> None:
+    """As with torch 2.11 and 2.12, where a session replays nothing unless it is told "trusting"."""
+    found = on_fake_gpus(f"""{PRELUDE}
+        core.pretend_no_hook(True)
+        core.SEES_RAW_ACCESS = False
+
+        def how(device):
+            return "trusting" if device == {trusting!r} else "cheap"
+
+        def dropped():
+            made = torch.relu(x)
+            before = made.clone()
+            why = core.drop(made)
+            return [why, core.residency(made), bool(torch.equal(made, before))]
+
+        with cl.Session("64MiB", device="cpu", min_swap="4KiB", rematerialize=how("cpu")) as host:
+            core.of("cpu").keep_producers(True)
+            x = torch.randn(128, 128)
+            seen = [dropped()]
+            with cl.Session("64MiB", device="cuda:0", rematerialize=how("cuda:0")) as gpu:
+                seen.append(dropped())
+                gpu.step()
+                host.step()
+                core.of("cpu").keep_producers(True)
+                seen.append(dropped())
+            seen.append(dropped())
+        print(json.dumps(seen))
+    """)
+    expected = ["", "dropped"] if trusting == "cpu" else [core.REFUSALS[core.OP_NOT_REPLAYED], "resident"]
+    assert found == [[*expected, True]] * 4
+
+
 def test_a_model_that_was_elsewhere_and_has_been_moved_here_is_followed_from_the_next_step_on() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU())
     there = model.to("meta")
