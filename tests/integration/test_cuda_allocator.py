@@ -713,6 +713,7 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
     found = on_fake_gpus(f"""
         import numpy
         import chameleon_lab.session
+        from chameleon_lab.testing import wait_for_plans
 
         {setting}
         {TRAINING}
@@ -727,7 +728,7 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
                 before = fake.figures(0)
                 step()
                 session.step()
-                session._plans.wait()
+                wait_for_plans(session)
                 after = fake.figures(0)
                 names = ["retries", "out_of_memory", "device_allocs", "device_frees", "synchronizations"]
                 seen.append([after[name] - before[name] for name in names])
@@ -768,6 +769,7 @@ def test_where_the_reserve_does_not_suffice_segments_are_laid_anew_between_two_s
     found = on_fake_gpus(f"""
         import numpy
         import chameleon_lab.session
+        from chameleon_lab.testing import wait_for_plans
 
         {TRAINING}
         flushes, rows = [], []
@@ -778,7 +780,7 @@ def test_where_the_reserve_does_not_suffice_segments_are_laid_anew_between_two_s
             for _ in range(16):
                 step()
                 session.step()
-                session._plans.wait()
+                wait_for_plans(session)
                 s = session.history[-1]
                 rows.append([s.plan, s.refusals, s.demand_swap_ins, s.evictions, s.soft_ooms, s.device_frees])
             report = session.report()

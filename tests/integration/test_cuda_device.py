@@ -1479,6 +1479,8 @@ def test_ops_are_timed_on_the_device_all_at_first_and_then_a_few() -> None:
 @needs_replays
 def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
     found = on_fake_gpu("""
+        from chameleon_lab.testing import wait_for_plans
+
         results = {}
         fake.start(SEED)
         core.Runtime.measure_link = lambda runtime: (MiB, MiB)  # so slow that replays pay on a busy machine too
@@ -1487,7 +1489,7 @@ def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
             bare, live_peak = reference(model, adamw, 6)
             capacity = int(0.6 * live_peak)
             kwargs = {"capacity": capacity, "min_swap": "2KiB", "device": "cuda"}
-            run = train(model, adamw, 6, kwargs, each_step=lambda _, __, session: session._plans.wait())
+            run = train(model, adamw, 6, kwargs, each_step=lambda _, __, session: wait_for_plans(session))
             results[name] = {
                 "same": run.same(bare),
                 "within": run.report.peak_bytes <= capacity,

@@ -272,7 +272,7 @@ def test_stacks_of_one_step_serve_all_that_run_the_same_ops() -> None:
             model(torch.ones(4, 64)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-            has_own.append(session._journal.logs()[-1].has_stacks)
+            has_own.append(core.of("cpu").logs()[-1].has_stacks)
         steps = session.trace().steps
     assert has_own[0] and not any(has_own[3:]), "the first ones recorded stacks, and none after"
     for step in steps:

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import runner
 
 import chameleon_lab as cl
+from chameleon_lab.testing import wait_for_plans
 
 pytestmark = pytest.mark.bits
 
@@ -67,7 +68,7 @@ def test_a_loop_whose_every_step_is_another_names_the_cause_of_its_evictions(tmp
     with cl.Session(without.peak_bytes // 3, device="cpu", link=runner.LINK) as session:
 
         def look(*_: object) -> None:  # in the middle of a step, at the one before it
-            session._plans.wait()
+            wait_for_plans(session)
             reports.append(session.report())
 
         hook = register_optimizer_step_pre_hook(look)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import chameleon_lab as cl
+from chameleon_lab.runtime import core
 from chameleon_lab.trace.columns import TABLES
 
 FROM_OTHERS = {
@@ -30,7 +31,7 @@ def log():
     with cl.Session(device="cpu", capacity="unlimited") as session:
         (torch.ones(4096) * 2).sum()
         session.step()
-        return session._journal.logs()[-1]
+        return core.of("cpu").logs()[-1]
 
 
 @pytest.mark.parametrize("table", [name for name in TABLES if name not in NEVER_RECORDED])
