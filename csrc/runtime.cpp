@@ -194,7 +194,8 @@ void Runtime::open(const Options& options) {
   Lock lock(mutex_);
   TORCH_CHECK(!open_, "Chameleon Lab: a session is open on ", torch_device_, " already");
   if (options.capacity_bytes != SIZE_MAX) marks::reserve(on_host());
-  const bool listened = listens_;
+  open_disk(options.disk);
+  const bool listened = listens_, was_limited = limited_;
   try {
     begin_session(options);
     listen();
@@ -204,6 +205,7 @@ void Runtime::open(const Options& options) {
     if (!listened) stop_listening();
     device_->keep_free_blocks(false);
     lift_limits();
+    limited_ = listened && was_limited;  // what an earlier session has left away still makes room
     throw;
   }
   open_ = true;
@@ -212,7 +214,6 @@ void Runtime::open(const Options& options) {
 }
 
 void Runtime::begin_session(const Options& options) {
-  open_disk(options.disk);
   options_ = options;
   unbacked_ = options.unbacked;
   if (options.unbacked) unbacked_runtime_ = this;
@@ -365,8 +366,8 @@ void Runtime::open_disk(const DiskOptions& options) {
     std::vector<Storage*> lost;
     swapper_.restore_all(&lost);
     lose(lost);
-    close_disk();
   }
+  close_disk();
   TORCH_CHECK(!disk_,
               "Chameleon Lab: tensors of an earlier session are on its disk still, in use by other threads: "
               "delete them first");

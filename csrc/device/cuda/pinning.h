@@ -44,8 +44,9 @@ class Pinning {
   // A slab of at most so many bytes: pieces of kMostPieceBytes at a time are registered, since each holds the driver.
   // What can't be registered is allocated.
   Slab pin(size_t bytes, Way way);
-  void unpin(const Slab& slab);  // the GPU must be done with it
-  PinTimes spent() const;        // on all slabs so far, by all threads
+  // The GPU must be done with it. What CUDA does not let go of stays to the end of the process, and counts no more.
+  void unpin(const Slab& slab);
+  PinTimes spent() const;  // on all slabs so far, by all threads
 
   static constexpr size_t kMostPieceBytes = size_t{256} << 20;
 
