@@ -41,9 +41,6 @@ HOST_SHARE = 0.88
 """Of the host's memory that is left, what the session may take: before there is a plan, eviction keeps all there that
 does not fit. The guard comes at a third of the rest."""
 
-_MOST_SHARE = 0.8
-"""Of the time that is left, what a capacity may take where others follow: all its steps, where nothing is amiss."""
-
 _LEAST_S = 60.0  # what a capacity needs at least, most of it to begin
 
 
@@ -148,7 +145,8 @@ def rows_of(options: argparse.Namespace, gpu: Gpu) -> Iterator[dict[str, Any]]:
     """Each capacity in a process of its own: pinned memory and what torch holds go back."""
     capacities = [float(text) for text in options.capacities.split(",")]
     for number, capacity in enumerate(capacities):
-        seconds = gpu.left_s() if number == len(capacities) - 1 else gpu.left_s() * _MOST_SHARE
+        others = len(capacities) - 1 - number
+        seconds = max(gpu.left_s() - others * _LEAST_S, gpu.left_s() / 2) if others else gpu.left_s()
         least_s = _LEAST_S if gpu.real else 1.0
         if gpu.left_s() < least_s:
             yield {"capacity_gib": capacity, "error": "no time left"}
