@@ -80,6 +80,7 @@ void die(int error);
 void set_total_bytes(size_t bytes);  // of the GPU
 size_t total_bytes();
 size_t pinned_bytes();
+size_t read_pinned();  // reads all of it, as a GPU may: so many bytes
 // Of those, by the NUMA node that their pages were wished near when they were pinned; -1: none.
 std::map<int, size_t> pinned_near();
 int policy_of(const void* data, size_t bytes);  // the node that a range is to lie near, and the thread's own; -1: none

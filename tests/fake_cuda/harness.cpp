@@ -522,5 +522,6 @@ PYBIND11_MODULE(_fake_cuda, m) {
   m.def("set_pci_devices", [](const std::string& folder) { chameleon::cuda::pci_devices_folder = folder; });
   m.def("pinned_bytes", &fake::pinned_bytes);
   m.def("peak_pinned_bytes", &fake::peak_pinned_bytes);
+  m.def("read_pinned", &fake::read_pinned, "Reads all of it, as a GPU may: so many bytes.");
   m.def("set_total_bytes", &fake::set_total_bytes);
 }

@@ -360,11 +360,10 @@ def test_what_another_thread_computes_on_the_host_is_no_part_of_the_program() ->
                 torch.empty(1024, dtype=torch.int64).copy_(host).add_(1)
                 computed.append(1)
 
-        loader = threading.Thread(target=load)
+        threading.Thread(target=load, daemon=True).start()
         with {SESSION} as session:
             tensors = [fake.Tensor(0, 4 * MiB, number) for number in range(20)]
             names = []
-            loader.start()
             for step in range(5):
                 for number, tensor in enumerate(tensors):
                     before = len(computed)
@@ -375,7 +374,6 @@ def test_what_another_thread_computes_on_the_host_is_no_part_of_the_program() ->
                 trace = session.trace().last
                 names.append([trace.names[name] for name in trace.ops.name])
             stop.set()
-            loader.join()
             recall = session.report().history[-1].match_rate
         print(json.dumps([names, recall]))
     """)
@@ -420,9 +418,9 @@ def test_a_storage_dies_inside_of_torch_s_allocator_while_a_session_waits_for_th
             before = counters()["storages"]
             fake.collect_shared(beside_another=True)
             workspace = fake.Workspace(0, 26 * MiB)  # there is no such block
-            fake.join()
+            right = fake.join()
             other = fake.Tensor(0, 30 * MiB, 2)
-            right = other.holds(2)
+            right &= other.holds(2)
             after = counters()["storages"]
         print(json.dumps([before, after, right]))
     """)
@@ -468,11 +466,12 @@ def test_where_not_all_fits_back_at_the_end_the_allocator_flushes_once() -> None
     found = on_fake_gpus(f"""
         session = {SESSION}.start()
         held = [fake.Tensor(0, 4 * MiB, number) for number in range(60)]
+        away = [sum(tensor.where == "away" for tensor in held)]
         fake.set_total_bytes(0, 96 * MiB)
         before = fake.figures(0)
         session.stop()
         after = fake.figures(0)
-        away = sum(tensor.where == "away" for tensor in held)
+        away.append(sum(tensor.where == "away" for tensor in held))
         right = all(tensor.holds(number) for number, tensor in enumerate(held))
         fake.set_total_bytes(0, 1 << 36)
         with {SESSION}:
@@ -481,7 +480,7 @@ def test_where_not_all_fits_back_at_the_end_the_allocator_flushes_once() -> None
         print(json.dumps([away, right, *(after[n] - before[n] for n in ("out_of_memory", "retries")), sorted(left)]))
     """)
     away, right, refused, flushed, left = found
-    assert away > 20 and right and left == ["not ours"]
+    assert away[0] > away[1] > 20 and right and left == ["not ours"]
     assert refused <= 1 and flushed <= 1
 
 

@@ -377,60 +377,63 @@ def test_a_copy_that_could_not_be_begun_leaves_nothing_behind() -> None:
 
 @pytest.mark.gate
 def test_a_session_opens_once_the_gpu_gives_streams() -> None:
+    """Whichever call fails as it opens, among them those that make the streams."""
     found = on_fake_gpu("""
-        said, number = [], 0
-        fake.install()
-        while len(said) == number:  # whichever of the calls of a first session fails
-            number += 1
+        said = []
+        for number in range(1, 30):
             fake.fail_call(number)
+            session = cl.Session("8MiB", device="cuda", min_swap=512, rematerialize=False)
             try:
-                session = cl.Session("8MiB", device="cuda", min_swap=512, rematerialize=False).start()
+                session.start()
             except (cl.SessionError, RuntimeError) as error:
                 said.append(str(error).splitlines()[0])
-        fake.fail_call(0)
-        t = torch.arange(1 << 18, dtype=torch.int32)
-        right = session.evict(t) and int(t[-1]) == (1 << 18) - 1
-        session.stop()
+            fake.fail_call(0)
+            assert core.of("cuda:0").is_open() == session.is_open
+            session.stop()
+        with cl.Session("8MiB", device="cuda", min_swap=512, rematerialize=False) as session:
+            t = torch.arange(1 << 18, dtype=torch.int32)
+            right = session.evict(t) and int(t[-1]) == (1 << 18) - 1
         print(json.dumps([said, right]))
     """)
     said, right = found
-    assert right and "cudaStreamCreateWithPriority" in said[0], said
+    assert right and "cudaStreamCreateWithPriority" in said[0] and len(said) > 4, said
     assert all("Chameleon Lab: cuda" in one and "failed: " in one for one in said), said
 
 
 @pytest.mark.gate
-def test_memory_that_cannot_be_unpinned_stays_where_the_gpu_may_reach_it() -> None:
+@pytest.mark.parametrize("way", ["register", "alloc"])
+def test_memory_that_cannot_be_unpinned_stays_where_the_gpu_may_reach_it(way: str) -> None:
     """And its error is not left for the kernel that torch launches next."""
-    found = on_fake_gpu("""
-        seen = []
-        for way in ("register", "alloc"):
-            os.environ["CHAMELEON_LAB_PINNING"] = way
-            fake.start(SEED)
-            main = fake.stream()
-            fake.use(main)
-            with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B") as session:
-                made = [torch.ops.aten._toy_make([], [], 1 << 20, value) for value in range(8)]
+    found = on_fake_gpu(f"""
+        os.environ["CHAMELEON_LAB_PINNING"] = {way!r}
+        fake.start(SEED)
+        main = fake.stream()
+        fake.use(main)
+
+        def evicted(values):
+            with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B"):
+                made = [torch.ops.aten._toy_make([], [], 1 << 20, value) for value in values]
                 assert all(core.evict(tensor) for tensor in made)
-                pinned = fake.pinned_bytes()
-                torch.ops.aten._toy_read(made[:1], [0])
-            made.clear()
-            failed = fake.failed_calls()
-            fake.fail_call(1 + 3, in_a_row=100)  # the three streams are waited for before
-            cl.release_host_memory()
-            torch.ops.aten._toy_make([], [], 4096, 1)
-            seen.append([fake.failed_calls() > failed, pinned > 0 and fake.pinned_bytes() > 0])
-            fake.fail_call(0)
-            with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B") as session:
-                made = [torch.ops.aten._toy_make([], [], 1 << 20, value) for value in range(8)]
-                assert all(core.evict(tensor) for tensor in made)
-                torch.ops.aten._toy_read(made[6:], [6, 7])
-            made.clear()
-            fake.run_all()
-            fake.use(0)
-            seen[-1].append(fake.errors())
-        print(json.dumps(seen))
+                torch.ops.aten._toy_read(made[-2:], list(values[-2:]))
+            return fake.pinned_bytes()
+
+        pinned = [evicted(range(8))]
+        fake.fail_call(1 + 3, in_a_row=100)  # the three streams are waited for before
+        cl.release_host_memory()
+        torch.ops.aten._toy_make([], [], 4096, 1)  # as torch, it looks for errors
+        fake.fail_call(0)
+        cl.release_host_memory()  # has been tried
+        pinned.append(fake.pinned_bytes())
+        readable = fake.read_pinned()
+        more = evicted(range(8, 16))
+        fake.run_all()
+        cl.release_host_memory()
+        pinned.append(fake.pinned_bytes())
+        fake.use(0)
+        print(json.dumps([pinned, readable, more, fake.errors()]))
     """)
-    assert found == [[True, True, []]] * 2
+    (before, after, at_the_end), readable, more, errors = found
+    assert before == after == at_the_end == readable > 0 and more > before and errors == []
 
 
 @pytest.mark.gate

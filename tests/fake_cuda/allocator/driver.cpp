@@ -74,13 +74,15 @@ std::thread& beside() {
   static auto* thread = new std::thread();
   return *thread;
 }
+bool was_waited_for = false;
 void collect_beside_another() {
   gpu::Segments::on_miss = &collect;
   beside() = std::thread([] {
     at::detail::empty_generic({1 << 20}, c10::GetAllocator(c10::DeviceType::CUDA),
                               c10::DispatchKeySet(c10::DispatchKey::CUDA), at::kByte, std::nullopt);
   });
-  while (!gpu::is_waited_for()) pause();
+  for (int attempts = 0; attempts < 20'000 && !gpu::is_waited_for(); ++attempts) pause();
+  was_waited_for = gpu::is_waited_for();
   collect();
 }
 
@@ -318,7 +320,13 @@ PYBIND11_MODULE(_fake_allocator, m) {
       [](bool beside_another) { gpu::Segments::on_miss = beside_another ? &collect_beside_another : &collect; },
       py::arg("beside_another") = false,
       "Where the allocator has no block, as CUDA IPC does; the first time, while another thread waits for it.");
-  m.def("join", [] { beside().join(); }, "That thread.");
+  m.def(
+      "join",
+      [] {
+        beside().join();
+        return was_waited_for;
+      },
+      "That thread; has it waited for the allocator?");
   m.def("misses", [] { return gpu::Segments::misses; });
   m.def("attach_observer", [] { caching::attachOutOfMemoryObserver(nullptr); });
   m.def("delete_by_raw_deleter", [](int device, size_t bytes) {
