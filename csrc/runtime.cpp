@@ -220,7 +220,10 @@ void Runtime::begin_session(const Options& options) {
   if (!any_open()) asks_for_views_ = false;
   stacks_ = options.stacks;
   limited_ = options.capacity_bytes != SIZE_MAX;
-  if (!unbacked_) device_->host_wait_for_compute();
+  if (!unbacked_) {
+    device_->host_wait_for_compute();
+    check_device();  // what it was given before may have ended it
+  }
   device_->set_capacity(options.capacity_bytes);
   device_->set_link(options.link_out_bytes_per_s, options.link_in_bytes_per_s);
   device_->reset_peaks();
@@ -498,7 +501,16 @@ void Runtime::set_link(double out_bytes_per_s, double in_bytes_per_s) {
 
 std::pair<double, double> Runtime::measure_link() {
   Lock lock(mutex_);
-  return target().measure_bandwidth();
+  check_device();
+  std::pair<double, double> found;
+  try {
+    found = target().measure_bandwidth();
+  } catch (const std::exception&) {
+    check_device();
+    throw;
+  }
+  check_device();  // where it is gone, copies seem to take no time
+  return found;
 }
 
 size_t Runtime::pooled_host_bytes() {

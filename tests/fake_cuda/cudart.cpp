@@ -66,18 +66,6 @@ bool failure_is_sticky = false, copies_fail = false;
 cudaError_t death = cudaSuccess;  // what every call returns since a sticky error
 thread_local cudaError_t last_error = cudaSuccess;
 
-// What the call that asks returns in place of what it would do.
-cudaError_t failing() {
-  Lock lock(mutex);
-  if (calls_to_failure > 0 && --calls_to_failure > 0) return cudaSuccess;
-  const bool now = calls_that_fail > 0;
-  calls_that_fail -= now;
-  if (now && failure_is_sticky) death = cudaErrorIllegalAddress;
-  const bool is_dead = death != cudaSuccess;
-  calls_failed += now || is_dead;
-  return is_dead ? death : now ? cudaErrorMemoryAllocation : cudaSuccess;
-}
-
 // What a call returns is also what cudaGetLastError() says, until somebody asks.
 cudaError_t said(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -237,6 +225,17 @@ Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
 
 }  // namespace
 
+cudaError_t failing() {
+  Lock lock(mutex);
+  if (calls_to_failure > 0 && --calls_to_failure > 0) return cudaSuccess;
+  const bool now = calls_that_fail > 0;
+  calls_that_fail -= now;
+  if (now && failure_is_sticky) death = cudaErrorIllegalAddress;
+  const bool is_dead = death != cudaSuccess;
+  calls_failed += now || is_dead;
+  return said(is_dead ? death : now ? cudaErrorMemoryAllocation : cudaSuccess);
+}
+
 void start(uint64_t seed) {
   Lock lock(mutex);
   run_all();
@@ -386,7 +385,7 @@ using fake::Lock;
 using fake::stream_of;
 
 #define MAY_FAIL() \
-  if (const cudaError_t error = fake::failing(); error != cudaSuccess) return fake::said(error)
+  if (const cudaError_t error = fake::failing(); error != cudaSuccess) return error
 
 extern "C" {
 

@@ -74,6 +74,7 @@ void fail_pinning(long number);      // of the next attempts, the one of this nu
 void fail_call(long number, bool sticky, long in_a_row);
 void fail_copies(bool fail);  // all that are asked for meanwhile
 long failed_calls();          // since start()
+cudaError_t failing();        // what the call that asks returns in place of what it would do
 bool dead();
 // The same from the next call on, with that error; with none, and of what no device has seen, as if it had not been.
 void die(int error);

@@ -485,6 +485,52 @@ def test_where_not_all_fits_back_at_the_end_the_allocator_flushes_once() -> None
 
 
 @pytest.mark.gate
+@pytest.mark.bits
+def test_wherever_a_call_fails_sessions_open_or_say_why_and_end_with_all_that_they_had() -> None:
+    """Also those by which torch's allocator has its memory, and is limited."""
+    found = on_fake_gpus(f"""
+        import random
+
+        draw = random.Random(SEED)
+        told, wrong, left, open_still = [], 0, [], 0
+        session = cl.Session("unlimited", device="cuda").start()
+        fake.fail_call(1, in_a_row=50)
+        session.stop()
+        open_still += session.is_open
+
+        def told_of(attempt):
+            try:
+                return attempt()
+            except (RuntimeError, cl.SessionError) as error:
+                told.append(str(error).splitlines()[0])
+
+        for number in range(60):
+            fake.fail_call(draw.randrange(1, 80), in_a_row=draw.choice((1, 1, 2, 6)))
+            session = {SESSION}
+            told_of(session.start)
+            held = {{}}
+            for value in range(24):
+                held[value] = told_of(lambda: fake.Tensor(0, 4 * MiB, value))
+                if (used := held.get(draw.randrange(24))) is not None:
+                    told_of(lambda: used.holds(0))
+            fake.fail_call(draw.randrange(1, 12), in_a_row=draw.choice((1, 2, 6)))
+            session.stop()
+            fake.fail_call(0)
+            wrong += sum(tensor is not None and not tensor.holds(value) for value, tensor in held.items())
+            used = None
+            held.clear()
+            open_still += session.is_open
+            counters, figures = core.of("cuda:0").counters(), fake.figures(0)
+            left.append([counters["storages"], counters["host_used_bytes"]])
+            left[-1] += [figures["allocated_bytes"], figures["fraction"]]
+        print(json.dumps([fake.failed_calls(), len(told), wrong, open_still, left]))
+    """)
+    failed, told, wrong, open_still, left = found
+    assert failed > 60 and told > 8 and wrong == open_still == 0
+    assert left == [[0, 0, 0, 1.0]] * 60
+
+
+@pytest.mark.gate
 def test_a_session_of_a_gpu_alone_handles_no_faults() -> None:
     """Others do (debuggers, Java, compute-sanitizer), and it could not put a GPU's bytes there."""
     found = on_fake_gpus(f"""

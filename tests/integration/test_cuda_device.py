@@ -393,11 +393,45 @@ def test_a_session_opens_once_the_gpu_gives_streams() -> None:
         with cl.Session("8MiB", device="cuda", min_swap=512, rematerialize=False) as session:
             t = torch.arange(1 << 18, dtype=torch.int32)
             right = session.evict(t) and int(t[-1]) == (1 << 18) - 1
-        print(json.dumps([said, right]))
+        del t
+        cl.release_host_memory()
+        print(json.dumps([said, right, fake.pinned_bytes()]))
     """)
-    said, right = found
+    said, right, left_bytes = found
     assert right and "cudaStreamCreateWithPriority" in said[0] and len(said) > 4, said
     assert all("Chameleon Lab: cuda" in one and "failed: " in one for one in said), said
+    assert left_bytes == 0
+
+
+@pytest.mark.gate
+def test_a_gpu_that_is_gone_while_a_session_opens_is_said_to_be() -> None:
+    """As where the kernel of a wrong label has run just before: whoever waits for it first is told."""
+    found = on_fake_gpu("""
+        said = []
+        for number in range(1, 26):
+            reads, writes = os.pipe()
+            child = fake.fork()
+            if child == 0:
+                fake.fail_call(number, sticky=True)
+                session = cl.Session("8MiB", device="cuda", min_swap=512, rematerialize=False)
+                text = ""
+                try:
+                    session.start()
+                except cl.SessionError as error:
+                    text = str(error)
+                session.stop()
+                os.write(writes, text.encode())
+                os._exit(0)
+            os.close(writes)
+            with os.fdopen(reads) as pipe:
+                said.append([pipe.read(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])])
+        print(json.dumps(said))
+    """)
+    texts, codes = zip(*found, strict=True)
+    assert not any(codes), found
+    assert all(
+        "can be used no more by this process" in text and "illegal memory" in text for text in texts
+    ), found
 
 
 @pytest.mark.gate

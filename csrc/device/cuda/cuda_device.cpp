@@ -17,10 +17,10 @@ namespace {
 constexpr size_t kBlockUnitBytes = 512;  // of torch's caching allocator
 constexpr int kMostLanes = 32;           // bits of Lanes
 
-cudaStream_t new_stream() {
-  cudaStream_t stream;
+cudaStream_t new_stream(Health& health) {
+  cudaStream_t stream = nullptr;  // it stays so where the GPU is gone, and nobody uses it
   // Non-blocking: torch computes on the legacy default stream, which every blocking stream waits for.
-  CHAMELEON_CUDA_CALL(check, cudaStreamCreateWithPriority, &stream, cudaStreamNonBlocking, 0);
+  CHAMELEON_CUDA_CALL(health.check, cudaStreamCreateWithPriority, &stream, cudaStreamNonBlocking, 0);
   return stream;
 }
 
@@ -257,21 +257,26 @@ std::pair<double, double> CudaDevice::measure_link() {
   constexpr size_t kMostBytes = 64 << 20, kLeastBytes = 1 << 20;
   constexpr int kCopies = 4;
   const int lane = this->lane();
+  TORCH_CHECK(!health_.gone(), "Chameleon Lab: the GPU is gone");
   const cudaStream_t stream = lanes_[lane].streams.front();
   // What is there before the session may have to make way first: no reason to refuse the little that this takes.
   size_t bytes = std::max(std::min(kMostBytes, capacity_bytes_ / 8), kLeastBytes);
-  void* block = torch_side::allocate(index_, bytes, stream, /*may_fail=*/true);
+  const auto take = [&] { return torch_side::allocate(index_, bytes, stream, /*may_fail=*/true); };
+  const auto free_block = [this](void* taken) {
+    if (!health_.gone()) torch_side::free(taken);
+  };
+  const auto free_buffer = [this, &bytes](void* taken) { free_host(taken, bytes); };
+  std::unique_ptr<void, decltype(free_block)> block(take(), free_block);
   if (!block) {
     torch_side::limit(index_, SIZE_MAX);
-    block = torch_side::allocate(index_, bytes = kLeastBytes, stream, /*may_fail=*/true);
+    limit_is_old_ = true;
+    bytes = kLeastBytes;
+    block.reset(take());
     limit();
   }
-  void* host = block ? allocate_host(bytes) : nullptr;
-  if (!host) {
-    if (block) torch_side::free(block);
-    TORCH_CHECK(false, "Chameleon Lab: no ", block ? "host memory (host_capacity)" : "device memory",
-                " left to measure the link: ", bytes, " bytes are asked for");
-  }
+  const std::unique_ptr<void, decltype(free_buffer)> host(block ? allocate_host(bytes) : nullptr, free_buffer);
+  TORCH_CHECK(host, "Chameleon Lab: no ", block ? "host memory (host_capacity)" : "device memory",
+              " left to measure the link: ", bytes, " bytes are asked for");
   const Clock clock;
   const auto best = [&](auto copy) {
     Ticks best_ticks = INT64_MAX;
@@ -284,10 +289,8 @@ std::pair<double, double> CudaDevice::measure_link() {
     }
     return static_cast<double>(bytes) / clock.duration(std::max<Ticks>(best_ticks, 1));
   };
-  const double out = best([&] { return copy_out(host, block, bytes, record(lane_bit(lane))); });
-  const double in = best([&] { return copy_in(block, host, bytes, record(lane_bit(lane))); });
-  free_host(host, bytes);
-  torch_side::free(block);
+  const double out = best([&] { return copy_out(host.get(), block.get(), bytes, record(lane_bit(lane))); });
+  const double in = best([&] { return copy_in(block.get(), host.get(), bytes, record(lane_bit(lane))); });
   return {out, in};
 }
 
@@ -667,11 +670,12 @@ c10::Device CudaDevice::torch_device() const { return torch_side::device(index_)
 
 void CudaDevice::install_allocator() {
   torch_side::install(index_);
+  (void)total_bytes();          // from here on that is known, whatever fails
   inherited_bytes_ = SIZE_MAX;  // all that is not ours now
   refresh_other_bytes(torch_side::stats(index_).allocated_bytes);
   const torch_side::Guard guard(index_);
   for (auto& link : links_) {
-    if (!link) link.emplace(events_, new_stream());
+    if (!link) link.emplace(events_, new_stream(health_));
   }
 }
 

@@ -236,6 +236,7 @@ CUDAStream getStreamFromExternal(cudaStream_t stream, DeviceIndex device) { retu
 cudaStream_t CUDAStream::stream() const { return reinterpret_cast<cudaStream_t>(static_cast<intptr_t>(id())); }
 
 void c10_cuda_check_implementation(const int32_t error, const char*, const char*, const uint32_t, const bool) {
+  if (error != cudaSuccess) (void)cudaGetLastError();
   TORCH_CHECK(error == cudaSuccess, "fake CUDA: error ", error);
 }
 
@@ -245,6 +246,7 @@ extern "C" {
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   ++fake::c10_cuda::memory_questions;
+  if (const cudaError_t error = fake::failing(); error != cudaSuccess) return error;
   const fake::c10_cuda::Figures figures = fake::c10_cuda::figures(c10::cuda::current_device());
   *total = figures.total_bytes;
   *free = figures.total_bytes - std::min(figures.total_bytes, figures.reserved_bytes);
@@ -252,6 +254,7 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t, enum cudaStreamCaptureStatus* status) {
+  if (const cudaError_t error = fake::failing(); error != cudaSuccess) return error;
   *status = fake::c10_cuda::capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }

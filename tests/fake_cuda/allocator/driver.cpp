@@ -289,6 +289,9 @@ PYBIND11_MODULE(_fake_allocator, m) {
   m.def(
       "use", [](uintptr_t stream) { fake::set_current(reinterpret_cast<cudaStream_t>(stream)); },
       "0: the default one.");
+  m.def("fail_call", &fake::fail_call, py::arg("number"), py::arg("sticky") = false, py::arg("in_a_row") = 1,
+        "Of those of CUDA to come.");
+  m.def("failed_calls", &fake::failed_calls);
   m.def("be_lazy", &fake::be_lazy, "Nothing happens before somebody waits for it.");
   m.def("host_waits", &fake::host_waits, "How often CUDA calls have kept the host waiting, by call.");
   m.def("segment_bytes", &gpu::segment_bytes);

@@ -130,7 +130,12 @@ char* Segments::find(size_t bytes, cudaStream_t stream) {
 // Under the fraction that the process may take, and of what other processes leave.
 bool Segments::reserves(size_t bytes) const {
   const auto allowed = static_cast<size_t>(fraction * static_cast<double>(total_bytes));
-  return reserved_bytes + bytes <= allowed && reserved_bytes + bytes + others_bytes <= total_bytes;
+  if (reserved_bytes + bytes > allowed || reserved_bytes + bytes + others_bytes > total_bytes) return false;
+  const cudaError_t error = failing();  // cudaMalloc, which torch tries again, or raises
+  if (error == cudaSuccess) return true;
+  (void)cudaGetLastError();
+  TORCH_CHECK(error == cudaErrorMemoryAllocation, "CUDA error: ", cudaGetErrorString(error));
+  return false;
 }
 
 void Segments::reserve(size_t bytes) {
