@@ -49,6 +49,8 @@ void StepLog::settle() {
     }
     return true;
   };
+  // First, since what throws on the way would leave waits without their events.
+  if (stalls.capacity() - stalls.size() < waits.size()) stalls.reserve(2 * stalls.size() + waits.size());
   std::erase_if(waits, settled);
   for (; !spans.empty() && spans.front().end->done() && spans.front().begin->done(); spans.pop_front()) {
     const Span& span = spans.front();
