@@ -9,6 +9,8 @@ import pytest
 from gpu_training import AMP, PARTS, GpuRun, MiB, child, gpt2, llama, needs, train
 from torch import nn
 
+from chameleon_lab.runtime import core
+
 pytestmark = pytest.mark.bits
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"gpt2": gpt2, "llama": llama}
@@ -71,11 +73,9 @@ def test_the_same_bits_on_two_streams(planning: bool) -> None:
     bare = train(lambda: gpt2(4), streams=True)
     live = train(lambda: gpt2(4), session={"capacity": "unlimited"}, streams=True)
     assert live.report is not None
-    run = train(
-        lambda: gpt2(4),
-        session={"capacity": live.report.live_peak_bytes // 3, "planning": planning},
-        streams=True,
-    )
+    # Before torch 2.13 gradients stay until the backward is over: see Note [Gradients under way].
+    capacity = live.report.live_peak_bytes // (3 if core.SEES_RAW_ACCESS else 2)
+    run = train(lambda: gpt2(4), session={"capacity": capacity, "planning": planning}, streams=True)
     assert run.same(bare)
 
 
@@ -88,8 +88,7 @@ def test_adamw_of_all_parameters_at_once_with_states_larger_than_the_capacity(ho
     live = train(gpt2, session={"capacity": "unlimited"}, **{how: True})
     assert live.report is not None
     states = 2 * sum(p.numel() * p.element_size() for p in gpt2().parameters())
-    capacity = live.report.live_peak_bytes // 4
-    assert states > capacity, "they fit: the case tests nothing"
+    capacity = min(live.report.live_peak_bytes // 4, states * 3 // 4)
     run = train(gpt2, session={"capacity": capacity, "planning": False}, **{how: True})
     assert run.same(bare)
     assert run.report is not None and run.report.evictions > 0

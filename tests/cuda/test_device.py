@@ -45,8 +45,8 @@ def test_random_kernels_evictions_and_reuse_of_memory() -> None:
 
 
 def test_memory_goes_back_at_the_free_point() -> None:
-    # A CPU adds the bytes up in a copy of them that is eight times as large.
-    with cl.Session((512 if ON_GPU else 1024) * MiB, device=DEVICE) as session:
+    # The sum adds the bytes up in a copy of them that is eight times as large.
+    with cl.Session(1024 * MiB, device=DEVICE) as session:
         tensor = torch.ones(64 * MiB, device=DEVICE, dtype=torch.uint8)
         before = allocated_bytes()
         assert session.evict(tensor)
