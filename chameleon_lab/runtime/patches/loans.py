@@ -49,10 +49,12 @@ def _lent_to_array(numpy: Callable[..., Any]) -> Callable[..., Any]:
 def _lent_to_capsule(to_dlpack: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(to_dlpack)
     def lent_to_capsule(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        ours = isinstance(tensor, torch.Tensor) and not has_torch_function_unary(tensor)
-        host = ours and tensor.device.type == "cpu"
-        loan = core.lend(tensor) if host else None
-        if ours and not host:  # work with the pointer may go on behind the capsule's end
+        if not isinstance(tensor, torch.Tensor) or has_torch_function_unary(tensor):
+            return to_dlpack(tensor, *args, **kwargs)
+        loan = None
+        if tensor.device.type == "cpu":
+            loan = core.lend(tensor)
+        else:  # work with the pointer may go on behind the capsule's end
             core.expose_tensor(tensor)
         if loan is None:
             return to_dlpack(tensor, *args, **kwargs)
