@@ -341,6 +341,9 @@ std::optional<FailureValues> failure_values(const std::optional<chameleon::Failu
   d["request_bytes"] = failure->request_bytes;
   d["pinned_bytes"] = failure->pinned_bytes;
   d["unmovable_bytes"] = failure->unmovable_bytes;
+  d["other_bytes"] = failure->other_bytes;
+  d["useless_bytes"] = failure->useless_bytes;
+  d["needed_bytes"] = failure->needed_bytes();
   d["capacity_bytes"] = failure->capacity_bytes;
   d["below_floor"] = failure->below_floor;
   d["needs"] = failure->needs;

@@ -75,6 +75,8 @@ struct Failure {
   size_t request_bytes = 0;
   size_t pinned_bytes = 0;     // of the ops that were running
   size_t unmovable_bytes = 0;  // of storages that can never leave
+  size_t other_bytes = 0;      // under the capacity, and no storage's: libraries' work spaces
+  size_t useless_bytes = 0;    // free under the capacity, in no piece that is large enough
   size_t capacity_bytes = 0;
   bool below_floor = false;  // else the host is full
   std::string needs;         // the error's first sentence
@@ -83,6 +85,7 @@ struct Failure {
   int32_t ops = 0;    // of the step, up to this one
   int32_t since = 0;  // up to the one before it that failed: a loop may have begun anew there
 
+  size_t needed_bytes() const { return request_bytes + pinned_bytes + unmovable_bytes + other_bytes + useless_bytes; }
   std::string message() const { return needs + " " + advice; }
 };
 

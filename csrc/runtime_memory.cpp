@@ -642,17 +642,29 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
       failure.unmovable_bytes += storage->block_bytes;
     }
   }
+  const MemoryInfo memory = device_->memory_info();
+  const size_t used_bytes = memory.resident_bytes + memory.other_bytes;
+  const size_t free_bytes = memory.capacity_bytes - std::min(memory.capacity_bytes, used_bytes);
+  failure.other_bytes = memory.other_bytes;
+  // With room enough and refused all the same, none of that room is of use.
+  failure.useless_bytes = request_bytes <= free_bytes ? free_bytes : std::min(free_bytes, memory.split_bytes);
   failure.below_floor = !swapper_.host_full();
   failure.step = recorder_.log().index;
   failure.ops = recorder_.ops();
   recorder_.log().fails(failure.ops - 1);
   failure.since = recorder_.log().failed_before + 1;
   if (failure.below_floor) {
-    const size_t needed = failure.request_bytes + failure.pinned_bytes + failure.unmovable_bytes;
     failure.needs = "Chameleon Lab: the capacity of " + human(failure.capacity_bytes) +
-                    " is below the floor: " + failure.op + " needs " + human_enough(needed) + " at once (" +
-                    human(failure.request_bytes) + " asked for, " + human(failure.pinned_bytes) +
-                    " in use by the op, " + human(failure.unmovable_bytes) + " in storages that cannot leave).";
+                    " is below the floor: " + failure.op + " needs " + human_enough(failure.needed_bytes()) +
+                    " at once (" + human(failure.request_bytes) + " asked for, " + human(failure.pinned_bytes) +
+                    " in use by the op, " + human(failure.unmovable_bytes) + " in storages that cannot leave";
+    if (failure.other_bytes > 0) {
+      failure.needs += ", " + human(failure.other_bytes) + " taken by others, such as libraries' work spaces";
+    }
+    if (failure.useless_bytes > 0) {
+      failure.needs += ", " + human(failure.useless_bytes) + " free but in pieces that are too small";
+    }
+    failure.needs += ").";
     if (const std::string& why = swapper_.copy_failure(); !why.empty()) {
       failure.needs += " Storages cannot leave: their copies to the host cannot be begun (" + why + ").";
     }

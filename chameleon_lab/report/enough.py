@@ -40,11 +40,6 @@ def unnamed(failure: core.Failure) -> str:
     return f"{failure['needs']} {failure['advice']}"
 
 
-def needed_bytes(failure: core.Failure) -> int:
-    """What the op needs at once, beside what may not leave."""
-    return failure["request_bytes"] + failure["pinned_bytes"] + failure["unmovable_bytes"]
-
-
 def named(failure: core.Failure, cut: StepTrace, steps: Sequence[StepTrace], given: StepTrace | None) -> str:
     """The same, with the capacity that is enough where a step that was recorded tells.
 
@@ -68,7 +63,8 @@ def named(failure: core.Failure, cut: StepTrace, steps: Sequence[StepTrace], giv
     if lowest is None:
         return unnamed(failure)
     kept = _kept_beside(known[-1], cut)
-    enough = above(max(lowest.bytes + kept, needed_bytes(failure)))
+    beside = failure["other_bytes"] + failure["useless_bytes"]  # the floor is that of storages alone
+    enough = above(max(lowest.bytes + kept + beside, failure["needed_bytes"]))
     return (
         f"{failure['needs']} {format_bytes(enough)} are enough for the step as it has been recorded, whose "
         f'{lowest.op_name} needs most: give a capacity of "{typed(enough)}", or make that op\'s tensors smaller (a '

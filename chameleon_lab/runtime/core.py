@@ -169,6 +169,9 @@ class Failure(TypedDict):
     request_bytes: int
     pinned_bytes: int
     unmovable_bytes: int
+    other_bytes: int  # under the capacity, and no storage's: libraries' work spaces
+    useless_bytes: int  # free under the capacity, in no piece that is large enough
+    needed_bytes: int  # all of these together
     capacity_bytes: int
     below_floor: bool  # else the host is full
     needs: str  # the first sentence of the error that was raised

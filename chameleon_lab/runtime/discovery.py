@@ -294,7 +294,7 @@ class Discovery:
                     f"{format_bytes(failure['capacity_bytes'] if failure else 0)} beside the storages that "
                     "cannot leave: give a larger capacity",
                     capacity_bytes=failure["capacity_bytes"] if failure else None,
-                    needed_bytes=part.nbytes,
+                    needed_bytes=failure["needed_bytes"] if failure else None,
                 )
             if outcome in _REFUSED:
                 self.refused[name] = f"{_REFUSED[outcome]}: it stays where it is and does not count"

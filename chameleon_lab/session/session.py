@@ -36,7 +36,7 @@ from ..policy.edits import Edit, EditAction
 from ..policy.model import fingerprint
 from ..ranks.identity import Identity, RankWatch
 from ..report.dry_run import DryRun
-from ..report.enough import highest_floor, named, needed_bytes, unnamed
+from ..report.enough import highest_floor, named, unnamed
 from ..report.session_report import Report, StepSummary
 from ..runtime.discovery import Discovery
 from ..runtime.host_memory import default_capacity_bytes
@@ -428,7 +428,7 @@ class Session:
             below = BelowFloorError(
                 message,
                 capacity_bytes=failure["capacity_bytes"],
-                needed_bytes=needed_bytes(failure),
+                needed_bytes=failure["needed_bytes"],
                 op_name=failure["op"],
             )
             raise below.with_traceback(error.__traceback__) from None

@@ -260,6 +260,45 @@ def test_a_request_that_nothing_helps_leaves_everything_as_it_was() -> None:
     assert found["right"] and found["other"], "another GPU has a capacity of its own"
 
 
+@pytest.mark.parametrize(
+    ("setting", "in_the_way", "said"),
+    [
+        ("", "[fake.Workspace(0, 32 * MiB)]", "32 MiB taken by others"),
+        (EXPANDABLE, "[fake.Workspace(0, 40 * MiB)]", "40 MiB taken by others"),
+        ("", "in_pieces()", "28 MiB free but in pieces"),
+    ],
+    ids=["a work space", "whole pages of expandable segments", "pieces"],
+)
+def test_an_error_below_the_floor_counts_what_is_no_storage(setting: str, in_the_way: str, said: str) -> None:
+    """The capacity that it names is enough, beside the same work spaces and pieces."""
+    found = on_fake_gpus(f"""
+        import re
+
+        {setting}
+
+        def in_pieces():
+            spaces = [fake.Workspace(0, 4 * MiB) for _ in range(15)]  # five in a segment of 20 MiB
+            return spaces[::2]
+
+        def attempt(capacity):
+            with cl.Session(capacity, device="cuda", rematerialize=False) as session:
+                kept = {in_the_way}
+                tensors = [fake.Tensor(0, 4 * MiB, number) for number in range(5)]
+                fake.Tensor(0, 40 * MiB, 1)
+                return all(tensor.holds(number) for number, tensor in enumerate(tensors))
+
+        try:
+            attempt("64MiB")
+        except cl.BelowFloorError as error:
+            figures = [str(error), error.capacity_bytes, error.needed_bytes]
+        named = re.search(r"needs ([\\d.]+ MiB) at once", figures[0])[1]
+        print(json.dumps([*figures, attempt(named)]))
+    """)
+    message, capacity_bytes, needed_bytes, ran = found
+    assert said in message and needed_bytes > capacity_bytes == 64 << 20, found
+    assert ran
+
+
 @pytest.mark.bits
 def test_blocks_may_die_after_the_session_and_by_any_deleter() -> None:
     found = on_fake_gpus(f"""
