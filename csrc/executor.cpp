@@ -33,7 +33,6 @@ void Executor::use(int64_t id) {
   const auto known = std::find_if(known_.begin(), known_.end(), [id](const Known& one) { return one.id == id; });
   if (known == known_.end()) return;
   if (program_id_ != id) {
-    forget_places();
     follow(*known, 0);
     let_go_of_retained(/*all=*/true);
     send_to_places(0);
@@ -63,15 +62,20 @@ bool Executor::drops() const {
 }
 
 void Executor::follow(const Known& known, int32_t cursor) {
+  // First, since what throws on the way would leave a program that is half followed.
+  std::vector<Storage*> live(known.program->storages.size(), nullptr);
+  std::vector<uint8_t> came(known.program->storages.size(), false);
+  std::vector<int32_t> fired_at(known.program->ops(), -kRecently - 1);
+  forget_places();
   program_ = known.program;
   program_id_ = known.id;
   for (Known& one : known_) {
     if (one.id == known.id) one.used = ++follows_;
   }
-  live_.assign(program_->storages.size(), nullptr);
-  came_.assign(program_->storages.size(), false);
+  live_ = std::move(live);
+  came_ = std::move(came);
+  fired_at_ = std::move(fired_at);
   watch_.clear();
-  fired_at_.assign(program_->ops(), -kRecently - 1);
   for (const auto& storage : table_.all()) {
     if (storage->ghost) continue;  // its tensors are gone, and it ends without a word to the executor
     if (const int32_t plan = program_->with_uid(storage->uid); plan >= 0) {
@@ -249,7 +253,6 @@ bool Executor::change_program(int32_t plan_op, int32_t ordinal, int64_t bytes) {
   }
   if (!best || best->id == program_id_) return false;
   if (plan_op < 0 && !left_.program && !parted_) left_ = {program_, program_id_, matcher_, live_op_ - 1, {-1}};
-  forget_places();
   follow(*best, live_op_);
   find_places([this](int32_t op) { return op < live_op_ ? op : -1; });
   catch_up(0, std::max(live_op_ - 1, 0));
@@ -264,7 +267,6 @@ bool Executor::go_back() {
   const Left left = std::exchange(left_, {});
   const auto known = std::find_if(known_.begin(), known_.end(), [&](const Known& one) { return one.id == left.id; });
   if (known == known_.end() || left.id == program_id_) return false;
-  forget_places();
   const int32_t op = left.ops.back();
   follow(*known, op + 1);
   matcher_ = left.matcher;
@@ -309,7 +311,6 @@ bool Executor::look_elsewhere() {
   }
   if (!best) return false;
   left_ = {};
-  forget_places();
   follow(*best, best_op + 1);
   parted_ = true;
   const int32_t since = live_op_ - best_run;
@@ -524,14 +525,18 @@ void Executor::let_go_of(int32_t storage) {
 }
 
 void Executor::let_go_of_retained(bool all) {
-  for (const auto& [ghost, uid] : std::exchange(retained_, {})) {
+  // In place: those that stay are remembered whatever memory there is.
+  size_t kept = 0;
+  for (size_t i = 0; i < retained_.size(); ++i) {
+    const auto [ghost, uid] = retained_[i];
     if (ghost->uid != uid || !ghost->retained) continue;
     if (all || ghost->plan < 0) {
       let_go(*ghost);
     } else {
-      retained_.emplace_back(ghost, uid);
+      retained_[kept++] = {ghost, uid};
     }
   }
+  retained_.resize(kept);
 }
 
 int64_t Executor::next_use(const Storage& storage, int64_t clock) const {

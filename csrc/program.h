@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "owned_elsewhere.h"
 #include "sequence.h"
 
 namespace chameleon {
@@ -40,7 +41,7 @@ struct PlanStorage {
   bool host_kept;      // does the copy stay when the storage comes back, for the next time that it leaves?
 };
 
-class Program {
+class Program : public OwnedElsewhere {
  public:
   Program() = default;
   Program(std::vector<uint32_t> tokens, std::vector<PlanStorage> storages, std::vector<int32_t> uses,

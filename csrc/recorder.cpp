@@ -60,7 +60,7 @@ void StepLog::settle() {
   }
 }
 
-void Recorder::begin_step() {
+std::shared_ptr<StepLog> Recorder::next_log() const {
   auto log = std::make_shared<StepLog>();
   if (log_) {  // steps are alike: spare the vectors their growth
     log->ops.reserve(log_->ops.size());
@@ -69,15 +69,20 @@ void Recorder::begin_step() {
     log->residencies.reserve(log_->residencies.size());
     log->makings.reserve(log_->makings.size());
   }
-  log->index = next_step_++;
-  log->start_ticks = now_ticks();
+  return log;
+}
+
+void Recorder::begin_step(std::shared_ptr<StepLog> log) {
   log_ = std::move(log);
+  log_->index = next_step_++;
+  log_->start_ticks = now_ticks();
   op_ = -1;
   op_running_ = false;
   idle_since_ = log_->start_ticks;
 }
 
 std::shared_ptr<StepLog> Recorder::close() {
+  std::shared_ptr<StepLog> next = next_log();  // first, since a step that has ended must not be written any more
   log_->end_ticks = now_ticks();
   if (paused_since_) {  // the rest of it belongs to the next step
     const PauseKind kind = paused_for_;
@@ -92,7 +97,7 @@ std::shared_ptr<StepLog> Recorder::close() {
   auto closed = log_;
   finished_.push_back(closed);
   while (finished_.size() > kKeptSteps) finished_.pop_front();
-  begin_step();
+  begin_step(std::move(next));
   return closed;
 }
 
@@ -167,10 +172,20 @@ void Recorder::end_pause() {
 int64_t Recorder::begin_mark(const char* name, int32_t thread) {
   // A script may name each of its batches anew.
   if (mark_names_.size() >= kMostMarks && !mark_numbers_.contains(name)) return -1;
-  const auto [known, is_new] = mark_numbers_.try_emplace(name, static_cast<int32_t>(mark_names_.size()));
-  if (is_new) mark_names_.emplace_back(name);
+  const auto next = static_cast<int32_t>(mark_names_.size());
+  const auto known = mark_numbers_.find(name);
+  const int32_t number = known == mark_numbers_.end() ? next : known->second;
+  if (number == next) {
+    mark_names_.emplace_back(name);
+    try {
+      mark_numbers_.emplace(name, number);
+    } catch (...) {  // or the next new name would have this one's number
+      mark_names_.pop_back();
+      throw;
+    }
+  }
   const int64_t mark = ++next_mark_;
-  open_marks_.push_back({mark, {now_ticks(), 0, known->second, thread, ops(), 0}});
+  open_marks_.push_back({mark, {now_ticks(), 0, number, thread, ops(), 0}});
   return mark;
 }
 

@@ -17,6 +17,7 @@
 
 #include "clock.h"
 #include "leaf_call.h"
+#include "owned_elsewhere.h"
 #include "storage.h"
 
 namespace torch {
@@ -176,7 +177,7 @@ struct DepartureRow {
 // clang-format on
 
 // One step's tables.
-struct StepLog {
+struct StepLog : OwnedElsewhere {
   int64_t index = 0;
   Ticks start_ticks = 0;
   Ticks end_ticks = 0;
@@ -250,7 +251,7 @@ struct StepLog {
 class Recorder {
  public:
   // A step with more ops is cut off there, and says so: a loop that never ends a step must not eat memory.
-  explicit Recorder(size_t most_ops = size_t{1} << 20) : most_ops_(most_ops) { begin_step(); }
+  explicit Recorder(size_t most_ops = size_t{1} << 20) : most_ops_(most_ops) { begin_step(next_log()); }
 
   StepLog& log() { return *log_; }
   const StepLog& log() const { return *log_; }
@@ -337,7 +338,8 @@ class Recorder {
   }
 
   std::shared_ptr<StepLog> close();
-  void begin_step();
+  std::shared_ptr<StepLog> next_log() const;
+  void begin_step(std::shared_ptr<StepLog> log);
   bool full() const { return log_->truncated_ops > 0; }
   void write_mark(const MarkRow& mark);
 

@@ -581,9 +581,9 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   note_allocator_events();
   end_backward();
   auto log = recorder_.end_step(table_, [this](const Storage& storage) { return swapper_.movable(storage); });
+  begin_step();
   if (Producer::count > 0) replays_.prune(table_);
   forward_modules_.end_step();
-  begin_step();
   in_backward_.store(false, std::memory_order_relaxed);
   thread_state().modules.clear();  // whatever an interrupt has left there
   executor_.send_waiting();
@@ -659,6 +659,7 @@ void Runtime::end_pauses() {
 
 Runtime::Marks Runtime::begin_marks(const char* name) {
   Marks marks;
+  marks.reserve(known_count_.load(std::memory_order_acquire));  // first: a mark that has begun has to end
   each_known([&](Runtime& runtime) {
     const int64_t mark = runtime.begin_mark(name);
     if (mark >= 0) marks.emplace_back(runtime.place_, mark);

@@ -70,6 +70,11 @@ struct Runtime::CallStack {
   c10::StorageImpl* accumulated = nullptr;  // what the leaf adds to in place
   Places last = 0;                          // whose device the last op named first
 
+  // A frame or a node that finds no room would end what is around it early.
+  CallStack() {
+    frames.reserve(256);
+    nodes.reserve(64);
+  }
   static CallStack& here();
   ThreadState& of(const Runtime& runtime);
 

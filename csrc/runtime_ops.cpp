@@ -205,14 +205,14 @@ void Runtime::hold_argument(const at::RecordFunction& function, const OpInfo& in
 // A stretch that the user has named: no op, and nothing that it could pin.
 namespace {
 struct MarkContext : at::ObserverContext {
-  explicit MarkContext(Runtime::Marks marks) : marks(std::move(marks)) {}
   Runtime::Marks marks;
 };
 }  // namespace
 
 std::unique_ptr<at::ObserverContext> Runtime::on_mark_start(const at::RecordFunction& function) {
-  Marks marks = begin_marks(function.name());
-  return marks.empty() ? nullptr : std::make_unique<MarkContext>(std::move(marks));
+  auto context = std::make_unique<MarkContext>();  // first, as well
+  context->marks = begin_marks(function.name());
+  return context->marks.empty() ? nullptr : std::move(context);
 }
 
 void Runtime::on_mark_end(const at::RecordFunction&, at::ObserverContext* context) {

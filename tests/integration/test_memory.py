@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import resource
+import textwrap
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -405,15 +406,14 @@ def test_a_copy_that_is_refused_once_is_asked_for_again(no_faults: None) -> None
     assert train(Gpt, session_kwargs={"capacity": live_peak // 3}, each_step=refuse).same(bare)
 
 
-@pytest.mark.bits
-def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> None:
-    """See Note [The host has no memory left]: up to 16 requests in a row are served; more may fail the run."""
+def refusing(code: str) -> None:
+    """Run code in a process where ``refuse(after, in_a_row)`` refuses memory to the core's next requests.
+
+    One that is refused is asked again 16 times, since that often there is something to spare: 17 in a row are the least
+    that fail one request.
+    """
     library = built("failing_new") / "csrc" / "libfailing_new.so"
-    child(
-        f"""
-        import random
-        import re
-        import warnings
+    prelude = f"""
         from chameleon_lab import _C
 
         library = ctypes.CDLL({str(library)!r})
@@ -423,22 +423,32 @@ def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> 
         requests.restype = refused.restype = ctypes.c_int64
         ends = [line.split()[0].split("-") for line in open("/proc/self/maps") if _C.__file__ in line]
         watch(min(int(begin, 16) for begin, _ in ends), max(int(end, 16) for _, end in ends))
+        never = 2**62
 
         def small():
             return Gpt(dim=32, layers=2, time=16)
+    """
+    child(textwrap.dedent(prelude) + textwrap.dedent(code), preload=library)
+
+
+@pytest.mark.bits
+def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> None:
+    """See Note [The host has no memory left]: up to 16 requests in a row are served; more may fail the run."""
+    refusing("""
+        import random
+        import re
+        import warnings
 
         bare, live_peak = reference(small, steps=3)
         capacity = tight_bytes(small, steps=3)
         assert capacity < live_peak, "else nothing leaves"
-
-        never = 2**62
 
         def run(after=never, in_a_row=0):
             def begin(number, model, session):
                 if number == 0:
                     refuse(after, in_a_row)
 
-            return train(small, steps=3, session_kwargs={{"capacity": capacity}}, each_step=begin)
+            return train(small, steps=3, session_kwargs={"capacity": capacity}, each_step=begin)
 
         assert run().same(bare)
         in_all = requests()
@@ -454,7 +464,7 @@ def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> 
                 assert in_a_row > 16, error
                 failed += 1
             assert in_a_row > 16 or not caught, caught
-            said |= {{re.sub("[0-9]+", "N", str(each.message)) for each in caught}}
+            said |= {re.sub("[0-9]+", "N", str(each.message)) for each in caught}
             refuse(never, 0)
             hit += refused() > 0  # a later run may ask for less
             if session := cl.current_session():  # its end had no memory
@@ -466,6 +476,110 @@ def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> 
         assert hit > 20 and failed > 0, (hit, failed)
         lost = "Chameleon Lab: records of step N were lost (the host has no memory left): "
         assert any(text.startswith(lost) for text in said), said
-        """,
-        preload=library,
-    )
+    """)
+
+
+@pytest.mark.bits
+def test_a_plan_that_gets_no_memory_is_not_half_followed() -> None:
+    """What a program is followed with is asked for before the one that was followed is left."""
+    refusing("""
+        bare, _ = reference(small, steps=6)
+        capacity = tight_bytes(small, steps=6)
+        use = core.Runtime.use_program
+        counts = []
+
+        def run(nth):
+            def use_program(self, id):
+                refuse(nth, 17)
+                try:
+                    use(self, id)
+                except MemoryError:
+                    counts.append(nth)
+                finally:
+                    refuse(never, 0)
+
+            core.Runtime.use_program = use_program
+            try:
+                return train(small, steps=6, session_kwargs={"capacity": capacity})
+            finally:
+                core.Runtime.use_program = use
+
+        for nth in range(12):
+            assert run(nth).same(bare), nth
+        assert {0, 1, 2} <= set(counts), counts
+    """)
+
+
+def test_a_step_whose_end_gets_no_memory_goes_on_or_has_ended() -> None:
+    """What has ended is read without a lock: nothing may be written to it."""
+    refusing("""
+        raised = 0
+        with cl.Session() as session:
+            for nth in range(24):
+                torch.ones(1000).exp()
+                refuse(nth, 17)
+                try:
+                    session.step()
+                except MemoryError:
+                    raised += 1
+                refuse(never, 0)
+                ended = [log.index for log in core.of().logs()]
+                assert ended == sorted(set(ended)), (nth, ended)
+                assert core.of().step_so_far().index not in ended, (nth, ended)
+        assert raised > 3, raised
+    """)
+
+
+def test_what_python_gets_no_memory_to_note_is_not_freed() -> None:
+    """Logs and programs are the core's as well."""
+    refusing("""
+        none = np.zeros(0)
+        calls = {
+            "a log": lambda: runtime.step_so_far(),
+            "logs": lambda: runtime.logs(),
+            "a program": lambda: core.make_program(*[none] * 7, np.zeros(1), *[none] * 7),
+        }
+        raised = dict.fromkeys(calls, 0)
+        runtime = core.of()
+        with cl.Session() as session:
+            torch.ones(1000).exp()
+            session.step()
+            for nth in range(12):
+                for name, call in calls.items():
+                    refuse(nth, 17)
+                    try:
+                        call()
+                    except MemoryError:
+                        raised[name] += 1
+                    refuse(never, 0)
+                    call()
+            torch.ones(1000).exp()
+            session.step()
+            assert [len(step.ops) for step in session.trace().steps] == [2, 2]
+        assert all(raised.values()), raised
+    """)
+
+
+def test_a_mark_that_gets_no_memory_gives_its_name_to_no_other() -> None:
+    refusing("""
+        from torch.profiler import record_function
+
+        name = "a name that is too long for a string without memory of its own: {}"
+        began = []
+
+        with cl.Session() as session:
+            for number in range(64):
+                refuse(number % 16, 17)
+                mark = record_function(name.format(number // 2))
+                mark.__enter__()
+                refuse(never, 0)
+                if not refused():
+                    began.append(number // 2)
+                torch.ones(1000)
+                mark.__exit__(None, None, None)
+            session.step()
+            step = session.trace().steps[-1]
+        named = [step.mark_names[row] for row in step.marks.name]
+        assert 16 < len(began) < 48, began
+        assert named == [name.format(number) for number in began], (named, began)
+    """)
