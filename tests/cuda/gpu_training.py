@@ -129,6 +129,8 @@ def gpt2(layers: int = 12) -> nn.Module:
 def llama() -> nn.Module:
     """A Llama of 0.2 billion parameters, with grouped heads. Skips the test where there is no transformers."""
     transformers = pytest.importorskip("transformers")
+    # With warn_only, torch warns of attention's backward and takes a kernel that does not repeat its bits.
+    torch.use_deterministic_algorithms(True)
     width, inner, layers, time = (1024, 2816, 12, 512) if ON_GPU else (64, 176, 3, 24)
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
