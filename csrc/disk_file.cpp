@@ -15,6 +15,7 @@
 #include <cstring>
 #include <iterator>
 #include <memory>
+#include <new>
 #include <system_error>
 
 #include "crc32c.h"
@@ -171,8 +172,15 @@ void DiskFile::put_free(size_t offset, size_t bytes) {
       erase_free(before);
     }
   }
-  free_.emplace(offset, bytes);
-  by_bytes_.emplace(bytes, offset);
+  try {
+    const auto place = free_.emplace(offset, bytes).first;
+    try {
+      by_bytes_.emplace(bytes, offset);
+    } catch (const std::bad_alloc&) {  // both know of a place, or neither: then it serves nobody any more
+      free_.erase(place);
+    }
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 void DiskFile::erase_free(std::map<size_t, size_t>::iterator place) {
@@ -188,7 +196,10 @@ void DiskFile::free(size_t offset, size_t bytes) {
   born_.erase(born);
   for (size_t piece = offset; verify_ && piece < offset + bytes; piece += kPieceBytes) checksums_.erase(piece);
   if (forks_before < forks_ && !children_.empty()) {
-    frozen_.push_back({offset, bytes, forks_before + 1, forks_});
+    try {
+      frozen_.push_back({offset, bytes, forks_before + 1, forks_});
+    } catch (const std::bad_alloc&) {  // a child may read it for good
+    }
   } else {
     put_free(offset, bytes);
   }
@@ -275,7 +286,11 @@ std::string DiskFile::write(size_t offset, const char* from, size_t bytes) {
   if (verify_) {
     const uint32_t checksum = crc32c(from, bytes);
     const std::lock_guard<std::mutex> lock(mutex_);
-    checksums_[offset] = checksum;
+    try {
+      checksums_[offset] = checksum;
+    } catch (const std::bad_alloc&) {
+      return words(ENOMEM);
+    }
   }
   if (faults().disk_writes.hits()) return words(EIO);
   const int error = move_all(bytes, short_moves_, [&](size_t done, size_t wanted_bytes) {

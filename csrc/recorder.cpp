@@ -81,8 +81,7 @@ void Recorder::begin_step(std::shared_ptr<StepLog> log) {
   idle_since_ = log_->start_ticks;
 }
 
-std::shared_ptr<StepLog> Recorder::close() {
-  std::shared_ptr<StepLog> next = next_log();  // first, since a step that has ended must not be written any more
+std::shared_ptr<StepLog> Recorder::close(std::shared_ptr<StepLog> next) {
   log_->end_ticks = now_ticks();
   if (paused_since_) {  // the rest of it belongs to the next step
     const PauseKind kind = paused_for_;

@@ -304,8 +304,9 @@ class Recorder {
   // Close the step: every storage alive gets a row. Movable: may it leave the device?
   template <class Movable>
   std::shared_ptr<StepLog> end_step(const StorageTable& table, Movable movable) {
+    std::shared_ptr<StepLog> next = next_log();  // first: a step that has ended must not be written any more
     describe(table, movable);
-    return close();
+    return close(std::move(next));
   }
 
   // The step as it would be if it ended now; it goes on.
@@ -315,7 +316,12 @@ class Recorder {
       if (!storage->scratch) row_of(*storage);
     }
     const auto own = std::exchange(log_, std::make_shared<StepLog>(*log_));
-    describe(table, movable);
+    try {
+      describe(table, movable);
+    } catch (...) {
+      log_ = own;
+      throw;
+    }
     log_->end_ticks = now_ticks();
     return std::exchange(log_, own);
   }
@@ -324,6 +330,11 @@ class Recorder {
   template <class Movable>
   void describe(const StorageTable& table, Movable movable) {
     const int32_t ops = this->ops();
+    // First as well: a step that goes on has no residency twice.
+    for (const auto& storage : table.all()) {
+      if (!storage->scratch) row_of(*storage);
+    }
+    log_->residencies.reserve(log_->residencies.size() + table.all().size());
     for (const auto& storage : table.all()) {
       if (storage->scratch) continue;
       StorageRow& row = log_->storages[row_of(*storage)];
@@ -337,7 +348,7 @@ class Recorder {
     }
   }
 
-  std::shared_ptr<StepLog> close();
+  std::shared_ptr<StepLog> close(std::shared_ptr<StepLog> next);
   std::shared_ptr<StepLog> next_log() const;
   void begin_step(std::shared_ptr<StepLog> log);
   bool full() const { return log_->truncated_ops > 0; }

@@ -450,7 +450,7 @@ void Runtime::hand_back() {
       void* block = storage->block;
       storage->impl->_mutable_data_ptr_no_checks().release_context();
       storage->impl->set_data_ptr_noswap({block, block, device_->plain_deleter(), device_->torch_device()});
-      recorder_.left(*storage, recorder_.op() + 1);
+      record_end(*storage, /*dies=*/false, /*leaves=*/true);
       table_.set_block(storage, nullptr);
       destroyed(storage);
       continue;
@@ -475,7 +475,7 @@ void Runtime::forget_block(Storage& storage) {
   if (storage.moved) device_->used_by_all(storage.block);
   if (!device_->hand_over(storage.block, storage.block_bytes)) return;
   if (storage.impl && access::intact(storage)) access::disarm(storage);
-  recorder_.left(storage, recorder_.op() + 1);
+  record_end(storage, /*dies=*/false, /*leaves=*/true);
   table_.set_block(&storage, nullptr);
   destroyed(&storage);
 }
@@ -659,11 +659,16 @@ void Runtime::end_pauses() {
 
 Runtime::Marks Runtime::begin_marks(const char* name) {
   Marks marks;
-  marks.reserve(known_count_.load(std::memory_order_acquire));  // first: a mark that has begun has to end
-  each_known([&](Runtime& runtime) {
-    const int64_t mark = runtime.begin_mark(name);
-    if (mark >= 0) marks.emplace_back(runtime.place_, mark);
-  });
+  marks.reserve(known_count_.load(std::memory_order_acquire));
+  try {
+    each_known([&](Runtime& runtime) {
+      const int64_t mark = runtime.begin_mark(name);
+      if (mark >= 0) marks.emplace_back(runtime.place_, mark);
+    });
+  } catch (...) {
+    end_marks(marks);
+    throw;
+  }
   return marks;
 }
 

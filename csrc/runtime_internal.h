@@ -74,6 +74,7 @@ struct Runtime::CallStack {
   CallStack() {
     frames.reserve(256);
     nodes.reserve(64);
+    held.reserve(64);
   }
   static CallStack& here();
   ThreadState& of(const Runtime& runtime);

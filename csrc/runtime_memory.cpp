@@ -647,7 +647,9 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
   const size_t free_bytes = memory.capacity_bytes - std::min(memory.capacity_bytes, used_bytes);
   failure.other_bytes = memory.other_bytes;
   // With room enough and refused all the same, none of that room is of use.
-  failure.useless_bytes = request_bytes <= free_bytes ? free_bytes : std::min(free_bytes, memory.split_bytes);
+  if (memory.capacity_bytes != SIZE_MAX) {
+    failure.useless_bytes = request_bytes <= free_bytes ? free_bytes : std::min(free_bytes, memory.split_bytes);
+  }
   failure.below_floor = !swapper_.host_full();
   failure.step = recorder_.log().index;
   failure.ops = recorder_.ops();
@@ -662,7 +664,7 @@ std::string Runtime::note_failure(size_t request_bytes, const ThreadState& threa
       failure.needs += ", " + human(failure.other_bytes) + " taken by others, such as libraries' work spaces";
     }
     if (failure.useless_bytes > 0) {
-      failure.needs += ", " + human(failure.useless_bytes) + " free but in pieces that are too small";
+      failure.needs += ", " + human(failure.useless_bytes) + " free, but not to be had in one piece";
     }
     failure.needs += ").";
     if (const std::string& why = swapper_.copy_failure(); !why.empty()) {

@@ -210,7 +210,7 @@ struct MarkContext : at::ObserverContext {
 }  // namespace
 
 std::unique_ptr<at::ObserverContext> Runtime::on_mark_start(const at::RecordFunction& function) {
-  auto context = std::make_unique<MarkContext>();  // first, as well
+  auto context = std::make_unique<MarkContext>();  // first: a mark that has begun is ended by it
   context->marks = begin_marks(function.name());
   return context->marks.empty() ? nullptr : std::move(context);
 }
@@ -299,8 +299,8 @@ void Runtime::record_start(const at::RecordFunction& function, const OpInfo& inf
   newest_ = {step_serial_, recorder_.op(), -1, row ? 0 : newest_.ordinal};
   thread.place = newest_;
   if (row && stack) {
-    row->stack = static_cast<int32_t>(recorder_.log().stacks.size());
     recorder_.log().stacks.push_back(std::move(stack));
+    row->stack = static_cast<int32_t>(recorder_.log().stacks.size()) - 1;
   }
   thread.token = mix_token(info.hash, static_cast<uint32_t>(origin.stage));
   if (origin.module >= 0 && origin.module < static_cast<int32_t>(module_hashes_.size())) {

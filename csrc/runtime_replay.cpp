@@ -297,7 +297,11 @@ class Runtime::Restoration {
   // It has been restored for this one: it stays.
   void keep(const std::shared_ptr<Value>& value) {
     if (!value->storage || value->storage->residency != Residency::Resident) return;
-    kept_.push_back(value);
+    try {
+      kept_.push_back(value);
+    } catch (const std::bad_alloc&) {  // it may leave again, and is made again then
+      return;
+    }
     ++value->storage->pins;
   }
 
@@ -507,6 +511,7 @@ void Runtime::take_over(Storage& storage, const at::Tensor& made, ThreadState& t
       return;
     }
     if (!block) {
+      check_device();
       const std::string message = note_failure(storage.block_bytes, thread);
       TORCH_CHECK_WITH(OutOfMemoryError, false, message);
     }

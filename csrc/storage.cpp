@@ -1,19 +1,18 @@
 #include "storage.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace chameleon {
 
 Storage* StorageTable::add(size_t bytes, size_t block_bytes, void* block, bool scratch) {
-  std::unique_ptr<Storage> record;
-  if (spare_.empty()) {
-    record = std::make_unique<Storage>();
-  } else {
-    record = std::move(spare_.back());
-    spare_.pop_back();
-    *record = Storage();
-  }
-  Storage* storage = record.get();
+  // All that may find no memory comes first: a record is never freed, and deaths must not ask for memory.
+  if (all_.size() == all_.capacity()) all_.reserve(std::max<size_t>(64, 2 * all_.size()));
+  if (spare_.capacity() < all_.capacity()) spare_.reserve(all_.capacity());
+  if (spare_.empty()) spare_.push_back(std::make_unique<Storage>());
+  Storage* storage = spare_.back().get();
+  by_block_[block] = storage;
+  *storage = Storage();
   storage->owner = owner_;
   storage->block_deleter = block_deleter_;
   storage->uid = next_uid_++;
@@ -21,14 +20,8 @@ Storage* StorageTable::add(size_t bytes, size_t block_bytes, void* block, bool s
   storage->block_bytes = block_bytes;
   storage->block = block;
   storage->slot = all_.size();
-  all_.push_back(std::move(record));
-  try {
-    if (spare_.capacity() < all_.size()) spare_.reserve(all_.capacity());  // deaths must not ask for memory
-    by_block_[block] = storage;
-  } catch (...) {
-    all_.pop_back();
-    throw;
-  }
+  all_.push_back(std::move(spare_.back()));
+  spare_.pop_back();
   storage->scratch = scratch;
   if (!scratch) live_bytes_ += block_bytes;
   return storage;

@@ -194,13 +194,16 @@ void Swapper::swap_out(Storage& storage, Cause cause, bool at_hand) {
   access::have_mark(storage);
   try {
     if (!storage.host.data && !copy_out(storage, cause, at_hand)) return;
+    if (!keeps_host_copies) access::forbid(storage);
     leaving_.push_back(&storage);  // first: there may be no memory for it
   } catch (...) {
-    if (!keeps_host_copies) drop_host(storage);  // nothing tells of writes to what stays
+    if (!keeps_host_copies) {  // nothing tells of writes to what stays
+      access::allow(storage);
+      drop_host(storage);
+    }
     throw;
   }
   become(storage, Residency::Leaving);
-  if (!keeps_host_copies) access::forbid(storage);
   storage.moved_by = cause;
 }
 
@@ -490,8 +493,7 @@ void Swapper::cancel(Storage& storage, EventPtr& copy, Direction direction) noex
 void Swapper::drop_host(Storage& storage) {
   if (!storage.host.data) return;
   if (storage.host.written) cancel(storage, storage.host.written, Direction::Out);
-  host_->free(storage.host.data, storage.bytes);
-  storage.host = {};
+  host_->free(std::exchange(storage.host, {}).data, storage.bytes);
 }
 
 // In a tensor's deleter, where nothing may be thrown.

@@ -525,12 +525,12 @@ class Session:
     def restore(self, tensor: torch.Tensor) -> None:
         """Bring a tensor's storage onto the device. Raises BelowFloorError where there is no room."""
         if not core.restore(tensor):
-            self._runtime.take_failure()
+            failure = self._runtime.take_failure()
             raise BelowFloorError(
                 f"{format_bytes(tensor.untyped_storage().nbytes())} do not fit beside what is in use under the "
                 f"capacity of {format_bytes(self.capacity_bytes or 0)}: raise it, or free tensors first",
                 capacity_bytes=self.capacity_bytes,
-                needed_bytes=tensor.untyped_storage().nbytes(),
+                needed_bytes=failure["needed_bytes"] if failure else None,
             )
 
     def evict(self, tensor: torch.Tensor) -> bool:

@@ -261,15 +261,18 @@ def test_a_request_that_nothing_helps_leaves_everything_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "in_the_way", "said"),
+    ("setting", "in_the_way", "asked_mib", "said"),
     [
-        ("", "[fake.Workspace(0, 32 * MiB)]", "32 MiB taken by others"),
-        (EXPANDABLE, "[fake.Workspace(0, 40 * MiB)]", "40 MiB taken by others"),
-        ("", "in_pieces()", "28 MiB free but in pieces"),
+        ("", "[fake.Workspace(0, 32 * MiB)]", 40, "32 MiB taken by others"),
+        (EXPANDABLE, "[fake.Workspace(0, 40 * MiB)]", 40, "40 MiB taken by others"),
+        ("", "in_pieces()", 40, "28 MiB free, but not to be had in one piece"),
+        ("", "in_pieces()", 24, "32 MiB free, but not to be had in one piece"),
     ],
-    ids=["a work space", "whole pages of expandable segments", "pieces"],
+    ids=["a work space", "whole pages of expandable segments", "pieces", "pieces of enough bytes"],
 )
-def test_an_error_below_the_floor_counts_what_is_no_storage(setting: str, in_the_way: str, said: str) -> None:
+def test_an_error_below_the_floor_counts_what_is_no_storage(
+    setting: str, in_the_way: str, asked_mib: int, said: str
+) -> None:
     """The capacity that it names is enough, beside the same work spaces and pieces."""
     found = on_fake_gpus(f"""
         import re
@@ -284,7 +287,7 @@ def test_an_error_below_the_floor_counts_what_is_no_storage(setting: str, in_the
             with cl.Session(capacity, device="cuda", rematerialize=False) as session:
                 kept = {in_the_way}
                 tensors = [fake.Tensor(0, 4 * MiB, number) for number in range(5)]
-                fake.Tensor(0, 40 * MiB, 1)
+                fake.Tensor(0, {asked_mib} * MiB, 1)
                 return all(tensor.holds(number) for number, tensor in enumerate(tensors))
 
         try:

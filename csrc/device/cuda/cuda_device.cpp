@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -133,7 +134,10 @@ const char* CudaDevice::allocator_setting() const {
 }
 
 void CudaDevice::free(void* block, size_t block_bytes) {
-  if (capacity_bytes_ != SIZE_MAX) pieces_.add(block_bytes);
+  try {
+    if (capacity_bytes_ != SIZE_MAX) pieces_.add(block_bytes);
+  } catch (const std::bad_alloc&) {  // torch is asked, then
+  }
   let_go(block, block_bytes);
 }
 

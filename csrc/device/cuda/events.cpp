@@ -1,6 +1,7 @@
 #include "device/cuda/events.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "device/cuda/check.h"
@@ -27,7 +28,10 @@ cudaEvent_t EventPool::take(bool timed) {
 void EventPool::give(cudaEvent_t event, bool timed) {
   if (health_.gone()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  spare_[timed].push_back(event);
+  try {
+    spare_[timed].push_back(event);
+  } catch (const std::bad_alloc&) {  // nobody records it any more
+  }
 }
 
 Mark::Mark(EventPool& pool, cudaStream_t stream, bool timed) : Mark(pool, timed) { record(stream); }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 #include <vector>
 
 namespace chameleon::cuda {
@@ -58,9 +59,7 @@ void PinnedPool::take(Ranges::iterator range, char* data, size_t bytes) {
   const auto [begin, found_bytes] = *range;
   remove_free(range);
   const auto keep = [this](char* from, size_t left_bytes) {
-    if (left_bytes == 0) return;
-    free_.emplace(from, left_bytes);
-    by_size_.emplace(left_bytes, from);
+    if (left_bytes > 0) note_free(from, left_bytes);
   };
   keep(begin, static_cast<size_t>(data - begin));
   keep(data + bytes, static_cast<size_t>(begin + found_bytes - (data + bytes)));
@@ -69,9 +68,13 @@ void PinnedPool::take(Ranges::iterator range, char* data, size_t bytes) {
 void PinnedPool::free(void* data, size_t bytes) {
   bytes = round_up(bytes, kAlignBytes);
   if (auto found = pageable_.find(data); found != pageable_.end()) {
+    try {
+      idle_.emplace(found->second, static_cast<char*>(data));
+    } catch (const std::bad_alloc&) {
+      return;  // it counts as in use for good
+    }
     pageable_bytes_ -= found->second;
     idle_bytes_ += found->second;
-    idle_.emplace(found->second, static_cast<char*>(data));
     pageable_.erase(found);
     return;
   }
@@ -112,8 +115,20 @@ void PinnedPool::add_free(char* begin, size_t bytes) {
       remove_free(before);
     }
   }
-  free_.emplace(begin, bytes);
-  by_size_.emplace(bytes, begin);
+  note_free(begin, bytes);
+}
+
+// Both know of a range, or neither: then it serves nobody any more.
+void PinnedPool::note_free(char* begin, size_t bytes) noexcept {
+  try {
+    const auto range = free_.emplace(begin, bytes).first;
+    try {
+      by_size_.emplace(bytes, begin);
+    } catch (const std::bad_alloc&) {
+      free_.erase(range);
+    }
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 void PinnedPool::remove_free(Ranges::iterator range) {

@@ -85,6 +85,7 @@ class PinnedPool {
   void take(Ranges::iterator range, char* data, size_t bytes);
   void* allocate_pageable(size_t bytes);
   void add_free(char* begin, size_t bytes);
+  void note_free(char* begin, size_t bytes) noexcept;
   void remove_free(Ranges::iterator range);
 
   Pinning pinning_;
