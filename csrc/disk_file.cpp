@@ -17,6 +17,7 @@
 #include <memory>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "crc32c.h"
 #include "faults.h"
@@ -126,8 +127,9 @@ size_t DiskFile::allocate(size_t bytes) {
   if (at == kNowhere && thaw()) at = take_free(bytes);
   if (at == kNowhere) {
     // What is free at the end of the file is part of what it grows by.
-    const auto last = free_.empty() ? free_.end() : std::prev(free_.end());
-    const size_t tail_bytes = last != free_.end() && last->first + last->second == file_bytes_ ? last->second : 0;
+    const auto& by_offset = free_.by_address();
+    const auto last = by_offset.empty() ? by_offset.end() : std::prev(by_offset.end());
+    const size_t tail_bytes = last != by_offset.end() && last->first + last->second == file_bytes_ ? last->second : 0;
     const size_t capacity_bytes = capacity_bytes_ / kPageBytes * kPageBytes;
     const size_t left_bytes = capacity_bytes > file_bytes_ ? capacity_bytes - file_bytes_ : 0;
     const size_t least_bytes = bytes - tail_bytes;
@@ -139,8 +141,12 @@ size_t DiskFile::allocate(size_t bytes) {
     refusal_ = reserve(grow_bytes);
     if (!refusal_.empty() && grow_bytes > least_bytes) refusal_ = reserve(grow_bytes = least_bytes);
     if (!refusal_.empty()) return kNowhere;
-    put_free(std::exchange(file_bytes_, file_bytes_ + grow_bytes), grow_bytes);
+    free_.add(std::exchange(file_bytes_, file_bytes_ + grow_bytes), grow_bytes);
     at = take_free(bytes);
+    if (at == kNowhere) {
+      refusal_ = words(ENOMEM);
+      return kNowhere;
+    }
   }
   refusal_.clear();
   born_[at] = forks_;
@@ -149,43 +155,11 @@ size_t DiskFile::allocate(size_t bytes) {
 
 // The smallest that is large enough.
 size_t DiskFile::take_free(size_t bytes) {
-  const auto found = by_bytes_.lower_bound({bytes, 0});
-  if (found == by_bytes_.end()) return kNowhere;
-  const auto [all_bytes, at] = *found;
-  erase_free(free_.find(at));
-  if (all_bytes > bytes) put_free(at + bytes, all_bytes - bytes);
+  const auto found = free_.by_size().lower_bound({bytes, 0});
+  if (found == free_.by_size().end()) return kNowhere;
+  const size_t at = found->second;
+  free_.take(free_.by_address().find(at), at, bytes);
   return at;
-}
-
-void DiskFile::put_free(size_t offset, size_t bytes) {
-  auto after = free_.lower_bound(offset);
-  if (after != free_.end() && after->first == offset + bytes) {
-    bytes += after->second;
-    const auto joined = after++;
-    erase_free(joined);
-  }
-  if (after != free_.begin()) {
-    const auto before = std::prev(after);
-    if (before->first + before->second == offset) {
-      offset = before->first;
-      bytes += before->second;
-      erase_free(before);
-    }
-  }
-  try {
-    const auto place = free_.emplace(offset, bytes).first;
-    try {
-      by_bytes_.emplace(bytes, offset);
-    } catch (const std::bad_alloc&) {  // both know of a place, or neither: then it serves nobody any more
-      free_.erase(place);
-    }
-  } catch (const std::bad_alloc&) {
-  }
-}
-
-void DiskFile::erase_free(std::map<size_t, size_t>::iterator place) {
-  by_bytes_.erase({place->second, place->first});
-  free_.erase(place);
 }
 
 void DiskFile::free(size_t offset, size_t bytes) {
@@ -201,7 +175,7 @@ void DiskFile::free(size_t offset, size_t bytes) {
     } catch (const std::bad_alloc&) {  // a child may read it for good
     }
   } else {
-    put_free(offset, bytes);
+    free_.add(offset, bytes);
   }
 }
 
@@ -222,7 +196,7 @@ bool DiskFile::thaw() {
   const size_t before = frozen_.size();
   std::erase_if(frozen_, [&](const Frozen& place) {
     if (needed(place)) return false;
-    put_free(place.offset, place.bytes);
+    free_.add(place.offset, place.bytes);
     return true;
   });
   return frozen_.size() < before;

@@ -10,15 +10,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "disk_target.h"
+#include "free_ranges.h"
 
 namespace chameleon {
 
@@ -70,8 +68,6 @@ class DiskFile {
   std::string reserve(size_t bytes);
   std::string write_zeros(size_t bytes);
   size_t take_free(size_t bytes);
-  void put_free(size_t offset, size_t bytes);
-  void erase_free(std::map<size_t, size_t>::iterator place);
   bool thaw();
   std::string flush(size_t offset, size_t bytes);
   void flip_a_bit(size_t offset);
@@ -85,8 +81,7 @@ class DiskFile {
 
   mutable std::mutex mutex_;
   size_t file_bytes_ = 0;
-  std::map<size_t, size_t> free_;                   // bytes by offset; no two touch
-  std::set<std::pair<size_t, size_t>> by_bytes_;    // the same: bytes, offset
+  FreeRanges<size_t> free_;                         // by offset
   std::unordered_map<size_t, int64_t> born_;        // of places in use: how many forks there were before
   std::unordered_map<size_t, uint32_t> checksums_;  // of pieces, by offset
   std::vector<Frozen> frozen_;

@@ -171,20 +171,14 @@ void Recorder::end_pause() {
 int64_t Recorder::begin_mark(const char* name, int32_t thread) {
   // A script may name each of its batches anew.
   if (mark_names_.size() >= kMostMarks && !mark_numbers_.contains(name)) return -1;
-  const auto next = static_cast<int32_t>(mark_names_.size());
-  const auto known = mark_numbers_.find(name);
-  const int32_t number = known == mark_numbers_.end() ? next : known->second;
-  if (number == next) {
-    mark_names_.emplace_back(name);
-    try {
-      mark_numbers_.emplace(name, number);
-    } catch (...) {  // or the next new name would have this one's number
-      mark_names_.pop_back();
-      throw;
-    }
-  }
+  std::string text = name;
+  const auto number = static_cast<int32_t>(mark_names_.size());
+  // First, or the next new name would have this one's number.
+  if (mark_names_.size() == mark_names_.capacity()) mark_names_.reserve(2 * mark_names_.size() + 1);
+  const auto [known, is_new] = mark_numbers_.try_emplace(text, number);
+  if (is_new) mark_names_.push_back(std::move(text));
   const int64_t mark = ++next_mark_;
-  open_marks_.push_back({mark, {now_ticks(), 0, number, thread, ops(), 0}});
+  open_marks_.push_back({mark, {now_ticks(), 0, known->second, thread, ops(), 0}});
   return mark;
 }
 

@@ -659,7 +659,7 @@ void Runtime::end_pauses() {
 
 Runtime::Marks Runtime::begin_marks(const char* name) {
   Marks marks;
-  marks.reserve(known_count_.load(std::memory_order_acquire));
+  marks.reserve(known_count_.load(std::memory_order_acquire));  // first: all that have begun are to be in it
   try {
     each_known([&](Runtime& runtime) {
       const int64_t mark = runtime.begin_mark(name);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
 #include <thread>
 #include <utility>
 
@@ -134,10 +133,7 @@ const char* CudaDevice::allocator_setting() const {
 }
 
 void CudaDevice::free(void* block, size_t block_bytes) {
-  try {
-    if (capacity_bytes_ != SIZE_MAX) pieces_.add(block_bytes);
-  } catch (const std::bad_alloc&) {  // torch is asked, then
-  }
+  if (capacity_bytes_ != SIZE_MAX) pieces_.add(block_bytes);
   let_go(block, block_bytes);
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <new>
 
 namespace chameleon::cuda {
 
@@ -15,8 +16,11 @@ constexpr bool is_small(size_t bytes) { return bytes <= size_t{1} << 20; }
 
 class FreePieces {
  public:
-  void add(size_t bytes) {
-    if (!is_small(bytes)) ++counts_[bytes];
+  void add(size_t bytes) noexcept {
+    try {
+      if (!is_small(bytes)) ++counts_[bytes];
+    } catch (const std::bad_alloc&) {  // torch is asked, then
+    }
   }
   // A block is given: of the smallest piece that is large enough. Where none is, pieces beside each other made up one,
   // and there is no telling which.

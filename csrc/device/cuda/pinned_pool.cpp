@@ -23,21 +23,22 @@ size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * 
 void* PinnedPool::allocate(size_t bytes) {
   bytes = round_up(bytes, kAlignBytes);
   auto range = find_free(bytes);
-  if (range == free_.end()) {
+  if (range == free_.by_address().end()) {
     if (bytes < unfit_bytes_ && !idle_.contains(bytes)) grow(bytes);
-    if ((range = find_free(bytes)) == free_.end()) return allocate_pageable(bytes);
+    if ((range = find_free(bytes)) == free_.by_address().end()) return allocate_pageable(bytes);
   }
   char* data = range->first + range->second - bytes;
-  take(range, data, bytes);
+  free_.take(range, data, bytes);
   return data;
 }
 
-PinnedPool::Ranges::iterator PinnedPool::find_free(size_t bytes) {
-  const auto smallest = by_size_.lower_bound({bytes, nullptr});
-  for (auto fit = smallest; fit != by_size_.end(); ++fit) {
-    if (place_of(fit->second + fit->first - bytes) >= planned_bytes_) return free_.find(fit->second);
+PinnedPool::Ranges::Range PinnedPool::find_free(size_t bytes) const {
+  const auto& by_size = free_.by_size();
+  const auto smallest = by_size.lower_bound({bytes, nullptr});
+  for (auto fit = smallest; fit != by_size.end(); ++fit) {
+    if (place_of(fit->second + fit->first - bytes) >= planned_bytes_) return free_.by_address().find(fit->second);
   }
-  return smallest == by_size_.end() ? free_.end() : free_.find(smallest->second);
+  return smallest == by_size.end() ? free_.by_address().end() : free_.by_address().find(smallest->second);
 }
 
 void* PinnedPool::allocate_at(size_t place, size_t bytes) {
@@ -47,22 +48,12 @@ void* PinnedPool::allocate_at(size_t place, size_t bytes) {
   if (behind == by_place_.begin()) return nullptr;
   const auto& [begins, slab] = *std::prev(behind);
   char* data = slab + (place - begins);
-  auto range = free_.upper_bound(data);
-  if (range == free_.begin()) return nullptr;
+  auto range = free_.by_address().upper_bound(data);
+  if (range == free_.by_address().begin()) return nullptr;
   --range;
   if (range->first + range->second < data + bytes) return nullptr;
-  take(range, data, bytes);
+  free_.take(range, data, bytes);
   return data;
-}
-
-void PinnedPool::take(Ranges::iterator range, char* data, size_t bytes) {
-  const auto [begin, found_bytes] = *range;
-  remove_free(range);
-  const auto keep = [this](char* from, size_t left_bytes) {
-    if (left_bytes > 0) note_free(from, left_bytes);
-  };
-  keep(begin, static_cast<size_t>(data - begin));
-  keep(data + bytes, static_cast<size_t>(begin + found_bytes - (data + bytes)));
 }
 
 void PinnedPool::free(void* data, size_t bytes) {
@@ -78,7 +69,7 @@ void PinnedPool::free(void* data, size_t bytes) {
     pageable_.erase(found);
     return;
   }
-  add_free(static_cast<char*>(data), bytes);
+  free_.add(static_cast<char*>(data), bytes);
 }
 
 std::map<char*, PinnedPool::Placed>::const_iterator PinnedPool::slab_of(const char* address) const {
@@ -100,42 +91,6 @@ size_t PinnedPool::in_one_slab(const void* data, size_t bytes) const {
   return std::min(bytes, static_cast<size_t>(slab->first + slab->second.slab.bytes - address));
 }
 
-void PinnedPool::add_free(char* begin, size_t bytes) {
-  auto next = free_.lower_bound(begin);
-  if (next != free_.end() && next->first == begin + bytes) {
-    bytes += next->second;
-    const auto joined = next++;
-    remove_free(joined);
-  }
-  if (next != free_.begin()) {
-    const auto before = std::prev(next);
-    if (before->first + before->second == begin) {
-      begin = before->first;
-      bytes += before->second;
-      remove_free(before);
-    }
-  }
-  note_free(begin, bytes);
-}
-
-// Both know of a range, or neither: then it serves nobody any more.
-void PinnedPool::note_free(char* begin, size_t bytes) noexcept {
-  try {
-    const auto range = free_.emplace(begin, bytes).first;
-    try {
-      by_size_.emplace(bytes, begin);
-    } catch (const std::bad_alloc&) {
-      free_.erase(range);
-    }
-  } catch (const std::bad_alloc&) {
-  }
-}
-
-void PinnedPool::remove_free(Ranges::iterator range) {
-  by_size_.erase({range->second, range->first});
-  free_.erase(range);
-}
-
 // ------------------------------------------------------------------------------------------------------------ growing
 
 size_t PinnedPool::room_bytes() const {
@@ -155,7 +110,7 @@ PinnedPool::Wanted PinnedPool::begin_growing(size_t bytes) {
 
 bool PinnedPool::lacks(size_t bytes) const {
   bytes = round_up(bytes, kAlignBytes);
-  if (find_free(bytes) != free_.end() || idle_.contains(bytes)) return false;
+  if (has_free(bytes) || idle_.contains(bytes)) return false;
   const size_t room = room_bytes();
   return bytes > room ? bytes <= room + idle_bytes_ : bytes < unfit_bytes_;
 }
@@ -186,7 +141,7 @@ void PinnedPool::end_growing(const Wanted& wanted, std::vector<Slab>& slabs) {
   }
   if (wanted.bytes == 0) {
     if (refused) refused_bytes_ = slab_bytes_ + growing_bytes_ + 1;
-  } else if (wanted.asked_bytes > 0 && find_free(wanted.bytes) == free_.end()) {
+  } else if (wanted.asked_bytes > 0 && !has_free(wanted.bytes)) {
     unfit_bytes_ = std::min(unfit_bytes_, wanted.bytes);
   }
 }
@@ -216,7 +171,7 @@ void PinnedPool::grow(size_t bytes) {
   const size_t least = round_up(bytes, kAlignBytes);
   if (least > room_bytes()) return;
   const size_t most = ahead_bytes(least);
-  if (!add_slabs(most) && most > least && find_free(bytes) == free_.end()) add_slabs(std::min(least, room_bytes()));
+  if (!add_slabs(most) && most > least && !has_free(bytes)) add_slabs(std::min(least, room_bytes()));
 }
 
 bool PinnedPool::add_slabs(size_t bytes) {
@@ -233,7 +188,7 @@ void PinnedPool::add_slab(const Slab& slab) {
   slabs_.emplace(slab.data, Placed{slab, slab_bytes_, pins_++});
   by_place_.emplace(slab_bytes_, slab.data);
   slab_bytes_ += slab.bytes;
-  add_free(slab.data, slab.bytes);
+  free_.add(slab.data, slab.bytes);
 }
 
 // Copies of such memory stop the host until they are over: the run goes on, slowly, and the session warns of it.
@@ -273,12 +228,12 @@ std::vector<Slab> PinnedPool::take_unused() {
   forget_refusals();
   for (auto found = slabs_.begin(); found != slabs_.end();) {
     const Slab slab = found->second.slab;
-    auto range = free_.upper_bound(slab.data);
-    if (range == free_.begin() || (--range)->first + range->second < slab.data + slab.bytes) {
+    auto range = free_.by_address().upper_bound(slab.data);
+    if (range == free_.by_address().begin() || (--range)->first + range->second < slab.data + slab.bytes) {
       ++found;
       continue;
     }
-    take(range, slab.data, slab.bytes);
+    free_.take(range, slab.data, slab.bytes);
     slab_bytes_ -= slab.bytes;
     unused.push_back(slab);
     found = slabs_.erase(found);

@@ -3,13 +3,12 @@
 
 #include <cstddef>
 #include <map>
-#include <set>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "device/cuda/pinning.h"
 #include "device/host_memory.h"
+#include "free_ranges.h"
 
 namespace chameleon::cuda {
 
@@ -64,7 +63,7 @@ class PinnedPool {
   HostMemory::Pinned pinned() const { return {slab_bytes_, pins_, pinning_.spent().both_s()}; }
 
  private:
-  using Ranges = std::map<char*, size_t>;
+  using Ranges = FreeRanges<char*>;
   struct Placed {
     Slab slab;
     size_t place;
@@ -79,21 +78,16 @@ class PinnedPool {
   void forget_refusals();
   std::map<char*, Placed>::const_iterator slab_of(const char* address) const;
   size_t place_of(const char* address) const;
-  Ranges::iterator find_free(size_t bytes);
-  Ranges::const_iterator find_free(size_t bytes) const { return const_cast<PinnedPool*>(this)->find_free(bytes); }
+  Ranges::Range find_free(size_t bytes) const;
+  bool has_free(size_t bytes) const { return find_free(bytes) != free_.by_address().end(); }
   size_t ahead_bytes(size_t least) const;
-  void take(Ranges::iterator range, char* data, size_t bytes);
   void* allocate_pageable(size_t bytes);
-  void add_free(char* begin, size_t bytes);
-  void note_free(char* begin, size_t bytes) noexcept;
-  void remove_free(Ranges::iterator range);
 
   Pinning pinning_;
   Way way_ = Way::Register;
   std::map<char*, Placed> slabs_;
   std::map<size_t, char*> by_place_;
-  Ranges free_;                                 // by address
-  std::set<std::pair<size_t, char*>> by_size_;  // the same
+  Ranges free_;
   std::unordered_map<void*, size_t> pageable_;
   std::multimap<size_t, char*> idle_;               // pageable, by size
   size_t planned_bytes_ = 0;                        // places of plans
