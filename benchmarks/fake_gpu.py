@@ -21,7 +21,7 @@ from . import measure
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "integration"))
 
-from fake_programs import failing_programs, programs, session_programs  # noqa: E402
+from fake_programs import failing_programs, planned_programs, programs, session_programs  # noqa: E402
 
 _AT_ONCE = 250
 """Programs that a process runs: it takes a few seconds to begin, and results are written behind each."""
@@ -62,6 +62,32 @@ _KINDS: dict[str, tuple[str, Callable[[int, int], dict[str, Any]], int]] = {
     "the GPU is gone": (
         "ops in sessions, where all calls of CUDA fail from one on, each program in a process of its own",
         lambda seed, count: failing_programs(seed, count, sticky=True),
+        1,
+    ),
+    "the GPU is gone without the hook": (
+        "the same as torch 2.11 and 2.12 run them",
+        lambda seed, count: failing_programs(seed, count, sticky=True, hook=False),
+        1,
+    ),
+    "the GPU is gone for two threads": (
+        "the same in two threads",
+        lambda seed, count: failing_programs(seed, count, sticky=True, threads=2),
+        10,
+    ),
+    "plans": ("small trainings in sessions that plan, swap and replay", planned_programs, 10),
+    "a call fails in a planned step": (
+        "the same, where one call of CUDA fails",
+        lambda seed, count: planned_programs(seed, count, "once"),
+        1,
+    ),
+    "a call fails in a planned step without the hook": (
+        "the same as torch 2.11 and 2.12 run them",
+        lambda seed, count: planned_programs(seed, count, "once", hook=False),
+        10,
+    ),
+    "the GPU is gone in a planned step": (
+        "the same, where all calls of CUDA fail from one on, each program in a process of its own",
+        lambda seed, count: planned_programs(seed, count, "gone"),
         10,
     ),
     "without a session": (

@@ -512,6 +512,7 @@ PYBIND11_MODULE(_fake_cuda, m) {
   m.attr("cuda_include_dir") = CUDA_INCLUDE_DIR;
   m.def("die", &fake::die, py::arg("error") = static_cast<int>(cudaErrorIllegalAddress),
         "All calls of CUDA fail with that error meanwhile; 0: none does any more.");
+  m.def("dead", &fake::dead);
   m.def("fail_call", &fake::fail_call, py::arg("number"), py::arg("sticky") = false, py::arg("in_a_row") = 1,
         "Of those to come.");
   m.def("fail_copies", &fake::fail_copies, py::arg("fail"), "Those that are asked for meanwhile.");

@@ -67,6 +67,21 @@ def failing_programs(
     )
 
 
+def planned_programs(seed: int, count: int, failing: str = "", hook: bool = True) -> dict[str, Any]:
+    """Random small trainings in sessions that plan (tests/integration/planned_program.py).
+
+    Plans depend on no clock: a program comes again from its seed.
+    """
+    before = f"""
+        from planned_program import planned_program, prepare
+        {_hooked(hook)}
+        prepare()
+        {(_ALONE if failing == "gone" else _TOGETHER).strip()}
+    """
+    ask = f"alone(lambda: planned_program(fake, seed, {failing!r}))"
+    return _drawn(seed, count, (0,), (0,), ask, before=before)
+
+
 def _hooked(hook: bool) -> str:
     return f"core.pretend_no_hook({not hook} or not core.SEES_RAW_ACCESS)"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fake_gpu import SEED
 from fake_gpu import on_fake_gpu as on
-from fake_programs import failing_programs, programs, session_programs
+from fake_programs import failing_programs, planned_programs, programs, session_programs
 from reads import CPP_POINTER
 
 from chameleon_lab.runtime import core
@@ -107,10 +107,41 @@ def test_a_call_that_fails_beside_another_thread_leaves_no_wrong_byte() -> None:
 
 @pytest.mark.gate
 @pytest.mark.bits
-def test_a_gpu_that_is_gone_ends_no_process_and_the_session_can_be_closed() -> None:
-    found = failing_programs(SEED, 60, sticky=True)
+@pytest.mark.parametrize("hook", [True, False])
+def test_a_gpu_that_is_gone_ends_no_process_and_the_session_can_be_closed(hook: bool) -> None:
+    found = failing_programs(SEED, 60, sticky=True, hook=hook)
     assert found["errors"] == [], f"seed {SEED}"
     assert found["failed_calls"] > found["programs"] / 2 and found["told"] > found["programs"]
+
+
+@pytest.mark.bits
+def test_a_gpu_that_is_gone_for_two_threads_ends_no_process_and_the_session_can_be_closed() -> None:
+    found = failing_programs(SEED, 100, sticky=True, threads=2)
+    assert found["errors"] == [], f"seed {SEED}"
+    assert found["failed_calls"] > found["programs"] / 2 and found["told"] > found["programs"]
+
+
+@pytest.mark.bits
+def test_random_plans_are_followed_and_read_the_right_bytes() -> None:
+    found = planned_programs(SEED, 200)
+    assert found["errors"] == [] and found["open"] == 0, f"seed {SEED}"
+    assert found["planned steps"] > 4 * found["programs"] and found["replays"] > found["programs"]
+    assert found["steps without eviction"] > 0.9 * found["planned steps"], "what leaves is what plans say"
+    assert found["swapped_out_bytes"] > 8192 * found["planned steps"]
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+@pytest.mark.parametrize("hook", [True, False])
+@pytest.mark.parametrize(("failing", "count"), [("once", 80), ("gone", 20)])
+def test_a_call_that_fails_in_a_planned_step_leaves_no_wrong_byte(
+    failing: str, count: int, hook: bool
+) -> None:
+    """Whichever call of CUDA it is, and whether more fail after it or all do."""
+    found = planned_programs(SEED, count, failing, hook)
+    assert found["errors"] == [] and found["open"] == 0, f"seed {SEED}"
+    assert found["failed_calls"] > count / 2 and found["planned steps"] > 4 * count
+    assert (found.get("told", 0) > count) == (failing == "gone")
 
 
 @pytest.mark.gate
