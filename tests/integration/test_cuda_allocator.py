@@ -502,6 +502,21 @@ def test_the_driver_is_asked_as_often_for_many_tensors_as_for_one() -> None:
 
 
 @pytest.mark.gate
+def test_far_from_its_limit_the_allocator_is_asked_for_memory_and_for_no_statistics() -> None:
+    """Each time they take its lock, and a copy of a kilobyte."""
+    found = on_fake_gpus("""
+        with cl.Session("256MiB", device="cuda", rematerialize=False) as session:
+            warm = fake.Tensor(0, MiB, 1)
+            before = fake.figures(0)
+            held = [fake.Tensor(0, MiB, number) for number in range(100)]
+            after = fake.figures(0)
+        print(json.dumps([after[name] - before[name] for name in ("requests", "statistics")]))
+    """)
+    requests, statistics = found
+    assert requests == 100 and statistics == 0
+
+
+@pytest.mark.gate
 @pytest.mark.bits
 def test_where_not_all_fits_back_at_the_end_the_allocator_flushes_once() -> None:
     """Each refusal makes torch give back all that it keeps, and wait for the GPU."""
@@ -819,7 +834,7 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
                 after = fake.figures(0)
                 names = ["retries", "out_of_memory", "device_allocs", "device_frees", "synchronizations"]
                 seen.append([after[name] - before[name] for name in names])
-                looked.append([after[name] - before[name] for name in ("requests", "looked_at")])
+                looked.append([after[name] - before[name] for name in ("requests", "looked_at", "statistics")])
             steps = [
                 [s.alloc_retries, s.soft_ooms, s.device_allocs, s.device_frees, s.device_syncs, s.refusals]
                 for s in session.history
@@ -848,7 +863,9 @@ def test_a_settled_plan_near_the_limit_makes_the_allocator_refuse_and_flush_noth
     assert len(set(plans)) == 1 and plans[0] > 0
     assert [sum(count) for count in counts] == [0] * 6, settled
     # It is not asked for its largest free block at every allocation: it has to look at all of them for that.
-    assert all(requests > 200 and looked_at < requests for requests, looked_at in looked[-3:]), looked
+    assert all(requests > 200 and looked_at < requests for requests, looked_at, _ in looked[-3:]), looked
+    # Nor for its statistics more than twice, however many blocks it keeps.
+    assert all(statistics < 2 * requests for requests, _, statistics in looked[-3:]), looked
 
 
 def test_where_the_reserve_does_not_suffice_segments_are_laid_anew_between_two_steps() -> None:

@@ -29,7 +29,7 @@ using c10::MempoolId_t;
 thread_local DeviceIndex current_index = 0;
 bool capturing = false, nvml_works = true;
 std::atomic<int> waiting{0};
-std::atomic<long> memory_questions{0};
+std::atomic<long> memory_questions{0}, statistics{0};
 
 std::recursive_mutex mutex;
 using Lock = std::lock_guard<std::recursive_mutex>;
@@ -102,6 +102,7 @@ class Native final : public caching::CUDAAllocator {
     pools[device].fraction = fraction;
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override {
+    ++statistics;
     Lock lock(mutex);
     const Segments& pool = pools[device];
     c10::CachingDeviceAllocator::DeviceStats stats;
@@ -187,7 +188,7 @@ Figures figures(int device) {
           pool.recorded_streams,   pool.out_of_memory,   pool.retries,
           pool.device_allocs,      pool.device_frees,    pool.synchronizations,
           native().observers,      native().pools_begun, pool.requests,
-          pool.looked_at,          memory_questions};
+          pool.looked_at,          memory_questions,     statistics};
 }
 
 void set_total_bytes(int device, size_t bytes) { pools[device].total_bytes = bytes; }

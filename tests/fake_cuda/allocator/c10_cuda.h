@@ -18,6 +18,7 @@ struct Figures {
   long recorded_streams, out_of_memory, retries, device_allocs, device_frees, synchronizations, observers, pools;
   long requests, looked_at;  // for blocks, and at free blocks, for cacheInfo()
   long memory_questions;     // to the driver, of both GPUs: cudaMemGetInfo
+  long statistics;           // how often torch's were asked for, of both GPUs: each time takes a lock and a copy
 };
 
 Figures figures(int device);

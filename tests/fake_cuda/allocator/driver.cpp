@@ -280,6 +280,7 @@ PYBIND11_MODULE(_fake_allocator, m) {
     d["pools"] = f.pools;
     d["requests"] = f.requests;
     d["looked_at"] = f.looked_at;
+    d["statistics"] = f.statistics;
     d["memory_questions"] = f.memory_questions;
     return d;
   });
