@@ -10,9 +10,10 @@ import argparse
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -341,15 +342,36 @@ def train_step(
 # --------------------------------------------------------------------------------------------------------------- links
 
 
+SAMPLES = 10
+LINK_RATES = ("out", "in", "out_together", "in_together")
+"""What :func:`link_rates` gives."""
+
+
+def spread(name: str, values: Sequence[float], unit: str = "") -> dict[str, float]:
+    """Median, least and most of the values, as ``name``, ``name_min`` and ``name_max``, each before the unit."""
+    return {
+        name + unit: statistics.median(values),
+        f"{name}_min{unit}": min(values),
+        f"{name}_max{unit}": max(values),
+    }
+
+
 def link_rates(gpu: Gpu, size: int, times: int = 5) -> dict[str, float]:
     """Bytes per second of copies of ``size`` bytes between pinned memory and the device: each way alone, and together.
 
-    Together counts each direction's bytes over the time of both.
+    Each is the :func:`spread` of :data:`SAMPLES`, of so many copies each. Together counts each direction's bytes over
+    the time of both.
     """
+
+    def rates(name: str, run: Callable[[], object]) -> dict[str, float]:
+        return spread(name, [size / gpu.seconds(run, times) for _ in range(SAMPLES)])
+
     if not gpu.real:
         a, b = torch.ones(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
-        rate = size / gpu.seconds(lambda: b.copy_(a), times)
-        return {"out": rate, "in": rate, "out_together": rate, "in_together": rate}
+        found: dict[str, float] = {}
+        for name in LINK_RATES:
+            found |= rates(name, lambda: b.copy_(a))
+        return found
     host = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
     here = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
     streams = [torch.cuda.Stream() for _ in range(2)]
@@ -368,10 +390,8 @@ def link_rates(gpu: Gpu, size: int, times: int = 5) -> dict[str, float]:
 
     for run in (out, back, both):
         gpu.seconds(run)  # the first use of a buffer and a stream costs more
-    together = size / gpu.seconds(both, times)
-    return {
-        "out": size / gpu.seconds(out, times),
-        "in": size / gpu.seconds(back, times),
-        "out_together": together,
-        "in_together": together,
-    }
+    together = rates("together", both)
+    found = rates("out", out) | rates("in", back)
+    for way in ("out", "in"):
+        found |= {f"{way}_{name}": rate for name, rate in together.items()}
+    return found

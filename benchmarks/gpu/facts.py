@@ -17,11 +17,12 @@ import chameleon_lab as cl
 from chameleon_lab.runtime import core
 
 from .. import measure
-from .common import GIB, Gpu, gpu_of, link_rates, parser, write
+from .common import GIB, LINK_RATES, SAMPLES, Gpu, gpu_of, link_rates, parser, spread, write
 from .host_cost import HEADERS, cells, host_cost
 
 MIB = 1 << 20
-_ROOM = 8  # blocks that fit at once where storages have to leave
+_PINNING_ROW_S = 8.0  # of which a row of ways_to_pin takes no more samples
+_ROOM = SAMPLES  # blocks that fit at once where storages have to leave
 
 
 def link(gpu: Gpu, sizes: Sequence[int]) -> list[dict[str, Any]]:
@@ -31,17 +32,19 @@ def link(gpu: Gpu, sizes: Sequence[int]) -> list[dict[str, Any]]:
 
 def pinning(gpu: Gpu, sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Seconds that pinning host memory takes, by size. torch's own pinned cache is emptied in between."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for size in sizes:
-        if gpu.left_s() < 10:
-            break
-        start = time.perf_counter()
-        block = torch.empty(size, dtype=torch.uint8, pin_memory=gpu.real)
-        taken_s = time.perf_counter() - start
-        del block
-        if gpu.real:
-            torch._C._host_emptyCache()
-        rows.append({"bytes": size, "s": taken_s, "s_per_gib": taken_s / size * GIB})
+        taken_s: list[float] = []
+        while len(taken_s) < SAMPLES and gpu.left_s() > 10 + sum(taken_s):  # as much is left to the others
+            start = time.perf_counter()
+            block = torch.empty(size, dtype=torch.uint8, pin_memory=gpu.real)
+            taken_s.append(time.perf_counter() - start)
+            del block
+            if gpu.real:
+                torch._C._host_emptyCache()
+        if taken_s:
+            per_gib_s = spread("per_gib", [one / size * GIB for one in taken_s], "_s")
+            rows.append({"bytes": size, "samples": len(taken_s)} | per_gib_s)
     return rows
 
 
@@ -55,21 +58,29 @@ def ways_to_pin(gpu: Gpu, sizes: Sequence[int]) -> list[dict[str, Any]]:
     x = torch.ones(1 << 16, device=gpu.device)
     for way in ("register", "alloc"):
         for size in sizes:
-            if gpu.left_s() < 20:
-                return rows
-            held_s, took = 0.0, list[float]()
-            pinning = threading.Thread(target=_pin, args=(gpu.device, way, size, took))
-            gpu.sync()
-            pinning.start()
-            while pinning.is_alive():
-                start = time.perf_counter()
-                x.add_(1.0)
+            held_s, samples, row_began_s = 0.0, list[list[float]](), time.monotonic()
+            while (
+                len(samples) < SAMPLES
+                and time.monotonic() - row_began_s < _PINNING_ROW_S
+                and gpu.left_s() > 20
+            ):
+                took: list[float] = []
+                pinning = threading.Thread(target=_pin, args=(gpu.device, way, size, took))
                 gpu.sync()
-                held_s = max(held_s, time.perf_counter() - start)
-            if took:  # not on the embedded device, which pins nothing
-                touch_s, pin_s, unpin_s = took
-                row = {"way": way, "bytes": size, "touch_s": touch_s, "pin_s": pin_s, "unpin_s": unpin_s}
-                rows.append(row | {"longest_kernel_s": held_s})
+                pinning.start()
+                while pinning.is_alive():
+                    start = time.perf_counter()
+                    x.add_(1.0)
+                    gpu.sync()
+                    held_s = max(held_s, time.perf_counter() - start)
+                if not took:  # the embedded device pins nothing
+                    break
+                samples.append(took)
+            if samples:
+                row = {"way": way, "bytes": size, "samples": len(samples), "longest_kernel_s": held_s}
+                for name, taken_s in zip(("touch", "pin", "unpin"), zip(*samples, strict=True), strict=True):
+                    row |= spread(name, taken_s, "_s")
+                rows.append(row)
     return rows
 
 
@@ -106,7 +117,7 @@ def disturbance(gpu: Gpu, width: int, copy_bytes: int) -> dict[str, float]:
 
 
 def blocks(gpu: Gpu, size: int, times: int) -> dict[str, float]:
-    """Seconds of the host that a block of ``size`` bytes takes, mean over ``times``: taken and given back, and taken
+    """Seconds of the host that a block of ``size`` bytes takes: taken and given back, ``times`` in all, and taken
     where a storage has to leave for it.
 
     Call it before the process has its first session: from then on the forwarding allocator stays in front of torch's.
@@ -115,20 +126,22 @@ def blocks(gpu: Gpu, size: int, times: int) -> dict[str, float]:
     def block() -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=gpu.device)
 
-    def taken_s() -> float:
+    def taken(name: str) -> dict[str, float]:
         gpu.seconds(block)  # from then on it comes from what the allocator keeps
-        return gpu.seconds(block, times)
+        return spread(name, [gpu.seconds(block, times // SAMPLES) for _ in range(SAMPLES)], "_s")
 
     gpu.clean()
-    found = {"bytes": size, "torch_s": taken_s()}
+    found = {"bytes": size} | taken("torch")
     with cl.Session("unlimited", device=gpu.device):
-        found["session_s"] = taken_s()
-    found["forwarded_s"] = taken_s()
+        found |= taken("session")
+    found |= taken("forwarded")
     gpu.clean()
     with cl.Session(_ROOM * size, device=gpu.device, planning=False) as session:
         held = [block().zero_() for _ in range(2 * _ROOM)]  # the second half warms the host's memory
         session.step()
-        found["no_room_s"] = gpu.seconds(lambda: held.append(block().zero_()), _ROOM)
+        found |= spread(
+            "no_room", [gpu.seconds(lambda: held.append(block().zero_())) for _ in range(_ROOM)], "_s"
+        )
         session.step()
         found["left_bytes"] = session.report().evicted_bytes // _ROOM
         held.clear()
@@ -148,22 +161,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result: dict[str, Any] = {"environment": gpu.environment(vars(options)), "before": gpu.state()}
     print(f"{result['environment']['device']}: the link, GB/s", flush=True)
     result["link"] = link(gpu, sizes)
-    rates = ("out", "in", "out_together", "in_together")
     rows = [
-        [measure.mib(row["bytes"]), *(f"{row[name] / 1e9:.1f}" for name in rates)] for row in result["link"]
+        [
+            measure.mib(row["bytes"]),
+            *(
+                f"{row[name] / 1e9:.1f} ({row[f'{name}_min'] / 1e9:.1f} to {row[f'{name}_max'] / 1e9:.1f})"
+                for name in LINK_RATES
+            ),
+        ]
+        for row in result["link"]
     ]
-    print(measure.table(["copy of MiB", *(name.replace("_", " ") for name in rates)], rows), flush=True)
+    print(measure.table(["copy of MiB", *(name.replace("_", " ") for name in LINK_RATES)], rows), flush=True)
     write(options, result)
     result["pinning"] = pinning(gpu, [MIB] if options.tiny else [64 * MIB, 256 * MIB, GIB, 4 * GIB])
     for row in result["pinning"]:
-        print(f"pinning {measure.mib(row['bytes'])} MiB takes {row['s_per_gib']:.2f} s a GiB", flush=True)
+        print(
+            f"pinning {measure.mib(row['bytes'])} MiB takes {row['per_gib_s']:.2f} s a GiB "
+            f"({row['per_gib_min_s']:.2f} to {row['per_gib_max_s']:.2f}, {row['samples']} times)",
+            flush=True,
+        )
     write(options, result)
     result["ways_to_pin"] = ways_to_pin(gpu, [MIB] if options.tiny else [GIB, 4 * GIB])
     for row in result["ways_to_pin"]:
         gib = row["bytes"] / GIB
         print(
             f"{row['way']} {gib:.0f} GiB: {row['touch_s'] / gib:.2f} s a GiB to touch, "
-            f"{row['pin_s'] / gib:.2f} to pin, {row['unpin_s'] / gib:.2f} to unpin; "
+            f"{row['pin_s'] / gib:.2f} ({row['pin_min_s'] / gib:.2f} to {row['pin_max_s'] / gib:.2f}, "
+            f"{row['samples']} times) to pin, {row['unpin_s'] / gib:.2f} to unpin; "
             f"a short kernel meanwhile {row['longest_kernel_s'] * 1e3:.0f} ms at most",
             flush=True,
         )

@@ -4,7 +4,6 @@ which should hide it, and where the capacity is nearly full. A part of ``benchma
 
 from __future__ import annotations
 
-import statistics
 import time
 from typing import Any
 
@@ -12,8 +11,8 @@ import torch
 
 import chameleon_lab as cl
 
-from .common import GIB, Gpu
-from .steps import TIMED_STEPS
+from .common import GIB, Gpu, spread
+from .steps import TIMED_STEPS, pinned
 
 KERNEL_S = 10e-6
 _SMALL_BYTES = 16 << 10
@@ -59,9 +58,10 @@ def _loop(x: torch.Tensor, ops: int) -> None:
 def _per_op(gpu: Gpu, x: torch.Tensor, ops: int, session: cl.Session | None) -> dict[str, Any]:
     """Seconds an op, until the host has given them all and until they are done: median, least and most of the steps.
 
-    And what the GPU says of its clocks and power before and after.
+    And what the GPU says of its clocks and power before and after, its memory by the driver's count (others' too), and
+    what was pinned.
     """
-    host, done, before = [], [], gpu.state()
+    host, done, before, driver_bytes = [], [], gpu.state(), gpu.driver_bytes()
     for _ in range(_SETTLING_STEPS + TIMED_STEPS):
         gpu.sync()
         start = time.perf_counter()
@@ -71,11 +71,11 @@ def _per_op(gpu: Gpu, x: torch.Tensor, ops: int, session: cl.Session | None) -> 
         done.append(time.perf_counter() - start)
         if session is not None:
             session.step()
+        driver_bytes = max(driver_bytes, gpu.driver_bytes())
     found: dict[str, Any] = {"before": before, "after": gpu.state(), "timed_steps": TIMED_STEPS}
     for name, steps_s in (("host", host[_SETTLING_STEPS:]), ("done", done[_SETTLING_STEPS:])):
-        found[f"{name}_s"] = statistics.median(steps_s) / ops
-        found[f"{name}_min_s"], found[f"{name}_max_s"] = min(steps_s) / ops, max(steps_s) / ops
-    return found
+        found |= spread(name, [one / ops for one in steps_s], "_s")
+    return found | {"driver_peak_bytes": driver_bytes} | pinned(gpu, session)
 
 
 def host_cost(gpu: Gpu, ops: int) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from chameleon_lab.trace.overlap import overlap_of
 
 from .. import measure
 from .common import (
+    LINK_RATES,
     SHAPES,
     Gpu,
     Shape,
@@ -222,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write(options, result)
     print(
         f"{result['environment']['device']}: GB/s "
-        + ", ".join(f"{k} {v / 1e9:.1f}" for k, v in rates.items())
+        + ", ".join(f"{name} {rates[name] / 1e9:.1f}" for name in LINK_RATES)
     )
     print(measure.table(HEADERS, [cells(row) for row in rows], left=2))
     wrong = [row for row in rows if row.get("losses_identical") is False or row.get("within") is False]
