@@ -41,7 +41,7 @@ soak: build ## make 50 checkpoints and a thousand steps after them, and search e
 	exit $$failed
 
 oldest: .venv/.installed ## build and test with the oldest PyTorch, in its CUDA build and without a GPU (downloads 2.7 GB once; 40 minutes)
-	@python scripts/test.py all oldest-check oldest oldest-gpu
+	@python scripts/test.py all oldest-first-call oldest-second-call oldest-third-call oldest oldest-gpu
 
 recovery: build ## kill and restart replicas under torchft, which is installed into build/packages for it (minutes)
 	@[ -e build/packages/torchft/.done ] || { scripts/torchft.sh build/packages/torchft; }

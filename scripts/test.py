@@ -329,11 +329,18 @@ def _make(target: str) -> Part:
 
 
 # What is run first where there is a GPU: see benchmarks/gpu_check.sh.
-_THREE_CALLS = ("ready", "tests", "overlap", "replay", "facts", "llama", "peers-24")
-_WITH_THE_OLDEST = (
-    *("cuda_device", "cuda_allocator", "two_sessions", "benchmarks_fake_gpu", "default_device"),
-    *("collectives", "agreement"),
-)
+_CALLS = {
+    "first": ("ready", "tests"),
+    "second": ("overlap", "replay", "facts"),
+    "third": ("llama", "peers-24"),
+}
+_ON_THE_FAKE_GPU = ("cuda_device", "cuda_allocator", "two_sessions", "benchmarks_fake_gpu", "default_device")
+_WITH_SEVERAL_RANKS = ("collectives", "agreement")
+
+
+def _integration(*names: str) -> list[str]:
+    return [f"tests/integration/test_{name}.py" for name in names]
+
 
 RUNS = {
     "gate": {
@@ -373,10 +380,21 @@ RUNS = {
             *("-n", "2", "-m", "gate or not full", "tests/integration"),
             runner=(*_PYTEST, "--without-hook"),
         ),
-        "oldest-check": Part(
-            ["scripts/oldest.sh", "check", *_THREE_CALLS],
-            title="the GPU check on the CPU device, with the oldest PyTorch",
+        "without-hook-gpu": _pytest(
+            *(
+                "without_hook_gpu",
+                "all of the fake GPU, and the GPU's tests on the CPU device, as with such a torch",
+            ),
+            *("-n", "2", *_integration(*_ON_THE_FAKE_GPU), "tests/cuda"),
+            runner=("env", "CHAMELEON_TEST_DEVICE=cpu", *_PYTEST, "--without-hook"),
         ),
+        **{
+            f"oldest-{which}-call": Part(
+                ["scripts/oldest.sh", "check", *parts],
+                title=f"the GPU check's {which} call on the CPU device, with the oldest PyTorch",
+            )
+            for which, parts in _CALLS.items()
+        },
         "oldest": _pytest(
             *("oldest", "integration with the oldest PyTorch, in its CUDA build"),
             *("-n", "2", "-m", "gate or not full", "tests/integration"),
@@ -384,7 +402,7 @@ RUNS = {
         ),
         "oldest-gpu": _pytest(
             *("oldest_gpu", "all of the fake GPU and of several ranks, with the oldest PyTorch"),
-            *("-n", "2", *(f"tests/integration/test_{name}.py" for name in _WITH_THE_OLDEST)),
+            *("-n", "2", *_integration(*_ON_THE_FAKE_GPU, *_WITH_SEVERAL_RANKS)),
             runner=("scripts/oldest.sh", "pytest"),
         ),
         "chromium": _make("chromium"),
