@@ -47,10 +47,13 @@ class _Value:
 class PlannedProgram:
     """Layers with a weight each: forward, backward, and an optimizer that writes the weights in place."""
 
+    counts: Counter[str]
+    """What there was: kernels of ops (those of replays are not among them), planned steps, replays and so on."""
+
     def __init__(self, fake: Any, seed: int, failing: str) -> None:
         self._fake, self._draw, self._failing = fake, random.Random(seed), failing
         draw = self._draw
-        self.counts: Counter[str] = Counter()
+        self.counts = Counter()
         fake.start(seed)
         fake.leave_out(None)  # forgets what the kernels of other programs have read wrong
         while len(_streams) < 3:
@@ -148,6 +151,7 @@ class PlannedProgram:
 
     def _make(self, bytes_: int, *inputs: _Value) -> _Value:
         self._newest += 1
+        self.counts["kernels"] += 1
         made = torch.ops.aten._toy_make(*_views(inputs), bytes_, self._newest)
         if self._records:
             for stream in self._streams:
@@ -155,10 +159,12 @@ class PlannedProgram:
         return _Value(made, self._newest, self._at)
 
     def _read(self, *inputs: _Value) -> None:
+        self.counts["kernels"] += 1
         torch.ops.aten._toy_read(*_views(inputs))
 
     def _write(self, written: _Value, *inputs: _Value) -> None:
         self._newest += 1
+        self.counts["kernels"] += 1
         torch.ops.aten._toy_write_(written.tensor, *_views(inputs), written.value, self._newest)
         written.value = self._newest
 
