@@ -45,7 +45,7 @@ enum class Refusal : uint8_t {
 };
 inline constexpr int kRefusals = static_cast<int>(Refusal::Settings) + 1;
 
-// The bytes on the host. Valid until the storage is written.
+// The bytes on the host, valid until the storage is written. A copy that cannot begin, or that fails, leaves none here.
 struct HostCopy {
   void* data = nullptr;
   EventPtr written;  // null: there already

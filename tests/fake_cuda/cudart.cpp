@@ -428,7 +428,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return cudaSuccess;
 }
 
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { return cudaSuccess; }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  MAY_FAIL();
+  return cudaSuccess;
+}
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   MAY_FAIL();
@@ -538,12 +541,14 @@ cudaError_t cudaHostUnregister(void* data) {
 }
 
 cudaError_t cudaGetDevice(int* device) {
+  MAY_FAIL();
   *device = fake::device();
   return cudaSuccess;
 }
 
 // The device under test asks whenever it pins anything.
 cudaError_t cudaDeviceGetPCIBusId(char* name, int bytes, int) {
+  MAY_FAIL();
   if (fake::pinning_to_failure > 0 && --fake::pinning_to_failure == 0) throw std::bad_alloc();
   std::snprintf(name, static_cast<size_t>(bytes), "0000:FA:CE.0");
   return cudaSuccess;

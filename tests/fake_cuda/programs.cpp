@@ -311,7 +311,8 @@ class RandomProgram {
       const std::string text = error.what_without_backtrace();  // a backtrace takes milliseconds
       if (text.find("below the floor") != std::string::npos) {
         ++counts_["refused"];
-      } else if (fails_ && (text.find("Chameleon Lab") != std::string::npos || fake::dead())) {
+      } else if (fails_ && (text.find("Chameleon Lab") != std::string::npos ||
+                            text.find("CUDA error") != std::string::npos || fake::dead())) {
         ++counts_["told"];
       } else {
         throw;

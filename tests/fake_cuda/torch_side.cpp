@@ -183,7 +183,14 @@ c10::DeleterFnPtr block_deleter() { return &delete_block; }
 c10::DeleterFnPtr plain_deleter() { return &delete_plain; }
 c10::DataPtr allocate_plain(int, size_t bytes) { return original->allocate(bytes); }
 
-Guard::Guard(int index) : index_(index), before_(fake::device()) { fake::set_device(index_); }
+// Torch asks CUDA where another GPU is the thread's, and raises what that says.
+Guard::Guard(int index) : index_(index), before_(fake::device()) {
+  if (before_ == index_) return;
+  const cudaError_t error = fake::failing();
+  (void)cudaGetLastError();
+  TORCH_CHECK(error == cudaSuccess, "CUDA error: ", cudaGetErrorString(error));
+  fake::set_device(index_);
+}
 Guard::~Guard() { fake::set_device(before_); }
 
 }  // namespace cuda::torch_side

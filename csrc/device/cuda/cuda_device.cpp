@@ -350,9 +350,11 @@ void CudaDevice::finish() noexcept {
       const bool relaxed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
       const cudaError_t error = cudaDeviceSynchronize();
       if (relaxed) (void)cudaThreadExchangeStreamCaptureMode(&mode);
-      if (error == cudaSuccess || health_.lost(error, "cudaDeviceSynchronize")) return;
+      // Which forgets what the exchange may have left, too.
+      if (health_.lost(error, "cudaDeviceSynchronize") || error == cudaSuccess) return;
       why = cudaGetErrorString(error);
     } catch (const std::exception& error) {  // another GPU is the thread's, and this one cannot become it
+      if (health_.lost(cudaGetLastError(), "cudaSetDevice")) return;
       why = error.what();
     }
     if (std::chrono::steady_clock::now() > until) health_.lose("it cannot be waited for: " + why);
@@ -391,12 +393,15 @@ bool CudaDevice::is_destroyed(cudaStream_t stream) const {
 // was told to wait for: from here on the host waits for that.
 void CudaDevice::look_for_destroyed(const Lane& lane) {
   if (health_.gone()) return;
-  const torch_side::Guard guard(index_);
-  for (const cudaStream_t stream : lane.streams) {
-    if (is_destroyed(stream)) continue;
-    const cudaError_t state = cudaStreamQuery(stream);
-    if (state == cudaSuccess || health_.lost(state, "cudaStreamQuery")) continue;
-    if (state == cudaErrorInvalidResourceHandle || state == cudaErrorContextIsDestroyed) destroyed_.push_back(stream);
+  try {
+    const torch_side::Guard guard(index_);
+    for (const cudaStream_t stream : lane.streams) {
+      if (is_destroyed(stream)) continue;
+      const cudaError_t state = cudaStreamQuery(stream);
+      if (state == cudaSuccess || health_.lost(state, "cudaStreamQuery")) continue;
+      if (state == cudaErrorInvalidResourceHandle || state == cudaErrorContextIsDestroyed) destroyed_.push_back(stream);
+    }
+  } catch (const std::exception&) {  // another GPU is the thread's, and this one cannot become it now: nothing is known
   }
 }
 
