@@ -5,6 +5,7 @@ python -m benchmarks.gpu.facts [--json FILE] [--device cpu --tiny]
 
 from __future__ import annotations
 
+import statistics
 import sys
 import threading
 import time
@@ -89,30 +90,33 @@ def disturbance(gpu: Gpu, width: int, copy_bytes: int) -> dict[str, float]:
     x = torch.randn(width, width, device=gpu.device, dtype=torch.bfloat16 if gpu.real else torch.float32)
     long = torch.randn(width * width * 4, device=gpu.device)
     runs = {"matmul": lambda: x @ x, "add": lambda: long.add_(1.0)}
-    found = {}
+    found: dict[str, float] = {}
     for name, run in runs.items():
-        times = max(1, int(0.5 / max(gpu.seconds(run, 3), 1e-6))) if gpu.real else 3
-        alone = gpu.seconds(run, times)
+        times = max(1, int(0.2 / max(gpu.seconds(run, 3), 1e-6))) if gpu.real else 3
+        alone = statistics.median(gpu.seconds(run, times) for _ in range(SAMPLES))
         if not gpu.real:
-            found[f"{name}_slower"] = 0.0
+            found |= spread(f"{name}_slower", [0.0] * SAMPLES)
             continue
         host = [torch.empty(copy_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         here = [torch.empty(copy_bytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
         streams = [torch.cuda.Stream() for _ in range(2)]
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         copies = 2 + int(alone * times * 100e9 / copy_bytes)  # longer than the products, on any link
-        gpu.sync()
-        for _ in range(copies):
-            with torch.cuda.stream(streams[0]):
-                host[0].copy_(here[0], non_blocking=True)
-            with torch.cuda.stream(streams[1]):
-                here[1].copy_(host[1], non_blocking=True)
-        first.record()
-        for _ in range(times):
-            run()
-        last.record()
-        gpu.sync()
-        found[f"{name}_slower"] = first.elapsed_time(last) * 1e-3 / times / alone - 1.0
+        slower = []
+        for _ in range(SAMPLES):
+            gpu.sync()
+            for _ in range(copies):
+                with torch.cuda.stream(streams[0]):
+                    host[0].copy_(here[0], non_blocking=True)
+                with torch.cuda.stream(streams[1]):
+                    here[1].copy_(host[1], non_blocking=True)
+            first.record()
+            for _ in range(times):
+                run()
+            last.record()
+            gpu.sync()
+            slower.append(first.elapsed_time(last) * 1e-3 / times / alone - 1.0)
+        found |= spread(f"{name}_slower", slower)
     return found
 
 
@@ -145,7 +149,9 @@ def blocks(gpu: Gpu, size: int, times: int) -> dict[str, float]:
         session.step()
         found["left_bytes"] = session.report().evicted_bytes // _ROOM
         held.clear()
-    found["copy_s"] = size / link_rates(gpu, size)["out"]
+    rates = link_rates(gpu, size)
+    found |= {"copy_s": size / rates["out"], "copy_min_s": size / rates["out_max"]}
+    found["copy_max_s"] = size / rates["out_min"]
     return found
 
 
@@ -194,8 +200,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write(options, result)
     width, size = (64, MIB) if options.tiny else (8192, 64 * MIB)
     result["disturbance"] = disturbance(gpu, width, size)
-    for name, share in result["disturbance"].items():
-        print(f"{name.removesuffix('_slower')} beside copies both ways: {share:+.1%}", flush=True)
+    for name in ("matmul", "add"):
+        middle, least, most = (result["disturbance"][f"{name}_slower{end}"] for end in ("", "_min", "_max"))
+        print(f"{name} beside copies both ways: {middle:+.1%} ({least:+.1%} to {most:+.1%})", flush=True)
     write(options, result)
     # From here on there are sessions.
     result["blocks"] = taken = blocks(gpu, MIB if options.tiny else 32 * MIB, 50 if options.tiny else 1000)

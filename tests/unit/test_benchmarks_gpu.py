@@ -172,16 +172,17 @@ def test_facts(tmp_path: Path) -> None:
     for rows, names, unit in (
         (found["link"], LINK_RATES, ""),
         (found["pinning"], ("per_gib",), "_s"),
-        ([found["blocks"]], ("torch", "session", "forwarded", "no_room"), "_s"),
+        ([found["blocks"]], ("torch", "session", "forwarded", "no_room", "copy"), "_s"),
         (found["host_cost"], ("host", "done"), "_s"),
     ):
         for row in rows:
             for name in names:
                 least, middle, most = (row[name + end + unit] for end in ("_min", "", "_max"))
                 assert 0 < least <= middle <= most, (name, row)
+    ends = ("", "_min", "_max")
+    assert set(found["disturbance"]) == {f"{name}_slower{end}" for name in ("matmul", "add") for end in ends}
     assert all({"pinned_bytes", "driver_peak_bytes"} < row.keys() for row in found["host_cost"])
     assert found["blocks"]["left_bytes"] == found["blocks"]["bytes"], "one leaves for each"
-    assert found["blocks"]["copy_s"] > 0
     variants = [(row["kernel"], row["variant"]) for row in found["host_cost"]]
     assert variants == [
         *((k, v) for k in ("tiny", "10 us") for v in ("no session", "recorded", "planned")),
@@ -189,6 +190,52 @@ def test_facts(tmp_path: Path) -> None:
     ]
     assert [row["stage"] for row in found["host_cost"] if "planned" in row["variant"]] == ["Stable"] * 3
     assert all(row.get("moved_bytes", 0) == 0 for row in found["host_cost"]), "there is nothing to move"
+
+
+def test_ways_to_pin_have_their_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded device pins nothing: it says here what it took."""
+    seconds = iter(range(1, 1000))
+    monkeypatch.setattr(core, "measure_pinning", lambda device, way, size: [next(seconds), 2.0, 3.0])
+    rows = facts.ways_to_pin(Gpu("cpu", time.monotonic() + 1000.0), [1 << 20])
+    assert [(row["way"], row["samples"]) for row in rows] == [("register", 10), ("alloc", 10)]
+    for row, least in zip(rows, (1, 11), strict=True):
+        assert (row["touch_min_s"], row["touch_s"], row["touch_max_s"]) == (least, least + 4.5, least + 9)
+        assert row["pin_s"] == row["pin_max_s"] == 2.0 and row["unpin_min_s"] == 3.0
+
+
+FAILED = {"error": "RuntimeError: no"}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "source", "row"),
+    [
+        (overlap, "measure_model", {"model": "gpt2", "variant": "planned 1/2"} | FAILED),
+        (llama, "rows_of", {"capacity_gib": 24.0} | FAILED),
+        (peers, "run_trials", {"method": "ours", "budget_bytes": 24 * GIB} | FAILED),
+    ],
+)
+def test_a_row_that_fails_fails_the_rehearsal_too(
+    benchmark: ModuleType,
+    source: str,
+    row: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(benchmark, source, lambda *_: iter([row]))
+    assert benchmark.main([*TRIAL, str(tmp_path / "found.json")]) == 1
+
+
+def test_of_methods_of_others_none_has_to_run() -> None:
+    ran = {"common": {"ok": True}, "losses_identical": True}
+    for name, row, wrong in (
+        ("ours", ran, False),
+        ("ours", ran | {"losses_identical": False}, True),
+        ("ours", {"common": {"ok": False}}, True),
+        ("ours, replay only", {"common": {"ok": False}}, False),
+        ("OffloadActivations", FAILED, False),
+        (peers.ALL_MEMORY, FAILED, False),
+    ):
+        assert peers._is_wrong({"method": name} | row) is wrong
 
 
 def test_parts_share_a_file(tmp_path: Path) -> None:
@@ -656,6 +703,14 @@ def test_a_call_ends_in_time_and_names_what_it_did_not_get_to(tmp_path: Path) ->
     assert int(done.stdout.partition("--- parts, in ")[2].split()[0]) <= 24
     last = done.stdout.strip().splitlines()[-1]
     assert last == "not begun, for want of time: benchmarks/gpu_check.sh facts peers-16"
+
+
+def test_what_was_named_and_not_begun_fails_the_call(tmp_path: Path) -> None:
+    check = Check(tmp_path, slow='case "$*" in *" pip "*) ;; *gpu*|*pytest*) exit 0 ;; esac')
+    assert check("ready").returncode == 0
+    named, all_of_them = check("facts", LEAST="1000"), check(LEAST="1000")
+    assert "not begun" in named.stdout and named.returncode == 1
+    assert "not begun" in all_of_them.stdout and all_of_them.returncode == 0
 
 
 def test_a_part_that_fails_fails_the_check_and_not_the_others(tmp_path: Path) -> None:
