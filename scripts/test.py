@@ -383,9 +383,9 @@ RUNS = {
         "without-hook-gpu": _pytest(
             *(
                 "without_hook_gpu",
-                "all of the fake GPU, and the GPU's tests on the CPU device, as with such a torch",
+                "all of the fake GPU and of several ranks, and the GPU's tests on the CPU device, as with such a torch",
             ),
-            *("-n", "2", *_integration(*_ON_THE_FAKE_GPU), "tests/cuda"),
+            *("-n", "2", *_integration(*_ON_THE_FAKE_GPU, *_WITH_SEVERAL_RANKS), "tests/cuda"),
             runner=("env", "CHAMELEON_TEST_DEVICE=cpu", *_PYTEST, "--without-hook"),
         ),
         **{

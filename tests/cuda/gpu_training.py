@@ -206,12 +206,15 @@ def train(
 def child(code: str, *, timeout_s: float = 240.0, **environment: str) -> str:
     """Run code in a process of its own; returns what it printed when it has exited with 0."""
     prelude = f"""
-        import sys
+        import os, sys
         sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}, {str(ROOT / "tests" / "integration")!r}]
         import torch
         import chameleon_lab as cl
         from chameleon_lab.runtime import core
         from gpu_training import *
+        if os.environ.get("CHAMELEON_WITHOUT_HOOK"):  # see tests/conftest.py
+            core.pretend_no_hook(True)
+            core.SEES_RAW_ACCESS = False
         torch.use_deterministic_algorithms(True, warn_only=True)
     """
     done = subprocess.run(

@@ -83,7 +83,7 @@ def planned_programs(seed: int, count: int, failing: str = "", hook: bool = True
 
 
 def _hooked(hook: bool) -> str:
-    return f"core.pretend_no_hook({not hook} or not core.SEES_RAW_ACCESS)"
+    return f"core.SEES_RAW_ACCESS &= {hook}; core.pretend_no_hook(not core.SEES_RAW_ACCESS)"
 
 
 _TOGETHER = """

@@ -76,8 +76,10 @@ class PlannedProgram:
         fails_at = draw.randrange(_PLANNED_FROM, _STEPS - 1) if self._failing else -1
         failing_call, in_a_row = int(2 ** draw.uniform(0, 6)), draw.choice((1, 1, 2, 3, 6))
         rate = draw.choice((_FAST_BYTES_PER_S, _SLOW_BYTES_PER_S))
+        # Without the hook, True replays nothing, and no copy on the host outlives its storage's return.
+        replays = draw.choice((True, "trusting"))
         session = cl.Session(
-            self._capacity_bytes(), device="cuda", rematerialize="trusting", min_swap=512
+            self._capacity_bytes(), device="cuda", rematerialize=replays, min_swap=512
         ).start()
         session.link, session._measures_link = cl.Link(rate, rate), False
         session.adopt(*(weight.tensor for weight in self._weights))
@@ -155,7 +157,7 @@ class PlannedProgram:
         made = torch.ops.aten._toy_make(*_views(inputs), bytes_, self._newest)
         if self._records:
             for stream in self._streams:
-                self._fake.record_stream(made._cdata, stream)
+                made.record_stream(torch.Stream(stream_id=stream, device_index=-1, device_type=0))
         return _Value(made, self._newest, self._at)
 
     def _read(self, *inputs: _Value) -> None:
@@ -229,6 +231,5 @@ def prepare() -> None:
     """From here on plans depend on no clock, and what toy ops make may be made again."""
     session_module.step_op_times = lambda step: np.full(len(step.ops), _OP_S)
     REPLAY_CLASS["aten::_toy_make"] = 1  # as what needs no check
-    replayable(
-        core.tensor_device("cuda:0"), trusting=True
-    )  # checks the others once, and not in each program's process
+    for trusting in (True, False):  # checks the others once, and not in each program's process
+        replayable(core.tensor_device("cuda:0"), trusting=trusting)
