@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
-#include <sys/prctl.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/version.h>
@@ -69,8 +68,6 @@ py::dict enums() {
 #undef OF
   return all;
 }
-
-void wake_promptly(bool on) { prctl(PR_SET_TIMERSLACK, on ? 1UL : 0UL); }  // 0: what the thread began with
 
 // Tensor._cdata is the address of its TensorImpl: no need for torch's own (slow to compile) bindings.
 c10::StorageImpl* storage_of(uintptr_t tensor_impl) {
@@ -407,7 +404,6 @@ void bind_runtime(py::module_& m) {
       .def("logs", &Runtime::logs, nogil())
       .def("time_ops", &Runtime::time_ops)
       .def("own_work", &Runtime::own_work, nogil(), "The session itself works between ops: no pause of the loop.")
-      .def("in_backward", &Runtime::in_backward, "Does the newest op belong to a backward?")
       .def("record_stacks", &Runtime::record_stacks)
       .def("mark_names", &Runtime::mark_names, nogil())
       .def("shapes",
@@ -612,8 +608,6 @@ PYBIND11_MODULE(_C, m) {
       "begin_mark", [](const std::string& name) { return Runtime::begin_marks(name.c_str()); }, nogil(),
       "In every open session. Returns what end_mark() takes.");
   m.def("end_mark", &Runtime::end_marks, nogil());
-  m.def("wake_promptly", &wake_promptly, py::arg("on"),
-        "Whether timed waits of this thread end on time; else they end as the system likes, 50 us late by default.");
   m.def("scalar_types", [] {
     std::vector<std::string> names;
     for (int type = 0; type < static_cast<int>(c10::ScalarType::NumOptions); ++type) {

@@ -584,7 +584,6 @@ std::shared_ptr<StepLog> Runtime::end_step() {
   begin_step();
   if (Producer::count > 0) replays_.prune(table_);
   forward_modules_.end_step();
-  in_backward_.store(false, std::memory_order_relaxed);
   thread_state().modules.clear();  // whatever an interrupt has left there
   executor_.send_waiting();
   return log;

@@ -156,9 +156,6 @@ class Runtime {
   void name_label(int32_t id, std::string_view name);
   // Of every how many ops the time on the device is taken, and which is the first of a step; 0: of none.
   void time_ops(int32_t every, int32_t first);
-  bool in_backward() const {
-    return in_backward_.load(std::memory_order_relaxed);
-  }  // does the newest op belong to one?
   void record_stacks(bool on) { stacks_.store(on, std::memory_order_relaxed); }  // of the ops that begin from now on
   std::vector<std::string> mark_names();
   std::vector<std::vector<int64_t>> shapes();  // what StorageRow::shape counts
@@ -468,7 +465,6 @@ class Runtime {
 
   std::atomic<bool> open_{false};
   std::atomic<bool> optimizer_stage_{false};
-  std::atomic<bool> in_backward_{false};
   std::atomic<bool> unbacked_{false};                   // as in the options, for ops that have not taken the lock yet
   std::atomic<bool> stacks_{false};                     // the same
   std::atomic<int64_t> epoch_{0};                       // sessions so far

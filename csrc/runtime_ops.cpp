@@ -278,7 +278,6 @@ Runtime::Origin Runtime::origin_of(const at::RecordFunction& function, ThreadSta
 
 // Autograd may run a GPU's nodes on a thread of its own, while the one that called it waits.
 void Runtime::follow_backward(Stage stage, const ThreadState& thread) {
-  in_backward_.store(stage == Stage::Backward, std::memory_order_relaxed);
   if (stage == Stage::Backward) {
     if (!std::exchange(backward_goes_on_, true)) ++backwards_;
     if ((op_lanes_ & (op_lanes_ - 1)) && !access::has_hook()) swapper_.backward = backwards_;

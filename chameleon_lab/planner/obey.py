@@ -12,6 +12,7 @@ from ..policy.model import Policy
 from ..trace import StepTrace
 from ..util.units import format_bytes
 from .generate import plan
+from .program import Program, compile_program
 
 
 def plan_obeying(
@@ -46,3 +47,14 @@ def plan_obeying(
             assumed |= {"edits": digest(edits), "disobeyed": left_out}
         made = dataclasses.replace(made, edits=tuple(edits), assumed=assumed, findings=tuple(findings))
         return made, remarks
+
+
+def plan_and_bind(
+    step: StepTrace, capacity_bytes: int, link: Link, edits: Sequence[Edit], **options: Any
+) -> tuple[Policy, Program, list[str]]:
+    """:func:`plan_obeying`, and the policy bound to the step. For another process: the policy comes back without its
+    ``source``, which is the step.
+    """
+    made, remarks = plan_obeying(step, capacity_bytes, link, edits, **options)
+    program = compile_program(made, step)
+    return dataclasses.replace(made, source=None), program, remarks

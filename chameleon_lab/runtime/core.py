@@ -65,7 +65,6 @@ copy_order = _C.copy_order
 stand_aside = _C.stand_aside
 begin_pause = _C.begin_pause
 end_pause = _C.end_pause
-wake_promptly = _C.wake_promptly
 begin_mark = _C.begin_mark
 end_mark = _C.end_mark
 SCALAR_TYPES: tuple[str, ...] = tuple(_C.scalar_types())

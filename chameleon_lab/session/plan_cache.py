@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -105,53 +103,14 @@ class StepPlan:
     step: StepTrace
 
 
-class _ShortSwitchInterval:
-    """Shortens Python's switch interval of 5 ms while a plan is made: ops release the interpreter all the time, and
-    each would have to wait so long to get it back.
-    """
-
-    _SHORT_S = 5e-6
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._usual_s = 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._usual_s = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._SHORT_S, self._usual_s))
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                sys.setswitchinterval(self._usual_s)
-
-
-_short_switch_interval = _ShortSwitchInterval()
-
-
 class _Job(threading.Thread):
-    """Plans for one step. The thread shares the interpreter with the training loop, which goes on between.
-
-    It begins in a backward, whose ops need no interpreter, or after ``patience_s`` where there is none.
+    """Plans for one step, beside the training loop.
 
     The core knows the plan as soon as it is made: a step that began as it says, and has parted from the plan that it
     follows, changes over at once.
     """
 
-    _LOOK_S = 0.004  # each look takes the interpreter from the forward for a moment
-
-    def __init__(
-        self,
-        runtime: core.Runtime,
-        work: Callable[[], Plan | None],
-        key: tuple[int, int],
-        patience_s: float = 0.0,
-    ) -> None:
+    def __init__(self, runtime: core.Runtime, work: Callable[[], Plan | None], key: tuple[int, int]) -> None:
         super().__init__(name="chameleon-lab-planner", daemon=True)
         self.key = key
         self.result: Plan | None = None
@@ -161,9 +120,6 @@ class _Job(threading.Thread):
         self._work = work
         self._lock = threading.Lock()
         self._abandoned = False
-        self._begins_by_s = time.monotonic() + patience_s
-        self._begins = threading.Event()
-        core.wake_promptly(True)  # this thread, where it waits for the interpreter
         try:
             self.start()
         except RuntimeError as failure:  # the system has no thread left: that is a failed plan too
@@ -172,16 +128,10 @@ class _Job(threading.Thread):
     def run(self) -> None:
         """Plan."""
         result = error = None
-        while time.monotonic() < self._begins_by_s and not self._runtime.in_backward():
-            if self._begins.wait(self._LOOK_S):
-                break
-        if self._abandoned:
-            return
         try:
             self._runtime.own_work(True)
             try:
-                with _short_switch_interval:
-                    result = self._work()
+                result = self._work()
             finally:
                 self._runtime.own_work(False)
         except Exception as failure:  # a failed plan must not end the run: the session notes it
@@ -191,15 +141,10 @@ class _Job(threading.Thread):
                 _give_to_core(self._runtime, result)
             self.result, self.error, self.done = result, error, True
 
-    def hurry(self) -> None:
-        """Begin at once: somebody waits for the plan."""
-        self._begins.set()
-
     def abandon(self) -> None:
         """Nobody wants the plan any more."""
         with self._lock:
             self._abandoned = True
-            self._begins.set()
             if self.result is not None:
                 self._runtime.drop_program(self.result.summary.plan)
 
@@ -212,6 +157,7 @@ class PlanCache:
         make: plans for a recorded step; it runs in the background too.
         note: tells the session's user something.
         capacity_bytes: of the device, asked for anew each time.
+        interrupt: ends what ``make`` does in the background.
         reserve_grows: takes in a step that has followed its own plan, and says whether plans leave more free from now
             on, so that its ops need another.
     """
@@ -222,12 +168,14 @@ class PlanCache:
         make: Callable[[core.StepLog], StepPlan],
         note: Callable[[str], None],
         capacity_bytes: Callable[[], int],
+        interrupt: Callable[[], None] = lambda: None,
         reserve_grows: Callable[[StepSummary], bool] = lambda _: False,
     ) -> None:
         self._runtime = runtime
         self._make = make
         self._note = note
         self._capacity_bytes = capacity_bytes
+        self._interrupt = interrupt
         self._reserve_grows = reserve_grows
         self._plans: dict[int, Plan] = {}
         self._gone: list[PlanSummary] = []
@@ -238,7 +186,6 @@ class PlanCache:
         self._newest = (0, 0)
         self._in_a_row = 0
         self._agreed: int | None = None  # the fingerprint of the plan that other ranks follow too
-        self._in_need = -1  # the live peak of the step before, if it lacked a plan
         self._pause = self._next_pause = 0
         self.replan_reason: str | None = None
         """Why the newest step needs another plan; None if it has one that serves it."""
@@ -296,8 +243,8 @@ class PlanCache:
         """Forget what is being planned."""
         job, self._job = self._job, None
         if job is not None:
-            core.wake_promptly(False)
             job.abandon()
+            self._interrupt()
 
     def step_ended(self, log: core.StepLog, summary: StepSummary, least_compute_s: float = math.inf) -> None:
         """Judge the step that has ended, and see that the next ones are served.
@@ -316,7 +263,7 @@ class PlanCache:
                 self._next_pause = 0  # plans are worth their making: sequences come again
             steps = own.summary.followed_steps + (log.program == own.summary.plan)
             own.summary = replace(own.summary, followed_steps=steps, last_step=log.index)
-            self.replan_reason, self._in_need = None, -1
+            self.replan_reason = None
             if log.program != own.summary.plan:
                 self._runtime.use_program(own.summary.plan)
                 return
@@ -349,11 +296,7 @@ class PlanCache:
             followed.summary = replace(followed.summary, followed_steps=steps, last_step=log.index)
         self.replan_reason = self._replan_reason(summary, key, followed)
         if self.replan_reason is None:
-            self._in_need = -1
             return
-        # Where steps like this one come one after another, each that is planned for sooner is won.
-        patience_s = 0.0 if _alike(key[1], self._in_need) else summary.step_s
-        self._in_need = key[1]
         nearest = self._nearest(log)
         if nearest is not None and nearest.summary.plan != log.program:
             self._runtime.use_program(nearest.summary.plan)
@@ -365,7 +308,7 @@ class PlanCache:
         may_try = self._pause == 0 and not waits and self._may_try(key, log.index)
         if self._job is None and may_try and not log.truncated_ops:
             why, step = self.replan_reason, log.index
-            self._job = _Job(self._runtime, lambda: self._finish(self._make(log), step, why), key, patience_s)
+            self._job = _Job(self._runtime, lambda: self._finish(self._make(log), step, why), key)
             self._pause = self._next_pause
             self._next_pause = min(max(1, 2 * self._next_pause), _LONGEST_PAUSE)
 
@@ -373,7 +316,6 @@ class PlanCache:
         """Wait until nothing is being planned any more. The plan is there from the next step's border on."""
         job = self._job
         if job is not None and job.ident is not None:
-            job.hurry()
             job.join()
 
     # ---------------------------------------------------------------------------------------------------- inside
@@ -405,7 +347,6 @@ class PlanCache:
             self._runtime,
             lambda: replace(self._finish(self._make(log), step, why), renewals=min(renewals, _MOST_RENEWALS)),
             key,
-            summary.step_s,
         )
 
     def _answer(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
@@ -418,7 +359,6 @@ class PlanCache:
                 self._finish(self._make(log), step, why), answers=answers, refinements=own.refinements
             ),
             (log.fingerprint, log.live_peak_bytes),
-            summary.step_s,
         )
 
     def _reserve_more(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
@@ -432,7 +372,6 @@ class PlanCache:
                 self._finish(self._make(log), step, why), answers=own.answers, refinements=own.refinements
             ),
             (log.fingerprint, log.live_peak_bytes),
-            summary.step_s,
         )
 
     def _refine(self, own: Plan, log: core.StepLog, summary: StepSummary, least_compute_s: float) -> None:
@@ -464,7 +403,7 @@ class PlanCache:
                 return None
             return replace(self._finish(made, step, why), answers=own.answers, refinements=refinements)
 
-        self._job = _Job(self._runtime, make, (log.fingerprint, log.live_peak_bytes), summary.step_s)
+        self._job = _Job(self._runtime, make, (log.fingerprint, log.live_peak_bytes))
 
     def _replan_reason(self, summary: StepSummary, key: tuple[int, int], followed: Plan | None) -> str | None:
         if followed is None:
@@ -518,7 +457,6 @@ class PlanCache:
         if job is None or not job.done:
             return None
         self._job = None
-        core.wake_promptly(False)
         if job.error is not None:
             self.failed(job.key, step, job.error)
             return None

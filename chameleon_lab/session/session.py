@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -29,8 +29,9 @@ from ..lifecycle import SessionStage, add_open_session, open_session, open_sessi
 from ..planner import Draft, Floor, Suggestion, floor, suggest
 from ..planner.constraints import EvictLastByName, evict_last_rows
 from ..planner.memory import step_op_times
-from ..planner.obey import plan_obeying
-from ..planner.program import compile_program, unreplayable
+from ..planner.obey import plan_and_bind
+from ..planner.process import PlannerInterruptedError, PlannerProcess, PlannerProcessError
+from ..planner.program import Program, compile_program, unreplayable
 from ..policy import Link, Policy
 from ..policy.edits import Edit, EditAction
 from ..policy.model import fingerprint
@@ -83,6 +84,15 @@ _MOST_TELLING = 16
 """Op sequences of a session without a capacity that are kept to tell the floor."""
 
 _lock = threading.Lock()
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_Call = Callable[..., Any]
+"""Calls a function with arguments, here or elsewhere, and returns what it returns."""
+
+
+def _here(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return function(*args, **kwargs)
 
 
 def current_session() -> Session | None:
@@ -279,10 +289,17 @@ class Session:
         """Called in the loop's own thread when a step has ended."""
         self._closed = False
         self._reserve = Reserve()
+        self._planner = PlannerProcess()
         self._plans = PlanCache(
-            self._runtime, self._plan_for, self._note, lambda: self._capacity.limit_bytes, self._reserve_grows
+            self._runtime,
+            lambda log: self._plan_for(log, self._apart),
+            self._note,
+            lambda: self._capacity.limit_bytes,
+            self._planner.interrupt,
+            self._reserve_grows,
         )
         self._noted_change = False
+        self._noted_no_process = False
         self._noted_pageable = False
         self._noted_lost = False
         self._noted_missed = False
@@ -380,6 +397,7 @@ class Session:
     def _shut(self) -> None:
         """Take back what start() did. May be repeated, and cut short by Ctrl-C at any point."""
         self._plans.abandon()
+        self._planner.close()
         if self._agreement is not None:
             self._agreement.stop()
         for part in reversed(self._hooks):
@@ -667,7 +685,7 @@ class Session:
             link=lambda: self.link,
             plan=lambda step, link, op_s: self._planned_anew(
                 step, self._capacity.limit_bytes, self._policies.edits, link=link, op_s=op_s
-            ),
+            )[0],
             note=self._note,
         )
         if joined is None:
@@ -802,22 +820,41 @@ class Session:
             self._plans.clear("planning failed")
             self._plans.failed((log.fingerprint, log.live_peak_bytes), log.index, failure)
 
-    def _plan_for(self, log: core.StepLog) -> StepPlan:
-        """The policy for a recorded step, bound to it. Runs in the background too."""
+    def _plan_for(self, log: core.StepLog, call: _Call | None = None) -> StepPlan:
+        """The policy for a recorded step, bound to it. Runs in the background too, where ``call`` plans elsewhere."""
         start_s = time.thread_time()
         try:
-            return self._planned_for(log)
+            return self._planned_for(log, call)
         finally:
             self._planning_s += time.thread_time() - start_s
 
-    def _planned_for(self, log: core.StepLog) -> StepPlan:
+    def _apart(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function of the planner in its own process; where there is none, here, beside the training loop."""
+        if core.time_is_modeled():  # in which no other process is
+            return function(*args, **kwargs)
+        try:
+            return self._planner.call(function, *args, **kwargs)
+        except PlannerInterruptedError:
+            raise
+        except PlannerProcessError as error:
+            if not self._noted_no_process:
+                self._note(f"plans are made beside the training loop, which takes longer: {error}")
+                self._noted_no_process = True
+        return function(*args, **kwargs)
+
+    def _planned_for(self, log: core.StepLog, call: _Call | None) -> StepPlan:
         log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them
         step = self._device_times.completed(self._journal.trace(log))
         if not self.planning:
             return StepPlan(None, compile_program(self._no_decisions(), step), step)
         try:
-            policy = self._policy_for(step)
-            return StepPlan(policy, compile_program(policy, step), step)
+            policy = self._given_for(step)
+            if policy is not None:
+                return StepPlan(policy, compile_program(policy, step), step)
+            if self._measures_link:
+                self.link = self.link.under_load(step)
+            made = self._planned_anew(step, self._capacity.limit_bytes, self._policies.edits, call=call)
+            return StepPlan(*made, step)
         except BelowFloorError as error:
             # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.
             lowest = floor(Trace([step], {"kernels": self._kernels}))
@@ -830,8 +867,8 @@ class Session:
                 self._note(f"{error}; until then eviction only")
             return StepPlan(None, compile_program(self._no_decisions(), step), step)
 
-    def _policy_for(self, step: StepTrace) -> Policy:
-        """The given policy where it fits the step, else one that is generated under the edits of the newest."""
+    def _given_for(self, step: StepTrace) -> Policy | None:
+        """The given policy where it fits the step. None: one is generated under the edits of the newest."""
         capacity_bytes, given, edits = self._capacity.limit_bytes, self._policies.given, self._policies.edits
         if given is not None:
             if not self._policies.is_bound and self._choice.is_open(given):
@@ -856,9 +893,7 @@ class Session:
                 self._note(
                     f"the given policy does not fit: {reason}. Planned anew, with its {len(edits)} edits"
                 )
-        if self._measures_link:
-            self.link = self.link.under_load(step)
-        return self._planned_anew(step, capacity_bytes, edits)
+        return None
 
     def _planned_anew(
         self,
@@ -868,10 +903,12 @@ class Session:
         *,
         link: Link | None = None,
         op_s: np.ndarray | None = None,
-    ) -> Policy:
-        """Generated, with what this session can replay; what is wrong with the edits is noted."""
+        call: _Call | None = None,
+    ) -> tuple[Policy, Program]:
+        """Generated, with what this session can replay, and bound; what is wrong with the edits is noted."""
         known = self._host_times.least(step) if op_s is None else op_s
-        made, remarks = plan_obeying(
+        made, program, remarks = (call or _here)(
+            plan_and_bind,
             step,
             capacity_bytes,
             link or self.link,
@@ -886,7 +923,7 @@ class Session:
         )
         for remark in remarks:
             self._note(remark)
-        return made
+        return replace(made, source=step), program
 
     def _lost_drops(self, policy: Policy, step: StepTrace) -> str | None:
         """How many decisions of a policy cannot be obeyed, since this session cannot replay what they drop; None: none.
@@ -974,7 +1011,7 @@ class Session:
             self._note(f"the policy {why}: {lost}. Planned anew, with its {len(policy.edits)} edits")
             step = self._device_times.completed(step)
             try:
-                policy = self._planned_anew(step, capacity_bytes, policy.edits)
+                policy, _ = self._planned_anew(step, capacity_bytes, policy.edits)
             except BelowFloorError as error:  # in the middle of a run: eviction manages
                 self._note(f"planning failed: {error}")
         made = StepPlan(policy, compile_program(policy, step), step)
@@ -1185,7 +1222,7 @@ class Session:
             capacity_peak_bytes=self._capacity_peak_bytes(),
             replan_reason=self._plans.replan_reason or self._plans.desynchronized(counters),
             unserved=self._plans.unserved,
-            planning_s=self._planning_s,
+            planning_s=self._planning_s + self._planner.spent_s,
             recent_match_rate=_share(counters["recent_matched_ops"], counters["recent_ops"]),
             recent_trigger_recall=_share(counters["recent_fired_bytes"], counters["recent_due_bytes"]),
             declined_drops=declined_drops(logs[-1], self._replayable) if logs else {},

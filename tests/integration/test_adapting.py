@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import random
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from torch import nn
 from training import Gpt, Moe, adamw, raw, reference, state_bytes
 
 import chameleon_lab as cl
+from chameleon_lab.planner import process as planner_process
+from chameleon_lab.planner.process import PlannerProcess
 from chameleon_lab.report.session_report import Report
 from chameleon_lab.session import plan_cache
 from chameleon_lab.testing import wait_for_plans
@@ -25,7 +26,6 @@ from chameleon_lab.trace import StepTrace
 pytestmark = pytest.mark.full
 
 STEPS = 24
-prctl = ctypes.CDLL(None).prctl
 
 
 @pytest.fixture(autouse=True)
@@ -619,7 +619,9 @@ def test_plans_are_bounded_and_the_one_followed_longest_ago_goes(monkeypatch: py
     assert len(kept) <= 2 and gone
 
 
-def test_a_failed_plan_is_noted_once_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_plan_is_noted_once_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, planned_here: None
+) -> None:
     from chameleon_lab.session import session as session_module
 
     change, factory = CHANGES["larger_batch"]
@@ -631,7 +633,7 @@ def test_a_failed_plan_is_noted_once_and_the_run_goes_on(monkeypatch: pytest.Mon
 
     def breaks(number: int, _: cl.Session | None) -> None:
         if number == 4:
-            monkeypatch.setattr(session_module, "plan_obeying", broken)
+            monkeypatch.setattr(session_module, "plan_and_bind", broken)
 
     got, report = run(change, factory, live_peak // 2, wait=True, each=breaks)
     assert got == want and report is not None
@@ -659,15 +661,58 @@ def test_a_thread_that_cannot_start_is_a_plan_that_failed(monkeypatch: pytest.Mo
     assert report.plans[-1].made_from_step >= 12 and report.plans[-1].followed_steps > 0
 
 
+@pytest.fixture
+def planned_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test replaces is not replaced in another process."""
+    monkeypatch.setattr(
+        PlannerProcess, "call", lambda _, function, *args, **kwargs: function(*args, **kwargs)
+    )
+
+
+@pytest.mark.gate
+def test_plans_beside_the_training_are_made_in_a_process_that_ends_with_the_session() -> None:
+    change, factory = CHANGES["larger_batch"]
+    _, live_peak = reference(factory)
+    want, _ = run(change, factory)
+    sessions: list[cl.Session] = []
+    processes: set[Any] = set()
+
+    def look(_: int, session: cl.Session | None) -> None:
+        if session is not None:
+            sessions[:] = [session]
+            processes.add(session._planner._process)
+
+    got, report = run(change, factory, live_peak // 2, wait=True, each=look)
+    assert got == want and report is not None
+    assert any(plan.made_from_step >= 12 and plan.followed_steps for plan in report.plans)
+    (process,) = processes - {None}
+    assert process.returncode is not None, "it has been waited for"
+    assert sessions[0]._planner.spent_s > 0 and not any("beside" in note for note in report.notes)
+
+
+@pytest.mark.gate
+def test_where_no_process_plans_the_plans_come_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    change, factory = CHANGES["larger_batch"]
+    _, live_peak = reference(factory)
+    want, _ = run(change, factory)
+    monkeypatch.setattr(planner_process, "_BEGIN", "raise SystemExit(3)")
+    got, report = run(change, factory, live_peak // 2, wait=True)
+    assert got == want and report is not None
+    assert any(plan.made_from_step >= 12 and plan.followed_steps for plan in report.plans)
+    assert sum("beside the training loop" in note and "ended with 3" in note for note in report.notes) == 1
+
+
 @pytest.mark.parametrize("first", [2, 12])
-def test_one_failure_of_the_planner_is_not_for_ever(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_failure_of_the_planner_is_not_for_ever(
+    first: int, monkeypatch: pytest.MonkeyPatch, planned_here: None
+) -> None:
     """Of the very first plan, which is made within the loop, and of one in the background."""
     from chameleon_lab.session import session as session_module
 
     change, factory = CHANGES["larger_batch"]
     _, live_peak = reference(factory)
     want, _ = run(change, factory)
-    planner, calls = session_module.plan_obeying, []
+    planner, calls = session_module.plan_and_bind, []
 
     def once(step: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append(step.index)
@@ -677,7 +722,7 @@ def test_one_failure_of_the_planner_is_not_for_ever(first: int, monkeypatch: pyt
         return planner(step, *args, **kwargs)
 
     broken: list[int] = []
-    monkeypatch.setattr(session_module, "plan_obeying", once)
+    monkeypatch.setattr(session_module, "plan_and_bind", once)
     got, report = run(change, factory, live_peak // 2, wait=True)
     assert got == want and report is not None and broken
     assert sum("just now" in note for note in report.notes) == 1
@@ -685,21 +730,6 @@ def test_one_failure_of_the_planner_is_not_for_ever(first: int, monkeypatch: pyt
     assert any(
         plan.made_from_step > broken[0] and plan.decisions and not plan.dropped for plan in report.plans
     )
-
-
-def test_waits_end_on_time_while_a_plan_is_made_and_as_ever_afterwards() -> None:
-    """Of each op's wait for the interpreter, that is."""
-    _, live_peak = reference(Gpt)
-    get_timerslack = 30
-    usual = prctl(get_timerslack)
-    making, idle = set(), set()
-
-    def look(_: int, session: cl.Session | None) -> None:
-        (making if session and session._plans._job else idle).add(prctl(get_timerslack))
-
-    run(lengths, Gpt, live_peak // 3, each=look)
-    assert making == {1} and idle == {usual} and usual != 1
-    assert prctl(get_timerslack) == usual
 
 
 def test_stopping_while_a_plan_is_made_is_harmless() -> None:

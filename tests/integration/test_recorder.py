@@ -645,19 +645,6 @@ def test_a_closure_is_no_part_of_the_optimizer(named: bool) -> None:
     assert {f"grad of {name}" for name, _ in model.named_parameters()} == grown
 
 
-def test_a_backward_is_known_from_its_first_op_to_the_step_s_end() -> None:
-    seen: list[bool] = []
-    with cl.Session() as session:
-        weight = torch.ones(8, requires_grad=True)
-        product = weight * 2.0
-        product.register_hook(lambda gradient: seen.append(core.of().in_backward()))
-        assert not core.of().in_backward()
-        (product * 3.0).sum().backward()
-        session.step()
-        assert not core.of().in_backward()
-    assert seen == [True]
-
-
 def test_what_is_known_of_autograd_s_nodes_does_not_grow_with_the_steps() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
     with cl.Session() as session:

@@ -11,7 +11,8 @@ from torch import nn
 from training import ConvNet, Gpt, Loop, Moe, adamw, of_the_gate, sgd, train
 
 import chameleon_lab.session.session
-from chameleon_lab.planner import program
+from chameleon_lab.planner import obey, program
+from chameleon_lab.planner.process import PlannerProcess
 from chameleon_lab.planner.program import Program
 from chameleon_lab.runtime import core
 from chameleon_lab.trace import Category, StepTrace
@@ -46,10 +47,13 @@ def dropping(compiled: Program, step: StepTrace, share: int) -> Program:
 def drops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions drop where they would swap activations."""
     real = program.compile_program
+    for module in (chameleon_lab.session.session, obey):
+        monkeypatch.setattr(
+            module, "compile_program", lambda policy, step: dropping(real(policy, step), step, request.param)
+        )
+    # Nothing is replaced in another process.
     monkeypatch.setattr(
-        chameleon_lab.session.session,
-        "compile_program",
-        lambda policy, step: dropping(real(policy, step), step, request.param),
+        PlannerProcess, "call", lambda _, function, *args, **kwargs: function(*args, **kwargs)
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hangs import HANGS_AFTER_S, until
+from hangs import HANGS_AFTER_S
 
 from chameleon_lab.session import plan_cache
 
@@ -31,15 +30,6 @@ class Core:
 
     def __init__(self) -> None:
         self.known: list[int] = []
-        self.waits = 0
-        self.backward = threading.Event()
-
-    def in_backward(self) -> bool:
-        self.waits += 1
-        return self.backward.is_set()
-
-    def wake_promptly(self, on: bool) -> None:
-        pass
 
     def reserve_host(self, planned_bytes: int, in_all_bytes: int) -> None:
         pass
@@ -58,10 +48,9 @@ class Core:
 def test_a_job_hands_over_what_it_made_and_takes_it_back_when_nobody_wants_it(monkeypatch: Any) -> None:
     core = Core()
     monkeypatch.setattr(plan_cache, "core", core)
-    usual, turns, began, goes_on = sys.getswitchinterval(), [], threading.Event(), threading.Event()
+    began, goes_on = threading.Event(), threading.Event()
 
     def work() -> Any:
-        turns.append(sys.getswitchinterval())
         began.set()
         goes_on.wait(HANGS_AFTER_S)
         host = SimpleNamespace(pool_bytes=0)
@@ -87,39 +76,6 @@ def test_a_job_hands_over_what_it_made_and_takes_it_back_when_nobody_wants_it(mo
     core.known.clear()
     assert job("during").done and core.known == []
     assert job("after").done and core.known == []
-    assert core.waits == 0
-    assert all(turn < usual for turn in turns) and sys.getswitchinterval() == pytest.approx(usual)
-
-
-@pytest.mark.parametrize("why", ["backward", "hurry", "no backward"])
-def test_a_job_begins_in_a_backward_when_it_is_waited_for_and_where_there_is_none(
-    why: str, monkeypatch: Any
-) -> None:
-    core = Core()
-    monkeypatch.setattr(plan_cache, "core", core)
-    began = threading.Event()
-    job = plan_cache._Job(core, began.set, (0, 0), patience_s=0.05 if why == "no backward" else 1000.0)  # type: ignore[arg-type]
-    if why != "no backward":
-        until(lambda: core.waits)
-        assert not began.is_set()
-    if why == "backward":
-        core.backward.set()
-    elif why == "hurry":
-        job.hurry()
-    assert began.wait(HANGS_AFTER_S)
-    job.join(HANGS_AFTER_S)
-    assert not job.is_alive()
-    assert job.done
-
-
-def test_a_job_abandoned_before_it_begins_does_nothing(monkeypatch: Any) -> None:
-    core = Core()
-    monkeypatch.setattr(plan_cache, "core", core)
-    began = threading.Event()
-    job = plan_cache._Job(core, began.set, (0, 0), patience_s=1000.0)  # type: ignore[arg-type]
-    job.abandon()
-    job.join(HANGS_AFTER_S)
-    assert not job.is_alive() and not began.is_set() and not job.done
 
 
 @pytest.mark.parametrize(

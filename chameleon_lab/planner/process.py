@@ -1,0 +1,137 @@
+"""A process that plans: what it takes of a processor, and of the interpreter, is not the training loop's.
+
+The planner needs arrays alone. :class:`PlannerProcess` sends functions with their arguments to a process of their own,
+and gives what they return or raise. That process has no torch, and the loop comes before it (``nice``).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NICE = 10
+"""A tenth of the weight of the others: it goes on where all processors are busy, and slows nobody much."""
+_LOOK_S = 5.0
+_BEGIN = """
+import sys
+sys.path[:] = {path!r}
+sys.modules["torch"] = None  # plans need none, and its import takes seconds
+from chameleon_lab.planner.process import serve
+serve()
+"""
+
+
+class PlannerProcessError(Exception):
+    """No process can be started, or it has ended in the middle of a call."""
+
+
+class PlannerInterruptedError(PlannerProcessError):
+    """The call has been interrupted: nobody wants its result any more."""
+
+
+class PlannerProcess:
+    """Runs functions in a process of its own, one at a time.
+
+    It begins with the first call, and ends with :meth:`close`, or when the process that it belongs to has ended in
+    whatever way. In a forked child there is none.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+        self._closed = False
+        self.spent_s = 0.0
+        """Seconds of a processor that the calls have taken there."""
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the function returns. Both it and its arguments are pickled.
+
+        Raises what the function raises, and PlannerProcessError where it cannot be asked.
+        """
+        asked = pickle.dumps((function, args, kwargs), protocol=5)
+        with self._turn:
+            process = self._running()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                process.stdin.write(asked)
+                process.stdin.flush()
+                returned, found, spent_s = pickle.load(process.stdout)
+            except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+                if self._process is not process:
+                    raise PlannerInterruptedError("interrupted") from None
+                self.interrupt()
+                raise PlannerProcessError(f"the planner's process ended with {process.returncode}") from error
+        self.spent_s += spent_s
+        if returned:
+            return cast(T, found)
+        raise found
+
+    def interrupt(self) -> None:
+        """End what runs there now, in whichever thread it is waited for. The next call begins anew."""
+        process, self._process = self._process, None
+        if process is not None and os.getpid() == self._owner:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        """End the process for good."""
+        self._closed = True
+        self.interrupt()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._closed or os.getpid() != self._owner:
+            raise PlannerInterruptedError("closed")
+        if self._process is None:
+            if not sys.executable or getattr(sys, "frozen", False):
+                raise PlannerProcessError("this program is no Python that can be started (sys.executable)")
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _BEGIN.format(path=sys.path)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is the loop's
+                )
+            except OSError as error:
+                raise PlannerProcessError(f"no process can be started: {error}") from error
+        return self._process
+
+
+def serve() -> None:
+    """Answer calls until there are no more, or the process that makes them has ended."""
+    parent = os.getppid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(OSError):
+        os.nice(_NICE)
+    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for taken in (0, 1):  # whoever reads or prints does not meet what is pickled
+        os.dup2(nothing, taken)
+    # A forked child of that process may hold the pipe's other end, so that its end alone does not tell.
+    while os.getppid() == parent:
+        if not select.select([calls], [], [], _LOOK_S)[0]:
+            continue
+        try:
+            function, args, kwargs = pickle.load(calls)
+        except EOFError:
+            return
+        began_s = time.process_time()
+        try:
+            returned, found = True, function(*args, **kwargs)
+        except Exception as error:
+            returned, found = False, error
+        answers.write(pickle.dumps((returned, found, time.process_time() - began_s), protocol=5))
+        answers.flush()

@@ -1,0 +1,161 @@
+"""The process that plans: what it gives back, how it ends, and what it leaves alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hangs import HANGS_AFTER_S, until
+from synthetic import gpt_step
+
+from chameleon_lab.errors import BelowFloorError
+from chameleon_lab.planner import floor, plan, process
+from chameleon_lab.planner.obey import plan_and_bind, plan_obeying
+from chameleon_lab.planner.process import PlannerInterruptedError, PlannerProcess, PlannerProcessError
+from chameleon_lab.planner.program import compile_program
+from chameleon_lab.policy import Edit, EditAction, EditsUnreachableError, Link
+
+STEP = gpt_step(layers=4)
+LINK = Link(4e9, 4e9)
+
+
+@pytest.fixture
+def planner() -> Iterator[PlannerProcess]:
+    made = PlannerProcess()
+    yield made
+    made.close()
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_its_plan_is_the_one_that_would_be_made_here(planner: PlannerProcess) -> None:
+    capacity, edits = int(1.5 * floor(STEP).bytes), (Edit(EditAction.KEEP, "nothing"),)
+    policy, program, remarks = planner.call(plan_and_bind, STEP, capacity, LINK, edits, rematerialize=True)
+    here, remarks_here = plan_obeying(STEP, capacity, LINK, edits, rematerialize=True)
+    assert policy.source is None and dataclasses.replace(policy, source=STEP) == here and policy.decisions
+    assert policy.findings == here.findings and remarks == remarks_here != []
+    bound = compile_program(here, STEP)
+    for name in ("storage_row", "uses_op", "action_op", "action_kind", "action_storage"):
+        assert np.array_equal(getattr(program, name), getattr(bound, name)), name
+    assert planner.spent_s > 0
+
+
+def test_it_raises_what_the_planner_raises(planner: PlannerProcess) -> None:
+    with pytest.raises(BelowFloorError) as below:
+        planner.call(plan_and_bind, STEP, 1024, LINK, ())
+    assert below.value.capacity_bytes == 1024 and below.value.needed_bytes == floor(STEP).bytes
+    edits = (Edit(EditAction.NEVER_TOUCH, category="activation"),)
+    with pytest.raises(EditsUnreachableError) as unreachable:
+        planner.call(plan, STEP, floor(STEP).bytes, LINK, edits=edits)
+    assert unreachable.value.findings[0].edit == edits[0] and "activation" in str(unreachable.value)
+
+
+def test_it_has_no_torch_and_what_is_printed_there_harms_no_answer(planner: PlannerProcess) -> None:
+    assert planner.call(eval, "__import__('sys').modules['torch']") is None
+    assert planner.call(print, "x" * 100_000) is None
+    assert planner.call(math.sqrt, 4.0) == 2.0
+
+
+def test_ctrl_c_is_the_loop_s_and_so_is_the_processor(planner: PlannerProcess) -> None:
+    pid = planner.call(os.getpid)
+    assert planner.call(os.getsid, 0) == pid
+    assert planner.call(signal.getsignal, signal.SIGINT) == signal.SIG_IGN
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    assert planner.call(os.getpriority, os.PRIO_PROCESS, 0) == min(ours + 10, 19)
+
+
+def test_what_nobody_wants_any_more_is_interrupted(planner: PlannerProcess) -> None:
+    pid, raised = planner.call(os.getpid), []
+
+    def wait() -> None:
+        try:
+            planner.call(signal.pause)
+        except PlannerProcessError as error:
+            raised.append(type(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    until(lambda: "S" in Path(f"/proc/{pid}/stat").read_text() and planner._turn.locked())
+    planner.interrupt()
+    waiting.join(HANGS_AFTER_S)
+    assert raised == [PlannerInterruptedError] and has_ended(pid)
+    assert planner.call(os.getpid) != pid
+    planner.close()
+    with pytest.raises(PlannerInterruptedError):
+        planner.call(os.getpid)
+
+
+def test_where_it_ends_by_itself_the_next_call_begins_anew(planner: PlannerProcess) -> None:
+    with pytest.raises(PlannerProcessError, match="ended with 3") as error:
+        planner.call(os._exit, 3)
+    assert not isinstance(error.value, PlannerInterruptedError)
+    assert planner.call(math.sqrt, 9.0) == 3.0
+
+
+def test_a_forked_child_has_none_and_ends_none(planner: PlannerProcess) -> None:
+    pid = planner.call(os.getpid)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            planner.call(os.getpid)
+        except PlannerInterruptedError:
+            code = 0
+        planner.close()
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert planner.call(os.getpid) == pid
+
+
+@pytest.mark.parametrize("why", ["no program", "no process"])
+def test_where_none_can_be_started_it_says_why(
+    why: str, planner: PlannerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    if why == "no program":
+        monkeypatch.setattr(sys, "executable", "")
+    else:
+        monkeypatch.setattr(process.subprocess, "Popen", refuse)
+    with pytest.raises(PlannerProcessError, match="sys.executable|temporarily unavailable"):
+        planner.call(os.getpid)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("forked", [False, True])
+def test_it_ends_with_its_owner_however_that_ends(forked: bool) -> None:
+    """A child that the owner has forked may live on, with the other end of the pipe."""
+    code = (
+        "import os, signal, sys\n"
+        "from chameleon_lab.planner.process import PlannerProcess\n"
+        "planner = PlannerProcess()\n"
+        "print(planner.call(os.getpid), flush=True)\n"
+        f"if {forked} and os.fork() == 0:\n    print(os.getpid(), flush=True)\n    signal.pause()\n"
+        "signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        child = int(owner.stdout.readline()) if forked else 0
+        assert not has_ended(pid)
+        owner.kill()
+        owner.wait()
+        until(lambda: has_ended(pid))
+        if child:
+            os.kill(child, signal.SIGKILL)
