@@ -107,7 +107,11 @@ class PlannerProcess:
                 )
             except OSError as error:
                 raise PlannerProcessError(f"no process can be started: {error}") from error
-        return self._process
+        process = self._process
+        if self._closed or process is None:  # by another thread, meanwhile
+            self.interrupt()
+            raise PlannerInterruptedError("closed")
+        return process
 
 
 def serve() -> None:

@@ -100,6 +100,23 @@ def test_what_nobody_wants_any_more_is_interrupted(planner: PlannerProcess) -> N
         planner.call(os.getpid)
 
 
+def test_one_that_begins_while_it_is_closed_ends(
+    planner: PlannerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def closing(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        planner.close()
+        started.append(start(*args, **kwargs))
+        return started[0]
+
+    monkeypatch.setattr(process.subprocess, "Popen", closing)
+    with pytest.raises(PlannerInterruptedError):
+        planner.call(os.getpid)
+    assert started[0].returncode is not None
+
+
 def test_where_it_ends_by_itself_the_next_call_begins_anew(planner: PlannerProcess) -> None:
     with pytest.raises(PlannerProcessError, match="ended with 3") as error:
         planner.call(os._exit, 3)
