@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def main(arguments: list[str]) -> int:
         "run": which,
         "parts_s": seconds,
         "total_s": total_s,
+        "torch": version("torch"),
         "failed": [asdict(failure) for failure in failed],
         "unsteady": [asdict(failure) for failure in unsteady],
         "file_s": {name: round(file_s, 1) for name, file_s in slowest},
@@ -123,7 +125,7 @@ def _tell(
         print("==> The slowest files, in seconds of a worker:")
         print("\n".join(f"  {file_s:6.1f}  {name}" for name, file_s in slowest))
     parts = ", ".join(f"{name} {part_s:.0f} s" for name, part_s in seconds.items())
-    print(f"==> {total_s:.0f} s in all: {parts}")
+    print(f"==> {total_s:.0f} s in all, with torch {version('torch')}: {parts}")
     if unsteady:
         print(f"==> {len(unsteady)} unsteady: failed once, and passed twice when run again alone:")
         for failure in unsteady:
