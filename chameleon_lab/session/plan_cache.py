@@ -85,6 +85,8 @@ class Plan:
     """How many plans for the same ops came before, in a row, each of which moved too little of what it should."""
     good_steps: int = 0
     """Steps in a row, up to the newest, in which it moved what it should."""
+    spent_s: float = 0.0
+    """Of a processor, to make it."""
     replaces: int = -1
     """The plan for the same ops that it took the place of."""
 
@@ -101,6 +103,8 @@ class StepPlan:
     policy: Policy | None
     program: Program
     step: StepTrace
+    spent_s: float = 0.0
+    """Of a processor."""
 
 
 class _Job(threading.Thread):
@@ -187,6 +191,8 @@ class PlanCache:
         self._in_a_row = 0
         self._agreed: int | None = None  # the fingerprint of the plan that other ranks follow too
         self._pause = self._next_pause = 0
+        self.spent_s = 0.0
+        """Of a processor, for all plans that have been taken over: what is given up does not count."""
         self.replan_reason: str | None = None
         """Why the newest step needs another plan; None if it has one that serves it."""
         self.unserved: str | None = None
@@ -223,6 +229,7 @@ class PlanCache:
         """
         self.clear(f"replaced: {why}")
         plan = self._finish(made, fingerprint_step, why)
+        self.spent_s += plan.spent_s
         self._agreed = plan.fingerprint if agreed else None
         if agreed:
             plan.refinements = _MOST_REFINEMENTS
@@ -463,6 +470,7 @@ class PlanCache:
         self._failed.pop(job.key, None)
         if job.result is None:
             return None
+        self.spent_s += job.result.spent_s
         replaced = self._known(job.result.fingerprint, job.result.live_peak_bytes)
         if replaced is not None:
             job.result.replaces = replaced.summary.plan
@@ -506,6 +514,7 @@ class PlanCache:
                 host_peak_bytes=program.host.peak_bytes,
             ),
             grams=_grams(made.step.ops.token),
+            spent_s=made.spent_s,
         )
 
     def _add(self, plan: Plan) -> None:

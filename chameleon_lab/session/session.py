@@ -309,7 +309,6 @@ class Session:
         self._host_times = HostTimes()
         self._records_makings = False
         self._kernels = ""
-        self._planning_s = 0.0
         self._floors: dict[tuple[int, int], Floor | None] = {}  # by fingerprint and live peak
         self._telling: dict[
             int, core.StepLog
@@ -822,11 +821,9 @@ class Session:
 
     def _plan_for(self, log: core.StepLog, call: _Call | None = None) -> StepPlan:
         """The policy for a recorded step, bound to it. Runs in the background too, where ``call`` plans elsewhere."""
-        start_s = time.thread_time()
-        try:
-            return self._planned_for(log, call)
-        finally:
-            self._planning_s += time.thread_time() - start_s
+        before_s = time.thread_time() + self._planner.spent_s
+        made = self._planned_for(log, call)
+        return replace(made, spent_s=time.thread_time() + self._planner.spent_s - before_s)
 
     def _apart(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function of the planner in its own process; where there is none, here, beside the training loop."""
@@ -1222,7 +1219,7 @@ class Session:
             capacity_peak_bytes=self._capacity_peak_bytes(),
             replan_reason=self._plans.replan_reason or self._plans.desynchronized(counters),
             unserved=self._plans.unserved,
-            planning_s=self._planning_s + self._planner.spent_s,
+            planning_s=self._plans.spent_s,
             recent_match_rate=_share(counters["recent_matched_ops"], counters["recent_ops"]),
             recent_trigger_recall=_share(counters["recent_fired_bytes"], counters["recent_due_bytes"]),
             declined_drops=declined_drops(logs[-1], self._replayable) if logs else {},
