@@ -51,7 +51,7 @@ class PlannerProcess:
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = os.getpid()
+        self._owner: int | None = None
         self._closed = False
         self.spent_s = 0.0
         """Seconds of a processor that the calls have taken there."""
@@ -62,6 +62,11 @@ class PlannerProcess:
         Raises what the function raises, and PlannerProcessError where it cannot be asked.
         """
         asked = pickle.dumps((function, args, kwargs), protocol=5)
+        if self._owner not in (
+            None,
+            os.getpid(),
+        ):  # whose threads, and what they had locked, the child does not have
+            raise PlannerProcessError("a forked child has no planning process")
         with self._turn:
             process = self._running()
             assert process.stdin is not None and process.stdout is not None
@@ -69,7 +74,7 @@ class PlannerProcess:
                 process.stdin.write(asked)
                 process.stdin.flush()
                 returned, found, spent_s = pickle.load(process.stdout)
-            except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            except Exception as error:  # the pipe has ended, or what comes out of it is no answer
                 if self._process is not process:
                     raise PlannerInterruptedError("interrupted") from None
                 self.interrupt()
@@ -92,11 +97,12 @@ class PlannerProcess:
         self.interrupt()
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._closed or os.getpid() != self._owner:
+        if self._closed:
             raise PlannerInterruptedError("closed")
         if self._process is None:
             if not sys.executable or getattr(sys, "frozen", False):
                 raise PlannerProcessError("this program is no Python that can be started (sys.executable)")
+            self._owner = os.getpid()
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", _BEGIN.format(path=sys.path)],

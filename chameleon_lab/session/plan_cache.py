@@ -251,7 +251,8 @@ class PlanCache:
         job, self._job = self._job, None
         if job is not None:
             job.abandon()
-            self._interrupt()
+            if not job.done:
+                self._interrupt()
 
     def step_ended(self, log: core.StepLog, summary: StepSummary, least_compute_s: float = math.inf) -> None:
         """Judge the step that has ended, and see that the next ones are served.

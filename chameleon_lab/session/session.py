@@ -819,7 +819,7 @@ class Session:
             self._plans.clear("planning failed")
             self._plans.failed((log.fingerprint, log.live_peak_bytes), log.index, failure)
 
-    def _plan_for(self, log: core.StepLog, call: _Call | None = None) -> StepPlan:
+    def _plan_for(self, log: core.StepLog, call: _Call = _here) -> StepPlan:
         """The policy for a recorded step, bound to it. Runs in the background too, where ``call`` plans elsewhere."""
         before_s = time.thread_time() + self._planner.spent_s
         made = self._planned_for(log, call)
@@ -839,7 +839,7 @@ class Session:
                 self._noted_no_process = True
         return function(*args, **kwargs)
 
-    def _planned_for(self, log: core.StepLog, call: _Call | None) -> StepPlan:
+    def _planned_for(self, log: core.StepLog, call: _Call) -> StepPlan:
         log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them
         step = self._device_times.completed(self._journal.trace(log))
         if not self.planning:
@@ -900,11 +900,11 @@ class Session:
         *,
         link: Link | None = None,
         op_s: np.ndarray | None = None,
-        call: _Call | None = None,
+        call: _Call = _here,
     ) -> tuple[Policy, Program]:
         """Generated, with what this session can replay, and bound; what is wrong with the edits is noted."""
         known = self._host_times.least(step) if op_s is None else op_s
-        made, program, remarks = (call or _here)(
+        made, program, remarks = call(
             plan_and_bind,
             step,
             capacity_bytes,

@@ -36,11 +36,16 @@ def planner() -> Iterator[PlannerProcess]:
     made.close()
 
 
-def has_ended(pid: int) -> bool:
+def state(pid: int) -> str:
+    """As the system says it: "S" where it sleeps; "Z" where it has ended, or is no more."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return True
+        return "Z"
+
+
+def has_ended(pid: int) -> bool:
+    return state(pid) == "Z"
 
 
 def test_its_plan_is_the_one_that_would_be_made_here(planner: PlannerProcess) -> None:
@@ -90,7 +95,7 @@ def test_what_nobody_wants_any_more_is_interrupted(planner: PlannerProcess) -> N
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    until(lambda: "S" in Path(f"/proc/{pid}/stat").read_text() and planner._turn.locked())
+    until(lambda: state(pid) == "S" and planner._turn.locked())
     planner.interrupt()
     waiting.join(HANGS_AFTER_S)
     assert raised == [PlannerInterruptedError] and has_ended(pid)
@@ -126,17 +131,25 @@ def test_where_it_ends_by_itself_the_next_call_begins_anew(planner: PlannerProce
 
 def test_a_forked_child_has_none_and_ends_none(planner: PlannerProcess) -> None:
     pid = planner.call(os.getpid)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            planner.call(os.getpid)
-        except PlannerInterruptedError:
-            code = 0
-        planner.close()
-        os._exit(code)
+    with planner._turn:  # as where another thread waits for a plan
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                planner.call(os.getpid)
+            except PlannerProcessError as error:  # and its session plans in the child
+                code = int(isinstance(error, PlannerInterruptedError))
+            planner.close()
+            os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert planner.call(os.getpid) == pid
+
+
+def test_what_cannot_be_read_here_is_no_answer_to_the_next_call(planner: PlannerProcess) -> None:
+    unreadable = "type('Away', (), {'__reduce__': lambda self: (exec, ('raise TypeError',))})()"
+    with pytest.raises(PlannerProcessError):
+        planner.call(eval, unreadable)
+    assert planner.call(math.sqrt, 16.0) == 4.0
 
 
 @pytest.mark.parametrize("why", ["no program", "no process"])
