@@ -5,7 +5,6 @@ memory, and the GPU's clocks and power before and after.
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 import chameleon_lab as cl
 
 from ..host_memory import looking
-from .common import Gpu
+from .common import Gpu, spread
 
 TIMED_STEPS = 10
 SAMPLED_STEPS = 2
@@ -63,9 +62,7 @@ class Steps:
         """Median, least and most of the timed steps (the last one, where none is), and what the GPU says of them."""
         timed_s = self.times_s[self._settling :] or self.times_s[-1:]
         return {
-            "step_s": statistics.median(timed_s),
-            "step_min_s": min(timed_s),
-            "step_max_s": max(timed_s),
+            **spread("step", timed_s, "_s"),
             "timed_steps": len(self.times_s) - self._settling,
             "steps_s": self.times_s,
             "reserved_bytes": self._gpu.reserved_peak_bytes() - self._reserved_bytes,

@@ -19,8 +19,8 @@ def programs(
     A quarter of their tensors are adopted. In some programs tensors are recorded on all streams (``record_stream``)
     instead of being ordered at their deaths, and in half of them storages are dropped and made again on any stream.
     """
-    ask = f"fake.run(seed, lanes, capacity, 300, {[drop] if drop else []!r}, {pinned})"
-    return _drawn(seed, count, (1, 1, 2, 3), (16, 24, 40, 80), ask, first_error)
+    ask = f"fake.run(seed, **given, steps=300, drop={[drop] if drop else []!r}, pinned={pinned})"
+    return _drawn(seed, count, _lanes_and_capacities((1, 1, 2, 3), (16, 24, 40, 80)), ask, first_error)
 
 
 def session_programs(
@@ -40,15 +40,8 @@ def session_programs(
     programs in a new process, but where one thread has to wait for the other inside of an op. Without the hook they are
     what torch 2.11 and 2.12 run.
     """
-    ask = f"fake.run_in_session(seed, lanes, capacity, 120, None, {session}, {threads})"
-    return _drawn(
-        seed,
-        count,
-        lanes,
-        (24, 40, 80, 400),
-        ask,
-        before=_hooked(hook),
-    )
+    ask = f"fake.run_in_session(seed, **given, steps=120, session={session}, threads={threads})"
+    return _drawn(seed, count, _lanes_and_capacities(lanes, _CAPACITIES_KIB), ask, before=_hooked(hook))
 
 
 def failing_programs(
@@ -59,12 +52,11 @@ def failing_programs(
     Sticky: so do all that come after it, and each program has a process of its own. One that ends in any other way
     than it should is an error.
     """
-    run = f"fake.run_in_session(seed, lanes, capacity, 120, None, True, {threads}, *calls, {sticky})"
-    ask = f"alone(lambda calls=(int(2 ** draw.uniform(0, 11)), draw.choice((1, 1, 2, 3, 6))): {run})"
-    lanes = (1, 2, 3, 3) if threads == 1 else (2, 3, 4)
-    return _drawn(
-        seed, count, lanes, (24, 40, 80, 400), ask, before=_hooked(hook) + (_ALONE if sticky else _TOGETHER)
-    )
+    calls = "{'failing_call': int(2 ** draw.uniform(0, 11)), 'in_a_row': draw.choice((1, 1, 2, 3, 6))}"
+    run = f"fake.run_in_session(seed, **given, steps=120, threads={threads}, sticky={sticky}, **calls)"
+    draws = _lanes_and_capacities((1, 2, 3, 3) if threads == 1 else (2, 3, 4), _CAPACITIES_KIB)
+    before = _hooked(hook) + (_ALONE if sticky else _TOGETHER)
+    return _drawn(seed, count, draws, f"alone(lambda calls={calls}: {run})", before=before)
 
 
 def planned_programs(seed: int, count: int, failing: str = "", hook: bool = True) -> dict[str, Any]:
@@ -79,7 +71,7 @@ def planned_programs(seed: int, count: int, failing: str = "", hook: bool = True
         {(_ALONE if failing == "gone" else _TOGETHER).strip()}
     """
     ask = f"alone(lambda: planned_program(fake, seed, {failing!r}))"
-    return _drawn(seed, count, (0,), (0,), ask, before=before)
+    return _drawn(seed, count, {}, ask, before=before)
 
 
 def _hooked(hook: bool) -> str:
@@ -105,16 +97,24 @@ _ALONE = """
 """
 
 
+_CAPACITIES_KIB = (24, 40, 80, 400)
+
+
+def _lanes_and_capacities(
+    lanes: tuple[int, ...], capacities_kib: tuple[int, ...]
+) -> dict[str, tuple[int, ...]]:
+    return {"lanes": lanes, "capacity_bytes": tuple(1024 * kib for kib in capacities_kib)}
+
+
 def _drawn(
     seed: int,
     count: int,
-    lanes: tuple[int, ...],
-    capacities_kib: tuple[int, ...],
+    draws: dict[str, tuple[int, ...]],
     ask: str,
     first_error: bool = False,
     before: str = "",
 ) -> dict[str, Any]:
-    """Programs whose seeds, lanes and capacities are drawn from a seed; ``ask`` runs one of them."""
+    """Programs whose seeds, and one value of each of ``draws``, are drawn from a seed; ``ask`` runs one."""
     return on_fake_gpu(
         "fake_cuda",
         f"""
@@ -125,10 +125,10 @@ def _drawn(
         total, errors = Counter(), []
         for number in range({count}):
             seed = draw.getrandbits(60)
-            lanes, capacity = draw.choice({lanes!r}), draw.choice({capacities_kib!r}) * 1024
+            given = {{name: draw.choice(values) for name, values in {draws!r}.items()}}
             found = {ask}
             wrong = found.pop("errors")
-            errors += [f"seed {{seed}}, {{lanes}} lanes, {{capacity}} bytes: {{e}}" for e in wrong]
+            errors += [f"seed {{seed}}, {{given}}: {{e}}" for e in wrong]
             total.update(found, programs=1, wrong=bool(wrong))
             if {first_error} and errors:
                 break

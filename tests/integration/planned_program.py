@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from training import call_here
 
 import chameleon_lab as cl
 import chameleon_lab.session.session as session_module
@@ -232,7 +233,6 @@ def prepare() -> None:
     """From here on plans depend on no clock, and what toy ops make may be made again."""
     session_module.step_op_times = lambda step: np.full(len(step.ops), _OP_S)
     REPLAY_CLASS["aten::_toy_make"] = 1  # as what needs no check
-    # Another process would not know of that, and takes a moment to begin.
-    PlannerProcess.call = lambda _, function, *args, **kwargs: function(*args, **kwargs)  # type: ignore[method-assign]
+    PlannerProcess.call = call_here  # type: ignore[method-assign]  # for good: this process runs nothing else
     for trusting in (True, False):  # checks the others once, and not in each program's process
         replayable(core.tensor_device("cuda:0"), trusting=trusting)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import Gpt, Moe, adamw, raw, reference, state_bytes
+from training import Gpt, Moe, adamw, call_here, raw, reference, state_bytes
 
 import chameleon_lab as cl
 from chameleon_lab.planner import process as planner_process
@@ -663,10 +663,7 @@ def test_a_thread_that_cannot_start_is_a_plan_that_failed(monkeypatch: pytest.Mo
 
 @pytest.fixture
 def planned_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test replaces is not replaced in another process."""
-    monkeypatch.setattr(
-        PlannerProcess, "call", lambda _, function, *args, **kwargs: function(*args, **kwargs)
-    )
+    monkeypatch.setattr(PlannerProcess, "call", call_here)
 
 
 @pytest.mark.gate

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torch import nn
-from training import ConvNet, Gpt, Loop, Moe, adamw, of_the_gate, sgd, train
+from training import ConvNet, Gpt, Loop, Moe, adamw, call_here, of_the_gate, sgd, train
 
 import chameleon_lab.session.session
 from chameleon_lab.planner import obey, program
@@ -51,10 +51,7 @@ def drops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(
             module, "compile_program", lambda policy, step: dropping(real(policy, step), step, request.param)
         )
-    # Nothing is replaced in another process.
-    monkeypatch.setattr(
-        PlannerProcess, "call", lambda _, function, *args, **kwargs: function(*args, **kwargs)
-    )
+    monkeypatch.setattr(PlannerProcess, "call", call_here)
 
 
 MODELS: dict[str, tuple[Any, Any, Loop, float]] = {

@@ -314,6 +314,11 @@ def tight_bytes(
     return int(_ABOVE_THE_FLOOR * floor_bytes(model_factory, optimizer_factory, steps, loop))
 
 
+def call_here(_: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """For ``PlannerProcess.call``: what a test replaces is not replaced in another process."""
+    return function(*args, **kwargs)
+
+
 def of_the_gate(*kept: Any, all_of: Iterable[Any]) -> list[Any]:
     """All values of a parameter, of which the others belong to the full run: they differ from these in degree."""
     return [value if value in kept else pytest.param(value, marks=pytest.mark.full) for value in all_of]
