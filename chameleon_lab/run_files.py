@@ -79,6 +79,8 @@ class RunFiles:
 
         if self.report is not None:
             yield from self._merge(MergedFile(self.report, session.rank), session, patience_s)
+        if self.policy is not None:  # last: it may take long, and whoever ends the process may not wait
+            yield from self._better_policy(session, Path(of_rank(self.policy, session.rank)))
 
     def _merge(self, file: MergedFile, session: Session, patience_s: float) -> Iterator[tuple[bool, str]]:
         """The one report of all ranks; nothing to say on the others, and where there is one rank alone."""
@@ -90,6 +92,17 @@ class RunFiles:
                 yield True, f"{file.path}: saved the report of all ranks\n{file.merge(patience_s)}"
         except Exception as error:  # noqa: BLE001 - as above
             yield False, f"{file.path}: no report of all ranks: {type(error).__name__}: {error}"
+
+    def _better_policy(self, session: Session, path: Path) -> Iterator[tuple[bool, str]]:
+        """The policy that the search finds which the training did not wait for, in the place of the one in force."""
+        policy = session.policy_to_save()
+        if policy is session.policy or policy is None:
+            return
+        try:
+            policy.save(path)
+            yield True, f"{path}: saved the policy that the search has found since"
+        except Exception as error:  # noqa: BLE001 - as above
+            yield False, f"{path}: still the policy in force: {type(error).__name__}: {error}"
 
     def _write_policy(self, session: Session, path: Path) -> str | None:
         if session.policy is not None:

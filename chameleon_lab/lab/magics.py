@@ -218,10 +218,11 @@ class ChameleonMagics(Magics):
             trace.save(path)
             print(f"Saved the trace of {_count(len(trace), 'step')} in {path}.")
             return
-        if session.policy is None:
+        policy = session.policy_to_save()
+        if policy is None:
             raise UsageError(f"%chameleon save {path}: no policy: {why_no_policy(session)}")
-        session.policy.save(path)
-        print(f"Saved {_headline(session.policy)} in {path}.")
+        policy.save(path)
+        print(f"Saved {_headline(policy)} in {path}.")
 
     def _load(self, words: list[str]) -> None:
         path = self._file("%chameleon load", words)

@@ -91,6 +91,7 @@ def plan(
     rematerialize: bool | int | str | None = None,
     refused: Collection[str] | None = None,
     host_capacity_bytes: int | float | str | None = None,
+    quick: bool = False,
 ) -> Policy:
     """Generate a policy for a step (the newest of a trace) that never holds more than ``capacity_bytes``.
 
@@ -114,6 +115,9 @@ def plan(
     storages that the runtime does not replay, None for those of the trace: its ``meta["refused"]``, and what was
     declined in the step. Choosing between copies and replays needs op times: ``op_times`` are then
     the recorded ones by default.
+
+    ``quick=True`` tries swapping alone, and swapping combined with a few checkpointing schemes, and takes what costs
+    least; where neither fits, it searches all the same. The search takes many times as long.
 
     The same arguments give the same policy. Raises BelowFloorError if no policy fits the capacity, or none was found
     that fits the host's,
@@ -167,7 +171,9 @@ def plan(
                 kernels_in(trace),
             )
             try:
-                search, made = _searched(search, min_swap_bytes, host_bytes)
+                made = _quick(search, host_bytes) if quick else None
+                if made is None:
+                    search, made = _searched(search, min_swap_bytes, host_bytes)
                 break
             except EditsUnreachableError:  # smaller storages may make room for what the edits keep
                 if min_swap_bytes <= LEAST_SWAP_BYTES:
@@ -210,6 +216,13 @@ def plan(
         source=step,
         op_times=times.copy() if has_op_times else None,
     )
+
+
+def worth_searching(policy: Policy) -> bool:
+    """May a search find a better plan than this one, which was made with ``quick=True``?"""
+    cost_s = policy.predicted.get("stall_s", 0.0) + policy.predicted.get("replay_s", 0.0)
+    compute_s = policy.predicted.get("step_s", 0.0) - cost_s
+    return bool(policy.assumed.get("rematerialize")) and cost_s > _NEEDLESS_STALL * compute_s
 
 
 REPLAY_CLASS_NAMES = ("no", "cheap", "all")
@@ -291,6 +304,8 @@ class _Search:
     """The drops to begin with, as rows of storages and ordinals of gaps; None: they are searched for."""
     improves: bool = True
     """Does it look for better drops near those?"""
+    quick: bool = False
+    """Are drops no more than those of a few schemes of checkpointing?"""
 
     def within(self, host_bytes: int | None) -> _Found:
         """The best plan whose copies take at most so many bytes on the host."""
@@ -421,7 +436,8 @@ class _Search:
     def _mixed(self, mixer: Mixer, alone: Mixed) -> Mixed:
         """The better of swapping ``alone`` and of swapping and rematerializing; what edits demand is dropped anyhow."""
         if self.drops is None:
-            best = mixer.best(alone)
+            quick = mixer.made([]) if mixer.must_drop else alone
+            best = quick if self.quick else mixer.best(alone)
             if _stalls_or_replays(best, mixer.times):
                 best = _started(mixer, best, starting_points(mixer, self.step))
         else:
@@ -440,6 +456,14 @@ class _Search:
         rows = self.memory.row[found.replays.storage].tolist()
         drops = frozenset(zip(rows, found.replays.ordinal.tolist(), strict=True))
         return replace(self, drops=drops, improves=improves)
+
+
+def _quick(search: _Search, host_bytes: int | None) -> _Found | None:
+    """The best plan without a search; None if none fits."""
+    try:
+        return replace(search, quick=True, improves=False).within(host_bytes)
+    except BelowFloorError:
+        return None
 
 
 def _searched(search: _Search, min_swap_bytes: int, host_bytes: int | None) -> tuple[_Search, _Found]:

@@ -62,10 +62,8 @@ class PlannerProcess:
         Raises what the function raises, and PlannerProcessError where it cannot be asked.
         """
         asked = pickle.dumps((function, args, kwargs), protocol=5)
-        if self._owner not in (
-            None,
-            os.getpid(),
-        ):  # whose threads, and what they had locked, the child does not have
+        if self._owner is not None and self._owner != os.getpid():
+            # A thread of its parent's may have held the lock as it forked.
             raise PlannerProcessError("a forked child has no planning process")
         with self._turn:
             process = self._running()
@@ -109,7 +107,9 @@ class PlannerProcess:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is the loop's
+                    # Ctrl-C is the loop's. Between two of the system's sessions nice values may count for nothing: see
+                    # "The autogroup feature" in sched(7).
+                    process_group=0,
                 )
             except OSError as error:
                 raise PlannerProcessError(f"no process can be started: {error}") from error

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +44,7 @@ class Agreement:
         step_of: a finished step as planning sees it, and the seconds of its ops.
         link: as this rank has measured it.
         plan: makes a plan for a step, from a link and the seconds of its ops.
+        interrupt: ends what ``plan`` does.
         note: tells the session's user something.
     """
 
@@ -57,10 +58,12 @@ class Agreement:
         step_of: Callable[[core.StepLog], tuple[StepTrace, np.ndarray]],
         link: Callable[[], Link],
         plan: Callable[[StepTrace, Link, np.ndarray], Policy],
+        interrupt: Callable[[], None],
         note: Callable[[str], None],
     ) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
         self._key, self._step_of, self._link, self._plan, self._note = key, step_of, link, plan, note
+        self._interrupt = interrupt
         self._running: _Running | None = None
         self._before = -1
         self._stopped = threading.Event()
@@ -106,6 +109,7 @@ class Agreement:
     def stop(self) -> None:
         """The session ends: so does what is left of a round."""
         self._stopped.set()
+        self._interrupt()
         if self._thread is not None:
             self._thread.join(_LONGEST_END_S)
 
@@ -127,7 +131,7 @@ class Agreement:
                 return self._plan(step, Link(*mixed.link_bytes_per_s), np.array(mixed.op_s)).to_json()
 
             def prepare(text: str) -> None:
-                policy = Policy.from_json(text, "the plan of another rank")
+                policy = replace(Policy.from_json(text, "the plan of another rank"), source=step)
                 running.made.append(StepPlan(policy, compile_program(policy, step), step))
 
             running.round.agree(offer, make, prepare)

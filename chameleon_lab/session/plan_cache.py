@@ -4,6 +4,9 @@ Every plan belongs to one op sequence at one size. The executor follows the plan
 over in the middle of one. What it cannot follow well is planned for in a background thread, from the step as it was
 recorded, while eviction keeps the run alive; the new plan joins the others at the next step's border. Nothing here is
 final: every step is judged, for as long as the session lives.
+
+New ops get a plan at once that was not searched for long. Where that one costs anything, a search for a better one
+follows in a second background thread.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -56,6 +60,10 @@ _LIKELY = 0.95
 """Likeness of a step and a plan's from which on the plan is given a try."""
 _CHEAP = 0.02
 """Share of the compute time that a plan may cost without being worth another look."""
+_LEAST_GAIN = 0.005
+"""Share of the step that a searched plan has to save: switching plans moves storages, which costs time."""
+_MOST_UNFINISHED = 16
+"""Policies that are remembered because the search for a better one was cut short."""
 
 
 Grams = tuple[np.ndarray, np.ndarray]
@@ -89,6 +97,8 @@ class Plan:
     """Of a processor, to make it."""
     replaces: int = -1
     """The plan for the same ops that it took the place of."""
+    search_from: core.StepLog | None = None
+    """The step that it was made from, if a search from there may still find a better one."""
 
     @property
     def fingerprint(self) -> int:
@@ -105,22 +115,39 @@ class StepPlan:
     step: StepTrace
     spent_s: float = 0.0
     """Of a processor."""
+    gained_s: float = 0.0
+    """Seconds that a step is predicted to take less than under the policy ``before``; 0 without one."""
+    search_from: core.StepLog | None = None
+    """The step that it was made from, if it was made quickly and a search from there may find a better one."""
+
+
+class MakePlan(Protocol):
+    """Plans for a recorded step. ``quick``: without a long search. ``before``: the policy that the plan may replace."""
+
+    def __call__(self, log: core.StepLog, *, quick: bool = False, before: Policy | None = None) -> StepPlan:
+        """The plan."""
 
 
 class _Job(threading.Thread):
     """Plans for one step, beside the training loop.
 
-    The core knows the plan as soon as it is made: a step that began as it says, and has parted from the plan that it
-    follows, changes over at once.
+    With ``gives_to_core`` the core knows the plan as soon as it is made: a step that began as it says, and has parted
+    from the plan that it follows, changes over at once.
     """
 
-    def __init__(self, runtime: core.Runtime, work: Callable[[], Plan | None], key: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        runtime: core.Runtime,
+        work: Callable[[], Plan | None],
+        key: tuple[int, int],
+        gives_to_core: bool = True,
+    ) -> None:
         super().__init__(name="chameleon-lab-planner", daemon=True)
         self.key = key
         self.result: Plan | None = None
         self.error: Exception | None = None
         self.done = False
-        self._runtime = runtime
+        self._runtime, self._gives_to_core = runtime, gives_to_core
         self._work = work
         self._lock = threading.Lock()
         self._abandoned = False
@@ -141,7 +168,7 @@ class _Job(threading.Thread):
         except Exception as failure:  # a failed plan must not end the run: the session notes it
             error = failure
         with self._lock:
-            if result is not None and not self._abandoned:
+            if result is not None and self._gives_to_core and not self._abandoned:
                 _give_to_core(self._runtime, result)
             self.result, self.error, self.done = result, error, True
 
@@ -149,8 +176,18 @@ class _Job(threading.Thread):
         """Nobody wants the plan any more."""
         with self._lock:
             self._abandoned = True
-            if self.result is not None:
+            if self.result is not None and self._gives_to_core:
                 self._runtime.drop_program(self.result.summary.plan)
+
+
+@dataclass
+class _Search:
+    """For a better plan than one that is followed."""
+
+    plan: Plan
+    log: core.StepLog
+    job: _Job
+    given_up: bool = False
 
 
 class PlanCache:
@@ -158,10 +195,12 @@ class PlanCache:
 
     Args:
         runtime: follows them.
-        make: plans for a recorded step; it runs in the background too.
+        make: plans for a recorded step. It runs in the background.
+        search: as ``make``, for searches, which go on beside other plans.
         note: tells the session's user something.
         capacity_bytes: of the device, asked for anew each time.
         interrupt: ends what ``make`` does in the background.
+        interrupt_search: ends what ``search`` does.
         reserve_grows: takes in a step that has followed its own plan, and says whether plans leave more free from now
             on, so that its ops need another.
     """
@@ -169,22 +208,28 @@ class PlanCache:
     def __init__(
         self,
         runtime: core.Runtime,
-        make: Callable[[core.StepLog], StepPlan],
+        make: MakePlan,
+        search: MakePlan,
         note: Callable[[str], None],
         capacity_bytes: Callable[[], int],
         interrupt: Callable[[], None] = lambda: None,
+        interrupt_search: Callable[[], None] = lambda: None,
         reserve_grows: Callable[[StepSummary], bool] = lambda _: False,
     ) -> None:
         self._runtime = runtime
         self._make = make
+        self._make_searched = search
         self._note = note
         self._capacity_bytes = capacity_bytes
         self._interrupt = interrupt
+        self._interrupt_search = interrupt_search
         self._reserve_grows = reserve_grows
         self._plans: dict[int, Plan] = {}
         self._gone: list[PlanSummary] = []
         self._ids = itertools.count()
         self._job: _Job | None = None
+        self._search: _Search | None = None
+        self._unfinished: list[tuple[Policy, core.StepLog]] = []
         self._failed: dict[tuple[int, int], tuple[int, int]] = {}
         """By fingerprint and live peak: the step from which planning may be tried again, and the pause before it."""
         self._newest = (0, 0)
@@ -214,9 +259,10 @@ class PlanCache:
     def __len__(self) -> int:
         return len(self._plans)
 
-    def get(self, plan: int) -> Plan | None:
-        """A plan by its number, if it is still known."""
-        return self._plans.get(plan)
+    def serving(self, plan: int) -> Plan | None:
+        """The plan with this number, or the one that has just taken its place, if either is known."""
+        heirs = (other for other in self._plans.values() if other.replaces == plan >= 0)
+        return self._plans.get(plan) or next(heirs, None)
 
     def summaries(self) -> Iterator[PlanSummary]:
         """Of all plans in the order in which they were made, those that were dropped too."""
@@ -237,6 +283,7 @@ class PlanCache:
         self._runtime.use_program(plan.summary.plan)
         self._pause = self._next_pause = 0
         self.replan_reason = None
+        self._begin_search(plan)
         return plan
 
     def clear(self, why: str) -> None:
@@ -253,6 +300,16 @@ class PlanCache:
             job.abandon()
             if not job.done:
                 self._interrupt()
+        self._abandon_search()
+
+    def _abandon_search(self) -> None:
+        if self._search is None or self._search.given_up:
+            return
+        self._search.given_up = True
+        self._search.plan.search_from = self._search.log
+        self._search.job.abandon()
+        if not self._search.job.done:
+            self._interrupt_search()
 
     def step_ended(self, log: core.StepLog, summary: StepSummary, least_compute_s: float = math.inf) -> None:
         """Judge the step that has ended, and see that the next ones are served.
@@ -265,9 +322,10 @@ class PlanCache:
         self._newest = key
         self._pause = max(0, self._pause - 1)
         arrived = self._collect(log.index)
+        searched = self._collect_search()
         own = self._known(*key)
         if own is not None:
-            if own.summary.made_from_step < log.index and own is not arrived:
+            if own.summary.made_from_step < log.index and own is not arrived and own is not searched:
                 self._next_pause = 0  # plans are worth their making: sequences come again
             steps = own.summary.followed_steps + (log.program == own.summary.plan)
             own.summary = replace(own.summary, followed_steps=steps, last_step=log.index)
@@ -291,14 +349,14 @@ class PlanCache:
                     self._answer(own, log, summary)
                 elif own.policy is not None and not log.truncated_ops and self._reserve_grows(summary):
                     self._reserve_more(own, log, summary)
-                elif own.refinements < _MOST_REFINEMENTS:
+                elif own.search_from is None and self._search is None and own.refinements < _MOST_REFINEMENTS:
                     self._refine(own, log, summary, least_compute_s)
+            self._begin_search(own)
             return
         self.unserved = None
-        followed = self._plans.get(log.program)
-        if arrived is not None and arrived.replaces == log.program >= 0:
-            followed = arrived
-            self._runtime.use_program(arrived.summary.plan)
+        followed = self.serving(log.program)
+        if followed is not None and followed.summary.plan != log.program:
+            self._runtime.use_program(followed.summary.plan)
         if followed is not None:
             steps = followed.summary.followed_steps + 1
             followed.summary = replace(followed.summary, followed_steps=steps, last_step=log.index)
@@ -316,15 +374,22 @@ class PlanCache:
         may_try = self._pause == 0 and not waits and self._may_try(key, log.index)
         if self._job is None and may_try and not log.truncated_ops:
             why, step = self.replan_reason, log.index
-            self._job = _Job(self._runtime, lambda: self._finish(self._make(log), step, why), key)
+            self._job = _Job(self._runtime, lambda: self._finish(self._make(log, quick=True), step, why), key)
             self._pause = self._next_pause
             self._next_pause = min(max(1, 2 * self._next_pause), _LONGEST_PAUSE)
 
+    def unfinished(self, policy: Policy) -> core.StepLog | None:
+        """The step from which to search for a better plan than this one; None if that is done, or of no use."""
+        if self._search is not None and self._search.plan.policy is policy:
+            return self._search.log
+        known = [(plan.policy, plan.search_from) for plan in self._plans.values()]
+        return next((log for other, log in [*known, *self._unfinished] if other is policy), None)
+
     def wait(self) -> None:
         """Wait until nothing is being planned any more. The plan is there from the next step's border on."""
-        job = self._job
-        if job is not None and job.ident is not None:
-            job.join()
+        for job in (self._job, None if self._search is None else self._search.job):
+            if job is not None and job.ident is not None:
+                job.join()
 
     # ---------------------------------------------------------------------------------------------------- inside
 
@@ -413,6 +478,49 @@ class PlanCache:
 
         self._job = _Job(self._runtime, make, (log.fingerprint, log.live_peak_bytes))
 
+    def _begin_search(self, own: Plan) -> None:
+        """Look for a better plan than the one that was made quickly, from the same step. One search at a time."""
+        if self._search is not None and (not self._search.given_up or self._search.job.is_alive()):
+            return
+        self._search, log = None, own.search_from
+        if log is None:
+            return
+        own.search_from = None
+
+        def make() -> Plan:
+            made = self._make_searched(log, before=own.policy)
+            why = (
+                f"a search of {format_seconds(made.spent_s)} has found "
+                f"{format_seconds(made.gained_s)} a step to save"
+            )
+            found = self._finish(made, own.summary.made_from_step, why)
+            found.summary = replace(found.summary, search_s=made.spent_s, gained_s=made.gained_s)
+            return found
+
+        key = own.fingerprint, own.live_peak_bytes
+        self._search = _Search(own, log, _Job(self._runtime, make, key, gives_to_core=False))
+
+    def _collect_search(self) -> Plan | None:
+        """Take over what the search has found, if it has ended and that is worth it."""
+        search = self._search
+        if search is None or search.given_up or not search.job.done:
+            return None
+        self._search, own, found = None, search.plan, search.job.result
+        if found is None:
+            self._note(f"the search for a better plan failed, the first one is followed: {search.job.error}")
+            return None
+        self.spent_s += found.spent_s
+        if self._plans.get(own.summary.plan) is not own:
+            return None
+        own.summary = replace(own.summary, search_s=found.summary.search_s)
+        planned_s = found.policy.predicted["step_s"] if found.policy is not None else math.inf
+        if found.summary.gained_s < _LEAST_GAIN * planned_s:
+            return None
+        found.answers, found.refinements = own.answers, own.refinements
+        self._hand_over(own, found)
+        _give_to_core(self._runtime, found)
+        return found
+
     def _replan_reason(self, summary: StepSummary, key: tuple[int, int], followed: Plan | None) -> str | None:
         if followed is None:
             return "no plan for these ops"
@@ -474,10 +582,17 @@ class PlanCache:
         self.spent_s += job.result.spent_s
         replaced = self._known(job.result.fingerprint, job.result.live_peak_bytes)
         if replaced is not None:
-            job.result.replaces = replaced.summary.plan
-            self._drop(replaced.summary.plan, f"replaced: {job.result.summary.why}")
-        self._keep(job.result)
+            self._hand_over(replaced, job.result)
+        else:
+            self._keep(job.result)
         return job.result
+
+    def _hand_over(self, old: Plan, new: Plan) -> None:
+        """A plan takes the place of another for the same ops."""
+        new.replaces = old.summary.plan
+        new.summary = replace(new.summary, last_step=old.summary.last_step)
+        self._drop(old.summary.plan, f"replaced: {new.summary.why}")
+        self._keep(new)
 
     def _finish(self, made: StepPlan, step: int, why: str) -> Plan:
         program, rows = made.program, made.program.storage_row
@@ -516,6 +631,7 @@ class PlanCache:
             ),
             grams=_grams(made.step.ops.token),
             spent_s=made.spent_s,
+            search_from=made.search_from,
         )
 
     def _add(self, plan: Plan) -> None:
@@ -529,8 +645,14 @@ class PlanCache:
         self._plans[plan.summary.plan] = plan
 
     def _drop(self, plan: int, why: str) -> None:
+        if self._search is not None and self._search.plan.summary.plan == plan:
+            self._abandon_search()
         self._runtime.drop_program(plan)
-        self._gone.append(replace(self._plans.pop(plan).summary, dropped=why))
+        dropped = self._plans.pop(plan)
+        if dropped.policy is not None and dropped.search_from is not None:
+            self._unfinished.append((dropped.policy, dropped.search_from))
+            del self._unfinished[:-_MOST_UNFINISHED]
+        self._gone.append(replace(dropped.summary, dropped=why))
         del self._gone[:-256]
 
 

@@ -135,8 +135,8 @@ class PolicyController:
         policy, self._unstarted = self._unstarted, None
         return policy if policy is self._given else None
 
-    def prefer(self, policy: Policy) -> None:
-        """From now on this is the given one. What is followed changes with :meth:`follow`."""
+    def prefer(self, policy: Policy | None) -> None:
+        """From now on this is the given one, or none is. What is followed changes with :meth:`follow`."""
         self._given = policy
 
     def follow(self, policy: Policy, unmatched: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -28,10 +29,11 @@ from ..errors import BelowFloorError, PolicyError, SessionError
 from ..lifecycle import SessionStage, add_open_session, open_session, open_sessions, remove_open_session
 from ..planner import Draft, Floor, Suggestion, floor, suggest
 from ..planner.constraints import EvictLastByName, evict_last_rows
+from ..planner.generate import worth_searching
 from ..planner.memory import step_op_times
-from ..planner.obey import plan_and_bind
+from ..planner.obey import BoundPlan, plan_and_bind
 from ..planner.process import PlannerInterruptedError, PlannerProcess, PlannerProcessError
-from ..planner.program import Program, compile_program, unreplayable
+from ..planner.program import compile_program, unreplayable
 from ..policy import Link, Policy
 from ..policy.edits import Edit, EditAction
 from ..policy.model import fingerprint
@@ -290,12 +292,16 @@ class Session:
         self._closed = False
         self._reserve = Reserve()
         self._planner = PlannerProcess()
+        # Interrupting a plan must interrupt neither a search nor the ranks' plan.
+        self._searcher, self._ranks_planner = PlannerProcess(), PlannerProcess()
         self._plans = PlanCache(
             self._runtime,
-            lambda log: self._plan_for(log, self._apart),
+            partial(self._plan_for, call=partial(self._apart, self._planner)),
+            partial(self._plan_for, call=partial(self._apart, self._searcher)),
             self._note,
             lambda: self._capacity.limit_bytes,
             self._planner.interrupt,
+            self._searcher.interrupt,
             self._reserve_grows,
         )
         self._noted_change = False
@@ -396,7 +402,8 @@ class Session:
     def _shut(self) -> None:
         """Take back what start() did. May be repeated, and cut short by Ctrl-C at any point."""
         self._plans.abandon()
-        self._planner.close()
+        for planner in (self._planner, self._searcher):
+            planner.close()
         if self._agreement is not None:
             self._agreement.stop()
         for part in reversed(self._hooks):
@@ -663,7 +670,7 @@ class Session:
             self._plans.step_ended(log, summary, least_compute_s)
             if core.time_is_modeled():  # how long planning takes is the machine's
                 self._plans.wait()
-            self._follow(self._plans.get(log.program))
+            self._follow(self._plans.serving(log.program))
             if self._plans.replan_reason and not self._noted_change:  # once: the report's plans say the rest
                 self._note(f"step {summary.index}: {self._plans.replan_reason}; planning for it")
                 self._noted_change = True
@@ -682,9 +689,17 @@ class Session:
             key=lambda: f"{settings}/{self.min_swap_bytes}",
             step_of=self._timed_step,
             link=lambda: self.link,
-            plan=lambda step, link, op_s: self._planned_anew(
-                step, self._capacity.limit_bytes, self._policies.edits, link=link, op_s=op_s
-            )[0],
+            plan=lambda step, link, op_s: (
+                self._planned_anew(
+                    step,
+                    self._capacity.limit_bytes,
+                    self._policies.edits,
+                    link=link,
+                    op_s=op_s,
+                    call=partial(self._apart, self._ranks_planner),
+                ).policy
+            ),
+            interrupt=self._ranks_planner.close,
             note=self._note,
         )
         if joined is None:
@@ -795,7 +810,7 @@ class Session:
         return Policy(self._capacity.limit_bytes, self.link, (), assumed, edits=self._policies.edits)
 
     def _make_policy(self, log: core.StepLog) -> None:
-        """The first plan, made at once: there is none yet that could be followed meanwhile."""
+        """The first plan, made at once: there is none yet that could be followed meanwhile. A better one may follow."""
         if self.capacity_bytes is not None and log.lost_to:
             return  # the next step is tried
         if self.capacity_bytes is not None and log.truncated_ops:
@@ -806,7 +821,9 @@ class Session:
             return
         with self._noting_failure(log):
             if self.capacity_bytes is not None:
-                self._follow(self._plans.force(self._plan_for(log), log.index, "the profiled step"))
+                self._follow(
+                    self._plans.force(self._plan_for(log, quick=True), log.index, "the profiled step")
+                )
             self._stage = SessionStage.STABLE
         self._policies.bound()
 
@@ -819,18 +836,38 @@ class Session:
             self._plans.clear("planning failed")
             self._plans.failed((log.fingerprint, log.live_peak_bytes), log.index, failure)
 
-    def _plan_for(self, log: core.StepLog, call: _Call = _here) -> StepPlan:
-        """The policy for a recorded step, bound to it. Runs in the background too, where ``call`` plans elsewhere."""
-        before_s = time.thread_time() + self._planner.spent_s
-        made = self._planned_for(log, call)
-        return replace(made, spent_s=time.thread_time() + self._planner.spent_s - before_s)
+    def _plan_for(
+        self,
+        log: core.StepLog,
+        *,
+        quick: bool = False,
+        before: Policy | None = None,
+        call: _Call = _here,
+    ) -> StepPlan:
+        """The policy for a recorded step, bound to it. Runs in the background too, where ``call`` plans elsewhere.
 
-    def _apart(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function of the planner in its own process; where there is none, here, beside the training loop."""
+        ``quick`` is for a first plan, from which a search may go on; ``before`` is the policy that another is searched
+        to replace.
+        """
+        before_s = self._spent_s(search=before is not None)
+        quick = quick and not core.time_is_modeled()  # in which planning takes no time
+        made = self._planned_for(log, quick, before, call)
+        if quick and made.policy is not None and made.policy is not self._policies.given:
+            made = replace(made, search_from=log if worth_searching(made.policy) else None)
+        return replace(made, spent_s=self._spent_s(search=before is not None) - before_s)
+
+    def _spent_s(self, *, search: bool) -> float:
+        """Of a processor, by this thread and by the process that plans for it."""
+        return time.thread_time() + (self._searcher if search else self._planner).spent_s
+
+    def _apart(
+        self, planner: PlannerProcess, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Call a function of the planner in a process; where there is none, here, beside the training loop."""
         if core.time_is_modeled():  # in which no other process is
             return function(*args, **kwargs)
         try:
-            return self._planner.call(function, *args, **kwargs)
+            return planner.call(function, *args, **kwargs)
         except PlannerInterruptedError:
             raise
         except PlannerProcessError as error:
@@ -839,19 +876,21 @@ class Session:
                 self._noted_no_process = True
         return function(*args, **kwargs)
 
-    def _planned_for(self, log: core.StepLog, call: _Call) -> StepPlan:
+    def _planned_for(self, log: core.StepLog, quick: bool, before: Policy | None, call: _Call) -> StepPlan:
         log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them
         step = self._device_times.completed(self._journal.trace(log))
         if not self.planning:
             return StepPlan(None, compile_program(self._no_decisions(), step), step)
         try:
-            policy = self._given_for(step)
+            policy = self._given_for(step) if before is None else None
             if policy is not None:
                 return StepPlan(policy, compile_program(policy, step), step)
             if self._measures_link:
                 self.link = self.link.under_load(step)
-            made = self._planned_anew(step, self._capacity.limit_bytes, self._policies.edits, call=call)
-            return StepPlan(*made, step)
+            made = self._planned_anew(
+                step, self._capacity.limit_bytes, self._policies.edits, quick=quick, before=before, call=call
+            )
+            return StepPlan(replace(made.policy, source=step), made.program, step, gained_s=made.gained_s)
         except BelowFloorError as error:
             # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.
             lowest = floor(Trace([step], {"kernels": self._kernels}))
@@ -900,11 +939,13 @@ class Session:
         *,
         link: Link | None = None,
         op_s: np.ndarray | None = None,
+        quick: bool = False,
+        before: Policy | None = None,
         call: _Call = _here,
-    ) -> tuple[Policy, Program]:
+    ) -> BoundPlan:
         """Generated, with what this session can replay, and bound; what is wrong with the edits is noted."""
         known = self._host_times.least(step) if op_s is None else op_s
-        made, program, remarks = call(
+        made: BoundPlan = call(
             plan_and_bind,
             step,
             capacity_bytes,
@@ -917,10 +958,12 @@ class Session:
             rematerialize=self._replay_class,
             refused=self._not_replayed(step),
             host_capacity_bytes=self.host_capacity_bytes,
+            quick=quick,
+            before=None if before is None else replace(before, source=None),
         )
-        for remark in remarks:
+        for remark in made.remarks:
             self._note(remark)
-        return replace(made, source=step), program
+        return made
 
     def _lost_drops(self, policy: Policy, step: StepTrace) -> str | None:
         """How many decisions of a policy cannot be obeyed, since this session cannot replay what they drop; None: none.
@@ -1003,15 +1046,17 @@ class Session:
         if policy.source is not None and policy.assumed.get("fingerprint") != fingerprint(live):
             step = policy_fit.rebound(policy.source, live, self._discovery.labels.id)
         self._capacity.change(capacity_bytes, live.index + 1)
-        self._policies.prefer(policy)
+        unfinished = self._plans.unfinished(policy)
+        self._policies.prefer(policy if unfinished is None else None)
         if (lost := self._lost_drops(policy, step)) is not None:
             self._note(f"the policy {why}: {lost}. Planned anew, with its {len(policy.edits)} edits")
             step = self._device_times.completed(step)
             try:
-                policy, _ = self._planned_anew(step, capacity_bytes, policy.edits)
+                policy = self._planned_anew(step, capacity_bytes, policy.edits).policy
+                policy = replace(policy, source=step)
             except BelowFloorError as error:  # in the middle of a run: eviction manages
                 self._note(f"planning failed: {error}")
-        made = StepPlan(policy, compile_program(policy, step), step)
+        made = StepPlan(policy, compile_program(policy, step), step, search_from=unfinished)
         self._follow(self._plans.force(made, live.index, why))
         self._mark_evict_last(live)
         self._policies.bound()
@@ -1058,6 +1103,17 @@ class Session:
         if self.is_open and self._stage is not SessionStage.WARMUP:
             self._stage = SessionStage.PROFILE  # bind it to the next step's ops
             self._record_makings()
+
+    def policy_to_save(self) -> Policy | None:
+        """The policy in force, or a better one: a search that has not ended is made here, which may take seconds."""
+        policy = self.policy
+        if policy is None or (log := self._plans.unfinished(policy)) is None:
+            return policy
+        with suppress(Exception):  # there is a policy to save, whatever becomes of the search
+            found = self._plan_for(log, before=policy)
+            if found.policy is not None and found.gained_s > 0.0:
+                return found.policy
+        return policy
 
     def enable(self, draft: Draft | Policy) -> None:
         """Use a draft, or a policy, from the next step border on. No number of the run changes.

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hangs import HANGS_AFTER_S
 from torch import nn
 from training import Gpt, Moe, adamw, call_here, raw, reference, state_bytes
 
 import chameleon_lab as cl
 from chameleon_lab.planner import process as planner_process
-from chameleon_lab.planner.process import PlannerProcess
+from chameleon_lab.planner import simulate
+from chameleon_lab.planner.process import PlannerInterruptedError, PlannerProcess
 from chameleon_lab.report.session_report import Report
+from chameleon_lab.run_files import RunFiles
 from chameleon_lab.session import plan_cache
 from chameleon_lab.testing import wait_for_plans
 from chameleon_lab.trace import StepTrace
+from chameleon_lab.util.units import format_seconds
 
 pytestmark = pytest.mark.full
 
@@ -697,6 +703,206 @@ def test_where_no_process_plans_the_plans_come_all_the_same(monkeypatch: pytest.
     assert got == want and report is not None
     assert any(plan.made_from_step >= 12 and plan.followed_steps for plan in report.plans)
     assert sum("beside the training loop" in note and "ended with 3" in note for note in report.notes) == 1
+
+
+class Search:
+    """In the place of the planner's processes: a search goes on until it is interrupted, and other plans are made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.interrupted = threading.Event(), 0
+        self._end = threading.Event()
+        monkeypatch.setattr(PlannerProcess, "call", self._call)
+        monkeypatch.setattr(PlannerProcess, "interrupt", self._interrupt)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if kwargs["before"] is None:
+            return function(*args, **kwargs)
+        end = self._end
+        self.begun.set()
+        assert end.wait(HANGS_AFTER_S)
+        raise PlannerInterruptedError("interrupted")
+
+    def _interrupt(self, *_: Any) -> None:
+        self.interrupted += 1
+        self._end.set()
+        self._end = threading.Event()
+        self.begun.clear()
+
+    def wait_until_begun(self) -> None:
+        """One goes on from here on."""
+        assert self.begun.wait(HANGS_AFTER_S)
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search follows every quick plan, whatever that one costs."""
+    from chameleon_lab.session import session as session_module
+
+    monkeypatch.setattr(session_module, "worth_searching", lambda _: True)
+
+
+def slowly(
+    change: Change, steps: int, capacity: int, each: Callable[[int, cl.Session], None], **settings: Any
+) -> tuple[tuple[list[bytes], dict[str, bytes]], cl.Session]:
+    """Train behind a slow link, on which swapping alone stalls."""
+    torch.manual_seed(0)
+    settings = {
+        "device": "cpu",
+        "link": "100MiB/s",
+        "warmup_steps": 2,
+    } | settings  # an optimizer's first step differs
+    with cl.Session(capacity, **settings) as session:
+        trainer = Trainer(Gpt())
+        session.step()
+        for number in range(steps):
+            change(trainer, number)
+            session.step()
+            each(number, session)
+    return (trainer.losses, state_bytes(trainer.model, trainer.optimizer)), session
+
+
+def wait(_: int, session: cl.Session) -> None:
+    wait_for_plans(session)
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_a_first_plan_is_made_at_once_and_a_search_replaces_it(
+    monkeypatch: pytest.MonkeyPatch, searches: None
+) -> None:
+    monkeypatch.setattr(plan_cache, "_LEAST_GAIN", -math.inf)
+    _, live_peak = reference(Gpt)
+    want, _ = run(rerouted, Gpt, steps=10)
+    got, session = slowly(rerouted, 10, live_peak // 3, wait)
+    report = session.report()
+    assert got == want and max(step.peak_bytes for step in report.history) <= live_peak // 3
+    first, searched = (plan for plan in report.plans if plan.decisions)
+    assert first.why == "the profiled step" and "a search" in first.dropped and first.search_s > 0.0
+    assert [step.plan for step in report.history[3:6]] == [first.plan, *[searched.plan] * 2]
+    assert (searched.fingerprint, searched.made_from_step) == (first.fingerprint, first.made_from_step)
+    assert searched.search_s > 0.0 and f"a search of {format_seconds(searched.search_s)}" in str(report)
+    assert session.policy is session.policy_to_save() is not None
+
+
+def test_what_a_search_has_found_is_in_force_from_the_border_on(
+    monkeypatch: pytest.MonkeyPatch, searches: None
+) -> None:
+    monkeypatch.setattr(plan_cache, "_LEAST_GAIN", -math.inf)
+    _, live_peak = reference(Gpt)
+    seen: list[cl.Policy | None] = []
+
+    def look(number: int, session: cl.Session) -> None:
+        wait_for_plans(session)
+        seen.append(session.policy)
+
+    _, session = slowly(rerouted, 5, live_peak // 3, look)
+    assert seen[1] is not None and seen[2] is not None and seen[1] is not seen[2]
+    assert seen[2] is seen[3] is session.policy_to_save()
+
+
+@pytest.mark.gate
+def test_a_search_that_finds_nothing_better_says_so_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, searches: None
+) -> None:
+    monkeypatch.setattr(plan_cache, "_LEAST_GAIN", math.inf)
+    _, live_peak = reference(Gpt)
+    _, session = slowly(rerouted, 8, live_peak // 3, wait)
+    (first,) = (plan for plan in session.report().plans if plan.decisions)
+    assert first.search_s > 0.0 and first.gained_s == 0.0 and first.followed_steps >= 5 and not first.dropped
+    assert session.report().planning_s > first.search_s
+
+
+def test_a_search_that_fails_is_told_of_and_the_first_plan_goes_on(
+    monkeypatch: pytest.MonkeyPatch, searches: None
+) -> None:
+    def call(_: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if kwargs["before"] is not None:
+            raise MemoryError("made up")
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(PlannerProcess, "call", call)
+    _, live_peak = reference(Gpt)
+    _, session = slowly(rerouted, 8, live_peak // 3, wait)
+    (first,) = (plan for plan in session.report().plans if plan.decisions)
+    assert first.followed_steps >= 5 and not first.dropped
+    assert [note for note in session.report().notes if "failed" in note] == [
+        "the search for a better plan failed, the first one is followed: made up"
+    ]
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_new_ops_need_not_wait_for_the_end_of_a_search(
+    monkeypatch: pytest.MonkeyPatch, searches: None
+) -> None:
+    search = Search(monkeypatch)
+    _, live_peak = reference(Gpt)
+    want, _ = run(larger_batch, Gpt)
+
+    def look(number: int, session: cl.Session) -> None:
+        if number == STEPS // 2 - 1:
+            search.wait_until_begun()
+        if (job := session._plans._job) is not None:
+            job.join()
+
+    got, session = slowly(larger_batch, STEPS, live_peak // 2, look)
+    assert got == want
+    report = session.report()
+    before, after = (plan for plan in report.plans if plan.decisions)
+    assert before.made_from_step < STEPS // 2 < after.made_from_step <= STEPS // 2 + 3
+    assert after.followed_steps > 5 and not before.dropped and report.replan_reason is None
+    assert search.begun.is_set() is False and before.search_s == 0.0, "it has gone on until the session's end"
+
+
+def test_a_search_goes_on_after_a_dry_run(monkeypatch: pytest.MonkeyPatch, searches: None) -> None:
+    search = Search(monkeypatch)
+    _, live_peak = reference(Gpt)
+    quick: list[cl.Policy] = []
+
+    def look(number: int, session: cl.Session) -> None:
+        if number == 3:
+            search.wait_until_begun()
+            assert session.policy is not None
+            quick.append(session.policy)
+            session.dry_run(session.policy.draft().keep(category="gradient"), steps=1, settle=1)
+        elif number == 6:
+            search.wait_until_begun()
+            assert session.policy is quick[0] and session._policies.given is None
+            monkeypatch.setattr(PlannerProcess, "call", call_here)
+            monkeypatch.setattr(plan_cache, "_LEAST_GAIN", -math.inf)
+            session._plans._abandon_search()
+        elif number > 6:
+            wait_for_plans(session)
+
+    _, session = slowly(rerouted, 12, live_peak // 2, look)
+    assert search.interrupted >= 2 and session.policy is not quick[0]
+    assert any("a search" in plan.why and plan.followed_steps for plan in session.report().plans)
+
+
+def test_a_policy_is_saved_when_its_search_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, searches: None
+) -> None:
+    search = Search(monkeypatch)
+    _, live_peak = reference(Gpt)
+    _, session = slowly(rerouted, 5, live_peak // 3, lambda *_: None)
+    first, path = session.policy, tmp_path / "policy.json"
+    assert first is not None and first.source is not None and first.decisions and search.interrupted
+    assert all(plan.search_s == 0.0 for plan in session.report().plans)
+    found = session.policy_to_save()
+    assert found is not None and session.policy is first
+    files = list(RunFiles(policy=path).write(session))
+    assert all(written for written, _ in files) and len(files) == 1 + (found is not first)
+    saved = cl.Policy.load(path)
+    assert saved.decisions == found.decisions
+    old, new = (simulate(first.source, policy, op_times=found.op_times).step_s for policy in (first, saved))
+    assert (new < old) == (found is not first) and new <= old
+
+
+def test_a_host_that_only_a_search_can_plan_for_is_planned_for_at_once() -> None:
+    _, live_peak = reference(Gpt)
+    want, _ = run(rerouted, Gpt, steps=8)
+    got, session = slowly(rerouted, 8, live_peak // 2, wait, host_capacity=2_500_000)
+    assert got == want and session.policy is not None and session.policy.decisions
 
 
 @pytest.mark.parametrize("first", [2, 12])

@@ -60,7 +60,7 @@ def test_ranks_agree_on_one_plan_and_begin_at_one_step(tmp_path: Path) -> None:
             "same": trained == plain(kind, len(trained) - 1),
             "agreed": [(plan.why, plan.made_from_step) for plan in agreed(report)],
             "decisions": [[d.storage, d.gap, d.out_op, d.free_op, d.in_op] for d in policy.decisions],
-            "link": policy.link.out_bytes_per_s,
+            "link": policy.link.out_bytes_per_s, "has_step": policy.source is not None,
             "notes": list(report.notes),
         }
     """,
@@ -70,6 +70,7 @@ def test_ranks_agree_on_one_plan_and_begin_at_one_step(tmp_path: Path) -> None:
         one, other = results[0][kind], results[1][kind]
         assert one["same"] and other["same"], kind
         assert len(one["agreed"]) == 1, one
+        assert one["has_step"] and other["has_step"], "else the policy cannot be edited"
         assert one["agreed"] == other["agreed"] and one["agreed"][0][0] == "agreed by ranks 0, 1", (
             one,
             other,

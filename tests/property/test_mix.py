@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from placements import every_choice, swaps_of
 from synthetic import StepBuilder, random_calls_step, random_step
 
+from chameleon_lab.errors import BelowFloorError
 from chameleon_lab.lab.panel.predicted import predicted_step
 from chameleon_lab.planner import lower_bound, plan, simulate
+from chameleon_lab.planner.generate import worth_searching
 from chameleon_lab.planner.memory import LEAST_SWAP_BYTES, StepMemory, step_memory, step_op_times
 from chameleon_lab.planner.program import (
     DROP,
@@ -312,6 +314,48 @@ def test_mixed_plan_is_deterministic_and_survives_its_file(step: StepTrace, shar
     again = Policy.from_json(policy.to_json())
     assert again == policy
     assert str(simulate(step, again)) == str(simulate(step, policy))
+
+
+@examples(100)
+@given(step=steps, share=st.floats(0, 1), link=st.sampled_from([*LINKS, *SLOW]))
+def test_a_quick_plan_fits_and_costs_no_more_than_swapping_alone(
+    step: StepTrace, share: float, link: Link
+) -> None:
+    capacity, times = capacity_of(step, share), step.ops.duration_s
+    quick = plan(step, capacity, link, op_times=times, rematerialize=True, quick=True)
+    assert plan(step, capacity, link, op_times=times, rematerialize=True, quick=True) == quick
+    swapping = plan(step, capacity, link, op_times=times)
+    assert plan(step, capacity, link, op_times=times, quick=True) == swapping
+    found, alone = (simulate(step, policy, op_times=times) for policy in (quick, swapping))
+    assert found.fits and found.step_s <= alone.step_s + 1e-6 * (1.0 + step.duration_s)
+    if not worth_searching(quick):
+        assert plan(step, capacity, link, op_times=times, rematerialize=True).decisions == quick.decisions
+
+
+@examples(100)
+@given(step=steps, share=st.floats(0, 1), link=st.sampled_from(SLOW), host_share=st.floats(0.05, 1))
+def test_where_there_is_a_plan_for_both_memories_there_is_a_quick_one(
+    step: StepTrace, share: float, link: Link, host_share: float
+) -> None:
+    host_bytes = max(1, int(host_share * step.live_peak_bytes))
+
+    def planned(quick: bool) -> Policy | None:
+        try:
+            return plan(
+                step,
+                capacity_of(step, share),
+                link,
+                op_times=step.ops.duration_s,
+                rematerialize=True,
+                host_capacity_bytes=host_bytes,
+                quick=quick,
+            )
+        except BelowFloorError:
+            return None
+
+    searched, quick = planned(False), planned(True)
+    assert (quick is None) == (searched is None)
+    assert quick is None or simulate(step, quick, op_times=step.ops.duration_s).fits
 
 
 @examples(100)

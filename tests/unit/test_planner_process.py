@@ -50,10 +50,11 @@ def has_ended(pid: int) -> bool:
 
 def test_its_plan_is_the_one_that_would_be_made_here(planner: PlannerProcess) -> None:
     capacity, edits = int(1.5 * floor(STEP).bytes), (Edit(EditAction.KEEP, "nothing"),)
-    policy, program, remarks = planner.call(plan_and_bind, STEP, capacity, LINK, edits, rematerialize=True)
+    made = planner.call(plan_and_bind, STEP, capacity, LINK, edits, rematerialize=True)
+    policy, program = made.policy, made.program
     here, remarks_here = plan_obeying(STEP, capacity, LINK, edits, rematerialize=True)
     assert policy.source is None and dataclasses.replace(policy, source=STEP) == here and policy.decisions
-    assert policy.findings == here.findings and remarks == remarks_here != []
+    assert policy.findings == here.findings and list(made.remarks) == remarks_here != []
     bound = compile_program(here, STEP)
     for name in ("storage_row", "uses_op", "action_op", "action_kind", "action_storage"):
         assert np.array_equal(getattr(program, name), getattr(bound, name)), name
@@ -78,7 +79,8 @@ def test_it_has_no_torch_and_what_is_printed_there_harms_no_answer(planner: Plan
 
 def test_ctrl_c_is_the_loop_s_and_so_is_the_processor(planner: PlannerProcess) -> None:
     pid = planner.call(os.getpid)
-    assert planner.call(os.getsid, 0) == pid
+    assert planner.call(os.getpgid, 0) == pid
+    assert planner.call(os.getsid, 0) == os.getsid(0), "else its priority may not count"
     assert planner.call(signal.getsignal, signal.SIGINT) == signal.SIG_IGN
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     assert planner.call(os.getpriority, os.PRIO_PROCESS, 0) == min(ours + 10, 19)

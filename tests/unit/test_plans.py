@@ -94,7 +94,7 @@ def test_a_plan_is_made_again_where_its_ops_have_taken_less_time_before(
 ) -> None:
     jobs: list[Any] = []
     monkeypatch.setattr(plan_cache, "_Job", lambda *arguments: jobs.append(arguments))
-    known = plan_cache.PlanCache(Core(), lambda log: None, lambda text: None, lambda: 100)  # type: ignore[arg-type, return-value]
+    known = plan_cache.PlanCache(Core(), lambda log: None, lambda log: None, lambda text: None, lambda: 100)  # type: ignore[arg-type, return-value]
     own: Any = SimpleNamespace(
         policy=SimpleNamespace(predicted={"step_s": 0.110, "stall_s": 0.005, "replay_s": 0.005}),
         summary=SimpleNamespace(followed_steps=1 if steps == 1 else 20),
