@@ -3,7 +3,8 @@
 The first part takes recorded steps of real training, mutates them, and counts which triggers of a policy would fire in
 their place (see :mod:`benchmarks.mutations`). The second trains at a third of the peak while lengths, layers, routes,
 batches or the loop change, each beside plain PyTorch, beside the same steps once more in the same session (every
-sequence is known by then: the oracle), and beside the paper's gate with profiling anew.
+sequence is known by then: the oracle), and beside the paper's gate with profiling anew. The
+third is :mod:`benchmarks.beside_planning`.
 
     python -m benchmarks.adapt --json FILE [--only TEXT] [--seeds N] [--steps N] [--rounds N] [--threads N] [--quick]
 """
@@ -28,7 +29,7 @@ from chameleon_lab.report.session_report import Report, StepSummary
 from chameleon_lab.runtime import core
 from chameleon_lab.session.plan_cache import PlanCache
 
-from . import measure, mutations
+from . import beside_planning, measure, mutations
 from .measure import median, progress, yes
 from .models import GPT
 
@@ -357,9 +358,8 @@ class Scenario:
             oracle = self._run(trainer, session)
             report = session.report()
         with self._session(capacity) as session:
-            session._plans = GatePlanCache(
-                session._runtime, session._plan_for, session._note, lambda: capacity
-            )
+            make = session._plan_for
+            session._plans = GatePlanCache(session._runtime, make, make, session._note, lambda: capacity)
             session.step()
             gate = self._run(self._trainer(), session)
         return Round(ours, oracle, gate, middle, report)
@@ -448,11 +448,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     environment = measure.environment(vars(options))
     mutated: list[dict[str, Any]] = []
     live: list[dict[str, Any]] = []
+    planning: list[dict[str, Any]] = []
 
     def write() -> None:
         if options.json:
-            document = {"benchmark": "adapt", "environment": environment, "mutations": mutated, "live": live}
-            measure.write_json(options.json, document)
+            rows = {"mutations": mutated, "live": live, "planning": planning}
+            measure.write_json(options.json, {"benchmark": "adapt", "environment": environment} | rows)
 
     for case in ("gpt2", "llama", "moe"):
         if options.only.lower() in case:
@@ -469,6 +470,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             )
             write()
+    steps, rounds = options.steps or (12 if options.quick else 60), 2 if options.quick else 10
+    for row in beside_planning.measured(options.only, steps, rounds, options.quick):
+        planning.append(row)
+        write()
     if mutated:
         print(measure.table(MUTATION_HEADERS, [mutation_row(row) for row in mutated], left=2))
         print(
@@ -484,11 +489,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "Known, at once: steps of a kind seen before that follow another kind, "
             "and how many are settled at once; in\nbrackets, how many of the oracle's are."
         )
+    if planning:
+        print(measure.table(beside_planning.HEADERS, [beside_planning.printed(row) for row in planning]))
+        print(beside_planning.ABOUT)
     print(f"\n{measure.device_line(environment)}")
     if options.json:
         print(f"Written to {options.json}")
     kept = ("bit_identical", "oracle_bit_identical", "gate_bit_identical", "within_capacity")
-    return 0 if all(row[promise] for row in live for promise in kept) else 1
+    rows = [*([row[promise] for promise in kept] for row in live), [row["bit_identical"] for row in planning]]
+    return 0 if all(promise for row in rows for promise in row) else 1
 
 
 if __name__ == "__main__":

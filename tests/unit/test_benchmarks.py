@@ -199,7 +199,7 @@ def test_planner_writes_what_it_prints(tmp_path, capsys):
 
 
 def test_planner_sees_what_must_not_be():
-    def row(bound, mixed=0.1, **stalls):
+    def row(bound, mixed=0.1, first=0.1, **stalls):
         rules = {
             name: {"fits": stall is not None, "stall_share": stall, "peak_bytes": 2}
             for name, stall in stalls.items()
@@ -207,12 +207,13 @@ def test_planner_sees_what_must_not_be():
         values = {"model": "m", "percent": 50, "capacity_bytes": 1, "feasible": True, "rules": rules}
         mixed = {"fits": mixed is not None, "overhead_share": mixed or 0.0, "peak_bytes": 3}
         bounds = {"bound": {"stall_share": bound}, "mixed_bound": {"stall_share": 0.05}}
-        return values | bounds | {"mixed": mixed, "wanted": 0.05}
+        return values | bounds | {"mixed": mixed, "first": {"overhead_share": first}, "wanted": 0.05}
 
     assert planner.faults([row(0.1, ours=0.1, greedy=0.2, naive=None)]) == []
     assert "stalls less" in planner.faults([row(0.1, ours=0.2, greedy=0.1)])[0]
     assert "beats the bound" in planner.faults([row(0.2, ours=0.1)])[0]
-    assert "costs more" in planner.faults([row(0.1, mixed=0.2, ours=0.1)])[0]
+    assert "mixed plan costs more than the first" in planner.faults([row(0.1, mixed=0.2, ours=0.1)])[0]
+    assert "first plan costs more than swapping" in planner.faults([row(0.1, first=0.2, ours=0.1)])[0]
     assert "mixed plan beats its bound" in planner.faults([row(0.1, mixed=0.01, ours=0.1)])[0]
     assert "mixed plan takes 3 of 1 bytes" in planner.faults([row(0.1, mixed=None, ours=0.1)])[0]
     assert planner.missed([row(0.1, mixed=0.04, ours=0.1)]) == []
