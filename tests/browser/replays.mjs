@@ -53,7 +53,7 @@ await inLab(async (page, picture) => {
   await panel.getByRole('tab', { name: 'Replays' }).click();
   found.listed = await panel.locator('.cl-tables tbody tr').count();
   await panel.locator('.cl-tables tbody tr', { hasText: '↻' }).first().click(); // not a declined drop
-  await panel.locator('.cl-events').getByText('Made again by').waitFor();
+  await panel.locator('.cl-events').getByText('Made again by').first().waitFor(); // a storage may be dropped twice
   found.drawn = await look(({ model: { scene, selected } }) => [
     scene.replays,
     scene.declined,
