@@ -8,8 +8,6 @@ sessions do: steps beside a search and steps beside none, in pairs.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -158,18 +156,6 @@ class _Training:
         return [self.step() for _ in range(count)]
 
 
-@contextmanager
-def busy(count: int) -> Iterator[None]:
-    """Processes that never rest."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-
-
 class _Searches:
     """Makes one plan after another in a block's time, in the way in which a session's search does."""
 
@@ -215,7 +201,7 @@ def row_of(case: Case, others: int, steps: int, rounds: int, tiny: bool) -> dict
     peak_bytes, lowest = recorded.peak_bytes, recorded.floor
     settings: dict[str, Any] = {"device": "cpu", "link": f"{int(LINK_PEAKS * peak_bytes / plain_s)}B/s"}
     capacity_bytes = max(int(SHARE * peak_bytes), int(1.5 * lowest.bytes) if lowest else 0)
-    with busy(others):
+    with measure.busy(others):
         with cl.Session(capacity_bytes, **settings) as session:
             as_it_comes = _Training(case, tiny)
             step_s = as_it_comes.steps(steps)

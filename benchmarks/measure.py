@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,22 @@ SETTLING_STEPS = 20
 
 MEMORY_STEPS = 2
 """Steps after the timed ones in which process memory is sampled: the sampler would disturb the timing."""
+
+
+# ------------------------------------------------------------------------------------------------------ other processes
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Inside, so many processes do nothing but compute."""
+    command = [sys.executable, "-c", f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(10**6))"]
+    others = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 # ------------------------------------------------------------------------------------------------------ process memory

@@ -6,17 +6,17 @@ the kernel that is chosen for it, and what comes first on who else computes. Eve
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+
+from benchmarks.measure import busy
 
 from .outcome import Outcome
 from .pool import ROOT, Options
@@ -74,7 +74,7 @@ def check(case: str, options: Options) -> Outcome:
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | setting.environment
     if not torch.cpu._is_avx2_supported() and environment.get("ATEN_CPU_CAPABILITY") == "avx2":
         del environment["ATEN_CPU_CAPABILITY"]  # PyTorch would obey it, and crash
-    with _busy(setting.busy):
+    with busy(setting.busy):
         tests = _TESTS_OF_SHARE if options.share else _WHOLE
         problem = _run([*command, *tests], environment, folder / "output.txt")
     found = list(ET.parse(results).iter("testcase")) if results.exists() else []
@@ -111,16 +111,3 @@ def _run(command: list[str], environment: dict[str, str], output: Path) -> str:
 
 def _end_of(output: Path) -> str:
     return output.read_text(errors="replace")[-500:]
-
-
-@contextlib.contextmanager
-def _busy(count: int) -> Iterator[None]:
-    """Inside, so many processes do nothing but compute."""
-    command = [sys.executable, "-c", f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(10**6))"]
-    others = [subprocess.Popen(command) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
