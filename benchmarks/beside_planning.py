@@ -224,7 +224,7 @@ def row_of(case: Case, others: int, steps: int, rounds: int, tiny: bool) -> dict
         "about": case.about,
         "busy": others,
         "capacity_bytes": capacity_bytes,
-        "bit_identical": _same(plain, as_it_comes) and _same(as_it_comes, paired),
+        "same_losses": _same(plain, as_it_comes) and _same(as_it_comes, paired),
         "ops": report.newest.ops,
         "plain_s": plain_s,
         **_as_it_came(step_s, report),
@@ -266,7 +266,7 @@ def _as_it_came(step_s: Sequence[float], report: cl.Report) -> dict[str, Any]:
 
 
 HEADERS = (
-    "model", "busy", "ops", "same bits", "plain ms", "planning at once", "worst of its plan", "first plan ms",
+    "model", "busy", "ops", "same loss", "plain ms", "planning at once", "worst of its plan", "first plan ms",
     "last plan ms", "a search s", "beside/alone", "worst beside", "worst alone",
 )  # fmt: skip
 
@@ -277,7 +277,7 @@ def printed(row: dict[str, Any]) -> list[str]:
         row["model"],
         str(row["busy"]),
         str(row["ops"]),
-        measure.yes(row["bit_identical"]),
+        measure.yes(row["same_losses"]),
         measure.milliseconds(row["plain_s"]),
         f"{row['first_planning_over_step']:.2f}",
         f"{row['worst_of_its_plan']:.2f}",

@@ -322,10 +322,10 @@ class PlanCache:
         self._newest = key
         self._pause = max(0, self._pause - 1)
         arrived = self._collect(log.index)
-        searched = self._collect_search()
+        self._collect_search()
         own = self._known(*key)
         if own is not None:
-            if own.summary.made_from_step < log.index and own is not arrived and own is not searched:
+            if own.summary.made_from_step < log.index and own is not arrived:
                 self._next_pause = 0  # plans are worth their making: sequences come again
             steps = own.summary.followed_steps + (log.program == own.summary.plan)
             own.summary = replace(own.summary, followed_steps=steps, last_step=log.index)
@@ -500,26 +500,23 @@ class PlanCache:
         key = own.fingerprint, own.live_peak_bytes
         self._search = _Search(own, log, _Job(self._runtime, make, key, gives_to_core=False))
 
-    def _collect_search(self) -> Plan | None:
+    def _collect_search(self) -> None:
         """Take over what the search has found, if it has ended and that is worth it."""
         search = self._search
         if search is None or search.given_up or not search.job.done:
-            return None
+            return
         self._search, own, found = None, search.plan, search.job.result
         if found is None:
             self._note(f"the search for a better plan failed, the first one is followed: {search.job.error}")
-            return None
+            return
         self.spent_s += found.spent_s
-        if self._plans.get(own.summary.plan) is not own:
-            return None
         own.summary = replace(own.summary, search_s=found.summary.search_s)
         planned_s = found.policy.predicted["step_s"] if found.policy is not None else math.inf
         if found.summary.gained_s < _LEAST_GAIN * planned_s:
-            return None
+            return
         found.answers, found.refinements = own.answers, own.refinements
         self._hand_over(own, found)
         _give_to_core(self._runtime, found)
-        return found
 
     def _replan_reason(self, summary: StepSummary, key: tuple[int, int], followed: Plan | None) -> str | None:
         if followed is None:

@@ -852,8 +852,6 @@ class Session:
         before_s = self._spent_s(search=before is not None)
         quick = quick and not core.time_is_modeled()  # in which planning takes no time
         made = self._planned_for(log, quick, before, call)
-        if quick and made.policy is not None and made.policy is not self._policies.given:
-            made = replace(made, search_from=log if worth_searching(made.policy) else None)
         return replace(made, spent_s=self._spent_s(search=before is not None) - before_s)
 
     def _spent_s(self, *, search: bool) -> float:
@@ -890,7 +888,13 @@ class Session:
             made = self._planned_anew(
                 step, self._capacity.limit_bytes, self._policies.edits, quick=quick, before=before, call=call
             )
-            return StepPlan(replace(made.policy, source=step), made.program, step, gained_s=made.gained_s)
+            return StepPlan(
+                replace(made.policy, source=step),
+                made.program,
+                step,
+                gained_s=made.gained_s,
+                search_from=log if quick and worth_searching(made.policy) else None,
+            )
         except BelowFloorError as error:
             # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.
             lowest = floor(Trace([step], {"kernels": self._kernels}))
