@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -286,11 +286,41 @@ def _schema(pa: Any, version: int = VERSION) -> pyarrow.Schema:
 
 def _row(pa: Any, step: StepTrace, schema: pyarrow.Schema) -> pyarrow.Table:
     """A step as a table of one row."""
-    columns: list[Any] = [
-        pa.array([getattr(step, name)], type=schema.field(name).type) for name in (*_SCALARS, *_DICTIONARIES)
-    ]
+    columns = []
+    for name, kind in _SCALARS.items():
+        value = getattr(step, name)
+        columns.append(
+            _strings(pa, [value])
+            if kind == "string"
+            else _numbers(pa, np.array([value], kind), schema.field(name).type)
+        )
+    columns += [_list_of(pa, _strings(pa, getattr(step, name)), schema.field(name)) for name in _DICTIONARIES]
     columns += [_list_column(pa, getattr(step, name), name, schema) for name in TABLES]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+# Made of their buffers: `pyarrow.array` imports pandas, where that is installed, which takes most of a second of the
+# training that goes on beside it.
+
+
+def _numbers(pa: Any, values: np.ndarray, kind: pyarrow.DataType) -> pyarrow.Array:
+    """Numbers, or truth values, of the dtype that ``kind`` stands for, shape (N,)."""
+    count = len(values)
+    if values.dtype == bool:
+        values = np.packbits(values, bitorder="little")
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _strings(pa: Any, texts: Sequence[str]) -> pyarrow.StringArray:
+    encoded = [text.encode() for text in texts]
+    begins = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(begins), pa.py_buffer(b"".join(encoded)))
+
+
+def _list_of(pa: Any, values: pyarrow.Array, field: pyarrow.Field) -> pyarrow.ListArray:
+    """All values as one entry of a list column."""
+    ends = pa.py_buffer(np.array([0, len(values)], np.int32))
+    return pa.ListArray.from_buffers(field.type, 1, [None, ends], children=[values])
 
 
 def _value_counts(row: pyarrow.Table) -> list[int]:
@@ -312,15 +342,17 @@ def _list_column(pa: Any, table: StepTable, name: str, schema: pyarrow.Schema) -
     arrays = []
     for key, column in table.declared().items():
         values = np.asarray(getattr(table, key))
+        if values.ndim != 1:
+            raise TraceError(f"column {name}.{key} has the shape {values.shape}, and not one value a row")
         try:
             fitting = values.astype(column.dtype, casting="same_kind")
         except TypeError as error:
             raise TraceError(
                 f"column {name}.{key} is {values.dtype}, which does not fit {column.dtype}"
             ) from error
-        arrays.append(pa.array(fitting, type=struct_type.field(key).type))
+        arrays.append(_numbers(pa, fitting, struct_type.field(key).type))
     structs = pa.StructArray.from_arrays(arrays, fields=list(struct_type))
-    return pa.ListArray.from_arrays(pa.array([0, len(table)], type=pa.int32()), structs)
+    return _list_of(pa, structs, schema.field(name))
 
 
 def _tables(column: Any, name: str, header: _Header) -> list[StepTable]:

@@ -52,6 +52,19 @@ def test_import_waits_for_what_is_asked_of_it() -> None:
     assert loaded.splitlines()[1] == "module 'chameleon_lab' has no attribute 'nothing'"
 
 
+def test_saving_a_trace_imports_no_pandas(tmp_path: Path) -> None:
+    """It takes most of a second, which a training would wait for that saves its newest steps."""
+    loaded = run(
+        "import sys\n"
+        "sys.path.insert(0, 'tests/unit')\n"
+        "from synthetic import gpt_step\n"
+        "from chameleon_lab.trace import Trace\n"
+        f"Trace([gpt_step(layers=2)], {{}}).save({str(tmp_path / 'trace.parquet')!r})\n"
+        "print(*sys.modules)\n"
+    ).split()
+    assert "pyarrow.parquet" in loaded and "pandas" not in loaded
+
+
 def test_what_scripts_tell_torch_is_noted_from_the_import_on() -> None:
     """Before a session is asked for: it could hang where an observer of out-of-memory is attached."""
     said = run(

@@ -515,6 +515,9 @@ def test_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
     bad = dataclasses.replace(step, ops=dataclasses.replace(step.ops, name=step.ops.name + 0.5))
     with pytest.raises(TraceError, match=r"column ops\.name is float64, which does not fit int32"):
         Trace([bad]).save(path)
+    bad = dataclasses.replace(step, ops=dataclasses.replace(step.ops, name=np.stack([step.ops.name] * 2, 1)))
+    with pytest.raises(TraceError, match=r"column ops\.name has the shape \(\d+, 2\)"):
+        Trace([bad]).save(path)
     assert_same(Trace.load(path), Trace([rich_step()], META))
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.parquet"]
 
