@@ -46,9 +46,13 @@ class PlannerProcess:
 
     It begins with the first call, and ends with :meth:`close`, or when the process that it belongs to has ended in
     whatever way. In a forked child there is none.
+
+    Args:
+        tell: called with the reason before :meth:`call_or_run` runs a function in its caller's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[str], None] = lambda why: None) -> None:
+        self._tell = tell
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner: int | None = None
@@ -77,10 +81,31 @@ class PlannerProcess:
                     raise PlannerInterruptedError("interrupted") from None
                 self.interrupt()
                 raise PlannerProcessError(f"the planner's process ended with {process.returncode}") from error
+            except BaseException:  # Ctrl-C: its answer must not be taken for the next call's
+                self.interrupt()
+                raise
         self.spent_s += spent_s
         if returned:
             return cast(T, found)
         raise found
+
+    def call_or_run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """:meth:`call`; where there is no process, the caller's thread runs the function.
+
+        Raises what the function raises, and PlannerInterruptedError.
+        """
+        try:
+            return self.call(function, *args, **kwargs)
+        except PlannerInterruptedError:
+            raise
+        except PlannerProcessError as error:
+            self._tell(str(error))
+        return function(*args, **kwargs)
+
+    def start(self) -> None:
+        """Begin now, so that the next call need not wait for it."""
+        with suppress(PlannerProcessError):
+            self.call(int)
 
     def interrupt(self) -> None:
         """End what runs there now, in whichever thread it is waited for. The next call begins anew."""

@@ -32,7 +32,7 @@ from ..planner.constraints import EvictLastByName, evict_last_rows
 from ..planner.generate import worth_searching
 from ..planner.memory import step_op_times
 from ..planner.obey import BoundPlan, plan_and_bind
-from ..planner.process import PlannerInterruptedError, PlannerProcess, PlannerProcessError
+from ..planner.process import PlannerProcess
 from ..planner.program import compile_program, unreplayable
 from ..policy import Link, Policy
 from ..policy.edits import Edit, EditAction
@@ -291,9 +291,10 @@ class Session:
         """Called in the loop's own thread when a step has ended."""
         self._closed = False
         self._reserve = Reserve()
-        self._planner = PlannerProcess()
         # Interrupting a plan must interrupt neither a search nor the ranks' plan.
-        self._searcher, self._ranks_planner = PlannerProcess(), PlannerProcess()
+        self._planner, self._searcher, self._ranks_planner = (
+            PlannerProcess(self._note_no_process) for _ in range(3)
+        )
         self._plans = PlanCache(
             self._runtime,
             partial(self._plan_for, call=partial(self._apart, self._planner)),
@@ -864,15 +865,12 @@ class Session:
         """Call a function of the planner in a process; where there is none, here, beside the training loop."""
         if core.time_is_modeled():  # in which no other process is
             return function(*args, **kwargs)
-        try:
-            return planner.call(function, *args, **kwargs)
-        except PlannerInterruptedError:
-            raise
-        except PlannerProcessError as error:
-            if not self._noted_no_process:
-                self._note(f"plans are made beside the training loop, which takes longer: {error}")
-                self._noted_no_process = True
-        return function(*args, **kwargs)
+        return planner.call_or_run(function, *args, **kwargs)
+
+    def _note_no_process(self, why: str) -> None:
+        if not self._noted_no_process:
+            self._note(f"plans are made beside the training loop, which takes longer: {why}")
+            self._noted_no_process = True
 
     def _planned_for(self, log: core.StepLog, quick: bool, before: Policy | None, call: _Call) -> StepPlan:
         log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them

@@ -154,6 +154,19 @@ def test_what_cannot_be_read_here_is_no_answer_to_the_next_call(planner: Planner
     assert planner.call(math.sqrt, 16.0) == 4.0
 
 
+def test_the_answer_of_a_call_that_ctrl_c_has_ended_is_no_answer_to_the_next_one(
+    planner: PlannerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process.pickle, "load", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            planner.call(math.sqrt, 16.0)
+    assert planner.call(math.sqrt, 4.0) == 2.0
+
+
 @pytest.mark.parametrize("why", ["no program", "no process"])
 def test_where_none_can_be_started_it_says_why(
     why: str, planner: PlannerProcess, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +180,18 @@ def test_where_none_can_be_started_it_says_why(
         monkeypatch.setattr(process.subprocess, "Popen", refuse)
     with pytest.raises(PlannerProcessError, match="sys.executable|temporarily unavailable"):
         planner.call(os.getpid)
+    planner.start()
+    told: list[str] = []
+    other = PlannerProcess(told.append)
+    assert other.call_or_run(os.getpid) == os.getpid()
+    assert len(told) == 1 and ("sys.executable" in told[0] or "temporarily unavailable" in told[0])
+    with pytest.raises(ValueError, match="invalid literal") as error:
+        other.call_or_run(int, "four")
+    assert error.value.__context__ is None
+    monkeypatch.undo()
+    told.clear()
+    assert other.call_or_run(os.getpid) != os.getpid() and not told
+    other.close()
 
 
 @pytest.mark.full
