@@ -281,6 +281,7 @@ class Lab:
         for _ in range(5):
             self.train()
         self.sources = Sources()
+        self._left.callback(self.sources.close)
         self.messages = self._messages()
         return self
 

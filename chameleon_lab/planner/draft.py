@@ -216,10 +216,13 @@ class Draft:
 
         Raises BelowFloorError if no policy fits the capacity; EditsUnreachableError if it is the edits' fault.
         """
+        return self.base if self.is_base else self._planned()
+
+    @property
+    def is_base(self) -> bool:
+        """Does it stand for the base itself? Nothing was changed then, and the step is the base's own."""
         unchanged = self._edits == self.base.edits and self.step is self.base.source
-        if unchanged and self.base.is_current and not self.base.disobeyed:
-            return self.base
-        return self._planned()
+        return unchanged and self.base.is_current and not self.base.disobeyed
 
     def planned_anew(self) -> Policy:
         """:meth:`policy`, but planned on the draft's op times where nothing was changed too.

@@ -1,8 +1,10 @@
 """The policy editor beside a session that trains: dry runs, enabling and rolling back from another thread."""
 
+import os
 import statistics
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -69,7 +71,9 @@ def steady():
 def loop(steady):
     _, live_peak = reference(Gpt, steps=STEPS)
     with cl.Session(capacity=live_peak // 2) as session:
-        yield Loop(session)
+        loop = Loop(session)
+        yield loop
+        loop.sources.close()
 
 
 def kept_in_force(session):
@@ -209,9 +213,10 @@ def test_predictions_move_on_with_the_run_and_all_use_the_same_op_times(loop, mo
     for _ in range(4):
         loop.step()
     assert loop.panel(loop.sources.draft_news)[loop.sources.session()[0]] > news
-    state = loop.exact(editor)
     recorded = loop.session.recorded_steps()
-    assert state["clock"] != first["clock"] and state["clock"].endswith(f"to {recorded[-1]}")
+    until(lambda: loop.panel(editor.state)["clock"].endswith(f"to {recorded[-1]}"))
+    state = loop.exact(editor)
+    assert state["clock"] != first["clock"]
     assert state["staged"] == 1 and state["can_undo"], "the draft stays what it was"
     times = [step_op_times(loop.session.recorded_step(index)) for index in recorded]
     assert state["compute_s"] == pytest.approx(float(np.median(times, axis=0).sum()))
@@ -220,6 +225,44 @@ def test_predictions_move_on_with_the_run_and_all_use_the_same_op_times(loop, mo
         assert side.says == state["clock"]
         for name in ("step_s", "stall_s", "overlap"):
             assert side.figures[name] == pytest.approx(figures[name])
+
+
+def test_no_answer_waits_for_what_the_planner_is_doing(loop, monkeypatch, tmp_path):
+    """For a plan of another draft, say, or for figures on newer op times: both follow."""
+    monkeypatch.setattr(editing, "_REST_S", 0.0)
+    monkeypatch.setattr(editing, "_REST_SHARE", 0.0)
+    for _ in range(3):
+        loop.step()
+    editor = loop.editor()
+    key = loop.panel(editor.page, "swap", "bytes", True, 0, MAX_ROWS)["rows"][0]["storage"]
+    until(lambda: not editor._worker.is_at_work)
+    first, pipe = loop.panel(editor.state), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    busy = threading.Thread(target=loop.sources._planner.call, args=(Path.read_text, pipe))
+    busy.start()
+    writes = pipe.open("w")  # the process reads by now
+    loop.step()
+    assert loop.panel(editor.state)["clock"] == first["clock"]
+    loop.panel(editor.edit, "add", [{"action": "keep", "storage": key}], -1)
+    state = loop.panel(editor.state)
+    assert not state["exact"] and state["fits"] and state["clock"] == first["clock"]
+    writes.close()
+    busy.join(HANGS_AFTER_S)
+    assert loop.exact(editor)["staged"] == 1
+    until(lambda: loop.panel(editor.state)["clock"] != first["clock"])
+
+
+def test_a_draft_that_has_got_another_plan_is_planned_for_once(loop):
+    for _ in range(3):
+        loop.step()
+    editor = loop.editor()
+    old = editor._worker
+    loop.panel(editor.rebase)
+    assert editor._worker is not old
+    old.want(())
+    old.curve(editor._opening, True)
+    old.wake()
+    assert not old.is_at_work
 
 
 def test_a_dry_run_that_waits_for_steps_can_be_stopped(loop):

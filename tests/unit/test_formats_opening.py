@@ -105,6 +105,7 @@ def test_the_panel_opens_draws_and_does_not_plan_them(tmp_path: Path) -> None:
             view = {"axis": "time", "start": 0.0, "end": 1.0, "width": 400, "height": 100, "rows": rows}
             assert "code" not in ask(sources, "view", **drawn, **view)
         until(lambda: "can't plan" in str(ask(sources, "draft", source=source, rebase=False)))  # noqa: B023
+    sources.close()
     found = trace_files(str(tmp_path))
     assert {"oom.pickle", "gpu.json", "bare.json"} == set(found)
 

@@ -63,7 +63,7 @@ def test_news_comes_by_itself_as_an_answer_to_the_opening(line):
 
 
 def test_unchanged_status_is_not_told_again_but_a_new_panel_hears_it(line, monkeypatch):
-    monkeypatch.setattr(lab_comm, "_NEWS_EVERY_S", 0.01)
+    monkeypatch.setattr(lab_comm, "NEWS_EVERY_S", 0.01)
     looks, looked = [], threading.Event()
     mark = line.sources.mark
 

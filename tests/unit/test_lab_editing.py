@@ -1,8 +1,10 @@
 """The policy editor's side in the kernel, on a trace file's step; integration tests run it beside a session."""
 
 import json
+import sys
 import threading
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from chameleon_lab.lab.panel.editing import DraftEditor
 from chameleon_lab.lab.panel.protocol import MAX_ROWS, VERSION, ProtocolError
 from chameleon_lab.lab.panel.sources import Sources
 from chameleon_lab.planner import floor
+from chameleon_lab.planner.process import PlannerProcess
+from chameleon_lab.planner.sweep import POINTS
 from chameleon_lab.policy import Edit, EditAction, Policy
 from chameleon_lab.trace import Trace
 from chameleon_lab.trace.unnamed import REASONS
@@ -29,9 +33,23 @@ META = {
 }
 
 
+PLANNER = PlannerProcess()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def planner_process():
+    """One for all of these tests."""
+    yield
+    PLANNER.close()
+
+
+def draft_editor(step=STEP, meta=META, news=lambda: None, planner=PLANNER):
+    return DraftEditor("file:a.parquet", None, step, meta, planner, news)
+
+
 @pytest.fixture
 def editor():
-    editor = DraftEditor("file:a.parquet", None, STEP, META, lambda: None)
+    editor = draft_editor()
     opened(editor)
     return editor
 
@@ -185,7 +203,7 @@ def test_edits_that_are_none_are_refused_and_change_nothing(editor, change, edit
 
 def test_a_slow_plan_is_estimated_first_and_told_to_be(monkeypatch):
     told = []
-    editor = DraftEditor("file:a.parquet", None, STEP, META, lambda: told.append(1))
+    editor = draft_editor(news=lambda: told.append(1))
     opened(editor)
     monkeypatch.setattr(plan_worker, "_AT_ONCE_S", 0.0)
     plans = editor._worker.plan
@@ -205,12 +223,38 @@ def test_a_slow_plan_is_estimated_first_and_told_to_be(monkeypatch):
     assert state["draft"]["peak_bytes"] <= CAPACITY
 
 
+def test_nothing_of_a_draft_is_planned_where_the_training_goes_on(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("planned in the kernel")
+
+    for name in ("planner.draft", "planner.sweep", "lab.panel.planned"):
+        monkeypatch.setattr(import_module(f"chameleon_lab.{name}"), "plan", refuse)
+    editor = draft_editor()
+    opened(editor)
+    storage = swapped_rows(editor)[0]["storage"]
+    editor.edit("add", [{"action": "keep", "storage": storage}], -1)
+    assert planned(editor)["fits"]
+    assert effects(editor, storage)
+    editor.curve(True)
+    assert len(whole_curve(editor)["points"]) == POINTS
+
+
+def test_where_no_process_can_be_started_a_draft_is_planned_all_the_same(editor, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "")
+    other = draft_editor(planner=PlannerProcess())
+    assert opened(other)["draft"] == editor.state()["draft"]
+    edit = {"action": "keep", "storage": swapped_rows(editor)[0]["storage"]}
+    for each in (editor, other):
+        each.edit("add", [edit], -1)
+    assert planned(other)["draft"] == planned(editor)["draft"]
+
+
 @pytest.fixture
 def mixed():
     """A draft of a plan that swaps and rematerializes; a drop of its first activation was declined."""
     step, _ = dropped_step(layers=6)
     slow = {"link_out_bytes_per_s": 3e8, "link_in_bytes_per_s": 3e8, "replay_class": 2}
-    editor = DraftEditor("file:b.parquet", None, step, META | slow, lambda: None)
+    editor = draft_editor(step, META | slow)
     opened(editor)
     return editor
 
@@ -237,9 +281,7 @@ def test_replays_stand_beside_swaps_in_rows_and_figures(mixed):
 def test_the_first_plan_of_a_trace_knows_what_its_session_did_not_replay():
     step, _ = dropped_step(layers=6)
     slow = {"link_out_bytes_per_s": 3e8, "link_in_bytes_per_s": 3e8, "replay_class": 2}
-    editor = DraftEditor(
-        "file:b.parquet", None, step, META | slow | {"refused": ["aten::gelu"]}, lambda: None
-    )
+    editor = draft_editor(step, META | slow | {"refused": ["aten::gelu"]})
     opened(editor)
     dropped = {row["storage"] for row in swapped_rows(editor, "remat")}
     (declined,) = (step.storage_keys[row] for row in step.declined.storage.tolist())
@@ -353,9 +395,7 @@ def test_figures_say_which_op_times_they_use_and_nothing_was_measured_of_a_file(
 
 
 def test_a_plan_that_moves_nothing_has_no_overlap():
-    editor = DraftEditor(
-        "file:a.parquet", None, STEP, META | {"capacity_bytes": 2 * STEP.live_peak_bytes}, lambda: None
-    )
+    editor = draft_editor(meta=META | {"capacity_bytes": 2 * STEP.live_peak_bytes})
     assert opened(editor)["current"]["overlap"] is None
 
 
@@ -489,9 +529,7 @@ def test_saving_asks_before_it_overwrites_and_loading_brings_the_edits_back(edit
 
 def test_a_file_for_another_capacity_brings_it_along(editor, tmp_path):
     path = tmp_path / "policy.json"
-    other = DraftEditor(
-        "file:b.parquet", None, STEP, META | {"capacity_bytes": CAPACITY + (8 << 20)}, lambda: None
-    )
+    other = draft_editor(meta=META | {"capacity_bytes": CAPACITY + (8 << 20)})
     opened(other)
     other.save(str(path), False)
     editor.load(str(path))
@@ -520,14 +558,14 @@ def test_nothing_of_a_file_can_run(editor):
 
 
 def test_a_trace_without_link_or_capacity_can_be_edited_all_the_same():
-    editor = DraftEditor("file:a.parquet", None, STEP, {}, lambda: None)
+    editor = draft_editor(meta={})
     state = opened(editor)
     assert state["capacity_bytes"] == STEP.live_peak_bytes
     assert state["draft"]["swaps"] == 0
 
 
 def test_a_step_that_lost_ops_says_why_it_cannot_be_planned():
-    editor = DraftEditor("file:a.parquet", None, replace(STEP, truncated_ops=3), META, lambda: None)
+    editor = draft_editor(replace(STEP, truncated_ops=3))
     editor._opened.wait(HANGS_AFTER_S)
     state = editor.state()
     assert not state["editable"] and "has lost 3 ops" in state["why"]
@@ -550,7 +588,8 @@ def sources(tmp_path):
     found = Sources()
     source = found.open_file(str(path))
     opened(found.editor(source))
-    return found, source
+    yield found, source
+    found.close()
 
 
 def test_the_panel_edits_over_the_protocol(sources):

@@ -177,10 +177,15 @@ print(ask("scene", **steps)[0]["peak_bytes"])
 result, buffers = ask("view", **steps, axis="op", start=0, end=20, width=400, height=300, rows="packed")
 assert buffers, result
 assert ask("alive", **steps, axis="op", at=5)[0]
-ask("draft", source=source, rebase=False)
+while not (draft := ask("draft", source=source, rebase=False)[0])["editable"]:
+    assert draft["why"] == "Preparing the draft", draft
+    time.sleep(0.05)
 rows = {"query": "", "sort": "bytes", "down": True, "first_row": 0, "count": 5}
-while not ask("decisions", source=source, **rows)[0]["all"]:
-    time.sleep(0.05)  # the first plan is on its way
+page = ask("decisions", source=source, **rows)[0]
+change = {"change": "add", "edits": [{"action": "keep", "storage": page["rows"][0]["storage"]}]}
+while not (draft := ask("edit", source=source, **change)[0])["exact"]:
+    time.sleep(0.05)
+assert draft["fits"] and draft["staged"] == 1, draft
 line.close()
 """,
         *files,

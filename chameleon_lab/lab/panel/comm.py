@@ -15,7 +15,8 @@ from .dispatch import answer
 from .protocol import PANEL_TARGET, TARGET, ProtocolError, event, failure
 from .sources import Sources
 
-_NEWS_EVERY_S = 0.25
+NEWS_EVERY_S = 0.25
+"""The panel hears of what is new at most this often."""
 
 
 class PanelLine:
@@ -58,6 +59,7 @@ class PanelLine:
             comm.close()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=2)
+        self.sources.close()
 
     def _closed(self, comm: Any) -> None:
         with self._lock:
@@ -72,11 +74,11 @@ class PanelLine:
 
     def _tell_news(self) -> None:
         """Send the status when it has changed, until the last panel is gone."""
-        me, sent, sent_s = threading.current_thread(), None, -_NEWS_EVERY_S
+        me, sent, sent_s = threading.current_thread(), None, -NEWS_EVERY_S
         drafts: dict[str, int] = {}
         failed = ""
         while not self._stop.is_set():
-            self.sources.news.wait(_NEWS_EVERY_S)
+            self.sources.news.wait(NEWS_EVERY_S)
             self.sources.news.clear()
             with self._lock:
                 if self._thread is not me:
@@ -85,7 +87,7 @@ class PanelLine:
             envelopes = []
             try:
                 mark = (self.sources.mark(), tuple(comm.comm_id for comm, _ in comms))
-                if mark != sent and time.monotonic() - sent_s >= 0.9 * _NEWS_EVERY_S:
+                if mark != sent and time.monotonic() - sent_s >= 0.9 * NEWS_EVERY_S:
                     sent, sent_s = mark, time.monotonic()
                     envelopes.append(event("status", self.sources.status()))
                 for source, news in self.sources.draft_news().items():

@@ -77,7 +77,11 @@ class Candidates:
         refused: Collection[str] = (),
     ) -> None:
         self.step, self.op_times = step, op_times
-        self._replay_class, self._refused = replay_class, frozenset(refused)
+        self.min_swap_bytes, self.replay_class, self.refused = (
+            min_swap_bytes,
+            replay_class,
+            frozenset(refused),
+        )
         self.index = StorageIndex(step)
         self.memory = memory = step_memory(step, min_swap_bytes)
         start = np.concatenate([[0.0], np.cumsum(np.tile(op_times, 2))])
@@ -115,9 +119,9 @@ class Candidates:
     @cached_property
     def replayable(self) -> ReplayChains | None:
         """What can be replayed in the step; None where replays are switched off."""
-        if not self._replay_class:
+        if not self.replay_class:
             return None
-        return ReplayChains(self.step, self.memory, self.op_times, self._replay_class, self._refused)
+        return ReplayChains(self.step, self.memory, self.op_times, self.replay_class, self.refused)
 
     def replay(self, place: int) -> Chain | str:
         """How a row's storage would be made again at the end of its longest gap, or why it cannot be."""

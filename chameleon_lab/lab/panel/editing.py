@@ -1,8 +1,9 @@
 """The policy editor's side in the kernel: a draft for each source, and its prediction.
 
-Planning a step of many ops takes longer than a person waits. So an edit is answered with an estimate where planning is
-known to be slow, and planned for in a thread; the panel is told when the plan is there. Nothing here changes what runs,
-except :meth:`~DraftEditor.dry_run`, :meth:`~DraftEditor.enable` and :meth:`~DraftEditor.roll_back`, on request.
+Planning a step of many ops takes longer than a person waits, and time that the training loop should have. So drafts
+are planned for in another process. An edit is answered with an estimate where its plan is not there soon, and the panel
+is told when it is. Nothing here changes what runs, except :meth:`~DraftEditor.dry_run`, :meth:`~DraftEditor.enable` and
+:meth:`~DraftEditor.roll_back`, on request.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import BelowFloorError, ChameleonError, PolicyError, SessionError
-from ...planner import Draft, Prediction, floor, plan
+from ...planner import Draft, Prediction, floor
 from ...planner.memory import step_op_times
+from ...planner.process import PlannerProcess
 from ...planner.replay import Chain
 from ...policy import Edit, EditAction, Link, Policy
 from ...policy.diff import diff
@@ -31,7 +34,8 @@ from ...trace import Category, StepTrace, Trace
 from ...util.units import format_bytes
 from .clock import Clock, clock_of
 from .decisions import ACTIONS, DecisionTable, RowActions
-from .plan_worker import DraftPlan, PlanWorker
+from .plan_worker import PlanWorker
+from .planned import DraftPlan, Judged, first_plan
 from .protocol import ProtocolError
 from .results import Figures
 from .typed import members
@@ -61,6 +65,7 @@ class DraftEditor:
         session: whose policy is edited; None for a trace file.
         step: the newest of a file, or of a session that makes no policy; None where the session's policy is edited.
         meta: what the trace says of itself.
+        planner: where drafts are planned for.
         news: called, from any thread, when there is something new to ask for.
     """
 
@@ -70,6 +75,7 @@ class DraftEditor:
         session: Session | None,
         step: StepTrace | None,
         meta: dict[str, Any],
+        planner: PlannerProcess,
         news: Callable[[], None],
     ) -> None:
         self.source = source
@@ -78,8 +84,8 @@ class DraftEditor:
         self.trial: DryRun | None = None
         self._session = session
         self.meta = meta
-        self._tell = news
-        self._lock = threading.RLock()
+        self._planner, self._tell = planner, news
+        self._lock, self._news_lock = threading.RLock(), threading.Lock()
         self._opening: Draft | None = None
         self._worker: PlanWorker | None = None
         self._failure: ProtocolError | None = None
@@ -111,13 +117,16 @@ class DraftEditor:
         finally:
             self._opened.set()
             self._say()
+        if self._failure is None:
+            self._planner.start()
 
     def _first_plan(self, step: StepTrace) -> Policy:
         times = step_op_times(step)
         out, back = (self.meta.get(f"link_{way}_bytes_per_s") for way in ("out", "in"))
         link = Link(out, back) if out and back else ASSUMED_LINK
         capacity = self.meta.get("capacity_bytes") or step.live_peak_bytes
-        return plan(
+        made = self._planner.call_or_run(
+            first_plan,
             Trace([step], self.meta),
             max(int(capacity), floor(step).bytes),
             link,
@@ -125,6 +134,7 @@ class DraftEditor:
             rematerialize=int(self.meta.get("replay_class") or 0),
             host_capacity_bytes=self.meta.get("host_capacity_bytes"),
         )
+        return replace(made, source=step)
 
     def _take(self, policy: Policy, draft: Draft | None) -> None:
         """Edit this policy from now on, with the edits of an older draft if there is one."""
@@ -134,8 +144,10 @@ class DraftEditor:
         times = clock.op_times
         declined = self._declined_of(policy.source)
         new = policy.draft(op_times=times) if draft is None else draft.rebase(policy, op_times=times)
-        worker = PlanWorker(new, policy, self.meta, self._say, self._is_measuring)
+        worker = PlanWorker(new, policy, self.meta, self._planner, self._say, self._is_measuring)
         with self._lock:
+            if self._worker is not None:
+                self._worker.stop()
             self._opening, self._worker, self._table, self._declined = new, worker, None, declined
             self._clock, self._clocked = clock, time.monotonic()
 
@@ -170,19 +182,30 @@ class DraftEditor:
             return
         draft, worker = self._drafted()
         assert self._clock is not None
+        began_s = time.monotonic()
         clock = clock_of(session, draft.step)
-        took = time.monotonic()
-        if clock.steps == self._clock.steps:
-            return
-        self._opening = draft.retimed(clock.op_times)
-        worker.retime(self._opening)
-        self._clock, self._table = clock, None
-        self._clocked, self._retiming_s = time.monotonic(), time.monotonic() - took
+        if clock.steps != self._clock.steps:
+            self._retiming_s = time.monotonic() - began_s
+            worker.move_to(clock.op_times, partial(self._moved, worker, clock))
+
+    def _moved(self, worker: PlanWorker, clock: Clock, known: list[tuple[Policy, Judged]]) -> None:
+        began_s = time.monotonic()
+        with self._lock:
+            draft, current = self._drafted()
+            if current is not worker:
+                return
+            draft = draft.retimed(clock.op_times)
+            worker.retime(draft, known)
+            self._opening, self._clock, self._table = draft, clock, None
+            self._clocked = time.monotonic()
+            self._retiming_s += self._clocked - began_s
 
     def _may_move_on(self) -> bool:
         """Have steps ended since, and is it long enough ago? It takes time from the run."""
         session = self._session
         if session is None or self._clock is None or not (kept := session.recorded_steps()):
+            return False
+        if self._worker is not None and self._worker.is_at_work:
             return False
         rest_s = max(_REST_S, _REST_SHARE * self._retiming_s)
         return kept[-1] != self._clock.steps[-1] and time.monotonic() - self._clocked >= rest_s
@@ -406,9 +429,16 @@ class DraftEditor:
     # ------------------------------------------------------------------------------------------------ news
 
     def _say(self) -> None:
-        with self._lock:
+        # Not under the other lock, which an answer holds that waits for a plan: the thread goes on with the next one.
+        with self._news_lock:
             self.news += 1
         self._tell()
+
+    def close(self) -> None:
+        """Plan for it no more: the source is gone."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.stop()
 
     def poll(self) -> int:
         """The count of news, after a look at what the session has done meanwhile."""
@@ -421,8 +451,8 @@ class DraftEditor:
             self._due,
         )
         if mark != self._last_news:
-            with self._lock:
-                self._last_news = mark
+            self._last_news = mark
+            with self._news_lock:
                 self.news += 1
             if self._worker is not None and not self._is_measuring():
                 self._worker.wake()  # what waited for the steps of a dry run
@@ -514,7 +544,7 @@ class DraftEditor:
 
     def _why_fixed(self, storage: str) -> str:
         draft, worker = self._drafted()
-        index, least = worker.candidates.index, worker.least_bytes
+        index, least = worker.candidates.index, worker.candidates.min_swap_bytes
         row = index.row_of.get(storage)
         if row is None:
             return "The step that is planned has no such storage: it lived outside of the step."

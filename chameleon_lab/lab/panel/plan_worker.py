@@ -1,4 +1,4 @@
-"""Plans for the edits of a draft, made in a thread and cached, with estimates until then."""
+"""Plans for the edits of a draft, made in another process and cached, with estimates until then."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ...errors import BelowFloorError
-from ...planner import Draft, Prediction, Sweep, floor
+from ...planner import Draft, Sweep, floor
 from ...planner.estimate import estimate
-from ...planner.memory import MIN_SWAP_BYTES
+from ...planner.process import PlannerInterruptedError, PlannerProcess
 from ...planner.sweep import POINTS, sweep
-from ...policy import Edit, EditsUnreachableError, Finding, Policy
+from ...policy import Edit, Policy
 from ...policy.model import fingerprint
 from ...trace import Trace
-from .decisions import Candidates, RowActions
+from .planned import DraftPlan, Judged, candidates_of, judged, planned
 
 _AT_ONCE_S = 0.08
-"""Plans that take less are made before an edit is answered."""
+"""An edit's answer waits so long for its plan."""
 
 _GUESSED_S_PER_OP = 2e-5
 """What a plan takes, until the first one has been timed."""
@@ -42,29 +41,6 @@ def _edits_of(key: Edits) -> tuple[Edit, ...]:
     return tuple(edit for edit in key if isinstance(edit, Edit))
 
 
-@dataclass(frozen=True, eq=False)
-class DraftPlan:
-    """What some edits come to.
-
-    Attributes:
-        edits: the edits.
-        exact: planned; else it is an estimate, and a plan follows.
-        policy, prediction, rows: None where no policy fits the capacity. ``rows``: what it does with each row.
-        findings: what is wrong with the edits. Known of a plan alone.
-        error: why no policy fits, or an empty string.
-        draft: the draft that planned it, which a dry run takes.
-    """
-
-    edits: tuple[Edit, ...]
-    exact: bool
-    policy: Policy | None
-    prediction: Prediction | None
-    rows: RowActions | None
-    findings: tuple[Finding, ...] = ()
-    error: str = ""
-    draft: Draft | None = None
-
-
 class PlanWorker:
     """Where the edits of one draft are planned for. May be asked from several threads at once.
 
@@ -72,7 +48,8 @@ class PlanWorker:
         draft: whose base, step and op times hold; its edits are not looked at.
         policy: the policy in force, of the same step.
         meta: what the trace of that step says of itself.
-        news: called in the thread, when something new is known.
+        planner: where plans are made.
+        news: called in the worker's thread, when something new is known.
         is_measuring: says when no time may be taken from the steps for what can wait.
     """
 
@@ -81,24 +58,25 @@ class PlanWorker:
         draft: Draft,
         policy: Policy,
         meta: dict[str, Any],
+        planner: PlannerProcess,
         news: Callable[[], None],
         is_measuring: Callable[[], bool],
     ) -> None:
         self.step, self.base = draft.step, draft.base
-        self.least_bytes = int(policy.assumed.get("min_swap_bytes", MIN_SWAP_BYTES))
-        """Storages with smaller blocks stay."""
-        self._replay_class = int(policy.assumed.get("rematerialize", 0))
-        self._refused = tuple(policy.assumed.get("refused", ()))
-        self._clock_by(draft.op_times)
+        self.op_times, self.candidates = draft.op_times, candidates_of(draft)
         self.fingerprint = fingerprint(self.step)
         self.floor = floor(Trace([self.step], meta))
-        self.plan_s = self._longest_s = _GUESSED_S_PER_OP * len(self.step.ops)
+        self.plan_s = _GUESSED_S_PER_OP * len(self.step.ops)
         """What the newest plan took."""
-        self._news, self._is_measuring = news, is_measuring
+        self._planner, self._news, self._is_measuring = planner, news, is_measuring
         self._lock = threading.RLock()
+        self._made = threading.Condition(self._lock)
+        """Told when a plan is there."""
         self._known: OrderedDict[Edits, DraftPlan] = OrderedDict()
         self._wanted: list[Edits] = []
         self._planning: Edits | None = None
+        self._moving_to: tuple[np.ndarray, Callable[[list[tuple[Policy, Judged]]], None]] | None = None
+        self._stopped = False
         self._estimate: DraftPlan | None = None
         self._sweep: Sweep | None = None
         self._sweep_left: list[int] = []
@@ -107,18 +85,31 @@ class PlanWorker:
         self.newest = self.in_force = self.take(policy)
         """``newest``: the plan made last that fits. ``in_force``: what the session runs."""
 
-    def _clock_by(self, op_times: np.ndarray) -> None:
-        self.op_times = op_times
-        self.candidates = Candidates(self.step, op_times, self.least_bytes, self._replay_class, self._refused)
+    def move_to(self, op_times: np.ndarray, and_then: Callable[[list[tuple[Policy, Judged]]], None]) -> None:
+        """Find, in the worker's thread, what :meth:`retime` needs to know for these op times, and call ``and_then``."""
+        with self._lock:
+            self._moving_to = op_times, and_then
+        self.wake()
 
-    def retime(self, draft: Draft) -> None:
+    def _judged_on(self, op_times: np.ndarray) -> list[tuple[Policy, Judged]]:
+        """The policies in force and of the newest plan, with what they come to."""
+        with self._lock:
+            policies = {id(made.policy): made.policy for made in (self.in_force, self.newest)}
+        kept = [policy for policy in policies.values() if policy is not None]
+        draft = Draft(self.base, self.step, op_times)
+        bare = [replace(policy, source=None) for policy in kept]
+        return list(zip(kept, self._planner.call_or_run(judged, draft, bare), strict=True))
+
+    def retime(self, draft: Draft, known: Sequence[tuple[Policy, Judged]] = ()) -> None:
         """Predict on other op times, those of ``draft``, from now on: what is in force, and its plan if it has one.
 
-        Effects of edits and the curve are worked out again when they are asked for.
+        Effects of edits and the curve are worked out again when they are asked for. ``known``: what policies come to
+        then.
         """
+        figures = {id(policy): self._whole(found) for policy, found in known}
         with self._lock:
             kept = [self.in_force] + ([made] if (made := self._known.get(draft.edits)) is not None else [])
-            self._clock_by(draft.op_times)
+            self.op_times, self.candidates = draft.op_times, candidates_of(draft)
             self._known.clear()
             self._wanted.clear()
             self._estimate, self._sweep, self._sweep_left = None, None, []
@@ -128,13 +119,17 @@ class PlanWorker:
                     again[old.edits] = old
                     continue
                 twin = draft.retimed(draft.op_times, old.policy) if old.edits == draft.edits else None
-                judged = self.candidates.judged(old.policy)
-                again[old.edits] = DraftPlan(old.edits, True, old.policy, *judged, old.findings, draft=twin)
+                found = figures.get(id(old.policy)) or self.candidates.judged(old.policy)
+                again[old.edits] = DraftPlan(old.edits, True, old.policy, *found, old.findings, draft=twin)
             self._known.update(again)
             self.in_force = again[self.in_force.edits]
             self.newest = again.get(draft.edits, self.in_force)
             if self.newest.policy is None:
                 self.newest = self.in_force
+
+    def _whole(self, found: Judged) -> Judged:
+        prediction, rows = found
+        return replace(prediction, step=self.step), rows
 
     def take(self, policy: Policy) -> DraftPlan:
         """What a policy that was made elsewhere comes to; it is in force from now on."""
@@ -148,6 +143,11 @@ class PlanWorker:
 
     # ------------------------------------------------------------------------------------------------ plans
 
+    @property
+    def is_at_work(self) -> bool:
+        """Is something being planned in the thread?"""
+        return self._worker is not None
+
     def get(self, edits: Edits) -> DraftPlan | None:
         """The plan under these edits, if it is known."""
         with self._lock:
@@ -156,15 +156,17 @@ class PlanWorker:
     def look(self, draft: Draft) -> DraftPlan:
         """What a draft comes to: planned where that is known or quick, else estimated, with a plan wanted."""
         edits = draft.edits
-        made = self.get(edits)
-        if made is None and self._longest_s < _AT_ONCE_S:
-            made = self.plan(edits)
-        if made is not None:
-            return made
-        self.want(edits, first=True)
         with self._lock:
-            if self._estimate is None or self._estimate.edits != edits:
-                self._estimate = self._estimated(draft)
+            if (made := self._known.get(edits)) is not None:
+                return made
+            self.want(edits, first=True)
+            if self._estimate is not None and self._estimate.edits == edits:
+                return self._estimate
+            self.wake()
+            patience_s = _AT_ONCE_S if self.plan_s < 2 * _AT_ONCE_S else 0.0
+            if self._made.wait_for(lambda: edits in self._known, patience_s):
+                return self._known[edits]
+            self._estimate = self._estimated(draft)
             return self._estimate
 
     def _estimated(self, draft: Draft) -> DraftPlan:
@@ -195,23 +197,21 @@ class PlanWorker:
         """Plan under these edits now, and remember it."""
         begin = time.perf_counter()
         anew = key[-1:] == (_ANEW,)
-        edits = _edits_of(key)
-        candidates = self.candidates
-        twin = Draft(self.base, self.step, candidates.op_times)
-        twin.edits = edits
-        try:
-            policy = twin.planned_anew() if anew else twin.policy()
-            made = DraftPlan(edits, True, policy, *candidates.judged(policy), policy.findings, draft=twin)
-        except EditsUnreachableError as error:
-            made = DraftPlan(edits, True, None, None, None, error.all_findings, str(error))
-        except BelowFloorError as error:
-            made = DraftPlan(edits, True, None, None, None, (), str(error))
+        op_times = self.op_times
+        twin = Draft(self.base, self.step, op_times)
+        twin.edits = _edits_of(key)
+        made = self._planner.call_or_run(planned, twin, anew=anew)
+        if made.policy is not None:
+            assert made.prediction is not None
+            policy = self.base if twin.is_base and not anew else replace(made.policy, source=self.step)
+            prediction = replace(made.prediction, step=self.step)
+            made = replace(made, policy=policy, prediction=prediction, draft=twin.retimed(op_times, policy))
         with self._lock:
             self.plan_s = time.perf_counter() - begin
-            self._longest_s = max(self._longest_s, self.plan_s)
-            if candidates is not self.candidates:
+            if op_times is not self.op_times:
                 return made  # on op times of before
             self._known[key] = made
+            self._made.notify_all()
             if made.policy is not None and not anew:
                 self.newest = made
             while len(self._known) > _KEPT:
@@ -263,15 +263,16 @@ class PlanWorker:
             }
 
     def _sweep_at(self, capacity: int) -> None:
-        link = self._sweep_link
-        part = sweep(
+        link, candidates = self._sweep_link, self.candidates
+        part = self._planner.call_or_run(
+            sweep,
             self.step,
             [capacity],
             link,
             op_times=self.op_times,
-            min_swap_bytes=self.least_bytes,
-            rematerialize=self._replay_class,
-            refused=self._refused,
+            min_swap_bytes=candidates.min_swap_bytes,
+            rematerialize=candidates.replay_class,
+            refused=candidates.refused,
             host_capacity_bytes=self.base.host_capacity_bytes,
         )
         with self._lock:
@@ -285,34 +286,50 @@ class PlanWorker:
     # ------------------------------------------------------------------------------------------------ the thread
 
     def wake(self) -> None:
-        """Go on with what is wanted, in the thread. Call it last: the thread slows down whoever works beside it."""
+        """Go on with what is wanted, in the thread."""
         with self._lock:
-            if self._worker is None and (self._wanted or self._sweep_left):
+            if self._stopped:
+                return
+            if self._worker is None and (self._wanted or self._sweep_left or self._moving_to):
                 worker = threading.Thread(target=self._work, name="chameleon-lab-editor", daemon=True)
                 worker.start()
                 self._worker = worker
 
+    def stop(self) -> None:
+        """Plan for nothing more: another worker has taken its place, or the draft is gone."""
+        with self._lock:
+            self._stopped = True
+            self._wanted.clear()
+            self._sweep_left, self._moving_to = [], None
+
     def _work(self) -> None:
-        """Plan for what is wanted; then go on with the curve. Ends when there is nothing left."""
+        """Move to other op times, plan for what is wanted, then go on with the curve. Ends when nothing is left."""
         while True:
             with self._lock:
-                key = self._planning = self._wanted.pop(0) if self._wanted else None
+                move, self._moving_to = self._moving_to, None
+                key = self._planning = self._wanted.pop(0) if self._wanted and move is None else None
                 wait = not self._sweep_left or self._is_measuring()
                 capacity = None if wait else self._sweep_left[0]
-                if key is None and capacity is None:
+                if move is None and key is None and capacity is None:
                     self._worker = None
                     return
             try:
-                if key is not None:
+                if move is not None:
+                    op_times, and_then = move
+                    and_then(self._judged_on(op_times))
+                elif key is not None:
                     self.plan(key)
                 elif capacity is not None:
                     self._sweep_at(capacity)
+            except PlannerInterruptedError:  # the panel is gone
+                self.stop()
             except Exception as error:  # the panel shows it, and a thread has nobody else to tell
                 why = f"planning failed: {type(error).__name__}: {error}"
                 with self._lock:
                     if key is not None:
                         self._known[key] = DraftPlan(_edits_of(key), True, None, None, None, (), why)
-                    else:
+                        self._made.notify_all()
+                    elif move is None:
                         self._sweep_left = []
             with self._lock:
                 self._planning = None

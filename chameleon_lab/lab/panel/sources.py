@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CutFileError, PolicyError, SessionError, TraceError
 from ...lifecycle import open_session
+from ...planner.process import PlannerProcess
 from ...policy import Policy
 from ...policy.file import is_policy_file
 from ...trace import StepTrace, Trace
@@ -43,11 +44,20 @@ class Sources:
         self._policies: OrderedDict[str, Policy] = OrderedDict()
         self._scenes: OrderedDict[tuple[str, int, int], Scene] = OrderedDict()
         self._editors: dict[str, DraftEditor] = {}
+        self._planner = PlannerProcess()
         self.news = threading.Event()
         """Set when a draft has something new to tell."""
         self.sides = Sides()
         self._predicted: tuple[Policy, Scene] | None = None
         self.notes = Notes()
+
+    def close(self) -> None:
+        """Plan for no draft any more."""
+        with self._lock:
+            editors = list(self._editors.values())
+        for editor in editors:
+            editor.close()
+        self._planner.close()
 
     # ------------------------------------------------------------------------------------------------ what there is
 
@@ -124,7 +134,6 @@ class Sources:
         self.notes.take(source, trace.meta)
         with self._lock:
             self._files[source] = trace
-            self._editors.pop(source, None)
             self._forget(source)
         return source
 
@@ -138,11 +147,12 @@ class Sources:
         """Forget a file; harmless where it is not open."""
         with self._lock:
             self._files.pop(source, None)
-            self._editors.pop(source, None)
             self._policies.pop(source, None)
             self._forget(source)
 
     def _forget(self, source: str) -> None:
+        if (editor := self._editors.pop(source, None)) is not None:
+            editor.close()
         for key in [key for key in self._scenes if key[0] == source]:
             del self._scenes[key]
 
@@ -172,15 +182,17 @@ class Sources:
                 return editor
             if source in self._files:
                 trace = self._files[source]
-                step = next(step for step in reversed(trace.steps) if len(step.ops))
-                editor = DraftEditor(source, None, step, trace.meta, self.news.set)
+                newest = next(step for step in reversed(trace.steps) if len(step.ops))
+                editor = DraftEditor(source, None, newest, trace.meta, self._planner, self.news.set)
             else:
                 session = self._session_of(source)
+                step = self._planless_step(session)
                 editor = DraftEditor(
-                    source, session, self._planless_step(session), session.trace_meta(), self.news.set
+                    source, session, step, session.trace_meta(), self._planner, self.news.set
                 )
                 # A session that is gone is not edited any more.
-                self._editors = {name: kept for name, kept in self._editors.items() if name in self._files}
+                for name in self._editors.keys() - self._files.keys():
+                    self._editors.pop(name).close()
             self._editors[source] = editor
             return editor
 
