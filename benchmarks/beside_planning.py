@@ -1,27 +1,35 @@
-"""Steps while plans are made, on a machine that is idle or busy: a step should not take longer for it.
+"""Steps while plans are made and looked at, on a machine that is idle or busy: a step should not take longer for it.
 
 Two runs of each model behind a link on which swapping alone stalls. The first is a session as it comes: what the step
 takes at whose end the first plan is made, and each later step over the median of those that follow the same plan. The
-second has a policy from the start, and searches for another one in every second half of a round, in the way in which
-sessions do: steps beside a search and steps beside none, in pairs.
+second has a policy from the start. In every second half of a round something goes on beside its steps: a search for
+another plan, in the way in which sessions do; edits of the draft in the panel, each planned for, and the table read;
+the panel's drawing of the newest step; saving the trace. Steps beside that and steps beside nothing, in pairs. The
+second run also says what a step's end takes, in which the session reads what was recorded.
 """
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import chameleon_lab as cl
+from chameleon_lab.lab.panel.comm import NEWS_EVERY_S
+from chameleon_lab.lab.panel.sources import Sources
 from chameleon_lab.policy import Policy
+from chameleon_lab.util.units import format_percent
 
 from . import measure
+from .editor import Panel
 from .measure import median, progress
 from .models import Case, Job, gpt_job
 
@@ -135,10 +143,11 @@ CASES = (
 
 
 class _Training:
-    """The same steps from the seed on, timed."""
+    """The same steps from the seed on, timed. Their ends too, where they are told to a session."""
 
-    def __init__(self, case: Case, tiny: bool) -> None:
-        self.job = case.build(measure.SEED, tiny)
+    def __init__(self, case: Case, tiny: bool, session: cl.Session | None = None) -> None:
+        self.job, self._session = case.build(measure.SEED, tiny), session
+        self.end_s: list[float] = []
         self.generator = torch.Generator().manual_seed(measure.SEED)
         self.losses: list[float] = []
 
@@ -147,6 +156,10 @@ class _Training:
         batch = self.job.make_batch(self.generator)
         begin_s = time.perf_counter()
         loss = self.job.train_step(batch)
+        if self._session is not None:
+            trained_s = time.perf_counter()
+            self._session.step()
+            self.end_s.append(time.perf_counter() - trained_s)
         took_s = time.perf_counter() - begin_s
         self.losses.append(loss.item())
         return took_s
@@ -156,39 +169,152 @@ class _Training:
         return [self.step() for _ in range(count)]
 
 
-class _Searches:
-    """Makes one plan after another in a block's time, in the way in which a session's search does."""
+class _Beside:
+    """Does one thing after another in a block's time, beside what is done in the block.
 
-    def __init__(self, session: cl.Session, policy: Policy) -> None:
-        self._session, self._policy = session, policy
-        self._step = session.trace().steps[-1]
-        self._call = partial(session._apart, session._searcher)
-        self._ends = False
+    Attributes:
+        made: how often.
+        rest_s: seconds between two.
+        per_block: times that a block waits for.
+    """
+
+    rest_s = 0.0
+    per_block = 1
+
+    def __init__(self) -> None:
+        self._ends = threading.Event()
+        self._error: Exception | None = None
         self.made = 0
 
+    def make(self) -> None:
+        """The next one."""
+        raise NotImplementedError
+
     def _run(self) -> None:
-        while not self._ends:
-            self._session._planned_anew(
-                self._step, self._policy.capacity_bytes, (), before=self._policy, call=self._call
-            )
-            self.made += 1
+        try:
+            while not self._ends.is_set():
+                self.make()
+                self.made += 1
+                self._ends.wait(self.rest_s)
+        except Exception as error:  # raised where the block ends
+            self._error = error
+
+    @property
+    def goes_on(self) -> bool:
+        """Has it not failed?"""
+        return self._error is None
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """Beside what is done in the block; the last one has ended behind it."""
-        self._ends = False
-        thread = threading.Thread(target=self._run, name="searches")
+        """The last one has ended behind the block."""
+        self._ends.clear()
+        thread = threading.Thread(target=self._run, name="beside")
         thread.start()
         try:
             yield
         finally:
-            self._ends = True
+            self._ends.set()
             thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+class _Searches(_Beside):
+    """Makes plans, in the way in which a session's search does."""
+
+    def __init__(self, session: cl.Session, policy: Policy) -> None:
+        super().__init__()
+        self._session, self._policy = session, policy
+        self._step = session.trace().steps[-1]
+        self._call = partial(session._apart, session._searcher)
+
+    def make(self) -> None:
+        """A plan."""
+        self._session._planned_anew(
+            self._step, self._policy.capacity_bytes, (), before=self._policy, call=self._call
+        )
 
     @property
     def mean_s(self) -> float:
         """Of a processor, for each."""
         return self._session._searcher.spent_s / max(self.made, 1)
+
+
+class _Edits(_Beside):
+    """Edits the draft of the open session, as the panel asks for it, and waits for the plan of each edit."""
+
+    rest_s = NEWS_EVERY_S
+
+    def __init__(self, panel: Panel) -> None:
+        super().__init__()
+        self._panel = panel
+        self._panel.planned()
+        self._storages = [row["storage"] for row in self._panel.rows("swap")]
+
+    def make(self) -> None:
+        """An edit, its plan, and a page of the table under it."""
+        storage = self._storages[self.made % len(self._storages)]
+        self._panel.ask("edit", change="set", edits=[{"action": "keep", "storage": storage}])
+        self._panel.planned()
+        self._panel.rows()
+
+
+class _Drawings(_Beside):
+    """Draws the newest step as often as the panel may: status, scene, and the view of all of it."""
+
+    rest_s, per_block = NEWS_EVERY_S, 3
+
+    def __init__(self, panel: Panel) -> None:
+        super().__init__()
+        self._panel = panel
+
+    def make(self) -> None:
+        """A drawing."""
+        newest = self._panel.ask("status")["session"]["steps"][-1]["index"]
+        drawn = {"first": newest, "last": newest}
+        end = self._panel.ask("scene", **drawn)["length"]["time"]
+        self._panel.ask(
+            "view", **drawn, axis="time", start=0.0, end=end, width=1200, height=600, rows="storage"
+        )
+
+
+class _Saves(_Beside):
+    """Saves the trace of the newest steps."""
+
+    rest_s, per_block = NEWS_EVERY_S, 3
+
+    def __init__(self, session: cl.Session, folder: str) -> None:
+        super().__init__()
+        self._session, self._path = session, Path(folder, "trace.parquet")
+
+    def make(self) -> None:
+        """A file."""
+        self._session.trace().save(self._path)
+
+
+def _paired(training: _Training, beside: _Beside, rounds: int) -> dict[str, Any]:
+    """Steps beside something, and as many beside nothing, in turns."""
+    with_it: list[float] = []
+    alone: list[float] = []
+    end_s: list[float] = []
+    for _ in range(rounds):
+        block: list[float] = []
+        until = beside.made + beside.per_block
+        with beside.going_on():
+            while beside.goes_on and (len(block) < PAIR or beside.made < until):
+                block.append(training.step())
+        with_it += block
+        alone += training.steps(len(block))
+        end_s += training.end_s[-len(block) :]
+    return {
+        "made": beside.made,
+        "beside_s": with_it,
+        "alone_s": alone,
+        "ratio": measure.ratio(with_it, alone),
+        "worst_beside": max(with_it) / median(with_it),
+        "worst_alone": max(alone) / median(alone),
+        "end_over_step": median(end_s) / median(alone),
+    }
 
 
 def row_of(case: Case, others: int, steps: int, rounds: int, tiny: bool) -> dict[str, Any]:
@@ -209,16 +335,22 @@ def row_of(case: Case, others: int, steps: int, rounds: int, tiny: bool) -> dict
             step_s.append(as_it_comes.step())
             report, policy = session.report(), session.policy
         assert policy is not None
-        with cl.Session(capacity_bytes, policy=policy, **settings) as session:
-            paired = _Training(case, tiny)
+        with (
+            cl.Session(capacity_bytes, policy=policy, **settings) as session,
+            tempfile.TemporaryDirectory() as folder,
+            closing(Sources()) as sources,
+        ):
+            paired = _Training(case, tiny, session)
             paired.steps(RUN_IN)
-            searches = _Searches(session, policy)
-            beside: list[float] = []
-            alone: list[float] = []
-            for _ in range(rounds):
-                with searches.going_on():
-                    beside += paired.steps(PAIR)
-                alone += paired.steps(PAIR)
+            named = sources.session()
+            assert named is not None
+            searches, panel = _Searches(session, policy), Panel(sources, named[0])
+            pairs = {
+                "search": _paired(paired, searches, rounds),
+                "edits": _paired(paired, _Edits(panel), rounds),
+                "drawing": _paired(paired, _Drawings(panel), rounds),
+                "saving": _paired(paired, _Saves(session, folder), rounds),
+            }
     return {
         "model": case.name,
         "about": case.about,
@@ -228,13 +360,8 @@ def row_of(case: Case, others: int, steps: int, rounds: int, tiny: bool) -> dict
         "ops": report.newest.ops,
         "plain_s": plain_s,
         **_as_it_came(step_s, report),
-        "searches": searches.made,
         "search_s": searches.mean_s,
-        "beside_s": beside,
-        "alone_s": alone,
-        "beside_over_alone": measure.ratio(beside, alone),
-        "worst_beside": max(beside) / median(beside),
-        "worst_alone": max(alone) / median(alone),
+        "beside": pairs,
     }
 
 
@@ -267,7 +394,8 @@ def _as_it_came(step_s: Sequence[float], report: cl.Report) -> dict[str, Any]:
 
 HEADERS = (
     "model", "busy", "ops", "same loss", "plain ms", "planning at once", "worst of its plan", "first plan ms",
-    "last plan ms", "a search s", "beside/alone", "worst beside", "worst alone",
+    "last plan ms", "step's end", "a search s", "search", "worst", "alone", "edits", "worst", "alone",
+    "drawing", "worst", "alone", "saving", "worst", "alone",
 )  # fmt: skip
 
 
@@ -283,18 +411,27 @@ def printed(row: dict[str, Any]) -> list[str]:
         f"{row['worst_of_its_plan']:.2f}",
         measure.milliseconds(row["first_plan_s"]),
         measure.milliseconds(row["last_plan_s"]),
+        format_percent(row["beside"]["search"]["end_over_step"]),
         f"{row['search_s']:.2f}",
-        f"{row['beside_over_alone']:.3f}",
-        f"{row['worst_beside']:.2f}",
-        f"{row['worst_alone']:.2f}",
+        *(
+            text
+            for pair in row["beside"].values()
+            for text in (
+                f"{pair['ratio']:.3f}",
+                f"{pair['worst_beside']:.2f}",
+                f"{pair['worst_alone']:.2f}",
+            )
+        ),
     ]
 
 
 ABOUT = f"""
 Beside 0 to 2 processes that never rest; {SHARE:.0%} of the peak, behind a link that moves {LINK_PEAKS:.0%} of it in a
 plain step. Planning at once: what making the first plan adds to its step, over the settled step. Worst of its plan: the
-longest step from the first plan on, over the median of those that followed the same plan. Beside/alone: medians of
-steps beside a search and beside none, in turns of four, under one policy; and the longest of each over its median."""
+longest step from the first plan on, over the median of those that followed the same plan. Step's end: what reading the
+records takes of a step. Search: medians of steps beside a search over those beside nothing, in turns of {PAIR} or more,
+under one policy; and the longest of each over its median. The same beside edits in the panel, each planned for; beside
+the panel's drawing of the newest step; beside saving the trace: {NEWS_EVERY_S} s between two of them."""
 
 
 def measured(only: str, steps: int, rounds: int, tiny: bool) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 
 import chameleon_lab as cl
 from chameleon_lab.lab.panel.dispatch import answer
-from chameleon_lab.lab.panel.protocol import MAX_ROWS, VERSION
+from chameleon_lab.lab.panel.protocol import MAX_ROWS, METHODS, VERSION
 from chameleon_lab.lab.panel.sources import Sources
 from chameleon_lab.trace import Trace
 
@@ -45,8 +46,10 @@ class Panel:
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
         """The result of a request, by way of JSON."""
+        if any(field.name == "source" for field in fields(METHODS[method].params)):
+            params = {"source": self.source} | params
         message = {"version": VERSION, "type": "request", "id": next(self._ids), "method": method}
-        envelope, _ = answer(self.sources, message | {"params": {"source": self.source} | params})
+        envelope, _ = answer(self.sources, message | {"params": params})
         if envelope["type"] != "reply":
             raise RuntimeError(f"{method}: {envelope['error']['message']}")
         return json.loads(json.dumps(envelope["result"]))
