@@ -470,7 +470,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 )
             )
             write()
-    steps, rounds = options.steps or (12 if options.quick else 60), 2 if options.quick else 10
+    steps, rounds = (
+        options.steps or (12 if options.quick else 60),
+        options.rounds or (2 if options.quick else 4),
+    )
     for row in beside_planning.measured(options.only, steps, rounds, options.quick):
         planning.append(row)
         write()

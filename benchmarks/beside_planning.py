@@ -254,8 +254,10 @@ class _Edits(_Beside):
     def make(self) -> None:
         """An edit, its plan, and a page of the table under it."""
         storage = self._storages[self.made % len(self._storages)]
-        self._panel.ask("edit", change="set", edits=[{"action": "keep", "storage": storage}])
-        self._panel.planned()
+        state = self._panel.ask("edit", change="set", edits=[{"action": "keep", "storage": storage}])
+        while not state["exact"]:
+            time.sleep(NEWS_EVERY_S)  # a panel asks again when it hears of news
+            state = self._panel.ask("draft")
         self._panel.rows()
 
 
