@@ -13,6 +13,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -169,7 +170,7 @@ class _Training:
         return [self.step() for _ in range(count)]
 
 
-class _Beside:
+class _Beside(ABC):
     """Does one thing after another in a block's time, beside what is done in the block.
 
     Attributes:
@@ -186,9 +187,9 @@ class _Beside:
         self._error: Exception | None = None
         self.made = 0
 
+    @abstractmethod
     def make(self) -> None:
         """The next one."""
-        raise NotImplementedError
 
     def _run(self) -> None:
         try:
