@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from ..errors import CutFileError, TraceError
+from ..util import arrow
 from ..util.files import invalid_name_reason, printable, unusable_reason, write_then_rename
 from ..util.progress import bar, tick
 from .check import check_step
@@ -290,37 +291,14 @@ def _row(pa: Any, step: StepTrace, schema: pyarrow.Schema) -> pyarrow.Table:
     for name, kind in _SCALARS.items():
         value = getattr(step, name)
         columns.append(
-            _strings(pa, [value])
-            if kind == "string"
-            else _numbers(pa, np.array([value], kind), schema.field(name).type)
+            arrow.strings(pa, [value]) if kind == "string" else arrow.numbers(pa, np.array([value], kind))
         )
-    columns += [_list_of(pa, _strings(pa, getattr(step, name)), schema.field(name)) for name in _DICTIONARIES]
+    columns += [
+        arrow.list_of(pa, arrow.strings(pa, getattr(step, name)), schema.field(name))
+        for name in _DICTIONARIES
+    ]
     columns += [_list_column(pa, getattr(step, name), name, schema) for name in TABLES]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-# Made of their buffers: `pyarrow.array` imports pandas, where that is installed, which takes most of a second of the
-# training that goes on beside it.
-
-
-def _numbers(pa: Any, values: np.ndarray, kind: pyarrow.DataType) -> pyarrow.Array:
-    """Numbers, or truth values, of the dtype that ``kind`` stands for, shape (N,)."""
-    count = len(values)
-    if values.dtype == bool:
-        values = np.packbits(values, bitorder="little")
-    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(np.ascontiguousarray(values))])
-
-
-def _strings(pa: Any, texts: Sequence[str]) -> pyarrow.StringArray:
-    encoded = [text.encode() for text in texts]
-    begins = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(begins), pa.py_buffer(b"".join(encoded)))
-
-
-def _list_of(pa: Any, values: pyarrow.Array, field: pyarrow.Field) -> pyarrow.ListArray:
-    """All values as one entry of a list column."""
-    ends = pa.py_buffer(np.array([0, len(values)], np.int32))
-    return pa.ListArray.from_buffers(field.type, 1, [None, ends], children=[values])
 
 
 def _value_counts(row: pyarrow.Table) -> list[int]:
@@ -350,9 +328,9 @@ def _list_column(pa: Any, table: StepTable, name: str, schema: pyarrow.Schema) -
             raise TraceError(
                 f"column {name}.{key} is {values.dtype}, which does not fit {column.dtype}"
             ) from error
-        arrays.append(_numbers(pa, fitting, struct_type.field(key).type))
+        arrays.append(arrow.numbers(pa, fitting))
     structs = pa.StructArray.from_arrays(arrays, fields=list(struct_type))
-    return _list_of(pa, structs, schema.field(name))
+    return arrow.list_of(pa, structs, schema.field(name))
 
 
 def _tables(column: Any, name: str, header: _Header) -> list[StepTable]:

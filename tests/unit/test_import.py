@@ -65,6 +65,21 @@ def test_saving_a_trace_imports_no_pandas(tmp_path: Path) -> None:
     assert "pyarrow.parquet" in loaded and "pandas" not in loaded
 
 
+def test_the_drawing_of_a_step_imports_no_pandas() -> None:
+    """As above: the panel's first drawing of a kernel."""
+    loaded = run(
+        "import sys\n"
+        "sys.path.insert(0, 'tests/unit')\n"
+        "from synthetic import gpt_step\n"
+        "from chameleon_lab.lab.panel.scene import Scene\n"
+        "from chameleon_lab.lab.panel.views import view\n"
+        "scene = Scene([gpt_step(layers=2)], {})\n"
+        "view(scene, 'op', 0.0, float(scene.op_count), 1200, 600, 'storage')\n"
+        "print(*sys.modules)\n"
+    ).split()
+    assert "pyarrow.ipc" in loaded and "pandas" not in loaded
+
+
 def test_what_scripts_tell_torch_is_noted_from_the_import_on() -> None:
     """Before a session is asked for: it could hang where an observer of out-of-memory is attached."""
     said = run(

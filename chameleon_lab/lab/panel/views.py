@@ -10,6 +10,7 @@ import numpy as np
 from ...planner import Floor
 from ...trace import Category, Cause, Direction, Pause, Stage
 from ...trace.overlap import hidden_share
+from ...util import arrow
 from .blocks import rasterise
 from .lod import Bars, steps_between
 from .protocol import ProtocolError
@@ -867,7 +868,7 @@ def _require(found: bool, message: str) -> None:
 
 def arrow_stream(pa: Any, columns: dict[str, np.ndarray]) -> bytes:
     """Columns as an Arrow stream of one record batch."""
-    batch = pa.record_batch({name: pa.array(column) for name, column in columns.items()})
+    batch = pa.record_batch({name: arrow.numbers(pa, column) for name, column in columns.items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
