@@ -1,7 +1,8 @@
 """A process that plans: what it takes of a processor, and of the interpreter, is not the training loop's.
 
 The planner needs arrays alone. :class:`PlannerProcess` sends functions with their arguments to a process of their own,
-and gives what they return or raise. That process has no torch, and the loop comes before it (``nice``).
+and gives what they return or raise. That process has no torch, the loop comes before it (``nice``), and where more
+threads want to run than there are processors it rests three quarters of the time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ T = TypeVar("T")
 
 _NICE = 10
 """A tenth of the weight of the others: it goes on where all processors are busy, and slows nobody much."""
+_BURST_S, _REST_S = 0.002, 0.006
+"""Where all processors are busy: of a processor, until it rests, and how long. A scheduler moves threads as soon as a
+processor is idle, and else it may leave the loop on one processor with others while the planner has another."""
+_LOADAVG = "/proc/loadavg"
 _LOOK_S = 5.0
 _BEGIN = """
 import sys
@@ -127,7 +132,7 @@ class PlannerProcess:
                 raise PlannerProcessError("this program is no Python that can be started (sys.executable)")
             self._owner = os.getpid()
             try:
-                self._process = subprocess.Popen(
+                started = subprocess.Popen(
                     [sys.executable, "-c", _BEGIN.format(path=sys.path)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -138,6 +143,9 @@ class PlannerProcess:
                 )
             except OSError as error:
                 raise PlannerProcessError(f"no process can be started: {error}") from error
+            with suppress(OSError):  # now, since its start takes as much of a processor as a plan
+                os.setpriority(os.PRIO_PROCESS, started.pid, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
+            self._process = started
         process = self._process
         if self._closed or process is None:  # by another thread, meanwhile
             self.interrupt()
@@ -149,8 +157,8 @@ def serve() -> None:
     """Answer calls until there are no more, or the process that makes them has ended."""
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(OSError):
-        os.nice(_NICE)
+    signal.signal(signal.SIGPROF, _rest_where_others_wait)
+    signal.setitimer(signal.ITIMER_PROF, _BURST_S, _BURST_S)
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for taken in (0, 1):  # whoever reads or prints does not meet what is pickled
@@ -170,3 +178,14 @@ def serve() -> None:
             returned, found = False, error
         answers.write(pickle.dumps((returned, found, time.process_time() - began_s), protocol=5))
         answers.flush()
+
+
+def _rest_where_others_wait(*_: object) -> None:
+    """Between two bytecodes: a plan's parts in C++ are not interrupted."""
+    try:
+        with open(_LOADAVG) as file:  # proc(5): its fourth field is how many want to run, and of how many
+            wanting = int(file.read().split()[3].partition("/")[0])
+    except (OSError, IndexError, ValueError):
+        return
+    if wanting > (os.cpu_count() or 1):
+        time.sleep(_REST_S)

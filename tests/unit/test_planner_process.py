@@ -26,6 +26,8 @@ from chameleon_lab.planner.program import compile_program
 from chameleon_lab.policy import Edit, EditAction, EditsUnreachableError, Link
 
 STEP = gpt_step(layers=4)
+WAITS = "__import__('threading').Event().wait()"
+"""For ever, whatever signals come."""
 LINK = Link(4e9, 4e9)
 
 
@@ -86,12 +88,36 @@ def test_ctrl_c_is_the_loop_s_and_so_is_the_processor(planner: PlannerProcess) -
     assert planner.call(os.getpriority, os.PRIO_PROCESS, 0) == min(ours + 10, 19)
 
 
+@pytest.mark.parametrize(
+    ("said", "rested"),
+    [("0.9 0.7 0.5 {all}/345 678\n", []), ("0.9 0.7 0.5 {more}/345 678\n", [0.006]), ("", []), (None, [])],
+)
+def test_it_rests_where_more_want_to_run_than_there_are_processors(
+    said: str | None, rested: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loadavg, processors = tmp_path / "loadavg", os.cpu_count() or 1
+    if said is not None:
+        loadavg.write_text(said.format(all=processors, more=processors + 1))
+    rests: list[float] = []
+    monkeypatch.setattr(process, "_LOADAVG", str(loadavg))
+    monkeypatch.setattr(process.time, "sleep", rests.append)
+    process._rest_where_others_wait()
+    assert rests == rested
+
+
+def test_it_looks_while_it_plans_whether_to_rest(planner: PlannerProcess) -> None:
+    timer = planner.call(signal.getitimer, signal.ITIMER_PROF)
+    assert timer[1] == pytest.approx(process._BURST_S, rel=0.5, abs=0.01), "the kernel rounds it to its ticks"
+    handler = planner.call(eval, "__import__('signal').getsignal(__import__('signal').SIGPROF).__name__")
+    assert handler == process._rest_where_others_wait.__name__
+
+
 def test_what_nobody_wants_any_more_is_interrupted(planner: PlannerProcess) -> None:
     pid, raised = planner.call(os.getpid), []
 
     def wait() -> None:
         try:
-            planner.call(signal.pause)
+            planner.call(eval, WAITS)
         except PlannerProcessError as error:
             raised.append(type(error))
 
