@@ -47,9 +47,9 @@ RUN_IN, PAIR = 4, 4
 def _vit(tiny: bool) -> Job:
     from transformers import ViTConfig, ViTForImageClassification
 
-    width, layers, batch = (32, 2, 2) if tiny else (96, 6, 16)
+    width, layers, heads, batch = (32, 2, 2, 2) if tiny else (160, 10, 5, 24)
     shape = ViTConfig(
-        hidden_size=width, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=4 * width,
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width,
         image_size=32, patch_size=4, num_labels=10,
     )  # fmt: skip
 
@@ -137,7 +137,7 @@ def _gpt(tiny: bool) -> Job:
 
 CASES = (
     Case("GPT", "character GPT of 6 layers and width 96 on 4 x 256 characters", _gpt),
-    Case("ViT", "transformers' ViT: 6 layers of width 96, 16 images of 32 x 32", _vit),
+    Case("ViT", "transformers' ViT: 10 layers of width 160, 24 images of 32 x 32", _vit),
     Case("BERT", "transformers' BERT: 6 layers of width 96, 8 x 128 tokens", _bert),
     Case("U-Net", "4 levels of 3 convolutions, 4 images of 32 x 32", _unet),
 )
