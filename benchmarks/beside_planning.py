@@ -397,13 +397,14 @@ def _as_it_came(step_s: Sequence[float], report: cl.Report) -> dict[str, Any]:
 
 HEADERS = (
     "model", "busy", "ops", "same loss", "plain ms", "planning at once", "worst of its plan", "first plan ms",
-    "last plan ms", "step's end", "a search s", "search", "worst", "alone", "edits", "worst", "alone",
+    "last plan ms", "step's end", "a search CPU s", "s", "search", "worst", "alone", "edits", "worst", "alone",
     "drawing", "worst", "alone", "saving", "worst", "alone",
 )  # fmt: skip
 
 
 def printed(row: dict[str, Any]) -> list[str]:
     """A row as it is printed."""
+    search = row["beside"]["search"]
     return [
         row["model"],
         str(row["busy"]),
@@ -414,8 +415,9 @@ def printed(row: dict[str, Any]) -> list[str]:
         f"{row['worst_of_its_plan']:.2f}",
         measure.milliseconds(row["first_plan_s"]),
         measure.milliseconds(row["last_plan_s"]),
-        format_percent(row["beside"]["search"]["end_over_step"]),
+        format_percent(search["end_over_step"]),
         f"{row['search_s']:.2f}",
+        f"{sum(search['beside_s']) / search['made']:.2f}",
         *(
             text
             for pair in row["beside"].values()
@@ -432,9 +434,10 @@ ABOUT = f"""
 Beside 0 to 2 processes that never rest; {SHARE:.0%} of the peak, behind a link that moves {LINK_PEAKS:.0%} of it in a
 plain step. Planning at once: what making the first plan adds to its step, over the settled step. Worst of its plan: the
 longest step from the first plan on, over the median of those that followed the same plan. Step's end: what reading the
-records takes of a step. Search: medians of steps beside a search over those beside nothing, in turns of {PAIR} or more,
-under one policy; and the longest of each over its median. The same beside edits in the panel, each planned for; beside
-the panel's drawing of the newest step; beside saving the trace: {NEWS_EVERY_S} s between two of them."""
+records takes of a step. A search: its seconds of a processor, and of the training beside it. Search: medians of steps
+beside a search over those beside nothing, in turns of {PAIR} or more, under one policy; and the longest of each over
+its median. The same beside edits in the panel, each planned for; beside the panel's drawing of the newest step; beside
+saving the trace: {NEWS_EVERY_S} s between two of them."""
 
 
 def measured(only: str, steps: int, rounds: int, tiny: bool) -> Iterator[dict[str, Any]]:

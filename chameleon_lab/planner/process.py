@@ -2,7 +2,7 @@
 
 The planner needs arrays alone. :class:`PlannerProcess` sends functions with their arguments to a process of their own,
 and gives what they return or raise. That process has no torch, the loop comes before it (``nice``), and where more
-threads want to run than there are processors it rests three quarters of the time.
+threads want to run than there are processors it rests again and again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ T = TypeVar("T")
 _NICE = 10
 """A tenth of the weight of the others: it goes on where all processors are busy, and slows nobody much."""
 _BURST_S, _REST_S = 0.002, 0.006
-"""Where all processors are busy: of a processor, until it rests, and how long. A scheduler moves threads as soon as a
-processor is idle, and else it may leave the loop on one processor with others while the planner has another."""
+"""Where all processors are busy: of a processor, in the system's ticks, until it rests, and how long. A scheduler moves
+threads as soon as a processor is idle; else it may leave the loop on one with others, and the planner on another."""
 _LOADAVG = "/proc/loadavg"
 _LOOK_S = 5.0
 _BEGIN = """

@@ -274,13 +274,13 @@ def _import_pyarrow() -> Any:
 
 
 def _schema(pa: Any, version: int = VERSION) -> pyarrow.Schema:
-    def arrow(kind: str) -> Any:
+    def type_of(kind: str) -> Any:
         return pa.bool_() if kind == "bool" else getattr(pa, kind)()
 
-    columns = [(name, arrow(kind)) for name, kind in _SCALARS.items()]
+    columns = [(name, type_of(kind)) for name, kind in _SCALARS.items()]
     columns += [(name, pa.list_(pa.string())) for name in _DICTIONARIES]
     for name, kind in TABLES.items():
-        fields = [(key, arrow(c.dtype)) for key, c in kind.declared().items() if c.since <= version]
+        fields = [(key, type_of(c.dtype)) for key, c in kind.declared().items() if c.since <= version]
         columns.append((name, pa.list_(pa.struct(fields))))
     return pa.schema([column for column in columns if _SINCE[column[0]] <= version])
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def numbers(pa: Any, values: np.ndarray) -> pyarrow.Array:
-    """Numbers, or truth values, of shape (N,) as an array of the same type."""
+    """Numbers, or truth values, of shape (N,) as an array of the same type. Raises ValueError for another shape."""
+    if values.ndim != 1:
+        raise ValueError(f"a column has one value a row, and not the shape {values.shape}")
     kind, count = pa.from_numpy_dtype(values.dtype), len(values)
     if values.dtype == bool:
         values = np.packbits(values, bitorder="little")
