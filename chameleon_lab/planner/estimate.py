@@ -95,13 +95,12 @@ def estimate(
     least = int(made.assumed.get("min_swap_bytes", MIN_SWAP_BYTES))
     memory = memory or memory_under(step, least, capacity_bytes)[0]
     deciders = Deciders(index, edits)
+    residence, never_replayed = deciders.residence.tolist(), deciders.never_replayed.tolist()
     decisions: list[Decision] = []
     for decision in made.decisions:
         row = index.row_of.get(decision.storage)
-        k = deciders.gaps.get(
-            (decision.storage, decision.gap), -1 if row is None else deciders.residence[row]
-        )
-        never = row is not None and deciders.never_replayed[row] and decision.action is Action.REMATERIALIZE
+        k = deciders.gaps.get((decision.storage, decision.gap), -1 if row is None else residence[row])
+        never = row is not None and never_replayed[row] and decision.action is Action.REMATERIALIZE
         if (k < 0 or edits[k].action.value == decision.action.value) and not never:
             decisions.append(decision)
     decisions = [_moved(decision, made.edits, edits, index, deciders) for decision in decisions]
@@ -137,6 +136,7 @@ def _forced(
 ) -> list[Decision]:
     """What edits ask for and the decisions lack: swaps, each from right after its use to one copy before the next, and
     drops up to the next use."""
+    never_replayed = deciders.never_replayed
     there = {(decision.storage, decision.action.value) for decision in decisions}
     done = {(decision.storage, decision.gap) for decision in decisions}
     start = np.concatenate([[0.0], np.cumsum(np.tile(times, 3))])
@@ -150,7 +150,7 @@ def _forced(
         edit = edits[deciders.residence[row]]
         if not edit.leaves or (index.keys[row], edit.action.value) in there or row not in candidate_of:
             continue
-        if edit.action is EditAction.REMATERIALIZE and deciders.never_replayed[row]:
+        if edit.action is EditAction.REMATERIALIZE and never_replayed[row]:
             continue
         action = Action(edit.action.value)
         own = np.flatnonzero((memory.gap_storage == candidate_of[row]) & memory.gap_returns).tolist()

@@ -163,7 +163,7 @@ class PlanWorker:
             if self._estimate is not None and self._estimate.edits == edits:
                 return self._estimate
             self.wake()
-            patience_s = _AT_ONCE_S if self.plan_s < 2 * _AT_ONCE_S else 0.0
+            patience_s = _AT_ONCE_S if self.plan_s < _AT_ONCE_S else 0.0
             if self._made.wait_for(lambda: edits in self._known, patience_s):
                 return self._known[edits]
             self._estimate = self._estimated(draft)
