@@ -51,13 +51,9 @@ class PlannerProcess:
 
     It begins with the first call, and ends with :meth:`close`, or when the process that it belongs to has ended in
     whatever way. In a forked child there is none.
-
-    Args:
-        tell: called with the reason before :meth:`call_or_run` runs a function in its caller's thread.
     """
 
-    def __init__(self, tell: Callable[[str], None] = lambda why: None) -> None:
-        self._tell = tell
+    def __init__(self) -> None:
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner: int | None = None
@@ -103,8 +99,8 @@ class PlannerProcess:
             return self.call(function, *args, **kwargs)
         except PlannerInterruptedError:
             raise
-        except PlannerProcessError as error:
-            self._tell(str(error))
+        except PlannerProcessError:
+            pass
         return function(*args, **kwargs)
 
     def start(self) -> None:

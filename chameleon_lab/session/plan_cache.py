@@ -20,6 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..planner.process import PlannerProcessError
 from ..planner.program import Program
 from ..policy import Policy
 from ..report.session_report import PlanSummary, StepSummary
@@ -229,6 +230,7 @@ class PlanCache:
         self._ids = itertools.count()
         self._job: _Job | None = None
         self._search: _Search | None = None
+        self._may_search = True
         self._unfinished: list[tuple[Policy, core.StepLog]] = []
         self._failed: dict[tuple[int, int], tuple[int, int]] = {}
         """By fingerprint and live peak: the step from which planning may be tried again, and the pause before it."""
@@ -349,7 +351,7 @@ class PlanCache:
                     self._answer(own, log, summary)
                 elif own.policy is not None and not log.truncated_ops and self._reserve_grows(summary):
                     self._reserve_more(own, log, summary)
-                elif own.search_from is None and self._search is None and own.refinements < _MOST_REFINEMENTS:
+                elif not self._searches(own) and own.refinements < _MOST_REFINEMENTS:
                     self._refine(own, log, summary, least_compute_s)
             self._begin_search(own)
             return
@@ -478,12 +480,16 @@ class PlanCache:
 
         self._job = _Job(self._runtime, make, (log.fingerprint, log.live_peak_bytes))
 
+    def _searches(self, own: Plan) -> bool:
+        """Is a better plan than this one, or than another, searched for, or about to be?"""
+        return self._search is not None or (self._may_search and own.search_from is not None)
+
     def _begin_search(self, own: Plan) -> None:
         """Look for a better plan than the one that was made quickly, from the same step. One search at a time."""
         if self._search is not None and (not self._search.given_up or self._search.job.is_alive()):
             return
         self._search, log = None, own.search_from
-        if log is None:
+        if log is None or not self._may_search:
             return
         own.search_from = None
 
@@ -506,6 +512,10 @@ class PlanCache:
         if search is None or search.given_up or not search.job.done:
             return
         self._search, own, found = None, search.plan, search.job.result
+        if found is None and isinstance(search.job.error, PlannerProcessError):
+            self._note(f"no better plans are searched for, the first ones are followed: {search.job.error}")
+            self._may_search, own.search_from = False, search.log
+            return
         if found is None:
             self._note(f"the search for a better plan failed, the first one is followed: {search.job.error}")
             return

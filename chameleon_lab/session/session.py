@@ -32,7 +32,7 @@ from ..planner.constraints import EvictLastByName, evict_last_rows
 from ..planner.generate import worth_searching
 from ..planner.memory import step_op_times
 from ..planner.obey import BoundPlan, plan_and_bind
-from ..planner.process import PlannerProcess
+from ..planner.process import PlannerInterruptedError, PlannerProcess, PlannerProcessError
 from ..planner.program import compile_program, unreplayable
 from ..policy import Link, Policy
 from ..policy.edits import Edit, EditAction
@@ -292,9 +292,7 @@ class Session:
         self._closed = False
         self._reserve = Reserve()
         # Interrupting a plan must interrupt neither a search nor the ranks' plan.
-        self._planner, self._searcher, self._ranks_planner = (
-            PlannerProcess(self._note_no_process) for _ in range(3)
-        )
+        self._planner, self._searcher, self._ranks_planner = (PlannerProcess() for _ in range(3))
         self._plans = PlanCache(
             self._runtime,
             partial(self._plan_for, call=partial(self._apart, self._planner)),
@@ -860,17 +858,31 @@ class Session:
         return time.thread_time() + (self._searcher if search else self._planner).spent_s
 
     def _apart(
-        self, planner: PlannerProcess, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+        self,
+        planner: PlannerProcess,
+        function: Callable[..., T],
+        *args: Any,
+        before: Policy | None,
+        **options: Any,
     ) -> T:
-        """Call a function of the planner in a process; where there is none, here, beside the training loop."""
-        if core.time_is_modeled():  # in which no other process is
-            return function(*args, **kwargs)
-        return planner.call_or_run(function, *args, **kwargs)
+        """Call :func:`plan_and_bind` in a process. Where there is none, plan quickly here, beside the training loop.
 
-    def _note_no_process(self, why: str) -> None:
-        if not self._noted_no_process:
-            self._note(f"plans are made beside the training loop, which takes longer: {why}")
-            self._noted_no_process = True
+        Raises PlannerProcessError in place of a search beside the loop: both would wait for the interpreter again and
+        again.
+        """
+        if core.time_is_modeled():  # in which no other process is
+            return function(*args, before=before, **options)
+        try:
+            return planner.call(function, *args, before=before, **options)
+        except PlannerInterruptedError:
+            raise
+        except PlannerProcessError as error:
+            if before is not None:
+                raise
+            if not self._noted_no_process:
+                self._note(f"plans are made quickly, in a thread beside the training loop: {error}")
+                self._noted_no_process = True
+        return function(*args, before=None, **options | {"quick": True})
 
     def _planned_for(self, log: core.StepLog, quick: bool, before: Policy | None, call: _Call) -> StepPlan:
         log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them

@@ -21,7 +21,7 @@ from training import Gpt, Moe, adamw, call_here, raw, reference, state_bytes
 import chameleon_lab as cl
 from chameleon_lab.planner import process as planner_process
 from chameleon_lab.planner import simulate
-from chameleon_lab.planner.process import PlannerInterruptedError, PlannerProcess
+from chameleon_lab.planner.process import PlannerInterruptedError, PlannerProcess, PlannerProcessError
 from chameleon_lab.report.session_report import Report
 from chameleon_lab.run_files import RunFiles
 from chameleon_lab.session import plan_cache
@@ -703,6 +703,41 @@ def test_where_no_process_plans_the_plans_come_all_the_same(monkeypatch: pytest.
     assert got == want and report is not None
     assert any(plan.made_from_step >= 12 and plan.followed_steps for plan in report.plans)
     assert sum("beside the training loop" in note and "ended with 3" in note for note in report.notes) == 1
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+def test_where_no_process_plans_the_loop_has_quick_plans_alone_beside_it(
+    monkeypatch: pytest.MonkeyPatch, searches: None
+) -> None:
+    """A search would take the interpreter from the loop for seconds. It is made up for when the training has ended."""
+    from chameleon_lab.session import session as session_module
+
+    plan_and_bind = session_module.plan_and_bind
+    made: list[tuple[bool, bool, bool]] = []
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PlannerProcessError("no process can be started: made up")
+
+    def look(*args: Any, quick: bool, before: cl.Policy | None, **kwargs: Any) -> Any:
+        made.append((quick, before is not None, threading.current_thread() is threading.main_thread()))
+        return plan_and_bind(*args, quick=quick, before=before, **kwargs)
+
+    monkeypatch.setattr(PlannerProcess, "call", refuse)
+    monkeypatch.setattr(session_module, "plan_and_bind", look)
+    _, live_peak = reference(Gpt)
+    want, _ = run(larger_batch, Gpt)
+    got, session = slowly(larger_batch, STEPS, live_peak // 2, wait)
+    report = session.report()
+    assert got == want and max(step.peak_bytes for step in report.history) <= live_peak // 2
+    assert made == [(True, False, True), (True, False, False)]
+    assert [plan.followed_steps > 5 for plan in report.plans if plan.decisions] == [True, True]
+    assert [note for note in report.notes if "made up" in note] == [
+        "no better plans are searched for, the first ones are followed: no process can be started: made up",
+        "plans are made quickly, in a thread beside the training loop: no process can be started: made up",
+    ]
+    session.policy_to_save()
+    assert made[2:] == [(False, True, True)]
 
 
 class Search:

@@ -221,16 +221,13 @@ def test_where_none_can_be_started_it_says_why(
     with pytest.raises(PlannerProcessError, match="sys.executable|temporarily unavailable"):
         planner.call(os.getpid)
     planner.start()
-    told: list[str] = []
-    other = PlannerProcess(told.append)
+    other = PlannerProcess()
     assert other.call_or_run(os.getpid) == os.getpid()
-    assert len(told) == 1 and ("sys.executable" in told[0] or "temporarily unavailable" in told[0])
     with pytest.raises(ValueError, match="invalid literal") as error:
         other.call_or_run(int, "four")
     assert error.value.__context__ is None
     monkeypatch.undo()
-    told.clear()
-    assert other.call_or_run(os.getpid) != os.getpid() and not told
+    assert other.call_or_run(os.getpid) != os.getpid()
     other.close()
 
 
