@@ -19,10 +19,11 @@ from ...planner.sweep import POINTS, sweep
 from ...policy import Edit, Policy
 from ...policy.model import fingerprint
 from ...trace import Trace
+from .decisions import Candidates
 from .planned import DraftPlan, Judged, candidates_of, judged, planned
 
 _AT_ONCE_S = 0.08
-"""An edit's answer waits so long for its plan."""
+"""An edit's answer waits so long for its plan, where plans take no longer."""
 
 _GUESSED_S_PER_OP = 2e-5
 """What a plan takes, until the first one has been timed."""
@@ -163,14 +164,20 @@ class PlanWorker:
             if self._estimate is not None and self._estimate.edits == edits:
                 return self._estimate
             self.wake()
-            patience_s = _AT_ONCE_S if self.plan_s < _AT_ONCE_S else 0.0
-            if self._made.wait_for(lambda: edits in self._known, patience_s):
+            newest, candidates, op_times = self.newest, self.candidates, self.op_times
+            until_s = time.monotonic() + (_AT_ONCE_S if self.plan_s < _AT_ONCE_S else 0.0)
+        estimated = self._estimated(draft, newest, candidates, op_times)
+        with self._lock:
+            if self._made.wait_for(lambda: edits in self._known, max(until_s - time.monotonic(), 0.0)):
                 return self._known[edits]
-            self._estimate = self._estimated(draft)
-            return self._estimate
+            if op_times is self.op_times:
+                self._estimate = estimated
+            return estimated
 
-    def _estimated(self, draft: Draft) -> DraftPlan:
-        edits, newest = draft.edits, self.newest
+    def _estimated(
+        self, draft: Draft, newest: DraftPlan, candidates: Candidates, op_times: np.ndarray
+    ) -> DraftPlan:
+        edits = draft.edits
         assert newest.policy is not None
         policy = estimate(
             self.step,
@@ -178,12 +185,12 @@ class PlanWorker:
             edits,
             draft.capacity_bytes,
             draft.link,
-            self.op_times,
-            index=self.candidates.index,
-            memory=self.candidates.memory,
-            replayable=self.candidates.replayable,
+            op_times,
+            index=candidates.index,
+            memory=candidates.memory,
+            replayable=candidates.replayable,
         )
-        return DraftPlan(edits, False, policy, *self.candidates.judged(policy))
+        return DraftPlan(edits, False, policy, *candidates.judged(policy))
 
     def anew(self, edits: tuple[Edit, ...]) -> DraftPlan | None:
         """The plan that is made under these edits now, whatever is in force; None, and wanted, before it is known."""
