@@ -19,6 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, TypeVar, cast
 
+from ..util import torch_version
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -34,7 +36,7 @@ import sys
 sys.path[:] = {path!r}
 sys.modules["torch"] = None  # plans need none, and its import takes seconds
 from chameleon_lab.planner.process import serve
-serve()
+serve({torch!r})
 """
 
 
@@ -129,7 +131,7 @@ class PlannerProcess:
             self._owner = os.getpid()
             try:
                 started = subprocess.Popen(
-                    [sys.executable, "-c", _BEGIN.format(path=sys.path)],
+                    [sys.executable, "-c", _BEGIN.format(path=sys.path, torch=torch_version.installed())],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
@@ -149,9 +151,10 @@ class PlannerProcess:
         return process
 
 
-def serve() -> None:
-    """Answer calls until there are no more, or the process that makes them has ended."""
+def serve(torch: str | None) -> None:
+    """Answer calls until there are no more, or the process that makes them has ended. ``torch``: its version there."""
     parent = os.getppid()
+    torch_version.note_owners(torch)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, _rest_where_others_wait)
     signal.setitimer(signal.ITIMER_PROF, _BURST_S, _BURST_S)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 
 
 def minor_of(torch_version: str) -> str:
@@ -17,10 +18,29 @@ def misfit(built_for: str, installed: str) -> str | None:
     needed, found = minor_of(built_for), minor_of(installed)
     if needed == found:
         return None
-    mended = f'`pip install "torch=={needed}.*"` mends it, or the wheel of chameleon-lab for torch {found}'
-    if not _is_wheel():
+    also, mended = "", f'`pip install "torch=={needed}.*"` mends it'
+    if _is_wheel():
+        mended += f", or the wheel of chameleon-lab for torch {found}"
+    elif _is_accepted(found):
         mended = "build it again with `pip install --force-reinstall --no-deps .` in the project's folder"
-    return f"chameleon_lab was built for torch {needed}, and torch {installed} is installed: {mended}"
+    else:
+        also = ", with which it has not been tested"
+    return f"chameleon_lab was built for torch {needed}, and torch {installed} is installed{also}: {mended}"
+
+
+def _is_accepted(minor: str) -> bool:
+    """Does the package accept this torch, by its metadata? Yes where it has none."""
+    try:
+        wanted = next(each for each in requires("chameleon-lab") or () if re.match(r"torch\b", each))
+    except (PackageNotFoundError, StopIteration):
+        return True
+    own = _numbers(minor)
+    bounds = [(sign, _numbers(bound)) for sign, bound in re.findall(r"(>=|<)([\d.]+)", wanted)]
+    return all(own >= bound if sign == ">=" else own < bound for sign, bound in bounds)
+
+
+def _numbers(version_text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version_text))
 
 
 def _is_wheel() -> bool:
@@ -40,6 +60,15 @@ def note_broken(error: Exception) -> None:
     _broken = _broken or error
 
 
+_owners: str | None = None
+
+
+def note_owners(owners: str | None) -> None:
+    """In a process that loads no torch: which one is installed, as the process says that it works for."""
+    global _owners
+    _owners = owners
+
+
 def installed() -> str | None:
     """The version of torch: its own word where it is loaded, else its package's; None where there is none.
 
@@ -48,6 +77,8 @@ def installed() -> str | None:
     loaded = getattr(sys.modules.get("torch"), "__version__", None)
     if loaded is not None:
         return str(loaded)
+    if _owners is not None:
+        return _owners
     try:
         return version("torch")
     except PackageNotFoundError:
