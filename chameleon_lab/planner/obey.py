@@ -61,6 +61,8 @@ class BoundPlan:
     """What is wrong with the edits."""
     gained_s: float
     """Seconds that a step is predicted to take less than under the policy ``before``; 0 without one."""
+    quick: bool
+    """Was it made without a long search, so that one may find a better plan?"""
 
 
 def plan_and_bind(
@@ -70,16 +72,17 @@ def plan_and_bind(
     edits: Sequence[Edit],
     *,
     before: Policy | None = None,
+    quick: bool = False,
     **options: Any,
 ) -> BoundPlan:
     """:func:`plan_obeying`, and the policy bound to the step. It can be called in another process: what it returns
     holds all that the caller needs.
     """
-    made, remarks = plan_obeying(step, capacity_bytes, link, edits, **options)
+    made, remarks = plan_obeying(step, capacity_bytes, link, edits, quick=quick, **options)
     program, gained_s = compile_program(made, step), 0.0
     if before is not None:
         old, new = (
             simulate(step, policy, link=made.link, op_times=made.op_times) for policy in (before, made)
         )
         gained_s = old.step_s - new.step_s
-    return BoundPlan(dataclasses.replace(made, source=None), program, tuple(remarks), gained_s)
+    return BoundPlan(dataclasses.replace(made, source=None), program, tuple(remarks), gained_s, quick)

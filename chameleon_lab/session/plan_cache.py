@@ -63,6 +63,8 @@ _CHEAP = 0.02
 """Share of the compute time that a plan may cost without being worth another look."""
 _LEAST_GAIN = 0.005
 """Share of the step that a searched plan has to save: switching plans moves storages, which costs time."""
+_MOST_LOST_SEARCHES = 2
+"""Searches whose process has ended, or could not be started, until no more are begun."""
 _MOST_UNFINISHED = 16
 """Policies that are remembered because the search for a better one was cut short."""
 
@@ -230,7 +232,7 @@ class PlanCache:
         self._ids = itertools.count()
         self._job: _Job | None = None
         self._search: _Search | None = None
-        self._may_search = True
+        self._lost_searches = 0
         self._unfinished: list[tuple[Policy, core.StepLog]] = []
         self._failed: dict[tuple[int, int], tuple[int, int]] = {}
         """By fingerprint and live peak: the step from which planning may be tried again, and the pause before it."""
@@ -482,14 +484,17 @@ class PlanCache:
 
     def _searches(self, own: Plan) -> bool:
         """Is a better plan than this one, or than another, searched for, or about to be?"""
-        return self._search is not None or (self._may_search and own.search_from is not None)
+        return self._search is not None or (self._may_search() and own.search_from is not None)
+
+    def _may_search(self) -> bool:
+        return self._lost_searches < _MOST_LOST_SEARCHES
 
     def _begin_search(self, own: Plan) -> None:
         """Look for a better plan than the one that was made quickly, from the same step. One search at a time."""
         if self._search is not None and (not self._search.given_up or self._search.job.is_alive()):
             return
         self._search, log = None, own.search_from
-        if log is None or not self._may_search:
+        if log is None or not self._may_search():
             return
         own.search_from = None
 
@@ -513,8 +518,12 @@ class PlanCache:
             return
         self._search, own, found = None, search.plan, search.job.result
         if found is None and isinstance(search.job.error, PlannerProcessError):
-            self._note(f"no better plans are searched for, the first ones are followed: {search.job.error}")
-            self._may_search, own.search_from = False, search.log
+            own.search_from = search.log
+            self._lost_searches += 1
+            if not self._may_search():
+                self._note(
+                    f"no better plans are searched for, the first ones are followed: {search.job.error}"
+                )
             return
         if found is None:
             self._note(f"the search for a better plan failed, the first one is followed: {search.job.error}")

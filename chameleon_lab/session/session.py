@@ -695,7 +695,7 @@ class Session:
                     self._policies.edits,
                     link=link,
                     op_s=op_s,
-                    call=partial(self._apart, self._ranks_planner),
+                    call=partial(self._apart, self._ranks_planner, in_full=True),
                 ).policy
             ),
             interrupt=self._ranks_planner.close,
@@ -863,12 +863,13 @@ class Session:
         function: Callable[..., T],
         *args: Any,
         before: Policy | None,
+        in_full: bool = False,
         **options: Any,
     ) -> T:
-        """Call :func:`plan_and_bind` in a process. Where there is none, plan quickly here, beside the training loop.
+        """Call :func:`plan_and_bind` in a process. If there is none, this thread plans, quickly unless ``in_full``.
 
-        Raises PlannerProcessError in place of a search beside the loop: both would wait for the interpreter again and
-        again.
+        Raises PlannerProcessError in place of a search beside the training loop: both would wait for the interpreter
+        again and again.
         """
         if core.time_is_modeled():  # in which no other process is
             return function(*args, before=before, **options)
@@ -880,9 +881,9 @@ class Session:
             if before is not None:
                 raise
             if not self._noted_no_process:
-                self._note(f"plans are made quickly, in a thread beside the training loop: {error}")
+                self._note(f"plans are made in a thread beside the training loop: {error}")
                 self._noted_no_process = True
-        return function(*args, before=None, **options | {"quick": True})
+        return function(*args, before=None, **options if in_full else options | {"quick": True})
 
     def _planned_for(self, log: core.StepLog, quick: bool, before: Policy | None, call: _Call) -> StepPlan:
         log.wait()  # for a device that runs behind: what its ops took decides what can hide behind them
@@ -903,7 +904,7 @@ class Session:
                 made.program,
                 step,
                 gained_s=made.gained_s,
-                search_from=log if quick and worth_searching(made.policy) else None,
+                search_from=log if made.quick and worth_searching(made.policy) else None,
             )
         except BelowFloorError as error:
             # It ran, so eviction manages: an op's inner order can be luckier than the sum of what it touches.

@@ -732,12 +732,47 @@ def test_where_no_process_plans_the_loop_has_quick_plans_alone_beside_it(
     assert got == want and max(step.peak_bytes for step in report.history) <= live_peak // 2
     assert made == [(True, False, True), (True, False, False)]
     assert [plan.followed_steps > 5 for plan in report.plans if plan.decisions] == [True, True]
-    assert [note for note in report.notes if "made up" in note] == [
+    assert sorted(note for note in report.notes if "made up" in note) == [
         "no better plans are searched for, the first ones are followed: no process can be started: made up",
-        "plans are made quickly, in a thread beside the training loop: no process can be started: made up",
+        "plans are made in a thread beside the training loop: no process can be started: made up",
     ]
     session.policy_to_save()
     assert made[2:] == [(False, True, True)]
+
+
+def test_where_no_process_plans_a_search_is_made_up_for_after_a_plan_for_quicker_ops_too(
+    monkeypatch: pytest.MonkeyPatch, searches: None
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PlannerProcessError("made up")
+
+    monkeypatch.setattr(PlannerProcess, "call", refuse)
+    monkeypatch.setattr(plan_cache, "_MOST_REFINEMENTS", 1)
+    monkeypatch.setattr(plan_cache, "_SAME_TIME", -math.inf)  # as if ops took less time in each step
+    monkeypatch.setattr(plan_cache, "_CHEAP", -math.inf)
+    _, live_peak = reference(Gpt)
+    _, session = slowly(rerouted, 8, live_peak // 2, wait)
+    first, second = (plan for plan in session.report().plans if plan.decisions)
+    assert "its ops take" in second.why and first.dropped and second.followed_steps
+    assert session.policy is not None and session._plans.unfinished(session.policy) is not None
+
+
+def test_a_search_that_loses_its_process_once_is_begun_anew(
+    monkeypatch: pytest.MonkeyPatch, searches: None
+) -> None:
+    lost: list[int] = []
+
+    def call(_: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if kwargs["before"] is not None and not lost:
+            lost.append(1)
+            raise PlannerProcessError("the planner's process ended with -9")
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(PlannerProcess, "call", call)
+    _, live_peak = reference(Gpt)
+    _, session = slowly(rerouted, 8, live_peak // 2, wait)
+    assert lost and any(plan.search_s for plan in session.report().plans)
+    assert not any("ended with" in note for note in session.report().notes)
 
 
 class Search:

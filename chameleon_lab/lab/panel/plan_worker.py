@@ -166,18 +166,22 @@ class PlanWorker:
             self.wake()
             newest, candidates, op_times = self.newest, self.candidates, self.op_times
             until_s = time.monotonic() + (_AT_ONCE_S if self.plan_s < _AT_ONCE_S else 0.0)
-        estimated = self._estimated(draft, newest, candidates, op_times)
+        estimated = self._estimated(draft, edits, newest, candidates, op_times)
         with self._lock:
             if self._made.wait_for(lambda: edits in self._known, max(until_s - time.monotonic(), 0.0)):
                 return self._known[edits]
-            if op_times is self.op_times:
+            if op_times is self.op_times:  # it was made without the lock
                 self._estimate = estimated
             return estimated
 
     def _estimated(
-        self, draft: Draft, newest: DraftPlan, candidates: Candidates, op_times: np.ndarray
+        self,
+        draft: Draft,
+        edits: tuple[Edit, ...],
+        newest: DraftPlan,
+        candidates: Candidates,
+        op_times: np.ndarray,
     ) -> DraftPlan:
-        edits = draft.edits
         assert newest.policy is not None
         policy = estimate(
             self.step,
