@@ -16,7 +16,7 @@ configure = cmake -S . -B build -G Ninja -DPython_EXECUTABLE=$(CURDIR)/.venv/bin
 cpp_files = find csrc tests -name '*.cpp' -o -name '*.h'
 
 .PHONY: help demo test test-all soak recovery torture explore sanitize lab bench dev lint requirements check-cuda format clean build core wheel tools core-tools \
-  apart chromium oldest
+  apart chromium oldest newest
 
 help: ## show this list
 	@echo "Chameleon Lab: train PyTorch models in less device memory."
@@ -40,8 +40,11 @@ soak: build ## make 50 checkpoints and a thousand steps after them, and search e
 	CHAMELEON_SOAK=1 OMP_NUM_THREADS=1 python -m pytest -q tests/integration/test_floor.py -k smallest || failed=1; \
 	exit $$failed
 
-oldest: .venv/.installed ## build and test with the oldest PyTorch, in its CUDA build and without a GPU (downloads 2.7 GB once; 40 minutes)
+oldest: .venv/.installed ## build and test with the oldest PyTorch, in its CUDA build and without a GPU (downloads 3 GB once; 40 minutes)
 	@python scripts/test.py all oldest-first-call oldest-second-call oldest-third-call oldest oldest-gpu
+
+newest: .venv/.installed ## build and run the integration tests with the newest PyTorch, likewise (half an hour)
+	@python scripts/test.py all newest newest-gpu
 
 recovery: build ## kill and restart replicas under torchft, which is installed into build/packages for it (minutes)
 	@[ -e build/packages/torchft/.done ] || { scripts/torchft.sh build/packages/torchft; }
@@ -90,7 +93,7 @@ build: build/build.ninja ## build the C++ core and the panel, where they changed
 	$(say) "Building the C++ core and the JupyterLab panel"
 	@cmake --build build
 
-wheel: build ## build a wheel for each PyTorch that is supported, into build/wheels (TORCH="2.12 2.13" for some of them)
+wheel: build ## build a wheel for each PyTorch that is supported, into build/wheels (TORCH="2.12 2.15" for some of them)
 	@python scripts/wheel.py $(TORCH)
 
 lint: node_modules/.package-lock.json ## check style, types and complexity: ruff, mypy, clang-format, lizard, biome

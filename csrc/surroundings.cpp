@@ -63,22 +63,6 @@ void on_each_worker(std::vector<uint32_t>* words, const F& f) {
   at::TensorIterator::borrowing_nullary_op(slots).for_each(loop, 1);
 }
 
-// torch 2.11 has no such setting.
-template <class Context>
-int32_t depthwise_kernel(const Context& context) {
-  if constexpr (requires { context.cudnnDepthwiseKernel(); }) {
-    return static_cast<int32_t>(context.cudnnDepthwiseKernel());
-  }
-  return 0;
-}
-
-template <class Context>
-void set_depthwise_kernel(Context& context, int32_t kernel) {
-  if constexpr (requires { context.cudnnDepthwiseKernel(); }) {
-    context.setCuDNNDepthwiseKernel(static_cast<decltype(context.cudnnDepthwiseKernel())>(kernel));
-  }
-}
-
 void set_reduction(at::CuBLASReductionOption option, void (at::Context::*set)(bool, bool)) {
   (at::globalContext().*set)(option == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK,
                              option != at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK);
@@ -94,6 +78,25 @@ struct Setting {
   Get get;
   Set set;
 };
+
+// One of the GPU's that not every torch has.
+#define SETTING_OF_SOME_TORCH(value, getter, setter)                                                     \
+  Setting {                                                                                              \
+    &Surroundings::value, Ops::kOfGpu,                                                                   \
+        [] {                                                                                             \
+          return [](const auto& context) {                                                               \
+            if constexpr (requires { context.getter(); }) return static_cast<int32_t>(context.getter()); \
+            return int32_t{0};                                                                           \
+          }(at::globalContext());                                                                        \
+        },                                                                                               \
+        [](int32_t wanted) {                                                                             \
+          [wanted](auto& context) {                                                                      \
+            if constexpr (requires { context.getter(); }) {                                              \
+              context.setter(static_cast<decltype(context.getter())>(wanted));                           \
+            }                                                                                            \
+          }(at::globalContext());                                                                        \
+        }                                                                                                \
+  }
 
 constexpr auto kSettings = std::make_tuple(
     Setting{&Surroundings::threads, Ops::kOfHost, [] { return static_cast<int32_t>(at::get_num_threads()); },
@@ -123,8 +126,6 @@ constexpr auto kSettings = std::make_tuple(
             [](bool on) { at::globalContext().setBenchmarkCuDNN(on); }},
     Setting{&Surroundings::cudnn_deterministic, Ops::kOfGpu, [] { return at::globalContext().deterministicCuDNN(); },
             [](bool on) { at::globalContext().setDeterministicCuDNN(on); }},
-    Setting{&Surroundings::cudnn_depthwise, Ops::kOfGpu, [] { return depthwise_kernel(at::globalContext()); },
-            [](int32_t kernel) { set_depthwise_kernel(at::globalContext(), kernel); }},
     Setting{&Surroundings::half_reduction, Ops::kOfGpu, [] { return at::globalContext().allowFP16ReductionCuBLAS(); },
             [](at::CuBLASReductionOption option) { set_reduction(option, &at::Context::setAllowFP16ReductionCuBLAS); }},
     Setting{&Surroundings::bfloat16_reduction, Ops::kOfGpu,
@@ -133,11 +134,20 @@ constexpr auto kSettings = std::make_tuple(
     Setting{&Surroundings::half_accumulation, Ops::kOfGpu,
             [] { return at::globalContext().allowFP16AccumulationCuBLAS(); },
             [](bool on) { at::globalContext().setAllowFP16AccumulationCuBLAS(on); }},
+    Setting{&Surroundings::flash_3, Ops::kOfGpu, [] { return at::globalContext().userEnabledFA3SDP(); },
+            [](bool on) { at::globalContext().setSDPUseFA3(on); }},
+    SETTING_OF_SOME_TORCH(cudnn_depthwise, cudnnDepthwiseKernel, setCuDNNDepthwiseKernel),                // since 2.13
+    SETTING_OF_SOME_TORCH(cublaslt_groups, preferCublasltGroupedGemm, setPreferCublasltGroupedGemm),      // since 2.14
+    SETTING_OF_SOME_TORCH(flash_4, userEnabledFA4SDP, setSDPUseFA4),                                      // since 2.15
+    SETTING_OF_SOME_TORCH(native_aot, allowNativeAot, setAllowNativeAot),                                 // since 2.15
+    SETTING_OF_SOME_TORCH(native_aot_masked, maskUnconditionalNativeAot, setMaskUnconditionalNativeAot),  // since 2.15
     Setting{&Surroundings::multiprocessors_left, Ops::kOfGpu,
             [] { return at::globalContext()._SMCarveout_EXPERIMENTAL(); },
             [](std::optional<int32_t> count) { at::globalContext()._setSMCarveout_EXPERIMENTAL(count); }},
     Setting{&Surroundings::blas, Ops::kOfGpu, [] { return at::globalContext().blasPreferredBackend(); },
             [](at::BlasBackend backend) { at::globalContext().setBlasPreferredBackend(backend); }});
+
+#undef SETTING_OF_SOME_TORCH
 
 void write(std::ostream& out, const Determinism& value) { out << value.demanded << value.warns_only << ','; }
 

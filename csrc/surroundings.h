@@ -59,11 +59,16 @@ struct Surroundings {
   bool cudnn = true;
   bool cudnn_benchmark = false;
   bool cudnn_deterministic = false;
-  int32_t cudnn_depthwise = 0;                    // kernel of depthwise convolutions; of newer torch
+  int32_t cudnn_depthwise = 0;                    // kernel of depthwise convolutions
   at::Float32Precision precision[4] = {};         // what matrix products and convolutions get, of CUDA and oneDNN
   at::CuBLASReductionOption half_reduction = {};  // of sums in cuBLAS
   at::CuBLASReductionOption bfloat16_reduction = {};
   bool half_accumulation = false;
+  int32_t cublaslt_groups = 0;    // grouped matrix products by cuBLASLt
+  bool flash_3 = false;           // does FlashAttention 3 compute what 2 does else?
+  int32_t flash_4 = 0;            // or 4?
+  int32_t native_aot = 0;         // may ops (topk) take kernels that torch brings compiled ahead?
+  int32_t native_aot_masked = 0;  // without those that no condition guards
   bool half_reduction_on_host = false;
   std::optional<int32_t> multiprocessors_left;      // by matrix products of cuBLAS
   at::BlasBackend blas = at::BlasBackend::Default;  // of ops on a GPU

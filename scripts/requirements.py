@@ -46,8 +46,8 @@ def sets() -> list[tuple[str, list[str], list[str]]]:
     pinned = ["-c", str(ROOT / "constraints.txt")]
     build = project["build-system"]["requires"]
     alone = project["project"]["dependencies"]
-    (torch,) = (requirement for requirement in alone if re.match(r"torch\b", requirement))
-    oldest = re.sub(r">=([\d.]+).*", r"==\1.*", torch)
+    ((least, below),) = re.findall(r"^torch>=2\.(\d+),<2\.(\d+)$", "\n".join(alone), re.MULTILINE)
+    oldest, newest = f"torch==2.{least}.*", f"torch==2.{int(below) - 1}.*"
     apart = [
         name for names in re.findall(r"for names in (.*); do", setup) for name in re.findall(r"[\w-]+", names)
     ]
@@ -55,10 +55,13 @@ def sets() -> list[tuple[str, list[str], list[str]]]:
     return [
         ("what `make` installs", [*installed_by(setup), *build, *requirements("dev")], pinned),
         ("what `pip install .` installs", [*alone, *build], []),
-        (f"the same with {oldest}", [*alone, *build, oldest], []),
+        *((f"the same with {torch}", [*alone, *build, torch], []) for torch in (oldest, newest)),
         ("what is apart", apart, [*pinned, "--no-deps", "--python-version", _OLDEST_PYTHON]),
         ("what `make recovery` installs", torchft, ["--no-deps"]),
-        ("what `make oldest` installs", _oldest(oldest), ["--python-version", "3.12"]),
+        *(
+            (f"what scripts/with_torch.sh installs for {torch}", _with(torch), ["--python-version", "3.12"])
+            for torch in (oldest, newest)
+        ),
     ]
 
 
@@ -69,12 +72,12 @@ def installed_by(setup: str) -> list[str]:
     return _calls(setup.replace("$torch_version", torch).replace("$cuda", cuda), '"${pip[@]}" ')
 
 
-def _oldest(torch: str) -> list[str]:
-    """What scripts/oldest.sh installs beside that torch, which it reads where this does."""
+def _with(torch: str) -> list[str]:
+    """What scripts/with_torch.sh installs: that torch, CUDA's headers for it, and the rest."""
     (wanted,) = re.findall(
-        r"^wanted=\((.*?)\)$", (ROOT / "scripts" / "oldest.sh").read_text(), re.DOTALL | re.MULTILINE
+        r"^wanted=\((.*?)\)$", (ROOT / "scripts" / "with_torch.sh").read_text(), re.DOTALL | re.MULTILINE
     )
-    return [torch, *(word.strip('"') for word in wanted.split() if "torch==" not in word)]
+    return [torch, "nvidia-cuda-crt==13.*", *wanted.split()]
 
 
 def _calls(script: str, pip: str) -> list[str]:

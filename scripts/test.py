@@ -336,6 +336,10 @@ _CALLS = {
     "second": ("overlap", "replay", "facts"),
     "third": ("llama", "peers-24"),
 }
+_WITH_TORCH = "scripts/with_torch.sh"
+_UNITS_OF_TORCH = [
+    f"tests/unit/test_{name}.py" for name in ("torch_headers", "replay_check", "meta", "roofline")
+]
 _ON_THE_FAKE_GPU = ("cuda_device", "cuda_allocator", "two_sessions", "benchmarks_fake_gpu", "default_device")
 _WITH_SEVERAL_RANKS = ("collectives", "agreement")
 
@@ -376,7 +380,7 @@ RUNS = {
                 "tests",
             ),
         ),
-        # As torch before 2.13, on this torch and on the oldest one.
+        # As torch before 2.13, on this torch and on the oldest one; then the newest one.
         "without-hook": _pytest(
             *("without_hook", "integration as with a torch that tells of no raw pointer"),
             *("-n", "2", "-m", "gate or not full", "tests/integration"),
@@ -392,7 +396,7 @@ RUNS = {
         ),
         **{
             f"oldest-{which}-call": Part(
-                ["scripts/oldest.sh", "check", *parts],
+                [_WITH_TORCH, "oldest", "check", *parts],
                 title=f"the GPU check's {which} call on the CPU device, with the oldest PyTorch",
             )
             for which, parts in _CALLS.items()
@@ -400,12 +404,22 @@ RUNS = {
         "oldest": _pytest(
             *("oldest", "integration with the oldest PyTorch, in its CUDA build"),
             *("-n", "2", "-m", "gate or not full", "tests/integration"),
-            runner=("scripts/oldest.sh", "pytest"),
+            runner=(_WITH_TORCH, "oldest", "pytest"),
         ),
         "oldest-gpu": _pytest(
             *("oldest_gpu", "all of the fake GPU and of several ranks, with the oldest PyTorch"),
             *("-n", "2", *_integration(*_ON_THE_FAKE_GPU, *_WITH_SEVERAL_RANKS)),
-            runner=("scripts/oldest.sh", "pytest"),
+            runner=(_WITH_TORCH, "oldest", "pytest"),
+        ),
+        "newest": _pytest(
+            *("newest", "integration with the newest PyTorch, in its CUDA build"),
+            *("-n", "2", "-m", "gate or not full", *_UNITS_OF_TORCH, "tests/integration"),
+            runner=(_WITH_TORCH, "newest", "pytest"),
+        ),
+        "newest-gpu": _pytest(
+            *("newest_gpu", "all of the fake GPU and of several ranks, with the newest PyTorch"),
+            *("-n", "2", *_integration(*_ON_THE_FAKE_GPU, *_WITH_SEVERAL_RANKS)),
+            runner=(_WITH_TORCH, "newest", "pytest"),
         ),
         "chromium": _make("chromium"),
         "browser": _pytest("browser", "the lab in a browser", "-n", "1", "tests/browser"),

@@ -13,6 +13,7 @@ import argparse
 import base64
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MINORS = ("2.11", "2.12", "2.13")
+_LEAST, _BELOW = re.findall(r'"torch>=2\.(\d+),<2\.(\d+)"', (ROOT / "pyproject.toml").read_text())[0]
+MINORS = [f"2.{minor}" for minor in range(int(_LEAST), int(_BELOW))]
 _WANTED = (
     "torch/include/",
     "torch/version.py",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch
 from fake_gpu import on_fake_gpu as on
 
 pytestmark = pytest.mark.full
@@ -655,6 +656,16 @@ def test_one_queue_for_all_streams_is_warned_of_and_noted() -> None:
         print(json.dumps(seen))
     """)
     assert found == [[1, 1], [0, 0]]
+
+
+@pytest.mark.skipif(not hasattr(torch.cuda.memory, "_annotate_tensor"), reason="torch 2.14 or newer")
+def test_what_a_snapshot_shows_of_a_block_reaches_torchs_allocator() -> None:
+    said = on_fake_gpus(f"""
+        with {SESSION} as session:
+            said = fake.annotate("activations")
+        print(json.dumps(said))
+    """)
+    assert said == "activations"
 
 
 def test_a_fraction_that_is_set_in_a_session_is_the_user_s() -> None:

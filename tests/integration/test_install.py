@@ -140,4 +140,4 @@ def test_releases_of_one_minor_are_one_build() -> None:
 
 def test_unknown_minors_are_refused() -> None:
     said = run(sys.executable, "scripts/wheel.py", "2.10", code=2)
-    assert "there is no wheel for torch 2.10: give some of 2.11, 2.12, 2.13" in said
+    assert "there is no wheel for torch 2.10: give some of 2.11, 2.12, 2.13, 2.14, 2.15" in said

@@ -206,14 +206,25 @@ def multiprocessors_left(count: int) -> Iterator[None]:
         torch._C._set_sm_carveout_experimental(before)
 
 
+MORE_SETTINGS = {
+    ("_get_cudnn_depthwise_kernel", "_set_cudnn_depthwise_kernel"): "native",
+    ("_get_cublaslt_prefer_grouped_gemm", "_set_cublaslt_prefer_grouped_gemm"): True,
+    ("_get_fa3_sdp_enabled", "_set_sdp_use_fa3"): True,
+    ("_get_fa4_sdp_enabled", "_set_sdp_use_fa4"): True,
+    ("_get_native_aot_enabled", "_set_native_aot_enabled"): False,
+    ("_get_native_aot_unconditional_masked", "_set_native_aot_unconditional_masked"): True,
+}
+"""Settings of the GPU's ops, most of which some torches lack: functions that tell and set them, another value."""
+
+
 @contextmanager
-def depthwise_kernel(name: str) -> Iterator[None]:
-    before = torch._C._get_cudnn_depthwise_kernel()
-    torch._C._set_cudnn_depthwise_kernel(name)
+def setting(getter: str, setter: str, value: object) -> Iterator[None]:
+    before = getattr(torch._C, getter)()
+    getattr(torch._C, setter)(value)
     try:
         yield
     finally:
-        torch._C._set_cudnn_depthwise_kernel(before)
+        getattr(torch._C, setter)(before)
 
 
 def test_another_setting_of_the_gpu_is_checked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,10 +248,12 @@ def test_another_setting_of_the_gpu_is_checked_anew(monkeypatch: pytest.MonkeyPa
         on_host = len(cases) - 2 * every
     checked()
     assert on_host and len(cases) == 2 * every + on_host
-    if hasattr(torch._C, "_get_cudnn_depthwise_kernel"):
-        with depthwise_kernel("native"):
-            replayable(gpu, trusting=True)
-        assert len(cases) == 3 * every + on_host
+    for (getter, setter), value in MORE_SETTINGS.items():
+        if hasattr(torch._C, getter):
+            ran = len(cases)
+            with setting(getter, setter, value):
+                replayable(gpu, trusting=True)
+            assert len(cases) == ran + every, setter
 
 
 def test_reasons_name_the_op_and_its_dtypes() -> None:

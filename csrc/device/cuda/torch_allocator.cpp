@@ -313,6 +313,12 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
     return original->allocateWithAddress(bytes, address);
   }
 #endif
+#if CHAMELEON_TORCH >= 214
+  bool supportsUserMetadata() override { return original->supportsUserMetadata(); }
+  void annotateMemory(const void* block, const std::string& metadata) override {
+    original->annotateMemory(block, metadata);
+  }
+#endif
 };
 
 ForwardingAllocator* forwarding() {

@@ -45,6 +45,7 @@ constexpr const char* kNoNvml =
 class Native final : public caching::CUDAAllocator {
  public:
   std::string name_ = "native";
+  std::string annotation_;
   bool initialized_ = true, history_ = false;
   long observers = 0, pools_begun = 0;
   std::function<void()> while_recording;
@@ -159,6 +160,10 @@ class Native final : public caching::CUDAAllocator {
 #if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 212
   void attachOomRejectionObserver(caching::OomRejectionObserver) override {}
 #endif
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 214
+  bool supportsUserMetadata() override { return true; }
+  void annotateMemory(const void*, const std::string& metadata) override { annotation_ = metadata; }
+#endif
 };
 
 Native& native() {
@@ -206,6 +211,7 @@ void set_initialized(bool initialized) { native().initialized_ = initialized; }
 void set_history(bool recorded) { native().history_ = recorded; }
 void set_capturing(bool on) { capturing = on; }
 void set_nvml(bool works) { nvml_works = works; }
+std::string annotation() { return native().annotation_; }
 void set_while_recording(std::function<void()> what) { native().while_recording = std::move(what); }
 bool is_waited_for() { return waiting > 0; }
 
@@ -236,7 +242,13 @@ CUDAStream getCurrentCUDAStream(DeviceIndex device) {
 CUDAStream getStreamFromExternal(cudaStream_t stream, DeviceIndex device) { return stream_of(stream, device); }
 cudaStream_t CUDAStream::stream() const { return reinterpret_cast<cudaStream_t>(static_cast<intptr_t>(id())); }
 
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 214
+CUDAErrorLogCapture::CUDAErrorLogCapture() noexcept = default;
+void c10_cuda_check_implementation(const int32_t error, const char*, const char*, const uint32_t, const bool,
+                                   CUDAErrorLogCapture*) {
+#else
 void c10_cuda_check_implementation(const int32_t error, const char*, const char*, const uint32_t, const bool) {
+#endif
   if (error != cudaSuccess) (void)cudaGetLastError();
   TORCH_CHECK(error == cudaSuccess, "fake CUDA: error ", error);
 }

@@ -26,6 +26,7 @@ void set_total_bytes(int device, size_t bytes);
 void set_others_bytes(int device, size_t bytes);  // taken by other processes
 void hold(void* block, bool held);                // nobody can move it: counts for held_segment_bytes
 void set_nvml(bool works);  // false: torch's out-of-memory path ends in an assertion, as where NVML is restricted
+std::string annotation();   // the last one of a block's, which torch's memory snapshots show
 void set_while_recording(std::function<void()> what);  // where a stream is about to be recorded for a block
 bool is_waited_for();                                  // does a thread wait for the allocator's lock?
 

@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/headeronly/version.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -332,6 +333,12 @@ PYBIND11_MODULE(_fake_allocator, m) {
       },
       "That thread; has it waited for the allocator?");
   m.def("misses", [] { return gpu::Segments::misses; });
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 214
+  m.def("annotate", [](const std::string& text) {
+    if (caching::supportsUserMetadata()) caching::annotateMemory(nullptr, text);
+    return gpu::annotation();
+  });
+#endif
   m.def("attach_observer", [] { caching::attachOutOfMemoryObserver(nullptr); });
   m.def("delete_by_raw_deleter", [](int device, size_t bytes) {
     c10::cuda::set_device(static_cast<int8_t>(device), false);
