@@ -136,6 +136,7 @@ FAKE = """
         torch.cuda.init = lambda: None
         torch.cuda.current_device = lambda: 0
         torch.cuda.is_current_stream_capturing = lambda: False  # AdamW asks in a CUDA build of torch
+        torch.accelerator.current_accelerator = lambda check_available=False: None  # likewise
         torch.cuda.memory_reserved = lambda device: 0
         torch.cuda.memory_allocated = counted
         torch.cuda.get_per_process_memory_fraction = lambda device: 1.0

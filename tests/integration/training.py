@@ -7,6 +7,7 @@ their own. A test that means "tight" takes its capacity from :func:`tight_bytes`
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import subprocess
@@ -330,9 +331,11 @@ def built(target: str) -> Path:
     build = Path(os.environ.get("CHAMELEON_BUILD") or ROOT / "build")
     if not (build / "build.ninja").exists():
         pytest.skip("the core has not been built here with CMake: run `make build`")
-    done = subprocess.run(
-        ["cmake", "--build", str(build), "--target", target], capture_output=True, text=True
-    )
+    with open(build / ".built_by_tests", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ninja knows nothing of another one in the same folder
+        done = subprocess.run(
+            ["cmake", "--build", str(build), "--target", target], capture_output=True, text=True
+        )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return build
 
