@@ -39,12 +39,18 @@ HEADERS = ("edit", "first figures", "slowest", "of it collecting", "estimated", 
 
 
 class Collecting:
-    """Counts what the interpreter's garbage collection takes."""
+    """Counts what the interpreter's garbage collection takes, inside of ``with``."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._since = 0.0
+
+    def __enter__(self) -> Collecting:
         gc.callbacks.append(self._told)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._told)
 
     def _told(self, phase: str, _: dict[str, int]) -> None:
         now = time.perf_counter()
@@ -161,11 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     opened_s = time.perf_counter() - begin
     progress(f"{options.model}: {state['ops']} ops, {state['rows']} rows, opened in {opened_s:.1f} s")
 
-    collecting = Collecting()
     found: dict[str, list[dict[str, Any]]] = {}
-    for name, edit in edits_of(panel, options.rounds):
-        found.setdefault(name, []).append(timed(panel, edit, collecting))
-        progress(f"{name}: {found[name][-1]['first_s'] * 1e3:.0f} ms")
+    with Collecting() as collecting:
+        for name, edit in edits_of(panel, options.rounds):
+            found.setdefault(name, []).append(timed(panel, edit, collecting))
+            progress(f"{name}: {found[name][-1]['first_s'] * 1e3:.0f} ms")
     rows = [
         {
             "edit": name,

@@ -249,6 +249,21 @@ def test_where_no_process_can_be_started_a_draft_is_planned_all_the_same(editor,
     assert planned(other)["draft"] == planned(editor)["draft"]
 
 
+def test_an_edit_is_answered_with_its_plan_where_that_comes_before_the_estimate(editor, monkeypatch):
+    """The plan is taken in while the estimate is made, and whatever plans took before."""
+    estimate = plan_worker.PlanWorker._estimated
+
+    def slowly(worker, draft, edits, *others):
+        until(lambda: worker.get(edits) is not None)
+        return estimate(worker, draft, edits, *others)
+
+    monkeypatch.setattr(plan_worker.PlanWorker, "_estimated", slowly)
+    monkeypatch.setattr(plan_worker, "_AT_ONCE_S", 0.0)
+    edit = {"action": "keep", "storage": swapped_rows(editor)[0]["storage"]}
+    editor.edit("add", [edit], -1)
+    assert editor.state()["exact"]
+
+
 @pytest.fixture
 def mixed():
     """A draft of a plan that swaps and rematerializes; a drop of its first activation was declined."""
