@@ -78,6 +78,35 @@ def copies_beside_compute(request: pytest.FixtureRequest) -> Iterator[None]:
     core.hand_over_copies(False)
 
 
+def _settings() -> dict[str, Any]:
+    """Of torch, for the whole process: the next tests would run under them."""
+    import torch
+
+    return {
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "gradients": torch.is_grad_enabled(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def settings_are_put_back() -> Iterator[None]:
+    """A test that leaves settings changed fails, and does not take the next ones with it."""
+    import torch
+
+    before = _settings()
+    yield
+    after = _settings()
+    torch.use_deterministic_algorithms(before["deterministic"])
+    torch.set_default_dtype(before["default dtype"])
+    torch.set_default_device(None)
+    torch.set_float32_matmul_precision(before["matmul precision"])
+    torch.set_grad_enabled(before["gradients"])
+    assert after == before, "the test left these settings changed"
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays: no garbage collection of a test need look through it again."""
     gc.collect()

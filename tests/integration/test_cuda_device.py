@@ -125,7 +125,11 @@ def test_a_gpu_that_is_gone_for_two_threads_ends_no_process_and_the_session_can_
 def test_random_plans_are_followed_and_read_the_right_bytes() -> None:
     found = planned_programs(SEED, 200)
     assert found["errors"] == [] and found["open"] == 0, f"seed {SEED}"
-    assert found["planned steps"] > 4 * found["programs"] and found["replays"] > found["programs"] / 2
+    assert found["planned steps"] > 4 * found["programs"]
+    replays = found["programs"] / (
+        2 if core.SEES_RAW_ACCESS else 4
+    )  # before torch 2.13 where it is trusted alone
+    assert found["replays"] > replays
     assert found["steps without eviction"] > 0.9 * found["planned steps"], "what leaves is what plans say"
     assert found["swapped_out_bytes"] > 8192 * found["planned steps"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,11 +50,13 @@ def need(
 
 
 @pytest.fixture
-def of_the_gpu_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+def of_the_gpu_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for folder in ("integration", "cuda"):
         monkeypatch.syspath_prepend(str(TESTS / folder))
     for name in ("training", "gpu_training"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+    yield
+    torch.use_deterministic_algorithms(False)  # a Llama of these tests sets it
 
 
 @pytest.mark.usefixtures("of_the_gpu_tests")
