@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .policy import EditsUnreachableError, Link, Policy
     from .report import Report
     from .runtime.host_memory import release_host_memory
+    from .runtime.launching import launch
     from .session import Session, current_session
     from .trace import Category, Stage, StepTrace, Trace
     from .util.units import format_bytes, format_seconds
@@ -55,6 +56,7 @@ __all__ = [
     "floor",
     "format_bytes",
     "format_seconds",
+    "launch",
     "lower_bound",
     "plan",
     "release_host_memory",
@@ -84,6 +86,7 @@ _MODULES = {
     "floor": "planner",
     "format_bytes": "util.units",
     "format_seconds": "util.units",
+    "launch": "runtime.launching",
     "lower_bound": "planner",
     "plan": "planner",
     "release_host_memory": "runtime.host_memory",

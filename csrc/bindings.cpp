@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "collectives.h"
-#include "compiled_regions.h"
 #include "crc32c.h"
 #include "device/cpu/copy_engine.h"
 #include "device/registry.h"
@@ -29,6 +28,7 @@
 #include "module_hooks.h"
 #include "op_info.h"
 #include "overlap.h"
+#include "regions.h"
 #include "released.h"
 #include "runtime.h"
 #include "storage_access.h"
@@ -773,14 +773,15 @@ PYBIND11_MODULE(_C, m) {
       },
       nogil());
   m.def(
-      "enter_compiled_region",
-      [](const std::vector<uintptr_t>& read, const std::vector<uintptr_t>& written) {
-        chameleon::compiled_regions::enter(tensors_at(read), tensors_at(written));
+      "enter_region",
+      [](const std::string& name, const std::vector<uintptr_t>& read, const std::vector<uintptr_t>& written) {
+        chameleon::regions::enter(name, tensors_at(read), tensors_at(written));
       },
       nogil());
   m.def(
-      "leave_compiled_region",
-      [](const std::vector<uintptr_t>& results) { chameleon::compiled_regions::leave(tensors_at(results)); }, nogil());
+      "leave_region", [](const std::vector<uintptr_t>& results) { chameleon::regions::leave(tensors_at(results)); },
+      nogil());
+  m.def("regions_depth", &chameleon::regions::depth);
   // A Work of torch's, by its address: pybind11 has torch's own there, whichever class it is of.
   m.def("enter_wait", [](const py::object& work) {
     auto* instance = reinterpret_cast<py::detail::instance*>(work.ptr());

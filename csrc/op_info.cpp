@@ -1,6 +1,8 @@
 #include "op_info.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/function_schema.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include <algorithm>
 #include <cstring>
@@ -206,11 +208,7 @@ bool changes_self_alone(const c10::FunctionSchema& schema, const OpInfo& info) {
 void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* info) {
   const std::string_view name = info->name;
   info->leaf = info->opaque = true;
-  if (name == "chameleon::compiled_region") {  // see compiled_regions.h; the dispatcher does not know it
-    info->written_arguments = 2;
-    return;
-  }
-  if (name == "c10d::wait") return;  // ours likewise: see collectives.h
+  if (name == "c10d::wait") return;  // ours, and the dispatcher does not know it: see collectives.h
   const auto handle =
       operator_name ? c10::Dispatcher::singleton().findSchema(*operator_name) : std::optional<c10::OperatorHandle>();
   // Custom ops may write what their schema does not say; recurrent kernels keep hidden buffers.
@@ -237,6 +235,36 @@ void read_schema(const std::optional<c10::OperatorName>& operator_name, OpInfo* 
   info->overwrites = info->in_place && kOverwriting.count(name) > 0;
 }
 
+void number(OpInfo* info) {
+  info->name_number = number_of(info->name);
+  auto& names = name_list();
+  info->id = static_cast<int32_t>(names.size());
+  names.push_back(info->name);
+  info->hash = hash_text(info->name);
+}
+
+void describe(const std::optional<c10::OperatorName>& operator_name, OpInfo* made) {
+  made->list_op = contains(made->name, "::_foreach_") || contains(made->name, "::_amp_foreach_") ||
+                  contains(made->name, "::_fused_adam") || contains(made->name, "::_fused_sgd");
+  made->reads_inputs = kShapeOnly.count(made->name) == 0;
+  const bool collective = starts_with(made->name, "c10d::") || starts_with(made->name, "_c10d_functional");
+  made->waits = made->name == "c10d::wait" || made->name == "_c10d_functional::wait_tensor";
+  made->launches = starts_with(made->name, "c10d::") && !made->waits;
+  made->shows_no_end = collective || kLeavesBytes.count(made->name) > 0;
+  made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
+  read_schema(operator_name, made);
+  set_kind(made);
+  made->repeatable = made->leaf && (made->functional || made->in_place) && made->handle;
+}
+
+// By name. Never freed: threads and profilers keep pointers to their names.
+std::unordered_map<std::string, const c10::FunctionSchema*>& regions() {
+  static auto* schemas = new std::unordered_map<std::string, const c10::FunctionSchema*>();
+  return *schemas;
+}
+
+constexpr const char* kRegion = "region";  // their overload's name: no op of the dispatcher is taken for one
+
 OpInfo* look_up(const char* name, const char* overload, const std::optional<c10::OperatorName>& operator_name) {
   std::string key = name;
   if (overload && *overload) key.append(".").append(overload);
@@ -245,24 +273,15 @@ OpInfo* look_up(const char* name, const char* overload, const std::optional<c10:
   if (info) return info;
   auto* made = new OpInfo();
   made->name = name;
-  made->kind = kind_of(made->name);
-  if (made->kind == OpKind::Op || made->kind == OpKind::View) {
-    made->list_op = contains(made->name, "::_foreach_") || contains(made->name, "::_amp_foreach_") ||
-                    contains(made->name, "::_fused_adam") || contains(made->name, "::_fused_sgd");
-    made->reads_inputs = kShapeOnly.count(made->name) == 0;
-    const bool collective = starts_with(made->name, "c10d::") || starts_with(made->name, "_c10d_functional");
-    made->waits = made->name == "c10d::wait" || made->name == "_c10d_functional::wait_tensor";
-    made->launches = starts_with(made->name, "c10d::") && !made->waits;
-    made->shows_no_end = collective || kLeavesBytes.count(made->name) > 0;
-    made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
-    read_schema(operator_name, made);
-    set_kind(made);
-    made->repeatable = made->leaf && (made->functional || made->in_place) && made->handle;
-    made->name_number = number_of(made->name);
-    auto& names = name_list();
-    made->id = static_cast<int32_t>(names.size());
-    names.push_back(made->name);
-    made->hash = hash_text(made->name);
+  const bool region = overload && std::strcmp(overload, kRegion) == 0 && regions().count(name) > 0;
+  made->kind = region ? OpKind::Op : kind_of(made->name);
+  if (region) {
+    made->leaf = made->opaque = true;
+    made->written_arguments = 2;
+    number(made);
+  } else if (made->kind == OpKind::Op || made->kind == OpKind::View) {
+    describe(operator_name, made);
+    number(made);
   }
   info = made;
   return info;
@@ -307,6 +326,15 @@ const OpInfo& OpTable::of(const at::RecordFunction& function) {
 int32_t name_number(const std::string& name) {
   std::lock_guard<std::mutex> lock(registry_mutex);
   return number_of(name);
+}
+
+const c10::FunctionSchema& schema_of_region(const std::string& name) {
+  static const auto* form =
+      new c10::FunctionSchema(torch::jit::parseSchema("chameleon::region(Tensor[] read, Tensor(a!)[] written) -> ()"));
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  const c10::FunctionSchema*& schema = regions()[name];
+  if (!schema) schema = new c10::FunctionSchema(form->cloneWithName(name, kRegion));
+  return *schema;
 }
 
 void see_through(std::optional<std::unordered_set<std::string>> names) {

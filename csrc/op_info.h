@@ -12,7 +12,8 @@
 
 namespace c10 {
 class OperatorHandle;
-}
+struct FunctionSchema;
+}  // namespace c10
 
 namespace chameleon {
 
@@ -74,6 +75,9 @@ class OpTable {
 
 // A small number that stands for the name of an op, whether or not it has run yet.
 int32_t name_number(const std::string& name);
+
+// Of a region, see regions.h: any name will do, and it lives on. Ops of one name are one op.
+const c10::FunctionSchema& schema_of_region(const std::string& name);
 
 // Of ops that are made of others alone: those whose insides are the step's, by name; nullopt: the list of op_info.cpp.
 // Not while ops run in a session.

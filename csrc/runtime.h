@@ -331,6 +331,7 @@ class Runtime {
   bool has_flight(const void* work);
   void make_way_for_hook(const c10::IValue& value);
   using HostWaits = std::vector<std::pair<EventPtr, Order>>;  // for which the host has to wait, and why
+  static bool taken_by_op(Storage& storage, const ThreadState& thread, bool by_hook);
   void bring_for_pointer(Storage& storage, ThreadState& thread, HostWaits* waits);
   void expect_writes(Storage& storage, ThreadState& thread, HostWaits* waits);
   void wait_for(const HostWaits& waits);

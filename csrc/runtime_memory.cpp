@@ -14,10 +14,10 @@
 #include <thread>
 #include <utility>
 
-#include "compiled_regions.h"
 #include "late_deaths.h"
 #include "marks.h"
 #include "message_of.h"
+#include "regions.h"
 #include "runtime_internal.h"
 
 namespace chameleon {
@@ -462,6 +462,19 @@ bool torch_fills_a_new_tensor() {
 
 }  // namespace
 
+// Is the pointer for an op that uses the storage, and is done with it when it ends?
+bool Runtime::taken_by_op(Storage& storage, const ThreadState& thread, bool by_hook) {
+  if (storage.residency != Residency::Resident || storage.pins == 0) return false;
+  // A kernel's workers are on no op's thread.
+  const bool by_worker = c10::ParallelGuard::is_enabled() || at::in_parallel_region();
+  if (by_worker || thread.has_pinned(storage)) {
+    if (!by_hook) storage.lanes = ~Lanes{0};  // Python code inside of an op may use it along any of them
+    return true;
+  }
+  // Its collective's: gloo takes the address on a thread of its own.
+  return by_hook && storage.flights > 0;
+}
+
 bool Runtime::accessed(c10::StorageImpl* impl, bool by_hook) {
   ThreadState& thread = thread_state();
   Lock lock(mutex_);
@@ -469,22 +482,19 @@ bool Runtime::accessed(c10::StorageImpl* impl, bool by_hook) {
   if (!storage) return false;
   // The op that reads it next settles it and arms it again; until then it cannot move.
   if (by_hook && !storage->settled && thread.depth == 0 && torch_fills_a_new_tensor()) return true;
-  // A kernel's: it is done with it when its op ends. Its workers are on no op's thread.
-  const bool used_here = storage->residency == Residency::Resident && storage->pins > 0;
-  const bool by_worker = c10::ParallelGuard::is_enabled() || at::in_parallel_region();
-  if (used_here && (by_worker || thread.has_pinned(*storage))) {
-    if (!by_hook) storage->lanes = ~Lanes{0};  // Python code inside of an op may use it along any of them
-    return true;
-  }
-  // Its collective's: gloo takes the address on a thread of its own.
-  if (by_hook && used_here && storage->flights > 0) return true;
+  if (taken_by_op(*storage, thread, by_hook)) return true;
   HostWaits waits;
   // Only when the bytes are there it stays for good: until then ops arm the hook again, and others wait as well.
   Staying staying(*storage);
   bring_for_pointer(*storage, thread, &waits);
-  if (thread.depth > 0 && compiled_regions::inside()) pin(*storage, thread);
-  const bool for_good = !thread.has_pinned(*storage);
-  if (for_good) expect_writes(*storage, thread, &waits);
+  const bool used = thread.has_pinned(*storage);
+  const bool by_region = !used && thread.depth > 0 && regions::depth() > 0;
+  const bool for_good = !used && !by_region;
+  if (by_region) {  // its own until it ends, like what it was given
+    pin(*storage, thread);
+    if (open_) recorder_.used(*storage, /*reads=*/true, /*writes=*/true);
+  }
+  if (!used) expect_writes(*storage, thread, &waits);
   wait_for(waits);
   if (for_good && staying.alive()) storage->escaped = true;
   return true;

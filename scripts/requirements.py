@@ -49,7 +49,9 @@ def sets() -> list[tuple[str, list[str], list[str]]]:
     ((least, below),) = re.findall(r"^torch>=2\.(\d+),<2\.(\d+)$", "\n".join(alone), re.MULTILINE)
     oldest, newest = f"torch==2.{least}.*", f"torch==2.{int(below) - 1}.*"
     apart = [
-        name for names in re.findall(r"for names in (.*); do", setup) for name in re.findall(r"[\w-]+", names)
+        name
+        for names in re.findall(r"for names in (.*); do", setup)
+        for name in re.findall(r"[\w.=-]+", names)
     ]
     torchft = _calls((ROOT / "scripts" / "torchft.sh").read_text(), "-m pip install ")
     return [

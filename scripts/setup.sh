@@ -108,8 +108,9 @@ python() {
 apart() {
     local names name folder wanted
     # The registry's torchvision is compiled for a PyTorch with CUDA: in .venv it would break who imports it.
-    for names in "timm torchvision" "atheris"; do
-        folder=build/packages/${names%% *}
+    # Triton's version is that of Liger's here: PyTorch's CUDA build chooses its own in .venv.
+    for names in "timm torchvision" "atheris" "triton==3.9.0 liger-kernel==0.8.5"; do
+        folder=build/packages/${names%%[ =]*}
         wanted=$(for name in $names; do grep -i "^$name==" constraints.txt || echo "$name"; done)
         [ "$(cat "$folder/.wanted" 2>/dev/null)" = "$wanted" ] && continue
         rm -rf "$folder.new"
@@ -120,7 +121,7 @@ apart() {
             rm -rf "$folder"
             mv "$folder.new" "$folder"
         else
-            echo "    ${names%% *} cannot be had here as constraints.txt names it: what needs it is skipped"
+            echo "    ${names%%[ =]*} cannot be had here as constraints.txt names it: what needs it is skipped"
             rm -rf "$folder.new" "$folder"
         fi
     done

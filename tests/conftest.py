@@ -84,6 +84,7 @@ def _settings() -> dict[str, Any]:
 
     return {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "filled memory": torch.utils.deterministic.fill_uninitialized_memory,
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
         "matmul precision": torch.get_float32_matmul_precision(),
@@ -100,6 +101,7 @@ def settings_are_put_back() -> Iterator[None]:
     yield
     after = _settings()
     torch.use_deterministic_algorithms(before["deterministic"])
+    torch.utils.deterministic.fill_uninitialized_memory = before["filled memory"]
     torch.set_default_dtype(before["default dtype"])
     torch.set_default_device(None)
     torch.set_float32_matmul_precision(before["matmul precision"])

@@ -94,6 +94,10 @@ class Roofline:
 
     def seconds(self, call: core.LeafCall) -> float:
         """Time of one op that has a kernel of its own, from the shapes and dtypes of what it got and gave."""
+        # A kernel launched by hand (csrc/regions.h): it reads or writes each of its tensors once.
+        if call.overload == "region":
+            moved = sum(t.bytes for t in _tensors(call.arguments))
+            return self.launch_s + moved / (self.bandwidth_bytes_per_s * self.bandwidth_efficiency)
         func = _overload(call.name, call.overload)
         if func is None or func.is_view or func in _FREE:
             return 0.0

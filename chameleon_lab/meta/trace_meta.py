@@ -23,6 +23,7 @@ from torch.utils._device import _device_constructors
 
 from ..errors import SessionError, TraceError
 from ..runtime.discovery import Discovery
+from ..runtime.patches.launches import launches_without_data
 from ..runtime.patches.optimizer_groups import small_groups
 from ..runtime.recording import step_trace
 from ..trace.list_ops import part_limit_bytes
@@ -128,6 +129,7 @@ class _Tracer:
             self.discovery,
             DeviceKernels(roofline.is_gpu, stand_ins),
             MetaAutocast(roofline.is_gpu),
+            launches_without_data(),
         ]
         if split_bytes is not None:
             self.parts.append(small_groups(lambda _: part_limit_bytes(split_bytes)))

@@ -313,17 +313,25 @@ def storage_residency(storage: torch.UntypedStorage | torch.TypedStorage) -> str
     return _C.residency(storage._cdata)
 
 
-def enter_compiled_region(read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
-    """A compiled region begins on this thread: what it reads and writes is on the device until it ends.
+def regions_depth() -> int:
+    """How many regions this thread is in."""
+    return _C.regions_depth()
 
-    Keeps no reference to a tensor.
+
+def enter_region(name: str, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
+    """An op of this name begins on this thread, made of what runs until it is left.
+
+    What it reads and writes is on the device until then. No reference to a tensor is kept.
     """
-    _C.enter_compiled_region([t._cdata for t in read], [t._cdata for t in written])
+    _C.enter_region(name, [t._cdata for t in read], [t._cdata for t in written])
 
 
-def leave_compiled_region(results: Iterable[torch.Tensor]) -> None:
-    """It ends, and has made these."""
-    _C.leave_compiled_region([t._cdata for t in results])
+def leave_regions(depth: int, results: Iterable[torch.Tensor] = ()) -> None:
+    """Those end that were entered since this thread was in so many. The first of them has made these."""
+    while _C.regions_depth() > depth + 1:
+        _C.leave_region([])
+    if _C.regions_depth() > depth:
+        _C.leave_region([t._cdata for t in results])
 
 
 def expose_tensor(tensor: torch.Tensor) -> None:

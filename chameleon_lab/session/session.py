@@ -49,6 +49,7 @@ from ..runtime.patches.collectives import collectives
 from ..runtime.patches.compiling import compiling
 from ..runtime.patches.error_words import error_words
 from ..runtime.patches.graphs import no_graphs
+from ..runtime.patches.launches import launches
 from ..runtime.patches.loop_pauses import LoopPauses
 from ..runtime.patches.nvtx_ranges import nvtx_ranges
 from ..runtime.patches.oom_observers import refuse_where_attached
@@ -273,7 +274,8 @@ class Session:
             self._model_called, lambda model: self._discovery.concerns(model.parameters())
         )
         self._hooks: list[Part] = [
-            Shared("compiling", lambda: [compiling()]),
+            Shared("compiling", compiling),
+            Shared("launches", lambda: [launches()]),
             self._discovery,
             self._inference,
             Shared("pauses and marks", lambda: [LoopPauses(), nvtx_ranges()]),

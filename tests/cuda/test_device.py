@@ -103,7 +103,7 @@ def test_saving_and_loading(tmp_path: object) -> None:
 
 @pytest.mark.bits
 @needs("Triton's kernels")
-def test_a_triton_kernel_reads_what_was_away() -> None:
+def test_a_triton_kernel_reads_what_was_away_and_lets_it_leave() -> None:
     triton = pytest.importorskip("triton")
     import triton.language as tl
 
@@ -115,10 +115,17 @@ def test_a_triton_kernel_reads_what_was_away() -> None:
     with cl.Session("256MiB", device="cuda") as session:
         x = torch.arange(1 << 20, device="cuda", dtype=torch.float32)
         y = torch.empty_like(x)
-        assert session.evict(x)
-        double[(1 << 20) // 1024,](x, y, 1 << 20, block=1024)
-        assert session.where(x) == "resident"
-        assert torch.equal(y, 2 * torch.arange(1 << 20, device="cuda", dtype=torch.float32))
+        for _ in range(2):  # the second time the host has a copy of y, which goes stale
+            assert session.evict(x) and session.evict(y)
+            double[(1 << 20) // 1024,](x, y, 1 << 20, block=1024)
+            assert session.where(x) == session.where(y) == "resident"
+            x += 1
+        assert session.evict(x) and session.evict(y)
+        assert torch.equal(y, 2 * torch.arange(1, (1 << 20) + 1, device="cuda", dtype=torch.float32))
+        session.step()
+        step = session.trace().last
+        assert [step.names[name] for name in step.ops.name].count("triton::double") == 2
+        assert session.report().escaped_storages == 0
 
 
 @pytest.mark.bits

@@ -32,6 +32,8 @@ import torch
 
 import chameleon_lab as cl
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: programs run on the CPU device
+
 HERE = Path(__file__).parent
 PACKAGES = HERE.parents[1] / "build" / "packages"
 """What `scripts/setup.sh apart` has installed apart from the others, a folder each."""

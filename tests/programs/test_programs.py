@@ -55,8 +55,12 @@ def test_a_program_gives_the_same_bits_in_less_memory(name: str) -> None:
         assert runner.within(name, steps, without.report.enough_bytes).bits == bare.bits
 
 
-def test_exports_in_the_middle_leave_all_as_movable_as_before() -> None:
-    report = runner.recorded("exports", runner.STEPS).report
+@pytest.mark.parametrize("name", ["exports", "liger_llama", "triton_by_hand"])
+def test_raw_access_leaves_all_as_movable_as_before(name: str) -> None:
+    """Exports in the middle of a training; kernels that are launched by hand."""
+    if lacking := runner.missing(name):
+        pytest.skip(f"{name} needs {', '.join(lacking)}, which cannot be imported here")
+    report = runner.recorded(name, runner.STEPS).report
     assert report is not None and (report.escaped_storages, report.escaped_bytes) == (0, 0)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -42,6 +43,15 @@ from chameleon_lab.report.session_report import StepSummary
 from chameleon_lab.runtime import core
 
 pytestmark = pytest.mark.full
+
+
+@pytest.fixture(autouse=True)
+def ends_what_a_benchmark_sets(settings_are_put_back: None) -> Iterator[None]:
+    """For its process, which is the tests' here."""
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
 
 TRIAL = ["--device", "cpu", "--tiny", "--json"]
 

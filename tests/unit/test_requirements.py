@@ -38,7 +38,7 @@ def test_each_set_is_read_from_where_it_is_installed(script: ModuleType) -> None
     for beside in built:
         assert {"nvidia-cuda-crt==13.*", "pytest-xdist", "psutil", "lightning"} <= {*beside}
         assert not any("$" in one for one in beside)
-    assert apart == ["timm", "torchvision", "atheris"]
+    assert apart == ["timm", "torchvision", "atheris", "triton==3.9.0", "liger-kernel==0.8.5"]
     assert recovery[0].startswith("torchft-nightly==") and "protobuf" in recovery
     names = [one for wanted in (make, plain, apart, recovery) for one in wanted]
     assert not [one for one in names if one.startswith("-") or "$" in one or "/" in one]

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 from .. import core
+from ..launching import OneOp
+from .late import LatePatches
 from .patch import Patches
 
 _HOOK_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"
@@ -50,61 +52,26 @@ def _one_op(call: Callable[..., Any]) -> Callable[..., Any]:
     def run_as_one_op(graph: Any, inputs: Any) -> Any:
         written = getattr(graph, "mutated_input_idxs", ())
         tensors = [(number in written, t) for number, t in enumerate(inputs) if isinstance(t, torch.Tensor)]
-        core.enter_compiled_region([t for _, t in tensors], [t for changed, t in tensors if changed])
+        changed = [t for changes, t in tensors if changes]
+        region = OneOp("chameleon::compiled_region", [t for _, t in tensors], changed)
         tensors.clear()  # the graph frees its inputs as it goes
-        results: Any = ()
-        try:
+        with region:
             results = call(graph, inputs)
-        finally:
-            core.leave_compiled_region([t for t in results if isinstance(t, torch.Tensor)])
+            region.results = [t for t in results if isinstance(t, torch.Tensor)]
         return results
 
     return run_as_one_op
 
 
-class _Compiling(Patches):
-    def __init__(self) -> None:
-        super().__init__(
-            [(torch, "compile", _telling), (torch._TorchCompileInductorWrapper, "__call__", self._watching)]
-        )
-        self._graphs: Patches | None = None
-
-    def places(self) -> list[tuple[Any, str]]:
-        """And what is replaced once Inductor is there."""
-        graphs = sys.modules.get("torch._inductor.output_code")
-        return super().places() + ([(graphs.CompiledFxGraph, "__call__")] if graphs else [])
-
+class _Telling(Patches):
     def install(self) -> None:
-        # Importing Dynamo and Inductor takes seconds, so that is left to whoever compiles something.
+        # Importing Dynamo takes seconds, so that is left to whoever compiles something.
         if "torch._dynamo" in sys.modules:
             _tell_dynamo()
-        if "torch._inductor.output_code" in sys.modules:
-            self._watch_graphs()
         super().install()
 
-    def remove(self) -> None:
-        super().remove()
-        if self._graphs is not None:
-            self._graphs.remove()
-            self._graphs = None
 
-    def _watch_graphs(self) -> None:
-        if self._graphs is not None:
-            return
-        from torch._inductor.output_code import CompiledFxGraph
-
-        self._graphs = Patches([(CompiledFxGraph, "__call__", _one_op)])
-        self._graphs.install()
-
-    def _watching(self, compile_graph: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(compile_graph)
-        def compile_and_watch(*args: Any, **kwargs: Any) -> Any:
-            self._watch_graphs()
-            return compile_graph(*args, **kwargs)
-
-        return compile_and_watch
-
-
-def compiling() -> Patches:
+def compiling() -> list[Patches]:
     """For as long as a session is open."""
-    return _Compiling()
+    graphs = LatePatches([("torch._inductor.output_code", "CompiledFxGraph.__call__", _one_op)])
+    return [_Telling([(torch, "compile", _telling)]), graphs]

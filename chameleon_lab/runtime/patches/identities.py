@@ -43,6 +43,8 @@ _TELL_APART: dict[str, frozenset[str]] = {
     "transformers.pytorch_utils": _SHARED,
     "transformers.modeling_utils": _SHARED,
     "accelerate.utils.modeling": _SHARED,
+    "triton.tools.tensor_descriptor": frozenset({"__post_init__"}),
+    "triton.experimental.gluon.nvidia.hopper": frozenset({"__post_init__"}),
 }
 """By module, functions that compare addresses and neither read at one nor keep it."""
 
@@ -56,53 +58,41 @@ def _asker(frame: FrameType) -> tuple[str, tuple[str, ...]]:
     return str(frame.f_globals.get("__name__")), tuple(frame.f_code.co_qualname.split("."))
 
 
-class Identities:
-    """Replaces ``data_ptr`` of tensors and storages. ``meet`` is called at each question of a known asker."""
+def _tells_apart(frame: FrameType) -> bool:
+    module, functions = _asker(frame)
+    return module in _TELL_APART and not _TELL_APART[module].isdisjoint(functions)
 
-    def __init__(self, meet: Callable[[], None]) -> None:
-        self._meet = meet
 
-    def _tells_apart(self, frame: FrameType) -> bool:
-        module, functions = _asker(frame)
-        if module not in _TELL_APART:
-            return False
-        self._meet()
-        return not _TELL_APART[module].isdisjoint(functions)
+def _of_storage(data_ptr: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(data_ptr)
+    def known_data_ptr(storage: torch.UntypedStorage) -> int:
+        if not _tells_apart(sys._getframe(1)):
+            core.expose_storage(storage)
+        elif identity := core.identity(storage._cdata):
+            return identity
+        return data_ptr(storage)
 
-    def _of_storage(self, data_ptr: Callable[..., int]) -> Callable[..., int]:
-        @functools.wraps(data_ptr)
-        def known_data_ptr(storage: torch.UntypedStorage) -> int:
-            if not self._tells_apart(sys._getframe(1)):
-                core.expose_storage(storage)
-            elif identity := core.identity(storage._cdata):
-                return identity
-            return data_ptr(storage)
+    return known_data_ptr
 
-        return known_data_ptr
 
-    def _of_tensor(self, data_ptr: Callable[..., int]) -> Callable[..., int]:
-        @functools.wraps(data_ptr)
-        def known_data_ptr(tensor: torch.Tensor) -> int:
-            if has_torch_function_unary(tensor):
-                return data_ptr(tensor)
-            if not self._tells_apart(sys._getframe(1)):
-                core.expose_tensor(tensor)
-            elif (address := core.storage_address(tensor)) and (identity := core.identity(address)):
-                # Torch says 0 of an empty one.
-                return (
-                    identity + int(tensor.storage_offset()) * tensor.element_size() if tensor.numel() else 0
-                )
+def _of_tensor(data_ptr: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(data_ptr)
+    def known_data_ptr(tensor: torch.Tensor) -> int:
+        if has_torch_function_unary(tensor):
             return data_ptr(tensor)
+        if not _tells_apart(sys._getframe(1)):
+            core.expose_tensor(tensor)
+        elif (address := core.storage_address(tensor)) and (identity := core.identity(address)):
+            # Torch says 0 of an empty one.
+            return identity + int(tensor.storage_offset()) * tensor.element_size() if tensor.numel() else 0
+        return data_ptr(tensor)
 
-        return known_data_ptr
+    return known_data_ptr
 
-    def replacements(self) -> list[Replacement]:
-        """What :class:`~.patches.Patches` puts in their place."""
-        found: list[Replacement] = [
-            (torch.UntypedStorage, "data_ptr", self._of_storage),
-            (torch.Tensor, "data_ptr", self._of_tensor),
-        ]
-        return found
+
+def replacements() -> list[Replacement]:
+    """What :class:`~.patches.Patches` puts in the place of ``data_ptr`` of tensors and storages."""
+    return [(torch.UntypedStorage, "data_ptr", _of_storage), (torch.Tensor, "data_ptr", _of_tensor)]
 
 
 def unmanaged(value: Any) -> bool:

@@ -12,7 +12,6 @@ Who asks for an address only is served by :mod:`.identities` and :mod:`.loans`.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +22,9 @@ import torch.serialization
 from ...errors import BelowFloorError
 from ...util.units import format_bytes
 from .. import core
-from . import loans, older_torch
-from .identities import Identities, unmanaged
+from . import identities, loans, older_torch
+from .identities import unmanaged
+from .late import LatePatches, LateReplacement
 from .patch import Patches
 
 
@@ -148,51 +148,18 @@ def _of_storage_copy(read: Callable[..., Any]) -> Callable[..., Any]:
     return read_of_storage_copy
 
 
-_READERS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+_READERS: tuple[LateReplacement, ...] = (
     ("safetensors.torch", "_to_ndarray", _of_host_copy),
     ("safetensors.torch", "_tobytes", _of_host_copy),
     ("torch.export.pt2_archive._package", "_get_raw_tensor_bytes", _of_storage_copy),
 )
-"""Functions that read a tensor through its address, by module and name; the first came with safetensors 0.7."""
-
-
-class _Readers(Patches):
-    """Patches such functions where they are imported already, and otherwise when a saver first asks for an address,
-    which it does before it reads."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-        self._patches: dict[tuple[str, str], Patches] = {}
-        self._installed = False
-
-    def meet(self) -> None:
-        """Patch what is imported now, unless that is done."""
-        if not self._installed:
-            return
-        for module_name, name, make in _READERS:
-            module = sys.modules.get(module_name)
-            if module is None or (module_name, name) in self._patches or not hasattr(module, name):
-                continue
-            self._patches[module_name, name] = patches = Patches([(module, name, make)])
-            patches.install()
-
-    def install(self) -> None:
-        """Patch what is imported already, and what will be."""
-        self._installed = True
-        self.meet()
-
-    def remove(self) -> None:
-        """Put the originals back. May be repeated."""
-        self._installed = False
-        for patches in self._patches.values():
-            patches.remove()
-        self._patches.clear()
+"""Functions that read a tensor through its address; the first came with safetensors 0.7."""
 
 
 def guards() -> list[Patches]:
     """While installed, saving works under any capacity that training does and leaves all as movable as before, storages
     can be resized, and tensors listed."""
-    readers = _Readers()
+    readers = LatePatches(_READERS)
     always = Patches(
         [
             (torch.serialization, "_save", _holding_save),
@@ -200,7 +167,7 @@ def guards() -> list[Patches]:
             (torch.UntypedStorage, "resize_", _resident_resize),
             (torch.Tensor, "tolist", _resident_list),
             *loans.replacements(),
-            *Identities(readers.meet).replacements(),
+            *identities.replacements(),
         ]
     )
     if core.SEES_RAW_ACCESS:
