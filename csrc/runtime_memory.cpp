@@ -494,7 +494,7 @@ bool Runtime::accessed(c10::StorageImpl* impl, bool by_hook) {
     pin(*storage, thread);
     if (open_) recorder_.used(*storage, /*reads=*/true, /*writes=*/true);
   }
-  if (!used) expect_writes(*storage, thread, &waits);
+  if (!used) expect_writes(*storage, thread, by_region ? nullptr : &waits);
   wait_for(waits);
   if (for_good && staying.alive()) storage->escaped = true;
   return true;
@@ -509,10 +509,14 @@ void Runtime::bring_for_pointer(Storage& storage, ThreadState& thread, HostWaits
   storage.lanes = ~Lanes{0};  // whoever has the pointer may use it along any of them
 }
 
-// Whoever has the pointer may write through it.
+// Whoever has the pointer may write through it: along the thread's lane, or anyhow where there are `waits`.
 void Runtime::expect_writes(Storage& storage, ThreadState& thread, HostWaits* waits) {
   restore_dependents(storage, Cause::Access, thread);
-  host_follows(storage, waits);
+  if (waits) {
+    host_follows(storage, waits);
+  } else if (storage.made_by | storage.replays_read) {
+    follow_replays(storage, thread.lane, /*writes=*/true);
+  }
   replays_.ended(storage, Refusal::Foreign);
   swapper_.drop_host(storage);
 }

@@ -221,6 +221,47 @@ def test_without_torch_s_hook_gradients_stay_that_autograd_may_record_on_another
     ]
 
 
+@pytest.mark.bits
+def test_addresses_taken_in_a_launch_stop_no_host() -> None:
+    """Nor for copies that have nothing to do with them: the kernel is queued on the stream behind its tensors."""
+    found = on_fake_gpu("""
+        fake.start(SEED)
+        fake.use(fake.stream())
+        fake.be_lazy()
+
+        def make(value):
+            return torch.ops.aten._toy_make([], [], 4096, value)
+
+        def read(tensor, value):
+            torch.ops.aten._toy_read([tensor], [value])
+
+        with cl.Session("4MiB", device="cuda", planning=False, rematerialize=False, min_swap="512B") as session:
+            given, other, away = make(1), make(2), make(3)
+            waited, left = [], []
+            for _ in range(3):
+                left += [core.evict(given), core.evict(away)]
+                read(away, 3)  # its copy is under way
+                before = fake.host_waits()
+                with cl.launch("toy", read=[given]):
+                    given.data_ptr()
+                    other.data_ptr()
+                    fresh = make(4)
+                    fresh.data_ptr()
+                    read(given, 1)
+                waited.append({name: n - before.get(name, 0) for name, n in fake.host_waits().items()})
+                read(fresh, 4)
+            left += [core.evict(one) for one in (given, other, away, fresh)]
+            for value, one in enumerate((given, other, away, fresh), 1):
+                read(one, value)
+        fake.run_all()
+        del given, other, away, fresh
+        fake.run_all()
+        fake.use(0)
+        print(json.dumps([fake.errors(), left, sum(sum(counts.values()) for counts in waited)]))
+    """)
+    assert found == [[], [True] * 10, 0]
+
+
 @pytest.mark.gate
 @pytest.mark.bits
 def test_a_stream_that_was_destroyed_is_waited_for_once() -> None:
