@@ -114,11 +114,11 @@ def __dir__() -> list[str]:
 
 
 def _watch() -> None:
-    """Note observers of out-of-memory errors, and what the nvtx package makes: see the two modules."""
+    """Stand between torch's allocator and what it calls, and note what the nvtx package makes: see the two modules."""
     from . import errors  # noqa: F401  (the first who loads torch, and notes why it does not load)
 
     with suppress(ImportError):  # no torch that a session runs with: who asks for one is told
-        from .runtime.patches import nvtx_ranges, oom_observers  # noqa: F401
+        from .runtime.patches import allocator_callbacks, nvtx_ranges  # noqa: F401
 
 
 _watch()

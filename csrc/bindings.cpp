@@ -574,6 +574,9 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "missing_device", [](const std::string& device) { return chameleon::missing_device(c10::Device(device)); },
       nogil(), "Why there is no such device here; empty if there is one.");
+  m.def(
+      "stand_in_front", [](const std::string& device) { chameleon::stand_in_front(c10::Device(device).type()); },
+      nogil(), "Put the session's allocator in front of torch's, before others have that call them.");
   m.def("device_traits", [](const std::string& device) {
     const chameleon::DeviceTraits& traits = chameleon::device_traits(c10::Device(device).type());
     py::typing::Dict<py::str, py::bool_> d;

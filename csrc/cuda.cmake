@@ -62,9 +62,9 @@ endif()
 
 # Compiled once for all of them: what stands in front of torch's allocator, which one fake leaves out, and the rest.
 set(cuda_front_sources ${cuda_sources})
-list(FILTER cuda_front_sources INCLUDE REGEX "torch_allocator")
+list(FILTER cuda_front_sources INCLUDE REGEX "torch_(allocator|callbacks)")
 set(cuda_device_sources ${cuda_sources})
-list(FILTER cuda_device_sources EXCLUDE REGEX "torch_allocator")
+list(FILTER cuda_device_sources EXCLUDE REGEX "torch_(allocator|callbacks)")
 foreach(part cuda_front cuda_device)
   add_library(${part} OBJECT EXCLUDE_FROM_ALL ${${part}_sources})
   set_target_properties(${part} PROPERTIES POSITION_INDEPENDENT_CODE ON)

@@ -11,7 +11,6 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
@@ -23,6 +22,7 @@
 
 #include "clock.h"
 #include "collectives.h"
+#include "core_mutex.h"
 #include "device/device.h"
 #include "disk_target.h"
 #include "executor.h"
@@ -241,6 +241,7 @@ class Runtime {
   class Replaying;
   class ReplayInputs;
   class Restoration;
+  class Refusals;
   class Ending;
 
   // Where in the step and in the program what happens now belongs.
@@ -424,7 +425,8 @@ class Runtime {
   Storage* find(c10::StorageImpl* impl) const;
   Category guess_category(ThreadState& thread);
   ModuleStack& modules(ThreadState& thread);
-  std::string note_failure(size_t request_bytes, const ThreadState& thread);
+  std::string note_failure(size_t request_bytes, ThreadState& thread);
+  void tell_refusal(ThreadState& thread) noexcept;
   bool send_out(Storage& storage);
   void send_all_out();
 
@@ -437,7 +439,7 @@ class Runtime {
   const c10::Device torch_device_;
   const size_t place_;  // among the known ones
   const c10::DeleterFnPtr block_deleter_;
-  std::mutex mutex_;
+  CoreMutex mutex_;
   std::condition_variable_any pins_released_;
   int threads_in_ops_ = 0;
   int threads_waiting_ = 0;

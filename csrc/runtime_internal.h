@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core_mutex.h"
 #include "runtime.h"
 #include "storage_access.h"
 
@@ -25,7 +25,7 @@ std::string human_enough(size_t bytes);  // the same, never less than it is
 // but for a fork.
 class Lock {
  public:
-  explicit Lock(std::mutex& mutex) : mutex_(mutex) { mutex_.lock(); }
+  explicit Lock(CoreMutex& mutex) : mutex_(mutex) { mutex_.lock(); }
   ~Lock() {
     mutex_.unlock();
     access::release_kept();
@@ -35,20 +35,20 @@ class Lock {
   Lock& operator=(const Lock&) = delete;
 
  private:
-  std::mutex& mutex_;
+  CoreMutex& mutex_;
 };
 
 // While it lives, the lock is not held: for ops that are replayed, whose kernels and worker threads allocate, and for
 // what takes long.
 class Unlocked {
  public:
-  explicit Unlocked(std::mutex& mutex) : mutex_(mutex) { mutex_.unlock(); }
+  explicit Unlocked(CoreMutex& mutex) : mutex_(mutex) { mutex_.unlock(); }
   ~Unlocked() { mutex_.lock(); }
   Unlocked(const Unlocked&) = delete;
   Unlocked& operator=(const Unlocked&) = delete;
 
  private:
-  std::mutex& mutex_;
+  CoreMutex& mutex_;
 };
 
 // What a thread runs, whichever sessions it concerns.
@@ -108,8 +108,9 @@ struct Runtime::ThreadState {
   OpPlace place;     // of the outermost op
   EventPtr began;    // the same on the device, where its time is taken
   int began_lane = 0;
-  uint32_t token = 0;     // of the outermost op, as far as its inputs have been looked at
-  bool in_graph = false;  // does the op read a parameter or an activation?
+  uint32_t token = 0;        // of the outermost op, as far as its inputs have been looked at
+  bool in_graph = false;     // does the op read a parameter or an activation?
+  size_t refused_bytes = 0;  // not to be had, and nobody has been told yet
 
   // Does the outermost op use it? Another thread's op may have pinned it since, and let go of it.
   bool has_pinned(const Storage& storage) const {
@@ -118,6 +119,22 @@ struct Runtime::ThreadState {
              return one.first == &storage && one.second == storage.uid;
            });
   }
+};
+
+// Declared before a Lock. When that is gone, what the thread was refused is told to those who watch the device's
+// allocator: they may ask for Python's lock.
+class Runtime::Refusals {
+ public:
+  Refusals(Runtime& runtime, ThreadState& thread) : runtime_(runtime), thread_(thread) {}
+  ~Refusals() {
+    if (C10_UNLIKELY(thread_.refused_bytes > 0)) runtime_.tell_refusal(thread_);
+  }
+  Refusals(const Refusals&) = delete;
+  Refusals& operator=(const Refusals&) = delete;
+
+ private:
+  Runtime& runtime_;
+  ThreadState& thread_;
 };
 
 inline Runtime::ThreadState& Runtime::CallStack::of(const Runtime& runtime) {

@@ -33,6 +33,7 @@ constexpr std::chrono::seconds kPatience(10);  // for ops of other threads
 // have its pointer (DLPack does), so it moves only if all its owners are known.
 Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted,
                                 bool evict_last) {
+  const Refusals refusals(*this, thread_state());
   Lock lock(mutex_);
   if (!find(impl) && !wait_for_other_ops()) return Adopted::Shared;
   Adopted result = Adopted::Known;
@@ -138,6 +139,7 @@ void Runtime::set_evict_last(const std::unordered_set<int64_t>& uids) {
 }
 
 bool Runtime::restore(c10::StorageImpl* impl) {
+  const Refusals refusals(*this, thread_state());
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->residency == Residency::Resident) return true;
@@ -199,6 +201,7 @@ void Runtime::send_all_out() {
 }
 
 bool Runtime::hold(c10::StorageImpl* impl) {
+  const Refusals refusals(*this, thread_state());
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage) return true;
@@ -247,6 +250,7 @@ class Runtime::Staying {
 
 std::optional<Loan> Runtime::lend(c10::StorageImpl* impl) {
   ThreadState& thread = thread_state();
+  const Refusals refusals(*this, thread);
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage || storage->unbacked) return std::nullopt;
@@ -288,6 +292,7 @@ std::optional<Residency> Runtime::residency(c10::StorageImpl* impl) {
 
 void* Runtime::allocate(size_t bytes) {
   ThreadState& thread = thread_state();
+  const Refusals refusals(*this, thread);
   Lock lock(mutex_);
   place(thread);
   const size_t block_bytes = device_->block_bytes(bytes);
@@ -477,6 +482,7 @@ bool Runtime::taken_by_op(Storage& storage, const ThreadState& thread, bool by_h
 
 bool Runtime::accessed(c10::StorageImpl* impl, bool by_hook) {
   ThreadState& thread = thread_state();
+  const Refusals refusals(*this, thread);
   Lock lock(mutex_);
   Storage* storage = find(impl);
   if (!storage) return false;
@@ -643,7 +649,18 @@ std::string Runtime::full_words() const {
                       : why);
 }
 
-std::string Runtime::note_failure(size_t request_bytes, const ThreadState& thread) {
+// Without the lock. The error is raised all the same, whatever becomes of those who are told.
+void Runtime::tell_refusal(ThreadState& thread) noexcept {
+  const size_t bytes = std::exchange(thread.refused_bytes, 0);
+  try {
+    device_->out_of_memory(bytes);
+  } catch (const std::exception& error) {
+    TORCH_WARN("Chameleon Lab: an observer of out-of-memory has failed: ", error.what());
+  }
+}
+
+std::string Runtime::note_failure(size_t request_bytes, ThreadState& thread) {
+  thread.refused_bytes = request_bytes;
   Failure failure;
   failure.op = thread.depth > 0 && thread.op_name ? thread.op_name : "an allocation between ops";
   failure.request_bytes = request_bytes;

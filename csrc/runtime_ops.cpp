@@ -329,6 +329,7 @@ void Runtime::time_start(ThreadState& thread) {
 // Torch takes no error from here: the op runs, whatever happens.
 void Runtime::op_start(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
   const int depth = thread.depth;
+  const Refusals refusals(*this, thread);
   try {
     if (keeps_producers_.load(std::memory_order_relaxed)) begin_maker(function, info, thread);
     follow(function, info, thread);

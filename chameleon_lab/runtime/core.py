@@ -92,6 +92,7 @@ pretend_no_hook = _C.pretend_no_hook
 begin_modeled_time = _C.begin_modeled_time
 end_modeled_time = _C.end_modeled_time
 time_is_modeled = _C.time_is_modeled
+stand_in_front = _C.stand_in_front
 torch_is_watched = _C.torch_is_watched
 seconds = _C.seconds
 seconds_per_tick = _C.seconds_per_tick

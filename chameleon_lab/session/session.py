@@ -52,7 +52,6 @@ from ..runtime.patches.graphs import no_graphs
 from ..runtime.patches.launches import launches
 from ..runtime.patches.loop_pauses import LoopPauses
 from ..runtime.patches.nvtx_ranges import nvtx_ranges
-from ..runtime.patches.oom_observers import refuse_where_attached
 from ..runtime.patches.optimizer_groups import small_groups
 from ..runtime.patches.raw_access import guards
 from ..runtime.patches.shared import Part, Shared
@@ -351,8 +350,6 @@ class Session:
         if self._takes_what_there_is:  # other processes may have come and gone since
             self._capacity.measured(available_bytes(self.device))
         self._check_replays()
-        if self._traits["captures_graphs"]:
-            refuse_where_attached()
         options = core.Options()
         if self.capacity_bytes is not None:
             options.capacity_bytes = self.capacity_bytes

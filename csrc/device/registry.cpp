@@ -29,6 +29,11 @@ std::unique_ptr<Device> make_device(c10::Device device) {
   return kinds().at(device.type()).make(device);
 }
 
+void stand_in_front(c10::DeviceType type) {
+  const auto found = kinds().find(type);
+  if (found != kinds().end() && found->second.stand_in_front) found->second.stand_in_front();
+}
+
 const DeviceTraits& device_traits(c10::DeviceType type) {
   const auto found = kinds().find(type);
   TORCH_CHECK(found != kinds().end(), "Chameleon Lab: there is no device '", c10::DeviceTypeName(type, true), "'");

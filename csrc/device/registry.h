@@ -23,6 +23,9 @@ struct DeviceKind {
   std::string (*missing)(c10::Device device) = nullptr;
   std::unique_ptr<Device> (*make)(c10::Device device) = nullptr;
   DeviceTraits traits;
+  // Puts the session's allocator in front of torch's, where that is possible: whoever has torch's call something else
+  // while it allocates does so through it. Null: nothing of the kind can be had of torch.
+  void (*stand_in_front)() = nullptr;
 };
 
 // Returns true, for a static object's initializer: before main(), or when the module is loaded.
@@ -32,6 +35,9 @@ bool register_device(c10::DeviceType type, const DeviceKind& kind);
 std::unique_ptr<Device> make_device(c10::Device device);
 
 std::string missing_device(c10::Device device);  // of an unknown type, too
+
+// See DeviceKind.
+void stand_in_front(c10::DeviceType type);
 
 // Of a registered type; raises an error for others.
 const DeviceTraits& device_traits(c10::DeviceType type);

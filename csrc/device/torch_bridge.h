@@ -23,6 +23,9 @@ class TorchBridge {
   // The block of a storage that has moved, before it is handed over: it is not reused before all lanes have done what
   // they are given until it is freed.
   virtual void used_by_all(void*) {}
+  // So much could not be had, which the program is about to be told: those who watch torch's allocator are told, too.
+  // Without the core's lock. Raises what they raise.
+  virtual void out_of_memory(size_t /*bytes*/) {}
 };
 
 }  // namespace chameleon

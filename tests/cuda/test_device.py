@@ -177,6 +177,50 @@ def test_another_allocator_is_refused() -> None:
     assert "caching allocator" in said and "backend" in said
 
 
+@needs("torch's CUDA allocator")
+@pytest.mark.bits
+def test_torchs_memory_history_and_observers_of_out_of_memory_go_on_beside_a_session() -> None:
+    """Beside a thread that drops tensors under Python's lock: in a child, since an observer stays for good."""
+    said = child(
+        """
+        import threading
+
+        heard = []
+        torch._C._cuda_attach_out_of_memory_observer(lambda *told: heard.append(told))
+        torch.cuda.memory._record_memory_history(context="all", stacks="all")
+
+        def fill():
+            return [torch.full((16 << 20,), number, dtype=torch.uint8, device="cuda") for number in range(24)]
+
+        right = []
+
+        def work():
+            for _ in range(10):
+                right.append([int(t[0]) for t in fill()] == list(range(24)))
+
+        with cl.Session("256MiB", device="cuda") as session:
+            threads = [threading.Thread(target=work) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            silent = len(heard)
+            try:
+                torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+            except torch.OutOfMemoryError as error:
+                assert "floor" in str(error)
+            evictions = session.report().evictions
+        snapshot = torch.cuda.memory._snapshot()
+        torch.cuda.memory._record_memory_history(enabled=None)
+        events = [event for trace in snapshot["device_traces"] for event in trace if event["action"] == "alloc"]
+        lines = [frame["name"] for event in events for frame in event.get("frames", [])]
+        ours = [event for event in events if event.get("user_metadata") == "Chameleon Lab"]
+        print(all(right), len(right), silent, [told[:2] for told in heard], "fill" in lines, bool(ours), evictions > 0)
+        """,
+    )
+    assert said.split("\n")[-2:] == [f"True 20 0 [(0, {1 << 30})] True True True", ""], said
+
+
 @needs("a second GPU")
 def test_a_second_gpu_is_left_alone() -> None:
     if torch.cuda.device_count() < 2:

@@ -80,18 +80,25 @@ def test_the_drawing_of_a_step_imports_no_pandas() -> None:
     assert "pyarrow.ipc" in loaded and "pandas" not in loaded
 
 
-def test_what_scripts_tell_torch_is_noted_from_the_import_on() -> None:
-    """Before a session is asked for: it could hang where an observer of out-of-memory is attached."""
+def test_torchs_allocator_is_handed_functions_of_python_through_ours_from_the_import_on() -> None:
+    """They ask for Python's lock where a session holds its own: only its allocator knows when."""
     said = run(
         "import torch\n"
-        "torch._C._cuda_attach_out_of_memory_observer = lambda observer: None\n"  # as a CUDA build has it
+        "calls = []\n"
+        "torch._C._cuda_attach_out_of_memory_observer = calls.append\n"  # as a CUDA build has them
+        "torch._C._cuda_record_memory_history = lambda *options: calls.append(options)\n"
         "import chameleon_lab\n"
-        "torch._C._cuda_attach_out_of_memory_observer(print)\n"
-        "from chameleon_lab.runtime.patches.oom_observers import refuse_where_attached\n"
-        "try: refuse_where_attached()\n"
-        "except chameleon_lab.SessionError as error: print(error)\n"
+        "from chameleon_lab.runtime import core\n"
+        "core.stand_in_front = lambda device: calls.append(f'in front on {device}')\n"
+        "torch._C._cuda_attach_out_of_memory_observer('observer')\n"  # no GPU: for torch to say
+        "torch.cuda.is_available = lambda: True\n"
+        "torch.cuda.init = lambda: calls.append('init')\n"
+        "torch._C._cuda_attach_out_of_memory_observer('observer')\n"
+        "torch._C._cuda_record_memory_history('all', 'all')\n"
+        "print(calls)\n"
     )
-    assert said.startswith("an observer of out-of-memory was attached in this process")
+    in_front = ["init", "in front on cuda"]
+    assert said.strip() == str(["observer", *in_front, "observer", *in_front, ("all", "all")])
 
 
 def test_training_and_reports_work_where_nothing_optional_is_installed() -> None:

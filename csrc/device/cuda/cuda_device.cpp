@@ -687,6 +687,7 @@ void CudaDevice::install_allocator() {
 c10::DeleterFnPtr CudaDevice::block_deleter() const { return torch_side::block_deleter(); }
 c10::DeleterFnPtr CudaDevice::plain_deleter() const { return torch_side::plain_deleter(); }
 c10::DataPtr CudaDevice::allocate_plain(size_t bytes) { return torch_side::allocate_plain(index_, bytes); }
+void CudaDevice::out_of_memory(size_t bytes) { torch_side::out_of_memory(index_, bytes); }
 
 }  // namespace chameleon::cuda
 
@@ -698,7 +699,8 @@ const bool registered = register_device(
     c10::DeviceType::CUDA,
     {cuda::torch_side::missing,
      [](c10::Device device) -> std::unique_ptr<Device> { return std::make_unique<cuda::CudaDevice>(device.index()); },
-     {.runs_behind = true, .pinned_host = true, .captures_graphs = true}});
+     {.runs_behind = true, .pinned_host = true, .captures_graphs = true},
+     &cuda::torch_side::stand_in_front});
 
 }  // namespace
 

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "device/cuda/check.h"
+#include "device/cuda/torch_callbacks.h"
 #include "device/cuda/torch_side.h"
 #include "late_deaths.h"
 #include "runtime.h"
@@ -33,6 +34,7 @@ namespace chameleon {
 
 namespace {
 
+namespace callbacks = cuda::callbacks;
 namespace caching = c10::cuda::CUDACachingAllocator;
 using c10::DeviceIndex;
 using c10::MempoolId_t;
@@ -58,7 +60,6 @@ Fraction* limited(DeviceIndex device) {
 
 std::array<std::atomic<size_t>, kMostDevices> allowed{};  // what torch may reserve of each device; 0: all there is
 std::atomic<uint64_t> frees_past_runtime{0};
-std::atomic<bool> observed{false};  // has somebody attached an observer of out-of-memory? There is no way back
 
 void set_fraction(double fraction, DeviceIndex device, size_t total_bytes) {
   original->setMemoryFraction(fraction, device);
@@ -85,15 +86,9 @@ bool is_out_of_memory(const c10::Error& error) {
 
 Runtime* runtime_of(DeviceIndex index) { return runtimes[index].load(std::memory_order_acquire); }
 
-bool any_open() {
-  return std::any_of(runtimes.begin(), runtimes.end(), [](const std::atomic<Runtime*>& one) {
-    const Runtime* runtime = one.load(std::memory_order_acquire);
-    return runtime && runtime->is_open();
-  });
-}
-
 void delete_block(void* block) {
   if (!block || late_deaths::put_off(&delete_block, block)) return;
+  const callbacks::Stack stack(callbacks::What::Free);
   for (size_t index = 0; index < kMostDevices; ++index) {
     Runtime* runtime = runtimes[index].load(std::memory_order_acquire);
     if (runtime && runtime->release(block)) return;
@@ -125,11 +120,13 @@ auto making_way(size_t bytes, F allocate) {
   late_deaths::settle();
   for (;;) {
     try {
+      const callbacks::Silence silence(runtime != nullptr);
       return allocate();
     } catch (const c10::Error& error) {
       if (!runtime || !is_out_of_memory(error)) throw;
       if (late_deaths::settle()) continue;
       if (runtime->make_way(bytes)) continue;
+      cuda::torch_side::out_of_memory(c10::cuda::current_device(), bytes);
       if (!runtime->is_open()) throw;
       throw_out_of_memory(error, bytes);
     }
@@ -147,15 +144,6 @@ void record_stream(void* data, c10::Device device, c10::cuda::CUDAStream stream)
   block.release_context();
 }
 
-void refuse_observers() {
-  TORCH_CHECK(
-      !any_open(),
-      "Chameleon Lab: an observer of out-of-memory would be called wherever a session makes room, and asks for "
-      "Python's lock inside the allocator, which can hang. It cannot be taken off again, so no session starts "
-      "after it either: leave it out of processes that run sessions; where memory does not suffice, a session's "
-      "error names the op and what it needs");
-}
-
 class ForwardingAllocator final : public caching::CUDAAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -165,6 +153,7 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
       return making_way(bytes, [&] { return allocate_natively(bytes); });
     }
     late_deaths::settle();
+    const callbacks::Stack stack(callbacks::What::Request);
     void* block = runtime->allocate(bytes);
     return {block, block, &delete_block, c10::Device(c10::DeviceType::CUDA, index)};
   }
@@ -212,10 +201,7 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   }
   void recordHistory(bool enabled, caching::CreateContextFn context, size_t most_entries, caching::RecordContext when,
                      bool clear, const std::vector<std::string>& skip) override {
-    TORCH_CHECK(!enabled || !context || !any_open(),
-                "Chameleon Lab: recording the memory history with stacks asks for Python's lock inside the allocator, "
-                "which can hang a session: pass context=None, or look at the session's own trace");
-    original->recordHistory(enabled, context, most_entries, when, clear, skip);
+    callbacks::record_history(*original, enabled, context, most_entries, when, clear, skip);
   }
 
   std::string name() override { return original->name(); }
@@ -276,9 +262,7 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
   void setUserMetadata(const std::string& metadata) override { original->setUserMetadata(metadata); }
   std::string getUserMetadata() override { return original->getUserMetadata(); }
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override {
-    refuse_observers();
-    original->attachOutOfMemoryObserver(std::move(observer));
-    observed = true;
+    original->attachOutOfMemoryObserver(callbacks::standing_for(std::move(observer)));
   }
   void attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) override {
     original->attachAllocatorTraceTracker(std::move(tracker));
@@ -300,9 +284,7 @@ class ForwardingAllocator final : public caching::CUDAAllocator {
     return original->getContextForPointer(block);
   }
   void attachOomRejectionObserver(caching::OomRejectionObserver observer) override {
-    refuse_observers();
-    original->attachOomRejectionObserver(std::move(observer));
-    observed = true;
+    original->attachOomRejectionObserver(callbacks::standing_for_rejection(std::move(observer)));
   }
 #endif
 #if CHAMELEON_TORCH >= 213
@@ -341,6 +323,20 @@ std::string missing(c10::Device device) {
   return "";
 }
 
+namespace {
+void put_in_front(caching::CUDAAllocator* current) {
+  if (current == forwarding()) return;
+  original = current;
+  caching::allocator.store(forwarding());
+  c10::SetAllocator(c10::DeviceType::CUDA, forwarding(), /*priority=*/255);
+}
+}  // namespace
+
+void stand_in_front() {
+  caching::CUDAAllocator* current = caching::allocator.load();
+  if (current && current->name() == "native" && current->initialized()) put_in_front(current);
+}
+
 void install(int index) {
   caching::CUDAAllocator* current = caching::allocator.load();
   const std::string name = current ? current->name() : "none";
@@ -352,22 +348,15 @@ void install(int index) {
   TORCH_CHECK(current->initialized(), "Chameleon Lab: CUDA is not initialized: call torch.cuda.init() first");
   TORCH_CHECK(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
               "Chameleon Lab: a CUDA graph is being captured: start the session before or after");
-  TORCH_CHECK(!current->isHistoryEnabled(),
-              "Chameleon Lab: the memory history is being recorded, which can hang a session: stop it first with "
-              "torch.cuda.memory._record_memory_history(enabled=None)");
+  TORCH_CHECK(
+      callbacks::history_is_ours() || !current->isHistoryEnabled(),
+      "Chameleon Lab: recording of the memory history began before `import chameleon_lab`, so that its stacks can "
+      "hang a session: import chameleon_lab before that, or begin it anew with "
+      "torch.cuda.memory._record_memory_history()");
   TORCH_CHECK(!c10::impl::GPUTrace::get_trace(),
               "Chameleon Lab: torch's CUDA sanitizer asks for Python's lock inside the allocator, which can hang a "
               "session: run without TORCH_CUDA_SANITIZER");
-  TORCH_CHECK(
-      !observed,
-      "Chameleon Lab: an observer of out-of-memory is attached in this process, which would be called wherever a "
-      "session makes room, and asks for Python's lock inside the allocator, which can hang. Torch has no way to "
-      "take it off: start the process without torch._C._cuda_attach_out_of_memory_observer");
-  if (current != forwarding()) {
-    original = current;
-    caching::allocator.store(forwarding());
-    c10::SetAllocator(c10::DeviceType::CUDA, forwarding(), /*priority=*/255);
-  }
+  put_in_front(current);
   runtimes[index].store(&Runtime::of(device(index)), std::memory_order_release);
 }
 
@@ -457,6 +446,13 @@ Outlook outlook(int index, size_t bytes, size_t ceiling_bytes, size_t stuck_byte
   return found;
 }
 
+void out_of_memory(int index, size_t bytes) {
+  const Guard guard(index);
+  size_t free_bytes = 0, total_bytes = 0;
+  if (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) (void)cudaGetLastError();
+  callbacks::tell(index, bytes, allowed[index] > 0 ? allowed[index].load() : total_bytes, free_bytes);
+}
+
 void limit(int index, size_t bytes) {
   const auto device = static_cast<DeviceIndex>(index);
   const std::lock_guard lock(fractions_mutex);
@@ -478,6 +474,7 @@ cudaStream_t current_stream(int index) {
 
 void* allocate(int index, size_t bytes, cudaStream_t stream, bool may_fail) {
   const Guard guard(index);
+  const callbacks::Call call(*original, callbacks::What::Request);
   try {
     return raw_alloc_natively(bytes, stream);
   } catch (const c10::Error& error) {
@@ -487,7 +484,10 @@ void* allocate(int index, size_t bytes, cudaStream_t stream, bool may_fail) {
   }
 }
 
-void free(void* block) { original->raw_delete(block); }
+void free(void* block) {
+  const callbacks::Call call(*original, callbacks::What::Free);
+  original->raw_delete(block);
+}
 
 void used_on(int index, void* block, cudaStream_t stream) {
   record_stream(block, device(index), c10::cuda::getStreamFromExternal(stream, static_cast<DeviceIndex>(index)));
@@ -498,6 +498,7 @@ c10::DeleterFnPtr plain_deleter() { return original->raw_deleter(); }
 
 c10::DataPtr allocate_plain(int index, size_t bytes) {
   const Guard guard(index);
+  const callbacks::Call call(*original, callbacks::What::Request);
   return allocate_natively(bytes);
 }
 

@@ -44,6 +44,9 @@ struct Outlook {
 // an error that says why where that cannot work.
 void install(int index);
 
+// The first half of it, where nothing speaks against it: before others have torch's allocator call them. No error.
+void stand_in_front();
+
 c10::Device device(int index);  // of the tensors
 size_t total_bytes(int index);
 Stats stats(int index);
@@ -65,6 +68,9 @@ void used_on(int index, void* block, cudaStream_t stream);
 c10::DeleterFnPtr block_deleter();  // of blocks that are the runtime's
 c10::DeleterFnPtr plain_deleter();
 c10::DataPtr allocate_plain(int index, size_t bytes);
+
+// The program is refused so many bytes: observers of out-of-memory are told. Raises what they raise.
+void out_of_memory(int index, size_t bytes);
 
 // Makes the GPU the calling thread's while it lives.
 class Guard {

@@ -27,7 +27,7 @@ using c10::DeviceIndex;
 using c10::MempoolId_t;
 
 thread_local DeviceIndex current_index = 0;
-bool capturing = false, nvml_works = true;
+bool capturing = false, nvml_works = true, rejects = false;
 std::atomic<int> waiting{0};
 std::atomic<long> memory_questions{0}, statistics{0};
 
@@ -47,7 +47,7 @@ class Native final : public caching::CUDAAllocator {
   std::string name_ = "native";
   std::string annotation_;
   bool initialized_ = true, history_ = false;
-  long observers = 0, pools_begun = 0;
+  long pools_begun = 0;
   std::function<void()> while_recording;
 
   c10::DataPtr allocate(size_t bytes) override {
@@ -59,22 +59,39 @@ class Native final : public caching::CUDAAllocator {
   void* raw_alloc(size_t bytes) override { return raw_alloc_with_stream(bytes, fake::current()); }
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
     if (bytes == 0) return nullptr;
+    const auto context = context_at(caching::RecordContext::STATE);
     ++waiting;
-    Lock lock(mutex);
+    std::unique_lock lock(mutex);
     --waiting;
     Segments& gpu = pools[current_index];
-    if (void* data = gpu.allocate(bytes, stream)) return data;
+    if (void* data = gpu.allocate(bytes, stream)) {
+      note("alloc", bytes, context);
+      return data;
+    }
     // Torch asks NVML who uses the memory before it counts the error. Its own assertions end that where NVML does not
     // say.
     if (!nvml_works) TORCH_CHECK(false, kNoNvml);
     ++gpu.out_of_memory;
+    note("oom", bytes, context);
+    const size_t allocated_bytes = gpu.allocated_bytes;
+    const auto observers = observers_, rejection_observers = rejection_observers_;
+    lock.unlock();
+    for (const auto& observer : rejects ? std::vector<Observer>() : observers) {
+      observer(current_index, bytes, gpu.total_bytes, 0);
+    }
+    for (const auto& observer : rejects ? rejection_observers : std::vector<Observer>()) {
+      observer(current_index, bytes, allocated_bytes, gpu.total_bytes);
+    }
     TORCH_CHECK_WITH(OutOfMemoryError, false, "fake CUDA out of memory: ", bytes, " bytes asked for");
   }
   void raw_delete(void* data) override {
     if (!data) return;
+    const auto context = context_at(caching::RecordContext::ALL);
     Lock lock(mutex);
     for (Segments& pool : pools) {
-      if (pool.owns(data)) return pool.free(data);
+      if (!pool.owns(data)) continue;
+      note("free_requested", pool.at(data).bytes, context);
+      return pool.free(data);
     }
     TORCH_CHECK(false, "fake CUDA: an invalid device pointer is freed");
   }
@@ -91,11 +108,23 @@ class Native final : public caching::CUDAAllocator {
   std::string name() override { return name_; }
   bool initialized() override { return initialized_; }
   bool isHistoryEnabled() override { return history_; }
-  void recordHistory(bool enabled, caching::CreateContextFn, size_t, caching::RecordContext, bool,
+  void recordHistory(bool enabled, caching::CreateContextFn context, size_t, caching::RecordContext when, bool clear,
                      const std::vector<std::string>&) override {
+    Lock lock(mutex);
+    TORCH_CHECK(when == caching::RecordContext::NEVER || context, "fake CUDA: a context is to be recorded by nothing");
     history_ = enabled;
+    context_ = context;
+    when_ = enabled ? when : caching::RecordContext::NEVER;
+    if (!enabled || clear) events_.clear();
   }
-  void attachOutOfMemoryObserver(caching::OutOfMemoryObserver) override { ++observers; }
+  void setUserMetadata(const std::string& metadata) override { user_metadata() = metadata; }
+  std::string getUserMetadata() override { return user_metadata(); }
+  void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override {
+    observers_.push_back(std::move(observer));
+  }
+  using Observer = caching::OutOfMemoryObserver;  // of both kinds
+  std::vector<Observer> observers_, rejection_observers_;
+  std::vector<Event> events_;
   void beginAllocateToPool(DeviceIndex, MempoolId_t, std::function<bool(cudaStream_t)>) override { ++pools_begun; }
   double getMemoryFraction(DeviceIndex device) override { return pools[device].fraction; }
   void setMemoryFraction(double fraction, DeviceIndex device) override {
@@ -158,12 +187,30 @@ class Native final : public caching::CUDAAllocator {
     return {};
   }
 #if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 212
-  void attachOomRejectionObserver(caching::OomRejectionObserver) override {}
+  void attachOomRejectionObserver(caching::OomRejectionObserver observer) override {
+    rejection_observers_.push_back(std::move(observer));
+  }
 #endif
 #if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 214
   bool supportsUserMetadata() override { return true; }
   void annotateMemory(const void*, const std::string& metadata) override { annotation_ = metadata; }
 #endif
+
+ private:
+  // Torch calls what others have given it without its own lock, since it may ask for Python's.
+  std::shared_ptr<c10::GatheredContext> context_at(caching::RecordContext least) const {
+    return when_ < least ? nullptr : context_();
+  }
+  void note(const char* action, size_t bytes, const std::shared_ptr<c10::GatheredContext>& context) {
+    if (history_) events_.push_back({action, bytes, context, user_metadata()});
+  }
+  static std::string& user_metadata() {
+    static thread_local std::string metadata;
+    return metadata;
+  }
+
+  caching::CreateContextFn context_ = nullptr;
+  caching::RecordContext when_ = caching::RecordContext::NEVER;
 };
 
 Native& native() {
@@ -188,12 +235,12 @@ const c10::impl::DeviceGuardImplRegistrar guard_registered(c10::DeviceType::CUDA
 Figures figures(int device) {
   Lock lock(mutex);
   const Segments& pool = pools[device];
-  return {pool.allocated_bytes,    pool.reserved_bytes,  pool.held_segment_bytes(),
-          pool.expandable_bytes(), pool.total_bytes,     pool.fraction,
-          pool.recorded_streams,   pool.out_of_memory,   pool.retries,
-          pool.device_allocs,      pool.device_frees,    pool.synchronizations,
-          native().observers,      native().pools_begun, pool.requests,
-          pool.looked_at,          memory_questions,     statistics};
+  return {pool.allocated_bytes,    pool.reserved_bytes, pool.held_segment_bytes(),
+          pool.expandable_bytes(), pool.total_bytes,    pool.fraction,
+          pool.recorded_streams,   pool.out_of_memory,  pool.retries,
+          pool.device_allocs,      pool.device_frees,   pool.synchronizations,
+          native().pools_begun,    pool.requests,       pool.looked_at,
+          memory_questions,        statistics};
 }
 
 void set_total_bytes(int device, size_t bytes) { pools[device].total_bytes = bytes; }
@@ -209,8 +256,13 @@ void hold(void* block, bool held) {
 void set_name(const std::string& name) { native().name_ = name; }
 void set_initialized(bool initialized) { native().initialized_ = initialized; }
 void set_history(bool recorded) { native().history_ = recorded; }
+std::vector<Event> take_events() {
+  Lock lock(mutex);
+  return std::exchange(native().events_, {});
+}
 void set_capturing(bool on) { capturing = on; }
 void set_nvml(bool works) { nvml_works = works; }
+void set_rejects(bool by_policy) { rejects = by_policy; }
 std::string annotation() { return native().annotation_; }
 void set_while_recording(std::function<void()> what) { native().while_recording = std::move(what); }
 bool is_waited_for() { return waiting > 0; }

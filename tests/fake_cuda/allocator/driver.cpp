@@ -15,12 +15,14 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "c10_cuda.h"
+#include "core_mutex.h"
 #include "fake.h"
 #include "runtime.h"
 #include "segments.h"
@@ -95,6 +97,39 @@ at::Tensor plus(const at::Tensor& x, int64_t value) {
   std::memset(result.mutable_data_ptr(), static_cast<uint8_t>(from[0] + value), result.nbytes());
   return result;
 }
+
+// What torch's Python side hands to its allocator: it asks for Python's lock.
+std::atomic<int> wrong_turns{0};
+
+template <class F>
+void with_python(F what) {
+  if (chameleon::CoreMutex::held_here()) ++wrong_turns;
+  const py::gil_scoped_acquire lock;
+  what();
+}
+
+struct Frames : c10::GatheredContext {
+  std::string line;  // of the program
+};
+
+std::shared_ptr<c10::GatheredContext> gather() {
+  auto frames = std::make_shared<Frames>();
+  with_python([&] {
+    const py::object frame = py::module_::import("sys").attr("_getframe")();
+    frames->line = py::str(frame.attr("f_code").attr("co_name"));
+  });
+  return frames;
+}
+
+// Held by what outlives Python.
+class Kept {
+ public:
+  explicit Kept(const py::object& object) : object_(object.ptr()) { object.inc_ref(); }
+  py::handle get() const { return object_; }
+
+ private:
+  PyObject* object_;
+};
 
 TORCH_LIBRARY(fake_gpu, library) {
   library.def("plus(Tensor x, int value) -> Tensor");
@@ -277,7 +312,6 @@ PYBIND11_MODULE(_fake_allocator, m) {
     d["device_allocs"] = f.device_allocs;
     d["device_frees"] = f.device_frees;
     d["synchronizations"] = f.synchronizations;
-    d["observers"] = f.observers;
     d["pools"] = f.pools;
     d["requests"] = f.requests;
     d["looked_at"] = f.looked_at;
@@ -300,6 +334,7 @@ PYBIND11_MODULE(_fake_allocator, m) {
   m.def("set_total_bytes", &gpu::set_total_bytes);
   m.def("set_others_bytes", &gpu::set_others_bytes);
   m.def("set_nvml", &gpu::set_nvml);
+  m.def("set_rejects", &gpu::set_rejects);
   m.def("set_fraction",
         [](int device, double fraction) { caching::setMemoryFraction(fraction, static_cast<int8_t>(device)); });
   m.def("fraction", [](int device) { return caching::getMemoryFraction(static_cast<int8_t>(device)); });
@@ -315,11 +350,27 @@ PYBIND11_MODULE(_fake_allocator, m) {
   m.def("begin_pool", [](int device) {
     caching::get()->beginAllocateToPool(static_cast<int8_t>(device), {0, 1}, [](cudaStream_t) { return true; });
   });
-  m.def("record_history", [](bool on, bool stacks) {
-    constexpr auto kNoStack = []() -> std::shared_ptr<c10::GatheredContext> { return nullptr; };
-    const caching::CreateContextFn context = stacks ? caching::CreateContextFn(kNoStack) : nullptr;
-    caching::get()->recordHistory(on, context, 10, caching::RecordContext::ALL, false, {});
+  // torch._C._cuda_record_memory_history(); `context` is one of "state", "alloc" and "all", or None.
+  m.def(
+      "record_history",
+      [](bool on, const std::optional<std::string>& context) {
+        using caching::RecordContext;
+        const RecordContext when = !context              ? RecordContext::NEVER
+                                   : *context == "all"   ? RecordContext::ALL
+                                   : *context == "alloc" ? RecordContext::ALLOC
+                                                         : RecordContext::STATE;
+        caching::get()->recordHistory(on, &gather, 10, when, false, {});
+      },
+      py::arg("on") = true, py::arg("context") = "all");
+  m.def("take_events", [] {
+    py::list events;
+    for (const gpu::Event& event : gpu::take_events()) {
+      const auto* frames = dynamic_cast<const Frames*>(event.context.get());
+      events.append(py::make_tuple(event.action, event.bytes, frames ? frames->line : "", event.user_metadata));
+    }
+    return events;
   });
+  m.def("set_user_metadata", [](const std::string& metadata) { caching::get()->setUserMetadata(metadata); });
   m.def(
       "collect_shared",
       [](bool beside_another) { gpu::Segments::on_miss = beside_another ? &collect_beside_another : &collect; },
@@ -339,7 +390,24 @@ PYBIND11_MODULE(_fake_allocator, m) {
     return gpu::annotation();
   });
 #endif
-  m.def("attach_observer", [] { caching::attachOutOfMemoryObserver(nullptr); });
+  // torch._C._cuda_attach_out_of_memory_observer().
+  m.def("attach_observer", [](const py::object& observer) {
+    caching::attachOutOfMemoryObserver(
+        [kept = Kept(observer)](int64_t device, size_t bytes, size_t total, size_t free) {
+          with_python([&] { kept.get()(device, bytes, total, free); });
+        });
+  });
+#if TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 212
+  m.def("attach_rejection_observer", [](const py::object& observer) {
+    caching::attachOomRejectionObserver(
+        [kept = Kept(observer)](int64_t device, size_t bytes, size_t allocated, size_t total) {
+          with_python([&] { kept.get()(device, bytes, allocated, total); });
+        });
+  });
+#endif
+  m.def(
+      "locks_asked_for_in_turn", [] { return wrong_turns.load() == 0; },
+      "Was Python's lock never asked for by a thread that held the core's?");
   m.def("delete_by_raw_deleter", [](int device, size_t bytes) {
     c10::cuda::set_device(static_cast<int8_t>(device), false);
     caching::get()->raw_deleter()(caching::raw_alloc(bytes));
