@@ -68,6 +68,20 @@ def planned(editor):
     return until(lambda: (state := editor.state())["exact"] and state)
 
 
+def test_a_change_is_news_for_other_panels_and_none_for_the_one_that_made_it(editor, tmp_path):
+    planned(editor)
+    editor.save(str(tmp_path / "p.json"), overwrite=False)
+    edit = {"action": "keep", "storage": editor.page("", "bytes", True, 0, 1)["rows"][0]["storage"]}
+    for change in (
+        lambda: editor.edit("add", [edit], -1),
+        lambda: editor.edit("undo", [], -1),
+        lambda: editor.load(str(tmp_path / "p.json")),
+    ):
+        before = editor.poll()
+        change()
+        assert before < planned(editor)["news"] == editor.poll()
+
+
 def swapped_rows(editor, query="swap"):
     return editor.page(query, "bytes", True, 0, MAX_ROWS)["rows"]
 

@@ -352,6 +352,7 @@ class DraftEditor:
         if policy is None:
             raise ProtocolError("not_now", "no policy is in force to edit instead")
         self._take(policy, self._drafted()[0])
+        self._changed()
 
     # ------------------------------------------------------------------------------------------------ editing
 
@@ -394,6 +395,7 @@ class DraftEditor:
             except PolicyError as error:
                 raise ProtocolError("bad_edit", str(error)) from None
             worker.drop_wanted()
+        self._changed()
 
     def settled(self) -> DraftPlan:
         """The draft, planned. Raises ProtocolError where no policy fits."""
@@ -428,10 +430,14 @@ class DraftEditor:
 
     # ------------------------------------------------------------------------------------------------ news
 
-    def _say(self) -> None:
-        # Not under the other lock, which an answer holds that waits for a plan: the thread goes on with the next one.
+    def _changed(self) -> None:
+        """Other panels hear of it with the next news; the one that has changed the draft has it in its answer."""
         with self._news_lock:
             self.news += 1
+
+    def _say(self) -> None:
+        # Not under the other lock, which an answer holds that waits for a plan: the thread goes on with the next one.
+        self._changed()
         self._tell()
 
     def close(self) -> None:
@@ -679,6 +685,7 @@ class DraftEditor:
             if not asked and policy.capacity_bytes != twin.capacity_bytes:
                 edits = (*edits, Edit(EditAction.CAPACITY, capacity_bytes=policy.capacity_bytes))
             draft.edits = edits
+        self._changed()
 
 
 @contextmanager
