@@ -57,9 +57,11 @@ def sets() -> list[tuple[str, list[str], list[str]]]:
     return [
         ("what `make` installs", [*installed_by(setup), *build, *requirements("dev")], pinned),
         ("what `pip install .` installs", [*alone, *build], []),
+        ("what `pip install .[lab]` installs", [*requirements("lab"), *build], []),
         *((f"the same with {torch}", [*alone, *build, torch], []) for torch in (oldest, newest)),
         ("what is apart", apart, [*pinned, "--no-deps", "--python-version", _OLDEST_PYTHON]),
         ("what `make recovery` installs", torchft, ["--no-deps"]),
+        ("what scripts/with_lab.sh installs", _oldest_lab(), []),
         *(
             (f"what scripts/with_torch.sh installs for {torch}", _with(torch), ["--python-version", "3.12"])
             for torch in (oldest, newest)
@@ -72,6 +74,13 @@ def installed_by(setup: str) -> list[str]:
     (torch,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     (cuda,) = re.findall(r'else "([\d.]+)"\)', setup)
     return _calls(setup.replace("$torch_version", torch).replace("$cuda", cuda), '"${pip[@]}" ')
+
+
+def _oldest_lab() -> list[str]:
+    """What scripts/with_lab.sh installs."""
+    (version,) = re.findall(r"^jupyterlab>=([\d.]+),", "\n".join(requirements("lab")), re.MULTILINE)
+    (wanted,) = re.findall(r"^wanted=\((.*)\)$", (ROOT / "scripts" / "with_lab.sh").read_text(), re.MULTILINE)
+    return [one.strip('"').replace("$version", version) for one in wanted.split()]
 
 
 def _with(torch: str) -> list[str]:

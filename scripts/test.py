@@ -423,6 +423,14 @@ RUNS = {
         ),
         "chromium": _make("chromium"),
         "browser": _pytest("browser", "the lab in a browser", "-n", "1", "tests/browser"),
+        "oldest-lab": _pytest(
+            *("oldest_lab", "the panel in the oldest JupyterLab, and in Notebook 7"),
+            *(
+                f"tests/browser/test_{name}.py"
+                for name in ("extension_loads", "panel", "editor", "notebook_7")
+            ),
+            runner=("scripts/with_lab.sh",),
+        ),
     },
 }
 

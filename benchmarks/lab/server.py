@@ -67,6 +67,7 @@ def jupyter_lab(
         *(str(python), "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
         *(f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}"),
         *(f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"),
+        "--JupyterNotebookApp.expose_app_in_browser=True",  # where Notebook 7 is installed beside it
         "--LabApp.extension_manager=readonly",  # the usual one asks the internet
     ]
     log = home / "server.log"

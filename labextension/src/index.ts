@@ -1,6 +1,7 @@
 // The plugin: the command that opens the panel, the ways to it, and the kernel's calls for it.
 
 import {
+  ILabShell,
   ILayoutRestorer,
   type JupyterFrontEnd,
   type JupyterFrontEndPlugin
@@ -35,6 +36,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
   requires: [INotebookTracker],
   optional: [
     ICommandPalette,
+    ILabShell,
     ILayoutRestorer,
     ILauncher,
     ISettingRegistry,
@@ -45,6 +47,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     app: JupyterFrontEnd,
     notebooks: INotebookTracker,
     palette: ICommandPalette | null,
+    lab: ILabShell | null,
     restorer: ILayoutRestorer | null,
     launcher: ILauncher | null,
     settings: ISettingRegistry | null,
@@ -87,9 +90,12 @@ const plugin: JupyterFrontEndPlugin<void> = {
           widget.id = 'chameleon-lab-panel';
           widget.title.icon = icon;
           void tracker.add(widget);
-          app.shell.add(widget, 'main', { mode: 'split-right' });
+          // Notebook 7 has room for one document, and none beside it but the side bar.
+          app.shell.add(widget, lab ? 'main' : 'right', { mode: 'split-right' });
         }
-        app.shell.activateById(widget.id);
+        if (lab || !widget.isVisible) {
+          app.shell.activateById(widget.id); // Notebook 7 would close a side bar that is open
+        }
       }
     });
 

@@ -1,6 +1,8 @@
 """A real JupyterLab on a free port of this machine, and Chromium to drive it."""
 
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from chameleon_lab.trace import Trace
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "browser"
 BROWSER_DIED = 3
+OTHER_LAB = "CHAMELEON_LAB_PYTHON"
+"""The Python of another JupyterLab: see scripts/with_lab.sh."""
 
 
 def _train_until(path: str, pause_s: float) -> str:
@@ -238,6 +242,8 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "figure": FIGURE_CELLS,
         "first": _small_cells(256, 4),
         "keys": _small_cells(256, 4),
+        "notebook-7": FIRST_LOOK_CELLS,
+        "two": FIRST_LOOK_CELLS,
         "second": _small_cells(128, 6),
         "file": [TRAIN_CELLS[0]],
         "axe": [TRAIN_CELLS[0]],
@@ -245,7 +251,7 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         require_tools()
         home = tmp_path_factory.mktemp("jupyter")
-        with jupyter_lab(home, notebooks) as address:
+        with jupyter_lab(home, notebooks, os.environ.get(OTHER_LAB) or sys.executable) as address:
             whole = (Path(__file__).parent / "data" / "blocks.parquet").read_bytes()
             (home / "notebooks" / "blocks.parquet").write_bytes(whole)
             (home / "notebooks" / "cut.parquet").write_bytes(whole[: len(whole) // 2])
@@ -260,14 +266,14 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def in_browser(lab_address: str, tmp_path: Path) -> Callable[..., dict]:
-    """Run one of the .mjs checks beside this file with a notebook in front, and return what it found."""
+    """Run one of the .mjs checks beside this file with a notebook in front, or a page; returns what it found."""
 
-    def run(check: str, notebook: str = "empty") -> dict:
+    def run(check: str, notebook: str = "empty", url: str = "") -> dict:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         for attempt in range(2):
             done = browser_check(
                 Path(__file__).with_name(f"{check}.mjs"),
-                notebook_url(lab_address, notebook),
+                url or notebook_url(lab_address, notebook),
                 SCREENSHOTS / f"{check}.png",
                 tmp_path / f"profile-{attempt}",
                 timeout_s=HANGS_AFTER_S,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from hangs import HANGS_AFTER_S
@@ -99,6 +101,32 @@ def test_torchs_allocator_is_handed_functions_of_python_through_ours_from_the_im
     )
     in_front = ["init", "in front on cuda"]
     assert said.strip() == str(["observer", *in_front, "observer", *in_front, ("all", "all")])
+
+
+def test_a_training_node_reports_and_draws_without_the_lab(tmp_path: Path) -> None:
+    """What `pip install chameleon-lab` brings is enough for the command line, and for reports with figures."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lab = [re.split(r"[<>=]", name)[0] for name in project["optional-dependencies"]["lab"]]
+    assert {"ipython", "jupyterlab", "comm"} <= {*lab}
+    modules = [{"ipython": "IPython"}.get(name, name) for name in lab]
+    printed = run(
+        f"""
+import sys
+
+sys.modules.update(dict.fromkeys({modules!r}))  # importing these now fails as if they were missing
+sys.path.insert(0, "tests/unit")
+from synthetic import gpt_step
+from chameleon_lab.cli import chameleon
+from chameleon_lab.trace import Trace
+
+trace, page = {str(tmp_path / "t.parquet")!r}, {str(tmp_path / "t.html")!r}
+Trace([gpt_step(layers=2)], {{}}).save(trace)
+for words in [["report", trace, "--html", page], ["plan", trace, "--capacity", "50%", "--link", "8GiB/s"]]:
+    chameleon.main(words, standalone_mode=False)
+"""
+    )
+    assert "plotly" in (tmp_path / "t.html").read_text().lower()
+    assert "Peak" in printed
 
 
 def test_training_and_reports_work_where_nothing_optional_is_installed() -> None:

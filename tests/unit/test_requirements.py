@@ -22,7 +22,9 @@ def script() -> ModuleType:
 
 
 def test_each_set_is_read_from_where_it_is_installed(script: ModuleType) -> None:
-    make, plain, oldest, newest, apart, recovery, *built = [wanted for _, wanted, _ in script.sets()]
+    make, plain, lab, oldest, newest, apart, recovery, old_lab, *built = [
+        wanted for _, wanted, _ in script.sets()
+    ]
     assert {
         "cmake",
         "tqdm",
@@ -30,15 +32,18 @@ def test_each_set_is_read_from_where_it_is_installed(script: ModuleType) -> None
         "nvidia-cuda-crt==13.0.*",
         "nvidia-cuda-runtime==13.0.*",
     } <= {*make}
-    assert {"jupyterlab>=4.6,<5", "jupyter-builder>=1.2,<2", "hypothesis"} <= {*make}
+    assert {"jupyterlab>=4.4,<5", "jupyter-builder>=1.2,<2", "hypothesis"} <= {*make}
     assert sum(one.startswith("torch==") for one in make) == 1
     assert "scikit-build-core>=0.11" in plain and "hypothesis" not in plain
+    assert {"jupyterlab>=4.4,<5", "comm>=0.2.2", "jupyter_bokeh>=4"} <= {*lab} - {*plain}
+    assert {*plain} <= {*lab}
     assert oldest == [*plain, "torch==2.11.*"] and newest == [*plain, "torch==2.15.*"]
     assert [beside[0] for beside in built] == ["torch==2.11.*", "torch==2.15.*"]
     for beside in built:
         assert {"nvidia-cuda-crt==13.*", "pytest-xdist", "psutil", "lightning"} <= {*beside}
         assert not any("$" in one for one in beside)
     assert apart == ["timm", "torchvision", "atheris", "triton==3.9.0", "liger-kernel==0.8.5"]
+    assert old_lab == ["jupyterlab==4.4.*", "notebook>=7,<8"]
     assert recovery[0].startswith("torchft-nightly==") and "protobuf" in recovery
     names = [one for wanted in (make, plain, apart, recovery) for one in wanted]
     assert not [one for one in names if one.startswith("-") or "$" in one or "/" in one]

@@ -1,0 +1,23 @@
+"""Notebook 7, where the JupyterLab under test has it beside it: scripts/with_lab.sh brings it."""
+
+import urllib.error
+import urllib.request
+
+import pytest
+
+from benchmarks.lab.server import TOKEN
+
+
+def test_the_panel_opens_beside_a_notebook_and_an_edit_reaches_the_kernel(in_browser, lab_address):
+    server = lab_address.removesuffix("/lab")
+    try:
+        urllib.request.urlopen(f"{server}/tree?token={TOKEN}").close()
+    except urllib.error.HTTPError:
+        pytest.skip(
+            "Notebook 7 is not installed beside this JupyterLab: scripts/with_lab.sh runs this with one"
+        )
+    found = in_browser("notebook_7", url=f"{server}/notebooks/notebook-7.ipynb?token={TOKEN}")
+    assert found["errors"] == []
+    assert found["trained"] == ["ok", "ok"] and found["reached"] == "ok"
+    assert found["panels"] == [1, 1] and found["seen"]
+    assert {"Ops", "Swap-out", "Swap-in", "Resident"} <= {*found["drawn"]}, found["drawn"]
