@@ -340,7 +340,10 @@ _WITH_TORCH = "scripts/with_torch.sh"
 _UNITS_OF_TORCH = [
     f"tests/unit/test_{name}.py" for name in ("torch_headers", "replay_check", "meta", "roofline")
 ]
-_ON_THE_FAKE_GPU = ("cuda_device", "cuda_allocator", "two_sessions", "benchmarks_fake_gpu", "default_device")
+_ON_THE_FAKE_GPU = (
+    *("cuda_device", "cuda_allocator", "allocator_callbacks"),
+    *("two_sessions", "benchmarks_fake_gpu", "default_device"),
+)
 _WITH_SEVERAL_RANKS = ("collectives", "agreement")
 
 

@@ -93,6 +93,7 @@ void delete_block(void* block) {
     Runtime* runtime = runtimes[index].load(std::memory_order_acquire);
     if (runtime && runtime->release(block)) return;
   }
+  const callbacks::Call call(*original, callbacks::What::Free);  // the stack is taken
   original->raw_deleter()(block);
   ++frees_past_runtime;
 }
