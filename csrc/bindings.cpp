@@ -467,7 +467,14 @@ void bind_runtime(py::module_& m) {
 
 }  // namespace
 
+namespace {
+// See PythonLock.
+void* release_python() { return PyGILState_Check() ? PyEval_SaveThread() : nullptr; }
+void take_python(void* released) { chameleon::Released::take(static_cast<PyThreadState*>(released)); }
+}  // namespace
+
 PYBIND11_MODULE(_C, m) {
+  chameleon::set_python_lock({&release_python, &take_python});
   m.doc() = "The C++ core of chameleon_lab: recorder, swapper, executor and the embedded CPU device.";
   m.attr("built_for_torch") = TORCH_VERSION;
   m.attr("sees_raw_access") = chameleon::access::has_hook();

@@ -13,15 +13,17 @@ namespace chameleon {
 class Released {
  public:
   Released() : thread_(PyEval_SaveThread()) {}
-  ~Released() {
+  ~Released() { take(thread_); }
+  Released(const Released&) = delete;
+  Released& operator=(const Released&) = delete;
+
+  static void take(PyThreadState* thread) {
     try {
-      PyEval_RestoreThread(thread_);
+      PyEval_RestoreThread(thread);
     } catch (abi::__forced_unwind&) {
       while (true) pause();
     }
   }
-  Released(const Released&) = delete;
-  Released& operator=(const Released&) = delete;
 
  private:
   PyThreadState* thread_;

@@ -426,7 +426,6 @@ class Runtime {
   Category guess_category(ThreadState& thread);
   ModuleStack& modules(ThreadState& thread);
   std::string note_failure(size_t request_bytes, ThreadState& thread);
-  void tell_refusal(ThreadState& thread) noexcept;
   bool send_out(Storage& storage);
   void send_all_out();
 

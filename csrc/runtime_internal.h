@@ -122,12 +122,15 @@ struct Runtime::ThreadState {
 };
 
 // Declared before a Lock. When that is gone, what the thread was refused is told to those who watch the device's
-// allocator: they may ask for Python's lock.
+// allocator: they may ask for Python's lock. Inside of a replay it is left to who wanted that.
 class Runtime::Refusals {
  public:
-  Refusals(Runtime& runtime, ThreadState& thread) : runtime_(runtime), thread_(thread) {}
+  Refusals(Runtime& runtime, ThreadState& thread) : runtime_(runtime), thread_(thread) {
+    if (thread_.stack.replaying == 0) thread_.refused_bytes = 0;
+  }
   ~Refusals() {
-    if (C10_UNLIKELY(thread_.refused_bytes > 0)) runtime_.tell_refusal(thread_);
+    if (C10_LIKELY(thread_.refused_bytes == 0) || thread_.stack.replaying > 0) return;
+    runtime_.device_->out_of_memory(std::exchange(thread_.refused_bytes, 0));
   }
   Refusals(const Refusals&) = delete;
   Refusals& operator=(const Refusals&) = delete;

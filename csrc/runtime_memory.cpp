@@ -33,7 +33,6 @@ constexpr std::chrono::seconds kPatience(10);  // for ops of other threads
 // have its pointer (DLPack does), so it moves only if all its owners are known.
 Runtime::Adopted Runtime::adopt(c10::StorageImpl* impl, Category category, int32_t label, size_t owners, bool trusted,
                                 bool evict_last) {
-  const Refusals refusals(*this, thread_state());
   Lock lock(mutex_);
   if (!find(impl) && !wait_for_other_ops()) return Adopted::Shared;
   Adopted result = Adopted::Known;
@@ -602,7 +601,11 @@ bool Runtime::wait_for_pins() {
   if (threads_in_ops_ - mine - threads_waiting_in_ops_ <= 0) return settle_unseen();
   threads_waiting_in_ops_ += mine;
   ++threads_waiting_;
-  const bool released = pins_released_.wait_for(mutex_, kPatience) == std::cv_status::no_timeout;
+  bool released;
+  {
+    const WithoutPython without_python(mutex_);
+    released = pins_released_.wait_for(mutex_, kPatience) == std::cv_status::no_timeout;
+  }
   --threads_waiting_;
   threads_waiting_in_ops_ -= mine;
   place(thread_state());  // other threads' ops have come between
@@ -618,6 +621,7 @@ bool Runtime::settle_unseen() {
   ++threads_waiting_;
   // By value: another session may open meanwhile, and waiting reads it without the lock.
   for (auto until = unseen_until_; std::chrono::steady_clock::now() < until; until = unseen_until_) {
+    const WithoutPython without_python(mutex_);
     pins_released_.wait_until(mutex_, until);
   }
   --threads_waiting_;
@@ -632,7 +636,12 @@ bool Runtime::settle_unseen() {
 bool Runtime::wait_for_other_ops() {
   const int mine = thread_state().depth > 0 ? 1 : 0;
   ++threads_waiting_;
-  const bool none = pins_released_.wait_for(mutex_, kPatience, [&] { return threads_in_ops_ <= mine; });
+  const auto alone = [&] { return threads_in_ops_ <= mine; };
+  bool none;
+  do {
+    const WithoutPython without_python(mutex_);
+    none = pins_released_.wait_for(mutex_, kPatience, alone);
+  } while (none && !alone());
   --threads_waiting_;
   return none;
 }
@@ -649,18 +658,8 @@ std::string Runtime::full_words() const {
                       : why);
 }
 
-// Without the lock. The error is raised all the same, whatever becomes of those who are told.
-void Runtime::tell_refusal(ThreadState& thread) noexcept {
-  const size_t bytes = std::exchange(thread.refused_bytes, 0);
-  try {
-    device_->out_of_memory(bytes);
-  } catch (const std::exception& error) {
-    TORCH_WARN("Chameleon Lab: an observer of out-of-memory has failed: ", error.what());
-  }
-}
-
 std::string Runtime::note_failure(size_t request_bytes, ThreadState& thread) {
-  thread.refused_bytes = request_bytes;
+  if (thread.refused_bytes == 0) thread.refused_bytes = request_bytes;
   Failure failure;
   failure.op = thread.depth > 0 && thread.op_name ? thread.op_name : "an allocation between ops";
   failure.request_bytes = request_bytes;

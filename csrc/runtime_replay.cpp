@@ -609,7 +609,7 @@ void Runtime::replay_planned(ThreadState& thread) {
       rematerialize(value, Cause::Planned, thread);
       if (value->storage) watch(*value->storage);
     } catch (const std::exception&) {
-      // The op that needs it tries again, and says what is wrong.
+      thread.refused_bytes = 0;  // the op that needs it tries again, and says what is wrong
     }
   }
 }
@@ -685,7 +685,10 @@ void Runtime::wait_for_replay(ThreadState& thread) {
   const int mine = thread.depth > 0 ? 1 : 0;
   threads_waiting_in_ops_ += mine;
   ++threads_waiting_;
-  pins_released_.wait(mutex_);
+  {
+    const WithoutPython without_python(mutex_);
+    pins_released_.wait(mutex_);
+  }
   --threads_waiting_;
   threads_waiting_in_ops_ -= mine;
   place(thread);

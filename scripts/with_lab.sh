@@ -16,18 +16,17 @@ if [ "$(cat "$here/.wanted" 2>/dev/null)" != "${wanted[*]}" ]; then
     rm -rf "$here"
     python3 -m venv "$here"
     "$here/bin/python" -m pip install --quiet --disable-pip-version-check "${wanted[@]}"
-    mkdir -p "$here/share/jupyter/kernels/python3"
-    cat >"$here/share/jupyter/kernels/python3/kernel.json" <<EOF
+    echo "${wanted[*]}" >"$here/.wanted"
+fi
+
+# What may have changed since: where the kernels are, and the extensions, ours and those that show widgets.
+mkdir -p "$here/share/jupyter/kernels/python3" "$here/share/jupyter/labextensions"
+cat >"$here/share/jupyter/kernels/python3/kernel.json" <<EOF
 {"argv": ["$PWD/.venv/bin/python", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
  "display_name": "Python 3 (ipykernel)", "language": "python"}
 EOF
-    # Ours, and those that show widgets.
-    mkdir -p "$here/share/jupyter/labextensions"
-    for extension in .venv/share/jupyter/labextensions/*; do
-        target=$here/share/jupyter/labextensions/$(basename "$extension")
-        [ -e "$target" ] || ln -s "$(realpath "$extension")" "$target"
-    done
-    echo "${wanted[*]}" >"$here/.wanted"
-fi
+for extension in chameleon-lab anywidget @bokeh @jupyter-widgets; do
+    ln -sfn "$(realpath -e ".venv/share/jupyter/labextensions/$extension")" "$here/share/jupyter/labextensions/$extension"
+done
 
 CHAMELEON_LAB_PYTHON=$here/bin/python exec .venv/bin/python -m pytest "$@"

@@ -24,8 +24,8 @@ class TorchBridge {
   // they are given until it is freed.
   virtual void used_by_all(void*) {}
   // So much could not be had, which the program is about to be told: those who watch torch's allocator are told, too.
-  // Without the core's lock. Raises what they raise.
-  virtual void out_of_memory(size_t /*bytes*/) {}
+  // Without the core's lock.
+  virtual void out_of_memory(size_t /*bytes*/) noexcept {}
 };
 
 }  // namespace chameleon

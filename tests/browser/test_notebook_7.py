@@ -1,5 +1,6 @@
 """Notebook 7, where the JupyterLab under test has it beside it: scripts/with_lab.sh brings it."""
 
+import os
 import urllib.error
 import urllib.request
 
@@ -7,12 +8,16 @@ import pytest
 
 from benchmarks.lab.server import TOKEN
 
+OTHER_LAB = "CHAMELEON_LAB_PYTHON"  # set by scripts/with_lab.sh
+
 
 def test_the_panel_opens_beside_a_notebook_and_an_edit_reaches_the_kernel(in_browser, lab_address):
     server = lab_address.removesuffix("/lab")
     try:
         urllib.request.urlopen(f"{server}/tree?token={TOKEN}").close()
-    except urllib.error.HTTPError:
+    except urllib.error.HTTPError as error:
+        if error.code != 404 or OTHER_LAB in os.environ:
+            raise
         pytest.skip(
             "Notebook 7 is not installed beside this JupyterLab: scripts/with_lab.sh runs this with one"
         )

@@ -180,7 +180,7 @@ void used_on(int, void* block, cudaStream_t stream) {
 }
 
 void stand_in_front() {}
-void out_of_memory(int, size_t) {}
+void out_of_memory(int, size_t) noexcept {}
 
 c10::DeleterFnPtr block_deleter() { return &delete_block; }
 c10::DeleterFnPtr plain_deleter() { return &delete_plain; }

@@ -73,6 +73,76 @@ def test_a_memory_history_with_stacks_goes_on_beside_a_session(context: str, beg
     assert freed == [["free_requested", 6 << 20, "forgetting" if context == "all" else "", ""]]
 
 
+@pytest.mark.bits
+def test_what_the_program_asks_for_has_its_stack_though_torch_refuses_it_first() -> None:
+    found = on_fake_gpus(f"""
+        {MAKING}
+        cl.runtime.core.stand_in_front("cuda")
+        fake.record_history(True, "all")
+        with {SESSION} as session:
+            fake.set_others_bytes(0, (64 * 1024 - 44) * MiB)  # another process takes memory: the session asks in vain
+            fake.take_events()
+            tensors = making(40)
+            refused = fake.figures(0)["out_of_memory"]
+            made = [event for event in fake.take_events() if event[0] == "alloc"]
+            right = all_right(tensors)
+        print(json.dumps([refused, made, right, fake.locks_asked_for_in_turn()]))
+    """)
+    refused, made, right, in_turn = found
+    assert refused > 0 and right and in_turn
+    assert [event[2:] for event in made] == [["making", ""]] * 40
+
+
+@pytest.mark.bits
+def test_a_replay_that_takes_a_stack_is_waited_for_without_pythons_lock() -> None:
+    """It allocates, and asks for Python's lock: who reads its result under that would wait for it for ever."""
+    found = on_fake_gpus(f"""
+        import threading
+
+        cl.runtime.core.stand_in_front("cuda")
+        fake.record_history(True, "all")
+        with {SESSION} as session:
+            core.of("cuda:0").allow_replays({{"fake_gpu::plus": ()}})
+            core.of("cuda:0").keep_producers(True)
+            x = fake.Tensor(0, 6 * MiB, 3)
+            y = x.plus(4)
+            dropped = y.drop()
+            right = []
+            thread = threading.Thread(target=lambda: right.append(y.holds(7)))
+            thread.start()
+            read = y.read_beside_a_replay()
+            thread.join()
+        fake.record_history(False, None)
+        print(json.dumps([dropped, read, right, fake.locks_asked_for_in_turn()]))
+    """)
+    assert found == ["", True, [True], True]
+
+
+def test_observers_hear_once_of_a_replay_that_finds_no_room() -> None:
+    """Not of what it asks for inside, but where the op that needs it is refused."""
+    found = on_fake_gpus(f"""
+        heard = []
+        with {SESSION} as session:
+            fake.attach_observer(lambda *told: heard.append(told))
+            core.of("cuda:0").allow_replays({{"fake_gpu::plus": ()}})
+            core.of("cuda:0").keep_producers(True)
+            x = fake.Tensor(0, 20 * MiB, 3)
+            y = x.plus(4)
+            dropped = y.drop()
+            workspace = fake.Workspace(0, 40 * MiB)
+            said = []
+            try:
+                y.holds(7)
+            except RuntimeError as error:
+                said.append(str(error))
+            del workspace
+            print(json.dumps([dropped, said, [told[:2] for told in heard], y.holds(7), len(heard)]))
+    """)
+    dropped, said, heard, right, count = found
+    assert dropped == "" and right
+    assert len(said) == 1 and len(heard) == count == 1, found
+
+
 def test_a_memory_history_that_began_unseen_is_refused() -> None:
     """Its stacks would be taken under the core's lock."""
     found = on_fake_gpus(f"""
@@ -89,7 +159,7 @@ def test_a_memory_history_that_began_unseen_is_refused() -> None:
             fake.Tensor(0, MiB, 1)
         print(json.dumps([said, len(fake.take_events()) > 0, fake.locks_asked_for_in_turn()]))
     """)
-    assert "import chameleon_lab before that, or begin it anew" in found[0][0]
+    assert "Import chameleon_lab before that, or begin it anew" in found[0][0]
     assert found[1:] == [True, True]
 
 
@@ -164,12 +234,15 @@ def test_an_observer_that_raises_takes_no_error_away() -> None:
 
         with {SESSION} as session:
             fake.attach_observer(broken)
-            try:
-                fake.Tensor(0, 80 * MiB, 0)
-            except RuntimeError as error:
-                print(json.dumps([str(error), fake.Tensor(0, MiB, 3).holds(3)]))
+            said = []
+            for make in (lambda: fake.Tensor(0, 80 * MiB, 0), lambda: fake.Workspace(0, 80 * MiB)):
+                try:
+                    make()
+                except RuntimeError as error:
+                    said.append(str(error))
+            print(json.dumps([said, fake.Tensor(0, MiB, 3).holds(3)]))
     """)
-    assert "below the floor" in found[0] and found[1]
+    assert "below the floor" in found[0][0] and "out of memory" in found[0][1] and found[1]
 
 
 def test_observers_of_rejections_hear_of_torchs_policy_alone() -> None:
@@ -220,6 +293,6 @@ def test_threads_beside_a_recorded_history_do_not_wait_for_each_other() -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-        print(json.dumps([all(right), len(right), fake.locks_asked_for_in_turn()]))
+        print(json.dumps([all(right), len(right), len(heard), fake.locks_asked_for_in_turn()]))
     """)
-    assert found == [True, 75, True]
+    assert found == [True, 75, 0, True]

@@ -22,12 +22,14 @@ _NAMES = (
     "_cuda_record_memory_history",
     "_cuda_record_memory_history_legacy",
 )
+"""The first argument of each is an observer, or what of a history is to be recorded: false where that ends."""
 
 
 def _behind_ours(hand_over: Any) -> Any:
     @functools.wraps(hand_over)
     def handed_to_ours(*args: Any, **options: Any) -> Any:
-        if torch.cuda.is_available():
+        ends = bool(args) and not args[0]
+        if not ends and torch.cuda.is_available():
             torch.cuda.init()  # torch does so next, and has no allocator before
             core.stand_in_front("cuda")
         return hand_over(*args, **options)

@@ -687,7 +687,7 @@ void CudaDevice::install_allocator() {
 c10::DeleterFnPtr CudaDevice::block_deleter() const { return torch_side::block_deleter(); }
 c10::DeleterFnPtr CudaDevice::plain_deleter() const { return torch_side::plain_deleter(); }
 c10::DataPtr CudaDevice::allocate_plain(size_t bytes) { return torch_side::allocate_plain(index_, bytes); }
-void CudaDevice::out_of_memory(size_t bytes) { torch_side::out_of_memory(index_, bytes); }
+void CudaDevice::out_of_memory(size_t bytes) noexcept { torch_side::out_of_memory(index_, bytes); }
 
 }  // namespace chameleon::cuda
 

@@ -110,7 +110,7 @@ class CudaDevice final : public Device {
   c10::DeleterFnPtr block_deleter() const override;
   c10::DeleterFnPtr plain_deleter() const override;
   c10::DataPtr allocate_plain(size_t bytes) override;
-  void out_of_memory(size_t bytes) override;
+  void out_of_memory(size_t bytes) noexcept override;
   bool take_over(void* plain_block, size_t block_bytes) override;
   bool hand_over(void* block, size_t block_bytes) override;
   void used_by_all(void* block) override;

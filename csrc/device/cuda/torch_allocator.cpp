@@ -349,11 +349,10 @@ void install(int index) {
   TORCH_CHECK(current->initialized(), "Chameleon Lab: CUDA is not initialized: call torch.cuda.init() first");
   TORCH_CHECK(c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None,
               "Chameleon Lab: a CUDA graph is being captured: start the session before or after");
-  TORCH_CHECK(
-      callbacks::history_is_ours() || !current->isHistoryEnabled(),
-      "Chameleon Lab: recording of the memory history began before `import chameleon_lab`, so that its stacks can "
-      "hang a session: import chameleon_lab before that, or begin it anew with "
-      "torch.cuda.memory._record_memory_history()");
+  TORCH_CHECK(callbacks::history_is_ours() || !current->isHistoryEnabled(),
+              "Chameleon Lab: recording of the memory history began before `import chameleon_lab`: it may take stacks "
+              "where that hangs a session. Import chameleon_lab before that, or begin it anew with "
+              "torch.cuda.memory._record_memory_history()");
   TORCH_CHECK(!c10::impl::GPUTrace::get_trace(),
               "Chameleon Lab: torch's CUDA sanitizer asks for Python's lock inside the allocator, which can hang a "
               "session: run without TORCH_CUDA_SANITIZER");
@@ -380,7 +379,7 @@ size_t total_bytes(int index) {
 
 Stats stats(int index) {
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  if (!original) return {};  // no session has been opened yet
+  if (!original) return {};  // ours does not stand in front yet
   const auto stats = original->getDeviceStats(static_cast<DeviceIndex>(index));
   return {static_cast<size_t>(stats.allocated_bytes[kAll].current),
           static_cast<size_t>(stats.reserved_bytes[kAll].current),
@@ -447,11 +446,15 @@ Outlook outlook(int index, size_t bytes, size_t ceiling_bytes, size_t stuck_byte
   return found;
 }
 
-void out_of_memory(int index, size_t bytes) {
-  const Guard guard(index);
-  size_t free_bytes = 0, total_bytes = 0;
-  if (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) (void)cudaGetLastError();
-  callbacks::tell(index, bytes, allowed[index] > 0 ? allowed[index].load() : total_bytes, free_bytes);
+void out_of_memory(int index, size_t bytes) noexcept {
+  try {
+    const Guard guard(index);
+    size_t free_bytes = 0, total_bytes = 0;
+    if (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) (void)cudaGetLastError();
+    callbacks::tell(index, bytes, allowed[index] > 0 ? allowed[index].load() : total_bytes, free_bytes);
+  } catch (const std::exception& error) {
+    TORCH_WARN("Chameleon Lab: an observer of out-of-memory has failed: ", error.what());
+  }
 }
 
 void limit(int index, size_t bytes) {

@@ -61,7 +61,7 @@ struct Rejection {
 thread_local std::optional<Rejection> rejection;  // that observers have not heard of yet
 
 std::shared_ptr<c10::GatheredContext> stack() {
-  if (given) return std::exchange(*given, nullptr);
+  if (given) return *given;
   return CoreMutex::held_here() ? nullptr : context_fn.load()();
 }
 
@@ -80,9 +80,13 @@ void record_history(caching::CUDAAllocator& torch, bool enabled, caching::Create
 bool history_is_ours() { return recording; }
 
 Stack::Stack(What what) : what_(what), before_(waiting) {
+  if (what == What::Request) rejection.reset();
   if (!recording.load(std::memory_order_relaxed)) return;
   const auto least = what == What::Request ? caching::RecordContext::STATE : caching::RecordContext::ALL;
-  if (level.load(std::memory_order_relaxed) >= least) context_ = context_fn.load()();
+  try {
+    if (level.load(std::memory_order_relaxed) >= least && !CoreMutex::held_here()) context_ = context_fn.load()();
+  } catch (const std::exception&) {  // a free must not fail for want of its stack
+  }
   waits_ = true;
   waiting = this;
 }
@@ -93,17 +97,24 @@ Call::Call(caching::CUDAAllocator& torch, What what) : torch_(torch), before_(gi
   if (what == What::Request) rejection.reset();
   if (!recording.load(std::memory_order_relaxed)) return;
   if (waiting && waiting->waits_ && waiting->what_ == what) {
-    waiting->waits_ = false;
+    waiting->waits_ = what == What::Request;  // torch may refuse, and is asked again when there is room
     given = &waiting->context_;
     return;
   }
-  metadata_ = torch.getUserMetadata();
-  torch.setUserMetadata(metadata_->empty() ? kLabel : *metadata_ + ", " + kLabel);
+  try {
+    metadata_ = torch.getUserMetadata();
+    torch.setUserMetadata(metadata_->empty() ? kLabel : *metadata_ + ", " + kLabel);
+  } catch (const std::exception&) {  // nor for its label
+    metadata_.reset();
+  }
 }
 
 Call::~Call() {
   given = before_;
-  if (metadata_) torch_.setUserMetadata(*metadata_);
+  try {
+    if (metadata_) torch_.setUserMetadata(*metadata_);
+  } catch (const std::exception&) {
+  }
 }
 
 Silence::Silence(bool wanted) : wanted_(wanted) {
@@ -135,7 +146,12 @@ caching::OomRejectionObserver standing_for_rejection(caching::OomRejectionObserv
 #endif
 
 void tell(int device, size_t bytes, size_t total_bytes, size_t free_bytes) {
-  if (const auto rejected = std::exchange(rejection, std::nullopt)) {
+  const struct Disarmed {  // what they ask for has stacks of its own
+    Stack* const before = std::exchange(waiting, nullptr);
+    ~Disarmed() { waiting = before; }
+  } disarmed;
+  const auto rejected = std::exchange(rejection, std::nullopt);
+  if (rejected && rejected->device == device && rejected->bytes >= bytes) {
     rejection_observers().tell(rejected->device, rejected->bytes, rejected->allocated_bytes, rejected->total_bytes);
   } else {
     observers().tell(device, bytes, total_bytes, free_bytes);

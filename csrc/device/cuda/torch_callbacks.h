@@ -8,7 +8,7 @@
 //
 // Note [Observers of out-of-memory]
 // Torch calls them wherever it refuses. A session makes room then and asks again, of which they hear nothing. Where the
-// program is refused, they are told once, without the core's lock.
+// program is refused, they are told once, without the core's lock, with the bytes that are missing.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -84,7 +84,7 @@ caching::OomRejectionObserver standing_for_rejection(caching::OomRejectionObserv
 #endif
 
 // The program is refused so many bytes. `total_bytes`: that torch may reserve of the GPU, `free_bytes`: that the driver
-// has. If torch refused by its policy (throw_on_cudamalloc_oom), observers of that are told. Raises what they raise.
+// has. If torch refused by its policy (throw_on_cudamalloc_oom), observers of that are told.
 void tell(int device, size_t bytes, size_t total_bytes, size_t free_bytes);
 
 }  // namespace chameleon::cuda::callbacks

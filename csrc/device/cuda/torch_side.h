@@ -44,7 +44,8 @@ struct Outlook {
 // an error that says why where that cannot work.
 void install(int index);
 
-// The first half of it, where nothing speaks against it: before others have torch's allocator call them. No error.
+// Replaces torch's allocator by ours if it is the native one and initialized; else does nothing. Before others have it
+// call them.
 void stand_in_front();
 
 c10::Device device(int index);  // of the tensors
@@ -69,8 +70,9 @@ c10::DeleterFnPtr block_deleter();  // of blocks that are the runtime's
 c10::DeleterFnPtr plain_deleter();
 c10::DataPtr allocate_plain(int index, size_t bytes);
 
-// The program is refused so many bytes: observers of out-of-memory are told. Raises what they raise.
-void out_of_memory(int index, size_t bytes);
+// The program is refused so many bytes: observers of out-of-memory are told. What they raise is a warning: the error is
+// raised all the same.
+void out_of_memory(int index, size_t bytes) noexcept;
 
 // Makes the GPU the calling thread's while it lives.
 class Guard {

@@ -101,8 +101,18 @@ at::Tensor plus(const at::Tensor& x, int64_t value) {
 // What torch's Python side hands to its allocator: it asks for Python's lock.
 std::atomic<int> wrong_turns{0};
 
+// A thread that is about to ask for Python's lock waits until another one, which has it, is about to read a tensor.
+struct Meeting {
+  std::atomic<bool> wanted{false}, asked{false}, read{false};
+} meeting;
+
 template <class F>
 void with_python(F what) {
+  if (meeting.wanted && !PyGILState_Check()) {
+    meeting.asked = true;
+    while (!meeting.read) pause();
+    for (int i = 0; i < 50; ++i) pause();  // until it waits
+  }
   if (chameleon::CoreMutex::held_here()) ++wrong_turns;
   const py::gil_scoped_acquire lock;
   what();
@@ -236,6 +246,19 @@ class Tensor {
     gpu::set_while_recording(nullptr);
     return left_before;
   }
+  // As Python's data_ptr(), under Python's lock; while another thread asks for that one.
+  bool read_beside_a_replay() {
+    meeting.wanted = true;
+    {
+      const py::gil_scoped_release released;
+      while (!meeting.asked) pause();
+    }
+    meeting.read = true;
+    const bool was_dropped = where() == "dropped";
+    (void)tensor_.mutable_data_ptr();
+    meeting.wanted = false;
+    return was_dropped && where() == "resident";
+  }
   uintptr_t address() const { return reinterpret_cast<uintptr_t>(data()); }
   bool has_our_deleter() const {
     return impl()->_mutable_data_ptr_no_checks().get_deleter() == caching::get()->raw_deleter();
@@ -272,8 +295,9 @@ class Workspace {
 PYBIND11_MODULE(_fake_allocator, m) {
   py::class_<Tensor>(m, "Tensor")
       .def(py::init<int, size_t, uint8_t>(), py::arg("device"), py::arg("bytes"), py::arg("value"))
-      .def("holds", &Tensor::holds)
-      .def("fill", &Tensor::fill)
+      .def("holds", &Tensor::holds, py::call_guard<py::gil_scoped_release>())  // as torch's own bindings of ops
+      .def("fill", &Tensor::fill, py::call_guard<py::gil_scoped_release>())
+      .def("read_beside_a_replay", &Tensor::read_beside_a_replay)
       .def("copy_from", &Tensor::copy_from)
       .def("copy_from_host", &Tensor::copy_from_host)
       .def("copy_to_host", &Tensor::copy_to_host)
