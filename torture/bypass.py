@@ -871,6 +871,30 @@ def _subclasses() -> Any:
     return a.as_subclass(torch.Tensor), b.inner, c.a, c.b, mean
 
 
+@way("weights that are subclasses, and Module.to that swaps them")
+def _swapped_weights() -> Any:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    net = _net()
+    net[0].weight = nn.Parameter(TwoTensor(_x(64, 40), _x(64, 40)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        for dtype in (torch.float32, torch.float64, torch.float32):
+            optimizer.state.clear()
+            net.zero_grad()
+            net.to(dtype)
+            for _ in range(2):
+                _busy()
+                net(_x(16, 40).to(dtype)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    return net[0].weight.a, net[0].weight.b, list(net.parameters())[1:]
+
+
 @way("torch_dispatch and torch_function modes")
 def _torch_modes() -> Any:
     from torch.overrides import TorchFunctionMode

@@ -6,7 +6,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ..trace.columns import Category
 from ..util.units import format_bytes
 from . import core
 from .parallel_models import local_part, own_names, unwrapped
+from .parameter_names import ParameterNames
 from .patches.shared import Shared
 
 _REFUSED = {
@@ -93,15 +94,16 @@ class Discovery:
         )  # by id(): modules that other sessions follow, as they were in this step
         self._lock = threading.RLock()
         self._module_ids: dict[int, int] = {}  # by id(): entries go when the module dies
-        self._parameter_names: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
-        self._unnamed = 0
-        self._gradient_labels: dict[int, tuple[weakref.ref[torch.Tensor], str, int]] = {}  # by id()
-        self._prefixes = WeakIdKeyDictionary()
+        self._module_ends: dict[int, weakref.finalize[..., Any]] = {}  # by id()
+        self._removed = False
+        self._parameters = ParameterNames(self.labels.id)
+        self._prefixes = WeakIdKeyDictionary()  # of modules
         self._states_seen: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._anchor: weakref.ref[Optimizer] | None = None
 
     def install(self) -> None:
         """Begin to listen."""
+        self._removed = False
         self._runtime.set_module_resolver(self._resolve)
         self._follows_modules.install()
         self._handles.append(register_optimizer_step_pre_hook(self._before_optimizer))
@@ -114,6 +116,10 @@ class Discovery:
         self._handles.clear()
         self._follows_modules.remove()
         self._runtime.set_module_resolver(None)
+        self._removed = True  # first: another thread may be in adopt_module()
+        for end in list(self._module_ends.values()):
+            end.detach()
+        self._module_ends.clear()
         self._runtime.set_optimizer_stage(False)
 
     def adopt_module(self, module: torch.nn.Module, trusted: bool = False) -> None:
@@ -129,12 +135,11 @@ class Discovery:
             inner = unwrapped(module)
             prefix = self._prefixes.setdefault(module, f"{type(inner).__name__}{count}." if count else "")
             own = own_names(module)
+            self._parameters.add_module(module, lambda path: f"{prefix}{own(path)}")
             tensors: list[tuple[torch.Tensor, Category, str]] = []
             for path, parameter in module.named_parameters():
                 name = f"{prefix}{own(path)}"
                 tensors.append((parameter, Category.PARAMETER, name))
-                self._parameter_names[parameter] = name
-                self._gradient_labels.pop(id(parameter), None)
                 if parameter.grad is not None:
                     tensors.append((parameter.grad, Category.GRADIENT, f"grad of {name}"))
             for path, buffer in module.named_buffers():
@@ -149,14 +154,20 @@ class Discovery:
                 self._module_ids[id(child)] = self.modules.id(
                     f"{prefix}{name}" if name else prefix.rstrip(".")
                 )
-                weakref.finalize(child, self._forget_module, id(child)).atexit = False
+                if self._removed:
+                    continue
+                self._module_ends[id(child)] = end = weakref.finalize(child, self._forget_module, id(child))
+                end.atexit = False
 
     def adopt_optimizer(self, optimizer: Optimizer, trusted: bool = False) -> None:
         """Let the device own an optimizer's parameters and its states."""
         with self._lock:
             self._look_for_ours(f"what {type(optimizer).__name__} trains", _parameters(optimizer))
-            parameters = [p for p in _parameters(optimizer) if trusted or p not in self._parameter_names]
-            self._adopt([(p, Category.PARAMETER, self._name_of(p)) for p in parameters], trusted)
+            parameters = [p for p in _parameters(optimizer) if trusted or p not in self._parameters]
+            names = [self._parameters.of(p, optimizer) for p in parameters]
+            self._adopt(
+                [(p, Category.PARAMETER, name) for p, name in zip(parameters, names, strict=True)], trusted
+            )
             self._adopt_states(optimizer, trusted)
 
     def adopt_tensor(self, tensor: torch.Tensor) -> None:
@@ -193,27 +204,8 @@ class Discovery:
 
     def _forget_module(self, module_id: int) -> None:
         self._module_ids.pop(module_id, None)
+        self._module_ends.pop(module_id, None)
         core.forget_module(module_id)
-
-    def _name_of(self, parameter: torch.Tensor) -> str:
-        if parameter not in self._parameter_names:
-            self._parameter_names[parameter] = f"parameter{self._unnamed}"
-            self._unnamed += 1
-        return self._parameter_names[parameter]
-
-    def _gradient_label(self, parameter: torch.Tensor) -> tuple[str, int]:
-        """The name of a parameter's gradient, and its label. Every step asks this of every parameter."""
-        key = id(parameter)
-        known = self._gradient_labels.get(key)
-        if known is None or known[0]() is not parameter:
-            name = f"grad of {self._name_of(parameter)}"
-            known = (
-                weakref.ref(parameter, lambda _: self._gradient_labels.pop(key, None)),
-                name,
-                self.labels.id(name),
-            )
-            self._gradient_labels[key] = known
-        return known[1:]
 
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not self.concerns(_parameters(optimizer)):
@@ -226,7 +218,7 @@ class Discovery:
     def _enter_optimizer(self, optimizer: Optimizer) -> None:
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
-                name, label = self._gradient_label(parameter)
+                name, label = self._parameters.of_gradient(parameter, optimizer)
                 for part in self._strided(parameter.grad):
                     evict_last = self._evicts_last(Category.GRADIENT, name, part)
                     self._runtime.adopt(part, Category.GRADIENT, label, evict_last=evict_last)
@@ -268,7 +260,7 @@ class Discovery:
         self._states_seen[optimizer] = version
         self._adopt(
             [
-                (value, Category.OPTIMIZER_STATE, f"{key} of {self._name_of(parameter)}")
+                (value, Category.OPTIMIZER_STATE, f"{key} of {self._parameters.of(parameter, optimizer)}")
                 for parameter, state in optimizer.state.items()
                 if isinstance(parameter, torch.Tensor) and isinstance(state, dict)
                 for key, value in state.items()

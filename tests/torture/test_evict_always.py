@@ -19,6 +19,7 @@ pytestmark = pytest.mark.bits
 
 def test_all_that_may_leave_is_away_between_ops() -> None:
     with evict_always() as session:
+        escaped = session.report().escaped_storages  # of tests before, in cycles
         x = torch.arange(10.0)
         y = x + 1
         z = y.view(2, 5)[1]
@@ -28,7 +29,7 @@ def test_all_that_may_leave_is_away_between_ops() -> None:
         (x * 2).sum()
         assert session.where(y) == "away"
         assert y.tolist() == list(range(1, 11)) and z.sum().item() == 40
-        assert session.report().escaped_storages == 0
+        assert session.report().escaped_storages == escaped
     assert session.where(y) is None and y[3].item() == 4
 
 
