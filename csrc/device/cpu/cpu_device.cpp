@@ -1,13 +1,37 @@
 #include "device/cpu/cpu_device.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <utility>
 
+#include "faults.h"
+
 namespace chameleon::cpu {
+
+// torch.profiler is told of blocks as torch's own allocator tells it (c10/core/CPUAllocator.cpp), and as on a GPU: what
+// leaves the device is freed there, and what comes back is allocated.
+void* CpuDevice::allocate(size_t block_bytes, int, Effort) {
+  if (Faults::hits(faults().refused_blocks)) return nullptr;
+  void* block = pool_.allocate(block_bytes);
+  try {
+    if (block) c10::profiledCPUMemoryReporter().New(block, block_bytes);
+  } catch (const std::exception&) {  // no memory for the profiler's books
+  }
+  return block;
+}
+
+void CpuDevice::free(void* block, size_t block_bytes) {
+  try {
+    c10::profiledCPUMemoryReporter().Delete(block);
+  } catch (const std::exception&) {
+  }
+  pool_.free(block, block_bytes);
+}
 
 EventPtr CpuDevice::copy_out(void* host, const void* block, size_t bytes, EventPtr after) {
   return out_.submit(host, block, bytes, std::move(after));

@@ -9,7 +9,6 @@
 #include "device/cpu/copy_engine.h"
 #include "device/cpu/disk_target.h"
 #include "device/device.h"
-#include "faults.h"
 
 namespace chameleon::cpu {
 
@@ -17,10 +16,8 @@ namespace chameleon::cpu {
 class CpuDevice final : public Device {
  public:
   size_t block_bytes(size_t bytes) const override { return BlockPool::block_bytes(bytes); }
-  void* allocate(size_t block_bytes, int, Effort) override {
-    return Faults::hits(faults().refused_blocks) ? nullptr : pool_.allocate(block_bytes);
-  }
-  void free(void* block, size_t block_bytes) override { pool_.free(block, block_bytes); }
+  void* allocate(size_t block_bytes, int, Effort) override;
+  void free(void* block, size_t block_bytes) override;
   void set_capacity(size_t capacity_bytes) override { pool_.set_capacity(capacity_bytes); }
   bool has_room(size_t block_bytes) const override { return pool_.has_room(block_bytes); }
   size_t total_bytes() const override { return SIZE_MAX; }

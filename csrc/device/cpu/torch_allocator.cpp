@@ -28,7 +28,13 @@ class TorchAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     Runtime& runtime = cpu_runtime();
     if (!runtime.tracks(bytes)) return original->allocate(bytes);
-    void* block = runtime.allocate(bytes);
+    void* block;
+    try {
+      block = runtime.allocate(bytes);
+    } catch (const c10::OutOfMemoryError&) {
+      c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
+      throw;
+    }
     // Context and pointer are the same: raw_allocate, which oneDNN's kernels use, demands it.
     return {block, block, &delete_block, c10::Device(c10::DeviceType::CPU)};
   }
