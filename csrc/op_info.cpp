@@ -31,8 +31,18 @@ const std::unordered_set<std::string_view> kViews = {
 
 // Only the inputs' shape and dtype matter.
 const std::unordered_set<std::string_view> kShapeOnly = {
-    "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand_like",
-    "aten::randn_like", "aten::new_empty",  "aten::new_zeros", "aten::new_ones",  "aten::new_empty_strided",
+    "aten::empty_like",
+    "aten::zeros_like",
+    "aten::ones_like",
+    "aten::full_like",
+    "aten::rand_like",
+    "aten::randn_like",
+    "aten::new_empty",
+    "aten::new_zeros",
+    "aten::new_ones",
+    "aten::new_empty_strided",
+    // What `tensor.data = other` asks of the two before it lets go of the one's bytes.
+    "aten::_has_compatible_shallow_copy_type",
 };
 
 // In-place ops whose result does not depend on what they find.

@@ -416,6 +416,7 @@ class Runtime {
   void close_disk();
   void lose(const std::vector<Storage*>& storages);
   std::string name_of(const Storage& storage) const;
+  std::string kept_words(const Storage& storage) const;
   void check_device() const;  // throws where it is of no use any more
   std::string full_words() const;
   bool wait_for_other_ops();

@@ -658,18 +658,29 @@ std::string Runtime::full_words() const {
                       : why);
 }
 
+// Which storage is meant, and what keeps it.
+std::string Runtime::kept_words(const Storage& storage) const {
+  const char* why = storage.loans > 0  ? " which a numpy array or another library shows"
+                    : storage.escaped  ? " to which a raw pointer was taken"
+                    : !storage.settled ? " which no op has read yet"
+                                       : "";
+  return ", such as " + name_of(storage) + why;
+}
+
 std::string Runtime::note_failure(size_t request_bytes, ThreadState& thread) {
   if (thread.refused_bytes == 0) thread.refused_bytes = request_bytes;
   Failure failure;
   failure.op = thread.depth > 0 && thread.op_name ? thread.op_name : "an allocation between ops";
   failure.request_bytes = request_bytes;
   failure.capacity_bytes = options_.capacity_bytes;
+  const Storage* largest_kept = nullptr;
   for (const auto& storage : table_.all()) {
     if (!storage->block) continue;
     if (storage->pins > 0) {
       failure.pinned_bytes += storage->block_bytes;
     } else if (!swapper_.movable(*storage)) {
       failure.unmovable_bytes += storage->block_bytes;
+      if (!largest_kept || storage->block_bytes > largest_kept->block_bytes) largest_kept = storage.get();
     }
   }
   const MemoryInfo memory = device_->memory_info();
@@ -690,6 +701,7 @@ std::string Runtime::note_failure(size_t request_bytes, ThreadState& thread) {
                     " is below the floor: " + failure.op + " needs " + human_enough(failure.needed_bytes()) +
                     " at once (" + human(failure.request_bytes) + " asked for, " + human(failure.pinned_bytes) +
                     " in use by the op, " + human(failure.unmovable_bytes) + " in storages that cannot leave";
+    if (largest_kept) failure.needs += kept_words(*largest_kept);
     if (failure.other_bytes > 0) {
       failure.needs += ", " + human(failure.other_bytes) + " taken by others, such as libraries' work spaces";
     }
