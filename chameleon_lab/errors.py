@@ -42,9 +42,13 @@ class BelowFloorError(OutOfMemoryError):
         needed_bytes: what was needed at once.
         op_name: the op that needed it.
 
-    They are attributes too; None where that is not known. An error that an op raises comes from torch, which lets
-    through words alone: ``Session.close()``, and leaving ``with``, make it one with these.
+    They are attributes too; None where that is not known. While a session is open, an op that runs out of memory below
+    the floor raises this error, too; inside TorchScript it is a RuntimeError with the same message.
     """
+
+    capacity_bytes: int | None
+    needed_bytes: int | None
+    op_name: str | None
 
     def __init__(
         self,
@@ -55,6 +59,5 @@ class BelowFloorError(OutOfMemoryError):
         op_name: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.capacity_bytes = capacity_bytes
-        self.needed_bytes = needed_bytes
-        self.op_name = op_name
+        figures = {"capacity_bytes": capacity_bytes, "needed_bytes": needed_bytes, "op_name": op_name}
+        vars(self).update({name: value for name, value in figures.items() if name not in vars(self)})

@@ -278,7 +278,7 @@ class Session:
             self._discovery,
             self._inference,
             Shared("pauses and marks", lambda: [LoopPauses(), nvtx_ranges()]),
-            Shared("errors", lambda: [error_words(_words)]),
+            Shared("errors", lambda: [error_words(_words, _failure_of)]),
             Shared("collectives", lambda: [collectives()]),
         ]
         self._guards = Shared("raw access", guards)
@@ -1287,7 +1287,8 @@ class Session:
             plans=tuple(self._plans.summaries()),
             divergences=tuple(self._journal.divergences()),
             capacity_peak_bytes=self._capacity_peak_bytes(),
-            replan_reason=self._plans.replan_reason or self._plans.desynchronized(counters),
+            replan_reason=self._plans.replan_reason
+            or (self._plans.desynchronized(counters) if self.is_open else None),
             unserved=self._plans.unserved,
             planning_s=self._plans.spent_s,
             recent_match_rate=_share(counters["recent_matched_ops"], counters["recent_ops"]),
@@ -1369,6 +1370,12 @@ def _words(text: str) -> str | None:
     """What the session that an error with these words is of has to say of it."""
     sessions: list[Session] = open_sessions()
     return next((words for session in reversed(sessions) if (words := session._words(text))), None)
+
+
+def _failure_of(text: str) -> core.Failure | None:
+    sessions: list[Session] = open_sessions()
+    failures = (session._runtime.failure_of(text) for session in reversed(sessions))
+    return next((failure for failure in failures if failure is not None), None)
 
 
 def _part_limit_bytes(device: torch.device) -> int:

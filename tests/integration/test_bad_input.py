@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -199,6 +200,48 @@ def test_below_the_floor_in_torchscript_it_says_so_too() -> None:
     said = r"^Chameleon Lab: the capacity of 1 MiB is below the floor: aten::\w+ needs [\d.]+ MiB at once"
     with pytest.raises(cl.BelowFloorError, match=said), cl.Session("1MiB"):
         loss_of(torch.ones(400, 400))
+
+
+def test_an_op_below_the_floor_is_caught_by_name_with_its_figures() -> None:
+    """While the session is open: a loop may try a smaller batch."""
+    net = nn.Linear(8, 8)
+    with cl.Session("1MiB", device="cpu"):
+        for _ in range(2):
+            with pytest.raises(cl.BelowFloorError, match="aten::ones") as caught:
+                torch.ones(MiB)
+            error = caught.value
+            assert (error.capacity_bytes, error.needed_bytes, error.op_name) == (MiB, 4 * MiB, "aten::ones")
+        with pytest.raises(cl.BelowFloorError) as caught:
+            net(torch.ones(4, 8)).sum().mul(torch.ones(1)).expand(MiB).exp().sum().backward()
+        assert caught.value.op_name == "aten::exp"
+        copied = pickle.loads(pickle.dumps(caught.value))
+        assert type(copied) is cl.BelowFloorError and str(copied) == str(caught.value)
+
+        class Own(torch.OutOfMemoryError):
+            def __init__(self, *, kind: str) -> None:
+                super().__init__(kind)
+
+        assert str(Own(kind="mine")) == "mine"
+        own = torch.OutOfMemoryError("of somebody else")
+        assert (
+            type(own) is torch.OutOfMemoryError and type(torch.OutOfMemoryError()) is torch.OutOfMemoryError
+        )
+    assert "__new__" not in vars(torch.OutOfMemoryError)
+
+
+def test_a_report_of_a_session_that_is_over_wants_no_other_plan() -> None:
+    """Ops behind the loop are no step that a plan could be made for."""
+    net = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with cl.Session("200KiB", device="cpu", min_swap="1KiB") as session:
+        for _ in range(6):
+            net(torch.ones(64, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for number in range(400):
+            torch.ones(number).sum()
+        assert session.report().replan_reason
+    assert session.report().replan_reason is None and "Replanning" not in str(session.report())
 
 
 def test_eviction_by_hand_needs_a_capacity() -> None:
