@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,14 +14,16 @@ from .merged_report import PATIENCE_S, MergedFile
 from .ranks.file_names import of_rank
 from .ranks.identity import identity
 from .report.session_report import Report
+from .trace import StepTrace, Trace
 from .util.files import is_no_file, write_then_rename
 
 if TYPE_CHECKING:
     from .session import Session
 
 NO_STEP = (
-    "no step has ended. An optimizer's step() ends one; without an optimizer, call "
-    "chameleon_lab.current_session().step() at the end of each"
+    "no step has ended. An optimizer's step() ends one; where none steps, call "
+    "chameleon_lab.current_session().step() at the end of each, or give --inference-steps: then each call of a model "
+    "without gradients ends one"
 )
 
 
@@ -57,19 +59,28 @@ class RunFiles:
             if path is not None:
                 _check_place(Path(of_rank(path, who)))
 
-    def write(self, session: Session, patience_s: float = PATIENCE_S) -> Iterator[tuple[bool, str]]:
+    def write(
+        self, session: Session, patience_s: float = PATIENCE_S, earlier: Sequence[StepTrace] = ()
+    ) -> Iterator[tuple[bool, str]]:
         """Write the files of a session, and say of each, in words, what became of it.
 
         One that fails does not keep the next from being written. Of several ranks the first one puts the reports of
-        all together, and waits for those of the others at most ``patience_s``.
+        all together, and waits for those of the others at most ``patience_s``. ``earlier`` steps are saved in the
+        trace too, where the session does not hold them any more.
         """
+
+        def trace() -> Trace:
+            made = session.trace()
+            held = {step.index for step in made}
+            return Trace([*(step for step in earlier if step.index not in held), *made], made.meta)
+
         for what in ("policy", "trace", "report"):
             path = getattr(self, what)
             if path is None:
                 continue
             path = of_rank(path, session.rank)
             try:
-                missing = getattr(self, f"_write_{what}")(session, Path(path))
+                missing = getattr(self, f"_write_{what}")(session, trace, Path(path))
             except Exception as error:  # noqa: BLE001 - a run of hours is over: whatever else there is to save comes first
                 missing = f"{type(error).__name__}: {error}"
             yield (
@@ -104,30 +115,30 @@ class RunFiles:
         except Exception as error:  # noqa: BLE001 - as above
             yield False, f"{path}: still the policy in force: {type(error).__name__}: {error}"
 
-    def _write_policy(self, session: Session, path: Path) -> str | None:
+    def _write_policy(self, session: Session, _: Callable[[], Trace], path: Path) -> str | None:
         if session.policy is not None:
             session.policy.save(path)
             return None
         return why_no_policy(session)
 
-    def _write_trace(self, session: Session, path: Path) -> str | None:
-        trace = session.trace()
-        if not len(trace):
+    def _write_trace(self, _: Session, trace: Callable[[], Trace], path: Path) -> str | None:
+        made = trace()
+        if not len(made):
             return NO_STEP
-        trace.save(path)
+        made.save(path)
         return None
 
-    def _write_report(self, session: Session, path: Path) -> str | None:
+    def _write_report(self, session: Session, trace: Callable[[], Trace], path: Path) -> str | None:
         report = session.report()
         if path.suffix == ".json":
             text = _json(report)
         else:
-            trace = session.trace()
-            if not len(trace):
+            made = trace()
+            if not len(made):
                 return NO_STEP
             from .lab.figures.html_report import html_report
 
-            text = html_report(trace, report)
+            text = html_report(made, report)
         with write_then_rename(path) as beside:
             beside.write_text(text, encoding="utf-8")
         return None

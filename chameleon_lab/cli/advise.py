@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,22 +15,25 @@ from typing import Any
 import click
 import numpy as np
 
-from ..planner import Sweep, SweepPoint
+from ..planner import Sweep, SweepPoint, floor
 from ..planner import sweep as sweep_capacities
 from ..planner.memory import step_op_times
+from ..planner.sweep import POINTS
 from ..policy import Link
 from ..policy.model import fingerprint
 from ..report.enough import above, typed
 from ..run_files import NO_STEP, RunFiles
-from ..trace import Trace
+from ..trace import Stage, StepTrace, Trace
 from ..util.torch_version import require
 from ..util.units import format_bytes, format_percent, format_seconds
 from .common import (
+    ALIKE,
     LINK_TEXT,
     SHARE,
     ExitCode,
     Failure,
     failing_well,
+    inference_steps_option,
     json_option,
     link_of,
     load_trace,
@@ -58,9 +62,11 @@ class Advice:
     """A capacity to start with, and what speaks for it."""
 
     found: Sweep
+    """Of the step that keeps most alive, but for the first one, which runs once."""
     chosen: SweepPoint
     capacity_bytes: int
-    steps: int
+    steps: tuple[StepTrace, ...]
+    """Those that were looked at."""
     words: tuple[str, ...]
     """Of the command that runs the script so, from ``run`` on."""
 
@@ -78,18 +84,46 @@ class Advice:
             f"take {format_seconds(chosen.step_s)}, {format_percent(max(longer, 0.0))} longer than with all of it.",
             f"The smallest possible capacity is the floor, {format_bytes(found.floor.bytes)}.",
         ]
-        if self.steps == 1:
-            lines.append(
-                "Only the first step was recorded, which creates the optimizer's states: more steps are more certain."
+        return "\n".join([str(found), "", *lines, *self._remarks(), f"  {self.command}"])
+
+    def _remarks(self) -> Iterator[str]:
+        """What the advice rests on, where that may not be what was meant."""
+        if not self.trains:
+            yield (
+                "No step has a backward: each is a call of the model without gradients, or what session.step() ends. "
+                "If the script trains later, ask with --no-inference-steps."
             )
-        return "\n".join([str(found), "", *lines, f"  {self.command}"])
+        if len(self.steps) == 1:
+            if self.trains:
+                yield (
+                    "Only the first step was recorded, which creates the optimizer's states: more steps are more "
+                    "certain."
+                )
+            return
+        first, *others = (step.live_peak_bytes for step in self.steps)
+        if self.steps[0].index > 0:
+            others.append(first)
+        elif first > (1.0 + ALIKE) * max(others):
+            yield f"The first step, which runs once, keeps {format_bytes(first)} alive."
+        if min(others) < (1.0 - ALIKE) * max(others):
+            yield (
+                f"The steps differ: they keep {format_bytes(min(others))} to {format_bytes(max(others))} alive. The "
+                "table is of the largest; a step that is larger still needs more, and --steps records more of them."
+            )
+
+    @property
+    def trains(self) -> bool:
+        """Has one of the steps a backward?"""
+        return any((step.ops.stage == Stage.BACKWARD).any() for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {
             "capacity_bytes": self.capacity_bytes,
             "command": self.command,
-            "steps": self.steps,
+            "steps": len(self.steps),
+            "live_peak_bytes": [step.live_peak_bytes for step in self.steps],
+            "trains": self.trains,
             "link": asdict(self.found.link),
             "sweep": sweep_values(self.found),
         }
@@ -114,7 +148,7 @@ class Advice:
     default=6,
     show_default=True,
     metavar="N",
-    help="Record so many steps, and look at the newest. The first one often differs.",
+    help="Record so many steps. The first one often differs.",
 )
 @click.option(
     "--within",
@@ -133,6 +167,7 @@ class Advice:
     metavar="BANDWIDTH",
     help="Between device and host, such as 8GiB/s, or OUT,IN; only the cpu device's can be set.",
 )
+@inference_steps_option
 @json_option
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as for python -m.")
 @click.argument("script")
@@ -144,6 +179,7 @@ def advise(
     save_trace: str | None,
     device: str | None,
     link: str | None,
+    inference_steps: bool | None,
     as_json: bool,
     is_module: bool,
     script: str,
@@ -162,6 +198,8 @@ def advise(
         require()
         RunFiles(trace=save_trace)  # can it be written?
     where = [*_given("--device", device), *_given("--link", link)]
+    if inference_steps is not None:
+        where.append("--inference-steps" if inference_steps else "--no-inference-steps")
     target = [*(["-m"] if is_module else []), script, *arguments]
     with tempfile.TemporaryDirectory(prefix="chameleon-") as folder:
         file = Path(folder, "trial.parquet")
@@ -184,7 +222,7 @@ def advise(
         from ..session import Session
 
         tell(f"{advice}\n")
-        session = Session(advice.capacity_bytes, device=device, link=link)
+        session = Session(advice.capacity_bytes, device=device, link=link, inference_steps=inference_steps)
         return Run(Script(script, arguments, is_module), session, RunFiles(), quiet=False)
     return ExitCode.OK
 
@@ -228,16 +266,20 @@ def _trial(steps: int, file: Path, words: list[str], *, on_gpu: bool) -> int:
 
 
 def _advice(trace: Trace, link: Link, within: float, where: list[str], target: list[str]) -> Advice:
-    newest = Trace([trace.last], trace.meta)
+    repeated = [step for step in trace if step.index > 0] or list(trace)
+    largest = max(reversed(repeated), key=lambda step: step.live_peak_bytes)
+    seen = Trace([largest], trace.meta)
+    floors = (floor(Trace([step], trace.meta)) for step in trace if len(step.ops))
+    lowest = max(floors, key=lambda one: one.bytes)
 
     # Of each op the least that it took: a busy machine makes copies seem to hide behind it.
-    alike = [step for step in trace if fingerprint(step) == fingerprint(trace.last)]
-    op_times = np.minimum.reduce([step_op_times(step) for step in alike])
+    op_times = np.minimum.reduce([step_op_times(step) for step in trace if _same_work(step, largest)])
 
-    def swept(capacities: list[int] | None) -> Sweep:
-        return sweep_capacities(newest, capacities, link, op_times=op_times, within=within, margin=_MARGIN)
+    def swept(capacities: list[int]) -> Sweep:
+        return sweep_capacities(seen, capacities, link, op_times=op_times, within=within, margin=_MARGIN)
 
-    found = swept(None)
+    peak_bytes = max(largest.live_peak_bytes, lowest.bytes)
+    found = replace(swept(np.linspace(lowest.bytes, peak_bytes, POINTS).astype(int).tolist()), floor=lowest)
     points = {point.capacity_bytes: point for point in found.points}
     knee = found.knee
     below = max((size for size in points if knee is not None and size < knee.capacity_bytes), default=None)
@@ -251,7 +293,13 @@ def _advice(trace: Trace, link: Link, within: float, where: list[str], target: l
             f"no policy was found for a step at any capacity up to {format_bytes(best.capacity_bytes)}",
             ExitCode.DOES_NOT_FIT,
         )
-    capacity_bytes = max(above(best.capacity_bytes), above(int(_ABOVE_FLOOR * found.floor.bytes)))
+    capacity_bytes = max(above(best.capacity_bytes), above(int(_ABOVE_FLOOR * lowest.bytes)))
     (chosen,) = swept([capacity_bytes]).points
     words = ("run", "--capacity", typed(capacity_bytes), *where, *target)
-    return Advice(found, chosen, capacity_bytes, len(trace), words)
+    return Advice(found, chosen, capacity_bytes, tuple(trace), words)
+
+
+def _same_work(step: StepTrace, other: StepTrace) -> bool:
+    """Do two steps run the same ops on storages of the same sizes?"""
+    sizes, others = step.storages.bytes, other.storages.bytes
+    return fingerprint(step) == fingerprint(other) and np.array_equal(sizes, others)

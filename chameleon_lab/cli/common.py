@@ -25,7 +25,14 @@ from ..policy import Link, Policy
 from ..policy.link import parse_link
 from ..trace import StepTrace, Trace
 from ..util.progress import hidden
-from ..util.units import parse_bandwidth, parse_bytes, parse_capacity, parse_fraction, parse_seconds
+from ..util.units import (
+    format_bytes,
+    parse_bandwidth,
+    parse_bytes,
+    parse_capacity,
+    parse_fraction,
+    parse_seconds,
+)
 
 _T = TypeVar("_T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -158,6 +165,15 @@ planning_rematerialize_option = rematerialize_option(
     "norms, casts, copies), or matrix products, convolutions and attention too. Left out: what the trace says its "
     "session could.",
 )
+ALIKE = 0.02
+"""Steps are called alike where what they keep alive differs by no more than this share."""
+
+inference_steps_option = click.option(
+    "--inference-steps/--no-inference-steps",
+    default=None,
+    help="Whether each call of a model that is called again and again without gradients ends a step, until an "
+    "optimizer steps. Left out: unless an optimizer has been made that has not stepped.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -192,9 +208,17 @@ def load_policy(path: str) -> Policy:
 
 
 def step_of(trace: Trace, index: int | None) -> StepTrace:
-    """The step of a number, or the newest."""
+    """The step of a number, or the newest: then stderr names a step that keeps more alive, if there is one."""
     if index is None:
-        return trace.last
+        newest, largest = trace.last, max(reversed(list(trace)), key=lambda step: step.live_peak_bytes)
+        if (1.0 - ALIKE) * largest.live_peak_bytes > newest.live_peak_bytes:
+            click.echo(
+                f"Note: step {largest.index} keeps more alive ({format_bytes(largest.live_peak_bytes)}) than the "
+                f"newest step, {newest.index} ({format_bytes(newest.live_peak_bytes)}), which is used here: choose it "
+                f"with --step {largest.index}",
+                err=True,
+            )
+        return newest
     for step in trace:
         if step.index == index:
             return step

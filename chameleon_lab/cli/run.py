@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ import click
 
 from ..errors import BelowFloorError, PolicyError, SessionError
 from ..merged_report import PATIENCE_S
+from ..planner import floor
 from ..policy import Link
 from ..ranks.file_names import of_rank
 from ..ranks.identity import Identity, identity
@@ -32,6 +33,7 @@ from .common import (
     ExitCode,
     Failure,
     failing_well,
+    inference_steps_option,
     rematerialize_option,
     with_examples,
 )
@@ -41,6 +43,7 @@ from .script import Script, own_traceback, raise_as_own
 
 if TYPE_CHECKING:
     from ..session import Session
+    from ..trace import StepTrace
 
 _PATIENCE_OF_A_FAILED_S = 2.0
 """Others may have died, and a launcher kills whoever takes long to end."""
@@ -62,6 +65,9 @@ class Run:
     most_steps: int | None = None
     is_trial: bool = False
     """Somebody else looks at the files, and says what there is to say."""
+    largest: list[StepTrace] = field(default_factory=list)
+    """Of a trial, the steps so far that keep most alive and have the highest floor: the session holds the newest ones
+    alone."""
 
     def execute(self) -> None:
         """Run the script, then write the files and the report. Ends as the script does, by exception or SystemExit."""
@@ -112,6 +118,8 @@ class Run:
         """Save what a kill would lose. After enough steps, end: nothing of the script may take it for trained."""
         if os.getpid() != process:
             return
+        if self.is_trial:
+            self._keep_largest()
         if self.most_steps is None or self.session.step_count < self.most_steps:
             if self._unfinished is not None:
                 self._unfinished.step_ended(self.session)
@@ -121,6 +129,19 @@ class Run:
         _flush()
         os._exit(ExitCode.OK if complete else ExitCode.BAD_FILE)
 
+    def _keep_largest(self) -> None:
+        steps = [*self.largest, self.session.recorded_step(self.session.history[-1].index)]
+        repeated = [step for step in steps if step.index > 0] or steps
+        highest = max(
+            (step for step in steps if len(step.ops)), key=lambda step: floor(step).bytes, default=None
+        )
+        kept = {
+            step.index: step
+            for step in (highest, max(repeated, key=lambda step: step.live_peak_bytes))
+            if step
+        }
+        self.largest[:] = [kept[index] for index in sorted(kept)]
+
     def _leave(self, *, failed: bool = False) -> bool:
         """Write the files, and the report to stderr: stdout is the script's. Was everything written?
 
@@ -128,7 +149,7 @@ class Run:
         """
         complete, speaks = True, not self.quiet and self.session.rank.rank == 0
         patience_s = _PATIENCE_OF_A_FAILED_S if failed else PATIENCE_S
-        for written, text in self.files.write(self.session, patience_s):
+        for written, text in self.files.write(self.session, patience_s, self.largest):
             if self.is_trial:
                 continue
             complete &= written
@@ -316,6 +337,7 @@ def _own_words(arguments: tuple[str, ...]) -> list[str]:
     help="Write the files after N steps and end there, as if killed: nothing more of the script runs, so that it saves "
     "no half-trained model.",
 )
+@inference_steps_option
 @click.option("--trial", "is_trial", is_flag=True, hidden=True)
 @click.option(
     "--no-planning", is_flag=True, help="No policy: eviction alone keeps the run within the capacity."

@@ -146,6 +146,9 @@ class Session:
             you promise that nothing outside of ops writes to tensors through pointers while the session is open (a C++
             extension that is no op, say; what Python does with ``data_ptr()``, numpy or DLPack is seen anyway). A
             promise that is broken gives wrong numbers.
+        inference_steps: True: each call of a model that is called again and again without gradients ends a step, until
+            an optimizer steps. False: only an optimizer's step, or :meth:`step`, ends one. None: as True, but not while
+            an optimizer that has been made waits for its first step.
         max_ops: ops of a step that are recorded; a longer step is cut off there, and gets no policy.
         stacks: record the Python stack of every op (slow: for looking, not for long runs). ``"once"``: of one step of
             each sequence of ops, which its other steps show too; it costs next to nothing, and is what
@@ -177,6 +180,7 @@ class Session:
         min_swap: int | str = _MIN_SWAP,
         split_optimizer: bool = True,
         rematerialize: bool | Literal["no", "cheap", "all", "trusting"] = True,
+        inference_steps: bool | None = None,
         max_ops: int = 2**20,
         stacks: bool | Literal["once"] = False,
         agree: bool = False,
@@ -270,13 +274,13 @@ class Session:
             keeps_host_copies=core.SEES_RAW_ACCESS or rematerialize == "trusting",
         )
         self._inference = InferenceSteps(
-            self._model_called, lambda model: self._discovery.concerns(model.parameters())
+            self._model_called, self._discovery.concerns, always=inference_steps is True
         )
         self._hooks: list[Part] = [
             Shared("compiling", compiling),
             Shared("launches", lambda: [launches()]),
             self._discovery,
-            self._inference,
+            *([] if inference_steps is False else [self._inference]),
             Shared("pauses and marks", lambda: [LoopPauses(), nvtx_ranges()]),
             Shared("errors", lambda: [error_words(_words, _failure_of)]),
             Shared("collectives", lambda: [collectives()]),
@@ -1312,11 +1316,16 @@ class Session:
         """What to do where ops come and no step ends."""
         if self._steps or not counters["ops_in_step"]:
             return ()
-        return (
-            f"no step has ended after {counters['ops_in_step']} ops, so that nothing is planned: call session.step(), "
-            "or chameleon_lab.current_session().step(), where one ends (an optimizer's step ends one by itself, and so "
-            "does a model that is called again and again without gradients)",
+        text = (
+            f"no step has ended after {counters['ops_in_step']} ops, so that nothing is planned: an optimizer's step "
+            "ends one, and so does session.step(), or chameleon_lab.current_session().step()"
         )
+        if self._inference.awaited:
+            text += (
+                f". The calls without gradients end none, since an optimizer, {self._inference.awaited}, has been made "
+                "and has not stepped: inference_steps=True lets them"
+            )
+        return (text,)
 
     def _floor(self) -> Floor | None:
         """The highest floor of the steps that are remembered or still recorded, each kind of step once."""

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from training import HANGS_AFTER_S, ROOT
@@ -145,6 +146,147 @@ def test_what_is_wrong_is_an_exit_code_and_its_reason(folder, code, words, statu
         assert [line for line in captured.err.splitlines() if line.startswith("chameleon")] == (
             [captured.err.splitlines()[-1]]
         )
+
+
+ROLLOUTS = """
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Tanh(), torch.nn.Linear(512, 64))
+{before}
+optimizer = torch.optim.Adam(net.parameters())
+{after}
+for _ in range(4):
+    net(torch.randn(1024, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+ACT = """
+with torch.no_grad():
+    for _ in range(64):
+        net(torch.randn(16, 64))
+"""
+
+
+def advised(*words: str) -> dict[str, Any]:
+    done = python(
+        Path.cwd(), "-m", "chameleon_lab", "advise", "--json", "--device", "cpu", *words, "script.py"
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_calls_before_the_training_are_not_taken_for_it(folder: Path) -> None:
+    (folder / "script.py").write_text(ROLLOUTS.format(before="", after=ACT))
+    found = advised()
+    assert found["trains"] and found["steps"] == 4 and "--no-inference-steps" not in found["command"]
+    assert found["capacity_bytes"] >= found["sweep"]["floor"]["bytes"] > 4 << 20
+    done = python(folder, "-m", "chameleon_lab", *shlex.split(found["command"])[1:])
+    assert done.returncode == 0, done.stderr
+
+
+def test_calls_before_there_is_an_optimizer_are_said_to_be_what_was_seen(folder: Path, capfd) -> None:
+    (folder / "script.py").write_text(ROLLOUTS.format(before=ACT, after=""))
+    with pytest.raises(SystemExit):
+        main(["advise", "--device", "cpu", "script.py"])
+    assert "No step has a backward" in (said := capfd.readouterr().out) and "--no-inference-steps" in said
+    found = advised("--no-inference-steps")
+    assert found["trains"] and found["steps"] == 4 and "--no-inference-steps script.py" in found["command"]
+
+
+LENGTHS = """
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
+optimizer = torch.optim.AdamW(net.parameters())
+for number in range(12):
+    net(torch.randn((1024, 64)[number % 2], 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_advice_is_for_the_largest_of_steps_that_differ(folder: Path, capfd) -> None:
+    (folder / "script.py").write_text(LENGTHS)
+    found = advised("--save-trace", "t.parquet")
+    peaks = found["live_peak_bytes"]
+    assert peaks[-1] < 0.5 * max(peaks)
+    assert found["sweep"]["live_peak_bytes"] == max(peaks)
+    assert found["capacity_bytes"] >= found["sweep"]["floor"]["bytes"] == 3 << 20
+    done = python(folder, "-m", "chameleon_lab", *shlex.split(found["command"])[1:])
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(SystemExit):
+        main(["advise", "--device", "cpu", "script.py"])
+    assert "The steps differ" in capfd.readouterr().out
+    # The commands that look at the newest step of a trace say that another one needs more.
+    for words in (["sweep", "t.parquet"], ["plan", "t.parquet", "--capacity", "4MiB"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert "choose it with --step 4" in capfd.readouterr().err
+
+
+ONCE = LENGTHS.replace("range(12)", "range(40)").replace(
+    "(1024, 64)[number % 2]", "1024 if number == 2 else 64"
+)
+
+
+def test_a_step_long_past_counts_if_it_is_the_largest(folder: Path) -> None:
+    (folder / "script.py").write_text(ONCE)
+    found = advised("--steps", "20")
+    assert (
+        found["sweep"]["live_peak_bytes"] == max(found["live_peak_bytes"]) > 2 * found["live_peak_bytes"][-1]
+    )
+    assert found["capacity_bytes"] >= found["sweep"]["floor"]["bytes"] == 3 << 20
+
+
+VALIDATES = """
+import torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(6)])
+optimizer = torch.optim.AdamW(net.parameters())
+for number in range(24):
+    if number == 3:
+        with torch.no_grad():
+            torch.nn.functional.relu(torch.randn(6000, 128))
+    net(torch.randn(4096, 128)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_step_long_past_counts_if_its_floor_is_the_highest(folder: Path) -> None:
+    """Another one keeps more alive."""
+    (folder / "script.py").write_text(VALIDATES)
+    found = advised("--steps", "20")
+    assert found["capacity_bytes"] >= found["sweep"]["floor"]["bytes"] >= 2 * 6000 * 128 * 4
+    assert found["sweep"]["live_peak_bytes"] == found["live_peak_bytes"][-1]
+    done = python(folder, "-m", "chameleon_lab", *shlex.split(found["command"])[1:])
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_time_is_that_of_steps_that_repeat(folder: Path, capfd) -> None:
+    """The first one validates, and keeps more alive."""
+    before = "with torch.no_grad():\n    torch.randn(1 << 20).relu().sum()"
+    (folder / "script.py").write_text(ROLLOUTS.format(before=before, after=""))
+    with pytest.raises(SystemExit):
+        main(["advise", "--device", "cpu", "script.py"])
+    assert "The first step, which runs once, keeps " in (said := capfd.readouterr().out)
+    assert "The steps differ" not in said
+    found = advised()
+    assert found["sweep"]["live_peak_bytes"] == found["live_peak_bytes"][-1] < found["live_peak_bytes"][0]
+    assert found["capacity_bytes"] >= found["sweep"]["floor"]["bytes"] == 8 << 20
+
+
+def test_an_evaluation_with_the_script_of_a_training_is_told_what_to_give(folder: Path, capfd) -> None:
+    script = ROLLOUTS.format(before="", after=ACT).replace("range(4)", "range(0)")
+    (folder / "script.py").write_text(script)
+    with pytest.raises(SystemExit) as ended:
+        main(["advise", "--device", "cpu", "script.py"])
+    assert ended.value.code == 4 and "give --inference-steps" in capfd.readouterr().err
+    found = advised("--inference-steps")
+    assert not found["trains"] and " --inference-steps script.py" in found["command"]
 
 
 def test_one_step_is_enough_to_say_something(folder: Path, capfd) -> None:

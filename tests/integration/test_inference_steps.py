@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -82,6 +84,148 @@ def test_a_validation_before_a_training_makes_no_steps() -> None:
             assert session.step_count >= number + 1
         counts = [step.ops for step in session.history]
     assert len(session.history) <= 6 and len(set(counts[-3:])) == 1
+
+
+def agent() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
+    return network, adamw(network.parameters())
+
+
+def act(network: nn.Module, calls: int = 40) -> None:
+    with torch.no_grad():
+        for _ in range(calls):
+            network(torch.ones(16, 64))
+
+
+def learn(network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    network(torch.ones(64, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_what_a_model_is_called_for_before_it_learns_is_no_step() -> None:
+    with cl.Session(device="cpu") as session:
+        network, optimizer = agent()
+        for number in range(4):
+            act(network)
+            learn(network, optimizer)
+            assert session.step_count == number + 1
+        assert "4 steps" in str(session.report())
+
+
+def test_an_optimizer_made_after_the_first_calls_is_found_by_the_next_ones() -> None:
+    with cl.Session(device="cpu") as session:
+        network = agent()[0]
+        act(network, 10)
+        before = session.step_count
+        assert before == 7
+        optimizer = adamw(network.parameters())
+        act(network, 100)
+        assert session.step_count <= 16 - 3, "found at the sixteenth call at the latest"
+        learn(network, optimizer)
+
+
+def test_older_optimizers_of_another_model_or_of_a_training_that_is_over_are_not_waited_for() -> None:
+    network, optimizer = agent()
+    learn(network, optimizer)
+    other = agent()
+    with cl.Session(device="cpu") as session:
+        other[0](torch.ones(16, 64))  # with gradients, which says nothing of the first one
+        act(network)
+        assert session.step_count == 37
+
+
+def test_an_optimizer_that_goes_on_from_a_checkpoint_is_waited_for() -> None:
+    network, optimizer = agent()
+    learn(network, optimizer)
+    saved = optimizer.state_dict()
+    with cl.Session(device="cpu") as session:
+        network, optimizer = agent()
+        optimizer.load_state_dict(saved)
+        act(network)
+        assert session.step_count == 0
+        learn(network, optimizer)
+        assert session.step_count == 1
+
+
+def test_a_frozen_body_is_no_inference_while_the_optimizer_of_its_head_waits() -> None:
+    with cl.Session(device="cpu") as session:
+        body, head = agent()[0].requires_grad_(False), nn.Linear(64, 4)
+        optimizer = adamw(head.parameters())
+        act(body)
+        assert session.step_count == 0 and optimizer
+
+
+def test_what_waits_is_named_and_can_be_overruled() -> None:
+    """An evaluation with the script of a training."""
+    network, optimizer = agent()
+    with cl.Session(device="cpu") as session:
+        act(network)
+        assert "an optimizer, AdamW, has been made and has not stepped" in str(session.report())
+    with cl.Session(device="cpu", inference_steps=True) as session:
+        act(network)
+        assert session.step_count == 37 and optimizer
+
+
+def test_an_optimizer_that_cannot_be_asked_is_passed_over() -> None:
+    class Closed(torch.optim.SGD):
+        closed = False
+
+        @property
+        def param_groups(self):  # type: ignore[no-untyped-def]  # as torch declares it: an attribute
+            if self.closed:
+                raise RuntimeError("not ready")
+            return vars(self)["param_groups"]
+
+        @param_groups.setter
+        def param_groups(self, groups):  # type: ignore[no-untyped-def]
+            vars(self)["param_groups"] = groups
+
+    with cl.Session(device="cpu") as session:
+        network = agent()[0]
+        optimizer = Closed(network.parameters())
+        optimizer.closed = True
+        act(network)
+        assert session.step_count == 37
+
+
+def test_an_optimizer_is_waited_for_with_its_own_model_alone() -> None:
+    network, optimizer = agent()
+    other = agent()[0]
+    with cl.Session(device="cpu") as session:
+        act(network)
+        del network
+        act(other)
+        assert session.step_count == 37 and optimizer
+
+
+def test_a_model_that_trains_between_its_calls_is_waited_for() -> None:
+    """Its optimizer has stepped before: it goes on from a checkpoint."""
+    network, optimizer = agent()
+    learn(network, optimizer)
+    with cl.Session(device="cpu") as session:
+        network(torch.ones(64, 64)).square().mean().backward()
+        act(network)
+        assert session.step_count == 0
+
+
+def test_an_optimizer_that_is_gone_is_not_waited_for() -> None:
+    network, optimizer = agent()
+    with cl.Session(device="cpu") as session:
+        act(network)
+        assert session.step_count == 0
+        del optimizer
+        gc.collect()
+        act(network, 64)
+        assert session.step_count > 0
+
+
+def test_calls_end_no_step_where_they_are_not_to() -> None:
+    network = agent()[0]
+    with cl.Session(device="cpu", inference_steps=False) as session:
+        act(network)
+        assert session.step_count == 0 and "session.step()" in str(session.report())
 
 
 def test_where_no_step_is_found_the_report_says_what_to_call() -> None:
