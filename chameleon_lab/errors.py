@@ -60,4 +60,5 @@ class BelowFloorError(OutOfMemoryError):
     ) -> None:
         super().__init__(message)
         figures = {"capacity_bytes": capacity_bytes, "needed_bytes": needed_bytes, "op_name": op_name}
+        # One that torch makes has its figures already: see runtime/patches/error_words.py.
         vars(self).update({name: value for name, value in figures.items() if name not in vars(self)})

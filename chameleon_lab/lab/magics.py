@@ -54,6 +54,7 @@ OPTIONS
   --policy FILE        use this policy instead of a generated one
   --rematerialize HOW  replay ops instead of copying what they made: no, cheap, all or trusting
   --no-planning        no policy: eviction alone keeps the run within the capacity
+  --inference-steps    each call of a model without gradients ends a step, --no-inference-steps: none does
   --stacks             record the Python stack of every op of every step (slow); else of one step of each kind
   --no-stacks          record none
 
@@ -126,6 +127,7 @@ def _session_options(command: str) -> _Parser:
     parser.add_argument("--rematerialize", default=True)
     parser.add_argument("--rematerialise", dest="rematerialize", action=_OldName, help=argparse.SUPPRESS)
     parser.add_argument("--no-planning", action="store_true")
+    parser.add_argument("--inference-steps", action=argparse.BooleanOptionalAction)
     parser.add_argument("--stacks", action="store_true")
     parser.add_argument("--no-stacks", dest="own_stacks", action="store_false")
     return parser
@@ -309,6 +311,7 @@ class ChameleonMagics(Magics):
                 verify=options.verify,
                 policy=policy,
                 planning=not options.no_planning,
+                inference_steps=options.inference_steps,
                 rematerialize=options.rematerialize,
                 stacks=options.stacks or ("once" if options.own_stacks else False),
             )

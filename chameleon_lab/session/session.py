@@ -226,6 +226,7 @@ class Session:
         if self.margin >= 0.5:
             raise ValueError(f"margin must be a fraction of the capacity below 0.5, got {margin!r}")
         self.planning = planning
+        self.inference_steps = inference_steps
         self.rematerialize = parse_rematerialize(rematerialize)
         self._replayable = NOTHING
         self._checked_settings: bytes | None = None

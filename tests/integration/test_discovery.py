@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune  # noqa: F401 - nn.utils.prune is there then
+from torch.nn.utils import prune
 from torch.testing._internal.two_tensor import TwoTensor
 from training import adamw
 
@@ -190,7 +190,7 @@ def test_a_pruned_parameter_is_named_after_its_new_place() -> None:
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
         step(net, optimizer)
-        nn.utils.prune.l1_unstructured(net[0], "weight", amount=0.5)
+        prune.l1_unstructured(net[0], "weight", amount=0.5)
         step(net, optimizer)
         assert "grad of 0.weight_orig" in session.trace().last.labels
 

@@ -354,6 +354,16 @@ def test_access_without_room_raises_and_does_no_harm() -> None:
     assert int(x[1]) == 1
 
 
+def test_an_error_names_what_an_array_shows() -> None:
+    with cl.Session("4MiB"):
+        array = torch.zeros(3 * MiB // 4).numpy()
+        with pytest.raises(
+            cl.BelowFloorError, match=r"3 MiB, which a numpy array or another library shows\)"
+        ):
+            torch.ones(MiB // 2)
+        del array
+
+
 def test_evict_and_restore_say_what_they_did() -> None:
     with cl.Session("8MiB") as session:
         x, small = torch.zeros(MiB // 4), torch.zeros(10)

@@ -101,10 +101,12 @@ def test_values_of_the_notebook_go_in_braces(cells):
 
 
 def test_options_reach_the_session(cells):
-    cells.good("%chameleon start --capacity 25% --device cpu --no-planning --stacks --rematerialize no")
+    options = "--no-planning --stacks --rematerialize no --no-inference-steps"
+    cells.good(f"%chameleon start --capacity 25% --device cpu {options}")
     session = cl.current_session()
     assert session.capacity_bytes == cl.Session(0.25, device="cpu").capacity_bytes
     assert (session.planning, session.stacks, session.rematerialize) == (False, True, False)
+    assert session.inference_steps is False
     assert "eviction only" in cells.good("%chameleon status")
 
 
