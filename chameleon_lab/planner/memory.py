@@ -44,7 +44,8 @@ class Floor:
     working_set_bytes: int
     """Blocks that the op itself uses at once. The rest of ``bytes`` cannot move, or is the op's scratch memory."""
     work_space_bytes: int = 0
-    """Blocks made and freed within the op, and bytes of no storage: its kernel's. Another kernel may want others."""
+    """What the op takes at its peak beside its inputs and outputs: blocks that its kernel makes and frees, and bytes of
+    no storage. Another kernel may want others."""
     kernels: str | None = None
     """Whose kernels ran (the CPU with its instructions, or the GPU); "" where none did, None where it is not known."""
 
@@ -403,8 +404,8 @@ def floor_of(
 
 def _work_space_bytes(step: StepTrace, op: int) -> int:
     blocks, birth, death = step.storages.block_bytes, step.storages.birth_op, step.storages.death_op
-    unseen = int(step.ops.live_peak_bytes[op]) - int(blocks[(birth <= op) & (op <= death)].sum())
-    return max(unseen, 0) + int(blocks[(birth == op) & (death == op)].sum())
+    lasts = (birth <= op) & (op <= death) & (birth < death)
+    return max(int(step.ops.live_peak_bytes[op]) - int(blocks[lasts].sum()), 0)
 
 
 def below_floor(capacity_bytes: int, lowest: Floor) -> BelowFloorError:
