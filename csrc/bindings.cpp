@@ -86,10 +86,7 @@ at::Tensor tensor_of(c10::TensorImpl* impl) {
 bool held_elsewhere(uintptr_t tensor_impl, chameleon::Category category) {
   auto* impl = reinterpret_cast<c10::TensorImpl*>(tensor_impl);
   size_t known = category == chameleon::Category::Gradient ? 2 : 1;
-  if (impl->requires_grad()) {
-    const at::Tensor tensor = tensor_of(impl);
-    known += 1 + (torch::autograd::impl::try_get_grad_accumulator(tensor) ? 1 : 0);  // with the reference just taken
-  }
+  if (impl->requires_grad() && torch::autograd::impl::try_get_grad_accumulator(tensor_of(impl))) ++known;
   return c10::raw::intrusive_ptr::use_count(impl) > known;
 }
 
@@ -455,6 +452,7 @@ void bind_runtime(py::module_& m) {
           },
           "(uid, from, to) of storages since the last call; the first one begins to keep them.")
       .def("count", [](Runtime& runtime) { return counter_values(runtime.counters()); })
+      .def("backwards", &Runtime::backwards, nogil(), "How many backwards have been seen to begin.")
       .def("disk_count", [](Runtime& runtime) { return disk_values(runtime.disk_counters()); })
       .def("allocator_setting", &Runtime::allocator_setting)
       .def("taken_failure",
@@ -802,6 +800,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("leave_wait", &chameleon::collectives::leave_wait, nogil());
   m.def("begin_buckets", &Runtime::begin_buckets, nogil());
   m.def("settle_buckets", &Runtime::settle_buckets, nogil());
+  m.def("held_elsewhere", [](uintptr_t tensor, int category) {
+    return held_elsewhere(tensor, static_cast<chameleon::Category>(category));
+  });
   m.def("storage_address", [](uintptr_t tensor) { return reinterpret_cast<uintptr_t>(storage_of(tensor)); });
   m.def("residency", [](uintptr_t address) -> std::optional<std::string_view> {
     auto* storage = reinterpret_cast<c10::StorageImpl*>(address);

@@ -213,6 +213,8 @@ class Runtime {
   std::optional<Failure> take_failure(std::optional<std::string_view> told = {});
   std::optional<Failure> failure_of(std::string_view told);  // the same, and it stays
 
+  int64_t backwards();  // that have been seen to begin
+
   // --- module hooks; the calling thread's
   void enter_module(int32_t module);
   void leave_module();
@@ -495,7 +497,7 @@ class Runtime {
   AllocatorEvents allocator_events_;  // when the step began
   Lanes op_lanes_ = 0;                // that ops of the session have run along
   int64_t buckets_from_uid_ = 0;      // see begin_buckets()
-  int64_t backwards_ = 0;             // begun since the process began
+  int64_t backwards_ = 0;             // seen to begin, in all sessions
   bool backward_goes_on_ = false;     // the newest of them
   int32_t backward_caller_ = -1;      // the thread that ran the newest op before it
   int64_t step_serial_ = 0;           // steps begun, and programs loaded, since the process began

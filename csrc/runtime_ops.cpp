@@ -287,6 +287,11 @@ void Runtime::follow_backward(Stage stage, const ThreadState& thread) {
   }
 }
 
+int64_t Runtime::backwards() {
+  Lock lock(mutex_);
+  return backwards_;
+}
+
 void Runtime::end_backward() {
   backward_goes_on_ = false;
   swapper_.backward.reset();

@@ -27,6 +27,7 @@ import numpy as np
 
 from ..errors import BelowFloorError, PolicyError
 from ..trace import Category, Stage, StepTrace
+from ..trace.labels import holder
 from ..util.renamed import RenamedValues
 from ..util.units import format_bytes, parse_bytes
 from .link import Link, parse_link
@@ -331,7 +332,7 @@ class StorageIndex:
         births, labels = storages.birth_op.tolist(), storages.name.tolist()
         self.stage = ["" if op < 0 else STAGES[int(step.ops.stage[op])] for op in births]
         self.module = [
-            _holder(step.labels[label]) if label >= 0 else step.module_path(module)
+            holder(step.labels[label]) if label >= 0 else step.module_path(module)
             for label, module in zip(labels, storages.module.tolist(), strict=True)
         ]
 
@@ -377,7 +378,7 @@ def means_named(edit: Edit, category: Category, label: str, block_bytes: int) ->
         and edit.category in (None, own)
         and (edit.min_bytes is None or block_bytes >= edit.min_bytes)
         and (edit.max_bytes is None or block_bytes <= edit.max_bytes)
-        and (edit.module is None or in_module(_holder(label), edit.module))
+        and (edit.module is None or in_module(holder(label), edit.module))
     )
 
 
@@ -412,8 +413,3 @@ def edit_from_dict(values: Mapping[str, Any]) -> Edit:
             raise PolicyError(f"link must be an object of {' and '.join(names)}")
         values["link"] = Link(**link)
     return Edit(**values)
-
-
-def _holder(label: str) -> str:
-    """Module that holds the parameter which a label such as ``exp_avg of h.0.weight`` names."""
-    return label.rpartition(" of ")[2].rpartition(".")[0]

@@ -16,6 +16,7 @@ from ..errors import TraceError
 from ..planner.memory import step_op_times
 from ..trace import Category, Stage, StepTrace
 from ..trace.alive_bytes import alive_bytes_of
+from ..trace.labels import holder, parameter_of
 from .expand import Changed, Copies, expanded, nothing_else, order, places
 
 _STATES = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
@@ -85,7 +86,7 @@ def _like_parameters(step: StepTrace) -> np.ndarray:
     storages = step.storages
     owned: dict[str, set[int]] = {}
     for row in np.flatnonzero((storages.category == Category.PARAMETER) & (storages.name >= 0)).tolist():
-        module = step.labels[int(storages.name[row])].rpartition(".")[0]
+        module = holder(step.labels[int(storages.name[row])])
         owned.setdefault(module, set()).add(int(storages.bytes[row]))
     found = np.zeros(len(storages), dtype=bool)
     for row in np.flatnonzero(storages.birth_op >= 0).tolist():
@@ -239,7 +240,7 @@ def _layers(step: StepTrace) -> list[_Layer]:
     bytes_of: dict[str, int] = {}
     parameters = (step.storages.category == Category.PARAMETER) & (step.storages.name >= 0)
     for row in np.flatnonzero(parameters).tolist():
-        parts = step.labels[int(step.storages.name[row])].split(".")
+        parts = parameter_of(step.labels[int(step.storages.name[row])]).split(".")
         for depth, part in enumerate(parts, 1):
             if part.isdigit():
                 path = ".".join(parts[:depth])
@@ -381,7 +382,7 @@ def _own_updates(step: StepTrace, own: np.ndarray) -> list[tuple[int, int]]:
 
 def _belongs(label: str, path: str) -> bool:
     """Is a name such as ``grad of h.0.mlp.weight`` one of a layer?"""
-    return label.split(" of ", 1)[-1].startswith(f"{path}.")
+    return parameter_of(label).startswith(f"{path}.")
 
 
 def whole(count: float) -> int:

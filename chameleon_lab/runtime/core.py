@@ -253,6 +253,14 @@ def open(options: Options, device: str = "cpu") -> Runtime:
     return opened
 
 
+def held_elsewhere(tensor: torch.Tensor, category: int) -> bool:
+    """Does anything but Python and autograd hold the tensor itself, as a DLPack capsule does?
+
+    ``category``: autograd holds a GRADIENT, and no tensor of another category.
+    """
+    return _C.held_elsewhere(tensor._cdata, int(category))
+
+
 def storage_address(tensor: torch.Tensor) -> int:
     """Identity of a tensor's storage; 0 if it has none. No address of its bytes."""
     return _C.storage_address(tensor._cdata)

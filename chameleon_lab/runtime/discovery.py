@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -20,16 +20,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import BelowFloorError
 from ..trace.columns import Category
+from ..trace.labels import part_label
 from ..util.units import format_bytes
 from . import core
-from .parallel_models import local_part, own_names, unwrapped
+from .parallel_models import own_names, unwrapped
 from .parameter_names import ParameterNames
 from .patches.shared import Shared
+from .tensor_parts import belongings, parts
 
 _REFUSED = {
     "foreign": "torch's allocator did not make its memory, or numpy or another process shares it",
+    "paged": "bitsandbytes keeps it in managed memory, which the driver moves (take an optimizer that is not paged)",
     "shared": "its storage has another owner, who may keep its address (session.adopt(model) promises otherwise)",
 }
+
+_STAYS = "it stays where it is and does not count"
 
 
 class Names:
@@ -63,6 +68,41 @@ class _ModuleHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+class _StepEnds:
+    """Tells which step of an optimizer ends a training step.
+
+    Several optimizers may step in one training step. The first one that has stepped ends each of them; where it has
+    been deleted, the next one that steps takes its place.
+
+    DeepSpeed's ZeRO makes one optimizer step several times in a training step, each time with other parameters in its
+    groups (runtime/zero/stage3.py, ``_optimizer_step``). The first of these steps ends the training step. The others
+    are known by their parameters, and because no backward has run since that end.
+    """
+
+    def __init__(self, backwards: Callable[[], int]) -> None:
+        self._backwards = backwards
+        self._anchor: weakref.ref[Optimizer] | None = None
+        self._last: tuple[int, int | None] | None = None
+        """At the newest end: how many backwards there had been, and the ``id()`` of the optimizer's first parameter."""
+
+    def at(self, optimizer: Optimizer) -> bool:
+        """Does this step end a training step?"""
+        if self._anchor is None or self._anchor() is None:
+            self._anchor, self._last = weakref.ref(optimizer), None
+        if self._anchor() is not optimizer:
+            return False
+        first = next(iter(_parameters(optimizer)), None)
+        backwards, part = self._backwards(), None if first is None else id(first)
+        if self._last is not None and backwards == self._last[0] and part != self._last[1] and _has_zero():
+            return False
+        self._last = backwards, part
+        return True
+
+
+def _has_zero() -> bool:
+    return "deepspeed.runtime.zero" in sys.modules
 
 
 class Discovery:
@@ -99,7 +139,7 @@ class Discovery:
         self._parameters = ParameterNames(self.labels.id)
         self._prefixes = WeakIdKeyDictionary()  # of modules
         self._states_seen: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self._anchor: weakref.ref[Optimizer] | None = None
+        self._ends = _StepEnds(runtime.backwards)
 
     def install(self) -> None:
         """Begin to listen."""
@@ -144,6 +184,11 @@ class Discovery:
                     tensors.append((parameter.grad, Category.GRADIENT, f"grad of {name}"))
             for path, buffer in module.named_buffers():
                 tensors.append((buffer, Category.OTHER, f"{prefix}{own(path)}"))
+            tensors += [
+                (tensor, Category.PARAMETER, part_label(f"{prefix}{own(path)}", kept))
+                for path, parameter in module.named_parameters()
+                for kept, tensor in belongings(parameter)
+            ]
             self._look_for_ours(f"the model {type(module).__name__}", module.parameters())
             self._adopt(tensors, trusted)
             # Last: another thread's forward must not run ahead while tensors still move.
@@ -163,7 +208,11 @@ class Discovery:
         """Let the device own an optimizer's parameters and its states."""
         with self._lock:
             self._look_for_ours(f"what {type(optimizer).__name__} trains", _parameters(optimizer))
-            parameters = [p for p in _parameters(optimizer) if trusted or p not in self._parameters]
+            parameters = [
+                p
+                for p in _parameters(optimizer)
+                if trusted or p not in self._parameters or core.residency(p) is None
+            ]
             names = [self._parameters.of(p, optimizer) for p in parameters]
             self._adopt(
                 [(p, Category.PARAMETER, name) for p, name in zip(parameters, names, strict=True)], trusted
@@ -210,7 +259,7 @@ class Discovery:
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not self.concerns(_parameters(optimizer)):
             return None
-        if optimizer not in self._states_seen:
+        if optimizer not in self._states_seen or _has_zero():  # whose groups change from step to step
             self.adopt_optimizer(optimizer)
         self._enter_optimizer(optimizer)
         return self._with_closure(optimizer, args, kwargs)
@@ -219,9 +268,12 @@ class Discovery:
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
                 name, label = self._parameters.of_gradient(parameter, optimizer)
-                for part in self._strided(parameter.grad):
+                for _, part in self._parts(parameter.grad):
                     evict_last = self._evicts_last(Category.GRADIENT, name, part)
-                    self._runtime.adopt(part, Category.GRADIENT, label, evict_last=evict_last)
+                    ours = part is parameter.grad or _is_ours(part, parameter.grad, Category.GRADIENT)
+                    self._runtime.adopt(
+                        part, Category.GRADIENT, label, owners=int(ours), evict_last=evict_last
+                    )
         self._runtime.set_optimizer_stage(True)
 
     def _with_closure(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -247,10 +299,7 @@ class Discovery:
             return
         self._runtime.set_optimizer_stage(False)
         self._adopt_states(optimizer)
-        # Several optimizers may step in one training step: the first one seen marks where it ends.
-        if self._anchor is None or self._anchor() is None:
-            self._anchor = weakref.ref(optimizer)
-        if self._anchor() is optimizer:
+        if self._ends.at(optimizer):
             self._on_step_end()
 
     def _adopt_states(self, optimizer: Optimizer, trusted: bool = False) -> None:
@@ -270,26 +319,43 @@ class Discovery:
         )
 
     def _adopt(self, tensors: list[tuple[torch.Tensor, Category, str]], trusted: bool = False) -> None:
-        parts = [
-            (part, category, name) for tensor, category, name in tensors for part in self._strided(tensor)
-        ]
-        owners = Counter(core.storage_address(part) for part, _, _ in parts)
-        for part, category, name in parts:
-            known = owners[core.storage_address(part)]
-            evict_last = self._evicts_last(category, name, part)
-            outcome = self._runtime.adopt(part, category, self.labels.id(name), known, trusted, evict_last)
+        found: list[tuple[torch.Tensor, Category, str]] = []
+        owners: dict[
+            int, dict[int, bool]
+        ] = {}  # of each storage, its tensors by id(): is it the session's alone?
+        for tensor, category, name in tensors:
+            if getattr(tensor, "is_paged", False):  # to torch, a tensor in host memory
+                self.refused[name] = f"{_REFUSED['paged']}: {_STAYS}"
+                continue
+            for path, part in self._parts(tensor):
+                found.append((part, category, part_label(name, path)))
+                owners.setdefault(core.storage_address(part), {})[id(part)] = _is_ours(part, tensor, category)
+        outcomes: dict[int, str] = {}
+        for part, category, name in found:
+            address = core.storage_address(part)
             self.refused.pop(name, None)
-            if outcome == "no room":
-                failure = self._runtime.take_failure()
-                raise BelowFloorError(
-                    f"{name} ({format_bytes(part.nbytes)}) does not fit into the capacity of "
-                    f"{format_bytes(failure['capacity_bytes'] if failure else 0)} beside the storages that "
-                    "cannot leave: give a larger capacity",
-                    capacity_bytes=failure["capacity_bytes"] if failure else None,
-                    needed_bytes=failure["needed_bytes"] if failure else None,
+            if address not in outcomes:  # the first name stays
+                outcomes[address] = self._adopt_part(
+                    part, category, name, sum(owners[address].values()), trusted
                 )
-            if outcome in _REFUSED:
-                self.refused[name] = f"{_REFUSED[outcome]}: it stays where it is and does not count"
+            if outcomes[address] in _REFUSED:
+                self.refused[name] = f"{_REFUSED[outcomes[address]]}: {_STAYS}"
+
+    def _adopt_part(
+        self, part: torch.Tensor, category: Category, name: str, owners: int, trusted: bool
+    ) -> str:
+        evict_last = self._evicts_last(category, name, part)
+        outcome = self._runtime.adopt(part, category, self.labels.id(name), owners, trusted, evict_last)
+        if outcome == "no room":
+            failure = self._runtime.take_failure()
+            raise BelowFloorError(
+                f"{name} ({format_bytes(part.nbytes)}) does not fit into the capacity of "
+                f"{format_bytes(failure['capacity_bytes'] if failure else 0)} beside the storages that "
+                "cannot leave: give a larger capacity",
+                capacity_bytes=failure["capacity_bytes"] if failure else None,
+                needed_bytes=failure["needed_bytes"] if failure else None,
+            )
+        return outcome
 
     def _look_for_ours(self, name: str, parameters: Iterable[torch.Tensor]) -> None:
         """Tell of what is trained, and has nothing on the device."""
@@ -297,17 +363,20 @@ class Discovery:
         if elsewhere and self._device not in elsewhere:
             self._misses(name, min(elsewhere, key=str))
 
-    def _strided(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The tensors that hold a tensor's bytes: itself, the parts of a sparse one, this rank's of a DTensor."""
-        local = local_part(tensor)
-        if local is None:
-            return
-        tensor = local
-        if tensor.layout == torch.strided:
-            if tensor.device == self._device:
-                yield tensor
-        elif tensor.layout == torch.sparse_coo:
-            yield from (tensor._indices(), tensor._values())
+    def _parts(self, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """The parts of a tensor that are on the device. A sparse tensor has its indices and its values."""
+        for path, part in parts(tensor):
+            if part.device != self._device:
+                continue
+            if part.layout == torch.sparse_coo:
+                yield from ((path, part._indices()), (path, part._values()))
+            elif part.layout == torch.strided:
+                yield path, part
+
+
+def _is_ours(part: torch.Tensor, tensor: torch.Tensor, category: Category) -> bool:
+    """Do Python and autograd alone hold a part of a tensor? Autograd holds a gradient, but not what it is made of."""
+    return not core.held_elsewhere(part, category if part is tensor else Category.OTHER)
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import core
+from .tensor_parts import parts
 
 
 def launch(
@@ -52,7 +53,7 @@ def _tensors(name: str, values: Iterable[Any]) -> list[torch.Tensor]:
                 f"launch({name!r}) takes tensors in read= and written=, not {type(value).__name__}: "
                 "numbers and addresses are the kernel's own business"
             )
-        tensors.append(value)
+        tensors += [part for _, part in parts(value)]
     return tensors
 
 

@@ -1,13 +1,8 @@
-"""What models made parallel look like from outside: wrappers around modules, and tensors of which a rank holds a part.
-
-Nothing of torch.distributed is imported for it: what is not imported yet wraps nothing.
-"""
+"""What models made parallel look like from outside: wrappers around modules."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -44,19 +39,5 @@ def own_names(module: torch.nn.Module) -> Callable[[str], str]:
 
 def _wraps(module: torch.nn.Module, child: str) -> bool:
     parallel = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-    return child in _WRAPPING or (child == "module" and isinstance(module, parallel))
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor with the bytes of a tensor: of a DTensor, this rank's part.
-
-    None where it has none yet: the result of a collective that is not waited for.
-    """
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return tensor
-    dtensor: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    if dtensor is not None and isinstance(tensor, dtensor):
-        tensor = tensor._local_tensor
-    functional: Any = sys.modules.get("torch.distributed._functional_collectives")
-    waiting: Any = getattr(functional, "AsyncCollectiveTensor", None)
-    return None if waiting is not None and isinstance(tensor, waiting) else tensor
+    engine = type(module).__module__.startswith("deepspeed.")
+    return child in _WRAPPING or (child == "module" and (engine or isinstance(module, parallel)))

@@ -116,7 +116,7 @@ def _place_in(optimizer: Optimizer, parameter: torch.Tensor) -> _Holds:
     for number, group in enumerate(optimizer.param_groups):
         for at, one in enumerate(group["params"]):
             if one is parameter:
-                return lambda holder, asked: _trained_at(holder, number, at) is asked
+                return lambda holder, asked: _trained_at(holder, number, at) is asked or asked in holder.state
     return lambda holder, asked: asked in holder.state
 
 

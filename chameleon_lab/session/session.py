@@ -57,6 +57,7 @@ from ..runtime.patches.raw_access import guards
 from ..runtime.patches.shared import Part, Shared
 from ..runtime.recording import stall_totals
 from ..runtime.replay_check import NOTHING, UNSEEN_WRITES, replayable
+from ..runtime.tensor_parts import parts
 from ..trace import Category, StepTrace, Trace
 from ..trace.list_ops import part_limit_bytes
 from ..trace.replay_ops import REPLAY_CLASS
@@ -546,22 +547,34 @@ class Session:
                 )
 
     def where(self, tensor: torch.Tensor) -> str | None:
-        """``"resident"``, ``"leaving"``, ``"away"``, ``"returning"``, ``"dropped"``; None: it is not managed."""
-        return core.residency(tensor)
+        """``"resident"``, ``"leaving"``, ``"away"``, ``"returning"``, ``"dropped"``; None: it is not managed.
+
+        A tensor subclass that is made of tensors is where the largest of them is. A sparse tensor is not managed.
+        """
+        largest = max(_stored("where", tensor), key=lambda part: part.nbytes, default=None)
+        return None if largest is None else core.residency(largest)
 
     def restore(self, tensor: torch.Tensor) -> None:
-        """Bring a tensor's storage onto the device. Raises BelowFloorError where there is no room."""
-        if not core.restore(tensor):
-            failure = self._runtime.take_failure()
-            raise BelowFloorError(
-                f"{format_bytes(tensor.untyped_storage().nbytes())} do not fit beside what is in use under the "
-                f"capacity of {format_bytes(self.capacity_bytes or 0)}: raise it, or free tensors first",
-                capacity_bytes=self.capacity_bytes,
-                needed_bytes=failure["needed_bytes"] if failure else None,
-            )
+        """Bring a tensor's storage onto the device. Raises BelowFloorError where there is no room.
+
+        If the tensor is a subclass that is made of tensors, this brings in the storages of all of them.
+        """
+        held = _stored("restore", tensor)
+        fits = all(core.restore(part) for part in held)
+        if fits and "away" not in map(core.residency, held):  # the last one may have made the first one leave
+            return
+        failure = self._runtime.take_failure()
+        raise BelowFloorError(
+            f"{format_bytes(sum(part.untyped_storage().nbytes() for part in held))} do not fit beside what is in use "
+            f"under the capacity of {format_bytes(self.capacity_bytes or 0)}: raise it, or free tensors first",
+            capacity_bytes=self.capacity_bytes,
+            needed_bytes=failure["needed_bytes"] if failure else None,
+        )
 
     def evict(self, tensor: torch.Tensor) -> bool:
         """Send a tensor's storage to the host now. False where it may not leave, or has been dropped already.
+
+        If the tensor is a subclass that is made of tensors, this sends out all of their storages that are managed.
 
         Raises SessionError where the session has no capacity: it only records, and nothing of it ever leaves.
         """
@@ -571,7 +584,8 @@ class Session:
                 "session.evict() needs a session with a capacity; this one only records, and nothing leaves: give "
                 'one, such as Session("1GiB")'
             )
-        return core.evict(tensor)
+        left = [core.evict(part) for part in _stored("evict", tensor) if core.residency(part) is not None]
+        return bool(left) and all(left)
 
     # ------------------------------------------------------------------------------------------------ steps
 
@@ -1374,6 +1388,13 @@ class Session:
         capacity = "no capacity" if self.capacity_bytes is None else format_bytes(self.capacity_bytes)
         state = "open" if self.is_open else "ended" if self._closed else "not started"
         return f"<Session {self.device}, {capacity}, {self._stage}, step {self._steps}, {state}>"
+
+
+def _stored(call: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors of which a call moves the storages."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"session.{call}() takes a tensor, not {type(tensor).__name__}: {tensor!r}")
+    return [part for _, part in parts(tensor) if part.layout == torch.strided]
 
 
 def _words(text: str) -> str | None:

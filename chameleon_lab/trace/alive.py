@@ -11,6 +11,7 @@ import numpy as np
 
 from ..util.units import format_bytes, format_percent
 from .columns import Category, StepColumns
+from .labels import holder
 
 _SHOWN_ROWS = 8
 
@@ -90,7 +91,7 @@ class Alive:
 
         def module(row: int) -> str:
             label = int(step.storages.name[row])
-            path = step.labels[label].split(" of ", 1)[-1].rpartition(".")[0] if label >= 0 else ""
+            path = holder(step.labels[label]) if label >= 0 else ""
             path = path or step.module_path(int(step.storages.module[row]))
             return ".".join(path.split(".")[:depth])
 

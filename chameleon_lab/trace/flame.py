@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .columns import Category, StepColumns
+from .labels import holder
 
 WAYS = ("module", "stack")
 """What trees can be made by."""
@@ -81,7 +82,7 @@ class _ModulePaths:
     def __call__(self, row: int) -> Sequence[str]:
         step, storages = self._step, self._step.storages
         label = int(storages.name[row])
-        path = step.labels[label].split(" of ", 1)[-1].rpartition(".")[0] if label >= 0 else ""
+        path = holder(step.labels[label]) if label >= 0 else ""
         path = path or step.module_path(int(storages.module[row]))
         own = step.storage_keys[row].removeprefix(f"{path}/") if path else step.storage_keys[row]
         return (*(_joined_numbers(path) if path else (_NO_MODULE,)), own)

@@ -26,6 +26,7 @@ test.each([
   ['h.3/aten::native_layer_norm.2#0', 'output 3 of native_layer_norm'],
   ['/aten::mm.0@backward#4', 'output of mm'],
   ['/aten::gelu_backward.~0@backward', 'work space of gelu_backward'],
+  ['optimizer_state:exp_avg.codes of h.0.weight', 'exp_avg.codes of h.0.weight'],
   ['gradient:grad of 3.weight#1', 'grad of 3.weight (2)'],
   ['activation:carried#2', 'carried activation']
 ])('%s reads "%s"', (key, name) => {

@@ -137,7 +137,7 @@ function madeName(op: string, work: boolean, number: number): string {
 }
 
 const LABELLED = new RegExp(
-  `\\b(${CATEGORIES.join('|')}):((?:\\w+ of )?[\\w.]*\\w(?:#\\d+)?)`,
+  `\\b(${CATEGORIES.join('|')}):((?:[\\w.]+ of )?[\\w.]*\\w(?:#\\d+)?)`,
   'g'
 );
 const MADE = /([\w.]*)\/(\w+::\w+)\.(~?)(\d+)(@\w+)?(?:#\d+)?/g;

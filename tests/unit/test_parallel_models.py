@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
-from chameleon_lab.runtime.parallel_models import local_part, own_names, unwrapped
+from chameleon_lab.runtime.parallel_models import own_names, unwrapped
 
 
 class _Wrapper(nn.Module):
@@ -34,8 +33,3 @@ def test_a_module_of_the_users_may_be_called_module() -> None:
     assert own_names(model)("module.0.weight") == "module.0.weight"
     assert unwrapped(model) is model
     assert own_names(nn.DataParallel(_net()))("module.0.weight") == "0.weight"
-
-
-def test_a_plain_tensor_is_its_own_part() -> None:
-    tensor, parameter = torch.zeros(2), nn.Parameter(torch.zeros(2))
-    assert local_part(tensor) is tensor and local_part(parameter) is parameter

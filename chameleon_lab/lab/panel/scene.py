@@ -11,6 +11,7 @@ import numpy as np
 
 from ...planner import Floor, floor
 from ...trace import Category, Direction, Stage, StepTrace, Trace, Transfers
+from ...trace.labels import holder
 from ...trace.occupancy import resident_by_category
 from ...trace.overlap import exposed_share, hidden_share
 from ...trace.stall_parts import PARTS, StallParts, explained, parts_of_step
@@ -203,7 +204,7 @@ class Scene:
         for step in self.steps:
             known = [index.setdefault(path, len(index)) for path in step.modules]
             made = np.array([*known, -1])[step.storages.module]
-            owners = [text.split(" of ", 1)[-1].rpartition(".")[0] for text in step.labels]
+            owners = [holder(text) for text in step.labels]
             owner = np.array([index.setdefault(path, len(index)) if path else -1 for path in owners] + [-1])
             labeled = owner[step.storages.name]
             parts.append(np.where(labeled >= 0, labeled, made))
