@@ -1,6 +1,6 @@
 """The programs of tests/programs in a half, a third and a quarter of their peak: ratios, evictions and floors.
 
-    python -m benchmarks.programs --json FILE [--steps N] [--rounds N] [--only TEXT ...] [--threads N]
+    python -m benchmarks.programs --json FILE [--steps N] [--rounds N] [--only TEXT ...] [--libraries] [--threads N]
 
 Each program runs in a process of its own: plainly, recorded, and in each share. Ratios are of the usual step of the
 second half of the run to that of the recorded one (steps of each number of ops count by their median); of the whole
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from chameleon_lab.util.units import format_bytes, format_percent
 
 from . import measure
 
@@ -35,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", metavar="TEXT", action="append", default=[], help="programs with this in their name"
     )
+    parser.add_argument(
+        "--libraries", action="store_true", help="only programs that are written with a library"
+    )
     parser.add_argument("--threads", type=measure.count, default=1, help="threads of an op")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -43,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in runner.NAMES:
         if options.only and not any(text.lower() in name for text in options.only):
             continue
+        if options.libraries and not runner.module_of(name).NEEDS:
+            continue
         rounds = [_run(name, options.steps, options.threads) for _ in range(options.rounds)]
         programs.append(runner.middle(name, rounds))
         print("\n".join(programs[-1]["lines"][bool(programs[:-1]) :]), flush=True)
@@ -50,11 +57,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measure.write_json(
                 options.json, {"benchmark": "programs", "environment": environment, "programs": programs}
             )
-    print(f"\n{measure.device_line(environment)}")
+    print("\n".join(["", *by_library(programs), "", measure.device_line(environment)]))
     print("Ratio to the recorded run's step, and evictions a step, in shares of the program's peak.")
     if options.json:
         print(f"Written to {options.json}")
     return int(any(program["wrong"] for program in programs))
+
+
+def by_library(programs: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines of a Markdown table: what each program is written with, what it keeps for good, and how it runs."""
+    shares = " | ".join(f"{share:.0%}" for share in runner.SHARES)
+    lines = [f"| written with | program | kept | peak | floor | {shares} | bits |", "|" + "-|" * 9]
+    for found in programs:
+        if not found["rows"]:
+            lines.append(f"| {found['lines'][-1]} |" + " |" * 8)
+        if not found.get("libraries"):
+            continue
+        written = ", ".join(f"{library} {version}" for library, version in found["libraries"].items())
+        rows = found["rows"]
+        cells = [
+            written,
+            found["program"],
+            format_bytes(found["kept_bytes"]),
+            format_bytes(rows[0]["peak_bytes"]),
+        ]
+        cells.append(format_percent(rows[0]["floor_bytes"] / rows[0]["peak_bytes"]))
+        cells += ["below floor" if row["below_floor"] else f"{row['ratio']:.2f}" for row in rows]
+        lines.append(f"| {' | '.join(cells)} | {'; '.join(found['wrong']) or 'the same'} |")
+    return lines
 
 
 def _run(name: str, steps: int, threads: int) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def sets() -> list[tuple[str, list[str], list[str]]]:
     oldest, newest = f"torch==2.{least}.*", f"torch==2.{int(below) - 1}.*"
     apart = [
         name
-        for names in re.findall(r"for names in (.*); do", setup)
+        for names in re.findall(r"for names in (.*); do", setup.replace("\\\n", " "))
         for name in re.findall(r"[\w.=-]+", names)
     ]
     torchft = _calls((ROOT / "scripts" / "torchft.sh").read_text(), "-m pip install ")
@@ -59,7 +59,11 @@ def sets() -> list[tuple[str, list[str], list[str]]]:
         ("what `pip install .` installs", [*alone, *build], []),
         ("what `pip install .[lab]` installs", [*requirements("lab"), *build], []),
         *((f"the same with {torch}", [*alone, *build, torch], []) for torch in (oldest, newest)),
-        ("what is apart", apart, [*pinned, "--no-deps", "--python-version", _OLDEST_PYTHON]),
+        (
+            "what is apart",
+            apart,
+            [*pinned, "--no-deps", "--no-binary=deepspeed", "--python-version", _OLDEST_PYTHON],
+        ),
         ("what `make recovery` installs", torchft, ["--no-deps"]),
         ("what scripts/with_lab.sh installs", _oldest_lab(), []),
         *(

@@ -106,17 +106,21 @@ python() {
 # Optional, and apart from .venv: what cannot be had is skipped, and the counts say so. No dependencies but those
 # named, or a package would bring a PyTorch of its own.
 apart() {
-    local names name folder wanted
+    local names name folder wanted isolation
     # The registry's torchvision is compiled for a PyTorch with CUDA: in .venv it would break who imports it.
     # Triton's version is that of Liger's here: PyTorch's CUDA build chooses its own in .venv.
-    for names in "timm torchvision" "atheris" "triton==3.9.0 liger-kernel==0.8.5"; do
+    # DeepSpeed has no wheel, and its build imports PyTorch.
+    for names in "timm torchvision" "atheris" "triton==3.9.0 liger-kernel==0.8.5" "bitsandbytes==0.50.2" "torchao==0.18.0" \
+        "deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 py-cpuinfo==9.0.0"; do
         folder=build/packages/${names%%[ =]*}
         wanted=$(for name in $names; do grep -i "^$name==" constraints.txt || echo "$name"; done)
         [ "$(cat "$folder/.wanted" 2>/dev/null)" = "$wanted" ] && continue
         rm -rf "$folder.new"
+        isolation=()
+        [ "$folder" != build/packages/deepspeed ] || isolation=(--no-build-isolation)
         # shellcheck disable=SC2086 # several words
-        if .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
-            --target "$folder.new" $names 2>/dev/null; then
+        if .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "${isolation[@]}" \
+            -c constraints.txt --target "$folder.new" $names 2>/dev/null; then
             echo "$wanted" >"$folder.new/.wanted"
             rm -rf "$folder"
             mv "$folder.new" "$folder"

@@ -81,3 +81,28 @@ def test_the_index_and_the_readme_lead_to_every_page() -> None:
             assert (page.parent / link).exists(), f"{page.name} leads to {link}, which is not there"
     for page in PAGES:
         assert f"docs/{page}" in readme, f"README.md does not lead to {page}"
+
+
+@pytest.mark.gate
+def test_the_tests_that_the_pages_name_are_there() -> None:
+    named = [
+        path
+        for page in (ROOT / "docs").glob("*.md")
+        for path in re.findall(r"`((?:tests|torture)/[\w/]+\.py)`", page.read_text())
+    ]
+    assert len(named) > 10 and [path for path in named if not (ROOT / path).is_file()] == []
+
+
+@pytest.mark.gate
+def test_each_memory_saver_has_its_test_or_has_not_been_run() -> None:
+    rows = [line.split(" | ") for line in (ROOT / "docs" / "memory-savers.md").read_text().splitlines()]
+    shown = {row[0].strip("| "): row[2] for row in rows if len(row) == 3 and row[0] != "| tool"}
+    assert [tool for tool, by in shown.items() if ".py`" not in by and "not run" not in by] == []
+    for tool in (
+        "DeepSpeed ZeRO-3",
+        "bitsandbytes: 4-bit",
+        "torchao: 8-bit",
+        "accelerate:",
+        "diffusers:",
+    ):
+        assert any(name.startswith(tool) and "`tests/programs/" in by for name, by in shown.items()), tool

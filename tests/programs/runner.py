@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -106,13 +107,13 @@ def module_of(name: str) -> ModuleType:
 def missing(name: str) -> list[str]:
     """The libraries that a program needs and that are not installed, or cannot be imported."""
     module, lacking = module_of(name), []
-    with _path_of(module):
+    with path_of(name):
         if hasattr(module, "prepare"):
             module.prepare()
         for library in module.NEEDS:
             try:
                 importlib.import_module(library)
-            except (ImportError, RuntimeError):
+            except Exception:  # such as one that finds no CUDA
                 lacking.append(library)
     return lacking
 
@@ -189,7 +190,7 @@ def plain_values(row: Tried) -> dict[str, Any]:
 
 def _run(name: str, steps: int, session: cl.Session | None) -> Run:
     module = module_of(name)
-    with tempfile.TemporaryDirectory() as folder, _quiet(), _path_of(module):
+    with tempfile.TemporaryDirectory() as folder, _quiet(), path_of(name):
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
@@ -251,9 +252,9 @@ def _bits(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def _path_of(module: ModuleType) -> Iterator[None]:
+def path_of(name: str) -> Iterator[None]:
     """Inside, what the program needs and is installed apart can be imported."""
-    folder = str(PACKAGES / getattr(module, "APART", "none"))
+    folder = str(PACKAGES / getattr(module_of(name), "APART", "none"))
     sys.path.append(folder)
     try:
         yield
@@ -291,7 +292,17 @@ def described(name: str, steps: int) -> dict[str, Any]:
             wrong.append(f"{row.share:.0%} is above the floor and did not run")
         elif row.run is not None and row.run.bits != bare.bits:
             wrong.append(f"other numbers in {row.share:.0%}")
-    return _found(name, [plain_values(row) for row in rows], wrong)
+    assert without.report is not None
+    return _found(name, [plain_values(row) for row in rows], wrong) | {
+        "libraries": versions(name),
+        "kept_bytes": without.report.escaped_bytes,
+    }
+
+
+def versions(name: str) -> dict[str, str]:
+    """Of the libraries that a program is written with."""
+    with path_of(name):
+        return {library: version(library) for library in module_of(name).NEEDS}
 
 
 def _found(name: str, rows: list[dict[str, Any]], wrong: list[str]) -> dict[str, Any]:
@@ -312,7 +323,7 @@ def middle(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
         one = ran[len(ran) // 2] if ran else same[0]
         rows.append(one | {"ratios": [row["ratio"] for row in same]})
     wrong = list(dict.fromkeys(text for found in rounds for text in found["wrong"]))
-    return _found(name, rows, wrong)
+    return rounds[0] | _found(name, rows, wrong)
 
 
 def main() -> int:

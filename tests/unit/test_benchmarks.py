@@ -7,7 +7,7 @@ import pytest
 import torch
 from synthetic import gpt_step
 
-from benchmarks import editor, main_job, measure, overhead, planner
+from benchmarks import editor, main_job, measure, overhead, planner, programs
 from benchmarks.campaign import Cell
 from benchmarks.measure import Comparison, Run
 from benchmarks.models import CASES
@@ -257,3 +257,24 @@ def test_a_figure_goes_with_its_arguments_but_not_with_where_it_was_written():
     assert arguments == {"steps": 3}
     for path in (Path(measure.__file__).parent / "results").glob("*.json"):
         assert not re.search(r'"json": "/', path.read_text()), path
+
+
+def test_programs_are_listed_by_library_and_what_was_skipped_is_named():
+    row = {"peak_bytes": 4 << 20, "floor_bytes": 1 << 20, "share": 0.5}
+    ran = {
+        "program": "one",
+        "libraries": {"torchao": "0.18.0"},
+        "kept_bytes": 0,
+        "wrong": [],
+        "rows": [row | {"ratio": 1.25, "below_floor": False}, row | {"ratio": None, "below_floor": True}],
+    }
+    skipped = {
+        "program": "two",
+        "rows": [],
+        "wrong": [],
+        "lines": ["", "two skipped: timm cannot be imported"],
+    }
+    head, _, *lines = programs.by_library([ran, skipped])
+    assert head.startswith("| written with | program | kept | peak | floor | 50% |")
+    assert lines[0] == "| torchao 0.18.0 | one | 0 B | 4.00 MiB | 25.0 % | 1.25 | below floor | the same |"
+    assert lines[1].startswith("| two skipped: timm cannot be imported |")
