@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -26,15 +25,19 @@ from . import core
 from .parallel_models import own_names, unwrapped
 from .parameter_names import ParameterNames
 from .patches.shared import Shared
+from .step_ends import StepEnds, has_zero
 from .tensor_parts import belongings, parts
 
 _REFUSED = {
     "foreign": "torch's allocator did not make its memory, or numpy or another process shares it",
-    "paged": "bitsandbytes keeps it in managed memory, which the driver moves (take an optimizer that is not paged)",
     "shared": "its storage has another owner, who may keep its address (session.adopt(model) promises otherwise)",
 }
 
 _STAYS = "it stays where it is and does not count"
+
+_PAGED = (
+    "bitsandbytes keeps it in managed memory, which the driver moves (take an optimizer that is not paged)"
+)
 
 
 class Names:
@@ -68,41 +71,6 @@ class _ModuleHooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-
-class _StepEnds:
-    """Tells which step of an optimizer ends a training step.
-
-    Several optimizers may step in one training step. The first one that has stepped ends each of them; where it has
-    been deleted, the next one that steps takes its place.
-
-    DeepSpeed's ZeRO makes one optimizer step several times in a training step, each time with other parameters in its
-    groups (runtime/zero/stage3.py, ``_optimizer_step``). The first of these steps ends the training step. The others
-    are known by their parameters, and because no backward has run since that end.
-    """
-
-    def __init__(self, backwards: Callable[[], int]) -> None:
-        self._backwards = backwards
-        self._anchor: weakref.ref[Optimizer] | None = None
-        self._last: tuple[int, int | None] | None = None
-        """At the newest end: how many backwards there had been, and the ``id()`` of the optimizer's first parameter."""
-
-    def at(self, optimizer: Optimizer) -> bool:
-        """Does this step end a training step?"""
-        if self._anchor is None or self._anchor() is None:
-            self._anchor, self._last = weakref.ref(optimizer), None
-        if self._anchor() is not optimizer:
-            return False
-        first = next(iter(_parameters(optimizer)), None)
-        backwards, part = self._backwards(), None if first is None else id(first)
-        if self._last is not None and backwards == self._last[0] and part != self._last[1] and _has_zero():
-            return False
-        self._last = backwards, part
-        return True
-
-
-def _has_zero() -> bool:
-    return "deepspeed.runtime.zero" in sys.modules
 
 
 class Discovery:
@@ -139,7 +107,7 @@ class Discovery:
         self._parameters = ParameterNames(self.labels.id)
         self._prefixes = WeakIdKeyDictionary()  # of modules
         self._states_seen: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self._ends = _StepEnds(runtime.backwards)
+        self._ends = StepEnds(runtime.backwards)
 
     def install(self) -> None:
         """Begin to listen."""
@@ -259,7 +227,9 @@ class Discovery:
     def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if not self.concerns(_parameters(optimizer)):
             return None
-        if optimizer not in self._states_seen or _has_zero():  # whose groups change from step to step
+        first = next(iter(_parameters(optimizer)), None)
+        new = has_zero() and first is not None and core.residency(first) is None
+        if new or optimizer not in self._states_seen:
             self.adopt_optimizer(optimizer)
         self._enter_optimizer(optimizer)
         return self._with_closure(optimizer, args, kwargs)
@@ -320,12 +290,11 @@ class Discovery:
 
     def _adopt(self, tensors: list[tuple[torch.Tensor, Category, str]], trusted: bool = False) -> None:
         found: list[tuple[torch.Tensor, Category, str]] = []
-        owners: dict[
-            int, dict[int, bool]
-        ] = {}  # of each storage, its tensors by id(): is it the session's alone?
+        # By the address of a storage, then by the id() of a tensor with it: does nothing else hold that tensor?
+        owners: dict[int, dict[int, bool]] = {}
         for tensor, category, name in tensors:
             if getattr(tensor, "is_paged", False):  # to torch, a tensor in host memory
-                self.refused[name] = f"{_REFUSED['paged']}: {_STAYS}"
+                self.refused[name] = f"{_PAGED}: {_STAYS}"
                 continue
             for path, part in self._parts(tensor):
                 found.append((part, category, part_label(name, path)))
@@ -368,10 +337,10 @@ class Discovery:
         for path, part in parts(tensor):
             if part.device != self._device:
                 continue
-            if part.layout == torch.sparse_coo:
-                yield from ((path, part._indices()), (path, part._values()))
-            elif part.layout == torch.strided:
+            if part.layout == torch.strided:
                 yield path, part
+            elif part.layout == torch.sparse_coo:
+                yield from ((path, part._indices()), (path, part._values()))
 
 
 def _is_ours(part: torch.Tensor, tensor: torch.Tensor, category: Category) -> bool:

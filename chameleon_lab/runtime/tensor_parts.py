@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ _KEPT = (
 )
 
 
-def parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def parts(tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
     """The tensors that hold a tensor's bytes, each with its path in the tensor.
 
     A plain tensor holds its own bytes, and its path is empty. The bytes of a tensor subclass may be in other tensors,
@@ -28,14 +28,17 @@ def parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     rank. The result of a collective that has not been waited for has no bytes yet, and no parts.
     """
     if type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor):
-        yield "", tensor
-    elif not _waits(tensor):
-        inner = _inner(tensor)
-        if not inner:
-            yield "", tensor
-        for name, one in inner.items():
-            for path, part in parts(one):
-                yield ".".join(filter(None, (name if len(inner) > 1 else "", path))), part
+        return (("", tensor),)  # asked of every gradient in every step
+    if _waits(tensor):
+        return ()
+    inner = _inner(tensor)
+    return _joined(inner) if inner else (("", tensor),)
+
+
+def _joined(inner: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, one in inner.items():
+        for path, part in parts(one):
+            yield ".".join(filter(None, (name if len(inner) > 1 else "", path))), part
 
 
 def _inner(tensor: Any) -> dict[str, torch.Tensor]:
