@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def by_library(programs: Sequence[dict[str, Any]]) -> list[str]:
     """Lines of a Markdown table: what each program is written with, what it keeps for good, and how it runs."""
     shares = " | ".join(f"{share:.0%}" for share in runner.SHARES)
-    lines = [f"| written with | program | kept | peak | floor | {shares} | bits |", "|" + "-|" * 9]
+    head = [f"| written with | program | kept | peak | floor | {shares} | bits |", "|" + "-|" * 9]
+    lines: list[str] = []
     for found in programs:
         if not found["rows"]:
             lines.append(f"| {found['lines'][-1]} |" + " |" * 8)
@@ -84,7 +85,7 @@ def by_library(programs: Sequence[dict[str, Any]]) -> list[str]:
         cells.append(format_percent(rows[0]["floor_bytes"] / rows[0]["peak_bytes"]))
         cells += ["below floor" if row["below_floor"] else f"{row['ratio']:.2f}" for row in rows]
         lines.append(f"| {' | '.join(cells)} | {'; '.join(found['wrong']) or 'the same'} |")
-    return lines
+    return [*head, *lines] if lines else []
 
 
 def _run(name: str, steps: int, threads: int) -> dict[str, Any]:

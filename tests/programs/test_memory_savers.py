@@ -17,6 +17,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 sys.path.insert(0, str(Path(__file__).parent))
 import runner
+from _skipping import skip_without
 from several_ranks import ranks
 
 import chameleon_lab as cl
@@ -31,14 +32,8 @@ PROGRAMS = (
     "torchao_low_bits",
 )
 
-
 KEPT_BYTES = {"accelerate_offload": 2 * (256 * 256 + 256) * 4}
 """accelerate compares addresses of weights that it keeps in host memory, which a session on a GPU does not manage."""
-
-
-def skip_without(name: str) -> None:
-    if lacking := runner.missing(name):
-        pytest.skip(f"{name} needs {', '.join(lacking)}, which cannot be imported here")
 
 
 def of_the_process() -> list[object]:
@@ -110,7 +105,7 @@ def test_states_of_eight_bits_move(name: str, library: str, key: str, label: str
             optimizer.zero_grad()
             net.zero_grad()
         states = [optimizer.state[parameter][key] for parameter in trained]
-        assert {len(getattr(state, "codes", state).unique()) <= 256 for state in states} == {True}
+        assert {getattr(state, "codes", state).dtype for state in states} == {torch.uint8}
         assert [session.evict(state) for state in states] == [True] * len(states)
         assert {session.where(state) for state in states} == {"away"}
         assert label in session.trace().steps[-1].labels
@@ -121,7 +116,7 @@ def test_zero3_on_two_ranks_gives_the_same_bits_at_a_third_of_the_peak(tmp_path:
     programs = str(Path(__file__).parent)
     results = ranks(
         f"""
-        import contextlib, hashlib, pathlib
+        import contextlib, pathlib
         sys.path.append({programs!r})
         os.environ["LOCAL_RANK"] = str(rank)
         import runner

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 sys.path.insert(0, str(Path(__file__).parent))
 import runner
+from _skipping import skip_without
 
 import chameleon_lab as cl
 from chameleon_lab.testing import wait_for_plans
@@ -36,8 +37,7 @@ def test_there_are_as_many_of_them_as_the_pages_say() -> None:
 
 @pytest.mark.parametrize("name", runner.NAMES)
 def test_a_program_gives_the_same_bits_in_less_memory(name: str) -> None:
-    if lacking := runner.missing(name):
-        pytest.skip(f"{name} needs {', '.join(lacking)}, which cannot be imported here")
+    skip_without(name)
     steps = runner.STEPS
     bare, without = runner.plain(name, steps), runner.recorded(name, steps)
     assert bare.bits == without.bits, "recording alone changed the numbers"
@@ -58,8 +58,7 @@ def test_a_program_gives_the_same_bits_in_less_memory(name: str) -> None:
 @pytest.mark.parametrize("name", ["exports", "liger_llama", "triton_by_hand"])
 def test_raw_access_leaves_all_as_movable_as_before(name: str) -> None:
     """Exports in the middle of a training; kernels that are launched by hand."""
-    if lacking := runner.missing(name):
-        pytest.skip(f"{name} needs {', '.join(lacking)}, which cannot be imported here")
+    skip_without(name)
     report = runner.recorded(name, runner.STEPS).report
     assert report is not None and (report.escaped_storages, report.escaped_bytes) == (0, 0)
 

@@ -278,3 +278,4 @@ def test_programs_are_listed_by_library_and_what_was_skipped_is_named():
     assert head.startswith("| written with | program | kept | peak | floor | 50% |")
     assert lines[0] == "| torchao 0.18.0 | one | 0 B | 4.00 MiB | 25.0 % | 1.25 | below floor | the same |"
     assert lines[1].startswith("| two skipped: timm cannot be imported |")
+    assert programs.by_library([ran | {"libraries": {}}]) == []
