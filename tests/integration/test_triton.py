@@ -1,31 +1,15 @@
-"""Triton's launches are ops, under its autotuner and heuristics as well. Run by its interpreter: there is no GPU here.
-
-Where Triton is not installed (``scripts/setup.sh apart`` brings it), nothing can be tested.
-"""
+"""Triton's launches are ops, under its autotuner and heuristics as well. Its interpreter runs them, without a GPU."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training import HANGS_AFTER_S, ROOT
+from triton_programs import NEEDS_TRITON, printed
 
-APART = ROOT / "build" / "packages" / "triton"
-INSTALLED_AT = [str(APART)] if find_spec("triton") is None else []  # PyTorch's CUDA build brings one
-MISSING = INSTALLED_AT and not APART.is_dir()
-
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.bits,
-    pytest.mark.skipif(bool(MISSING), reason="Triton is not installed"),
-]
+pytestmark = [pytest.mark.full, pytest.mark.bits, NEEDS_TRITON]
 
 PROGRAM = """
     import json, sys
@@ -58,18 +42,7 @@ def interpreted(tmp_path: Path, body: str, late: bool = False) -> Any:
     head = PROGRAM.replace("{imports_late}", opened if late else "").replace(
         "{imports_early}", "" if late else opened
     )
-    script = tmp_path / "program.py"  # Triton reads the sources of its kernels
-    script.write_text(textwrap.dedent(head) + textwrap.dedent(body))
-    path = os.pathsep.join([*INSTALLED_AT, os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, script],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=HANGS_AFTER_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed(tmp_path, textwrap.dedent(head) + textwrap.dedent(body), TRITON_INTERPRET="1")
 
 
 @pytest.mark.parametrize("late", [True, False])
