@@ -1,6 +1,7 @@
 // What the panel says about a kernel.
 
 import type { IFrontKernel } from './kernelFollower';
+import { trans } from './texts';
 
 export interface IAdvice {
   title: string;
@@ -13,8 +14,8 @@ export interface IAdvice {
 export function advise(front: IFrontKernel | null): IAdvice {
   if (!front) {
     return {
-      title: 'No notebook in front',
-      text: 'Open a notebook that trains a PyTorch model. This panel follows it.',
+      title: trans.__('No notebook in front'),
+      text: trans.__('Open a notebook that trains a PyTorch model. This panel follows it.'),
       usable: false
     };
   }
@@ -22,14 +23,14 @@ export function advise(front: IFrontKernel | null): IAdvice {
   if (!kernel) {
     return {
       title: notebook,
-      text: 'This notebook has no kernel. Choose a Python kernel for it first.',
+      text: trans.__('This notebook has no kernel. Choose a Python kernel for it first.'),
       usable: false
     };
   }
   if (language && language !== 'python') {
     return {
       title: `${notebook} · ${kernel}`,
-      text: 'Chameleon Lab watches PyTorch, so it needs a Python kernel.',
+      text: trans.__('Chameleon Lab watches PyTorch, so it needs a Python kernel.'),
       usable: false
     };
   }
@@ -37,22 +38,39 @@ export function advise(front: IFrontKernel | null): IAdvice {
   return { title: `${notebook} · ${kernel} · ${word}`, text, usable };
 }
 
+/** What a kernel is doing, in a word. */
+export function statusWord(status: IFrontKernel['status']): string {
+  return describe(status)[0];
+}
+
 function describe(status: IFrontKernel['status']): [word: string, text: string, usable: boolean] {
   switch (status) {
     case 'idle':
-      return ['idle', 'The kernel is free.', true];
+      return [trans._p('kernel', 'idle'), trans.__('The kernel is free.'), true];
     case 'busy':
-      return ['busy', 'A cell is running; a report waits for it to end.', true];
+      return [
+        trans._p('kernel', 'busy'),
+        trans.__('A cell is running; a report waits for it to end.'),
+        true
+      ];
     case 'restarting':
     case 'autorestarting':
-      return ['restarting', 'A restarted kernel has no session: load the extension again.', true];
+      return [
+        trans.__('restarting'),
+        trans.__('A restarted kernel has no session: load the extension again.'),
+        true
+      ];
     case 'dead':
     case 'terminating':
-      return ['not running', 'Restart the kernel from the Kernel menu.', false];
+      return [trans.__('not running'), trans.__('Restart the kernel from the Kernel menu.'), false];
     case 'connecting':
     case 'disconnected':
-      return ['not connected', 'JupyterLab is trying to reach the kernel.', false];
+      return [
+        trans.__('not connected'),
+        trans.__('JupyterLab is trying to reach the kernel.'),
+        false
+      ];
     default:
-      return ['starting', 'The kernel is not ready yet.', true];
+      return [trans.__('starting'), trans.__('The kernel is not ready yet.'), true];
   }
 }

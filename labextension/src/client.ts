@@ -8,6 +8,7 @@ import {
   parseMessage,
   VERSION
 } from './protocol';
+import { trans } from './texts';
 
 /** One line to a kernel; `channel.ts` makes it of a comm. */
 export interface IChannel {
@@ -30,7 +31,7 @@ interface IWaiting {
 export class KernelClient {
   constructor(private readonly _channel: IChannel) {
     _channel.onMessage = (data, buffers) => this._receive(data, buffers);
-    _channel.onClose = () => this._end(new LabError('closed', 'The kernel hung up.'));
+    _channel.onClose = () => this._end(new LabError('closed', trans.__('The kernel hung up.')));
   }
 
   /** Called with what the kernel says unasked. */
@@ -48,7 +49,7 @@ export class KernelClient {
   /** Ask; rejects with a LabError where the kernel cannot answer, or hangs up before it does. */
   request<M extends Method>(method: M, params: IMethods[M][0]): Promise<IAnswer<M>> {
     if (this._ended) {
-      return Promise.reject(new LabError('closed', 'There is no line to the kernel.'));
+      return Promise.reject(new LabError('closed', trans.__('There is no line to the kernel.')));
     }
     const id = this._next++;
     return new Promise((resolve, reject) => {
@@ -60,7 +61,7 @@ export class KernelClient {
   /** Hang up. */
   dispose(): void {
     if (!this._ended) {
-      this._end(new LabError('closed', 'The panel hung up.'));
+      this._end(new LabError('closed', trans.__('The panel hung up.')));
       this._channel.close();
     }
   }

@@ -49,8 +49,3 @@ export function formatPercent(share: number): string {
 export function formatCount(count: number): string {
   return count.toLocaleString('en');
 }
-
-/** `1 storage`, `2 storages`. */
-export function plural(count: number, what: string): string {
-  return `${formatCount(count)} ${what}${count === 1 ? '' : 's'}`;
-}

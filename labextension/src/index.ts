@@ -17,6 +17,7 @@ import { ILauncher } from '@jupyterlab/launcher';
 import { INotebookTracker, type NotebookPanel } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStateDB } from '@jupyterlab/statedb';
+import { ITranslator } from '@jupyterlab/translation';
 import { listenForCalls } from './calls';
 import type { IStore } from './editor/keeper';
 import { icon } from './icon';
@@ -25,6 +26,7 @@ import { ACTIONS, addActions } from './keys/actions';
 import { PREFIX } from './keys/bindings';
 import type { IPreferences } from './model';
 import { ChameleonPanel } from './panel';
+import { DOMAIN, speak, trans } from './texts';
 
 const OPEN = `${PREFIX}open`;
 const PLUGIN = 'chameleon-lab:plugin';
@@ -41,7 +43,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     ILauncher,
     ISettingRegistry,
     IThemeManager,
-    IStateDB
+    IStateDB,
+    ITranslator
   ],
   activate: (
     app: JupyterFrontEnd,
@@ -52,8 +55,12 @@ const plugin: JupyterFrontEndPlugin<void> = {
     launcher: ILauncher | null,
     settings: ISettingRegistry | null,
     themes: IThemeManager | null,
-    state: IStateDB | null
+    state: IStateDB | null,
+    translator: ITranslator | null
   ) => {
+    if (translator) {
+      speak(translator.load(DOMAIN));
+    }
     const tracker = new WidgetTracker<MainAreaWidget<ChameleonPanel>>({
       namespace: 'chameleon-lab'
     });
@@ -72,8 +79,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     );
 
     app.commands.addCommand(OPEN, {
-      label: args => (args.isLauncher ? 'Chameleon Lab' : 'Open Chameleon Lab'),
-      caption: 'Show the panel that follows the notebook in front',
+      label: args => (args.isLauncher ? 'Chameleon Lab' : trans.__('Open Chameleon Lab')),
+      caption: trans.__('Show the panel that follows the notebook in front'),
       icon: args => (args.isPalette ? undefined : icon),
       execute: async () => {
         await read;
@@ -84,7 +91,10 @@ const plugin: JupyterFrontEndPlugin<void> = {
             preferences,
             themes,
             state as IStore | null,
-            app.commands
+            app.commands,
+            // As JupyterLab has the titles of settings.
+            translator?.load('jupyterlab')._p('schema', 'Keyboard Shortcuts') ??
+              'Keyboard Shortcuts'
           );
           widget = new MainAreaWidget({ content });
           widget.id = 'chameleon-lab-panel';
@@ -103,7 +113,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     for (const command of [OPEN, ...Object.keys(ACTIONS).map(name => PREFIX + name)]) {
       palette?.addItem({ command, category: 'Chameleon Lab' });
     }
-    launcher?.add({ command: OPEN, category: 'Other', args: { isLauncher: true } });
+    // Without a category it stands under "Other", whatever that is called in the person's language.
+    launcher?.add({ command: OPEN, args: { isLauncher: true } });
     void restorer?.restore(tracker, { command: OPEN, name: () => 'panel' });
 
     app.docRegistry.addWidgetExtension('Notebook', {
@@ -111,7 +122,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
         const toolbarButton = new ToolbarButton({
           icon,
           onClick: () => void app.commands.execute(OPEN),
-          tooltip: 'Open Chameleon Lab'
+          tooltip: trans.__('Open Chameleon Lab')
         });
         panel.toolbar.insertItem(12, 'chameleon-lab', toolbarButton);
         const stop = listenForCalls(panel.sessionContext, (action, kernel) => {

@@ -27,6 +27,7 @@ import {
   type Rows,
   type Track
 } from './protocol';
+import { trans } from './texts';
 import type { TrackName } from './timeline/layout';
 import { carried, clamp, type IStretch } from './timeline/scale';
 import { readView } from './timeline/tables';
@@ -447,7 +448,7 @@ export class LabModel {
       this._fail(
         new LabError(
           'no_kernel',
-          'A kernel reads the file: open a notebook and load the extension.'
+          trans.__('A kernel reads the file: open a notebook and load the extension.')
         )
       );
       return undefined;
@@ -758,7 +759,7 @@ export class LabModel {
   /** Ask, and throw what the kernel answers instead. */
   async attempt<M extends Method>(method: M, params: IMethods[M][0]): Promise<IAnswer<M>> {
     if (!this._client) {
-      throw new LabError('closed', 'There is no kernel.');
+      throw new LabError('closed', trans.__('There is no kernel.'));
     }
     return this._client.request(method, params);
   }

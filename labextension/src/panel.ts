@@ -25,6 +25,7 @@ import { openSaveMenu } from './panel/saving';
 import { splitter } from './panel/splitter';
 import { Tables } from './panel/tables';
 import { Toolbar } from './panel/toolbar';
+import { trans } from './texts';
 import { Timeline } from './timeline/timeline';
 import { errorTitle, explained } from './words';
 
@@ -36,7 +37,9 @@ export class ChameleonPanel extends Widget {
     preferences: IPreferences,
     private readonly _themes: IThemeManager | null,
     store: IStore | null,
-    private readonly _commands: CommandRegistry
+    private readonly _commands: CommandRegistry,
+    /** What JupyterLab calls the settings of keys. */
+    private readonly _shortcuts: string
   ) {
     super();
     this.addClass('cl-panel');
@@ -86,11 +89,15 @@ export class ChameleonPanel extends Widget {
     this.editing.onRedraft = () => this.comparing.redraft();
     this.timeline.onMenu = (uid, x, y) => void this.editing.menuOf(uid, x, y);
     this._pages = segment<Page>(
-      'Part of the panel',
+      trans.__('Part of the panel'),
       [
-        ['timeline', 'Timeline', 'The drawing'],
-        ['tables', 'Tables', 'Storages, ops and decisions'],
-        ['selection', 'Selection', 'What is selected, and what can be decided about it']
+        ['timeline', trans.__('Timeline'), trans.__('The drawing')],
+        ['tables', trans.__('Tables'), trans.__('Storages, ops and decisions')],
+        [
+          'selection',
+          trans.__('Selection'),
+          trans.__('What is selected, and what can be decided about it')
+        ]
       ],
       page => this._turnTo(page)
     );
@@ -102,7 +109,7 @@ export class ChameleonPanel extends Widget {
     left.append(
       this._toolbar.node,
       this.timeline.node,
-      splitter(left, 'y', '--cl-lower', 'Height of the tables', () => tables),
+      splitter(left, 'y', '--cl-lower', trans.__('Height of the tables'), () => tables),
       tables
     );
     const side = h(
@@ -119,7 +126,7 @@ export class ChameleonPanel extends Widget {
     );
     this._main.append(
       left,
-      splitter(this._main, 'x', '--cl-side', 'Width of the inspector', () => side, 160),
+      splitter(this._main, 'x', '--cl-side', trans.__('Width of the inspector'), () => side, 160),
       side
     );
     this.node.append(
@@ -149,7 +156,7 @@ export class ChameleonPanel extends Widget {
     const before = document.activeElement as HTMLElement | null;
     void showKeys(this._keys).then(change => {
       if (change) {
-        void this._commands.execute('settingeditor:open', { query: 'Keyboard Shortcuts' });
+        void this._commands.execute('settingeditor:open', { query: this._shortcuts });
       } else {
         before?.focus({ preventScroll: true });
       }
@@ -231,7 +238,7 @@ export class ChameleonPanel extends Widget {
         h('b', {}, `${errorTitle(error.code)} `),
         h('span', {}, explained(error)),
         h('span', { class: 'cl-grow' }),
-        button('×', 'Dismiss', () => this.model.dismissError(), 'cl-square')
+        button('×', trans.__('Dismiss'), () => this.model.dismissError(), 'cl-square')
       );
     }
   }
@@ -248,14 +255,15 @@ export class ChameleonPanel extends Widget {
   private async _openFile(): Promise<void> {
     const known = await this.model.request('files', {});
     const { value, button: pressed } = await InputDialog.getItem({
-      title: 'Open a trace or a policy',
-      label:
-        'Path of a trace, of a recording of PyTorch or Nsight Systems, or of a policy to compare, as the kernel sees it: from its folder, or from the root',
+      title: trans.__('Open a trace or a policy'),
+      label: trans.__(
+        'Path of a trace, of a recording of PyTorch or Nsight Systems, or of a policy to compare, as the kernel sees it: from its folder, or from the root'
+      ),
       items: known?.result.paths ?? [],
       editable: true,
       current: '',
       placeholder: 'run.parquet',
-      okLabel: 'Open'
+      okLabel: trans.__('Open')
     });
     if (pressed.accept && value?.trim()) {
       const source = await this.model.openFile(value.trim());

@@ -1,6 +1,7 @@
 // The envelope of the messages between panel and kernel; messages.ts has what is in them, docs/protocol.md describes both.
 
 import { type Method, VERSION } from './messages';
+import { trans } from './texts';
 
 export * from './messages';
 
@@ -31,14 +32,16 @@ export class LabError extends Error {
 /** Check a message from the kernel; throws a LabError for one that is malformed or of another version. */
 export function parseMessage(data: unknown): Message {
   if (!isObject(data)) {
-    throw new LabError('malformed', 'The kernel sent something that is no message.');
+    throw new LabError('malformed', trans.__('The kernel sent something that is no message.'));
   }
   const { version, type, id } = data;
   if (version !== VERSION) {
     throw new LabError(
       'version',
-      `The panel speaks protocol version ${VERSION} and the kernel ${String(version)}.`,
-      'Install the same chameleon-lab for JupyterLab and for the kernel, restart the kernel and reload the page.'
+      trans.__('The panel speaks protocol version %1 and the kernel %2.', VERSION, String(version)),
+      trans.__(
+        'Install the same chameleon-lab for JupyterLab and for the kernel, restart the kernel and reload the page.'
+      )
     );
   }
   if (type === 'reply' && typeof id === 'number' && isObject(data.result)) {
@@ -55,7 +58,7 @@ export function parseMessage(data: unknown): Message {
   }
   throw new LabError(
     'malformed',
-    `The kernel sent a message of type ${String(type)} that cannot be read.`
+    trans.__('The kernel sent a message of type %1 that cannot be read.', String(type))
   );
 }
 

@@ -1,6 +1,7 @@
 import { describe, expect, test } from 'vitest';
 
-import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from './format';
+import { counted } from './counts';
+import { formatBytes, formatCount, formatPercent, formatSeconds } from './format';
 import type { IFloor, IStorage } from './protocol';
 import {
   BANDS,
@@ -70,6 +71,7 @@ test('an error is followed by its way out', () => {
     'a.json: no such file. Check the path.'
   );
   expect(explained({ message: 'It is gone.', hint: '' })).toBe('It is gone.');
+  expect(explained({ message: '没有内核。', hint: 'Start one.' })).toBe('没有内核。 Start one.');
   expect(explained({ message: '/aten::mm.0 is gone', hint: '' })).toBe('the output of mm is gone');
 });
 
@@ -106,7 +108,7 @@ test('numbers read as the kernel writes them', () => {
   expect(formatSeconds(0)).toBe('0');
   expect(formatPercent(0.901)).toBe('90.1 %');
   expect(formatCount(1234567)).toBe('1,234,567');
-  expect([plural(1, 'op'), plural(2, 'op')]).toEqual(['1 op', '2 ops']);
+  expect([counted.ops(1), counted.ops(1200)]).toEqual(['1 op', '1,200 ops']);
 });
 
 describe('long names keep their end', () => {

@@ -2,38 +2,52 @@
 
 import { formatBytes } from './format';
 import { CATEGORIES, type IFloor, type IStorage } from './protocol';
+import { trans } from './texts';
 
 /** The categories' bands, bottom first: as `BANDS` in chameleon_lab/lab/panel/scene.py. */
 export const BANDS = [
-  { id: 'param', name: 'Parameters', short: 'Params' },
-  { id: 'opt', name: 'Optimizer states', short: 'Optimizer' },
-  { id: 'grad', name: 'Gradients', short: 'Grads' },
-  { id: 'act', name: 'Activations', short: 'Activ.' },
-  { id: 'work', name: 'Inputs, other', short: 'Other' }
+  { id: 'param', name: () => trans.__('Parameters'), short: () => trans.__('Params') },
+  { id: 'opt', name: () => trans.__('Optimizer states'), short: () => trans.__('Optimizer') },
+  { id: 'grad', name: () => trans.__('Gradients'), short: () => trans.__('Grads') },
+  { id: 'act', name: () => trans.__('Activations'), short: () => trans.__('Activ.') },
+  { id: 'work', name: () => trans.__('Inputs, other'), short: () => trans.__('Other') }
 ] as const;
 
 /** What overlap means, where one is shown: as chameleon_lab/trace/overlap.py says it. */
-export const OVERLAP =
-  "Share of the copies' time in which compute did not wait for their direction";
+export function overlapWords(): string {
+  return trans.__("Share of the copies' time in which compute did not wait for their direction");
+}
 
-/** Why stalls are, as chameleon_lab/trace/stall_parts.py tells their parts. */
-export const STALL_PARTS: Record<string, string> = {
-  copy: 'the copy itself',
-  queue: 'queue before it',
-  room: 'no room',
-  late: 'triggered late',
-  other: 'other'
+/** What the kernel names by a word of its code, as it is called here. */
+type Names = Record<string, () => string>;
+
+const STALL_PARTS: Names = {
+  copy: () => trans.__('the copy itself'),
+  queue: () => trans.__('queue before it'),
+  room: () => trans.__('no room'),
+  late: () => trans.__('triggered late'),
+  other: () => trans._p('part of a stall', 'other')
 };
 
-const PAUSES: Record<string, string> = {
-  idle: 'no op ran',
-  loading: 'data loading',
-  cells: 'between cells'
+/** Why stalls are, as chameleon_lab/trace/stall_parts.py tells their parts. */
+export function stallPart(part: string): string {
+  return STALL_PARTS[part]?.() ?? part;
+}
+
+const PAUSES: Names = {
+  idle: () => trans.__('no op ran'),
+  loading: () => trans.__('data loading'),
+  cells: () => trans.__('between cells')
 };
 
 /** What a pause is called, the reason without its time. */
 export function pauseName(kind: string): string {
-  return PAUSES[kind] ?? kind;
+  return PAUSES[kind]?.() ?? kind;
+}
+
+/** One step, or a run of them. */
+export function stepsName(first: number, last: number): string {
+  return first === last ? trans.__('step %1', last) : trans.__('steps %1 to %2', first, last);
 }
 
 export type BandId = (typeof BANDS)[number]['id'];
@@ -45,15 +59,33 @@ export function bandOf(category: number): number {
   return BAND_OF_CATEGORY[category] ?? 4;
 }
 
+const CATEGORY_NAMES: Names = {
+  parameter: () => trans.__('parameter'),
+  gradient: () => trans.__('gradient'),
+  'optimizer state': () => trans.__('optimizer state'),
+  activation: () => trans.__('activation'),
+  input: () => trans.__('input'),
+  other: () => trans._p('category', 'other')
+};
+
+/** A category where it stands by itself. */
 export function categoryName(category: number | string): string {
+  const own = categoryInName(category);
+  return CATEGORY_NAMES[own]?.() ?? own;
+}
+
+/** A category in the name of a storage, which is the same in every language. */
+function categoryInName(category: number | string): string {
   const id = typeof category === 'number' ? CATEGORIES[category] : category;
   return (id ?? 'other').replaceAll('_', ' ');
 }
 
 /** A floor, what sets it, and what it was measured on. */
 export function floorWords({ bytes, op, module, measured_on }: IFloor): string {
-  const where = module ? ` in ${module}` : '';
-  return `Floor ${formatBytes(bytes)}, set by ${shortOp(op)}${where}; ${measured_on}`;
+  const floor = formatBytes(bytes);
+  return module
+    ? trans.__('Floor %1, set by %2 in %3; %4', floor, shortOp(op), module, measured_on)
+    : trans.__('Floor %1, set by %2; %3', floor, shortOp(op), measured_on);
 }
 
 /** What a floor was measured on, without the particulars. */
@@ -119,7 +151,7 @@ export function storageName(storage: IStorage): string {
   const label = /^[a-z_]+:(.*)$/.exec(storage.key);
   if (label && !storage.key.includes('/')) {
     const name = nthOf(label[1]);
-    return name.startsWith('carried') ? `carried ${categoryName(storage.category)}` : name;
+    return name.startsWith('carried') ? `carried ${categoryInName(storage.category)}` : name;
   }
   const made = /\/([^/]+?)\.(~?)(\d+)(?:@\w+)?(?:#\d+)?$/.exec(storage.key);
   return made ? madeName(made[1], made[2] !== '', Number(made[3])) : storage.key;
@@ -144,27 +176,27 @@ const MADE = /([\w.]*)\/(\w+::\w+)\.(~?)(\d+)(@\w+)?(?:#\d+)?/g;
 
 /** What an error is about, before it says itself what went wrong. */
 export function errorTitle(code: string): string {
-  const titles: Record<string, string> = {
-    bad_file: 'The file was not read.',
-    no_file: 'There is no such file.',
-    cut_file: 'The file ends early.',
-    query: 'The search could not be read.',
-    no_kernel: 'There is no kernel.'
+  const titles: Names = {
+    bad_file: () => trans.__('The file was not read.'),
+    no_file: () => trans.__('There is no such file.'),
+    cut_file: () => trans.__('The file ends early.'),
+    query: () => trans.__('The search could not be read.'),
+    no_kernel: () => trans.__('There is no kernel.')
   };
-  return titles[code] ?? 'The kernel could not answer.';
+  return titles[code]?.() ?? trans.__('The kernel could not answer.');
 }
 
 /** What went wrong and the way out, as sentences. */
 export function explained({ message, hint }: { message: string; hint: string }): string {
   const said = inWords(message);
-  return hint ? `${said}${/[.!?]$/.test(said) ? '' : '.'} ${hint}` : said;
+  return hint ? `${said}${/\p{Sentence_Terminal}$/u.test(said) ? '' : '.'} ${hint}` : said;
 }
 
 /** A text of the kernel's with its storages' keys in words; the module is said, for nothing beside it does. */
 export function inWords(text: string): string {
   return text
     .replace(LABELLED, (_, category: string, name: string) =>
-      name.startsWith('carried') ? `a carried ${categoryName(category)}` : nthOf(name)
+      name.startsWith('carried') ? `a carried ${categoryInName(category)}` : nthOf(name)
     )
     .replace(
       MADE,

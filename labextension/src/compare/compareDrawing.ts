@@ -2,6 +2,7 @@
 
 import { formatBytes, formatSeconds } from '../format';
 import type { Axis, IComparison, ISideFacts } from '../protocol';
+import { trans } from '../texts';
 import type { IColors } from '../timeline/colors';
 import { eachBar, fillUnder, fitText, label, tracePath } from '../timeline/draw';
 import { type Scale, tickLabel, ticks } from '../timeline/scale';
@@ -74,7 +75,8 @@ function drawRuler({ context: c, colors, layout, scale, axis }: IComparePicture)
     c.fillRect(x, layout.ruler.top + 2, 1, layout.bottom - layout.ruler.top - 2);
     c.fillStyle = colors.of['ink-2'];
     if (x < scale.width - 40) {
-      const text = axis === 'op' ? `op ${tick.toLocaleString('en')}` : tickLabel(tick, step);
+      const text =
+        axis === 'op' ? trans.__('op %1', tick.toLocaleString('en')) : tickLabel(tick, step);
       c.fillText(text, x + 4, layout.ruler.top + layout.ruler.height / 2);
     }
   }
@@ -129,7 +131,7 @@ function drawSide(
   if (capacity !== null) {
     c.fillStyle = colors.of.ink;
     c.fillRect(0, Math.round(y(capacity)) - 1, scale.width, 2);
-    const text = `Capacity ${formatBytes(capacity)}`;
+    const text = trans.__('Capacity %1', formatBytes(capacity));
     label(picture, text, Math.max(ends, 0) - 6, y(capacity) + 10, 'right', 'ink', 600);
   }
   c.restore();
@@ -162,7 +164,7 @@ function drawDifference(picture: IComparePicture, line: ILine): void {
   c.fillStyle = colors.of['ink-3'];
   c.fillRect(0, Math.round(middle), scale.width, 1);
   if (most === 0) {
-    label(picture, 'no difference', 5, top + 7, 'left');
+    label(picture, trans.__('no difference'), 5, top + 7, 'left');
     return;
   }
   label(picture, `+${formatBytes(most)}`, 5, top + 7, 'left');
@@ -178,7 +180,7 @@ function drawCursor({ context: c, colors, layout, scale, axis, cursor }: ICompar
   c.globalAlpha = 0.75;
   c.fillRect(x, layout.a.top, 1, layout.bottom - layout.a.top);
   c.globalAlpha = 1;
-  const text = axis === 'op' ? `op ${Math.floor(cursor)}` : formatSeconds(cursor);
+  const text = axis === 'op' ? trans.__('op %1', Math.floor(cursor)) : formatSeconds(cursor);
   c.font = `600 ${FONT_PX}px ${colors.font}`;
   const width = c.measureText(text).width + 10;
   const left = Math.min(Math.max(x - width / 2, 0), scale.width - width);

@@ -2,6 +2,7 @@
 
 import type { LabModel } from '../model';
 import type { Axis, IComparison, ISide } from '../protocol';
+import { trans } from '../texts';
 import { clamp, type IStretch } from '../timeline/scale';
 import { type ICompareTables, readCompareView } from './compareTables';
 
@@ -19,14 +20,20 @@ export function choicesOf(status: LabModel['status']): IChoice[] {
   const choices: IChoice[] = [];
   const steps = (prefix: string, source: string, entries: { index: number; stage: string }[]) => {
     for (const { index, stage } of [...entries].reverse()) {
-      choices.push({ side: { source, step: index }, name: `${prefix}step ${index} · ${stage}` });
+      choices.push({
+        side: { source, step: index },
+        name: prefix + trans.__('step %1 · %2', index, stage)
+      });
     }
   };
   for (const { source, name, swaps, drops } of status?.policies ?? []) {
-    const made = drops ? `${swaps} swaps, ${drops} drops` : `${swaps} swaps`;
     const file = name.split('/').at(-1);
-    const called = name.startsWith('draft') && file !== name ? `draft of ${file}` : file;
-    const text = `Policy ${called} · ${made}, predicted`;
+    const called = name.startsWith('draft') && file !== name ? trans.__('draft of %1', file) : file;
+    const made = [trans._n('%1 swaps', '%1 swaps', swaps)];
+    if (drops) {
+      made.push(trans._n('%1 drops', '%1 drops', drops));
+    }
+    const text = trans.__('Policy %1 · %2, predicted', called, made.join(', '));
     choices.push({ side: { source, step: 0 }, name: text });
   }
   if (status?.session) {

@@ -1,7 +1,8 @@
 // The page that compares two steps or policies: one axis, the figures, modules and decisions that differ.
 
+import { counted } from '../counts';
 import { button, h, segment, swatch } from '../dom';
-import { formatBytes, formatSeconds, plural } from '../format';
+import { formatBytes, formatSeconds } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
 import { type IColumn, SortableTable } from '../panel/sortableTable';
@@ -12,19 +13,20 @@ import {
   type IModulePair,
   type IStorage
 } from '../protocol';
+import { trans } from '../texts';
 import { type IColors, readColors } from '../timeline/colors';
 import { pan, Scale, wheeled, zoom } from '../timeline/scale';
 import { BANDS, bandOf, storageName } from '../words';
 import { type CompareLayout, drawComparison, layLanes, levelAt } from './compareDrawing';
 import { CompareModel, sameSide } from './compareModel';
-import { conditionLines, decisionText, figureRows, signed } from './differences';
+import { conditionLines, decisionText, figureRows, type IFigureRow, signed } from './differences';
 
 type Tab = 'modules' | 'decisions';
 
 const GUTTER = 150;
 
 export class ComparePage {
-  readonly node = h('section', { class: 'cl-compare', 'aria-label': 'Compare' });
+  readonly node = h('section', { class: 'cl-compare', 'aria-label': trans.__('Compare') });
 
   constructor(
     lab: LabModel,
@@ -37,13 +39,17 @@ export class ComparePage {
       }
       this._draw();
     });
-    this._a = this._select('a', 'What is compared');
-    this._b = this._select('b', 'What it is compared with');
+    this._a = this._select('a', trans.__('A: What is compared'));
+    this._b = this._select('b', trans.__('B: What it is compared with'));
     this._axis = segment<Axis>(
-      'Axis',
+      trans.__('Axis'),
       [
-        ['time', 'Time', 'Seconds since the step began'],
-        ['op', 'Op', 'Op index: the same place in both, where they ran the same ops']
+        ['time', trans.__('Time'), trans.__('Seconds since the step began')],
+        [
+          'op',
+          trans.__('Op'),
+          trans.__('Op index: the same place in both, where they ran the same ops')
+        ]
       ],
       axis => void this._model.setAxis(axis)
     );
@@ -55,21 +61,23 @@ export class ComparePage {
     }
     const toolbar = h(
       'div',
-      { class: 'cl-toolbar', role: 'toolbar', 'aria-label': 'Compare' },
-      h('b', {}, 'Compare'),
+      { class: 'cl-toolbar', role: 'toolbar', 'aria-label': trans.__('Compare') },
+      h('b', {}, trans.__('Compare')),
       this._a,
-      button('⇄', 'Swap the two', () => void this._model.swap(), 'cl-square'),
+      button('⇄', trans.__('Swap the two'), () => void this._model.swap(), 'cl-square'),
       this._b,
       this._axis.node,
       this._fit,
       this._said,
       h('span', { class: 'cl-grow' }),
-      button('Open file…', 'Open a trace (.parquet) or a policy (.json)', () => _actions.open()),
+      button(trans.__('Open file…'), trans.__('Open a trace (.parquet) or a policy (.json)'), () =>
+        _actions.open()
+      ),
       this._close
     );
     _keys.follow(() => {
-      this._fit.title = _keys.hint('Show all', 'fit');
-      this._close.title = _keys.hint('Back to the timeline', 'close-comparison');
+      this._fit.title = _keys.hint(trans.__('Show all'), 'fit');
+      this._close.title = _keys.hint(trans.__('Back to the timeline'), 'close-comparison');
       this._nameDrawing();
     });
     this._canvas.tabIndex = 0;
@@ -97,7 +105,7 @@ export class ComparePage {
             this._body
           )
         ),
-        h('aside', { class: 'cl-inspector', 'aria-label': 'Differences' }, this._figures)
+        h('aside', { class: 'cl-inspector', 'aria-label': trans.__('Differences') }, this._figures)
       )
     );
     this._listen();
@@ -148,7 +156,9 @@ export class ComparePage {
       [this._b, this._model.b]
     ] as const) {
       if (side && !choices.some(choice => sameSide(choice.side, side))) {
-        select.prepend(h('option', { value: JSON.stringify(side) }, 'no longer recorded'));
+        select.prepend(
+          h('option', { value: JSON.stringify(side) }, trans.__('no longer recorded'))
+        );
         this._written = '';
       }
       select.value = JSON.stringify(side);
@@ -173,16 +183,19 @@ export class ComparePage {
     this.update();
     this._axis.press(axis);
     this._said.textContent = !result
-      ? 'Two steps or policies are needed'
+      ? trans.__('Two steps or policies are needed')
       : result.same_ops
-        ? 'The same sequence of ops'
-        : 'The sequences of ops differ: op indices do not name the same ops';
+        ? trans.__('The same sequence of ops')
+        : trans.__('The sequences of ops differ: op indices do not name the same ops');
     const decisions = result?.decisions;
     const tab = this._tabs.get('decisions') as HTMLElement;
     tab.hidden = !decisions;
     const differ = decisions ? decisions.added + decisions.removed + decisions.changed : 0;
-    tab.textContent = `Decisions that differ ${differ}`;
-    (this._tabs.get('modules') as HTMLElement).textContent = `Modules ${result?.module_count ?? 0}`;
+    tab.textContent = trans.__('Decisions that differ %1', differ);
+    (this._tabs.get('modules') as HTMLElement).textContent = trans.__(
+      'Modules %1',
+      result?.module_count ?? 0
+    );
     this._modules.fill(result?.modules ?? []);
     this._decisions.fill(decisions?.rows ?? []);
     this._list();
@@ -194,7 +207,7 @@ export class ComparePage {
       h(
         'table',
         { class: 'cl-differences' },
-        h('caption', { class: 'cl-hidden' }, 'Figures of both, and the difference'),
+        h('caption', { class: 'cl-hidden' }, trans.__('Figures of both, and the difference')),
         h(
           'thead',
           {},
@@ -219,7 +232,7 @@ export class ComparePage {
                 h(
                   'td',
                   { class: `cl-number cl-${row.verdict || 'dim'}`, colspan: '2' },
-                  `${row.apart}${row.verdict && ` ${row.verdict}`}`
+                  judged(row)
                 )
               )
           ])
@@ -237,7 +250,10 @@ export class ComparePage {
       .filter(Boolean);
     this._canvas.setAttribute(
       'aria-label',
-      `Resident bytes of both under one axis. Keys to move left and right, zoom in and out, and show all: ${keys.join(', ')}. The table beside it lists the figures.`
+      trans.__(
+        'Resident bytes of both under one axis. Keys to move left and right, zoom in and out, and show all: %1. The table beside it lists the figures.',
+        keys.join(', ')
+      )
     );
   }
 
@@ -262,16 +278,23 @@ export class ComparePage {
           : 0;
     const told =
       tab === 'modules'
-        ? plural(all, 'module')
-        : `${decisions?.added ?? 0} in B alone, ${decisions?.removed ?? 0} in A alone, ${decisions?.changed ?? 0} changed`;
+        ? counted.modules(all)
+        : trans.__(
+            '%1 in B alone, %2 in A alone, %3 changed',
+            decisions?.added ?? 0,
+            decisions?.removed ?? 0,
+            decisions?.changed ?? 0
+          );
     this._count.textContent =
-      shown !== undefined && shown < all ? `${told}; the first ${shown} are listed` : told;
+      shown !== undefined && shown < all
+        ? trans._n('%2; the first %1 are listed', '%2; the first %1 are listed', shown, told)
+        : told;
     this._body.replaceChildren((tab === 'modules' ? this._modules : this._decisions).node);
   }
 
   private _select(which: 'a' | 'b', label: string): HTMLSelectElement {
     const select: HTMLSelectElement = h('select', {
-      'aria-label': `${which.toUpperCase()}: ${label}`,
+      'aria-label': label,
       change: () => void this._model.choose(which, JSON.parse(select.value))
     });
     return select;
@@ -349,9 +372,10 @@ export class ComparePage {
           ? levelAt(tables[line].resident, at)
           : null;
       const [a, b] = [level('a'), level('b')];
-      const peak = (facts: typeof result.a) => `peak ${formatBytes(facts.figures.peak_bytes)}`;
-      say('a', at === null ? peak(result.a) : a === null ? 'ended' : formatBytes(a));
-      say('b', at === null ? peak(result.b) : b === null ? 'ended' : formatBytes(b));
+      const peak = (facts: typeof result.a) =>
+        trans.__('peak %1', formatBytes(facts.figures.peak_bytes));
+      say('a', at === null ? peak(result.a) : a === null ? trans.__('ended') : formatBytes(a));
+      say('b', at === null ? peak(result.b) : b === null ? trans.__('ended') : formatBytes(b));
       say('difference', a === null || b === null ? '' : signed(b - a, formatBytes));
     });
   }
@@ -417,8 +441,8 @@ export class ComparePage {
     });
   }
 
-  private readonly _fit = button('Fit', '', () => this.fit());
-  private readonly _close = button('Close', '', () => this.close());
+  private readonly _fit = button(trans.__('Fit'), '', () => this.fit());
+  private readonly _close = button(trans.__('Close'), '', () => this.close());
   private readonly _model: CompareModel;
   private readonly _a: HTMLSelectElement;
   private readonly _b: HTMLSelectElement;
@@ -443,13 +467,21 @@ export class ComparePage {
   private _written = '';
 }
 
+/** How far b is from a, and whether that is for the better. */
+function judged({ apart, verdict }: IFigureRow): string {
+  if (!verdict) {
+    return apart;
+  }
+  return verdict === 'better' ? trans.__('%1 better', apart) : trans.__('%1 worse', apart);
+}
+
 function moduleTable(): SortableTable<IModulePair> {
   const three = (
-    name: string,
+    first: string,
     key: 'peak_bytes' | 'moved_bytes' | 'stall_s',
     write: (value: number) => string
   ): IColumn<IModulePair>[] => [
-    { name: `${name}, A`, of: row => row.a[key], text: row => write(row.a[key]), kind: 'number' },
+    { name: first, of: row => row.a[key], text: row => write(row.a[key]), kind: 'number' },
     { name: 'B', of: row => row.b[key], text: row => write(row.b[key]), kind: 'number' },
     {
       name: 'B − A',
@@ -459,17 +491,16 @@ function moduleTable(): SortableTable<IModulePair> {
     }
   ];
   return new SortableTable<IModulePair>(
-    'Modules: bytes at the peak, bytes moved and stall of both',
+    trans.__('Modules: bytes at the peak, bytes moved and stall of both'),
     [
       {
-        name: 'Module',
-        of: row => row.module || 'outside any'
+        name: trans.__('Module'),
+        of: row => row.module || trans.__('outside any')
       },
-      ...three('At the peak', 'peak_bytes', formatBytes),
-      ...three('Moved', 'moved_bytes', formatBytes),
-      ...three('Stall', 'stall_s', formatSeconds)
+      ...three(trans.__('At the peak, A'), 'peak_bytes', formatBytes),
+      ...three(trans.__('Moved, A'), 'moved_bytes', formatBytes),
+      ...three(trans.__('Stall, A'), 'stall_s', formatSeconds)
     ],
-    null,
     () => undefined,
     () => false
   );
@@ -482,24 +513,29 @@ function decisionTable(): SortableTable<IDecisionPair> {
       category: CATEGORIES.indexOf(row.category as never)
     } as IStorage);
   return new SortableTable<IDecisionPair>(
-    'Decisions that differ',
+    trans.__('Decisions that differ'),
     [
       {
-        name: 'Storage',
+        name: trans.__('Storage'),
         of: named,
         node: row => {
           const band = BANDS[bandOf(CATEGORIES.indexOf(row.category as never))].id;
           return h('span', { title: row.storage }, swatch(band), named(row));
         }
       },
-      { name: 'Module', of: row => row.module, kind: 'dim' },
-      { name: 'Size', of: row => row.bytes, text: row => formatBytes(row.bytes), kind: 'number' },
-      { name: 'After use', of: row => row.gap, kind: 'number' },
+      { name: trans.__('Module'), of: row => row.module, kind: 'dim' },
+      {
+        name: trans.__('Size'),
+        of: row => row.bytes,
+        text: row => formatBytes(row.bytes),
+        kind: 'number',
+        first: 'down'
+      },
+      { name: trans.__('After use'), of: row => row.gap, kind: 'number' },
       { name: 'A', of: row => decisionText(row.a) },
       { name: 'B', of: row => decisionText(row.b) },
-      { name: 'By', of: row => (row.b ?? row.a)?.decided_by ?? '', kind: 'dim' }
+      { name: trans.__('By'), of: row => (row.b ?? row.a)?.decided_by ?? '', kind: 'dim' }
     ],
-    'Size',
     () => undefined,
     () => false
   );

@@ -4,7 +4,8 @@ import { button, h } from '../dom';
 import { orNothing } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { IOpenDraft } from '../protocol';
-import { OVERLAP } from '../words';
+import { trans } from '../texts';
+import { overlapWords } from '../words';
 import { type BarButton, barState, type IButtonState, isRunning } from './barState';
 import type { Editor } from './state';
 import { atLeast, delta, FIGURES, type IVersus, needed, versus } from './words';
@@ -15,7 +16,11 @@ export interface IBarActions {
 }
 
 export class Bar {
-  readonly node = h('section', { class: 'cl-bar-bottom', 'aria-label': 'Draft', tabindex: '-1' });
+  readonly node = h('section', {
+    class: 'cl-bar-bottom',
+    'aria-label': trans.__('Draft'),
+    tabindex: '-1'
+  });
 
   constructor(
     private readonly _editor: Editor,
@@ -28,28 +33,32 @@ export class Bar {
       return element;
     };
     this._of = {
-      lift: act('', 'The least that the draft can run this step in', () => {
+      lift: act('', trans.__('The least that the draft can run this step in'), () => {
         const { open } = _editor;
         if (open) {
           void _editor.setCapacity(atLeast(needed(open)));
         }
       }),
-      undo: act('↶', 'Undo', () => void _editor.edit('undo'), 'cl-square'),
-      redo: act('↷', 'Redo', () => void _editor.edit('redo'), 'cl-square'),
+      undo: act('↶', trans.__('Undo'), () => void _editor.edit('undo'), 'cl-square'),
+      redo: act('↷', trans.__('Redo'), () => void _editor.edit('redo'), 'cl-square'),
       discard: act(
-        'Discard',
-        'Back to the edits in force; can be undone',
+        trans.__('Discard'),
+        trans.__('Back to the edits in force; can be undone'),
         () => void _editor.edit('discard')
       ),
-      load: act('Load…', 'Take the edits of a policy file', actions.load),
-      save: act('Save…', 'Write the policy to a file', actions.save),
-      rollBack: act('Roll back', 'Use what was in force before', () => void _editor.rollBack()),
-      dryRun: act('Dry run 1 step', '', () => this._try()),
-      enable: act('Enable', '', () => void _editor.enable())
+      load: act(trans.__('Load…'), trans.__('Take the edits of a policy file'), actions.load),
+      save: act(trans.__('Save…'), trans.__('Write the policy to a file'), actions.save),
+      rollBack: act(
+        trans.__('Roll back'),
+        trans.__('Use what was in force before'),
+        () => void _editor.rollBack()
+      ),
+      dryRun: act(trans.__('Dry run 1 step'), '', () => this._try()),
+      enable: act(trans.__('Enable'), '', () => void _editor.enable())
     };
     keys.follow(() => {
-      this._of.undo.title = keys.hint('Undo', 'undo');
-      this._of.redo.title = keys.hint('Redo', 'redo');
+      this._of.undo.title = keys.hint(trans.__('Undo'), 'undo');
+      this._of.redo.title = keys.hint(trans.__('Redo'), 'redo');
     });
     this.node.append(
       this._table,
@@ -133,7 +142,7 @@ export class Bar {
           const value = figures ? column.value(figures) : null;
           return h(
             'td',
-            { 'data-figure': column.name },
+            { 'data-figure': column.id },
             h('span', { class: 'cl-figure' }, orNothing(value, column.format)),
             h('span', { class: `cl-delta cl-${apart?.kind ?? 'dim'}` }, apart?.text ?? '')
           );
@@ -149,17 +158,19 @@ export class Bar {
           h(
             'th',
             { scope: 'col', class: 'cl-clock', title: open.clock },
-            `${open.exact ? 'Predicted' : 'Estimate'}, ${open.clock}`
+            open.exact
+              ? trans.__('Predicted, %1', open.clock)
+              : trans.__('Estimate, %1', open.clock)
           ),
           ...columns.map(column =>
             h(
               'th',
               {
                 scope: 'col',
-                'data-figure': column.name,
-                title: column.name === 'Overlap' ? OVERLAP : ''
+                'data-figure': column.id,
+                title: column.id === 'Overlap' ? overlapWords() : ''
               },
-              column.name
+              column.name()
             )
           )
         )
@@ -170,7 +181,7 @@ export class Bar {
 
   private readonly _table = h('table', {
     class: 'cl-versus',
-    'aria-label': 'In force beside the draft'
+    'aria-label': trans.__('In force beside the draft')
   });
   private readonly _standing = h('p', {
     class: 'cl-standing',

@@ -2,6 +2,7 @@
 
 import { formatBytes } from '../format';
 import type { IOpenDraft } from '../protocol';
+import { trans } from '../texts';
 import { atLeast, needed, standing } from './words';
 
 export interface IButtonState {
@@ -61,7 +62,7 @@ function liftState(open: IOpenDraft, busy: boolean): IButtonState {
     enabled: below && !busy,
     hidden: !below,
     primary: below,
-    text: `Set capacity to ${formatBytes(atLeast(least))}`
+    text: trans.__('Set capacity to %1', formatBytes(atLeast(least)))
   };
 }
 
@@ -75,13 +76,13 @@ function useStates(open: IOpenDraft, busy: boolean): Record<'dryRun' | 'enable',
     dryRun: {
       enabled: running || may,
       primary: may && !tried && !running,
-      text: running ? 'Stop the dry run' : 'Dry run 1 step',
-      title: why_not_enable || 'Try the draft for the next steps, and go back'
+      text: running ? trans.__('Stop the dry run') : trans.__('Dry run 1 step'),
+      title: why_not_enable || trans.__('Try the draft for the next steps, and go back')
     },
     enable: {
       enabled: may,
       primary: may && tried,
-      title: why_not_enable || 'Use the draft from the next step border on'
+      title: why_not_enable || trans.__('Use the draft from the next step border on')
     }
   };
 }

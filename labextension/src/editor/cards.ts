@@ -1,9 +1,11 @@
 // What can be done with the selected storage: one card an action, with its effect on the draft; and its gaps.
 
+import { counted } from '../counts';
 import { button, h, swatch } from '../dom';
-import { formatBytes, formatSeconds, plural } from '../format';
+import { formatBytes, formatCount, formatSeconds } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { IChoices, ICost, IGap, IOption } from '../protocol';
+import { trans } from '../texts';
 import { BANDS, bandOf, inWords, shortOp } from '../words';
 import { LEAD, nameOf } from './decisions';
 import { keepingFocus } from './focus';
@@ -17,7 +19,7 @@ const LEAST_SHARE = 0.005;
 export class Cards {
   readonly node = h('section', {
     class: 'cl-cards',
-    'aria-label': 'Decision about the selected storage'
+    'aria-label': trans.__('Decision about the selected storage')
   });
 
   constructor(
@@ -45,8 +47,11 @@ export class Cards {
         ...(choices
           ? choices.row
             ? this._decided(choices)
-            : [h('h2', {}, 'Decision'), h('p', { class: 'cl-hint' }, inWords(choices.why))]
-          : [h('p', { class: 'cl-hint' }, 'Looking at what can be done…')])
+            : [
+                h('h2', {}, trans.__('Decision')),
+                h('p', { class: 'cl-hint' }, inWords(choices.why))
+              ]
+          : [h('p', { class: 'cl-hint' }, trans.__('Looking at what can be done…'))])
       );
     });
   }
@@ -57,15 +62,24 @@ export class Cards {
       return [];
     }
     const own = row.by === 'you';
-    const title = `Against a plan made anew without it; ${this._editor.open?.clock ?? ''}`;
-    const by = h('span', { class: 'cl-dim', title }, `by ${who(row)} · effect of the edit alone`);
+    const clock = this._editor.open?.clock ?? '';
+    const title = trans.__('Against a plan made anew without it; %1', clock);
+    const by = h(
+      'span',
+      { class: 'cl-dim', title },
+      trans.__('by %1 · effect of the edit alone', who(row))
+    );
     // Where the storage is in the drawing, the inspector above says what it is.
     const named = this._drawn() === row.storage;
     const head = h(
       'div',
       { class: 'cl-row' },
       named ? null : swatch(BANDS[bandOf(row.category)].id),
-      h('h2', { class: 'cl-title', title: row.storage }, named ? 'Decision' : nameOf(row)),
+      h(
+        'h2',
+        { class: 'cl-title', title: row.storage },
+        named ? trans.__('Decision') : nameOf(row)
+      ),
       h('span', { class: 'cl-grow' }),
       by
     );
@@ -75,16 +89,18 @@ export class Cards {
       own &&
         focusable(
           button(
-            'Leave to the planner',
-            this._keys.hint('Take back the edits of this storage', 'leave-to-planner'),
+            trans.__('Leave to the planner'),
+            this._keys.hint(trans.__('Take back the edits of this storage'), 'leave-to-planner'),
             () => void this._editor.decide([choices.storage], null)
           ),
           'release'
         ),
       row.module &&
         focusable(
-          button('Rule for its module…', `A rule for all of ${row.module}`, () =>
-            this._rule(row.module)
+          button(
+            trans.__('Rule for its module…'),
+            trans.__('A rule for all of %1', row.module),
+            () => this._rule(row.module)
           ),
           'rule'
         )
@@ -93,7 +109,7 @@ export class Cards {
       head,
       h(
         'div',
-        { class: 'cl-choices', role: 'radiogroup', 'aria-label': 'Decision' },
+        { class: 'cl-choices', role: 'radiogroup', 'aria-label': trans.__('Decision') },
         ...choices.options.map(option => this._card(choices, option))
       ),
       more,
@@ -137,12 +153,16 @@ export class Cards {
     }
     const said = [];
     if (cost && option.action === 'swap') {
-      said.push(`Copies take ${formatSeconds(cost.copy_s)}`);
+      said.push(trans.__('Copies take %1', formatSeconds(cost.copy_s)));
     } else if (cost && option.action === 'rematerialize') {
       said.push(
         cost.replay_s === null
-          ? `Not in its longest gap: ${inWords(cost.why_not_replay)}`
-          : `A replay takes ${formatSeconds(cost.replay_s)}: ${cost.replay_ops.map(shortOp).join(' → ')}`
+          ? trans.__('Not in its longest gap: %1', inWords(cost.why_not_replay))
+          : trans.__(
+              'A replay takes %1: %2',
+              formatSeconds(cost.replay_s),
+              cost.replay_ops.map(shortOp).join(' → ')
+            )
       );
     }
     if (cost && option.chosen) {
@@ -150,12 +170,22 @@ export class Cards {
     }
     if (option.effect?.others) {
       said.push(
-        `the planner then decides anew about ${plural(option.effect.others, 'other storage')}`
+        trans._n(
+          'the planner then decides anew about %2 other storage',
+          'the planner then decides anew about %2 other storages',
+          option.effect.others,
+          formatCount(option.effect.others)
+        )
       );
     }
     const declined =
       option.action === 'rematerialize' && row?.declined
-        ? h('b', {}, `${said.length ? '; ' : ''}declined by the runtime: ${inWords(row.declined)}`)
+        ? h(
+            'b',
+            {},
+            (said.length ? '; ' : '') +
+              trans.__('declined by the runtime: %1', inWords(row.declined))
+          )
         : null;
     return said.length || declined
       ? h('p', { class: 'cl-hint', 'data-cost': option.action }, said.join('; '), declined)
@@ -180,32 +210,42 @@ export class Cards {
       'label',
       { class: 'cl-row cl-never' },
       box,
-      h('span', {}, `Never rematerialize${byRule ? ' (a rule says so)' : ''}`)
+      h(
+        'span',
+        {},
+        byRule ? trans.__('Never rematerialize (a rule says so)') : trans.__('Never rematerialize')
+      )
     );
   }
 
   private _lead(storage: string, gap: IGap): HTMLElement {
     const lead =
       gap.lead_ops && gap.lead_s !== null
-        ? `${plural(gap.lead_ops, 'op')}, ${formatSeconds(gap.lead_s)} before use`
-        : 'at its use';
+        ? trans.__('%1, %2 before use', counted.ops(gap.lead_ops), formatSeconds(gap.lead_s))
+        : trans.__('at its use');
     return h(
       'div',
       { class: 'cl-row cl-lead' },
-      h('span', {}, 'Swap-in starts ', h('b', {}, lead)),
+      h('span', {}, `${trans.__('Swap-in starts')} `, h('b', {}, lead)),
       h('span', { class: 'cl-grow' }),
       focusable(
         button(
-          'Earlier',
-          this._keys.hint(`Bring it back ${LEAD} ops earlier`, 'prefetch-earlier'),
+          trans.__('Earlier'),
+          this._keys.hint(
+            trans._n('Bring it back %1 op earlier', 'Bring it back %1 ops earlier', LEAD),
+            'prefetch-earlier'
+          ),
           () => void this._editor.earlier([storage], LEAD)
         ),
         'earlier'
       ),
       focusable(
         button(
-          'Later',
-          this._keys.hint(`Bring it back ${LEAD} ops later`, 'prefetch-later'),
+          trans.__('Later'),
+          this._keys.hint(
+            trans._n('Bring it back %1 op later', 'Bring it back %1 ops later', LEAD),
+            'prefetch-later'
+          ),
           () => void this._editor.earlier([storage], -LEAD)
         ),
         'later'
@@ -218,7 +258,7 @@ export class Cards {
       return [];
     }
     return [
-      h('h3', {}, `Longest of its gaps`),
+      h('h3', {}, trans.__('Longest of its gaps')),
       h(
         'ol',
         { class: 'cl-gaps' },
@@ -231,8 +271,14 @@ export class Cards {
               h('span', { 'aria-hidden': 'true' }, actionMark(gap.action)),
               h(
                 'span',
-                { title: `gap ${gap.gap}, after op ${gap.after.op}` },
-                `after ${shortOp(gap.after.name)}, ${gap.before ? `before ${shortOp(gap.before.name)}` : 'until it dies'}`
+                { title: trans.__('gap %1, after op %2', gap.gap, gap.after.op) },
+                gap.before
+                  ? trans.__(
+                      'after %1, before %2',
+                      shortOp(gap.after.name),
+                      shortOp(gap.before.name)
+                    )
+                  : trans.__('after %1, until it dies', shortOp(gap.after.name))
               ),
               h('span', { class: 'cl-number' }, formatSeconds(gap.seconds))
             )
@@ -251,10 +297,10 @@ function focusable<E extends HTMLElement>(element: E, name: string): E {
 function retention({ retains, retained_for }: ICost, action: string): string[] {
   const said = [];
   if (action === 'rematerialize' && retains.length) {
-    said.push(`kept for it after their death: ${retains.join(', ')}`);
+    said.push(trans.__('kept for it after their death: %1', retains.join(', ')));
   }
   if (retained_for.length) {
-    said.push(`its bytes outlive it until the replay of ${retained_for.join(', ')}`);
+    said.push(trans.__('its bytes outlive it until the replay of %1', retained_for.join(', ')));
   }
   return said;
 }
@@ -262,13 +308,13 @@ function retention({ retains, retained_for }: ICost, action: string): string[] {
 /** What choosing this would change of the draft's step and peak. */
 function effect(option: IOption, capacity: number): HTMLElement {
   if (option.chosen) {
-    return h('span', { class: 'cl-dim' }, 'in the draft');
+    return h('span', { class: 'cl-dim' }, trans.__('in the draft'));
   }
   if (!option.possible) {
-    return h('span', { class: 'cl-dim' }, 'not possible');
+    return h('span', { class: 'cl-dim' }, trans.__('not possible'));
   }
   if (!option.ready) {
-    return h('span', { class: 'cl-dim' }, 'planning…');
+    return h('span', { class: 'cl-dim' }, trans.__('planning…'));
   }
   if (!option.effect) {
     return h('span', {});
@@ -278,11 +324,11 @@ function effect(option: IOption, capacity: number): HTMLElement {
   const least = 1e-7;
   const step =
     Math.abs(step_s) < least
-      ? 'step ±0'
-      : `${step_s > 0 ? '▲' : '▼'} step ${formatSeconds(Math.abs(step_s))}`;
+      ? trans.__('step ±0')
+      : trans.__('%1 step %2', step_s > 0 ? '▲' : '▼', formatSeconds(Math.abs(step_s)));
   const kind = Math.abs(step_s) < least ? 'cl-dim' : step_s > 0 ? 'cl-lost' : 'cl-good';
   const peak = tells
-    ? `, peak ${peak_bytes > 0 ? '+' : '−'}${formatBytes(Math.abs(peak_bytes))}`
+    ? `, ${trans.__('peak %1', (peak_bytes > 0 ? '+' : '−') + formatBytes(Math.abs(peak_bytes)))}`
     : '';
   return h('span', { class: kind }, step, h('span', { class: 'cl-dim' }, peak));
 }

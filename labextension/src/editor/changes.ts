@@ -1,8 +1,9 @@
 // The draft's edits one by one, with what is wrong with each beside it; and what they change in the plan.
 
 import { button, h, swatch } from '../dom';
-import { formatBytes, formatCount, plural } from '../format';
+import { formatBytes, formatCount } from '../format';
 import type { IChangeRow } from '../protocol';
+import { trans } from '../texts';
 import { BANDS, bandOf, inWords } from '../words';
 import { nameOf } from './decisions';
 import { keepingFocus } from './focus';
@@ -29,9 +30,18 @@ export class Changes {
       return '';
     }
     const [added, removed, changed] = changes.counts;
-    return added + removed + changed
-      ? `${plural(added, 'decision')} added, ${formatCount(removed)} removed, ${formatCount(changed)} changed${changes.exact ? '' : ' (estimate)'}`
-      : 'The plan is the one in force';
+    if (!(added + removed + changed)) {
+      return trans.__('The plan is the one in force');
+    }
+    const told = trans._n(
+      '%2 decision added, %3 removed, %4 changed',
+      '%2 decisions added, %3 removed, %4 changed',
+      added,
+      formatCount(added),
+      formatCount(removed),
+      formatCount(changed)
+    );
+    return changes.exact ? told : trans.__('%1 (estimate)', told);
   }
 
   update(): void {
@@ -45,7 +55,7 @@ export class Changes {
         const faults = open.findings.filter(finding => finding.index === index);
         const take = button(
           '×',
-          `Take back: ${inWords(entry.text)}`,
+          trans.__('Take back: %1', inWords(entry.text)),
           () => void this._editor.edit('remove', [], index)
         );
         take.dataset.focus = `take-${index}`;
@@ -62,7 +72,7 @@ export class Changes {
               { class: entry.staged ? 'cl-draft' : '', title: entry.text },
               inWords(entry.text)
             ),
-            !entry.staged && h('span', { class: 'cl-dim' }, ' in force'),
+            !entry.staged && h('span', { class: 'cl-dim' }, ` ${trans.__('in force')}`),
             ...faults.map(finding =>
               h(
                 'p',
@@ -82,14 +92,26 @@ export class Changes {
         h(
           'h3',
           {},
-          edits.length ? 'Edits, in order: later ones decide over earlier ones' : 'No edits'
+          edits.length
+            ? trans.__('Edits, in order: later ones decide over earlier ones')
+            : trans.__('No edits')
         ),
         h('ol', { class: 'cl-edit-list' }, ...edits),
         ...(changes?.rows.length
-          ? [h('h3', {}, 'What changes in the plan'), this._rows(changes.rows)]
+          ? [h('h3', {}, trans.__('What changes in the plan')), this._rows(changes.rows)]
           : []),
         ...(changes && changes.counts.reduce((a, b) => a + b) > changes.rows.length
-          ? [h('p', { class: 'cl-hint' }, `The largest ${changes.rows.length} are listed.`)]
+          ? [
+              h(
+                'p',
+                { class: 'cl-hint' },
+                trans._n(
+                  'The largest %1 are listed.',
+                  'The largest %1 are listed.',
+                  changes.rows.length
+                )
+              )
+            ]
           : [])
       );
     });
@@ -100,20 +122,26 @@ export class Changes {
     return h(
       'table',
       {},
-      h('caption', { class: 'cl-hidden' }, 'Decisions that the draft adds, removes and changes'),
+      h(
+        'caption',
+        { class: 'cl-hidden' },
+        trans.__('Decisions that the draft adds, removes and changes')
+      ),
       h(
         'thead',
         {},
         h(
           'tr',
           {},
-          ...['', 'Storage', 'Module', 'Size', 'Decision', 'Ops', 'By'].map(name =>
-            h(
-              'th',
-              { scope: 'col', class: name === 'Size' ? 'cl-number' : '' },
-              h('span', {}, name)
-            )
-          )
+          ...[
+            ['', ''],
+            [trans.__('Storage'), ''],
+            [trans.__('Module'), ''],
+            [trans.__('Size'), 'cl-number'],
+            [trans.__('Decision'), ''],
+            [trans.__('Ops'), ''],
+            [trans.__('By'), '']
+          ].map(([name, kind]) => h('th', { scope: 'col', class: kind }, h('span', {}, name)))
         )
       ),
       h(
@@ -132,7 +160,7 @@ export class Changes {
             h(
               'td',
               { class: row.by === 'user' ? 'cl-draft' : 'cl-dim' },
-              row.by === 'user' ? 'you' : row.by
+              row.by === 'user' ? trans.__('you') : row.by
             )
           )
         )
@@ -144,7 +172,11 @@ export class Changes {
 /** Out, free, in and use ops, as they were and as they will be. */
 function ops(row: IChangeRow): string {
   const told = (at: [number, number, number, number] | null) =>
-    at ? `away from ${at[1]} to ${at[2] < 0 ? 'its end' : at[2]}` : '';
+    at
+      ? at[2] < 0
+        ? trans.__('away from %1 to its end', at[1])
+        : trans.__('away from %1 to %2', at[1], at[2])
+      : '';
   if (row.kind !== 'changed') {
     return told(row.after ?? row.before);
   }

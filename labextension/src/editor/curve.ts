@@ -2,6 +2,7 @@
 
 import { button, h } from '../dom';
 import { formatBytes } from '../format';
+import { trans } from '../texts';
 import { floorWords } from '../words';
 import { axesOf, curveWords, draftPoint, HEIGHT, plotCurve } from './curvePlot';
 import type { Editor } from './state';
@@ -12,21 +13,28 @@ const KEY_MS = 300;
 const STEPS = 64;
 
 export class Curve {
-  readonly node = h('section', { class: 'cl-curve', 'aria-label': 'Step time by capacity' });
+  readonly node = h('section', {
+    class: 'cl-curve',
+    'aria-label': trans.__('Step time by capacity')
+  });
 
   constructor(private readonly _editor: Editor) {
     this._field = h('input', {
       type: 'text',
       class: 'cl-capacity',
-      'aria-label': "The draft's capacity",
-      title: 'The capacity of the draft, such as 512MiB, or 60% of what the step keeps alive',
+      'aria-label': trans.__("The draft's capacity"),
+      title: trans.__(
+        'The capacity of the draft, such as %1, or %2 of what the step keeps alive',
+        '512MiB',
+        '60%'
+      ),
       spellcheck: 'false',
       change: () => this._typed(),
       keydown: (event: KeyboardEvent) => event.stopPropagation()
     });
     this._begin = button(
-      'Work out the curve',
-      'Plan for 13 capacities, in the kernel',
+      trans.__('Work out the curve'),
+      trans.__('Plan for 13 capacities, in the kernel'),
       () => void _editor.askCurve(true)
     );
     this._begin.classList.add('cl-outlined');
@@ -36,7 +44,7 @@ export class Curve {
       h(
         'div',
         { class: 'cl-row' },
-        h('h2', { title: 'Step time by capacity' }, 'Step time by capacity'),
+        h('h2', { title: trans.__('Step time by capacity') }, trans.__('Step time by capacity')),
         h('span', { class: 'cl-grow' }),
         this._ratio,
         this._field
@@ -83,7 +91,7 @@ export class Curve {
     this._svg.setAttribute('height', String(HEIGHT));
     this._svg.innerHTML = svg;
     this._key.innerHTML = key;
-    this._floor.textContent = `Floor ${open.floor.measured_on}`;
+    this._floor.textContent = trans._p('measured on', 'Floor %1', open.floor.measured_on);
     this._floor.title = floorWords(open.floor);
 
     const { capacity_bytes } = draft;
@@ -175,7 +183,12 @@ export class Curve {
     const whole = this._editor.open?.live_peak_bytes ?? 0;
     const size = parseCapacity(this._field.value, whole);
     if (size === null) {
-      this._progress.textContent = `${this._field.value} is no capacity: write it like 512MiB, or 60% of what the step keeps alive`;
+      this._progress.textContent = trans.__(
+        '%1 is no capacity: write it like %2, or %3 of what the step keeps alive',
+        this._field.value,
+        '512MiB',
+        '60%'
+      );
       return;
     }
     void this._editor.setCapacity(size);
@@ -189,14 +202,17 @@ export class Curve {
   }
 
   private readonly _floor = h('p', { class: 'cl-dim cl-curve-floor' });
-  private readonly _key = h('ul', { class: 'cl-curve-key', 'aria-label': 'Marks of the curve' });
+  private readonly _key = h('ul', {
+    class: 'cl-curve-key',
+    'aria-label': trans.__('Marks of the curve')
+  });
   private readonly _svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
   private readonly _handle = h('div', {
     class: 'cl-handle',
     role: 'slider',
     tabindex: '0',
-    'aria-label': "The draft's capacity",
-    title: 'Drag, or use the arrow keys'
+    'aria-label': trans.__("The draft's capacity"),
+    title: trans.__('Drag, or use the arrow keys')
   });
   private readonly _ratio = h('b', {});
   private readonly _field: HTMLInputElement;

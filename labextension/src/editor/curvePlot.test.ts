@@ -1,6 +1,7 @@
-import { expect, test } from 'vitest';
+import { afterEach, expect, test } from 'vitest';
 
 import type { ICurve, IOpenDraft } from '../protocol';
+import { english, speak } from '../texts';
 import { axesOf, between, curveWords, draftPoint, plotCurve } from './curvePlot';
 
 const MIB = 1024 ** 2;
@@ -33,6 +34,8 @@ function drawn(change: object, curve: ICurve | null, dragged: number | null = nu
   const plot = plotCurve(open, curve, draft, axes);
   return { axes, draft, ...plot, words: curveWords(open, curve, draft) };
 }
+
+afterEach(() => speak(english));
 
 test('the range goes from the floor to what is alive, or to the capacity above it', () => {
   expect(drawn({}, null).axes).toMatchObject({ low: 64 * MIB, high: 128 * MIB });
@@ -147,4 +150,9 @@ test('the curve is read between its points', () => {
   expect(between(CURVE, 64 * MIB)).toBeNull();
   expect(between(CURVE, 200 * MIB)).toBeNull();
   expect(between(null, 84 * MIB)).toBeNull();
+});
+
+test('a letter of a translation that markup would read stands for itself in the drawing', () => {
+  speak({ ...english, __: text => `<b>${text} & more` });
+  expect(drawn({}, null).key).toContain('&lt;b>in force &amp; more');
 });

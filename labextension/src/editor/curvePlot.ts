@@ -2,6 +2,7 @@
 
 import { formatBytes, formatSeconds } from '../format';
 import type { ICurve, ICurvePoint, IOpenDraft } from '../protocol';
+import { trans } from '../texts';
 
 export const HEIGHT = 150;
 const LEFT = 38;
@@ -14,6 +15,11 @@ const MIDDLE_PX = 110;
 /** Hatches what is below the floor. */
 const PATTERN =
   '<defs><pattern id="cl-below" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><line class="cl-hatch" x1="0" y1="0" x2="0" y2="5"/></pattern></defs>';
+
+/** A text as the drawing can hold it: a translation may have any letters. */
+function escaped(text: string): string {
+  return text.replaceAll('&', '&amp;').replaceAll('<', '&lt;');
+}
 
 /** Where capacities and step times lie in the drawing. */
 export interface IAxes {
@@ -96,10 +102,14 @@ export function plotCurve(
   const points = pointsOf(curve);
   const knee = points.find(p => p.capacity_bytes === curve?.knee_bytes);
   const marks: [mark: string, name: string, drawn: boolean][] = [
-    ['<path class="cl-line" d="M0,5 L14,5"/>', 'planned, no edits', points.length > 1],
-    ['<circle class="cl-now" cx="7" cy="5" r="4"/>', 'in force', true],
-    ['<circle class="cl-draft-dot" cx="7" cy="5" r="4"/>', 'draft', draft.step_s !== null],
-    ['<path class="cl-knee" d="M2,5 L7,0 L12,5 L7,10 Z"/>', 'knee', Boolean(knee)]
+    ['<path class="cl-line" d="M0,5 L14,5"/>', trans.__('planned, no edits'), points.length > 1],
+    ['<circle class="cl-now" cx="7" cy="5" r="4"/>', trans.__('in force'), true],
+    [
+      '<circle class="cl-draft-dot" cx="7" cy="5" r="4"/>',
+      trans.__('draft'),
+      draft.step_s !== null
+    ],
+    ['<path class="cl-knee" d="M2,5 L7,0 L12,5 L7,10 Z"/>', trans.__('knee'), Boolean(knee)]
   ];
   return {
     svg: [
@@ -114,7 +124,7 @@ export function plotCurve(
       .filter(([, , drawn]) => drawn)
       .map(
         ([mark, name]) =>
-          `<li><svg viewBox="0 0 14 10" aria-hidden="true">${mark}</svg>${name}</li>`
+          `<li><svg viewBox="0 0 14 10" aria-hidden="true">${mark}</svg>${escaped(name)}</li>`
       )
       .join('')
   };
@@ -127,8 +137,10 @@ export function curveWords(
 ): ICurveWords {
   const ratio = step_s === null ? '' : `${ratioOf(open, step_s).toFixed(2)}×`;
   return {
-    ratio: ratio && isDragged ? `by the curve ${ratio}` : ratio,
-    handle: `${formatBytes(capacity_bytes)}${ratio ? `, step ${ratio}` : ''}`,
+    ratio: ratio && isDragged ? trans.__('by the curve %1', ratio) : ratio,
+    handle: ratio
+      ? trans.__('%1, step %2', formatBytes(capacity_bytes), ratio)
+      : formatBytes(capacity_bytes),
     progress: progressOf(open, curve),
     canBegin: !curve || (curve.left <= 0 && curve.points.length <= 1)
   };
@@ -162,11 +174,18 @@ function ratioOf(open: IOpenDraft, step_s: number): number {
 
 function progressOf(open: IOpenDraft, curve: ICurve | null): string {
   if (curve && curve.left > 0) {
-    return `Planning for ${curve.of} capacities: ${curve.of - curve.left} done`;
+    return trans._n(
+      'Planning for %1 capacities: %2 done',
+      'Planning for %1 capacities: %2 done',
+      curve.of,
+      curve.of - curve.left
+    );
   }
   if (curve && curve.points.length > 1) {
-    const knee = curve.knee_bytes === null ? '; no knee in this range' : '';
-    return `Without edits. Uncapped ${formatSeconds(open.compute_s)}${knee}`;
+    const uncapped = formatSeconds(open.compute_s);
+    return curve.knee_bytes === null
+      ? trans.__('Without edits. Uncapped %1; no knee in this range', uncapped)
+      : trans.__('Without edits. Uncapped %1', uncapped);
   }
   return '';
 }
@@ -190,7 +209,7 @@ function rangeOf({ width, low, high, x }: IAxes): string[] {
     PATTERN,
     `<rect x="${LEFT}" y="${TOP}" width="${Math.max(0, x(low) - LEFT)}" height="${FLOOR_Y - TOP}" fill="url(#cl-below)"/>`,
     `<line class="cl-floor" x1="${x(low)}" x2="${x(low)}" y1="${TOP}" y2="${FLOOR_Y}"/>`,
-    `<text class="cl-tick cl-strong" x="${Math.max(LEFT, x(low) - 8)}" y="${FLOOR_Y + 12}">floor ${formatBytes(low)}</text>`,
+    `<text class="cl-tick cl-strong" x="${Math.max(LEFT, x(low) - 8)}" y="${FLOOR_Y + 12}">${escaped(trans.__('floor %1', formatBytes(low)))}</text>`,
     `<text class="cl-tick" x="${width - RIGHT}" y="${FLOOR_Y + 12}" text-anchor="end">${formatBytes(high)}</text>`
   ];
   if (x(middle) - x(low) > MIDDLE_PX) {
@@ -210,15 +229,25 @@ function kneeOf(knee: ICurvePoint, within: number, { width, x, y }: IAxes): stri
   const [kx, ky] = [x(knee.capacity_bytes), y(knee.step_s)];
   const atEnd = kx > width * 0.6;
   const capacity = formatBytes(knee.capacity_bytes);
+  const from = trans.__(
+    'From %1 on a step takes at most %2 longer than without a limit',
+    capacity,
+    `${(100 * within).toFixed(0)} %`
+  );
   return [
-    `<path class="cl-knee" d="M${kx - 5},${ky} L${kx},${ky - 5} L${kx + 5},${ky} L${kx},${ky + 5} Z"><title>From ${capacity} on a step takes at most ${(100 * within).toFixed(0)} % longer than without a limit</title></path>`,
-    `<text class="cl-tick" x="${atEnd ? kx - 8 : kx + 8}" y="${ky - 6}" text-anchor="${atEnd ? 'end' : 'start'}">knee ${capacity}</text>`
+    `<path class="cl-knee" d="M${kx - 5},${ky} L${kx},${ky - 5} L${kx + 5},${ky} L${kx},${ky + 5} Z"><title>${escaped(from)}</title></path>`,
+    `<text class="cl-tick" x="${atEnd ? kx - 8 : kx + 8}" y="${ky - 6}" text-anchor="${atEnd ? 'end' : 'start'}">${escaped(trans.__('knee %1', capacity))}</text>`
   ];
 }
 
 function inForce({ current }: IOpenDraft, { x, y }: IAxes): string {
   const [cx, cy] = [x(current.capacity_bytes), y(current.step_s)];
-  return `<circle class="cl-now" cx="${cx}" cy="${cy}" r="4.5"><title>In force: ${formatBytes(current.capacity_bytes)}, ${formatSeconds(current.step_s)}</title></circle>`;
+  const title = trans.__(
+    'In force: %1, %2',
+    formatBytes(current.capacity_bytes),
+    formatSeconds(current.step_s)
+  );
+  return `<circle class="cl-now" cx="${cx}" cy="${cy}" r="4.5"><title>${escaped(title)}</title></circle>`;
 }
 
 function draftOf({ at, step_s }: IDraftPoint, { y }: IAxes): string[] {

@@ -1,9 +1,11 @@
 // The decisions as a table of any length: only the rows in view exist, and the kernel sorts and filters.
 
+import { counted } from '../counts';
 import { button, h, named, swatch } from '../dom';
-import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
+import { formatBytes, formatCount, formatPercent, formatSeconds } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { DecisionSort, IDecision, IStorage } from '../protocol';
+import { trans } from '../texts';
 import { BANDS, bandOf, inWords, nameBeside, storageName } from '../words';
 import { keepingFocus } from './focus';
 import { type Editor, type EditorChange, NEVER_REPLAY } from './state';
@@ -18,36 +20,36 @@ export const LEAD = 5;
 
 /** What the filter understands. */
 const FILTERS =
-  'Words, layer.3-5, >4MiB, stage:backward, category:act, keep, swap, remat, never, declined, by:you, by:rule, by:planner, by:follows, stall>0, staged';
+  'layer.3-5, >4MiB, stage:backward, category:act, keep, swap, remat, never, declined, by:you, by:rule, by:planner, by:follows, stall>0, staged';
 /** The keys that the table says of itself. */
-const DECIDED: [action: string, what: string][] = [
-  ['keep', 'keeps it'],
-  ['swap', 'swaps it'],
-  ['never-touch', 'never touches it'],
-  ['rematerialize', 'rematerializes it'],
-  ['leave-to-planner', 'leaves it to the planner'],
-  ['prefetch-earlier', 'brings it back earlier'],
-  ['prefetch-later', 'brings it back later']
+const DECIDED: [action: string, says: (key: string) => string][] = [
+  ['keep', key => trans.__('%1 keeps it', key)],
+  ['swap', key => trans.__('%1 swaps it', key)],
+  ['never-touch', key => trans.__('%1 never touches it', key)],
+  ['rematerialize', key => trans.__('%1 rematerializes it', key)],
+  ['leave-to-planner', key => trans.__('%1 leaves it to the planner', key)],
+  ['prefetch-earlier', key => trans.__('%1 brings it back earlier', key)],
+  ['prefetch-later', key => trans.__('%1 brings it back later', key)]
 ];
 
 interface IColumn {
-  name: string;
+  name(): string;
   id: string;
   sort?: DecisionSort;
   kind?: 'number';
 }
 
 const COLUMNS: IColumn[] = [
-  { name: 'Storage', id: 'name', sort: 'name' },
-  { name: 'Module', id: 'module', sort: 'module' },
-  { name: 'Size', id: 'size', sort: 'bytes', kind: 'number' },
-  { name: 'Life', id: 'life' },
-  { name: 'Idle', id: 'idle', sort: 'idle_s', kind: 'number' },
-  { name: 'Decision', id: 'decision', sort: 'decision' },
-  { name: 'Hidden', id: 'hidden', sort: 'hidden', kind: 'number' },
-  { name: 'Stall', id: 'stall', sort: 'stall_s', kind: 'number' },
-  { name: 'Replay', id: 'replay', sort: 'replay_s', kind: 'number' },
-  { name: 'By', id: 'by', sort: 'by' }
+  { name: () => trans.__('Storage'), id: 'name', sort: 'name' },
+  { name: () => trans.__('Module'), id: 'module', sort: 'module' },
+  { name: () => trans.__('Size'), id: 'size', sort: 'bytes', kind: 'number' },
+  { name: () => trans.__('Life'), id: 'life' },
+  { name: () => trans.__('Idle'), id: 'idle', sort: 'idle_s', kind: 'number' },
+  { name: () => trans.__('Decision'), id: 'decision', sort: 'decision' },
+  { name: () => trans.__('Hidden'), id: 'hidden', sort: 'hidden', kind: 'number' },
+  { name: () => trans.__('Stall'), id: 'stall', sort: 'stall_s', kind: 'number' },
+  { name: () => trans.__('Replay'), id: 'replay', sort: 'replay_s', kind: 'number' },
+  { name: () => trans.__('By'), id: 'by', sort: 'by' }
 ];
 
 export interface IDecisionActions {
@@ -74,9 +76,9 @@ export class DecisionTable {
           ? h(
               'button',
               { type: 'button', tabindex: '-1', click: () => this._sortBy(column) },
-              column.name
+              column.name()
             )
-          : column.name
+          : column.name()
       )
     );
     this._scroller = h(
@@ -104,8 +106,7 @@ export class DecisionTable {
       type: 'search',
       class: 'cl-filter',
       placeholder: 'layer.3 >4MiB swap by:you',
-      'aria-label': 'Filter the decisions',
-      title: FILTERS,
+      'aria-label': trans.__('Filter the decisions'),
       spellcheck: 'false',
       input: () => this._filterLater(),
       keydown: (event: KeyboardEvent) => {
@@ -120,13 +121,17 @@ export class DecisionTable {
     });
     this.node = h('div', { class: 'cl-decisions' }, this._together, this._scroller);
     keys.follow(() => {
-      this.filter.title = keys.hint(FILTERS, 'filter');
-      const said = DECIDED.map(([action, what]) => [keys.first(action), what])
-        .filter(([key]) => key)
-        .map(([key, what]) => `${key} ${what}`);
+      this.filter.title = keys.hint(trans.__('Words, %1', FILTERS), 'filter');
+      const said = DECIDED.flatMap(([action, says]) => {
+        const key = keys.first(action);
+        return key ? [says(key)] : [];
+      });
       this._scroller.setAttribute(
         'aria-label',
-        `Decisions. Arrow keys walk the rows, with Shift they select several, the space bar adds one, Control+A selects all, Enter shows the storage. ${said.join(', ')}.`
+        trans.__(
+          'Decisions. Arrow keys walk the rows, with Shift they select several, the space bar adds one, Control+A selects all, Enter shows the storage. %1.',
+          said.join(', ')
+        )
       );
     });
     this._observer = new ResizeObserver(() => this._scrolled());
@@ -143,10 +148,26 @@ export class DecisionTable {
     if (!open) {
       return this._editor.draft?.why ?? '';
     }
-    const count = filter.query.trim()
-      ? `${formatCount(total)} of ${formatCount(open.rows)}`
-      : formatCount(open.rows);
-    return `${count} storages, ${formatBytes(bytes)}; ${plural(open.storages - open.rows, 'storage')} cannot leave`;
+    const [all, size] = [formatCount(open.rows), formatBytes(bytes)];
+    const stay = counted.storages(open.storages - open.rows);
+    return filter.query.trim()
+      ? trans._n(
+          '%3 of %2 storages, %4; %5 cannot leave',
+          '%3 of %2 storages, %4; %5 cannot leave',
+          open.rows,
+          all,
+          formatCount(total),
+          size,
+          stay
+        )
+      : trans._n(
+          '%2 storages, %3; %4 cannot leave',
+          '%2 storages, %3; %4 cannot leave',
+          open.rows,
+          all,
+          size,
+          stay
+        );
   }
 
   dispose(): void {
@@ -286,7 +307,7 @@ export class DecisionTable {
             role: 'gridcell',
             title:
               column.id === 'idle'
-                ? plural(row.idle_ops, 'op')
+                ? counted.ops(row.idle_ops)
                 : column.id === 'replay'
                   ? replayTitle(row)
                   : ''
@@ -308,23 +329,23 @@ export class DecisionTable {
     const bytes = [...picked.values()].reduce((sum, row) => sum + row.bytes, 0);
     const decide = (action: string | null) => void this._editor.decide(this._editor.chosen, action);
     const forbid = () => void this._editor.forbidReplay(this._editor.chosen, true);
-    const act = (text: string, run: () => void) => {
-      const element = button(text, `${text}: all that are selected`, run);
-      element.dataset.focus = text;
+    const act = (id: string, text: string, run: () => void) => {
+      const element = button(text, trans.__('%1: all that are selected', text), run);
+      element.dataset.focus = id;
       return element;
     };
     keepingFocus(this._together, () =>
       this._together.replaceChildren(
-        h('b', {}, `${formatCount(picked.size)} selected`),
+        h('b', {}, trans._n('%2 selected', '%2 selected', picked.size, formatCount(picked.size))),
         h('span', { class: 'cl-dim' }, formatBytes(bytes)),
         ...open.actions.map(action =>
-          act(`${actionMark(action)} ${actionName(action)}`, () => decide(action))
+          act(action, `${actionMark(action)} ${actionName(action)}`, () => decide(action))
         ),
         ...(open.actions.includes('rematerialize')
-          ? [act(`${actionMark(NEVER_REPLAY)} ${actionName(NEVER_REPLAY)}`, forbid)]
+          ? [act(NEVER_REPLAY, `${actionMark(NEVER_REPLAY)} ${actionName(NEVER_REPLAY)}`, forbid)]
           : []),
-        act('Leave to the planner', () => decide(null)),
-        act('×', () => this._editor.unpick())
+        act('leave', trans.__('Leave to the planner'), () => decide(null)),
+        act('unpick', '×', () => this._editor.unpick())
       )
     );
   }
@@ -539,12 +560,15 @@ function replayText(row: IDecision): Node | string {
 
 function replayTitle(row: IDecision): string {
   const declined =
-    row.declined && `The runtime has declined to drop it: ${inWords(row.declined)}. `;
+    row.declined &&
+    `${trans.__('The runtime has declined to drop it: %1.', inWords(row.declined))} `;
   const cost =
     row.replay_cost_s === null
-      ? 'It cannot be made again in its longest gap.'
-      : `A replay would take ${formatSeconds(row.replay_cost_s)}.`;
-  return declined + (row.drops ? `Its replays take ${formatSeconds(row.replay_s)}.` : cost);
+      ? trans.__('It cannot be made again in its longest gap.')
+      : trans.__('A replay would take %1.', formatSeconds(row.replay_cost_s));
+  return (
+    declined + (row.drops ? trans.__('Its replays take %1.', formatSeconds(row.replay_s)) : cost)
+  );
 }
 
 /** The life of a storage in the step, and in it the longest time that nothing uses it. */

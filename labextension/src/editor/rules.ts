@@ -3,6 +3,7 @@
 import { button, h } from '../dom';
 import { formatBytes, formatCount } from '../format';
 import { CATEGORIES, type IEdit } from '../protocol';
+import { trans } from '../texts';
 import { categoryName, inWords } from '../words';
 import { type Editor, NEVER_REPLAY } from './state';
 import { actionName, parseSize, ruleOfFilter, ruleText } from './words';
@@ -27,24 +28,24 @@ export class Rules {
       );
     this._module = text('h.*.mlp');
     this._least = text('4MiB');
-    this._most = text('any');
+    this._most = text(trans.__('any'));
     this._category = select([
-      ['', 'any'],
+      ['', trans.__('any')],
       ...CATEGORIES.map((c): [string, string] => [c, categoryName(c)])
     ]);
     this._stage = select([
-      ['', 'any'],
+      ['', trans.__('any')],
       ...STAGES.map((s): [string, string] => [s, s.replace('_', ' ')])
     ]);
     this._action = select([]);
     this._ops = h('input', { type: 'number', value: '5', min: '1', input: () => this._askLater() });
-    this._opsField = field('Ops', this._ops);
+    this._opsField = field(trans.__('Ops'), this._ops);
     this._form = h(
       'form',
       {
         class: 'cl-rule-form',
         hidden: true,
-        'aria-label': 'New rule',
+        'aria-label': trans.__('New rule'),
         submit: (event: Event) => {
           event.preventDefault();
           void this._add();
@@ -56,27 +57,27 @@ export class Rules {
           event.stopPropagation();
         }
       },
-      field('Action', this._action),
+      field(trans.__('Action'), this._action),
       this._opsField,
-      field('Module', this._module),
-      field('Category', this._category),
-      field('Made in', this._stage),
-      field('At least', this._least),
-      field('At most', this._most),
+      field(trans.__('Module'), this._module),
+      field(trans.__('Category'), this._category),
+      field(trans.__('Made in'), this._stage),
+      field(trans.__('At least'), this._least),
+      field(trans.__('At most'), this._most),
       this._said,
-      h('button', { type: 'submit', class: 'cl-button cl-primary' }, 'Add rule'),
-      button('Cancel', 'Close the form (Esc)', () => this._close())
+      h('button', { type: 'submit', class: 'cl-button cl-primary' }, trans.__('Add rule')),
+      button(trans.__('Cancel'), trans.__('Close the form (Esc)'), () => this._close())
     );
     this._new = button(
-      '+ Rule…',
-      'A rule for a module, category, size or stage; the filter fills it in',
+      trans.__('+ Rule…'),
+      trans.__('A rule for a module, category, size or stage; the filter fills it in'),
       () => this.begin(ruleOfFilter(this._editor.filter.query))
     );
     this.node.append(
       h(
         'div',
         { class: 'cl-chips' },
-        h('span', { class: 'cl-dim' }, 'Rules'),
+        h('span', { class: 'cl-dim' }, trans.__('Rules')),
         this._chips,
         this._new
       ),
@@ -97,8 +98,8 @@ export class Rules {
       ...(known.includes('rematerialize')
         ? [[NEVER_REPLAY, actionName(NEVER_REPLAY)] as Option]
         : []),
-      ['earlier', 'Prefetch earlier'],
-      ['later', 'Prefetch later']
+      ['earlier', trans.__('Prefetch earlier')],
+      ['later', trans.__('Prefetch later')]
     ];
     this._action.replaceChildren(...actions.map(([value, name]) => h('option', { value }, name)));
     this._module.value = rule.module ?? '';
@@ -123,7 +124,7 @@ export class Rules {
       if (edit.storage === undefined && edit.action !== 'link') {
         const text =
           edit.action === 'capacity'
-            ? `capacity ${formatBytes(edit.capacity_bytes ?? 0)}`
+            ? trans.__('capacity %1', formatBytes(edit.capacity_bytes ?? 0))
             : ruleText(edit);
         const faults = open.findings.filter(finding => finding.index === index);
         chips.push(
@@ -137,12 +138,12 @@ export class Rules {
               ].join('\n')
             },
             faults.length
-              ? h('span', { class: 'cl-lost', 'aria-label': 'not obeyed in full' }, '! ')
+              ? h('span', { class: 'cl-lost', 'aria-label': trans.__('not obeyed in full') }, '! ')
               : null,
             text,
             button(
               '×',
-              `Take back: ${entry.text}`,
+              trans.__('Take back: %1', entry.text),
               () => void this._editor.edit('remove', [], index),
               'cl-x'
             )
@@ -151,7 +152,7 @@ export class Rules {
       }
     });
     this._chips.replaceChildren(
-      ...(chips.length ? chips : [h('span', { class: 'cl-dim' }, 'none')])
+      ...(chips.length ? chips : [h('span', { class: 'cl-dim' }, trans._p('rules', 'none'))])
     );
   }
 
@@ -168,7 +169,7 @@ export class Rules {
     if (moves) {
       const ops = Math.round(Number(this._ops.value));
       if (!(ops >= 1)) {
-        return 'Ops must be a number from 1 up';
+        return trans.__('Ops must be a number from 1 up');
       }
       edit.ops_earlier = edit.action === 'earlier' ? ops : -ops;
       edit.action = 'prefetch';
@@ -189,13 +190,13 @@ export class Rules {
       if (input.value.trim()) {
         const size = parseSize(input.value);
         if (size === null) {
-          return `${input.value} is not a size: write it like 4MiB`;
+          return trans.__('%1 is not a size: write it like %2', input.value, '4MiB');
         }
         edit[name] = size;
       }
     }
     if (Object.keys(edit).length === (moves ? 2 : 1)) {
-      return 'Say which storages: a module, category, stage or size';
+      return trans.__('Say which storages: a module, category, stage or size');
     }
     return edit;
   }
@@ -215,8 +216,15 @@ export class Rules {
     const meant = await this._editor.matching(edit);
     if (turn === this._asked) {
       this._said.textContent = meant
-        ? `${formatCount(meant.storages)} storages, of which ${formatCount(meant.movable)} (${formatBytes(meant.bytes)}) can leave`
-        : 'The kernel cannot read this rule';
+        ? trans._n(
+            '%2 storages, of which %3 (%4) can leave',
+            '%2 storages, of which %3 (%4) can leave',
+            meant.storages,
+            formatCount(meant.storages),
+            formatCount(meant.movable),
+            formatBytes(meant.bytes)
+          )
+        : trans.__('The kernel cannot read this rule');
     }
   }
 

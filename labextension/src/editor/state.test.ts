@@ -220,6 +220,7 @@ test('a kernel that dies leaves the edits here, and they are offered to the next
   expect(editor.offered?.edits).toEqual([keep('a')]);
   expect(next.edits).toEqual([]);
   await editor.putBack();
+  expect(editor.said).toBe('The change is back.');
   expect(next.edits).toEqual([keep('a')]);
   expect(editor.offered).toBeNull();
 });

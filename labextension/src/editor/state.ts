@@ -16,6 +16,7 @@ import {
   type IOpenDraft,
   LabError
 } from '../protocol';
+import { trans } from '../texts';
 import type { IKept, Keeper } from './keeper';
 
 /** Rows that are asked for at once. */
@@ -214,7 +215,11 @@ export class Editor {
     if (offered) {
       this.offered = null;
       await this._setAll(offered.edits);
-      this.said = `${offered.staged === 1 ? 'The change is' : `${offered.staged} changes are`} back.`;
+      const { staged } = offered;
+      this.said =
+        staged === 1
+          ? trans.__('The change is back.')
+          : trans._n('%1 change is back.', '%1 changes are back.', staged);
       this._emit('draft');
     }
   }
@@ -506,14 +511,14 @@ export class Editor {
 
   async enable(): Promise<void> {
     if (await this._act('enable', {})) {
-      this.said = 'Enabled.';
+      this.said = trans.__('Enabled.');
       this._emit('draft');
     }
   }
 
   async rollBack(): Promise<void> {
     if (await this._act('roll_back', {})) {
-      this.said = 'Rolled back.';
+      this.said = trans.__('Rolled back.');
       this._emit('draft');
     }
   }
@@ -525,7 +530,7 @@ export class Editor {
     try {
       const saved = await this._request('save', { path, overwrite }, 'exists');
       if (saved) {
-        this.said = `Saved to ${saved.path}.`;
+        this.said = trans.__('Saved to %1.', saved.path);
         this.error = null;
       }
       return saved !== null || this._refused !== 'exists';
@@ -538,7 +543,7 @@ export class Editor {
   async load(path: string): Promise<void> {
     if (await this._act('load', { path })) {
       const count = this.open?.edits.length ?? 0;
-      this.said = `Loaded ${path}: ${count} edit${count === 1 ? '' : 's'}.`;
+      this.said = trans._n('Loaded %2: %1 edit.', 'Loaded %2: %1 edits.', count, path);
       this._emit('draft');
     }
   }

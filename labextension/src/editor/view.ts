@@ -3,11 +3,12 @@
 import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
 
 import { button, h } from '../dom';
-import { plural } from '../format';
+import { formatCount } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
 import type { Tables } from '../panel/tables';
 import type { IOpenDraft } from '../protocol';
+import { trans } from '../texts';
 import { explained } from '../words';
 import { Bar } from './bar';
 import { Cards } from './cards';
@@ -81,7 +82,7 @@ export class EditorView {
     this._tables = tables;
     tables.add({
       id: 'decisions',
-      name: () => 'Decisions',
+      name: () => trans.__('Decisions'),
       count: () => this.editor.open?.rows ?? null,
       nodes: [this._rules.node, this.table.node],
       beside: this.table.filter,
@@ -90,7 +91,7 @@ export class EditorView {
     });
     tables.add({
       id: 'changes',
-      name: () => 'Changes',
+      name: () => trans.__('Changes'),
       count: () => this.editor.open?.staged || null,
       nodes: [this._changes.node],
       said: () => this._changes.said(),
@@ -196,29 +197,33 @@ export class EditorView {
     items.push(
       null,
       {
-        text: `Prefetch ${LEAD} ops earlier`,
+        text: trans._n('Prefetch %1 op earlier', 'Prefetch %1 ops earlier', LEAD),
         key: this._keys.first('prefetch-earlier'),
         run: () => void this.editor.earlier(those, LEAD)
       },
       {
-        text: `Prefetch ${LEAD} ops later`,
+        text: trans._n('Prefetch %1 op later', 'Prefetch %1 ops later', LEAD),
         key: this._keys.first('prefetch-later'),
         run: () => void this.editor.earlier(those, -LEAD)
       },
       null,
       {
-        text: 'Leave to the planner',
+        text: trans.__('Leave to the planner'),
         key: this._keys.first('leave-to-planner'),
         enabled: own,
         run: () => void this.editor.decide(those, null)
       },
       {
-        text: 'Rule for its module…',
+        text: trans.__('Rule for its module…'),
         enabled: Boolean(row?.module),
         run: () => this._ruleFor(row?.module ?? '')
       }
     );
-    const name = several ? `${those.length} storages` : row ? nameOf(row) : storage;
+    const name = several
+      ? trans._n('%1 storage', '%1 storages', those.length)
+      : row
+        ? nameOf(row)
+        : storage;
     openMenu(this._host, name, items, x, y);
   }
 
@@ -244,47 +249,66 @@ export class EditorView {
     const parts: (Node | string)[] = [];
     if (error) {
       parts.push(
-        h('b', { class: 'cl-lost' }, 'Not done. '),
+        h('b', { class: 'cl-lost' }, `${trans.__('Not done.')} `),
         h('span', {}, explained(error)),
         h('span', { class: 'cl-grow' }),
-        button('×', 'Dismiss', () => editor.dismissError(), 'cl-square')
+        button('×', trans.__('Dismiss'), () => editor.dismissError(), 'cl-square')
       );
     } else if (offered) {
-      const count = plural(offered.staged, 'change');
+      const { staged } = offered;
       parts.push(
-        h('b', {}, 'Your draft is safe. '),
+        h('b', {}, `${trans.__('Your draft is safe.')} `),
         h(
           'span',
           {},
-          `${count} ${offered.staged === 1 ? 'was' : 'were'} kept here when the kernel went.`
+          trans._n(
+            '%2 change was kept here when the kernel went.',
+            '%2 changes were kept here when the kernel went.',
+            staged,
+            formatCount(staged)
+          )
         ),
         h('span', { class: 'cl-grow' }),
         button(
-          `Put ${count} back`,
-          'Set the kept edits on this draft',
+          trans._n('Put %2 change back', 'Put %2 changes back', staged, formatCount(staged)),
+          trans.__('Set the kept edits on this draft'),
           () => void editor.putBack(),
           'cl-primary'
         ),
-        button('Discard', 'Forget the kept edits', () => editor.discardKept())
+        button(trans.__('Discard'), trans.__('Forget the kept edits'), () => editor.discardKept())
       );
     } else if (orphaned) {
-      const count = plural(orphaned.staged, 'change');
+      const { staged } = orphaned;
       parts.push(
-        h('b', {}, 'Your draft is safe. '),
+        h('b', {}, `${trans.__('Your draft is safe.')} `),
         h(
           'span',
           {},
-          `${count} ${orphaned.staged === 1 ? 'is' : 'are'} kept in this panel, and offered again when a session with a policy runs.`
+          trans._n(
+            '%2 change is kept in this panel, and offered again when a session with a policy runs.',
+            '%2 changes are kept in this panel, and offered again when a session with a policy runs.',
+            staged,
+            formatCount(staged)
+          )
         )
       );
     } else if (open?.other_ops) {
       parts.push(
-        h('b', {}, 'The session follows another plan now, '),
-        h('span', {}, `for a step of ${open.other_ops} ops. The draft is for one of ${open.ops}.`),
+        h('b', {}, `${trans.__('The session follows another plan now,')} `),
+        h(
+          'span',
+          {},
+          trans._n(
+            'for a step of %1 ops. The draft is for one of %2.',
+            'for a step of %1 ops. The draft is for one of %2.',
+            open.other_ops,
+            open.ops
+          )
+        ),
         h('span', { class: 'cl-grow' }),
         button(
-          'Edit that one',
-          'Take the edits over to the plan in force',
+          trans.__('Edit that one'),
+          trans.__('Take the edits over to the plan in force'),
           () => void editor.refresh(true)
         )
       );
@@ -295,10 +319,12 @@ export class EditorView {
 
   private async _save(): Promise<void> {
     const { value, button: pressed } = await InputDialog.getText({
-      title: 'Save the policy',
-      label: 'Path of a .json file, as the kernel sees it: from its folder, or from the root',
+      title: trans.__('Save the policy'),
+      label: trans.__(
+        'Path of a .json file, as the kernel sees it: from its folder, or from the root'
+      ),
       text: this._path,
-      okLabel: 'Save'
+      okLabel: trans.__('Save')
     });
     const path = value?.trim();
     if (!pressed.accept || !path) {
@@ -307,9 +333,9 @@ export class EditorView {
     this._path = path;
     if (!(await this.editor.save(path, false))) {
       const answer = await showDialog({
-        title: 'Overwrite the file?',
-        body: `${path} is there already.`,
-        buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'Overwrite' })]
+        title: trans.__('Overwrite the file?'),
+        body: trans.__('%1 is there already.', path),
+        buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: trans.__('Overwrite') })]
       });
       if (answer.button.accept) {
         await this.editor.save(path, true);
@@ -319,11 +345,12 @@ export class EditorView {
 
   private async _load(): Promise<void> {
     const { value, button: pressed } = await InputDialog.getText({
-      title: 'Load a policy',
-      label:
-        'Path of a policy file, as the kernel sees it. Its edits take the place of the draft’s; undo brings those back',
+      title: trans.__('Load a policy'),
+      label: trans.__(
+        'Path of a policy file, as the kernel sees it. Its edits take the place of the draft’s; undo brings those back'
+      ),
       text: this._path,
-      okLabel: 'Load'
+      okLabel: trans.__('Load')
     });
     const path = value?.trim();
     if (pressed.accept && path) {

@@ -14,7 +14,8 @@ import {
   ruleOfFilter,
   ruleText,
   standing,
-  versus
+  versus,
+  who
 } from './words';
 
 const MIB = 1024 ** 2;
@@ -149,18 +150,18 @@ test('a dry run is judged by what was measured before it, and a draft by what is
   const [current, draft, now, tried] = rows;
   expect([current.against, draft.against, now.against]).toEqual([null, open.current, null]);
   expect(current.title).toContain('op times of step 3');
-  const step = FIGURES.find(column => column.name === 'Step time');
+  const step = FIGURES.find(column => column.id === 'Step time');
   expect(step && delta(step, tried.against as IFigures, tried.figures as IFigures)).toEqual({
     text: '▼ 100 ms',
     kind: 'good'
   });
-  const overlap = FIGURES.find(column => column.name === 'Overlap');
+  const overlap = FIGURES.find(column => column.id === 'Overlap');
   expect(overlap && delta(overlap, open.current, figures(1))).toBeNull();
   expect(versus({ ...open, dry_run: null }).map(row => row.name)).toEqual(['Current', 'Draft']);
 });
 
 test('the column of replays stands where there are some', () => {
-  const replays = FIGURES.find(column => column.name === 'Replays');
+  const replays = FIGURES.find(column => column.id === 'Replays');
   const none = { replay_s: 0 } as IFigures;
   expect(replays?.shown?.(none)).toBe(false);
   expect(replays?.shown?.({ ...none, replay_s: 1e-6 })).toBe(true);
@@ -229,6 +230,13 @@ test('rules and decisions are told in words', () => {
     'Swap, never rematerialize'
   );
   expect(actionName('never_touch')).toBe('Never touch');
+  expect(ruleText({ action: 'never_touch' })).toBe('everything never touch');
+});
+
+test('what a newer kernel calls otherwise is shown as it is', () => {
+  expect(actionName('hold_back')).toBe('Hold back');
+  expect(ruleText({ action: 'hold_back' })).toBe('everything hold back');
+  expect(who({ by: JSON.parse('"tuner"') })).toBe('tuner');
 });
 
 test('a capacity that is offered is never below what is needed', () => {

@@ -1,14 +1,32 @@
 // What the policy editor calls things, and what it says of a draft.
 
-import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
+import { counted } from '../counts';
+import { formatBytes, formatCount, formatPercent, formatSeconds } from '../format';
 import type { IDecision, IDryRun, IEdit, IFigures, IOpenDraft } from '../protocol';
-import { inWords } from '../words';
+import { trans } from '../texts';
+import { categoryName, inWords } from '../words';
+
+const ACTION_NAMES: Record<string, () => string> = {
+  keep: () => trans._p('decision', 'Keep'),
+  swap: () => trans.__('Swap'),
+  never_touch: () => trans.__('Never touch'),
+  rematerialize: () => trans.__('Rematerialize'),
+  never_rematerialize: () => trans.__('Never rematerialize')
+};
 
 /** An action by its name; the kernel may know more of them than this panel. */
 export function actionName(action: string): string {
-  const words = action.replaceAll('_', ' ');
-  return words.charAt(0).toUpperCase() + words.slice(1);
+  return ACTION_NAMES[action]?.() ?? capital(action.replaceAll('_', ' '));
 }
+
+/** As a rule's chip says it, after what it is for. */
+const RULED: Record<string, () => string> = {
+  keep: () => trans.__('keep'),
+  swap: () => trans.__('swap'),
+  never_touch: () => trans.__('never touch'),
+  rematerialize: () => trans.__('rematerialize'),
+  never_rematerialize: () => trans.__('never rematerialize')
+};
 
 const MARKS: Record<string, string> = {
   keep: '▪',
@@ -23,16 +41,22 @@ export function actionMark(action: string): string {
   return MARKS[action] ?? '•';
 }
 
-const WHO: Record<IDecision['by'], string> = {
-  you: 'you',
-  rule: 'you, rule',
-  follows: 'follows',
-  planner: 'planner'
+const WHO: Record<IDecision['by'], () => string> = {
+  you: () => trans.__('you'),
+  rule: () => trans.__('you, rule'),
+  follows: () => trans.__('follows'),
+  planner: () => trans.__('planner')
 };
 
 /** Who decided. */
-export function who(row: IDecision): string {
-  return WHO[row.by];
+export function who(row: Pick<IDecision, 'by'>): string {
+  return WHO[row.by]?.() ?? row.by;
+}
+
+/** How much earlier or later the bytes come back. */
+function leadText(ops: number): string {
+  const count = counted.ops(Math.abs(ops));
+  return ops > 0 ? trans.__('%1 earlier', count) : trans.__('%1 later', count);
 }
 
 /** What the draft does with a storage, in the table's words. */
@@ -40,31 +64,32 @@ export function decisionText(row: IDecision): string {
   const both = row.swaps > 0 && row.drops > 0;
   const count = Math.max(row.swaps, row.drops);
   const times = count > 1 ? ` ×${count}` : '';
-  const other = both
-    ? row.drops > row.swaps
-      ? `, swap ×${row.swaps}`
-      : `, rematerialize ×${row.drops}`
-    : '';
-  const never = row.never_rematerialize ? ', never rematerialize' : '';
-  const ops = row.ops_earlier;
-  const lead = ops ? `, ${plural(Math.abs(ops), 'op')} ${ops > 0 ? 'earlier' : 'later'}` : '';
-  return `${actionName(row.after)}${times}${other}${lead}${never}`;
+  const other =
+    row.drops > row.swaps
+      ? trans.__('swap ×%1', row.swaps)
+      : trans.__('rematerialize ×%1', row.drops);
+  return [
+    actionName(row.after) + times,
+    both && other,
+    row.ops_earlier && leadText(row.ops_earlier),
+    row.never_rematerialize && trans.__('never rematerialize')
+  ]
+    .filter(Boolean)
+    .join(', ');
 }
 
 /** An edit without a storage, as its chip says it. */
 export function ruleText(edit: IEdit): string {
   const parts = [
     edit.module,
-    edit.category?.replaceAll('_', ' '),
+    edit.category && categoryName(edit.category),
     edit.stage,
     edit.min_bytes !== undefined && `≥ ${formatBytes(edit.min_bytes)}`,
     edit.max_bytes !== undefined && `≤ ${formatBytes(edit.max_bytes)}`
   ].filter(Boolean);
-  const ops = edit.ops_earlier;
-  const what = ops
-    ? `${plural(Math.abs(ops), 'op')} ${ops > 0 ? 'earlier' : 'later'}`
-    : actionName(edit.action).toLowerCase();
-  return `${parts.join(' ') || 'everything'} ${what}`;
+  const { action, ops_earlier: ops } = edit;
+  const what = ops ? leadText(ops) : (RULED[action]?.() ?? action.replaceAll('_', ' '));
+  return `${parts.join(' ') || trans.__('everything')} ${what}`;
 }
 
 export interface ISaid {
@@ -75,46 +100,68 @@ export interface ISaid {
 
 /** One line on where the draft stands. */
 export function standing(draft: IOpenDraft): ISaid {
-  const changes = `${plural(draft.staged, 'change')} by you`;
-  const mine = draft.follows ? `${changes}, ${formatCount(draft.follows)} follow` : changes;
+  const changes = counted.changes(draft.staged);
+  const mine = draft.follows
+    ? trans._n(
+        '%2 by you, %3 follow',
+        '%2 by you, %3 follow',
+        draft.follows,
+        changes,
+        formatCount(draft.follows)
+      )
+    : trans.__('%1 by you', changes);
   const running = draft.dry_run && !draft.dry_run.done ? draft.dry_run : null;
   if (running) {
     return { text: progress(running), kind: 'draft' };
   }
   if (!draft.exact) {
-    const how = draft.plan_s > 0.05 ? ` (about ${formatSeconds(draft.plan_s)})` : '';
-    return {
-      text: `${mine}. Estimate: the plan as it was, with your edits alone. Planning${how}…`,
-      kind: 'draft'
-    };
+    const estimate = trans.__('%1. Estimate: the plan as it was, with your edits alone.', mine);
+    const planning =
+      draft.plan_s > 0.05
+        ? trans.__('Planning (about %1)…', formatSeconds(draft.plan_s))
+        : trans.__('Planning…');
+    return { text: `${estimate} ${planning}`, kind: 'draft' };
   }
   if (!draft.fits) {
     return {
-      text: `The draft does not fit, so dry run and enable stay off. ${reason(draft)}`,
+      text: `${trans.__('The draft does not fit, so dry run and enable stay off.')} ${reason(draft)}`,
       kind: 'lost'
     };
   }
   if (draft.waiting) {
-    return { text: 'In force from the next step border on.', kind: 'good' };
+    return { text: trans.__('In force from the next step border on.'), kind: 'good' };
   }
   const ended = draft.dry_run?.of_draft && draft.dry_run.note;
   if (ended) {
-    return { text: `The dry run ended early: ${ended}.`, kind: 'lost' };
+    return { text: trans.__('The dry run ended early: %1.', ended), kind: 'lost' };
   }
   const faults = new Set(draft.findings.map(finding => finding.index)).size;
-  const warned = faults ? `${plural(faults, 'edit')} cannot be obeyed in full: see Changes. ` : '';
+  const warned = faults
+    ? trans._n(
+        '%2 edit cannot be obeyed in full: see Changes.',
+        '%2 edits cannot be obeyed in full: see Changes.',
+        faults,
+        formatCount(faults)
+      )
+    : '';
   if (draft.same) {
-    return { text: `${warned}No changes: the draft is what is in force.`, kind: 'dim' };
+    const same = trans.__('No changes: the draft is what is in force.');
+    return { text: warned ? `${warned} ${same}` : same, kind: 'dim' };
   }
-  return {
-    text: `${mine}. ${warned || 'Valid: fits at every op. '}${draft.why_not_enable || 'Nothing runs with it before Enable.'}`,
-    kind: faults ? 'draft' : 'good'
-  };
+  const fits = warned || trans.__('Valid: fits at every op.');
+  const next = draft.why_not_enable || trans.__('Nothing runs with it before Enable.');
+  return { text: `${mine}. ${fits} ${next}`, kind: faults ? 'draft' : 'good' };
 }
 
 function reason(draft: IOpenDraft): string {
   if (draft.capacity_bytes < draft.floor.bytes) {
-    return `${formatBytes(draft.capacity_bytes)} is below the floor, ${formatBytes(draft.floor.bytes)}: ${draft.floor.op} needs it at once (${draft.floor.measured_on}).`;
+    return trans.__(
+      '%1 is below the floor, %2: %3 needs it at once (%4).',
+      formatBytes(draft.capacity_bytes),
+      formatBytes(draft.floor.bytes),
+      draft.floor.op,
+      draft.floor.measured_on
+    );
   }
   const finding = draft.findings.find(finding => finding.is_error);
   return finding ? `${capital(inWords(finding.why))}.` : inWords(draft.error);
@@ -127,15 +174,23 @@ function capital(text: string): string {
 /** How far a dry run has come. */
 export function progress(run: IDryRun): string {
   if (!run.started) {
-    return 'Dry run: begins at the next step border. Train in a cell, or let the one that runs go on.';
+    return trans.__(
+      'Dry run: begins at the next step border. Train in a cell, or let the one that runs go on.'
+    );
   }
   return run.measured
-    ? 'Dry run: measured.'
-    : `Dry run: ${plural(run.settle, 'step')} to settle, then ${plural(run.steps, 'step')} measured…`;
+    ? trans.__('Dry run: measured.')
+    : trans.__(
+        'Dry run: %1 to settle, then %2 measured…',
+        counted.steps(run.settle),
+        counted.steps(run.steps)
+      );
 }
 
 export interface IFigureColumn {
-  name: string;
+  /** What style sheets call it. */
+  id: string;
+  name(): string;
   /** Null where it was not measured, or means nothing. */
   value(figures: IFigures): number | null;
   format(value: number): string;
@@ -150,22 +205,32 @@ export interface IFigureColumn {
 /** The columns of the comparison, as the bottom bar and the kernel's dry run have them. */
 export const FIGURES: IFigureColumn[] = [
   {
-    name: 'Peak',
+    id: 'Peak',
+    name: () => trans.__('Peak'),
     value: f => f.peak_bytes,
     format: formatBytes,
     apart: formatBytes,
     worse: 1
   },
   {
-    name: 'Step time',
+    id: 'Step time',
+    name: () => trans.__('Step time'),
     value: f => f.step_s,
     format: formatSeconds,
     apart: formatSeconds,
     worse: 1
   },
-  { name: 'Stall', value: f => f.stall_s, format: formatSeconds, apart: formatSeconds, worse: 1 },
   {
-    name: 'Replays',
+    id: 'Stall',
+    name: () => trans.__('Stall'),
+    value: f => f.stall_s,
+    format: formatSeconds,
+    apart: formatSeconds,
+    worse: 1
+  },
+  {
+    id: 'Replays',
+    name: () => trans.__('Replays'),
     value: f => f.replay_s,
     format: formatSeconds,
     apart: formatSeconds,
@@ -173,14 +238,16 @@ export const FIGURES: IFigureColumn[] = [
     shown: f => f.replay_s > 0
   },
   {
-    name: 'Overlap',
+    id: 'Overlap',
+    name: () => trans.__('Overlap'),
     value: f => f.overlap,
     format: formatPercent,
-    apart: share => `${(100 * share).toFixed(1)} pt`,
+    apart: share => trans.__('%1 pt', (100 * share).toFixed(1)),
     worse: -1
   },
   {
-    name: 'Moved',
+    id: 'Moved',
+    name: () => trans.__('Moved'),
     value: f => f.swapped_out_bytes + f.swapped_in_bytes,
     format: formatBytes,
     apart: formatBytes,
@@ -201,11 +268,17 @@ export interface IVersus {
 export function versus(open: IOpenDraft): IVersus[] {
   const { dry_run: run } = open;
   const tried = run?.of_draft && run.measured ? run.measured : null;
-  const predicted = `Predicted: ${open.clock}`;
+  const predicted = trans.__('Predicted: %1', open.clock);
   const rows: IVersus[] = [
-    { name: 'Current', kind: 'cl-current', figures: open.current, against: null, title: predicted },
     {
-      name: 'Draft',
+      name: trans.__('Current'),
+      kind: 'cl-current',
+      figures: open.current,
+      against: null,
+      title: predicted
+    },
+    {
+      name: trans.__('Draft'),
       kind: open.exact ? 'cl-draft-row' : 'cl-draft-row cl-estimate',
       figures: open.draft,
       against: open.current,
@@ -215,18 +288,18 @@ export function versus(open: IOpenDraft): IVersus[] {
   if (tried) {
     rows.push(
       {
-        name: 'Now, measured',
+        name: trans.__('Now, measured'),
         kind: 'cl-now',
         figures: run?.before ?? null,
         against: null,
-        title: 'Measured: the median of the newest steps before the dry run'
+        title: trans.__('Measured: the median of the newest steps before the dry run')
       },
       {
-        name: 'Dry run, measured',
+        name: trans.__('Dry run, measured'),
         kind: 'cl-tried',
         figures: tried,
         against: run?.before ?? null,
-        title: 'Measured, and judged by what was measured before it'
+        title: trans.__('Measured, and judged by what was measured before it')
       }
     );
   }

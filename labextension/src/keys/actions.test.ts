@@ -1,9 +1,10 @@
 import { CommandRegistry } from '@lumino/commands';
-import { expect, test, vi } from 'vitest';
+import { afterEach, expect, test, vi } from 'vitest';
 
 import schema from '../../schema/plugin.json?raw';
 
-import { ACTIONS, addActions, type IActed } from './actions';
+import { english, speak } from '../texts';
+import { ACTIONS, addActions, groupName, type IActed } from './actions';
 import { Bindings, PREFIX } from './bindings';
 
 interface IShortcut {
@@ -28,6 +29,8 @@ vi.hoisted(() => {
     createElement: () => ({ matches: () => false, querySelector: () => null })
   });
 });
+
+afterEach(() => speak(english));
 
 /** The default keys, and a panel whose parts tell what they were asked. */
 function registry(panel: unknown) {
@@ -86,6 +89,21 @@ test('nothing is enabled without a panel, and decisions only for what is selecte
   expect(enabled({ actions: ['keep'] })).toEqual([]);
   expect(enabled({ chosen: ['a'], actions: null })).toEqual([]);
   expect(enabled({ chosen: ['a'], actions: ['keep'] })).toEqual(['keep', 'prefetch-later']);
+});
+
+test('what an action is called is said in the language that JupyterLab has', () => {
+  const { commands } = registry(null);
+  expect(commands.label(`${PREFIX}fit`)).toBe('Show all');
+  speak({
+    ...english,
+    __: (text, ...args) => `⟦${english.__(text, ...args)}⟧`,
+    _n: (...args) => `⟦${english._n(...args)}⟧`
+  });
+  const said = Object.entries(ACTIONS).flatMap(([name, { group }]) => [
+    commands.label(PREFIX + name),
+    groupName(group)
+  ]);
+  expect(said.filter(text => !/^⟦.+⟧$/.test(text))).toEqual([]);
 });
 
 test('an action acts on what is shown', async () => {

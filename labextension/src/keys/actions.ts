@@ -7,6 +7,7 @@ import type { ComparePage } from '../compare/comparePage';
 import { LEAD } from '../editor/decisions';
 import type { EditorView } from '../editor/view';
 import type { LabModel } from '../model';
+import { trans } from '../texts';
 import type { Timeline } from '../timeline/timeline';
 import { PREFIX } from './bindings';
 
@@ -15,7 +16,20 @@ const STEP = 0.15;
 const ALL = 1e9;
 const CLOSER = 0.6;
 
-export type Group = 'Drawing' | 'Go to' | 'Box in the block map' | 'Decide' | 'Panel';
+export type Group = 'drawing' | 'goto' | 'box' | 'decide' | 'panel';
+
+const GROUPS: Record<Group, () => string> = {
+  drawing: () => trans.__('Drawing'),
+  goto: () => trans.__('Go to'),
+  box: () => trans.__('Box in the block map'),
+  decide: () => trans.__('Decide'),
+  panel: () => trans.__('Panel')
+};
+
+/** What a group of actions is called. */
+export function groupName(group: Group): string {
+  return GROUPS[group]();
+}
 
 /** The parts of the panel that keys act on. */
 export interface IActed {
@@ -29,7 +43,8 @@ export interface IActed {
 
 export interface IAction {
   group: Group;
-  label: string;
+  /** What it does, in the person's language. */
+  label(): string;
   /** Whether it would do anything now. */
   enabled(panel: IActed): boolean;
   run(panel: IActed): void;
@@ -39,35 +54,35 @@ const drawn = ({ model, comparing }: IActed) => comparing.isShown || model.scene
 const alone = (panel: IActed) => panel.model.scene !== null && !panel.comparing.isShown;
 const boxing = (panel: IActed) => alone(panel) && panel.timeline.isBoxing;
 
-function act(
+type Label = IAction['label'];
+
+function define(
   group: Group,
-  label: string,
+  label: Label,
   enabled: IAction['enabled'],
   run: IAction['run']
 ): IAction {
   return { group, label, enabled, run };
 }
 
-function view(label: string, run: (drawing: Timeline | ComparePage) => void): IAction {
-  return act('Drawing', label, drawn, ({ comparing, timeline }) =>
+function view(label: Label, run: (drawing: Timeline | ComparePage) => void): IAction {
+  return define('drawing', label, drawn, ({ comparing, timeline }) =>
     run(comparing.isShown ? comparing : timeline)
   );
 }
 
-function go(label: string, run: (panel: IActed) => void): IAction {
-  return act('Go to', label, alone, run);
+function go(label: Label, run: (panel: IActed) => void): IAction {
+  return define('goto', label, alone, run);
 }
 
-function box(label: string, x: number, y: number, grows: boolean): IAction {
-  return act('Box in the block map', label, boxing, ({ timeline }) =>
-    timeline.shiftBox(x, y, grows)
-  );
+function box(label: Label, x: number, y: number, grows: boolean): IAction {
+  return define('box', label, boxing, ({ timeline }) => timeline.shiftBox(x, y, grows));
 }
 
 /** One of the actions that the kernel has, for the storages that are selected. */
-function decide(label: string, action: string): IAction {
-  return act(
-    'Decide',
+function decide(label: Label, action: string): IAction {
+  return define(
+    'decide',
     label,
     ({ editing: { editor } }) =>
       editor.chosen.length > 0 && Boolean(editor.open?.actions.includes(action)),
@@ -75,9 +90,9 @@ function decide(label: string, action: string): IAction {
   );
 }
 
-function shift(label: string, ops: number): IAction {
-  return act(
-    'Decide',
+function shift(label: Label, ops: number): IAction {
+  return define(
+    'decide',
     label,
     ({ editing: { editor } }) => editor.open !== null && editor.chosen.length > 0,
     ({ editing: { editor } }) => void editor.earlier(editor.chosen, ops)
@@ -86,96 +101,159 @@ function shift(label: string, ops: number): IAction {
 
 /** By the name of their command, without its prefix, in the order in which they are listed. */
 export const ACTIONS: Record<string, IAction> = {
-  'zoom-in': view('Zoom in', drawing => drawing.zoomBy(CLOSER)),
-  'zoom-out': view('Zoom out', drawing => drawing.zoomBy(1 / CLOSER)),
-  'move-left': view('Move to the left', drawing => drawing.panBy(-STEP)),
-  'move-right': view('Move to the right', drawing => drawing.panBy(STEP)),
-  'move-to-start': view('Move to the start', drawing => drawing.panBy(-ALL)),
-  'move-to-end': view('Move to the end', drawing => drawing.panBy(ALL)),
-  fit: view('Show all', drawing => drawing.fit()),
-  'show-selected': act(
-    'Drawing',
-    'Show the life of the selected storage',
+  'zoom-in': view(
+    () => trans.__('Zoom in'),
+    drawing => drawing.zoomBy(CLOSER)
+  ),
+  'zoom-out': view(
+    () => trans.__('Zoom out'),
+    drawing => drawing.zoomBy(1 / CLOSER)
+  ),
+  'move-left': view(
+    () => trans.__('Move to the left'),
+    drawing => drawing.panBy(-STEP)
+  ),
+  'move-right': view(
+    () => trans.__('Move to the right'),
+    drawing => drawing.panBy(STEP)
+  ),
+  'move-to-start': view(
+    () => trans.__('Move to the start'),
+    drawing => drawing.panBy(-ALL)
+  ),
+  'move-to-end': view(
+    () => trans.__('Move to the end'),
+    drawing => drawing.panBy(ALL)
+  ),
+  fit: view(
+    () => trans.__('Show all'),
+    drawing => drawing.fit()
+  ),
+  'show-selected': define(
+    'drawing',
+    () => trans.__('Show the life of the selected storage'),
     panel => alone(panel) && panel.model.selected !== null,
     ({ timeline }) => timeline.showSelected()
   ),
-  'switch-drawn': act(
-    'Drawing',
-    'Switch between what ran and the draft',
+  'switch-drawn': define(
+    'drawing',
+    () => trans.__('Switch between what ran and the draft'),
     panel => alone(panel) && panel.model.draftable,
     ({ model }) => void model.setDrawn(model.drawn === 'draft' ? 'measured' : 'draft')
   ),
-  clear: act('Drawing', 'Forget crosshair, range, box and selection', alone, ({ timeline }) =>
-    timeline.clear()
+  clear: define(
+    'drawing',
+    () => trans.__('Forget crosshair, range, box and selection'),
+    alone,
+    ({ timeline }) => timeline.clear()
   ),
 
-  peak: go('Highest peak', ({ model }) => void model.goToPeak()),
-  'next-peak': go('Next peak', ({ model }) => void model.seekPeak(1)),
-  'previous-peak': go('Previous peak', ({ model }) => void model.seekPeak(-1)),
-  'next-stall': go('Next stall', ({ model }) => void model.seek(1)),
-  'previous-stall': go('Previous stall', ({ model }) => void model.seek(-1)),
-  'next-found': go('Next op found', ({ model }) => void model.seekFound(1)),
-  'previous-found': go('Previous op found', ({ model }) => void model.seekFound(-1)),
-  search: go('Search field', ({ timeline }) => timeline.onSearch()),
-  filter: act(
-    'Go to',
-    'Filter of the decisions',
+  peak: go(
+    () => trans.__('Highest peak'),
+    ({ model }) => void model.goToPeak()
+  ),
+  'next-peak': go(
+    () => trans.__('Next peak'),
+    ({ model }) => void model.seekPeak(1)
+  ),
+  'previous-peak': go(
+    () => trans.__('Previous peak'),
+    ({ model }) => void model.seekPeak(-1)
+  ),
+  'next-stall': go(
+    () => trans.__('Next stall'),
+    ({ model }) => void model.seek(1)
+  ),
+  'previous-stall': go(
+    () => trans.__('Previous stall'),
+    ({ model }) => void model.seek(-1)
+  ),
+  'next-found': go(
+    () => trans.__('Next op found'),
+    ({ model }) => void model.seekFound(1)
+  ),
+  'previous-found': go(
+    () => trans.__('Previous op found'),
+    ({ model }) => void model.seekFound(-1)
+  ),
+  search: go(
+    () => trans.__('Search field'),
+    ({ timeline }) => timeline.onSearch()
+  ),
+  filter: define(
+    'goto',
+    () => trans.__('Filter of the decisions'),
     panel => alone(panel) && panel.editing.editor.open !== null,
     ({ editing }) => editing.goToFilter()
   ),
 
-  'draw-box': act('Box in the block map', 'Draw a box, or leave it', alone, ({ timeline }) =>
-    timeline.drawBox()
+  'draw-box': define(
+    'box',
+    () => trans.__('Draw a box, or leave it'),
+    alone,
+    ({ timeline }) => timeline.drawBox()
   ),
-  'box-left': box('Move the box to the left', -1, 0, false),
-  'box-right': box('Move the box to the right', 1, 0, false),
-  'box-up': box('Move the box up', 0, 1, false),
-  'box-down': box('Move the box down', 0, -1, false),
-  'box-narrower': box('Make the box narrower', -1, 0, true),
-  'box-wider': box('Make the box wider', 1, 0, true),
-  'box-taller': box('Make the box taller', 0, 1, true),
-  'box-shorter': box('Make the box shorter', 0, -1, true),
-  'list-box': act('Box in the block map', 'List what lies in the box', boxing, ({ timeline }) =>
-    timeline.listBox()
+  'box-left': box(() => trans.__('Move the box to the left'), -1, 0, false),
+  'box-right': box(() => trans.__('Move the box to the right'), 1, 0, false),
+  'box-up': box(() => trans.__('Move the box up'), 0, 1, false),
+  'box-down': box(() => trans.__('Move the box down'), 0, -1, false),
+  'box-narrower': box(() => trans.__('Make the box narrower'), -1, 0, true),
+  'box-wider': box(() => trans.__('Make the box wider'), 1, 0, true),
+  'box-taller': box(() => trans.__('Make the box taller'), 0, 1, true),
+  'box-shorter': box(() => trans.__('Make the box shorter'), 0, -1, true),
+  'list-box': define(
+    'box',
+    () => trans.__('List what lies in the box'),
+    boxing,
+    ({ timeline }) => timeline.listBox()
   ),
-  'leave-box': act('Box in the block map', 'Leave the box', boxing, ({ timeline }) =>
-    timeline.leaveBox()
+  'leave-box': define(
+    'box',
+    () => trans.__('Leave the box'),
+    boxing,
+    ({ timeline }) => timeline.leaveBox()
   ),
 
-  keep: decide('Keep the selected storages', 'keep'),
-  swap: decide('Swap the selected storages', 'swap'),
-  rematerialize: decide('Rematerialize the selected storages', 'rematerialize'),
-  'never-touch': decide('Never touch the selected storages', 'never_touch'),
-  'leave-to-planner': act(
-    'Decide',
-    'Leave the selected storages to the planner',
+  keep: decide(() => trans.__('Keep the selected storages'), 'keep'),
+  swap: decide(() => trans.__('Swap the selected storages'), 'swap'),
+  rematerialize: decide(() => trans.__('Rematerialize the selected storages'), 'rematerialize'),
+  'never-touch': decide(() => trans.__('Never touch the selected storages'), 'never_touch'),
+  'leave-to-planner': define(
+    'decide',
+    () => trans.__('Leave the selected storages to the planner'),
     ({ editing: { editor } }) => editor.open !== null && editor.chosen.length > 0,
     ({ editing: { editor } }) => void editor.decide(editor.chosen, null)
   ),
-  'prefetch-earlier': shift(`Prefetch ${LEAD} ops earlier`, LEAD),
-  'prefetch-later': shift(`Prefetch ${LEAD} ops later`, -LEAD),
-  undo: act(
-    'Decide',
-    'Undo the last edit of the draft',
+  'prefetch-earlier': shift(
+    () => trans._n('Prefetch %1 op earlier', 'Prefetch %1 ops earlier', LEAD),
+    LEAD
+  ),
+  'prefetch-later': shift(
+    () => trans._n('Prefetch %1 op later', 'Prefetch %1 ops later', LEAD),
+    -LEAD
+  ),
+  undo: define(
+    'decide',
+    () => trans.__('Undo the last edit of the draft'),
     ({ editing: { editor } }) => Boolean(editor.open?.can_undo),
     ({ editing: { editor } }) => void editor.edit('undo')
   ),
-  redo: act(
-    'Decide',
-    'Redo the edit of the draft',
+  redo: define(
+    'decide',
+    () => trans.__('Redo the edit of the draft'),
     ({ editing: { editor } }) => Boolean(editor.open?.can_redo),
     ({ editing: { editor } }) => void editor.edit('redo')
   ),
 
-  'close-comparison': act(
-    'Panel',
-    'Close the comparison',
+  'close-comparison': define(
+    'panel',
+    () => trans.__('Close the comparison'),
     ({ comparing }) => comparing.isShown,
     ({ comparing }) => comparing.close()
   ),
-  'show-keys': act(
-    'Panel',
-    'Show the keys',
+  'show-keys': define(
+    'panel',
+    () => trans.__('Show the keys'),
     () => true,
     panel => panel.showKeys()
   )

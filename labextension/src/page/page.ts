@@ -5,23 +5,24 @@ import { CommandRegistry } from '@lumino/commands';
 import schema from '../../schema/plugin.json';
 import { KernelClient } from '../client';
 import { button, h } from '../dom';
-import { ACTIONS, addActions, type IActed } from '../keys/actions';
+import { ACTIONS, addActions, type Group, type IActed } from '../keys/actions';
 import { Bindings } from '../keys/bindings';
 import { type Change, LabModel } from '../model';
-import { headerFigures } from '../panel/headerFigures';
+import { figureNode, headerFigures } from '../panel/headerFigures';
 import { Inspector } from '../panel/inspector';
 import { openLaneMenu } from '../panel/laneMenu';
 import { GrowthTab, rangeTab } from '../panel/moreTabs';
 import { splitter } from '../panel/splitter';
 import { Tables } from '../panel/tables';
 import { Toolbar } from '../panel/toolbar';
+import { trans } from '../texts';
 import { Timeline } from '../timeline/timeline';
 import { errorTitle, explained } from '../words';
 import { readPacked } from './pageData';
 import { PageLine } from './pageLine';
 
 /** Groups of actions that a page has. */
-const GROUPS = new Set(['Drawing', 'Go to', 'Box in the block map']);
+const GROUPS = new Set<Group>(['drawing', 'goto', 'box']);
 
 class Page {
   constructor(
@@ -76,13 +77,13 @@ class Page {
 
   private _lay(title: string): void {
     const lanes: HTMLButtonElement = button(
-      'Lanes…',
-      'Fold tracks of the drawing away, or show them again',
+      trans.__('Lanes…'),
+      trans.__('Fold tracks of the drawing away, or show them again'),
       () => openLaneMenu(this._node, lanes, this.model, this.timeline)
     );
     lanes.setAttribute('aria-haspopup', 'menu');
-    const help = button('?', 'Keys', () => this._keysHelp.showModal(), 'cl-square');
-    help.setAttribute('aria-label', 'Keys');
+    const help = button('?', trans.__('Keys'), () => this._keysHelp.showModal(), 'cl-square');
+    help.setAttribute('aria-label', trans.__('Keys'));
     const top = h(
       'div',
       { class: 'cl-row' },
@@ -97,7 +98,7 @@ class Page {
     left.append(
       this._toolbar.node,
       this.timeline.node,
-      splitter(left, 'y', '--cl-lower', 'Height of the tables', () => tables),
+      splitter(left, 'y', '--cl-lower', trans.__('Height of the tables'), () => tables),
       tables
     );
     const main = h('div', { class: 'cl-main' });
@@ -109,10 +110,15 @@ class Page {
     );
     main.append(
       left,
-      splitter(main, 'x', '--cl-side', 'Width of the inspector', () => side, 160),
+      splitter(main, 'x', '--cl-side', trans.__('Width of the inspector'), () => side, 160),
       side
     );
-    const header = h('section', { class: 'cl-header', 'aria-label': 'Trace' }, top, this._figures);
+    const header = h(
+      'section',
+      { class: 'cl-header', 'aria-label': trans.__('Trace') },
+      top,
+      this._figures
+    );
     this._node.append(header, this._banner, this._lost, main, this._keysHelp);
   }
 
@@ -136,22 +142,12 @@ class Page {
         h('b', {}, `${errorTitle(error.code)} `),
         h('span', {}, explained(error)),
         h('span', { class: 'cl-grow' }),
-        button('×', 'Dismiss', () => this.model.dismissError(), 'cl-square')
+        button('×', trans.__('Dismiss'), () => this.model.dismissError(), 'cl-square')
       );
     }
     this._lost.hidden = lost === null;
     this._lost.textContent = lost;
-    this._figures.replaceChildren(
-      ...headerFigures(null, steps, scene, drawn).map(({ name, value, more, title }) => {
-        const [number, unit = ''] = value.split(' ');
-        return h(
-          'div',
-          { 'data-figure': name, title: title ?? '' },
-          h('dt', {}, name),
-          h('dd', {}, h('b', {}, number), ` ${unit} `, h('span', { class: 'cl-dim cl-more' }, more))
-        );
-      })
-    );
+    this._figures.replaceChildren(...headerFigures(null, steps, scene, drawn).map(figureNode));
     this._toolbar.update();
     this._inspector.update();
     this._tables.update();
@@ -175,13 +171,13 @@ function keysHelp(keys: Bindings): HTMLDialogElement {
   const rows = Object.entries(ACTIONS)
     .filter(([name, { group }]) => GROUPS.has(group) && keys.first(name))
     .map(([name, { label }]) =>
-      h('tr', {}, h('th', {}, label), h('td', {}, keys.of(name).join(', ')))
+      h('tr', {}, h('th', {}, label()), h('td', {}, keys.of(name).join(', ')))
     );
   const dialog = h(
     'dialog',
-    { class: 'cl-page-keys', 'aria-label': 'Keys' },
+    { class: 'cl-page-keys', 'aria-label': trans.__('Keys') },
     h('table', {}, ...rows),
-    button('Close', 'Close', () => dialog.close())
+    button(trans.__('Close'), trans.__('Close'), () => dialog.close())
   );
   return dialog;
 }

@@ -1,9 +1,11 @@
 // The tab with a flame graph of what is alive at a point: by module, or by the Python lines that made it.
 
+import { counted } from '../counts';
 import { button, h, segment } from '../dom';
-import { formatBytes, formatPercent, plural } from '../format';
+import { formatBytes, formatPercent } from '../format';
 import type { LabModel } from '../model';
 import type { IIcicle, INode, TreeOf } from '../protocol';
+import { trans } from '../texts';
 import { BANDS, bandOf, shortOp } from '../words';
 import type { IExtraTab } from './tables';
 
@@ -55,10 +57,10 @@ export function shortName(name: string): string {
 export class FlameTab {
   constructor(private readonly _model: LabModel) {
     this._ways = segment<TreeOf>(
-      'Flame graph by',
+      trans.__('Flame graph by'),
       [
-        ['module', 'By module', 'The modules that made what is alive'],
-        ['stack', 'By stack', 'The Python lines that made what is alive']
+        ['module', trans.__('By module'), trans.__('The modules that made what is alive')],
+        ['stack', trans.__('By stack'), trans.__('The Python lines that made what is alive')]
       ],
       by => {
         this._by = by;
@@ -67,7 +69,9 @@ export class FlameTab {
       }
     );
     this._ways.press(this._by);
-    this._all = button('All', 'Show the whole tree again', () => this._enter(0));
+    this._all = button(trans.__('All'), trans.__('Show the whole tree again'), () =>
+      this._enter(0)
+    );
     this._graph.addEventListener('keydown', event => this._key(event));
     this._observer = new ResizeObserver(() => this._draw());
     this._observer.observe(this._graph);
@@ -87,7 +91,7 @@ export class FlameTab {
   get tab(): IExtraTab {
     return {
       id: 'flame',
-      name: () => 'Flame',
+      name: () => trans.__('Flame'),
       count: () => null,
       nodes: [this._body],
       said: () => this._said(),
@@ -117,7 +121,14 @@ export class FlameTab {
   private _said(): string {
     const found = this._found;
     return found
-      ? `${formatBytes(found.bytes)} in ${plural(found.count, 'storage')} at op ${found.op} of step ${found.step}, ${shortOp(found.op_name)}`
+      ? trans.__(
+          '%1 in %2 at op %3 of step %4, %5',
+          formatBytes(found.bytes),
+          counted.storages(found.count),
+          found.op,
+          found.step,
+          shortOp(found.op_name)
+        )
       : '';
   }
 
@@ -158,8 +169,12 @@ export class FlameTab {
     this._all.hidden = this._root === 0;
     this._hint.textContent =
       found && found.by === 'stack' && !found.has_stacks
-        ? 'No Python stacks: start the session with stacks="once", as %chameleon start does.'
-        : 'Click enters, a single storage is selected';
+        ? trans.__(
+            'No Python stacks: start the session with %1, as %2 does.',
+            'stacks="once"',
+            '%chameleon start'
+          )
+        : trans.__('Click enters, a single storage is selected');
     if (!found || !width) {
       return;
     }
@@ -179,7 +194,7 @@ export class FlameTab {
   private _node(found: IIcicle, { index, left, width, depth }: IPlaced, room: number): HTMLElement {
     const node = found.nodes[index];
     const share = formatPercent(node.bytes / (found.bytes || 1));
-    const text = index ? shortName(node.name) : `All ${formatBytes(node.bytes)}`;
+    const text = index ? shortName(node.name) : trans.__('All %1', formatBytes(node.bytes));
     const wide = width * room;
     return h(
       'button',
@@ -189,7 +204,7 @@ export class FlameTab {
         tabindex: '-1',
         'data-node': String(index),
         'data-band': BANDS[bandOf(node.category)].id,
-        title: `${node.name}: ${formatBytes(node.bytes)}, ${share}, ${plural(node.count, 'storage')}`,
+        title: `${node.name}: ${formatBytes(node.bytes)}, ${share}, ${counted.storages(node.count)}`,
         'aria-label': `${node.name}, ${formatBytes(node.bytes)}, ${share}`,
         style: `left: ${100 * left}%; width: ${100 * width}%; top: ${depth * ROW_PX}px; --cl-hue: var(--cl-${BANDS[bandOf(node.category)].id})`,
         click: () => this._choose(index)
@@ -262,15 +277,15 @@ export class FlameTab {
   private readonly _ways: ReturnType<typeof segment<TreeOf>>;
   private readonly _all: HTMLButtonElement;
   private readonly _peak = button(
-    'At the peak',
-    'What is alive at the peak',
+    trans.__('At the peak'),
+    trans.__('What is alive at the peak'),
     () => void this._model.ask(undefined, true)
   );
   private readonly _hint = h('span', { class: 'cl-dim cl-flame-hint' });
   private readonly _graph = h('div', {
     class: 'cl-flame',
     role: 'group',
-    'aria-label': 'Flame graph'
+    'aria-label': trans.__('Flame graph')
   });
   private readonly _body = h('div', { class: 'cl-flame-body' });
   private readonly _observer: ResizeObserver;

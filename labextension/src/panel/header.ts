@@ -1,15 +1,17 @@
 // The top of the panel: which notebook and kernel, where the session stands, and its figures.
 
+import { statusWord } from '../advice';
 import { button, h } from '../dom';
 import type { IFrontKernel } from '../kernelFollower';
 import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
-import { headerFigures } from './headerFigures';
+import { trans } from '../texts';
+import { figureNode, headerFigures } from './headerFigures';
 
 const STAGES = ['WarmUp', 'Profile', 'Stable'];
 
 export class Header {
-  readonly node = h('section', { class: 'cl-header', 'aria-label': 'Session' });
+  readonly node = h('section', { class: 'cl-header', 'aria-label': trans.__('Session') });
 
   constructor(
     private readonly _model: LabModel,
@@ -20,23 +22,33 @@ export class Header {
     save: (at: HTMLElement) => void,
     keys: Bindings
   ) {
-    this._compare = button('Compare…', 'Two steps or policies, side by side', compare);
-    this._open = button('Open trace…', 'Draw a saved trace file (.parquet)', open);
+    this._compare = button(
+      trans.__('Compare…'),
+      trans.__('Two steps or policies, side by side'),
+      compare
+    );
+    this._open = button(
+      trans.__('Open trace…'),
+      trans.__('Draw a saved trace file (.parquet)'),
+      open
+    );
     this._lanes = button(
-      'Lanes…',
-      'Fold tracks of the drawing away, or show them again',
+      trans.__('Lanes…'),
+      trans.__('Fold tracks of the drawing away, or show them again'),
       () => lanes(this._lanes),
       'cl-roomy'
     );
     this._lanes.setAttribute('aria-haspopup', 'menu');
-    this._save = button('Save…', 'Save the trace or a picture of it, or keep a note', () =>
-      save(this._save)
+    this._save = button(
+      trans.__('Save…'),
+      trans.__('Save the trace or a picture of it, or keep a note'),
+      () => save(this._save)
     );
     this._save.setAttribute('aria-haspopup', 'menu');
     const help = button('?', '', showKeys, 'cl-square');
-    help.setAttribute('aria-label', 'Keys');
+    help.setAttribute('aria-label', trans.__('Keys'));
     keys.follow(() => {
-      help.title = keys.hint('Keys of the panel', 'show-keys');
+      help.title = keys.hint(trans.__('Keys of the panel'), 'show-keys');
     });
     // The buttons stay while what is said changes: one that goes under a pressed button has no click.
     const top = h(
@@ -60,24 +72,18 @@ export class Header {
     this._compare.hidden = !hello || !status;
     this._open.hidden = !hello;
     this._save.hidden = this._lanes.hidden = !hello || !scene;
+    const followed = front
+      ? `${front.notebook} · ${front.kernel ?? trans.__('no kernel')} · ${statusWord(front.status)}`
+      : null;
     const said = [
       h('b', { class: 'cl-product' }, 'Chameleon Lab'),
       h('span', { class: `cl-dot ${busy ? 'cl-busy' : ''}`, 'aria-hidden': 'true' }),
-      h(
-        'span',
-        {
-          class: 'cl-front',
-          title: front ? `${front.notebook} · ${front.kernel ?? 'no kernel'} · ${front.status}` : ''
-        },
-        front
-          ? `${front.notebook} · ${front.kernel ?? 'no kernel'} · ${front.status}`
-          : 'No notebook'
-      ),
+      h('span', { class: 'cl-front', title: followed ?? '' }, followed ?? trans.__('No notebook')),
       session &&
         !file &&
         h(
           'ol',
-          { class: 'cl-stages', 'aria-label': 'Stage of the session' },
+          { class: 'cl-stages', 'aria-label': trans.__('Stage of the session') },
           ...STAGES.map(stage =>
             h('li', { 'aria-current': stage === session.stage ? 'step' : 'false' }, stage)
           )
@@ -86,14 +92,16 @@ export class Header {
         h(
           'span',
           { class: 'cl-live', title: file.path },
-          `Trace file ${file.path.split('/').at(-1)}`
+          trans.__('Trace file %1', file.path.split('/').at(-1))
         ),
       session &&
         !file &&
         h(
           'span',
           { class: 'cl-live' },
-          `${session.open ? 'Live' : 'Ended'} · ${session.step_count} steps`
+          session.open
+            ? trans._n('Live · %1 steps', 'Live · %1 steps', session.step_count)
+            : trans._n('Ended · %1 steps', 'Ended · %1 steps', session.step_count)
         ),
       h('span', { class: 'cl-grow' }),
       hello &&
@@ -106,27 +114,25 @@ export class Header {
     this._said.replaceChildren(...said.filter(node => node instanceof HTMLElement));
     this._figures.hidden = !session && !scene;
     this._figures.replaceChildren(
-      ...headerFigures(session ?? null, steps, scene, drawn).map(({ name, value, more, title }) => {
-        const [number, unit = ''] = value.split(' ');
-        return h(
-          'div',
-          { 'data-figure': name, title: title ?? '' },
-          h('dt', {}, name),
-          h('dd', {}, h('b', {}, number), ` ${unit} `, h('span', { class: 'cl-dim cl-more' }, more))
-        );
-      })
+      ...headerFigures(session ?? null, steps, scene, drawn).map(figureNode)
     );
   }
 
   /** How the panel gets its answers while a cell runs. */
   private _how(busy: boolean, subshell: boolean): string {
     if (!busy) {
-      return subshell ? 'Answered from a kernel subshell' : 'Answered from the kernel';
+      return subshell
+        ? trans.__('Answered from a kernel subshell')
+        : trans.__('Answered from the kernel');
     }
     const { waiting } = this._model;
     return subshell
-      ? 'A cell is running. Answered from a kernel subshell'
-      : `Kernel busy. Live figures are pushed; answers come when the cell ends (${waiting} waiting)`;
+      ? trans.__('A cell is running. Answered from a kernel subshell')
+      : trans._n(
+          'Kernel busy. Live figures are pushed; answers come when the cell ends (%1 waiting)',
+          'Kernel busy. Live figures are pushed; answers come when the cell ends (%1 waiting)',
+          waiting
+        );
   }
 
   private readonly _said = h('div', { class: 'cl-row cl-about-front' });

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 
 import type { IScene, ISessionStatus } from '../protocol';
-import { headerFigures } from './headerFigures';
+import { headerFigures, unitApart } from './headerFigures';
 
 const MIB = 1024 ** 2;
 const SESSION = {
@@ -142,8 +142,18 @@ test.each<[object[], string, string, string]>([
     'measured'
   );
   expect(found.find(({ name }) => name === 'Step time')).toEqual({
+    id: 'Step time',
     name: 'Step time',
     value,
     more
   });
+});
+
+test.each([
+  ['12.0 MiB', '12.0', 'MiB'],
+  ['90.1 %', '90.1', '%'],
+  ['–', '–', ''],
+  ['без предела', 'без предела', '']
+])('of %s the number is %s, and the unit %j', (value, number, unit) => {
+  expect(unitApart(value)).toEqual([number, unit]);
 });

@@ -1,7 +1,8 @@
 // What is selected: a storage, what made it, what used and moved it; and the figures of a brushed range.
 
+import { counted } from '../counts';
 import { button, h, swatch } from '../dom';
-import { formatBytes, formatCount, formatPercent, formatSeconds, plural } from '../format';
+import { formatBytes, formatCount, formatPercent, formatSeconds } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
 import {
@@ -13,15 +14,16 @@ import {
   type ITotal,
   type ITouchingOp
 } from '../protocol';
+import { trans } from '../texts';
 import { formatAt } from '../timeline/scale';
-import { opTime } from '../timeline/tip';
+import { opPlace, opTime } from '../timeline/tip';
 import {
   BANDS,
   bandOf,
   categoryName,
   ownFrames,
   placedName,
-  STALL_PARTS,
+  stallPart,
   storageName
 } from '../words';
 import { lifeEvents } from './lifeEvents';
@@ -32,11 +34,11 @@ const SHOWN_BOXED = 15;
 const SHOWN_TOTALS = 6;
 
 export class Inspector {
-  readonly node = h('aside', { class: 'cl-inspector', 'aria-label': 'Selection' });
+  readonly node = h('aside', { class: 'cl-inspector', 'aria-label': trans.__('Selection') });
   /** What happened to the selected storage; apart, so that what can be decided about it stands before. */
   readonly story = h('section', {
     class: 'cl-story',
-    'aria-label': 'Life of the selected storage'
+    'aria-label': trans.__('Life of the selected storage')
   });
 
   constructor(
@@ -54,7 +56,7 @@ export class Inspector {
     this._shown = shown;
     this.story.hidden = !selected;
     this.story.replaceChildren(...(selected ? this._life(selected) : []));
-    const predicted = h('p', { class: 'cl-draft' }, 'Of the draft, predicted');
+    const predicted = h('p', { class: 'cl-draft' }, trans.__('Of the draft, predicted'));
     this.node.replaceChildren(
       ...(drawn === 'draft' ? [predicted] : []),
       ...(brush ? [this._range(summary)] : []),
@@ -66,8 +68,9 @@ export class Inspector {
             h(
               'p',
               { class: 'cl-hint' },
-              'Click a block, an op, a transfer or a stall to see its storage. Shift+drag sums up a range, ' +
-                'Alt+drag lists what lies in a box of the block map. Click in the resident track to see what is alive there.'
+              trans.__(
+                'Click a block, an op, a transfer or a stall to see its storage. Shift+drag sums up a range, Alt+drag lists what lies in a box of the block map. Click in the resident track to see what is alive there.'
+              )
             )
           ])
     );
@@ -85,19 +88,19 @@ export class Inspector {
         { class: 'cl-row' },
         title,
         h('span', { class: 'cl-grow' }),
-        button('Clear', this._keys.hint(hint, 'clear'), forget)
+        button(trans.__('Clear'), this._keys.hint(hint, 'clear'), forget)
       )
     );
   }
 
   private _range(summary: ISummary | null): HTMLElement {
     const node = this._section(
-      h('h2', {}, 'Range'),
-      'Forget the range',
+      h('h2', {}, trans.__('Range')),
+      trans.__('Forget the range'),
       () => void this._model.summarize(null)
     );
     if (!summary) {
-      node.append(h('p', { class: 'cl-hint' }, 'Summing up…'));
+      node.append(h('p', { class: 'cl-hint' }, trans.__('Summing up…')));
       return node;
     }
     const causes = Object.entries(summary.stall_causes).map(
@@ -105,29 +108,43 @@ export class Inspector {
     );
     const parts = Object.entries(summary.stall_parts)
       .sort(([, a], [, b]) => b - a)
-      .map(([part, s]) => `${STALL_PARTS[part] ?? part} ${formatSeconds(s)}`);
+      .map(([part, s]) => `${stallPart(part)} ${formatSeconds(s)}`);
     node.append(
       facts([
-        ['Length', `${formatSeconds(summary.duration_s)}, ${plural(summary.ops, 'op')}`],
-        ['Moved', `${formatBytes(summary.out_bytes)} out, ${formatBytes(summary.in_bytes)} in`],
-        ['Transfers', `${summary.transfers[0]} out, ${summary.transfers[1]} in`],
-        ['Overlap', summary.overlap === null ? '–, nothing moved' : formatPercent(summary.overlap)],
+        [trans.__('Length'), `${formatSeconds(summary.duration_s)}, ${counted.ops(summary.ops)}`],
         [
-          'Stalls',
+          trans.__('Moved'),
+          trans.__('%1 out, %2 in', formatBytes(summary.out_bytes), formatBytes(summary.in_bytes))
+        ],
+        [
+          trans.__('Transfers'),
+          trans.__('%1 out, %2 in', summary.transfers[0], summary.transfers[1])
+        ],
+        [
+          trans.__('Overlap'),
+          summary.overlap === null ? trans.__('–, nothing moved') : formatPercent(summary.overlap)
+        ],
+        [
+          trans.__('Stalls'),
           summary.stalls
             ? `${formatCount(summary.stalls)}, ${formatSeconds(summary.stall_s)}${causes.length ? ` (${causes.join(', ')})` : ''}`
-            : 'none'
+            : trans._p('stalls', 'none')
         ],
-        ...(parts.length ? [['· why', parts.join(', ')] as [string, string]] : []),
+        ...(parts.length ? [[trans.__('· why'), parts.join(', ')] as [string, string]] : []),
         ...(summary.replays
           ? [
               [
-                'Replays',
-                `${formatCount(summary.replays)}, ${formatSeconds(summary.replay_s)}, ${formatBytes(summary.replayed_bytes)} made again`
+                trans.__('Replays'),
+                trans.__(
+                  '%1, %2, %3 made again',
+                  formatCount(summary.replays),
+                  formatSeconds(summary.replay_s),
+                  formatBytes(summary.replayed_bytes)
+                )
               ] as [string, string]
             ]
           : []),
-        ['Peak', formatBytes(summary.peak_bytes)]
+        [trans.__('Peak'), formatBytes(summary.peak_bytes)]
       ])
     );
     if (summary.storages.length) {
@@ -135,7 +152,7 @@ export class Inspector {
       for (const storage of summary.storages) {
         list.append(this._link(storage, formatBytes(storage.moved_bytes)));
       }
-      node.append(h('h3', {}, 'Moved most'), list);
+      node.append(h('h3', {}, trans.__('Moved most')), list);
     }
     if (summary.modules.length) {
       const list = h('ul', { class: 'cl-list' });
@@ -144,34 +161,34 @@ export class Inspector {
           h(
             'li',
             {},
-            h('span', { class: 'cl-mono' }, module || 'outside any'),
+            h('span', { class: 'cl-mono' }, module || trans.__('outside any')),
             h('span', { class: 'cl-number' }, formatSeconds(busy_s))
           )
         );
       }
-      node.append(h('h3', {}, 'Modules by op time'), list);
+      node.append(h('h3', {}, trans.__('Modules by op time')), list);
     }
     return node;
   }
 
   private _box(boxed: IBoxed | null): HTMLElement {
     const node = this._section(
-      h('h2', {}, 'Box'),
-      'Forget the box',
+      h('h2', {}, trans.__('Box')),
+      trans.__('Forget the box'),
       () => void this._model.enclose(null)
     );
     if (!boxed) {
-      node.append(h('p', { class: 'cl-hint' }, 'Listing what lies inside…'));
+      node.append(h('p', { class: 'cl-hint' }, trans.__('Listing what lies inside…')));
       return node;
     }
     node.append(
       facts([
-        ['Inside', `${plural(boxed.count, 'storage')}, ${formatBytes(boxed.bytes)}`],
+        [trans.__('Inside'), `${counted.storages(boxed.count)}, ${formatBytes(boxed.bytes)}`],
         [
-          'Away',
+          trans.__('Away'),
           boxed.away_bytes
-            ? `${formatBytes(boxed.away_bytes)} of it, all the while`
-            : 'none all the while'
+            ? trans.__('%1 of it, all the while', formatBytes(boxed.away_bytes))
+            : trans.__('none all the while')
         ]
       ])
     );
@@ -180,27 +197,29 @@ export class Inspector {
       return totalLine(row, swatch(band), h('span', {}, categoryName(row.label)));
     });
     const byModule = boxed.modules.map(row =>
-      totalLine(row, h('span', { class: 'cl-mono' }, row.label || 'outside any'))
+      totalLine(row, h('span', { class: 'cl-mono' }, row.label || trans.__('outside any')))
     );
     for (const [title, lines] of [
-      ['By category', byCategory],
-      ['By module', byModule]
+      [trans.__('By category'), byCategory],
+      [trans.__('By module'), byModule]
     ] as const) {
       node.append(
         h('h3', {}, title),
         h('ul', { class: 'cl-list' }, ...lines.slice(0, SHOWN_TOTALS))
       );
       if (lines.length > SHOWN_TOTALS) {
-        node.append(h('p', { class: 'cl-hint' }, `${lines.length - SHOWN_TOTALS} more`));
+        node.append(h('p', { class: 'cl-hint' }, trans.__('%1 more', lines.length - SHOWN_TOTALS)));
       }
     }
     const list = h('ul', { class: 'cl-list' });
     for (const storage of boxed.storages.slice(0, SHOWN_BOXED)) {
       list.append(this._link(storage, formatBytes(storage.bytes)));
     }
-    node.append(h('h3', {}, 'Storages, largest first'), list);
+    node.append(h('h3', {}, trans.__('Storages, largest first')), list);
     if (boxed.count > SHOWN_BOXED) {
-      node.append(h('p', { class: 'cl-hint' }, `${formatCount(boxed.count - SHOWN_BOXED)} more`));
+      node.append(
+        h('p', { class: 'cl-hint' }, trans.__('%1 more', formatCount(boxed.count - SHOWN_BOXED)))
+      );
     }
     return node;
   }
@@ -222,13 +241,16 @@ export class Inspector {
 
   private _op(op: ITouchingOp): HTMLElement {
     const title = h('h2', { class: 'cl-title', title: op.name }, op.name);
-    const node = this._section(title, 'Forget the op', () => this._model.tell(null));
+    const node = this._section(title, trans.__('Forget the op'), () => this._model.tell(null));
     node.append(
       facts([
-        ['Module', op.module || 'outside any'],
-        ['Stage', `${op.stage}, op ${formatCount(op.op)} of step ${op.step}`],
-        ['Time', opTime(op)],
-        ['Touches', `${plural(op.touches.count, 'storage')}, ${formatBytes(op.touches.bytes)}`]
+        [trans.__('Module'), op.module || trans.__('outside any')],
+        [trans.__('Stage'), opPlace(op)],
+        [trans.__('Time'), opTime(op)],
+        [
+          trans.__('Touches'),
+          `${counted.storages(op.touches.count)}, ${formatBytes(op.touches.bytes)}`
+        ]
       ])
     );
     const list = h('ul', { class: 'cl-list' });
@@ -238,20 +260,26 @@ export class Inspector {
     node.append(list);
     if (op.touches.count > op.touches.storages.length) {
       const left = op.touches.count - op.touches.storages.length;
-      node.append(h('p', { class: 'cl-hint' }, `${formatCount(left)} more`));
+      node.append(h('p', { class: 'cl-hint' }, trans.__('%1 more', formatCount(left))));
     }
-    node.append(...stack('Python stack', op.stack));
+    node.append(...stack(trans.__('Python stack'), op.stack));
     return node;
   }
 
   private _storage(storage: IStorageDetail): HTMLElement {
     const band = BANDS[bandOf(storage.category)].id;
     const unit = (length: number) =>
-      this._model.axis === 'time' ? formatSeconds(length) : plural(Math.round(length), 'op');
+      this._model.axis === 'time' ? formatSeconds(length) : counted.ops(Math.round(length));
     const stretches = (all: [number, number][]) =>
       all.length
-        ? `${unit(all.reduce((sum, [start, end]) => sum + end - start, 0))} in ${plural(all.length, 'stretch').replace('stretchs', 'stretches')}`
-        : 'never';
+        ? trans._n(
+            '%3 in %2 stretch',
+            '%3 in %2 stretches',
+            all.length,
+            formatCount(all.length),
+            unit(all.reduce((sum, [start, end]) => sum + end - start, 0))
+          )
+        : trans.__('never');
     const seconds = (all: { duration_s: number }[]) =>
       formatSeconds(all.reduce((sum, one) => sum + one.duration_s, 0));
     return h(
@@ -263,23 +291,36 @@ export class Inspector {
         swatch(band),
         h('h2', { class: 'cl-title', title: storageName(storage) }, storageName(storage)),
         h('span', { class: 'cl-grow' }),
-        button('Zoom', this._keys.hint('Zoom to its life', 'show-selected'), this._zoom)
+        button(
+          trans.__('Zoom'),
+          this._keys.hint(trans.__('Zoom to its life'), 'show-selected'),
+          this._zoom
+        )
       ),
       storage.module && h('div', { class: 'cl-mono cl-dim' }, storage.module),
       facts([
-        ['Bytes', formatBytes(storage.bytes)],
-        ...(storage.form ? [['Tensor', storage.form] as [string, string]] : []),
-        ['Category', categoryName(storage.category)],
-        ['Storage', `#${storage.uid}${storage.movable ? '' : ', may not leave'}`],
-        ['Life', unit(storage.x1 - storage.x0)],
-        ['Away', stretches(storage.away)],
+        [trans.__('Bytes'), formatBytes(storage.bytes)],
+        ...(storage.form ? [[trans.__('Tensor'), storage.form] as [string, string]] : []),
+        [trans.__('Category'), categoryName(storage.category)],
+        [
+          trans.__('Storage'),
+          storage.movable ? `#${storage.uid}` : trans.__('#%1, may not leave', storage.uid)
+        ],
+        [trans.__('Life'), unit(storage.x1 - storage.x0)],
+        [trans.__('Away'), stretches(storage.away)],
         ...(storage.dropped.length || storage.replays.length
           ? ([
-              ['Dropped', stretches(storage.dropped)],
-              ['Replays', `${plural(storage.replays.length, 'op')}, ${seconds(storage.replays)}`]
+              [trans.__('Dropped'), stretches(storage.dropped)],
+              [
+                trans.__('Replays'),
+                `${counted.ops(storage.replays.length)}, ${seconds(storage.replays)}`
+              ]
             ] as [string, string][])
           : []),
-        ['Stalls', storage.stalls.length ? seconds(storage.stalls) : 'none']
+        [
+          trans.__('Stalls'),
+          storage.stalls.length ? seconds(storage.stalls) : trans._p('stalls', 'none')
+        ]
       ])
     );
   }
@@ -294,7 +335,9 @@ export class Inspector {
     );
     for (const { x, mark, text, detail, isLoss } of shown) {
       const at =
-        this._model.axis === 'time' ? formatAt(x, span) : `op ${formatCount(Math.floor(x))}`;
+        this._model.axis === 'time'
+          ? formatAt(x, span)
+          : trans.__('op %1', formatCount(Math.floor(x)));
       list.append(
         h(
           'li',
@@ -306,15 +349,17 @@ export class Inspector {
       );
     }
     const nodes: HTMLElement[] = [
-      h('h3', {}, 'Life'),
-      events.length ? list : h('p', { class: 'cl-hint' }, 'Nothing uses or moves it here.')
+      h('h3', {}, trans.__('Life')),
+      events.length
+        ? list
+        : h('p', { class: 'cl-hint' }, trans.__('Nothing uses or moves it here.'))
     ];
     if (events.length > SHOWN_EVENTS || storage.use_count > storage.uses.length) {
       const left = events.length - SHOWN_EVENTS + storage.use_count - storage.uses.length;
-      nodes.push(h('p', { class: 'cl-hint' }, `${formatCount(left)} more`));
+      nodes.push(h('p', { class: 'cl-hint' }, trans.__('%1 more', formatCount(left))));
     }
     if (storage.born) {
-      nodes.push(...stack('Python stack of its making', storage.born.stack));
+      nodes.push(...stack(trans.__('Python stack of its making'), storage.born.stack));
     }
     return nodes;
   }
@@ -339,7 +384,11 @@ function totalLine(total: ITotal, ...label: Node[]): HTMLElement {
 /** A stack's own frames, or how to record one. */
 function stack(title: string, frames: string[]): HTMLElement[] {
   if (!frames.length) {
-    const text = 'No Python stacks: start the session with stacks=True, or --stacks.';
+    const text = trans.__(
+      'No Python stacks: start the session with %1, or %2.',
+      'stacks=True',
+      '--stacks'
+    );
     return [h('p', { class: 'cl-hint' }, text)];
   }
   const own = ownFrames(frames);
@@ -352,8 +401,11 @@ function stack(title: string, frames: string[]): HTMLElement[] {
       ...shown.map(frame => h('li', { title: frame }, frame.replace(/^.*\/(?=[^/]+$)/, '')))
     )
   ];
-  if (frames.length > shown.length) {
-    nodes.push(h('p', { class: 'cl-hint' }, `${frames.length - shown.length} frames hidden`));
+  const hidden = frames.length - shown.length;
+  if (hidden > 0) {
+    nodes.push(
+      h('p', { class: 'cl-hint' }, trans._n('%1 frames hidden', '%1 frames hidden', hidden))
+    );
   }
   return nodes;
 }

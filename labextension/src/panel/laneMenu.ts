@@ -2,6 +2,7 @@
 
 import { openMenu } from '../editor/menu';
 import type { LabModel } from '../model';
+import { trans } from '../texts';
 import { FOLDABLE, type TrackName } from '../timeline/layout';
 import type { Timeline } from '../timeline/timeline';
 
@@ -20,9 +21,9 @@ export function openLaneMenu(
   const items = FOLDABLE.filter(([track]) => !(track in there) || there[track]);
   openMenu(
     host,
-    'Lanes shown',
+    trans.__('Lanes shown'),
     items.map(([track, name]) => ({
-      text: name,
+      text: name(),
       checked: !folded.has(track),
       many: true,
       run: () => timeline.fold(track)

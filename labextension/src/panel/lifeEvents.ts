@@ -2,6 +2,7 @@
 
 import { formatPercent, formatSeconds } from '../format';
 import type { IStorageDetail } from '../protocol';
+import { trans } from '../texts';
 import { inWords, shortOp } from '../words';
 
 export interface ILifeEvent {
@@ -31,7 +32,9 @@ function usesOf({ uses, born }: IStorageDetail): ILifeEvent[] {
     return {
       x: use.x0,
       mark: makes ? '◆' : '▲',
-      text: `${makes ? 'Made by' : 'Used by'} ${shortOp(use.name)}`,
+      text: makes
+        ? trans.__('Made by %1', shortOp(use.name))
+        : trans.__('Used by %1', shortOp(use.name)),
       detail: [use.stage, use.module].filter(Boolean).join(', ')
     };
   });
@@ -43,8 +46,10 @@ function transfersOf({ transfers }: IStorageDetail): ILifeEvent[] {
     return {
       x: x0,
       mark: out ? '↓' : '↑',
-      text: `${out ? 'Swapped out' : 'Swapped in'} in ${formatSeconds(duration_s)}`,
-      detail: `${cause}, ${formatPercent(hidden)} hidden`
+      text: out
+        ? trans.__('Swapped out in %1', formatSeconds(duration_s))
+        : trans.__('Swapped in in %1', formatSeconds(duration_s)),
+      detail: trans.__('%1, %2 hidden', cause, formatPercent(hidden))
     };
   });
 }
@@ -53,7 +58,7 @@ function stallsOf({ stalls }: IStorageDetail): ILifeEvent[] {
   return stalls.map(({ x0, duration_s, op }) => ({
     x: x0,
     mark: '!',
-    text: `Stall ${formatSeconds(duration_s)}`,
+    text: trans.__('Stall %1', formatSeconds(duration_s)),
     detail: op ? shortOp(op.name) : '',
     isLoss: true
   }));
@@ -63,8 +68,8 @@ function replaysOf({ replays }: IStorageDetail): ILifeEvent[] {
   return replays.map(({ x0, name, duration_s, op, cause }) => ({
     x: x0,
     mark: '↻',
-    text: `Made again by ${shortOp(name)} in ${formatSeconds(duration_s)}`,
-    detail: op ? `for ${shortOp(op.name)}, ${cause}` : cause
+    text: trans.__('Made again by %1 in %2', shortOp(name), formatSeconds(duration_s)),
+    detail: op ? trans.__('for %1, %2', shortOp(op.name), cause) : cause
   }));
 }
 
@@ -72,7 +77,7 @@ function declinedOf({ declined }: IStorageDetail): ILifeEvent[] {
   return declined.map(({ x0, why }) => ({
     x: x0,
     mark: '✕',
-    text: 'Drop declined',
+    text: trans.__('Drop declined'),
     detail: inWords(why)
   }));
 }

@@ -1,9 +1,11 @@
 // Tabs of what is summed up: the ops of a range by their name, what grows from step to step, and a person's notes.
 
+import { counted } from '../counts';
 import { button, h, named } from '../dom';
-import { formatBytes, formatCount, formatSeconds, plural } from '../format';
+import { formatBytes, formatCount, formatSeconds } from '../format';
 import type { LabModel } from '../model';
 import type { IGrown, IGrowth, INote, IOpName } from '../protocol';
+import { trans } from '../texts';
 import { categoryName, shortOp } from '../words';
 import { SortableTable } from './sortableTable';
 import type { IExtraTab } from './tables';
@@ -14,45 +16,67 @@ const NONE: never[] = [];
 export function rangeTab(model: LabModel): IExtraTab & { update(): void } {
   const seconds = (value: number) => (value ? formatSeconds(value) : '0');
   const table = new SortableTable<IOpName>(
-    'Ops of the range, by name',
+    trans.__('Ops of the range, by name'),
     [
-      { name: 'Op', of: row => row.name },
-      { name: 'Count', of: row => row.count, text: row => formatCount(row.count), kind: 'number' },
-      { name: 'Time', of: row => row.busy_s, text: row => seconds(row.busy_s), kind: 'number' },
+      { name: trans.__('Op'), of: row => row.name },
       {
-        name: 'Mean',
+        name: trans.__('Count'),
+        of: row => row.count,
+        text: row => formatCount(row.count),
+        kind: 'number'
+      },
+      {
+        name: trans.__('Time'),
+        of: row => row.busy_s,
+        text: row => seconds(row.busy_s),
+        kind: 'number',
+        first: 'down'
+      },
+      {
+        name: trans.__('Mean'),
         of: row => row.busy_s / row.count,
         text: row => seconds(row.busy_s / row.count),
         kind: 'number'
       },
-      { name: 'Stall', of: row => row.stall_s, text: row => seconds(row.stall_s), kind: 'lost' },
       {
-        name: 'Replays',
+        name: trans.__('Stall'),
+        of: row => row.stall_s,
+        text: row => seconds(row.stall_s),
+        kind: 'lost'
+      },
+      {
+        name: trans.__('Replays'),
         of: row => row.replay_s,
         text: row => seconds(row.replay_s),
         kind: 'number'
       },
       {
-        name: 'Makes',
+        name: trans.__('Makes'),
         of: row => row.made_bytes,
         text: row => formatBytes(row.made_bytes),
         kind: 'number'
       }
     ],
-    'Time',
     row => void model.search(shortOp(row.name)),
     () => false
   );
   return {
     id: 'range',
-    name: () => 'Range',
+    name: () => trans.__('Range'),
     count: () => null,
     nodes: [h('div', { class: 'cl-own-scroll' }, table.node)],
     hidden: () => model.brush === null,
     said: () =>
       model.summary
-        ? `${plural(model.summary.ops, 'op')} of ${formatCount(model.summary.op_names.length)} names in ${formatSeconds(model.summary.duration_s)}; a click searches`
-        : 'Summing up…',
+        ? trans._n(
+            '%2 of %3 names in %4; a click searches',
+            '%2 of %3 names in %4; a click searches',
+            model.summary.op_names.length,
+            counted.ops(model.summary.ops),
+            formatCount(model.summary.op_names.length),
+            formatSeconds(model.summary.duration_s)
+          )
+        : trans.__('Summing up…'),
     shown: () => undefined,
     update: () => table.fill(model.summary?.op_names ?? NONE)
   };
@@ -62,32 +86,36 @@ export function rangeTab(model: LabModel): IExtraTab & { update(): void } {
 export class GrowthTab {
   constructor(private readonly _model: LabModel) {
     this._table = new SortableTable<IGrown>(
-      'What grows from step to step',
+      trans.__('What grows from step to step'),
       [
-        { name: 'Made by', of: row => row.origin, node: row => named(originName(row)) },
+        { name: trans.__('Made by'), of: row => row.origin, node: row => named(originName(row)) },
         {
-          name: 'Line',
+          name: trans.__('Line'),
           of: row => row.stack[0] ?? '',
           node: row => h('span', { title: row.stack.join('\n') }, shortFrame(row.stack[0] ?? '–')),
           kind: 'dim'
         },
-        { name: 'Category', of: row => categoryName(row.category), kind: 'dim' },
+        { name: trans.__('Category'), of: row => categoryName(row.category), kind: 'dim' },
         {
-          name: 'A step',
+          name: trans.__('A step'),
           of: row => row.bytes_per_step,
           text: row => `+${formatBytes(row.bytes_per_step)}`,
-          kind: 'number'
+          kind: 'number',
+          first: 'down'
         },
         {
-          name: 'Now',
+          name: trans.__('Now'),
           of: row => row.bytes[row.bytes.length - 1],
           text: row => formatBytes(row.bytes[row.bytes.length - 1]),
           kind: 'number'
         },
-        { name: 'Storages', of: row => row.counts[row.counts.length - 1], kind: 'number' },
-        { name: 'By step', of: row => row.bytes_per_step, node: row => bars(row.bytes) }
+        {
+          name: trans.__('Storages'),
+          of: row => row.counts[row.counts.length - 1],
+          kind: 'number'
+        },
+        { name: trans.__('By step'), of: row => row.bytes_per_step, node: row => bars(row.bytes) }
       ],
-      'A step',
       row => void _model.select(row.uid, true),
       row => row.uid === _model.selected?.uid
     );
@@ -96,7 +124,7 @@ export class GrowthTab {
   get tab(): IExtraTab {
     return {
       id: 'growth',
-      name: () => 'Growth',
+      name: () => trans.__('Growth'),
       count: () => null,
       nodes: [h('div', { class: 'cl-own-scroll' }, this._table.node, this._empty)],
       said: () => growthWords(this._found),
@@ -131,8 +159,8 @@ export class GrowthTab {
       this._empty.hidden = this._found.rows.length > 0;
       this._empty.textContent =
         this._found.steps.length < 2
-          ? 'Growth is told of two recorded steps or more.'
-          : 'Nothing that a step leaves behind has grown in every step.';
+          ? trans.__('Growth is told of two recorded steps or more.')
+          : trans.__('Nothing that a step leaves behind has grown in every step.');
       this.onNews();
     }
   }
@@ -142,7 +170,11 @@ export class GrowthTab {
   private _wanted = '';
   private _found: IGrowth | null = null;
   private readonly _table: SortableTable<IGrown>;
-  private readonly _empty = h('p', { class: 'cl-hint cl-none' }, 'Looking at the recorded steps…');
+  private readonly _empty = h(
+    'p',
+    { class: 'cl-hint cl-none' },
+    trans.__('Looking at the recorded steps…')
+  );
 }
 
 /** What has grown, in words. */
@@ -153,7 +185,13 @@ export function growthWords(found: IGrowth | null): string {
   const [first, last] = [found.bytes[0], found.bytes[found.bytes.length - 1]];
   const change = last - first;
   const by = `${change < 0 ? '−' : '+'}${formatBytes(Math.abs(change))}`;
-  return `${formatBytes(last)} left when a step ends, ${by} from step ${found.steps[0]} to ${found.steps[found.steps.length - 1]}`;
+  return trans.__(
+    '%1 left when a step ends, %2 from step %3 to %4',
+    formatBytes(last),
+    by,
+    found.steps[0],
+    found.steps[found.steps.length - 1]
+  );
 }
 
 /** An origin without the line, which has a column of its own. */
@@ -179,20 +217,29 @@ function bars(values: number[]): HTMLElement {
 /** The notes in the drawn steps. */
 export function notesTab(model: LabModel): IExtraTab & { update(): void } {
   const table = new SortableTable<INote>(
-    'Notes',
+    trans.__('Notes'),
     [
       {
-        name: 'Op',
+        name: trans.__('Op'),
         of: row => row.op,
         text: row => `${row.step} / ${formatCount(row.op)}`,
         kind: 'number'
       },
-      { name: 'Note', of: row => row.text, node: row => h('span', { class: 'cl-note' }, row.text) },
       {
-        name: 'Forget',
+        name: trans.__('Note'),
+        of: row => row.text,
+        node: row => h('span', { class: 'cl-note' }, row.text)
+      },
+      {
+        name: trans.__('Forget'),
         of: row => row.index,
         node: row => {
-          const forget = button('×', `Forget the note: ${row.text}`, () => undefined, 'cl-square');
+          const forget = button(
+            '×',
+            trans.__('Forget the note: %1', row.text),
+            () => undefined,
+            'cl-square'
+          );
           forget.setAttribute('aria-label', forget.title);
           forget.tabIndex = -1;
           forget.addEventListener('click', event => {
@@ -203,18 +250,22 @@ export function notesTab(model: LabModel): IExtraTab & { update(): void } {
         }
       }
     ],
-    null,
     row => model.goTo(row.at[model.axis]),
     () => false
   );
   return {
     id: 'notes',
-    name: () => 'Notes',
+    name: () => trans.__('Notes'),
     count: () => model.notes.length || null,
     nodes: [h('div', { class: 'cl-own-scroll' }, table.node)],
     hidden: () => !model.notes.length,
     said: () =>
-      `${plural(model.notes.length, 'note')} in what is drawn; Save… writes them into the trace`,
+      trans._n(
+        '%2 note in what is drawn; Save… writes them into the trace',
+        '%2 notes in what is drawn; Save… writes them into the trace',
+        model.notes.length,
+        formatCount(model.notes.length)
+      ),
     shown: () => undefined,
     update: () => table.fill(model.notes)
   };

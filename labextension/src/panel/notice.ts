@@ -7,6 +7,7 @@ import type { LineState } from '../connection';
 import { button, h } from '../dom';
 import type { IFrontKernel } from '../kernelFollower';
 import type { LabModel } from '../model';
+import { trans } from '../texts';
 
 const LOAD = '%load_ext chameleon_lab';
 const START = '%chameleon start --capacity 256MiB';
@@ -26,45 +27,58 @@ export function notice(
   if (model.scene) {
     return null;
   }
-  const open = button('Open a saved trace…', 'Draw a trace file (.parquet)', actions.open);
+  const open = button(
+    trans.__('Open a saved trace…'),
+    trans.__('Draw a trace file (.parquet)'),
+    actions.open
+  );
   const advice = advise(front);
   if (line === 'none' || !advice.usable) {
     return page(advice.title, advice.text);
   }
   if (line === 'connecting') {
     return page(
-      'Reaching the kernel',
-      'A running cell may have to end first, where the kernel has no subshells.'
+      trans.__('Reaching the kernel'),
+      trans.__('A running cell may have to end first, where the kernel has no subshells.')
     );
   }
   if (line === 'absent') {
     const busy = front?.status === 'busy';
     return page(
-      'This kernel has not loaded Chameleon Lab',
-      'Run this in a cell. The panel fills in by itself.',
+      trans.__('This kernel has not loaded Chameleon Lab'),
+      trans.__('Run this in a cell. The panel fills in by itself.'),
       command(LOAD),
       busy
-        ? h('p', { class: 'cl-hint' }, 'A cell is running: the line can run after it.')
-        : button('Run it for me', 'Run the line in the kernel', actions.load, 'cl-primary')
+        ? h('p', { class: 'cl-hint' }, trans.__('A cell is running: the line can run after it.'))
+        : button(
+            trans.__('Run it for me'),
+            trans.__('Run the line in the kernel'),
+            actions.load,
+            'cl-primary'
+          )
     );
   }
   const session = model.status?.session;
   if (!session) {
     return page(
-      'No session yet',
-      'Begin one, then train. Or draw a trace that was saved.',
+      trans.__('No session yet'),
+      trans.__('Begin one, then train. Or draw a trace that was saved.'),
       command(START),
       open
     );
   }
   if (!session.steps.length) {
     return page(
-      `${session.stage}: no step has ended`,
-      "An optimizer's step() ends one; without an optimizer, call chameleon_lab.current_session().step(). The first step is drawn as soon as it has ended.",
+      trans.__('%1: no step has ended', session.stage),
+      trans.__(
+        "An optimizer's %1 ends one; without an optimizer, call %2. The first step is drawn as soon as it has ended.",
+        'step()',
+        'chameleon_lab.current_session().step()'
+      ),
       open
     );
   }
-  return page('Reading the newest step', 'The kernel prepares it.');
+  return page(trans.__('Reading the newest step'), trans.__('The kernel prepares it.'));
 }
 
 function page(title: string, text: string, ...more: HTMLElement[]): HTMLElement {
@@ -78,11 +92,11 @@ function page(title: string, text: string, ...more: HTMLElement[]): HTMLElement 
 }
 
 function command(text: string): HTMLElement {
-  const copy = button('Copy', 'Copy this line', () => {
+  const copy = button(trans.__('Copy'), trans.__('Copy this line'), () => {
     Clipboard.copyToSystem(text);
-    copy.textContent = 'Copied';
+    copy.textContent = trans.__('Copied');
     setTimeout(() => {
-      copy.textContent = 'Copy';
+      copy.textContent = trans.__('Copy');
     }, 1500);
   });
   return h('div', { class: 'cl-command' }, h('code', {}, text), copy);

@@ -5,6 +5,7 @@ import { Dialog, InputDialog, Notification, showDialog } from '@jupyterlab/apput
 import { openMenu } from '../editor/menu';
 import type { LabModel } from '../model';
 import { LabError } from '../protocol';
+import { trans } from '../texts';
 import { formatAt } from '../timeline/scale';
 import type { Timeline } from '../timeline/timeline';
 
@@ -19,16 +20,24 @@ export function openSaveMenu(
   const drawn = model.scene !== null;
   openMenu(
     host,
-    'Save',
+    trans.__('Save'),
     [
-      { text: 'Trace, with its notes…', enabled: drawn, run: () => void saveTrace(model) },
       {
-        text: 'Picture of the drawing',
+        text: trans.__('Trace, with its notes…'),
+        enabled: drawn,
+        run: () => void saveTrace(model)
+      },
+      {
+        text: trans.__('Picture of the drawing'),
         enabled: drawn,
         run: () => void savePicture(model, timeline)
       },
       null,
-      { text: 'Note at the crosshair…', enabled: drawn, run: () => void addNote(model) }
+      {
+        text: trans.__('Note at the crosshair…'),
+        enabled: drawn,
+        run: () => void addNote(model)
+      }
     ],
     left,
     bottom + 2
@@ -42,10 +51,12 @@ export async function saveTrace(model: LabModel): Promise<void> {
     return;
   }
   const { value, button } = await InputDialog.getText({
-    title: 'Save the trace',
-    label: 'Path of a .parquet file, as the kernel sees it: all recorded steps, and the notes',
+    title: trans.__('Save the trace'),
+    label: trans.__(
+      'Path of a .parquet file, as the kernel sees it: all recorded steps, and the notes'
+    ),
     text: 'trace.parquet',
-    okLabel: 'Save'
+    okLabel: trans.__('Save')
   });
   const path = value?.trim();
   if (!button.accept || !path) {
@@ -54,7 +65,13 @@ export async function saveTrace(model: LabModel): Promise<void> {
   for (const overwrite of [false, true]) {
     try {
       const { result } = await model.attempt('save_trace', { source, path, overwrite });
-      Notification.success(`Saved ${result.steps} steps to ${result.path}.`, { autoClose: 5000 });
+      const said = trans._n(
+        'Saved %1 steps to %2.',
+        'Saved %1 steps to %2.',
+        result.steps,
+        result.path
+      );
+      Notification.success(said, { autoClose: 5000 });
       return;
     } catch (error) {
       if (!(error instanceof LabError) || error.code !== 'exists') {
@@ -62,9 +79,9 @@ export async function saveTrace(model: LabModel): Promise<void> {
         return;
       }
       const { button } = await showDialog({
-        title: 'Overwrite the file?',
+        title: trans.__('Overwrite the file?'),
         body: error.message,
-        buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'Overwrite' })]
+        buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: trans.__('Overwrite') })]
       });
       if (!button.accept) {
         return;
@@ -78,7 +95,9 @@ export async function savePicture(model: LabModel, timeline: Timeline): Promise<
   const picture = timeline.picture();
   const blob = await new Promise<Blob | null>(done => picture.toBlob(done, 'image/png'));
   if (!blob) {
-    model.fail(new LabError('internal', 'The browser could not make a picture of the drawing.'));
+    model.fail(
+      new LabError('internal', trans.__('The browser could not make a picture of the drawing.'))
+    );
     return;
   }
   const link = document.createElement('a');
@@ -95,11 +114,15 @@ export async function addNote(model: LabModel): Promise<void> {
   if (at === undefined) {
     return;
   }
-  const where = model.axis === 'time' ? formatAt(at, model.length) : `op ${Math.floor(at)}`;
+  const where =
+    model.axis === 'time' ? formatAt(at, model.length) : trans.__('op %1', Math.floor(at));
   const { value, button } = await InputDialog.getText({
-    title: 'A note',
-    label: `At ${where}${model.cursor === null ? ', the peak' : ', the crosshair'}. Save… writes notes into the trace`,
-    okLabel: 'Keep'
+    title: trans.__('A note'),
+    label:
+      model.cursor === null
+        ? trans.__('At %1, the peak. Save… writes notes into the trace', where)
+        : trans.__('At %1, the crosshair. Save… writes notes into the trace', where),
+    okLabel: trans._p('note', 'Keep')
   });
   if (button.accept && value?.trim()) {
     await model.addNote(at, value.trim());

@@ -9,6 +9,8 @@ export interface IColumn<T> {
   text?(row: T): string;
   node?(row: T): Node;
   kind?: 'number' | 'dim' | 'lost';
+  /** That rows are sorted by this column, and which way, until the person chooses one. */
+  first?: 'up' | 'down';
 }
 
 const PAGE = 10;
@@ -24,11 +26,10 @@ const MOVES: Record<string, number> = {
 export class SortableTable<T> {
   readonly node: HTMLTableElement;
 
-  /** `by`: the column sorted by until the person chooses one; null keeps the rows as they come. */
+  /** Without a column that is `first` the rows stay as they come. */
   constructor(
     caption: string,
     private readonly _columns: IColumn<T>[],
-    by: string | null,
     private readonly _onChoose: (row: T) => void,
     private readonly _isChosen: (row: T) => boolean
   ) {
@@ -43,8 +44,8 @@ export class SortableTable<T> {
         )
       )
     );
-    this._by = _columns.find(column => column.name === by) ?? null;
-    this._down = this._by?.kind === 'number' && by !== 'Op';
+    this._by = _columns.find(column => column.first) ?? null;
+    this._down = this._by?.first === 'down';
     this.node = h(
       'table',
       { role: 'grid' },

@@ -1,6 +1,7 @@
 // A bar between two areas that is dragged, or moved with the arrow keys, to give one of them more room.
 
 import { h } from '../dom';
+import { trans } from '../texts';
 
 const KEY_PX = 16;
 
@@ -39,7 +40,7 @@ export function splitter(
     tabindex: '0',
     'aria-label': label,
     'aria-orientation': axis === 'x' ? 'vertical' : 'horizontal',
-    title: 'Drag, or use the arrow keys; double click for the usual size',
+    title: trans.__('Drag, or use the arrow keys; double click for the usual size'),
     dblclick: () => host.style.removeProperty(size),
     pointerdown: (event: PointerEvent) => {
       if (event.button !== 0) {

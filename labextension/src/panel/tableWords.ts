@@ -1,7 +1,9 @@
 // What is said beside the tabs of the tables, and which table is in front.
 
-import { formatBytes, formatCount, plural } from '../format';
+import { counted } from '../counts';
+import { formatBytes, formatCount } from '../format';
 import type { IAlive, IScene, ISearch } from '../protocol';
+import { trans } from '../texts';
 
 /** What the tables list, as far as it is known. */
 export interface IListed {
@@ -20,8 +22,13 @@ export function tableSaid(tab: string, { found, alive, query, scene }: IListed):
       return replaysSaid(found?.replay_count ?? 0, found?.declined_count ?? 0);
     case 'ops':
       return query.trim()
-        ? `${plural(found?.op_count ?? 0, 'op')} of ${formatCount(scene?.ops ?? 0)}`
-        : 'Search to list ops';
+        ? trans._p(
+            'ops found',
+            '%1 of %2',
+            counted.ops(found?.op_count ?? 0),
+            formatCount(scene?.ops ?? 0)
+          )
+        : trans.__('Search to list ops');
     default:
       return storagesSaid(found);
   }
@@ -29,21 +36,39 @@ export function tableSaid(tab: string, { found, alive, query, scene }: IListed):
 
 function aliveSaid(alive: IAlive): string {
   const { op, resident_bytes, away_bytes, dropped_bytes, can_leave_bytes } = alive;
-  const where = op.module ? ` in ${op.module}` : '';
-  const dropped = dropped_bytes ? ` ${formatBytes(dropped_bytes)} dropped,` : '';
-  return `At ${op.name}${where}: ${formatBytes(resident_bytes)} on the device, ${formatBytes(away_bytes)} away,${dropped} ${formatBytes(can_leave_bytes)} could leave`;
+  const where = op.module ? trans.__('%1 in %2', op.name, op.module) : op.name;
+  const [resident, away, dropped, leaves] = [
+    resident_bytes,
+    away_bytes,
+    dropped_bytes,
+    can_leave_bytes
+  ].map(formatBytes);
+  return dropped_bytes
+    ? trans.__(
+        'At %1: %2 on the device, %3 away, %4 dropped, %5 could leave',
+        where,
+        resident,
+        away,
+        dropped,
+        leaves
+      )
+    : trans.__('At %1: %2 on the device, %3 away, %4 could leave', where, resident, away, leaves);
 }
 
 function replaysSaid(count: number, declined: number): string {
-  const drops = declined ? `, ${plural(declined, 'drop')} declined` : '';
-  return `${plural(count, 'replay')}${drops} of the storages found`;
+  const replays = trans._n('%2 replay', '%2 replays', count, formatCount(count));
+  return declined
+    ? trans.__('%1, %2 declined of the storages found', replays, counted.drops(declined))
+    : trans.__('%1 of the storages found', replays);
 }
 
 function storagesSaid(found: ISearch | null): string {
   const shown = found?.storages.length ?? 0;
   const count = found?.storage_count ?? 0;
-  const largest = shown < count ? `; the largest ${shown} are listed` : '';
-  return `${plural(count, 'storage')}, ${formatBytes(found?.storage_bytes ?? 0)}${largest}`;
+  const all = `${counted.storages(count)}, ${formatBytes(found?.storage_bytes ?? 0)}`;
+  return shown < count
+    ? trans._n('%2; the largest %1 are listed', '%2; the largest %1 are listed', shown, all)
+    : all;
 }
 
 /** Whether steps have replays, or drops that were declined. */

@@ -12,6 +12,7 @@ import {
   type ISearch,
   type IStorage
 } from '../protocol';
+import { trans } from '../texts';
 import { BANDS, bandOf, categoryName, inWords, nameBeside, shortOp, storageName } from '../words';
 import { type IColumn, SortableTable } from './sortableTable';
 import { hasReplays, tabInFront, tableSaid } from './tableWords';
@@ -54,138 +55,159 @@ export class Tables {
     const seconds = (value: number) => (value ? formatSeconds(value) : '0');
     const storage: IColumn<IStorage>[] = [
       {
-        name: 'Storage',
+        name: trans.__('Storage'),
         of: row => storageName(row),
         node: row => storageCell(row)
       },
-      { name: 'Module', of: row => row.module, node: row => named(row.module), kind: 'dim' },
-      { name: 'Category', of: row => categoryName(row.category), kind: 'dim' },
-      { name: 'Size', of: row => row.bytes, text: row => formatBytes(row.bytes), kind: 'number' }
+      {
+        name: trans.__('Module'),
+        of: row => row.module,
+        node: row => named(row.module),
+        kind: 'dim'
+      },
+      { name: trans.__('Category'), of: row => categoryName(row.category), kind: 'dim' },
+      {
+        name: trans.__('Size'),
+        of: row => row.bytes,
+        text: row => formatBytes(row.bytes),
+        kind: 'number',
+        first: 'down'
+      }
     ];
     this._storages = new SortableTable<IFoundStorage>(
-      'Storages, as the search finds them',
+      trans.__('Storages, as the search finds them'),
       [
         ...storage,
-        { name: 'Away', of: row => row.away_s, text: row => seconds(row.away_s), kind: 'number' },
         {
-          name: 'Dropped',
+          name: trans.__('Away'),
+          of: row => row.away_s,
+          text: row => seconds(row.away_s),
+          kind: 'number'
+        },
+        {
+          name: trans.__('Dropped'),
           of: row => row.dropped_s,
           text: row => seconds(row.dropped_s),
           kind: 'number'
         },
-        { name: 'Transfers', of: row => row.transfers, kind: 'number' },
-        { name: 'Stall', of: row => row.stall_s, text: row => seconds(row.stall_s), kind: 'lost' }
+        { name: trans.__('Transfers'), of: row => row.transfers, kind: 'number' },
+        {
+          name: trans.__('Stall'),
+          of: row => row.stall_s,
+          text: row => seconds(row.stall_s),
+          kind: 'lost'
+        }
       ],
-      'Size',
       row => void _model.selectFound(row),
       row => row.uid === _model.selected?.uid
     );
     this._ops = new SortableTable<IOp>(
-      'Ops, as the search finds them',
+      trans.__('Ops, as the search finds them'),
       [
         {
-          name: 'Op',
+          name: trans.__('Op'),
           of: row => row.op,
           text: row => `${row.step} / ${formatCount(row.op)}`,
-          kind: 'number'
+          kind: 'number',
+          first: 'up'
         },
-        { name: 'Name', of: row => row.name },
-        { name: 'Module', of: row => row.module, node: row => named(row.module), kind: 'dim' },
-        { name: 'Stage', of: row => row.stage, kind: 'dim' },
+        { name: trans.__('Name'), of: row => row.name },
         {
-          name: 'Time',
+          name: trans.__('Module'),
+          of: row => row.module,
+          node: row => named(row.module),
+          kind: 'dim'
+        },
+        { name: trans.__('Stage'), of: row => row.stage, kind: 'dim' },
+        {
+          name: trans.__('Time'),
           of: row => row.duration_s,
           text: row => seconds(row.duration_s),
           kind: 'number'
         },
-        { name: 'Stall', of: row => row.stall_s, text: row => seconds(row.stall_s), kind: 'lost' }
+        {
+          name: trans.__('Stall'),
+          of: row => row.stall_s,
+          text: row => seconds(row.stall_s),
+          kind: 'lost'
+        }
       ],
-      'Op',
       row => void _model.showOp(row, (_model.found?.ops.indexOf(row) ?? -1) + 1),
       row => row.row === _model.op?.row
     );
     this._alive = new SortableTable<IAliveStorage>(
-      'Storages alive at the crosshair',
+      trans.__('Storages alive at the crosshair'),
       [
         storage[0],
         storage[3],
         storage[1],
         {
-          name: 'Where',
-          of: row => (row.resident ? 'on the device' : row.dropped ? 'dropped' : 'away'),
+          name: trans.__('Where'),
+          of: row => whereIs(row),
           kind: 'dim'
         },
         {
-          name: 'Could leave',
+          name: trans.__('Could leave'),
           of: row => (row.can_leave ? 2 : row.in_use ? 1 : 0),
-          text: row =>
-            row.can_leave
-              ? 'yes'
-              : !row.resident
-                ? row.dropped
-                  ? 'is dropped'
-                  : 'is away'
-                : row.in_use
-                  ? 'in use'
-                  : row.movable
-                    ? 'too small'
-                    : 'no'
+          text: row => canLeave(row)
         },
         {
-          name: 'Unused for',
+          name: trans.__('Unused for'),
           of: row => row.idle_s,
           text: row => seconds(row.idle_s),
           kind: 'number'
         },
         {
-          name: 'Ops',
+          name: trans.__('Ops'),
           of: row => row.idle_ops,
           text: row => formatCount(row.idle_ops),
           kind: 'number'
         }
       ],
-      'Size',
       row => void _model.select(row.uid),
       row => row.uid === _model.selected?.uid
     );
     this._replays = new SortableTable<IReplayRow>(
-      'Replays and declined drops, of the storages that the search finds',
+      trans.__('Replays and declined drops, of the storages that the search finds'),
       [
         {
-          name: 'Op',
+          name: trans.__('Op'),
           of: row => row.op?.op ?? -1,
           text: row => (row.op ? `${row.op.step} / ${formatCount(row.op.op)}` : ''),
-          kind: 'number'
+          kind: 'number',
+          first: 'up'
         },
-        { name: 'Replayed', of: row => `${row.declined ? '✕' : '↻'} ${shortOp(row.name)}` },
         {
-          name: 'Storage',
-          of: row => (row.storage ? storageName(row.storage) : 'died before the step'),
+          name: trans.__('Replayed'),
+          of: row => `${row.declined ? '✕' : '↻'} ${shortOp(row.name)}`
+        },
+        {
+          name: trans.__('Storage'),
+          of: row => (row.storage ? storageName(row.storage) : trans.__('died before the step')),
           node: row =>
-            row.storage ? storageCell(row.storage) : h('span', {}, 'died before the step')
+            row.storage ? storageCell(row.storage) : h('span', {}, trans.__('died before the step'))
         },
         {
-          name: 'Module',
+          name: trans.__('Module'),
           of: row => row.storage?.module ?? '',
           node: row => named(row.storage?.module ?? ''),
           kind: 'dim'
         },
         {
-          name: 'Size',
+          name: trans.__('Size'),
           of: row => row.storage?.bytes ?? 0,
           text: row => formatBytes(row.storage?.bytes ?? 0),
           kind: 'number'
         },
         {
-          name: 'Time',
+          name: trans.__('Time'),
           of: row => row.duration_s,
           text: row => (row.declined ? '' : seconds(row.duration_s)),
           kind: 'number'
         },
-        { name: 'For', of: row => (row.declined ? '' : shortOp(row.op?.name ?? '')) },
-        { name: 'Cause', of: row => row.cause, kind: 'dim' }
+        { name: trans.__('For'), of: row => (row.declined ? '' : shortOp(row.op?.name ?? '')) },
+        { name: trans.__('Cause'), of: row => row.cause, kind: 'dim' }
       ],
-      'Op',
       row => {
         _model.setCursor(row.x0);
         if (row.storage) {
@@ -206,10 +228,10 @@ export class Tables {
       this._body
     );
     this._aliveScroll.append(this._alive.node);
-    this._addTab('storages', 'Storages');
-    this._addTab('ops', 'Ops');
-    this._addTab('replays', 'Replays');
-    this._addTab('alive', 'Why is the peak here?');
+    this._addTab('storages', trans.__('Storages'));
+    this._addTab('ops', trans.__('Ops'));
+    this._addTab('replays', trans.__('Replays'));
+    this._addTab('alive', trans.__('Why is the peak here?'));
   }
 
   /** Add a tab behind the others. */
@@ -372,6 +394,28 @@ function storageCell(storage: IStorage): HTMLElement {
   return named(nameBeside(name, storage.module), mark, name);
 }
 
+/** Where a storage that is alive has its bytes. */
+function whereIs({ resident, dropped }: IAliveStorage): string {
+  if (resident) {
+    return trans.__('on the device');
+  }
+  return dropped ? trans.__('dropped') : trans.__('away');
+}
+
+/** Whether a storage that is alive could leave, or why it could not. */
+function canLeave(row: IAliveStorage): string {
+  if (row.can_leave) {
+    return trans.__('yes');
+  }
+  if (!row.resident) {
+    return row.dropped ? trans.__('is dropped') : trans.__('is away');
+  }
+  if (row.in_use) {
+    return trans.__('in use');
+  }
+  return row.movable ? trans.__('too small') : trans.__('no');
+}
+
 function replayRows(found: ISearch | null): IReplayRow[] {
   return [
     ...(found?.declined ?? []).map(row => ({
@@ -415,7 +459,11 @@ function totals(alive: IAlive, toPeak: () => void): HTMLElement {
             {
               class: 'cl-bar',
               style: `--cl-hue: var(--cl-${hue(row.label)})`,
-              title: `${formatBytes(row.resident_bytes)} on the device, ${formatBytes(row.away_bytes)} away`
+              title: trans.__(
+                '%1 on the device, %2 away',
+                formatBytes(row.resident_bytes),
+                formatBytes(row.away_bytes)
+              )
             },
             h('i', { style: `width: ${(100 * row.resident_bytes) / most}%` }),
             h('i', { class: 'cl-away', style: `width: ${(100 * row.away_bytes) / most}%` })
@@ -428,17 +476,17 @@ function totals(alive: IAlive, toPeak: () => void): HTMLElement {
     'div',
     { class: 'cl-totals' },
     block(
-      'By category',
+      trans.__('By category'),
       alive.categories,
       label => categoryName(label),
       label => BANDS[bandOf(CATEGORIES.indexOf(label as never))].id
     ),
     block(
-      'By module',
+      trans.__('By module'),
       alive.modules,
-      label => label || 'outside any',
+      label => label || trans.__('outside any'),
       () => 'op1'
     ),
-    button('At the peak', 'List what is alive at the peak', toPeak)
+    button(trans.__('At the peak'), trans.__('List what is alive at the peak'), toPeak)
   );
 }

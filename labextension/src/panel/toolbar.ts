@@ -5,52 +5,69 @@ import { formatCount, formatSeconds } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { Drawn, LabModel } from '../model';
 import type { Axis, Rows } from '../protocol';
+import { trans } from '../texts';
 import type { Timeline } from '../timeline/timeline';
+import { stepsName } from '../words';
 
 const SEARCH_MS = 150;
 const MOST_STEPS = 16;
 
 export class Toolbar {
-  readonly node = h('div', { class: 'cl-toolbar', role: 'toolbar', 'aria-label': 'Timeline' });
+  readonly node = h('div', {
+    class: 'cl-toolbar',
+    role: 'toolbar',
+    'aria-label': trans.__('Timeline')
+  });
 
   constructor(
     private readonly _model: LabModel,
     timeline: Timeline,
     keys: Bindings
   ) {
-    this._steps = h('select', { 'aria-label': 'Steps drawn', change: () => this._choose() });
+    this._steps = h('select', {
+      'aria-label': trans.__('Steps drawn'),
+      change: () => this._choose()
+    });
     this._follow = h('input', {
       type: 'checkbox',
       change: () => _model.setFollow(this._follow.checked)
     });
     this._axis = segment<Axis>(
-      'Axis',
+      trans.__('Axis'),
       [
-        ['time', 'Time', 'Seconds since the step began'],
-        ['op', 'Op', 'Op index']
+        ['time', trans.__('Time'), trans.__('Seconds since the step began')],
+        ['op', trans.__('Op'), trans.__('Op index')]
       ],
       axis => void _model.setAxis(axis)
     );
     this._drawn = segment<Drawn>(
-      'What is drawn',
+      trans.__('What is drawn'),
       [
-        ['measured', 'Measured', 'What ran'],
-        ['draft', 'Draft', 'What the draft is predicted to do, on the same axis']
+        ['measured', trans.__('Measured'), trans.__('What ran')],
+        [
+          'draft',
+          trans.__('Draft'),
+          trans.__('What the draft is predicted to do, on the same axis')
+        ]
       ],
       drawn => void _model.setDrawn(drawn)
     );
     this._rows = segment<Rows>(
-      'Block map rows',
+      trans.__('Block map rows'),
       [
-        ['storage', 'By storage', 'Each storage keeps its rows while it is away'],
-        ['packed', 'Packed', 'Only what is on the device, packed']
+        [
+          'storage',
+          trans.__('By storage'),
+          trans.__('Each storage keeps its rows while it is away')
+        ],
+        ['packed', trans.__('Packed'), trans.__('Only what is on the device, packed')]
       ],
       rows => void _model.setRows(rows)
     );
     this._search = h('input', {
       type: 'search',
       placeholder: 'layer.3 attn >4MiB',
-      'aria-label': 'Search ops, modules and storages',
+      'aria-label': trans.__('Search ops, modules and storages'),
       spellcheck: 'false',
       input: () => this._searchLater(),
       blur: () => this._timer !== undefined && this._searchNow(),
@@ -66,8 +83,8 @@ export class Toolbar {
       }
     });
     this._stalls = h('span', { class: 'cl-dim', 'aria-live': 'polite' });
-    this._peak = button('Peak', '', () => void _model.goToPeak());
-    this._box = button('Box', '', () => timeline.drawBox(), 'cl-roomy');
+    this._peak = button(trans.__('Peak'), '', () => void _model.goToPeak());
+    this._box = button(trans.__('Box'), '', () => timeline.drawBox(), 'cl-roomy');
     timeline.onBox = drawing => this._box.setAttribute('aria-pressed', String(drawing));
     const keyed = (
       text: string,
@@ -89,51 +106,53 @@ export class Toolbar {
       h('span', { class: 'cl-steps' }, this._drawnSteps, this._steps),
       h(
         'label',
-        { class: 'cl-follow', title: 'Show each new step of the session' },
+        { class: 'cl-follow', title: trans.__('Show each new step of the session') },
         this._follow,
-        'Follow'
+        trans.__('Follow')
       ),
       this._axis.node,
       this._drawn.node,
       h(
         'span',
         { class: 'cl-group cl-zooms' },
-        keyed('+', 'Zoom in', 'zoom-in', () => timeline.zoomBy(0.6)),
-        keyed('−', 'Zoom out', 'zoom-out', () => timeline.zoomBy(1 / 0.6))
+        keyed('+', trans.__('Zoom in'), 'zoom-in', () => timeline.zoomBy(0.6)),
+        keyed('−', trans.__('Zoom out'), 'zoom-out', () => timeline.zoomBy(1 / 0.6))
       ),
-      keyed('Fit', 'Show all', 'fit', () => _model.fit(), ''),
+      keyed(trans.__('Fit'), trans.__('Show all'), 'fit', () => _model.fit(), ''),
       h(
         'span',
         { class: 'cl-group' },
-        keyed('‹', 'Previous peak', 'previous-peak', () => void _model.seekPeak(-1)),
+        keyed('‹', trans.__('Previous peak'), 'previous-peak', () => void _model.seekPeak(-1)),
         this._peak,
-        keyed('›', 'Next peak', 'next-peak', () => void _model.seekPeak(1))
+        keyed('›', trans.__('Next peak'), 'next-peak', () => void _model.seekPeak(1))
       ),
       h(
         'span',
         { class: 'cl-group' },
-        keyed('‹', 'Previous stall', 'previous-stall', () => void _model.seek(-1)),
+        keyed('‹', trans.__('Previous stall'), 'previous-stall', () => void _model.seek(-1)),
         this._stalls,
-        keyed('›', 'Next stall', 'next-stall', () => void _model.seek(1))
+        keyed('›', trans.__('Next stall'), 'next-stall', () => void _model.seek(1))
       ),
       this._rows.node,
       this._box,
       h('span', { class: 'cl-search' }, this._search, this._matches)
     );
     this._matches.append(
-      keyed('‹', 'Previous op found', 'previous-found', () => void _model.seekFound(-1)),
+      keyed('‹', trans.__('Previous op found'), 'previous-found', () => void _model.seekFound(-1)),
       this._match,
-      keyed('›', 'Next op found', 'next-found', () => void _model.seekFound(1))
+      keyed('›', trans.__('Next op found'), 'next-found', () => void _model.seekFound(1))
     );
     keys.follow(() => {
-      const words = 'Words, layer.3-5, >4MiB, stage:backward, category:act';
+      const words = trans.__('Words, %1', 'layer.3-5, >4MiB, stage:backward, category:act');
       this._search.title = keys.hint(words, 'search');
-      const peak = 'Go to the highest peak, and list what is alive there';
+      const peak = trans.__('Go to the highest peak, and list what is alive there');
       this._peak.title = keys.hint(peak, 'peak');
-      const drag = [keys.first('draw-box'), 'Alt+drag'].filter(Boolean).join(', or ');
-      this._box.title = `Draw a box in the block map to list what lies inside (${drag})`;
+      const draw = keys.first('draw-box');
+      this._box.title = draw
+        ? trans.__('Draw a box in the block map to list what lies inside (%1, or Alt+drag)', draw)
+        : trans.__('Draw a box in the block map to list what lies inside (Alt+drag)');
       const switched = keys.first('switch-drawn');
-      this._drawn.node.title = switched ? `${switched} switches` : '';
+      this._drawn.node.title = switched ? trans.__('%1 switches', switched) : '';
     });
     timeline.onSearch = () => {
       this._search.focus();
@@ -159,11 +178,16 @@ export class Toolbar {
     this._drawn.node.hidden = !this._model.draftable;
     this._rows.press(rows);
     this._follow.checked = follow;
-    this._peak.textContent = peakNumber ? `Peak ${peakNumber}` : 'Peak';
-    this._stalls.textContent = `Stall ${stallNumber || '–'} of ${scene?.stalls ?? 0}`;
+    this._peak.textContent = peakNumber ? trans.__('Peak %1', peakNumber) : trans.__('Peak');
+    this._stalls.textContent = trans.__('Stall %1 of %2', stallNumber || '–', scene?.stalls ?? 0);
     const count = this._model.found?.op_count ?? 0;
     this._matches.hidden = !count || !query.trim();
-    this._match.textContent = `${foundNumber || '–'} of ${formatCount(count)}`;
+    this._match.textContent = trans._p(
+      'which op found',
+      '%1 of %2',
+      foundNumber || '–',
+      formatCount(count)
+    );
     if (document.activeElement !== this._search && this._search.value !== query) {
       this._search.value = query;
     }
@@ -174,13 +198,14 @@ export class Toolbar {
       entries: { index: number; stage: string; duration_s: number }[]
     ) => {
       for (const entry of [...entries].reverse()) {
-        const text = `${name}step ${entry.index} · ${entry.stage} · ${formatSeconds(entry.duration_s)}`;
-        options.push([JSON.stringify([source, entry.index, entry.index]), text]);
+        const { index, stage } = entry;
+        const text = trans.__('step %1 · %2 · %3', index, stage, formatSeconds(entry.duration_s));
+        options.push([JSON.stringify([source, index, index]), name + text]);
       }
       const last = entries.slice(-MOST_STEPS);
       if (last.length > 1) {
         const [first, end] = [last[0].index, last[last.length - 1].index];
-        options.push([JSON.stringify([source, first, end]), `${name}steps ${first} to ${end}`]);
+        options.push([JSON.stringify([source, first, end]), name + stepsName(first, end)]);
       }
     };
     if (status?.session) {
@@ -191,7 +216,7 @@ export class Toolbar {
     }
     const value = steps ? JSON.stringify([steps.source, steps.first, steps.last]) : '';
     if (steps && !options.some(([key]) => key === value)) {
-      options.unshift([value, `step ${steps.last} · no longer recorded`]);
+      options.unshift([value, trans.__('step %1 · no longer recorded', steps.last)]);
     }
     const written = JSON.stringify(options);
     if (written !== this._written) {
@@ -205,8 +230,10 @@ export class Toolbar {
     const place = file ? `${file.path.split('/').at(-1)} · ` : '';
     const which =
       steps &&
-      (steps.first === steps.last ? `step ${steps.last}` : `steps ${steps.first}–${steps.last}`);
-    this._drawnSteps.textContent = which ? place + which : 'no step';
+      (steps.first === steps.last
+        ? trans.__('step %1', steps.last)
+        : trans.__('steps %1–%2', steps.first, steps.last));
+    this._drawnSteps.textContent = which ? place + which : trans.__('no step');
     this._steps.title = this._steps.selectedOptions[0]?.textContent ?? '';
     this._drawnSteps.title = this._steps.title;
   }

@@ -2,6 +2,7 @@
 
 import { formatBytes } from '../format';
 import type { IScene } from '../protocol';
+import { trans } from '../texts';
 import { BANDS, bandOf, endOf, measuredOn, shortOp } from '../words';
 import type { IColors } from './colors';
 import { type ITrackBox, type Layout, residentTicks, residentY } from './layout';
@@ -97,7 +98,7 @@ function drawPredicted({ context: c, colors, layout, scale }: IPicture): void {
   c.stroke();
   c.setLineDash([]);
   c.font = `600 ${FONT_PX}px ${colors.font}`;
-  const text = 'Draft, predicted';
+  const text = trans.__('Draft, predicted');
   const width = c.measureText(text).width + 12;
   c.fillStyle = colors.of.draft;
   c.fillRect(scale.width - width, top, width, height - 2);
@@ -265,7 +266,9 @@ export function rulerLabels(scale: Scale, axis: string): { x: number; text: stri
   return at.map(tick => {
     const x = Math.round(scale.x(tick));
     const text =
-      axis === 'op' ? `op ${tick.toLocaleString('en')}` : tickLabel(tick, step, scale.end);
+      axis === 'op'
+        ? trans.__('op %1', tick.toLocaleString('en'))
+        : tickLabel(tick, step, scale.end);
     return { x, text: x < scale.width - 40 ? text : '' };
   });
 }
@@ -507,12 +510,12 @@ function drawResidentLabels(
     start = Math.max(start, 8 + picture.context.measureText(formatBytes(tick.bytes)).width + 12);
   }
   if (scale.width > 340) {
-    label(picture, 'Without swapping', start, box.top + 8, 'left');
+    label(picture, trans.__('Without swapping'), start, box.top + 8, 'left');
   }
   if (capacity !== null) {
     label(
       picture,
-      `Capacity ${formatBytes(capacity)}`,
+      trans.__('Capacity %1', formatBytes(capacity)),
       right,
       y(capacity) - 9,
       'right',
@@ -522,7 +525,7 @@ function drawResidentLabels(
   }
   const op = shortOp(scene.floor.op);
   const of = scale.width > ROOM_FOR_MEASURED_PX ? ` · ${measuredOn(scene.floor)}` : '';
-  const text = `Floor ${formatBytes(scene.floor.bytes)}${op ? ` · ${op}` : ''}${of}`;
+  const text = `${trans.__('Floor %1', formatBytes(scene.floor.bytes))}${op ? ` · ${op}` : ''}${of}`;
   const clear = capacity === null || Math.abs(floorY - y(capacity)) > 22;
   label(
     picture,

@@ -1,5 +1,7 @@
 // Where each track lies, from the top.
 
+import { trans } from '../texts';
+
 export type TrackName =
   | 'minimap'
   | 'ruler'
@@ -43,18 +45,18 @@ const FIXED: [TrackName, height: number, gap: number, least: number, leastGap: n
 const NONE: ReadonlySet<TrackName> = new Set();
 
 /** The tracks that can be folded away, and what they are called; the others are what the drawing is for. */
-export const FOLDABLE: [TrackName, string][] = [
-  ['stages', 'Stage'],
-  ['layers', 'Layer'],
-  ['modules', 'Module'],
-  ['marks', 'Markers'],
-  ['ops', 'Ops'],
-  ['out', 'Swap-out'],
-  ['in', 'Swap-in'],
-  ['stalls', 'Stall'],
-  ['replays', 'Replays'],
-  ['selected', 'Selected'],
-  ['away', 'On the host']
+export const FOLDABLE: [TrackName, () => string][] = [
+  ['stages', () => trans.__('Stage')],
+  ['layers', () => trans.__('Layer')],
+  ['modules', () => trans.__('Module')],
+  ['marks', () => trans.__('Markers')],
+  ['ops', () => trans.__('Ops')],
+  ['out', () => trans.__('Swap-out')],
+  ['in', () => trans.__('Swap-in')],
+  ['stalls', () => trans.__('Stall')],
+  ['replays', () => trans.__('Replays')],
+  ['selected', () => trans.__('Selected')],
+  ['away', () => trans.__('On the host')]
 ];
 
 /** What can be pinned, beside those: at the top, where they stay in sight when the others scroll. */

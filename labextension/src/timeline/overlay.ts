@@ -1,6 +1,7 @@
 // Draws what moves with the person: crosshair, selection, search marks, brush, the minimap's frame.
 
 import type { IBox, IOp, IStorageDetail, ITransfer } from '../protocol';
+import { trans } from '../texts';
 import { BANDS, type BandId, bandOf } from '../words';
 import type { IColors } from './colors';
 import { fitText, rulerLabels } from './draw';
@@ -343,7 +344,7 @@ function drawCursor({ context: c, colors, layout, scale, cursor, view }: IOverla
   const axis = view?.axis ?? 'time';
   const text =
     axis === 'op'
-      ? `op ${Math.floor(cursor).toLocaleString('en')}`
+      ? trans.__('op %1', Math.floor(cursor).toLocaleString('en'))
       : formatAt(cursor, scale.end - scale.start);
   const { top, height } = layout.ruler;
   c.font = `10px ${colors.font}`;

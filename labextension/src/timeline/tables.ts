@@ -3,6 +3,7 @@
 import { tableFromIPC } from '@uwdata/flechette';
 
 import { type IViewReply, LabError } from '../protocol';
+import { trans } from '../texts';
 
 type Numbers = Float64Array | Float32Array | Int32Array | Uint16Array | Uint8Array;
 
@@ -108,14 +109,17 @@ export function readTables(
   for (const [name, columns] of Object.entries(wanted)) {
     const buffer = buffers[order.indexOf(name)];
     if (!buffer) {
-      throw new LabError('malformed', `The kernel's view has no table ${name}.`);
+      throw new LabError('malformed', trans.__("The kernel's view has no table %1.", name));
     }
     const table = tableFromIPC(buffer);
     found[name] = {};
     for (const column of columns) {
       const values = table.getChild(column);
       if (!values) {
-        throw new LabError('malformed', `The kernel's table ${name} has no column ${column}.`);
+        throw new LabError(
+          'malformed',
+          trans.__("The kernel's table %1 has no column %2.", name, column)
+        );
       }
       found[name][column] = values.toArray() as Numbers;
     }

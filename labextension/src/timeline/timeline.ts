@@ -5,7 +5,8 @@ import { formatBytes, formatCount, formatPercent, formatSeconds } from '../forma
 import type { Bindings } from '../keys/bindings';
 import type { LabModel } from '../model';
 import type { IBox, IPoint } from '../protocol';
-import { BANDS, shortOp } from '../words';
+import { trans } from '../texts';
+import { BANDS, shortOp, stepsName } from '../words';
 import { boxOf, growBox, middleBox, moveBox } from './box';
 import { type IColors, readColors } from './colors';
 import { drawTracks } from './draw';
@@ -32,17 +33,17 @@ const NEAR_PX = 5;
 /** The height of a resident track's legend with a line a band, under the track's name. */
 const LEGEND_PX = 90;
 /** The keys that the drawing says of itself, to whom cannot see it. */
-const SAID: [action: string, what: string][] = [
-  ['move-left', 'moves left'],
-  ['move-right', 'moves right'],
-  ['zoom-in', 'zooms in'],
-  ['zoom-out', 'zooms out'],
-  ['fit', 'shows all'],
-  ['next-stall', 'goes to the next stall'],
-  ['next-peak', 'goes to the next peak'],
-  ['draw-box', 'draws a box'],
-  ['switch-drawn', 'switches between what ran and the draft'],
-  ['show-keys', 'lists all keys']
+const SAID: [action: string, says: (key: string) => string][] = [
+  ['move-left', key => trans.__('%1 moves left', key)],
+  ['move-right', key => trans.__('%1 moves right', key)],
+  ['zoom-in', key => trans.__('%1 zooms in', key)],
+  ['zoom-out', key => trans.__('%1 zooms out', key)],
+  ['fit', key => trans.__('%1 shows all', key)],
+  ['next-stall', key => trans.__('%1 goes to the next stall', key)],
+  ['next-peak', key => trans.__('%1 goes to the next peak', key)],
+  ['draw-box', key => trans.__('%1 draws a box', key)],
+  ['switch-drawn', key => trans.__('%1 switches between what ran and the draft', key)],
+  ['show-keys', key => trans.__('%1 lists all keys', key)]
 ];
 
 type Drag = {
@@ -264,18 +265,27 @@ export class Timeline {
     this._nameTracks();
     const { drawn } = this._model;
     this.node.classList.toggle('cl-predicted', drawn === 'draft');
-    const shown = drawn === 'draft' ? 'the draft, predicted, for ' : '';
-    const which = steps
-      ? steps.first === steps.last
-        ? `step ${steps.last}`
-        : `steps ${steps.first} to ${steps.last}`
-      : '';
-    const said = SAID.map(([action, what]) => [this._keys.first(action), what])
-      .filter(([key]) => key)
-      .map(([key, what]) => `${key} ${what}`);
+    const which = steps ? stepsName(steps.first, steps.last) : '';
+    const stalls = trans._n('%1 stalls', '%1 stalls', scene?.stalls ?? 0);
+    const said = SAID.flatMap(([action, says]) => {
+      const key = this._keys.first(action);
+      return key ? [says(key)] : [];
+    }).join(', ');
     this._overlay.setAttribute(
       'aria-label',
-      `Timeline of ${shown}${which}, with ${scene?.stalls ?? 0} stalls. Keys: ${said.join(', ')}. The tables below list the same storages.`
+      drawn === 'draft'
+        ? trans.__(
+            'Timeline of the draft, predicted, for %1, with %2. Keys: %3. The tables below list the same storages.',
+            which,
+            stalls,
+            said
+          )
+        : trans.__(
+            'Timeline of %1, with %2. Keys: %3. The tables below list the same storages.',
+            which,
+            stalls,
+            said
+          )
     );
   }
 
@@ -408,9 +418,14 @@ export class Timeline {
       legend.append(mark, h('span', { title: name }, tight ? short : name), value);
     };
     for (const band of [...BANDS].reverse()) {
-      item(band.id, swatch(band.id), band.name, band.short);
+      item(band.id, swatch(band.id), band.name(), band.short());
     }
-    item('live', h('i', { class: 'cl-swatch cl-ghost' }), 'Unswapped', 'Unswap.');
+    item(
+      'live',
+      h('i', { class: 'cl-swatch cl-ghost' }),
+      trans.__('Unswapped'),
+      trans.__('Unswap.')
+    );
     const key = h(
       'div',
       { class: 'cl-key', 'aria-hidden': 'true' },
@@ -418,31 +433,35 @@ export class Timeline {
         'span',
         {},
         h('i', { class: 'cl-swatch', style: 'background: var(--cl-act)' }),
-        'on the device'
+        trans.__('on the device')
       ),
       ...(rows === 'storage'
-        ? [h('span', {}, h('i', { class: 'cl-swatch cl-away' }), 'away')]
+        ? [h('span', {}, h('i', { class: 'cl-swatch cl-away' }), trans.__('away'))]
         : []),
       ...(rows === 'storage' && scene?.dropped_bytes
-        ? [h('span', {}, h('i', { class: 'cl-swatch cl-dropped' }), 'dropped')]
+        ? [h('span', {}, h('i', { class: 'cl-swatch cl-dropped' }), trans.__('dropped'))]
         : [])
     );
     const lines: [TrackName, HTMLElement][] = [
       [
         'minimap',
-        line('minimap', (scene?.steps.length ?? 1) > 1 ? 'All steps' : 'Whole step', 'whole')
+        line(
+          'minimap',
+          (scene?.steps.length ?? 1) > 1 ? trans.__('All steps') : trans.__('Whole step'),
+          'whole'
+        )
       ],
       ...FOLDABLE.filter(([track]) => track !== 'away' && this._layout[track].height).map(
         ([track, name]): [TrackName, HTMLElement] => [
           track,
-          line(track, name, VALUES[track] ?? track)
+          line(track, name(), VALUES[track] ?? track)
         ]
       ),
-      ['resident', line('resident', 'Resident', 'resident', legend)],
+      ['resident', line('resident', trans.__('Resident'), 'resident', legend)],
       ...(this._layout.away.height
-        ? [['away', line('away', 'On the host', 'away')] as [TrackName, HTMLElement]]
+        ? [['away', line('away', trans.__('On the host'), 'away')] as [TrackName, HTMLElement]]
         : []),
-      ['blocks', line('blocks', 'Block map', 'blocks', key)]
+      ['blocks', line('blocks', trans.__('Block map'), 'blocks', key)]
     ];
     lines.sort(([a], [b]) => this._layout[a].top - this._layout[b].top);
     const stuck = ([track]: [TrackName, HTMLElement]) =>
@@ -459,7 +478,7 @@ export class Timeline {
       scene
         ? axis === 'time'
           ? formatSeconds(scene.length.time)
-          : `${formatCount(scene.ops)} ops`
+          : trans._n('%2 ops', '%2 ops', scene.ops, formatCount(scene.ops))
         : ''
     );
   }
@@ -476,8 +495,8 @@ export class Timeline {
       gutter.classList.toggle('cl-reading', this._pointerAt !== null);
     }
     const hidden = (share: number | null) =>
-      share === null ? 'none' : `${formatPercent(share)} hidden`;
-    this._say('selected', selected ? formatBytes(selected.bytes) : 'none');
+      share === null ? trans._p('copies', 'none') : trans.__('%1 hidden', formatPercent(share));
+    this._say('selected', selected ? formatBytes(selected.bytes) : trans._p('storage', 'none'));
     if (at === null) {
       this._say('stage', '');
       this._say('layer', '');
@@ -488,13 +507,18 @@ export class Timeline {
       this._say('in', hidden(scene.hidden[1]));
       this._say(
         'stalls',
-        scene.stalls ? `${formatCount(scene.stalls)} · ${formatSeconds(scene.stall_s)}` : 'none'
+        scene.stalls
+          ? `${formatCount(scene.stalls)} · ${formatSeconds(scene.stall_s)}`
+          : trans._p('stalls', 'none')
       );
       this._say('replays', `${formatCount(scene.replays)} · ${formatSeconds(scene.replay_s)}`);
-      this._say('resident', `peak ${formatBytes(scene.peak_bytes)}`);
-      this._say('away', `peak ${formatBytes(scene.away_peak_bytes)}`);
+      this._say('resident', trans.__('peak %1', formatBytes(scene.peak_bytes)));
+      this._say('away', trans.__('peak %1', formatBytes(scene.away_peak_bytes)));
       this._say('live', formatBytes(scene.live_peak_bytes));
-      this._say('blocks', `${formatCount(scene.storages)} storages`);
+      this._say(
+        'blocks',
+        trans._n('%2 storages', '%2 storages', scene.storages, formatCount(scene.storages))
+      );
       for (const band of BANDS) {
         this._say(band.id, '');
       }
@@ -517,12 +541,18 @@ export class Timeline {
     this._say('module', span(view.modules, scene.modules));
     this._say('marks', markAt(view.marks, at, scene.mark_names));
     const op = here(view.ops);
-    this._say('ops', op >= 0 ? shortOp(scene.names[view.ops.name[op]] ?? '') : 'idle');
-    this._say('out', here(view.out) >= 0 ? 'busy' : 'idle');
-    this._say('in', here(view.in) >= 0 ? 'busy' : 'idle');
-    this._say('stalls', here(view.stalls) >= 0 ? 'waits' : 'none');
+    this._say(
+      'ops',
+      op >= 0 ? shortOp(scene.names[view.ops.name[op]] ?? '') : trans._p('compute', 'idle')
+    );
+    this._say('out', here(view.out) >= 0 ? trans._p('copies', 'busy') : trans._p('copies', 'idle'));
+    this._say('in', here(view.in) >= 0 ? trans._p('copies', 'busy') : trans._p('copies', 'idle'));
+    this._say('stalls', here(view.stalls) >= 0 ? trans.__('waits') : trans._p('stalls', 'none'));
     const replay = here(view.replays);
-    this._say('replays', replay >= 0 ? shortOp(scene.names[view.replays.name[replay]]) : 'none');
+    this._say(
+      'replays',
+      replay >= 0 ? shortOp(scene.names[view.replays.name[replay]]) : trans._p('replays', 'none')
+    );
     const row = Math.max(0, lastAtMost(view.resident.x, at));
     let total = 0;
     BANDS.forEach((band, i) => {
@@ -862,8 +892,8 @@ export class Timeline {
     this._tip.hidden = true;
   }
 
-  private readonly _gutter = lanesOf('Lanes');
-  private readonly _pinGutter = lanesOf('Pinned lanes');
+  private readonly _gutter = lanesOf(trans.__('Lanes'));
+  private readonly _pinGutter = lanesOf(trans.__('Pinned lanes'));
   private readonly _pinCanvas = h('canvas');
   /** Over the drawing, and as wide: what stays when it scrolls. */
   private readonly _pins = h('div', { class: 'cl-pins', hidden: true });
@@ -913,7 +943,9 @@ function pinButton(
   high: number,
   pin: () => void
 ): HTMLElement {
-  const what = pinned ? `Let ${name} scroll with the others` : `Pin ${name} to the top`;
+  const what = pinned
+    ? trans.__('Let %1 scroll with the others', name)
+    : trans.__('Pin %1 to the top', name);
   const mark = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
   mark.setAttribute('viewBox', '0 0 10 10');
   mark.setAttribute('aria-hidden', 'true');
@@ -929,7 +961,7 @@ function pinButton(
       class: 'cl-pin',
       type: 'button',
       title: what,
-      'aria-label': `Pin ${name}`,
+      'aria-label': trans.__('Pin %1', name),
       'aria-pressed': String(pinned),
       'data-track': track,
       tabindex: '-1',

@@ -37,7 +37,7 @@ const DRAWN: IDrawn = {
     layers: { label: [0] },
     modules: { label: [0] },
     marks: { label: [0] },
-    blocks: { place: [0, 1, 2] }
+    blocks: { place: [0, 1, 2, 9] }
   } as unknown as IView,
   axis: 'time'
 };
@@ -233,6 +233,17 @@ test.each<[string, IHit, object, string, [string, string][]]>([
       ['Module', 'none'],
       ['Bytes', '2.00 KiB'],
       ['Here', 'dropped, until a replay makes it again']
+    ]
+  ],
+  [
+    'a storage where no panel knows one',
+    hit('blocks', { index: 3 }),
+    { storage: STORAGE },
+    'output of gelu',
+    [
+      ['Module', 'h.0'],
+      ['Bytes', '2.00 KiB'],
+      ['Here', '']
     ]
   ],
   [

@@ -2,6 +2,7 @@
 
 import { formatBytes, formatCount, formatPercent, formatSeconds } from '../format';
 import type { Axis, IPoint, IScene } from '../protocol';
+import { trans } from '../texts';
 import { ownFrames, storageName } from '../words';
 import type { IHit } from './hit';
 import type { IView } from './tables';
@@ -21,7 +22,11 @@ export interface IDrawn {
 type Told<Kind extends keyof IPoint> = NonNullable<IPoint[Kind]>;
 
 /** What a block says of its bytes, by `PLACE`. */
-const WHERE = ['on the device', 'away, on the host', 'dropped, until a replay makes it again'];
+const WHERE = [
+  () => trans.__('on the device'),
+  () => trans.__('away, on the host'),
+  () => trans.__('dropped, until a replay makes it again')
+];
 
 /** The tip for what was hit, and for what the kernel knows of it, where it was asked. */
 export function tipOf(hit: IHit, point: IPoint, drawn: IDrawn): ITip {
@@ -29,7 +34,18 @@ export function tipOf(hit: IHit, point: IPoint, drawn: IDrawn): ITip {
   return hit.count > 1
     ? {
         title,
-        rows: [...rows, ['Here', `${formatCount(hit.count)} in this pixel; this is the longest`]]
+        rows: [
+          ...rows,
+          [
+            trans.__('Here'),
+            trans._n(
+              '%2 in this pixel; this is the longest',
+              '%2 in this pixel; this is the longest',
+              hit.count,
+              formatCount(hit.count)
+            )
+          ]
+        ]
       }
     : { title, rows };
 }
@@ -73,33 +89,53 @@ function tellDrawn(hit: IHit, drawn: IDrawn): ITip {
 
 function tellOp(op: Told<'op'>): ITip {
   const rows: ITip['rows'] = [
-    ['Module', op.module || 'outside any'],
-    ['Stage', `${op.stage}, op ${formatCount(op.op)} of step ${op.step}`],
-    ['Time', opTime(op)],
-    ['Touches', `${op.touches.count} storages, ${formatBytes(op.touches.bytes)}`]
+    [trans.__('Module'), op.module || trans.__('outside any')],
+    [trans.__('Stage'), opPlace(op)],
+    [trans.__('Time'), opTime(op)],
+    [
+      trans.__('Touches'),
+      trans._n(
+        '%1 storages, %2',
+        '%1 storages, %2',
+        op.touches.count,
+        formatBytes(op.touches.bytes)
+      )
+    ]
   ];
   if (op.stack.length) {
-    rows.push(['Stack', ownFrames(op.stack)[0] ?? op.stack[0]]);
+    rows.push([trans.__('Stack'), ownFrames(op.stack)[0] ?? op.stack[0]]);
   }
   return { title: op.name, rows };
 }
 
+/** Where in the run an op is. */
+export function opPlace({ stage, op, step }: { stage: string; op: number; step: number }): string {
+  return trans.__('%1, op %2 of step %3', stage, formatCount(op), step);
+}
+
 /** What an op took, and what of that it did not compute in. */
 export function opTime(op: { duration_s: number; stall_s: number; replay_s: number }): string {
-  const stall = op.stall_s ? `, of which stall ${formatSeconds(op.stall_s)}` : '';
-  const replays = op.replay_s ? `, replays ${formatSeconds(op.replay_s)}` : '';
-  return formatSeconds(op.duration_s) + stall + replays;
+  const [all, stall, replays] = [op.duration_s, op.stall_s, op.replay_s].map(formatSeconds);
+  if (op.stall_s) {
+    return op.replay_s
+      ? trans.__('%1, of which stall %2, replays %3', all, stall, replays)
+      : trans.__('%1, of which stall %2', all, stall);
+  }
+  return op.replay_s ? trans.__('%1, replays %2', all, replays) : all;
 }
 
 function tellTransfer(transfer: Told<'transfer'>): ITip {
   const { storage, direction, cause, bytes, duration_s, hidden, waited_s } = transfer;
   return {
-    title: `${direction === 'out' ? 'Swap-out' : 'Swap-in'}, ${cause}`,
+    title: direction === 'out' ? trans.__('Swap-out, %1', cause) : trans.__('Swap-in, %1', cause),
     rows: [
-      ['Storage', storage ? storageName(storage) : 'died before the step'],
-      ['Bytes', formatBytes(bytes)],
-      ['Time', `${formatSeconds(duration_s)}, ${formatPercent(hidden)} hidden`],
-      ['Queued', formatSeconds(waited_s)]
+      [trans.__('Storage'), storage ? storageName(storage) : trans.__('died before the step')],
+      [trans.__('Bytes'), formatBytes(bytes)],
+      [
+        trans.__('Time'),
+        trans.__('%1, %2 hidden', formatSeconds(duration_s), formatPercent(hidden))
+      ],
+      [trans.__('Queued'), formatSeconds(waited_s)]
     ]
   };
 }
@@ -107,27 +143,27 @@ function tellTransfer(transfer: Told<'transfer'>): ITip {
 function tellStall({ duration_s, direction, cause, why, storage, op }: Told<'stall'>): ITip {
   const parts = why.split('; ').filter(Boolean);
   return {
-    title: `Stall ${formatSeconds(duration_s)}`,
+    title: trans.__('Stall %1', formatSeconds(duration_s)),
     rows: [
-      ['Waits for', direction === 'out' ? 'a swap-out' : 'a swap-in'],
-      ['Cause', cause],
-      ...parts.map((part): [string, string] => ['Of it', part]),
-      ['Storage', storage ? storageName(storage) : 'unknown'],
-      ['Op', op ? `${op.name} ${op.module}` : 'outside any']
+      [trans.__('Waits for'), direction === 'out' ? trans.__('a swap-out') : trans.__('a swap-in')],
+      [trans.__('Cause'), cause],
+      ...parts.map((part): [string, string] => [trans.__('Of it'), part]),
+      [trans.__('Storage'), storage ? storageName(storage) : trans.__('unknown')],
+      [trans.__('Op'), op ? `${op.name} ${op.module}` : trans.__('outside any')]
     ]
   };
 }
 
 function tellReplay({ name, storage, bytes, duration_s, cause, op }: Told<'replay'>): ITip {
   return {
-    title: `↻ ${name}, replayed`,
+    title: trans.__('↻ %1, replayed', name),
     rows: [
-      ['Makes', storage ? storageName(storage) : 'what died before the step'],
-      ['Module', storage?.module || 'none'],
-      ['Bytes', formatBytes(bytes)],
-      ['Time', formatSeconds(duration_s)],
-      ['Cause', cause],
-      ['For', op ? `${op.name} ${op.module}` : 'outside any op']
+      [trans.__('Makes'), storage ? storageName(storage) : trans.__('what died before the step')],
+      [trans.__('Module'), storage?.module || trans._p('module', 'none')],
+      [trans.__('Bytes'), formatBytes(bytes)],
+      [trans.__('Time'), formatSeconds(duration_s)],
+      [trans.__('Cause'), cause],
+      [trans.__('For'), op ? `${op.name} ${op.module}` : trans.__('outside any op')]
     ]
   };
 }
@@ -136,19 +172,19 @@ function tellStorage(storage: Told<'storage'>, hit: IHit, { view }: IDrawn): ITi
   return {
     title: storageName(storage),
     rows: [
-      ['Module', storage.module || 'none'],
-      ['Bytes', formatBytes(storage.bytes)],
-      ['Here', WHERE[view?.blocks.place[hit.index] ?? 0]]
+      [trans.__('Module'), storage.module || trans._p('module', 'none')],
+      [trans.__('Bytes'), formatBytes(storage.bytes)],
+      [trans.__('Here'), WHERE[view?.blocks.place[hit.index] ?? 0]?.() ?? '']
     ]
   };
 }
 
 function tellFloor({ bytes, op, module, measured_on }: IScene['floor']): ITip {
   return {
-    title: `Floor ${formatBytes(bytes)}`,
+    title: trans.__('Floor %1', formatBytes(bytes)),
     rows: [
-      ['Set by', `${op} ${module}`],
-      ['Here', measured_on]
+      [trans.__('Set by'), `${op} ${module}`],
+      [trans.__('Here'), measured_on]
     ]
   };
 }
@@ -159,9 +195,9 @@ function tellSpan(hit: IHit, drawn: IDrawn): ITip {
     title: spanName(hit, drawn),
     rows: [
       drawn.axis === 'time'
-        ? ['Time', formatSeconds(length)]
-        : ['Ops', formatCount(Math.round(length))],
-      ['Click', 'sums it up']
+        ? [trans.__('Time'), formatSeconds(length)]
+        : [trans.__('Ops'), formatCount(Math.round(length))],
+      [trans.__('Click'), trans.__('sums it up')]
     ]
   };
 }
