@@ -4,6 +4,8 @@
 
 #include <memory>
 
+#include "late_deaths.h"
+
 namespace chameleon {
 
 namespace {
@@ -16,12 +18,15 @@ struct Ending {
   void (*deleter)(Managed*);
 
   static void run(Managed* managed) {
+    if (late_deaths::put_off(&run_late, managed)) return;
     const std::unique_ptr<Ending> ending(static_cast<Ending*>(managed->manager_ctx));
     managed->manager_ctx = ending->context;
     managed->deleter = ending->deleter;
     ending->loan.end();  // first: the storage may go with the rest
     if (managed->deleter) managed->deleter(managed);
   }
+
+  static void run_late(void* managed) { run(static_cast<Managed*>(managed)); }
 };
 
 template <class Managed>

@@ -323,6 +323,7 @@ void Runtime::stop_listening() {
 }
 
 void Runtime::close() {
+  take_loans_back();
   end_session();
   if (!any_open()) spare_memory::let_go();
   trim_host(/*all=*/true);
@@ -574,6 +575,7 @@ void Runtime::grow_host(size_t bytes) {
 
 std::shared_ptr<StepLog> Runtime::end_step() {
   trim_host(/*all=*/false);
+  take_loans_back();
   Lock lock(mutex_);
   end_dropped_flights();
   executor_.end_step();

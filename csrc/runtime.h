@@ -61,7 +61,8 @@ class Runtime;
 // Note [Loans]
 // A numpy array or a DLPack capsule holds a raw pointer for as long as it lives. While it does, the storage stays where
 // it is, as with a bare pointer; when the last one has gone, it may move again. Who asks for a bare address is not
-// known to be done with it, ever: that is an escape.
+// known to be done with it, ever: that is an escape. On a GPU the kernels of a capsule's holder may run on when it has
+// let go, along streams of its own: there, the storage stays until the step ends, when the host waits for the device.
 struct Loan {
   Runtime* owner;
   Storage* storage;
@@ -330,6 +331,8 @@ class Runtime {
   void end_waited(ThreadState& thread);
   void end_flights_of(Storage& storage, const at::Tensor& tensor, size_t argument, const OpInfo& info);
   void end_dropped_flights();
+  void take_loans_back();
+  void take_loans_back(Storage& storage, int32_t count);
   void end_flight(Flight flight);
   bool has_flight(const void* work);
   void make_way_for_hook(const c10::IValue& value);
@@ -496,6 +499,7 @@ class Runtime {
   int64_t clock_ops_ = 0;             // outermost ops since the process began
   AllocatorEvents allocator_events_;  // when the step began
   Lanes op_lanes_ = 0;                // that ops of the session have run along
+  bool some_loans_ended_ = false;     // of which storages are not free yet
   int64_t buckets_from_uid_ = 0;      // see begin_buckets()
   int64_t backwards_ = 0;             // seen to begin, in all sessions
   bool backward_goes_on_ = false;     // the newest of them

@@ -268,8 +268,49 @@ std::optional<Loan> Runtime::lend(c10::StorageImpl* impl) {
 // On any thread.
 void Loan::end() const {
   Lock lock(owner->mutex_);
-  if (storage->uid != uid || storage->loans == 0) return;  // it has died, or lives on as a ghost
-  if (--storage->loans == 0 && owner->threads_waiting_ > 0) owner->pins_released_.notify_all();
+  if (storage->uid != uid || storage->loans == storage->loans_ended) return;  // it has died, or lives on as a ghost
+  ++storage->loans_ended;
+  if (owner->runs_behind_) {
+    owner->some_loans_ended_ = true;
+  } else {
+    owner->take_loans_back(*storage, 1);
+  }
+}
+
+void Runtime::take_loans_back(Storage& storage, int32_t count) {
+  storage.loans -= count;
+  storage.loans_ended -= count;
+  if (storage.loans == 0 && threads_waiting_ > 0) pins_released_.notify_all();
+}
+
+// Without the core's lock while the host waits: what the GPU was given may be a callback that ends another loan, and
+// waits for the lock. Such a loan is taken back at the end of the next step.
+void Runtime::take_loans_back() {
+  struct Ended {
+    Storage* storage;
+    int64_t uid;
+    int32_t count;
+  };
+  std::vector<Ended> ended;
+  {
+    Lock lock(mutex_);
+    if (!some_loans_ended_) return;
+    for (const auto& storage : table_.all()) {
+      if (storage->loans_ended > 0) ended.push_back({storage.get(), storage->uid, storage->loans_ended});
+    }
+    some_loans_ended_ = false;
+  }
+  try {
+    device_->host_wait_for_compute();
+  } catch (const std::exception&) {  // nothing is known to be over: as before
+    Lock lock(mutex_);
+    some_loans_ended_ = true;
+    return;
+  }
+  Lock lock(mutex_);
+  for (const Ended& each : ended) {
+    if (each.storage->uid == each.uid) take_loans_back(*each.storage, each.count);
+  }
 }
 
 const void* Runtime::identity(c10::StorageImpl* impl) {

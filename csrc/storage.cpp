@@ -31,6 +31,7 @@ void StorageTable::make_ghost(Storage* storage) {
   storage->ghost = true;
   storage->pins -= std::exchange(storage->holds, 0);  // nobody can let go of it any more
   storage->loans = 0;
+  storage->loans_ended = 0;
   storage->plan = -1;
   storage->impl = nullptr;
   storage->weak.reset();

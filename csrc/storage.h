@@ -66,6 +66,7 @@ struct Storage {
   Residency residency = Residency::Resident;
   bool escaped = false;      // a raw pointer left the dispatcher, for good: never moves again
   int32_t loans = 0;         // raw pointers outside whose end will be told: see Note [Loans]
+  int32_t loans_ended = 0;   // those of them whose holder is gone, and may have left work to the device
   bool settled = false;      // made by a kernel or read by an op: nobody is still filling it through a raw pointer
   bool unseen = false;       // would be settled, but for an op around that nobody saw begin
   bool bucket = false;       // of DDP: see Note [DDP before torch 2.13]

@@ -93,6 +93,28 @@ def test_raw_access_to_what_is_away_brings_it_back(access: str) -> None:
         assert int(t[12345]) == 12345
 
 
+@pytest.mark.bits
+@pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="before torch 2.13 what was exported stays")
+def test_what_another_library_was_given_may_leave_from_the_next_step_on() -> None:
+    with cl.Session(256 * MiB, device=DEVICE) as session:
+        t = torch.arange(MiB, device=DEVICE)
+        assert session.evict(t)
+        other = torch.from_dlpack(t)
+        assert session.where(t) == "resident" and not session.evict(t)
+        if ON_GPU:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                other.add_(1)
+        else:
+            other.add_(1)
+        del other
+        assert not (ON_GPU and session.evict(t)), "its kernel may still run"
+        session.step()
+        assert session.evict(t) and session.report().escaped_storages == 0
+        assert int(t[12345]) == 12346
+
+
 def test_saving_and_loading(tmp_path: object) -> None:
     with cl.Session(128 * MiB, device=DEVICE) as session:
         tensors = [torch.full((16 * MiB,), number, dtype=torch.uint8, device=DEVICE) for number in range(12)]

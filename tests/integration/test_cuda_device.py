@@ -648,6 +648,25 @@ DIRECTED = {
             fake.come_after(written)
             read(tensor, 1)
     """,
+    "SessionBegins, and steps end, where a capsule's holder has left work on a stream of its own": """
+        with session() as open_session:
+            tensor = make(1)
+            loan = core.lend(tensor)
+            core.let_go(core.storage_address(tensor))
+            assert not core.evict(tensor)
+            here = fake.moment()
+            fake.use(side)
+            fake.come_after(here)
+            fake.read_unseen(tensor._cdata, 1)
+            fake.use(main)
+            loan.end()
+            assert not core.evict(tensor)
+            open_session.step()
+            assert core.evict(tensor)
+            assert open_session.report().escaped_storages == 0
+            del tensor
+            use_its_memory()
+    """,
     "FirstRun": """
         with session():
             source = make(1)

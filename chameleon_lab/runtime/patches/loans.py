@@ -1,8 +1,9 @@
 """Raw pointers with a known end: numpy arrays and DLPack capsules.
 
-While one lives, its tensor's storage stays where it is; when the last has gone, the storage may move again. Views of an
-array, memoryviews and ``from_dlpack`` hold what they were made from, so they count as well. A bare address is good for
-ever instead: ``array.ctypes`` gives one, and so does ``tensor.data_ptr()`` (see :mod:`.identities`).
+While one lives, its tensor's storage stays where it is; when the last has gone, the storage may move again, on a GPU
+from the step's end on. Views of an array, memoryviews and ``from_dlpack`` hold what they were made from, so they count
+as well. A bare address is good for ever instead: ``array.ctypes`` gives one, and so does ``tensor.data_ptr()`` (see
+:mod:`.identities`).
 """
 
 from __future__ import annotations
@@ -51,11 +52,9 @@ def _lent_to_capsule(to_dlpack: Callable[..., Any]) -> Callable[..., Any]:
     def lent_to_capsule(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(tensor, torch.Tensor) or has_torch_function_unary(tensor):
             return to_dlpack(tensor, *args, **kwargs)
-        loan = None
-        if tensor.device.type == "cpu":
-            loan = core.lend(tensor)
-        else:  # work with the pointer may go on behind the capsule's end
-            core.expose_tensor(tensor)
+        if kwargs.get("copy") and not core.SEES_RAW_ACCESS:  # the capsule would show a copy that is not known
+            tensor, kwargs = tensor.clone(), kwargs | {"copy": False}
+        loan = core.lend(tensor)
         if loan is None:
             return to_dlpack(tensor, *args, **kwargs)
         capsule = _while_lent(loan, tensor, to_dlpack, *args, **kwargs)
