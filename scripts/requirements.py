@@ -76,7 +76,7 @@ def sets() -> list[tuple[str, list[str], list[str]]]:
 def installed_by(setup: str) -> list[str]:
     """The requirements in the calls of pip in setup.sh, as on a machine with PyPI's torch."""
     (torch,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    (cuda,) = re.findall(r'else "([\d.]+)"\)', setup)
+    (cuda,) = re.findall(r'else "(\d+)\.\d+"\)', setup)  # its minor version is that of torch's build
     return _calls(setup.replace("$torch_version", torch).replace("$cuda", cuda), '"${pip[@]}" ')
 
 
