@@ -34,29 +34,11 @@ _ENDS_BLOCK = {
     *("tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return"),
 }
 _TRITON_PURE = {
-    *(
-        "tt.approx_divf",
-        "tt.assert",
-        "tt.bitcast",
-        "tt.broadcast",
-        "tt.cat",
-        "tt.clampf",
-        "tt.dot",
-        "tt.dot_scaled",
-    ),
-    *("tt.expand_dims", "tt.fp_to_fp", "tt.func", "tt.gather", "tt.get_num_programs", "tt.get_program_id"),
-    *("tt.histogram", "tt.int_to_ptr", "tt.join", "tt.make_range", "tt.map_elementwise", "tt.mulhiui"),
-    *(
-        "tt.precise_divf",
-        "tt.precise_sqrt",
-        "tt.print",
-        "tt.reduce",
-        "tt.reshape",
-        "tt.return",
-        "tt.scan",
-        "tt.split",
-    ),
-    *("tt.splat", "tt.trans", "tt.unsplat"),
+    *("tt.approx_divf", "tt.assert", "tt.bitcast", "tt.broadcast", "tt.cat", "tt.clampf", "tt.dot"),
+    *("tt.dot_scaled", "tt.expand_dims", "tt.fp_to_fp", "tt.func", "tt.gather", "tt.get_num_programs"),
+    *("tt.get_program_id", "tt.histogram", "tt.int_to_ptr", "tt.join", "tt.make_range"),
+    *("tt.map_elementwise", "tt.mulhiui", "tt.precise_divf", "tt.precise_sqrt", "tt.print", "tt.reduce"),
+    *("tt.reshape", "tt.return", "tt.scan", "tt.split", "tt.splat", "tt.trans", "tt.unsplat"),
 }
 _PURE_DIALECTS = ("arith.", "math.", "scf.", "ub.")
 _POINTERS = ("!tt.ptr", "!tt.tensordesc")
