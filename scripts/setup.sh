@@ -77,7 +77,7 @@ pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check -c cons
 core() {
     [ -x .venv/bin/pip ] || quietly "Making the Python environment in .venv" python3 -m venv .venv
     # First and alone, so that nothing else chooses a PyTorch.
-    quietly "Installing PyTorch $torch_version (from PyPI, a CUDA build: downloads 2.7 GB, takes 6 GB of disk)" \
+    quietly "Installing PyTorch $torch_version (from PyPI, a CUDA build: downloads 3 GB, takes 6 GB of disk)" \
         "${pip[@]}" "torch==$torch_version"
     quietly "Installing CMake, and what traces and figures take" \
         "${pip[@]}" cmake ninja numpy scipy pyarrow plotly tqdm
@@ -107,10 +107,9 @@ python() {
 # named, or a package would bring a PyTorch of its own.
 apart() {
     local names name folder wanted isolation
-    # The registry's torchvision is compiled for a PyTorch with CUDA: in .venv it would break who imports it.
-    # Triton's version is that of Liger's here: PyTorch's CUDA build chooses its own in .venv.
+    # In .venv, transformers and its like would import them for every test.
     # DeepSpeed has no wheel, and its build imports PyTorch.
-    for names in "timm torchvision" "atheris" "triton==3.9.0 liger-kernel==0.8.5" "bitsandbytes==0.50.2" "torchao==0.18.0" \
+    for names in "timm torchvision" "atheris" "liger-kernel==0.8.5" "bitsandbytes==0.50.2" "torchao==0.18.0" \
         "deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 py-cpuinfo==9.0.0"; do
         folder=build/packages/${names%%[ =]*}
         wanted=$(for name in $names; do grep -i "^$name==" constraints.txt || echo "$name"; done)

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -87,7 +87,7 @@ def main(arguments: list[str]) -> int:
     failed: list[Failure] = []
     unsteady: list[Failure] = []
     file_seconds: dict[str, float] = {}
-    for name in names or parts:
+    for name in names or by_default(parts):
         part_began = time.monotonic()
         found = _run_part(parts[name])
         file_seconds |= found.file_seconds
@@ -112,6 +112,22 @@ def main(arguments: list[str]) -> int:
     if tree and whole and not failed and tree == _clean_tree():
         (KEPT / "passed").write_text(tree + "\n")
     return int(bool(failed))
+
+
+def by_default(parts: Iterable[str], torch_version: str = "") -> list[str]:
+    """All of them, but for the newest PyTorch's where the others run with a release of it, in its CUDA build."""
+    names = list(parts)
+    if newest := [name for name in names if name.startswith("newest")]:
+        if not torch_version:
+            import torch  # its package's version does not name the build
+
+            torch_version = torch.__version__
+        if re.fullmatch(rf"{re.escape(_NEWEST_TORCH)}\.\d+\+cu\d+", torch_version):
+            print(
+                f"==> Leaving out {', '.join(newest)}: all others run with torch {torch_version}", flush=True
+            )
+            return [name for name in names if name not in newest]
+    return names
 
 
 def _tell(
@@ -337,6 +353,8 @@ _CALLS = {
     "third": ("llama", "peers-24"),
 }
 _WITH_TORCH = "scripts/with_torch.sh"
+(_TORCH_BELOW,) = re.findall(r'"torch>=2\.\d+,<2\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+_NEWEST_TORCH = f"2.{int(_TORCH_BELOW) - 1}"
 _UNITS_OF_TORCH = [
     f"tests/unit/test_{name}.py" for name in ("torch_headers", "replay_check", "meta", "roofline")
 ]
@@ -383,7 +401,7 @@ RUNS = {
                 "tests",
             ),
         ),
-        # As torch before 2.13, on this torch and on the oldest one; then the newest one.
+        # As torch before 2.13, on this torch and on the oldest one; then the newest one, where .venv has another.
         "without-hook": _pytest(
             *("without_hook", "integration as with a torch that tells of no raw pointer"),
             *("-n", "2", "-m", "gate or not full", "tests/integration"),

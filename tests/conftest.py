@@ -48,7 +48,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Only the tests of the GPU see one: a session takes it where it is, and the others' models are on the CPU."""
+    """Only the tests of the GPU see one: a session takes it where it is, and the others' models are on the CPU.
+
+    Likewise Triton: the others launch its kernels by its interpreter, which has to be known when Triton is imported.
+    """
     if config.getoption("--without-hook"):
         from chameleon_lab.runtime import core
 
@@ -59,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CHAMELEON_FORK_CHILDREN"] = "1"
     if not hasattr(config, "workerinput") and not any("cuda" in Path(word).parts for word in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 _BESIDE_COMPUTE = {"integration", "property", "torture"}

@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ import chameleon_lab as cl
 from chameleon_lab.lab.panel.dispatch import answer
 from chameleon_lab.lab.panel.protocol import VERSION
 from chameleon_lab.lab.panel.sources import Sources
+from chameleon_lab.planner.process import PlannerProcess
 from chameleon_lab.policy import Policy
 from chameleon_lab.report.trace_report import TraceReport
 from chameleon_lab.trace.check import check_step
@@ -700,6 +701,10 @@ _FORBIDDEN = (
     *("os.rename", "os.chmod", "os.putenv", "shutil.", "webbrowser."),
 )
 """Names of audit events, or how they begin: what runs code, or reaches past the file."""
+_OF_THE_PLANNER = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.exec", "import")
+"""What starting the planner's process does."""
+_ANSWERS_ARE_OF = ("builtins", "chameleon_lab", "numpy")
+"""Packages of the classes in its answers."""
 _watching: list[str] | None = None
 _may_write: str | None = None
 """A folder inside of which files may be renamed."""
@@ -711,8 +716,22 @@ def _listen(event: str, arguments: tuple[Any, ...]) -> None:
         return
     if event == "socket.gethostname":
         return  # a session's meta names its host; nothing is reached
+    if event in _OF_THE_PLANNER and _asks_the_planner():
+        return
+    if event == "pickle.find_class" and arguments[0].split(".")[0] in _ANSWERS_ARE_OF and _asks_the_planner():
+        return
     if _watching is not None and event.startswith(_FORBIDDEN):
         _watching.append(f"{event} {arguments!r}"[:200])
+
+
+def _asks_the_planner() -> bool:
+    """Is this thread talking to the planner's process? It may still plan for an earlier try, and answers in pickles."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is PlannerProcess.call.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _prepare() -> None:

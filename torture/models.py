@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 from collections.abc import Callable
@@ -293,23 +292,12 @@ def check(case: str, options: Options) -> Outcome:
     architecture, outcome = ARCHITECTURES[case], Outcome(case)
     with package(architecture.package):
         try:
-            _import(architecture.package)
+            importlib.import_module(architecture.package)
         except (ImportError, RuntimeError) as error:
             outcome.skipped[f"{architecture.package} is not there ({str(error)[:60]})"] += 1
             return outcome
         _check(architecture, outcome)
     return outcome
-
-
-def _import(name: str) -> None:
-    if name == "timm":
-        # It imports torchvision, whose C++ ops are built for a PyTorch with CUDA; a convolutional net needs none.
-        for op in ("nms", "qnms"):
-            with contextlib.suppress(RuntimeError):
-                torch.library.define(
-                    f"torchvision::{op}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-                )
-    importlib.import_module(name)
 
 
 def _check(architecture: Architecture, outcome: Outcome) -> None:

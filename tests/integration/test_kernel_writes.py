@@ -479,6 +479,7 @@ def launched(tmp_path: Path, body: str) -> Any:
     return printed(tmp_path, textwrap.dedent(LAUNCHES) + textwrap.dedent(body))
 
 
+@pytest.mark.gate
 def test_a_launch_writes_what_its_kernel_writes(tmp_path: Path) -> None:
     found = launched(
         tmp_path,

@@ -45,6 +45,7 @@ def interpreted(tmp_path: Path, body: str, late: bool = False) -> Any:
     return printed(tmp_path, textwrap.dedent(head) + textwrap.dedent(body), TRITON_INTERPRET="1")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("late", [True, False])
 def test_a_launch_is_an_op_and_keeps_nothing(tmp_path: Path, late: bool) -> None:
     found = interpreted(

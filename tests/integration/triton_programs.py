@@ -1,4 +1,4 @@
-"""Programs with Triton's kernels, each run in a process of its own: Triton may be installed apart from the rest."""
+"""Programs with Triton's kernels, each run in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training import HANGS_AFTER_S, ROOT
+from training import HANGS_AFTER_S
 
-APART = ROOT / "build" / "packages" / "triton"
-INSTALLED_AT = [str(APART)] if find_spec("triton") is None else []  # PyTorch's CUDA build brings one
-NEEDS_TRITON = pytest.mark.skipif(bool(INSTALLED_AT) and not APART.is_dir(), reason="Triton is not installed")
-"""``scripts/setup.sh apart`` brings it."""
+NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+"""PyTorch's CUDA build brings it."""
 
 
 def printed(tmp_path: Path, program: str, **environment: str) -> Any:
-    """What a program prints last, as JSON."""
+    """What a program prints last, as JSON. Its kernels are compiled, unless it asks for Triton's interpreter."""
     script = tmp_path / "program.py"  # Triton reads the sources of its kernels
     script.write_text(textwrap.dedent(program))
-    path = os.pathsep.join([*INSTALLED_AT, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, script],
-        env=os.environ | {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path / "cache")} | environment,
+        env=os.environ
+        | {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path / "cache"), "TRITON_INTERPRET": "0"}
+        | environment,
         capture_output=True,
         text=True,
         timeout=HANGS_AFTER_S,

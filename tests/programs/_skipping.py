@@ -7,6 +7,6 @@ import runner
 
 
 def skip_without(name: str) -> None:
-    """Skip the test by the names of what the program needs and cannot import (``scripts/setup.sh apart`` brings it)."""
+    """Skip the test by the names of what its program cannot import (``scripts/setup.sh apart`` brings most of them)."""
     if lacking := runner.missing(name):
         pytest.skip(f"{name} needs {', '.join(lacking)}, which cannot be imported here")

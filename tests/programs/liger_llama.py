@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 NEEDS = ("triton", "liger_kernel")
-APART = "triton"
+APART = "liger-kernel"
 
 DIM, HEADS, TOKENS, TIME = 64, 2, 96, 12
 

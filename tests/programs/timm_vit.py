@@ -11,21 +11,6 @@ NEEDS = ("torchvision", "timm")
 APART = "timm"
 
 
-def prepare() -> None:
-    """The registry's torchvision is compiled for a PyTorch with CUDA. Where its ops cannot be loaded, two of their
-    names are all that its import needs; timm calls neither.
-    """
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        return
-    except RuntimeError:
-        for op in ("nms", "qnms"):
-            torch.library.define(
-                f"torchvision::{op}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            )
-
-
 def run(folder: Path, steps: int) -> Any:
     import numpy as np
     import timm

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 NEEDS = ("triton",)
-APART = "triton"
 
 TILE = 1 << 15
 

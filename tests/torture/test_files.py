@@ -17,6 +17,8 @@ from chameleon_lab.lab.panel import dispatch
 from chameleon_lab.lab.panel.dispatch import answer
 from chameleon_lab.lab.panel.protocol import METHODS, VERSION
 from chameleon_lab.lab.panel.sources import Sources
+from chameleon_lab.planner import plan
+from chameleon_lab.planner.process import PlannerProcess
 from chameleon_lab.trace import Trace
 from torture import files
 from torture.outcome import Outcome
@@ -133,6 +135,16 @@ def test_what_watches_the_tries_sees_code_that_runs(tmp_path: Path, monkeypatch:
     counted = Outcome("")
     assert not files.problem_of(lambda: cl.Session.__init__ and files.use_policy("{"), counted)
     assert counted.named == 1
+
+
+def test_what_the_planner_s_process_answers_is_no_file_s_doing() -> None:
+    planner, step = PlannerProcess(), gpt_step()
+    try:
+        assert not files.problem_of(
+            lambda: planner.call(plan, step, step.live_peak_bytes, "1GB/s"), Outcome("")
+        )
+    finally:
+        planner.close()
 
 
 def test_no_format_of_ours_knows_pickle() -> None:

@@ -287,3 +287,11 @@ def test_failures_of_the_panel_are_named(script, tmp_path) -> None:
     named, whole = (failure.command for failure in script.vitest_found(tmp_path / "vitest.json").failures)
     assert shlex.split(named) == ["npx", "vitest", "run", "src/a.test.ts", "-t", r"a's \[\] test\."]
     assert shlex.split(whole) == ["npx", "vitest", "run", "src/a.test.ts"]
+
+
+def test_the_newest_torch_is_run_by_itself_where_another_is_installed(script) -> None:
+    parts = ["python", "oldest", "newest", "newest-gpu"]
+    newest = f"{script._NEWEST_TORCH}.0"
+    for other in ("2.14.1+cu130", f"{newest}+cpu", f"{newest}.dev20261120+cu132"):
+        assert script.by_default(parts, other) == parts
+    assert script.by_default(parts, f"{newest}+cu132") == ["python", "oldest"]
