@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
@@ -11,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console
@@ -35,7 +34,6 @@ from ..util.units import (
 )
 
 _T = TypeVar("_T")
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class ExitCode(IntEnum):
@@ -140,28 +138,10 @@ step_option = click.option(
 )
 
 
-def rematerialize_option(choices: Sequence[str], about: str) -> Callable[[_Command], _Command]:
-    """The option by both of its names: the old one, ``--rematerialise``, is not listed, and says the new one."""
-
-    def decorate(command: _Command) -> _Command:
-        @functools.wraps(command)
-        def taking_both(*positional: Any, rematerialise: str | None = None, **named: Any) -> Any:
-            if rematerialise is not None:
-                click.echo("chameleon: --rematerialise has a new name: --rematerialize", err=True)
-                named["rematerialize"] = named.get("rematerialize") or rematerialise
-            return command(*positional, **named)
-
-        kind = click.Choice(choices)
-        new = click.option("--rematerialize", "rematerialize", type=kind, help=about)
-        old = click.option("--rematerialise", "rematerialise", type=kind, hidden=True)
-        return new(old(cast(_Command, taking_both)))
-
-    return decorate
-
-
-planning_rematerialize_option = rematerialize_option(
-    REPLAY_CLASS_NAMES,
-    "Replay ops instead of copying their results, if cheaper: none, those of class 1 (element-wise, "
+rematerialize_option = click.option(
+    "--rematerialize",
+    type=click.Choice(REPLAY_CLASS_NAMES),
+    help="Replay ops instead of copying their results, if cheaper: none, those of class 1 (element-wise, "
     "norms, casts, copies), or matrix products, convolutions and attention too. Left out: what the trace says its "
     "session could.",
 )

@@ -25,8 +25,8 @@ from .common import (
     link_of,
     link_option,
     load_trace,
-    planning_rematerialize_option,
     print_json,
+    rematerialize_option,
     step_of,
     step_option,
     with_examples,
@@ -72,7 +72,7 @@ from .simulate import prediction_values
 @click.option(
     "--bound", "with_bound", is_flag=True, help="Also compute a lower bound of any policy (takes seconds)."
 )
-@planning_rematerialize_option
+@rematerialize_option
 @step_option
 @json_option
 def plan(

@@ -18,8 +18,8 @@ from .common import (
     failing_well,
     json_option,
     load_trace,
-    planning_rematerialize_option,
     print_json,
+    rematerialize_option,
     step_of,
     step_option,
     with_examples,
@@ -117,7 +117,7 @@ _DEFAULT = Costs()
     metavar="TIME",
     help="Default: 30min.",
 )
-@planning_rematerialize_option
+@rematerialize_option
 @step_option
 @json_option
 @click.pass_context

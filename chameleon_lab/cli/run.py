@@ -34,7 +34,6 @@ from .common import (
     Failure,
     failing_well,
     inference_steps_option,
-    rematerialize_option,
     with_examples,
 )
 from .launchers import Launch, launch
@@ -322,9 +321,10 @@ def _own_words(arguments: tuple[str, ...]) -> list[str]:
     metavar="FRACTION",
     help="Fraction of the capacity to leave free, such as 5%.",
 )
-@rematerialize_option(
-    ["no", "cheap", "all", "trusting"],
-    "Replay ops instead of copying their results, if cheaper: none, those that cost little "
+@click.option(
+    "--rematerialize",
+    type=click.Choice(["no", "cheap", "all", "trusting"]),
+    help="Replay ops instead of copying their results, if cheaper: none, those that cost little "
     "(element-wise, norms, casts, copies), or all that repeat themselves to the bit. trusting: with torch before 2.13 "
     "too; you promise that nothing outside of ops writes to tensors. Left out: all.",
 )

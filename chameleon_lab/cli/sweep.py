@@ -20,8 +20,8 @@ from .common import (
     link_of,
     link_option,
     load_trace,
-    planning_rematerialize_option,
     print_json,
+    rematerialize_option,
     step_of,
     step_option,
     with_examples,
@@ -51,7 +51,7 @@ from .common import (
 )
 @host_capacity_option
 @link_option
-@planning_rematerialize_option
+@rematerialize_option
 @step_option
 @json_option
 def sweep(

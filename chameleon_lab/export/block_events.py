@@ -32,7 +32,7 @@ def block_events(trace: Trace) -> Iterator[BlockEvent]:
     top = _FIRST_ADDRESS
     for number, (step, at_s) in enumerate(zip(trace.steps, step_starts_s(trace.steps), strict=True)):
         uids = step.storages.uid.astype(np.int64)
-        # Older traces do not say which storages are the same in two steps.
+        # The traces of other tools do not say which storages are the same in two steps.
         unnamed = uids < 0
         uids[unnamed] = -1 - (number << 32) - np.flatnonzero(unnamed)
         rows = step.residencies

@@ -102,20 +102,6 @@ class _Parser(argparse.ArgumentParser):
         return options
 
 
-class _OldName(argparse.Action):
-    """An option by its old name, which says the new one."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        options: argparse.Namespace,
-        value: Any,
-        option: str | None = None,
-    ) -> None:
-        print(f"{parser.prog}: {option} has a new name: --{self.dest.replace('_', '-')}")
-        setattr(options, self.dest, value)
-
-
 def _session_options(command: str) -> _Parser:
     parser = _Parser(command)
     parser.add_argument("--capacity")
@@ -125,7 +111,6 @@ def _session_options(command: str) -> _Parser:
     parser.add_argument("--verify", action="store_true")
     parser.add_argument("--policy")
     parser.add_argument("--rematerialize", default=True)
-    parser.add_argument("--rematerialise", dest="rematerialize", action=_OldName, help=argparse.SUPPRESS)
     parser.add_argument("--no-planning", action="store_true")
     parser.add_argument("--inference-steps", action=argparse.BooleanOptionalAction)
     parser.add_argument("--stacks", action="store_true")

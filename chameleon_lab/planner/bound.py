@@ -28,7 +28,6 @@ import numpy as np
 from ..policy.model import Link
 from ..trace import StepTrace, Trace
 from ..trace.trace import plannable_step
-from ..util.renamed import renamed_arguments
 from ..util.units import format_seconds
 from .arguments import checked_capacity, checked_link, checked_min_swap
 from .generate import refused_of, replay_class_of
@@ -71,7 +70,6 @@ class Bound:
         )
 
 
-@renamed_arguments(rematerialise="rematerialize")
 def lower_bound(
     trace: Trace | StepTrace,
     capacity_bytes: int | float | str,

@@ -17,7 +17,6 @@ from ..policy.link import Link
 from ..policy.model import Policy
 from ..trace import StepTrace, Trace
 from ..trace.trace import plannable_step
-from ..util.renamed import OldName
 from .arguments import checked_capacity, checked_link
 from .constraints import conditions
 from .generate import plan, refused_of
@@ -137,8 +136,6 @@ class Draft:
     def never_rematerialize(self, storage: str | None = None, **target: Any) -> Draft:
         """Never drop a storage, or those of a rule: it stays or is swapped."""
         return self.add(Edit(EditAction.NEVER_REMATERIALIZE, storage, **target))
-
-    rematerialise, never_rematerialise = OldName("rematerialize"), OldName("never_rematerialize")
 
     def prefetch(self, storage: str | None = None, *, ops_earlier: int, **target: Any) -> Draft:
         """Bring back earlier by so many ops, or later where it is negative."""

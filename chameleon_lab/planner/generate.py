@@ -29,7 +29,6 @@ from ..policy.model import NEVER, PLANNER, USER, Action, Decision, Policy, finge
 from ..trace import StepTrace, Trace
 from ..trace.trace import plannable_step
 from ..util.progress import bar
-from ..util.renamed import renamed_arguments
 from ..util.torch_version import installed
 from ..util.units import format_bytes, parse_bytes
 from .arguments import (
@@ -77,7 +76,6 @@ _NEEDLESS_STALL = 0.01
 """Share of the compute time. A first plan that stalls less is good enough to stop at."""
 
 
-@renamed_arguments(rematerialise="rematerialize")
 def plan(
     trace: Trace | StepTrace,
     capacity_bytes: int | float | str,

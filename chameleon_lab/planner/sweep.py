@@ -16,7 +16,6 @@ from ..trace import StepTrace, Trace
 from ..trace.overlap import DEFINITION
 from ..trace.trace import plannable_step
 from ..util.progress import bar, tick
-from ..util.renamed import renamed_arguments
 from ..util.units import NOTHING, format_bytes, format_percent, format_seconds, parse_fraction
 from .arguments import checked_capacity, checked_host_capacity, checked_link, checked_min_swap
 from .generate import plan, refused_of, replay_class_of
@@ -152,7 +151,6 @@ class Sweep:
         return rows
 
 
-@renamed_arguments(rematerialise="rematerialize")
 def sweep(
     trace: Trace | StepTrace,
     capacities: Sequence[int | float | str] | None,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ..errors import PolicyError
-from ..util.renamed import RenamedValues
 
 NEVER = -1
 """``in_op`` and ``use_op`` of a swap that has no way back in the step, and ``gap`` of a storage that has no use."""
@@ -14,18 +14,12 @@ PLANNER, USER = "planner", "user"
 """Who a decision goes back to: the planner alone, or an edit."""
 
 
-class Action(RenamedValues):
+class Action(StrEnum):
     """What a decision does in its gap."""
 
     KEEP = "keep"
     SWAP = "swap"
     REMATERIALIZE = "rematerialize"
-    REMATERIALISE = "rematerialize"  # its old name
-
-    @classmethod
-    def old_names(cls) -> dict[str, str]:
-        """New values by old ones."""
-        return {"rematerialise": "rematerialize"}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ import numpy as np
 from ..errors import BelowFloorError, PolicyError
 from ..trace import Category, Stage, StepTrace
 from ..trace.labels import holder
-from ..util.renamed import RenamedValues
 from ..util.units import format_bytes, parse_bytes
 from .link import Link, parse_link
 
@@ -41,11 +40,7 @@ CATEGORIES = tuple(category.name.lower() for category in Category)
 STAGES = tuple(stage.name.lower() for stage in Stage)
 
 
-_OLD_NAMES = {"rematerialise": "rematerialize", "never_rematerialise": "never_rematerialize"}
-_HASHED_AS = {new: old for old, new in _OLD_NAMES.items()}
-
-
-class EditAction(RenamedValues):
+class EditAction(StrEnum):
     """What an edit asks for."""
 
     KEEP = "keep"
@@ -65,14 +60,6 @@ class EditAction(RenamedValues):
     """Plan for this many bytes."""
     LINK = "link"
     """Plan for this link."""
-
-    REMATERIALISE = "rematerialize"  # their old names
-    NEVER_REMATERIALISE = "never_rematerialize"
-
-    @classmethod
-    def old_names(cls) -> dict[str, str]:
-        """New values by old ones."""
-        return _OLD_NAMES
 
 
 _RESIDENCE = (EditAction.KEEP, EditAction.SWAP, EditAction.NEVER_TOUCH, EditAction.REMATERIALIZE)
@@ -393,8 +380,6 @@ def in_module(path: str, pattern: str) -> bool:
 def digest(edits: Iterable[Edit]) -> str:
     """Hash of edits in their order, notes left out. 16 hex digits."""
     plain = [{name: value for name, value in edit.to_dict().items() if name != "note"} for edit in edits]
-    for values in plain:  # policies hold hashes of the old names
-        values["action"] = _HASHED_AS.get(values["action"], values["action"])
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -1,7 +1,6 @@
 """The policy file: JSON with one edit and one decision a line, in order, for readable diffs.
 
-``policy.schema.json`` beside this module is its JSON Schema. Version 1 had neither edits nor the step, version 2 no
-rematerialize, version 3 wrote it as ``rematerialise``, and version 4 did not retain anything.
+``policy.schema.json`` beside this module is its JSON Schema.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from ..errors import PolicyError
 from ..util.files import unusable_reason
 from . import step_text
 from .decision import NEVER, PLANNER, USER, Action, Decision
-from .edits import CATEGORIES, MOST, EditAction, digest, edit_from_dict
+from .edits import CATEGORIES, MOST, edit_from_dict
 from .link import Link
 
-VERSION = 5
-"""Version of the policy file that this package writes, and the newest that it reads."""
+VERSION = 6
+"""Version of the policy file that this package writes and reads."""
 
 FIELDS = ("capacity_bytes", "link", "decisions", "assumed", "predicted", "edits", "source")
 """Of a policy, what its file holds."""
 
 _HEAD_BYTES = 4096
-_WRITE_AGAIN = "write the file again with Policy.save, or use an older version of it"
+_WRITE_AGAIN = "write the file again with Policy.save, or take an older copy of it"
 
 _TOP = {
     "chameleon_lab_policy": "int",
@@ -161,13 +160,11 @@ def from_json(text: str, source: str = "policy") -> dict[str, Any]:
     """
     data = _parsed(text, source)
     version = _typed(data["chameleon_lab_policy"], "int", source, "chameleon_lab_policy")
-    if version > VERSION or version < 1:
+    if version != VERSION:
         raise PolicyError(
-            f"{source}: it is of policy version {version}, and this Chameleon Lab reads up to {VERSION}: "
-            "upgrade Chameleon Lab, or generate the policy anew"
+            f"{source}: it is of policy version {version}, and this Chameleon Lab reads version {VERSION}: generate "
+            "the policy anew"
         )
-    for older in range(version, VERSION):
-        data = _MIGRATIONS[older](data)
     top = _checked(data, _TOP, source, "")
     link = _checked(top["link"], _LINK, source, "link.")
     _ruled(top, {"capacity_bytes": _whole(1)}, source, "")
@@ -225,64 +222,6 @@ def _parsed(text: str, source: str) -> dict[str, Any]:
     return data
 
 
-def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 marked hand-made decisions by ``decided_by`` alone: they become edits, which outlive the plan."""
-    edits = []
-    for entry in data["decisions"] if isinstance(data.get("decisions"), list) else []:
-        if isinstance(entry, dict) and entry.get("decided_by") != PLANNER:
-            edit = {"action": entry.get("action"), "storage": entry.get("storage")}
-            edits.append(edit if entry.get("gap") == NEVER else {**edit, "gap": entry.get("gap")})
-    assumed = data.get("assumed")
-    try:
-        made = [edit_from_dict(edit) for edit in edits]
-    except (PolicyError, TypeError):
-        made = []  # the check that follows says what is wrong with the decision
-    if made and isinstance(assumed, dict):
-        assumed = {**assumed, "edits": digest(made)}  # the decisions have them already
-    return {**data, "chameleon_lab_policy": 2, "assumed": assumed, "edits": edits, "step": ""}
-
-
-def _from_version_2(data: dict[str, Any]) -> dict[str, Any]:
-    """Version 2 knew two choices, keep and swap: whatever it says still holds."""
-    return {**data, "chameleon_lab_policy": 3}
-
-
-def _from_version_3(data: dict[str, Any]) -> dict[str, Any]:
-    """Version 3 wrote ``rematerialise`` and ``never_rematerialise``."""
-    data = {**data, "chameleon_lab_policy": 4}
-    for part in ("edits", "decisions"):
-        if isinstance(data.get(part), list):
-            data[part] = [_with_new_action(entry) for entry in data[part]]
-    assumed = data.get("assumed")
-    if isinstance(assumed, dict):
-        data["assumed"] = {_NEW_NAMES.get(name, name): value for name, value in assumed.items()}
-    return data
-
-
-def _from_version_4(data: dict[str, Any]) -> dict[str, Any]:
-    """Version 4 retained nothing: whatever it says still holds."""
-    return {**data, "chameleon_lab_policy": 5}
-
-
-_NEW_NAMES = EditAction.old_names()
-
-
-def _with_new_action(entry: Any) -> Any:
-    action = entry.get("action") if isinstance(entry, dict) else None
-    return (
-        {**entry, "action": _NEW_NAMES[action]} if isinstance(action, str) and action in _NEW_NAMES else entry
-    )
-
-
-_MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    1: _from_version_1,
-    2: _from_version_2,
-    3: _from_version_3,
-    4: _from_version_4,
-}
-"""From the version that is the key to the next one. They see data that nobody has checked yet."""
-
-
 def _entry(decision: Decision) -> dict[str, Any]:
     """A decision as the file has it: most retain nothing, and do not say so."""
     values = asdict(decision)
@@ -298,7 +237,7 @@ def _decision(entry: Any, source: str, place: str) -> Decision:
     if values["action"] not in (known := [action.value for action in Action]):
         raise PolicyError(
             f"{source}: {place}.action is {values['action']!r}; this Chameleon Lab knows {', '.join(known)}: "
-            "mend it, or upgrade Chameleon Lab"
+            "mend it"
         )
     values["action"] = Action(values["action"])
     try:
@@ -332,15 +271,18 @@ def _check_without_edits(given: dict[str, Any], source: str) -> None:
 def _place(text: str, source: str, section: str, index: int) -> tuple[str, str]:
     """What to call an entry of a section, and the file with the line that the entry begins in."""
     decoder, name = json.JSONDecoder(), f"{section}[{index}]"
+    begins = re.search(rf'"{section}"\s*:\s*\[', text)  # `assumed` has `edits`, too
+    if begins is None:  # written by another JSON library, with its keys escaped
+        return name, source
+    at = begins.end() - 1
     try:
-        at = text.index("[", text.index(f'"{section}"'))
         for _ in range(index + 1):
             at += 1
             while text[at] in " \t\r\n,":
                 at += 1
             begin, (_, at) = at, decoder.raw_decode(text, at)
             at -= 1
-    except (ValueError, IndexError):  # an older version has no such section
+    except (ValueError, IndexError):
         return name, source
     return name, f"{source}, line {text.count(chr(10), 0, begin) + 1}"
 

@@ -107,7 +107,7 @@ class Policy:
     def load(cls, path: str | os.PathLike[str]) -> Policy:
         """Read what :meth:`save` wrote.
 
-        Raises PolicyError, naming file, place, value and way out, if the file is truncated, of a newer
+        Raises PolicyError, naming file, place, value and way out, if the file is truncated, of another
         version, or has a field missing, unknown or of the wrong type; OSError if it cannot be read.
         """
         if (odd := unusable_reason(path, _MOST_BYTES)) is not None:

@@ -18,7 +18,6 @@ from ..errors import PolicyError
 from ..trace import Makings, StepTrace
 from ..trace.check import check_step
 from ..trace.columns import TABLES
-from ..trace.unnamed import REASONS
 
 _KEPT = {
     "ops": ("name", "module", "stage", "live_peak_bytes", "token"),
@@ -58,7 +57,7 @@ def encode(step: StepTrace) -> str:
         "labels": list(step.labels),
         "columns": {name: len(column) for name, column in columns.items()},
     }
-    if len(step.makings) and step.reasons != REASONS:
+    if len(step.makings):
         header["reasons"] = list(step.reasons)
     if not step.keeps_host_copies:
         header["keeps_host_copies"] = False
@@ -88,9 +87,7 @@ def decode(text: str) -> StepTrace:
         check_step(step)
         return step
     except _DAMAGES as error:
-        raise PolicyError(
-            f'step is damaged ({error}): make it "", and the step is recorded anew, or take an older file'
-        ) from error
+        raise PolicyError(f'step is damaged ({error}): make it "", and the step is recorded anew') from error
 
 
 def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
@@ -116,7 +113,7 @@ def _step(header: dict[str, Any], columns: dict[str, np.ndarray]) -> StepTrace:
         names=tuple(map(str, header["names"])),
         modules=tuple(map(str, header["modules"])),
         labels=tuple(map(str, header["labels"])),
-        reasons=tuple(map(str, header.get("reasons", REASONS))),
+        reasons=tuple(map(str, header.get("reasons", ("",)))),
         keeps_host_copies=bool(header.get("keeps_host_copies", True)),
         **recorded,
     )

@@ -10,9 +10,8 @@ from typing import Any
 
 from ..planner import Prediction
 from ..policy import Policy
-from ..util.renamed import with_old_keys
 from ..util.units import NOTHING, format_bytes, format_percent, format_seconds
-from .session_report import SAVED_KEYS, StepSummary
+from .session_report import StepSummary
 
 _MOST_NOW = 8
 
@@ -110,8 +109,8 @@ class DryRun:
             "steps": self.steps,
             "settle": self.settle,
             "predicted": {name: getattr(self.prediction, name) for name in names},
-            "before": None if self.before is None else with_old_keys(asdict(self.before), SAVED_KEYS),
-            "measured": [with_old_keys(asdict(step), SAVED_KEYS) for step in self.measured],
+            "before": None if self.before is None else asdict(self.before),
+            "measured": [asdict(step) for step in self.measured],
         }
 
     def __str__(self) -> str:

@@ -13,7 +13,6 @@ from ..ranks.identity import ALONE, Identity
 from ..trace import Divergence
 from ..trace.overlap import DEFINITION
 from ..trace.stall_parts import WORDS
-from ..util.renamed import OldName, warn_of_old_name, with_old_keys
 from ..util.units import NOTHING, format_bytes, format_percent, format_seconds
 from .disk_summary import DiskSummary
 from .enough import above, typed
@@ -25,12 +24,10 @@ _MUCH_SPLIT = 0.05
 """Share of what is reserved that is worth a remark when it lies in split segments."""
 _LEAST_PART = 5e-4
 """Smallest share of the stall that gets a line."""
-SAVED_KEYS = {"divergences": "departures", "replan_reason": "lacking"}
-"""Figures whose keys in saved reports are their old names."""
 _MOST_REASONS = 2
 """Why ops are not replayed: so many lines at most."""
-_NOT_IMPLEMENTED = ("not implemented on", "does not exist on")
-"""Reasons that hide an op from a report; the second one is of older traces."""
+_NOT_IMPLEMENTED = "not implemented on"
+"""A reason that hides an op from a report."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,6 @@ class StepSummary:
     """Pauses without ops, outside of the loop; not part of ``step_s``. Includes ``loading_s``."""
     loading_s: float = 0.0
     """Time of DataLoaders in which no op ran."""
-
-    departures = OldName("divergences")
 
     @classmethod
     def none(cls) -> StepSummary:
@@ -261,8 +256,6 @@ class Report(_OfNewest, Mapping[str, Any]):
     disk: DiskSummary | None = None
     """The disk that takes what is away; None: the host's memory does."""
 
-    departures, lacking = OldName("divergences"), OldName("replan_reason")
-
     @property
     def enough_bytes(self) -> int | None:
         """A capacity that is enough for those steps; None if their floor is unknown."""
@@ -276,10 +269,6 @@ class Report(_OfNewest, Mapping[str, Any]):
             return getattr(self.newest, name)
 
     def __getitem__(self, name: str) -> Any:
-        for new, old in SAVED_KEYS.items():
-            if name == old:
-                warn_of_old_name("Report", f"[{old!r}]", f"[{new!r}]")
-                name = new
         if name not in _FIGURES:
             raise KeyError(name)
         return getattr(self, name)
@@ -298,9 +287,8 @@ class Report(_OfNewest, Mapping[str, Any]):
         return at_first_use("session_figure")(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain Python values, with the keys of saved reports."""
-        figures: dict[str, Any] = with_old_keys(asdict(self), SAVED_KEYS)
-        return figures | {name: self[name] for name in _OF_STEPS}
+        """The report as plain Python values."""
+        return asdict(self) | {name: self[name] for name in _OF_STEPS}
 
     def rows(self) -> list[tuple[str, str, str]]:
         """The table: name, value, remark."""
@@ -552,7 +540,7 @@ def not_replayed_rows(refused: Mapping[str, str]) -> list[tuple[str, str, str]]:
     names: dict[str, list[str]] = {}
     for name, why in refused.items():
         # An op that the device does not implement cannot occur.
-        parts = [part for part in why.split("; ") if not any(words in part for words in _NOT_IMPLEMENTED)]
+        parts = [part for part in why.split("; ") if _NOT_IMPLEMENTED not in part]
         if parts:
             names.setdefault("; ".join(parts), []).append(name)
     reasons = sorted(names, key=lambda why: -len(names[why]))

@@ -13,9 +13,8 @@ from ..planner import Floor, floor
 from ..trace import Category, Cause, Direction, Divergence, Pause, StepTrace, Trace
 from ..trace.overlap import DEFINITION, covered, overlap_of
 from ..trace.stall_parts import parts_of_step
-from ..util.renamed import OldName, with_old_keys
 from ..util.units import NOTHING, format_bytes, format_percent, format_seconds
-from .session_report import SAVED_KEYS, not_replayed_rows, stall_rows
+from .session_report import not_replayed_rows, stall_rows
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,6 @@ class RecordedStep:
     """Time of DataLoaders in which no op ran; not part of ``step_s``."""
     paused_s: float = 0.0
     """Pauses without ops, data loading included; not part of ``step_s``."""
-
-    departures = OldName("divergences")
 
     @classmethod
     def of(cls, step: StepTrace) -> RecordedStep:
@@ -140,9 +137,8 @@ class TraceReport:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain Python values, with the keys of saved reports."""
-        plain: dict[str, Any] = with_old_keys(asdict(self), SAVED_KEYS)
-        return plain
+        """The report as plain Python values."""
+        return asdict(self)
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """The step's table: what, value, remark."""

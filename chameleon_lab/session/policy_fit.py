@@ -60,7 +60,7 @@ def misfit_at_start(
     if policy.assumed.get("fingerprint") not in (None, fingerprint(policy.source)):
         return "its fingerprint is of another step than the one in its file"
     if not policy.source.ops.token.any():
-        return "an older version recorded the step in its file: it cannot be compared"
+        return "another tool recorded the step in its file: it cannot be compared"
     want, have = model_ops(policy.source), model_ops(first)
     if _op_signature(policy.source, want) != _op_signature(first, have[max(0, len(have) - len(want)) :]):
         return _difference(policy.source, want, first, have)

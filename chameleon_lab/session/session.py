@@ -61,7 +61,6 @@ from ..runtime.tensor_parts import parts
 from ..trace import Category, StepTrace, Trace
 from ..trace.list_ops import part_limit_bytes
 from ..trace.replay_ops import REPLAY_CLASS
-from ..util.renamed import OldName, renamed_arguments
 from ..util.units import format_bytes, parse_bytes, parse_fraction
 from .agreement import Agreement
 from .arguments import (
@@ -164,7 +163,6 @@ class Session:
     Use it as a context manager, or call :meth:`start` and :meth:`stop`.
     """
 
-    @renamed_arguments(rematerialise="rematerialize")
     def __init__(
         self,
         capacity: int | float | str | None = None,
@@ -505,8 +503,6 @@ class Session:
     def is_open(self) -> bool:
         """Is the session running?"""
         return self in open_sessions()
-
-    rematerialise = OldName("rematerialize")
 
     @property
     def capacity_bytes(self) -> int | None:

@@ -1,6 +1,5 @@
 """Recorded steps as columns, and their files."""
 
-from ..util.renamed import warn_of_old_name
 from .columns import (
     Category,
     Cause,
@@ -48,10 +47,3 @@ __all__ = [
     "Transfers",
     "Uses",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name == "Departure":
-        warn_of_old_name("trace.", "Departure", "Divergence")
-        return Divergence
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -81,7 +81,6 @@ class Ops(StepTable):
         "its measured time on the device; NaN if not measured, and on the cpu device",
         unknown=True,
         missing=np.nan,
-        since=3,
     )
     live_peak_bytes: np.ndarray = size("most bytes alive, resident or away, until the next op starts")
     resident_peak_bytes: np.ndarray = size("most bytes on the device until the next op starts")
@@ -89,9 +88,8 @@ class Ops(StepTable):
         "uint32",
         "hash of name, ranks, dtypes, stage, module, named storages, for matching",
         missing=0,
-        since=2,
     )
-    plan_op: np.ndarray = column("int32", "the matched op of the plan; -1 if none", missing=-1, since=2)
+    plan_op: np.ndarray = column("int32", "the matched op of the plan; -1 if none", missing=-1)
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class Storages(StepTable):
         "bool", "may it leave the device? (known to the dispatcher, no raw pointer has escaped)"
     )
     form: np.ndarray = index(
-        "forms", "dtype and shape of the first tensor seen of it; -1 unknown", low=-1, missing=-1, since=7
+        "forms", "dtype and shape of the first tensor seen of it; -1 unknown", low=-1, missing=-1
     )
 
 
@@ -131,7 +129,6 @@ class Uses(StepTable):
         "them, or another op",
         low=-1,
         missing=-1,
-        since=6,
     )
 
 
@@ -151,7 +148,6 @@ class Transfers(StepTable):
         "when it was asked for: before its issue, where there was no room",
         unknown=True,
         missing=np.nan,
-        since=6,
     )
 
 
@@ -165,14 +161,12 @@ class Stalls(StepTable):
     cause: np.ndarray = code(Cause, "of the transfer waited for")
     start_s: np.ndarray = seconds()
     duration_s: np.ndarray = seconds()
-    due_s: np.ndarray = seconds("as in Transfers; NaN unknown", unknown=True, missing=np.nan, since=6)
-    issue_s: np.ndarray = seconds("of the transfer", unknown=True, missing=np.nan, since=6)
-    copy_start_s: np.ndarray = seconds(unknown=True, missing=np.nan, since=6)
-    copy_end_s: np.ndarray = seconds(unknown=True, missing=np.nan, since=6)
-    room_bytes: np.ndarray = size("of the block that needed the room; 0: none", missing=0, since=6)
-    room_storage: np.ndarray = index(
-        "storages", "storage of that block; -1: a new one", low=-1, missing=-1, since=6
-    )
+    due_s: np.ndarray = seconds("as in Transfers; NaN unknown", unknown=True, missing=np.nan)
+    issue_s: np.ndarray = seconds("of the transfer", unknown=True, missing=np.nan)
+    copy_start_s: np.ndarray = seconds(unknown=True, missing=np.nan)
+    copy_end_s: np.ndarray = seconds(unknown=True, missing=np.nan)
+    room_bytes: np.ndarray = size("of the block that needed the room; 0: none", missing=0)
+    room_storage: np.ndarray = index("storages", "storage of that block; -1: a new one", low=-1, missing=-1)
 
 
 @dataclass(frozen=True)
@@ -290,12 +284,6 @@ class Segments(StepTable):
     kind: np.ndarray = index("names", "such as large, small, or large, expandable")
 
 
-def _brought(since: int, default: Any) -> Any:
-    """A field that came with a version of the trace file; older ones read as the default."""
-    known = {"default_factory": default} if callable(default) else {"default": default}
-    return field(**known, metadata={"since": since})
-
-
 @dataclass(frozen=True, repr=False)
 class StepColumns:
     """One recorded training step, but for what :class:`~chameleon_lab.trace.step.StepTrace` can be asked besides."""
@@ -319,26 +307,26 @@ class StepColumns:
     # Do copies on the host last while their storages are resident and unwritten? Not where writes may go unseen.
     keeps_host_copies: bool = True
     stacks: tuple[str, ...] = ()  # Python stacks, innermost frame first, one "file:line function" a line
-    replays: Replays = _brought(3, Replays.none)
-    declined: Declined = _brought(3, Declined.none)
-    makings: Makings = _brought(4, Makings.none)
+    replays: Replays = field(default_factory=Replays.none)
+    declined: Declined = field(default_factory=Declined.none)
+    makings: Makings = field(default_factory=Makings.none)
     # What the allocator below the session did, on a GPU; see :class:`~chameleon_lab.report.StepSummary`.
-    refusals: int = _brought(5, 0)
-    soft_ooms: int = _brought(5, 0)
-    alloc_retries: int = _brought(5, 0)
-    device_allocs: int = _brought(5, 0)
-    device_frees: int = _brought(5, 0)
-    device_syncs: int = _brought(5, 0)
-    useless_bytes: int = _brought(5, 0)
-    pauses: Pauses = _brought(6, Pauses.none)
+    refusals: int = 0
+    soft_ooms: int = 0
+    alloc_retries: int = 0
+    device_allocs: int = 0
+    device_frees: int = 0
+    device_syncs: int = 0
+    useless_bytes: int = 0
+    pauses: Pauses = field(default_factory=Pauses.none)
     # Dtypes and shapes, such as "float32 [64, 256]"; a dtype alone where views differ.
-    forms: tuple[str, ...] = _brought(7, ())
-    mark_names: tuple[str, ...] = _brought(7, ())  # what the user's code calls its stretches
-    marks: Marks = _brought(7, Marks.none)
-    reasons: tuple[str, ...] = _brought(8, ("",))  # why drops were declined, and values cannot be made again
-    kernels: Kernels = _brought(9, Kernels.none)
-    segments: Segments = _brought(9, Segments.none)
-    lacks: str = _brought(9, "")  # what a plan needs and its file does not tell, in words; empty: nothing
+    forms: tuple[str, ...] = ()
+    mark_names: tuple[str, ...] = ()  # what the user's code calls its stretches
+    marks: Marks = field(default_factory=Marks.none)
+    reasons: tuple[str, ...] = ("",)  # why drops were declined, and values cannot be made again
+    kernels: Kernels = field(default_factory=Kernels.none)
+    segments: Segments = field(default_factory=Segments.none)
+    lacks: str = ""  # what a plan needs and its file does not tell, in words; empty: nothing
 
     def __repr__(self) -> str:
         return (

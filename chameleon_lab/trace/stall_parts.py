@@ -98,7 +98,7 @@ def stall_parts(stalls: Stalls, transfers: Transfers, residencies: Residencies, 
 
 
 def _copies(stalls: Stalls, rows: Transfers) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each stall's copy: due, issue, start and end; NaN where nobody knows. Older traces know it of transfers."""
+    """Of each stall's copy: due, issue, start and end; NaN: unknown. Predicted transfers have all but the first."""
     found = [
         np.array(column, dtype=np.float64)
         for column in (stalls.due_s, stalls.issue_s, stalls.copy_start_s, stalls.copy_end_s)

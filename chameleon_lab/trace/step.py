@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..util.renamed import OldName
 from .alive import Alive
 from .columns import StepColumns
 from .divergences import Divergence, divergences
@@ -38,8 +37,6 @@ class StepTrace(StepColumns):
         See :func:`~chameleon_lab.trace.divergences.divergences`.
         """
         return divergences(self)
-
-    departures = OldName("divergences")
 
     @cached_property
     def list_runs(self) -> tuple[ListRun, ...]:

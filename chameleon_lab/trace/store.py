@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -30,13 +30,12 @@ from .cut_file import MAGIC, lead_of, mended, note, whole_steps
 from .parquet_footer import stated_size
 from .step import StepTrace
 from .table import StepTable, renumbered
-from .unnamed import ENUMS, REASONS
 
 if TYPE_CHECKING:
     import pyarrow
 
 VERSION = 9
-"""Version of the trace file that this package writes, and the newest that it reads."""
+"""Version of the trace file that this package writes and reads."""
 
 _KEY = b"chameleon_lab.trace"
 
@@ -53,8 +52,6 @@ _WRITING: dict[str, Any] = {
 _TYPES = {int: "int64", float: "float64", str: "string"}
 _SCALARS = {name: _TYPES[kind] for name, kind in KINDS.items() if kind in _TYPES}
 _DICTIONARIES = [name for name, kind in KINDS.items() if kind == tuple[str, ...]]
-_SINCE = {field.name: field.metadata.get("since", 1) for field in fields(StepTrace)}
-"""The version that brought a field; from an older file it reads as its default."""
 
 _ENUMS = {
     column.into.__name__: column.into
@@ -114,7 +111,7 @@ def load(path: str | os.PathLike[str], partial: bool = False) -> Contents:
         partial: of a file whose end is missing, read the steps that are whole; ``lost`` of the trace says what is gone.
 
     Raises ImportError without pyarrow, CutFileError if the file's end is missing (``partial``: and no step is whole),
-    TraceError if it is of a newer version, damaged or no trace at all, OSError if it cannot be opened.
+    TraceError if it is of another version, damaged or no trace at all, OSError if it cannot be opened.
     """
     pa = _import_pyarrow()
     if (odd := unusable_reason(path, _MOST_BYTES)) is not None:
@@ -143,7 +140,7 @@ def _read(pa: Any, file: BinaryIO, path: str | os.PathLike[str], verified: bool 
         source = parquet.ParquetFile(file, page_checksum_verification=verified)
         schema = source.schema_arrow
     header = _header(schema, path)
-    expected = _schema(pa, header.version)
+    expected = _schema(pa)
     for column in expected:
         position = schema.get_field_index(column.name)
         if position < 0 or schema.field(position).type != column.type:
@@ -167,9 +164,9 @@ def _read(pa: Any, file: BinaryIO, path: str | os.PathLike[str], verified: bool 
 def _read_whole_steps(pa: Any, data: bytes, path: str | os.PathLike[str], cut: CutFileError) -> Contents:
     """The steps of a cut file that are whole. Raises CutFileError if there is none."""
     if (lead := lead_of(data)) is None:
-        raise cut  # cut within its first bytes, or of an earlier Chameleon Lab, which wrote all steps in one piece
-    header = _header_of(lead, path)
-    template = _template(pa, lead, header.version)
+        raise cut  # cut within its first bytes, or written by another program
+    _header_of(lead, path)
+    template = _template(pa, lead)
     try:
         whole = whole_steps(data, template)
     except ValueError as error:
@@ -186,12 +183,12 @@ def _read_whole_steps(pa: Any, data: bytes, path: str | os.PathLike[str], cut: C
     raise CutFileError(f"{cut}; none of its {of} steps is whole")
 
 
-def _template(pa: Any, header: dict[str, Any], version: int) -> bytes:
+def _template(pa: Any, header: dict[str, Any]) -> bytes:
     """A file of one step, for all that does not hang on how many steps a file has."""
     import pyarrow.parquet as parquet
 
     values = {name: value for name, value in header.items() if name != "steps"}
-    schema = _schema(pa, version).with_metadata({_KEY: json.dumps(values).encode()})
+    schema = _schema(pa).with_metadata({_KEY: json.dumps(values).encode()})
     row = pa.Table.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
     sink = io.BytesIO()
     parquet.write_table(row, sink, **_WRITING)
@@ -209,21 +206,15 @@ def _check_size(file: BinaryIO, path: str | os.PathLike[str]) -> None:
 
 
 def _steps(table: Any, header: _Header) -> list[StepTrace]:
-    tables = {
-        name: _tables(table.column(name), name, header) for name in TABLES if name in table.schema.names
-    }
-    scalars = [name for name in _SCALARS if name in table.schema.names]
-    dictionaries = [name for name in _DICTIONARIES if name in table.schema.names]
-    plain = table.select([*scalars, *dictionaries]).to_pylist()
+    tables = {name: _tables(table.column(name), name, header) for name in TABLES}
+    plain = table.select([*_SCALARS, *_DICTIONARIES]).to_pylist()
     steps = []
     for position, values in enumerate(plain):
-        values |= {name: tuple(values[name]) for name in dictionaries}
-        if any(text is None for name in dictionaries for text in values[name]):
+        values |= {name: tuple(values[name]) for name in _DICTIONARIES}
+        if any(text is None for name in _DICTIONARIES for text in values[name]):
             raise ValueError("a name is missing")
-        if any(values[name] is None for name in scalars):
+        if any(values[name] is None for name in _SCALARS):
             raise ValueError("a step without its index, stage, times or counts")
-        if header.version < 8:
-            values["reasons"] = REASONS
         values |= {name: rows[position] for name, rows in tables.items()}
         step = StepTrace(**values, keeps_host_copies=header.keeps_host_copies)
         try:
@@ -273,16 +264,16 @@ def _import_pyarrow() -> Any:
     return pyarrow
 
 
-def _schema(pa: Any, version: int = VERSION) -> pyarrow.Schema:
+def _schema(pa: Any) -> pyarrow.Schema:
     def type_of(kind: str) -> Any:
         return pa.bool_() if kind == "bool" else getattr(pa, kind)()
 
     columns = [(name, type_of(kind)) for name, kind in _SCALARS.items()]
     columns += [(name, pa.list_(pa.string())) for name in _DICTIONARIES]
     for name, kind in TABLES.items():
-        fields = [(key, type_of(c.dtype)) for key, c in kind.declared().items() if c.since <= version]
+        fields = [(key, type_of(c.dtype)) for key, c in kind.declared().items()]
         columns.append((name, pa.list_(pa.struct(fields))))
-    return pa.schema([column for column in columns if _SINCE[column[0]] <= version])
+    return pa.schema(columns)
 
 
 def _row(pa: Any, step: StepTrace, schema: pyarrow.Schema) -> pyarrow.Table:
@@ -339,11 +330,10 @@ def _tables(column: Any, name: str, header: _Header) -> list[StepTable]:
     rows: list[StepTable] = []
     for chunk in column.chunks:
         values = chunk.values
-        present = [key for key in declared if values.type.get_field_index(key) >= 0]
-        if chunk.null_count or values.null_count or any(values.field(key).null_count for key in present):
+        if chunk.null_count or values.null_count or any(values.field(key).null_count for key in declared):
             raise ValueError(f"{name} has rows without values")
         arrays = {}
-        for key in present:
+        for key in declared:
             arrays[key] = values.field(key).to_numpy(zero_copy_only=False).astype(declared[key].dtype)
             if isinstance(kind := declared[key].into, type):
                 names = header.enums[kind.__name__]
@@ -356,7 +346,6 @@ def _tables(column: Any, name: str, header: _Header) -> list[StepTable]:
 
 @dataclass(frozen=True)
 class _Header:
-    version: int
     meta: dict[str, Any]
     keeps_host_copies: bool
     lost: str | None
@@ -378,20 +367,23 @@ def _header(schema: pyarrow.Schema, path: str | os.PathLike[str]) -> _Header:
 
 def _header_of(values: Any, path: str | os.PathLike[str]) -> _Header:
     try:
-        version = int(values["version"])
-        if version > VERSION:
+        version = values["version"]
+        if type(version) is not int:
+            raise ValueError(f"its version is {version!r}")
+        if version != VERSION:
             raise TraceError(
-                f"{path}: it is of trace version {version}, and this Chameleon Lab reads up to {VERSION}: "
-                "upgrade Chameleon Lab"
+                f"{path}: it is of trace version {version}, and this Chameleon Lab reads version {VERSION}: record "
+                "it anew"
             )
-        lost, enums = values.get("lost"), values["enums"] if version >= 8 else ENUMS
+        lost, enums = values.get("lost"), values["enums"]
         return _Header(
-            version,
             dict(values["meta"]),
             bool(values.get("keeps_host_copies", True)),
             None if lost is None else str(lost),
             {name: tuple(map(str, enums[name])) for name in _ENUMS},
         )
+    except TraceError:
+        raise
     except (AttributeError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise _broken(path, error) from error
 

@@ -23,9 +23,7 @@ class Column:
     unit: str = ""
     """``s`` (from the step's start), ``bytes``, or none."""
     missing: Any = None
-    """What it is filled with where a file or a caller leaves it out; None: it cannot be left out."""
-    since: int = 1
-    """The version of the trace file that brought it."""
+    """What it is filled with where a caller leaves it out; None: it cannot be left out."""
     into: str | int | type[IntEnum] | None = None
     """What its numbers are within: rows of a table, entries of a dictionary, an enum, or a number of its own."""
     low: int = 0
@@ -128,6 +126,6 @@ def renumbered(where: str, kind: type[IntEnum], names: Sequence[str], numbers: n
     known = np.array([kind.__members__.get(name, -1) for name in names])[numbers]
     if (known < 0).any():
         unknown = names[numbers[known < 0][0]]
-        raise ValueError(f"{where} is {unknown!r}, which this Chameleon Lab does not know: upgrade it")
+        raise ValueError(f"{where} is {unknown!r}, which this Chameleon Lab does not know: record it anew")
     now: np.ndarray = known.astype(numbers.dtype)
     return now

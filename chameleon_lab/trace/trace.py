@@ -26,12 +26,12 @@ class Trace:
 
     steps: list[StepTrace]
     meta: dict[str, Any] = field(default_factory=dict)
-    """``torch``, ``device``, ``kernels`` (the CPU with its instructions, or the GPU; empty where none
-    ran, missing in older traces), ``capacity_bytes`` (or None), ``link_out_bytes_per_s``, ``link_in_bytes_per_s``
-    (None: as fast as the machine copies), ``created_s``; ``replay_class``, the highest class of ops that could be
-    replayed, and ``refused``, names of ops and keys of storages that were not, whatever their class. Older traces have
-    neither, or the class alone. For reports: ``not_replayed``, why ops are not replayed, or not with every dtype, and
-    ``replays_off``, why nothing is. Of a file of another tool: ``format``, what it was."""
+    """``torch``, ``device``, ``kernels`` (the CPU with its instructions, or the GPU; empty where none ran),
+    ``capacity_bytes`` (or None), ``link_out_bytes_per_s``, ``link_in_bytes_per_s`` (None: as fast as the machine
+    copies), ``created_s``; ``replay_class``, the highest class of ops that could be replayed, and ``refused``, names of
+    ops and keys of storages that were not, whatever their class. For reports: ``not_replayed``, why ops are not
+    replayed, or not with every dtype, and ``replays_off``, why nothing is. Of a file of another tool: ``format``, what
+    it was."""
 
     lost: str | None = None
     """What the file that it was read from has lost, in words, and with it this trace; None: nothing."""

@@ -22,7 +22,9 @@ from chameleon_lab.trace import (
     Transfers,
     Uses,
 )
-from chameleon_lab.trace.unnamed import REASONS
+
+REASONS = ("", *(f"reason {number}" for number in range(1, 7)))
+"""Of a step, why something is not replayed."""
 
 
 @dataclass

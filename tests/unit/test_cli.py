@@ -73,11 +73,6 @@ def test_fractions_and_links_are_written_as_in_python(trace, chameleon):
     assert values[0]["link"] == {"out_bytes_per_s": 1e9, "in_bytes_per_s": 2e9}
     assert values[0]["capacity_bytes"] == values[0]["host_capacity_bytes"]
     assert values[0] == values[1] == values[2]
-    command = ("plan", "t.parquet", "--capacity", "60%", "--json")
-    code, out, err = chameleon(*command, "--rematerialize", "all")
-    said = "chameleon: --rematerialise has a new name: --rematerialize\n"
-    assert chameleon(*command, "--rematerialise", "all") == (code, out, said + err)
-    assert "rematerialise" not in chameleon("plan", "--help")[1]
 
 
 def test_plan_and_sweep_replay_where_they_are_told_to(trace, chameleon):
@@ -110,7 +105,7 @@ def test_plan_and_sweep_know_what_the_session_did_not_replay(trace, chameleon):
 
     swept = ("sweep", "u.parquet", "--capacity", "60%", "--link", "64MiB/s", "--json")
     meta = trace.meta | {"replay_class": 2}
-    Trace(trace.steps, meta).save("u.parquet")  # as older versions have written it
+    Trace(trace.steps, meta).save("u.parquet")
     values, free = planned()
     (point,) = json.loads(chameleon(*swept)[1])["points"]
     assert free.assumed["refused"] == [] and free.drops

@@ -13,7 +13,6 @@ from chameleon_lab import _C
 from chameleon_lab.planner import program, replay
 from chameleon_lab.planner.memory import MIN_SWAP_BYTES
 from chameleon_lab.runtime import core
-from chameleon_lab.trace import unnamed
 from chameleon_lab.trace.columns import Category, Cause, Direction, Pause, Stage
 from chameleon_lab.util.units import parse_bytes
 
@@ -47,13 +46,6 @@ def test_refusals_are_told_by_their_numbers() -> None:
     assert len(core.REFUSALS) == len(set(core.REFUSALS)) > _C.ENUMS["Refusal"]["Op"]
     assert core.REFUSALS[_C.ENUMS["Refusal"]["None"]] == ""
     assert "not replayed" in core.REFUSALS[core.OP_NOT_REPLAYED]
-
-
-@pytest.mark.parametrize("kind", [Stage, Category, Direction, Cause, Pause])
-def test_numbers_in_files_without_names_mean_what_they_did(kind: type[IntEnum]) -> None:
-    names = unnamed.ENUMS[kind.__name__]
-    assert [value.name for value in kind][: len(names)] == list(names)
-    assert [value.value for value in kind] == list(range(len(kind)))
 
 
 def test_limits_and_defaults_are_the_cores() -> None:

@@ -9,7 +9,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 from hangs import HANGS_AFTER_S, until
-from synthetic import dropped_step, gpt_step
+from synthetic import REASONS, dropped_step, gpt_step
 
 from chameleon_lab.lab.panel import plan_worker
 from chameleon_lab.lab.panel.dispatch import answer
@@ -21,7 +21,6 @@ from chameleon_lab.planner.process import PlannerProcess
 from chameleon_lab.planner.sweep import POINTS
 from chameleon_lab.policy import Edit, EditAction, Policy
 from chameleon_lab.trace import Trace
-from chameleon_lab.trace.unnamed import REASONS
 
 STEP = gpt_step(layers=6)
 CAPACITY = int(0.6 * STEP.live_peak_bytes)

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from synthetic import dropped_step, gpt_step, swapped_step
+from synthetic import REASONS, dropped_step, gpt_step, swapped_step
 
 from benchmarks.lab.traces import enlarged
 from chameleon_lab.lab.panel import views
@@ -18,7 +18,6 @@ from chameleon_lab.lab.panel.sources import Sources
 from chameleon_lab.planner import floor
 from chameleon_lab.trace import Category, Marks, Replays, Residencies, Stage, Trace
 from chameleon_lab.trace.overlap import overlap_of
-from chameleon_lab.trace.unnamed import REASONS
 
 MIB = 1 << 20
 

@@ -1,11 +1,10 @@
-"""The policy file: its published schema, older versions, the step it carries, and where it says what is wrong."""
+"""The policy file: its published schema, the step it carries, and where it says what is wrong."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +45,7 @@ DROPS = plan(
     rematerialize=True,
     refused=("aten::embedding",),
 )
-V1 = Path(__file__).parent / "data" / "policy_v1.json"
-V2 = Path(__file__).parent / "data" / "policy_v2.json"
-V3 = Path(__file__).parent / "data" / "policy_v3.json"
-V4 = Path(__file__).parent / "data" / "policy_v4.json"
-
-
-def retaining_nothing(old: dict[str, Any]) -> list[dict[str, Any]]:
-    return [decision | {"retains": ()} for decision in old["decisions"]]
+WRITTEN = Path(__file__).parent / "data" / "policy.json"
 
 
 def with_edit(**edit: Any) -> str:
@@ -62,7 +54,7 @@ def with_edit(**edit: Any) -> str:
     return json.dumps(data, indent=1)
 
 
-@pytest.mark.parametrize("policy", [POLICY, DROPS, Policy(1, Link(None, None), ()), Policy.load(V1)])
+@pytest.mark.parametrize("policy", [POLICY, DROPS, Policy(1, Link(None, None), ()), Policy.load(WRITTEN)])
 def test_saved_files_obey_the_published_schema(policy: Policy, tmp_path: Path) -> None:
     VALIDATOR.check_schema(SCHEMA)
     policy.save(tmp_path / "policy.json")
@@ -70,7 +62,7 @@ def test_saved_files_obey_the_published_schema(policy: Policy, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("overlap", [None, 1.0, 0.5])
-def test_an_overlap_may_be_null_and_older_files_have_one_of_nothing(overlap: float | None) -> None:
+def test_an_overlap_may_be_null(overlap: float | None) -> None:
     data = json.loads(POLICY.to_json())
     data["predicted"]["overlap"] = overlap
     VALIDATOR.validate(data)
@@ -208,92 +200,15 @@ def test_edits_changed_in_the_file_make_the_decisions_outdated() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------ version 1
-
-
-def test_version_1_is_migrated_and_its_hand_made_decisions_become_edits() -> None:
-    old = json.loads(V1.read_text())
-    assert old["chameleon_lab_policy"] == 1
-    policy = Policy.load(V1)
-    assert [dataclasses.asdict(d) for d in policy.decisions] == retaining_nothing(old)
-    assert policy.capacity_bytes == old["capacity_bytes"] and policy.predicted == old["predicted"]
-    assert policy.edits == (Edit(EditAction.SWAP, "wte/aten::embedding.0#0", gap=1),)
-    assert policy.is_current and policy.source is None
-    assert json.loads(policy.to_json())["chameleon_lab_policy"] == VERSION
-    assert Policy.from_json(policy.to_json()) == policy
-
-
-def test_version_1_still_runs() -> None:
-    step = gpt_step(layers=2)
-    prediction = simulate(step, Policy.load(V1))
-    assert prediction.unmatched == () and prediction.fits
-
-
-def test_a_bad_version_1_is_refused_with_its_place() -> None:
-    text = V1.read_text().replace('"out_op": 1,', '"out_op": "1",', 1)
-    with pytest.raises(PolicyError, match=r'old\.json, line 8: decisions\[0\]\.out_op is "1"'):
-        Policy.from_json(text, "old.json")
-
-
-# ------------------------------------------------------------------------------------------------ version 2
-
-
-def test_version_2_means_what_it_did() -> None:
-    old = json.loads(V2.read_text())
-    assert old["chameleon_lab_policy"] == 2
-    policy = Policy.load(V2)
-    assert [dataclasses.asdict(d) for d in policy.decisions] == retaining_nothing(old) and policy.drops == ()
-    assert [edit.to_dict() for edit in policy.edits] == old["edits"] and policy.is_current
-    assert (policy.assumed, policy.predicted) == (old["assumed"], old["predicted"])
-    assert json.loads(policy.to_json()) == old | {"chameleon_lab_policy": VERSION}
-
-
-# ------------------------------------------------------------------------------------------------ version 3
-
-
-def test_version_3_wrote_rematerialize_otherwise() -> None:
-    text = V3.read_text()
-    old = json.loads(text)
-    assert old["chameleon_lab_policy"] == 3 and old["assumed"]["rematerialise"] == 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nobody is to blame for an old file
-        policy = Policy.load(V3)
+def test_a_file_that_was_written_before_means_what_it_did() -> None:
+    """A change that makes this fail raises VERSION, and writes the file anew."""
+    written = json.loads(WRITTEN.read_text())
+    assert written["chameleon_lab_policy"] == VERSION
+    policy = Policy.load(WRITTEN)
     assert policy.drops and policy.swaps and policy.is_current
-    assert policy.assumed["rematerialize"] == 2
-    assert [edit.action for edit in policy.edits] == ["rematerialize", "never_rematerialize"]
-    assert json.loads(policy.to_json()) == json.loads(
-        text.replace("rematerialise", "rematerialize").replace('policy": 3', f'policy": {VERSION}')
-    )
+    assert json.loads(policy.to_json()) == written
     assert simulate(policy.source, policy).replayed_bytes == sum(drop.bytes for drop in policy.drops)
-
-
-# ------------------------------------------------------------------------------------------------ version 4
-
-
-def test_version_4_retained_nothing() -> None:
-    old = json.loads(V4.read_text())
-    assert old["chameleon_lab_policy"] == 4
-    policy = Policy.load(V4)
-    assert [dataclasses.asdict(d) for d in policy.decisions] == retaining_nothing(old)
-    assert policy.drops and policy.swaps and policy.is_current
-    assert json.loads(policy.to_json()) == old | {"chameleon_lab_policy": VERSION}
-
-
-# ------------------------------------------------------------------------------------------------ old names
-
-
-def test_its_names_are_understood_in_code_and_said() -> None:
-    for old, new in (("rematerialise", "rematerialize"), ("never_rematerialise", "never_rematerialize")):
-        with pytest.warns(FutureWarning, match=f"{old}.* has a new name: .*{new}"):
-            assert Edit(old, "a").action is EditAction(new)
-    with pytest.warns(FutureWarning, match="rematerialise= has a new name: rematerialize="):
-        assert plan(STEP, STEP.live_peak_bytes, Link(1e9, 1e9), rematerialise=True).assumed["rematerialize"]
-    with pytest.raises(TypeError, match=r"plan\(\) got both rematerialize= and rematerialise="):
-        plan(STEP, STEP.live_peak_bytes, Link(1e9, 1e9), rematerialise=True, rematerialize=True)
-    draft = DROPS.draft()
-    with pytest.warns(FutureWarning, match="never_rematerialise has a new name"):
-        draft.never_rematerialise("h.1/aten::gelu.0#0")
-    assert draft.edits[-1].action is EditAction.NEVER_REMATERIALISE is EditAction.NEVER_REMATERIALIZE
+    assert any(drop.retains for drop in policy.drops) and "parameter:w.0" in policy.source.storage_keys
 
 
 def test_drops_survive_the_file(tmp_path: Path) -> None:
@@ -371,3 +286,14 @@ def test_a_decision_has_no_field_that_the_file_lacks() -> None:
     assert set(json.loads(POLICY.to_json())["decisions"][0]) == {
         f.name for f in dataclasses.fields(Decision) if f.name != "retains"
     }  # which most do not have
+
+
+def test_the_line_of_a_wrong_edit_is_that_of_the_edit_whatever_is_assumed() -> None:
+    """`assumed` has a hash of the edits by the same name, and an array behind it."""
+    data = json.loads(POLICY.to_json())
+    data["assumed"]["disobeyed"] = [0]
+    data["edits"][1]["action"] = "juggle"
+    text = json.dumps(data, indent=1)
+    line = 1 + text[: text.index('"juggle"')].count("\n")
+    with pytest.raises(PolicyError, match=rf"p\.json, line {line - 1}: edits\[1\]"):
+        Policy.from_json(text, "p.json")

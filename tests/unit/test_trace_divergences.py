@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from synthetic import StepBuilder
 
-from chameleon_lab import trace
 from chameleon_lab.report.trace_report import TraceReport, followed
 from chameleon_lab.trace import Category, StepTrace, Trace
 
@@ -63,11 +62,3 @@ def test_a_saved_trace_says_how_its_plan_was_followed(tmp_path):
     assert rows["Matched"] == ("62.5 %", "of the ops were found in the plan; diverged in 4 places")
     rows = {name: (value, remark) for name, value, remark in TraceReport.of(read, read.steps[0]).rows()}
     assert rows["Matched"] == ("none", "no plan was followed")
-
-
-def test_the_old_names_warn():
-    step = step_of([0, -1, 1])
-    with pytest.warns(FutureWarning, match=r"StepTrace\.departures has a new name: divergences"):
-        assert step.departures == step.divergences
-    with pytest.warns(FutureWarning, match=r"trace\.Departure has a new name: Divergence"):
-        assert trace.Departure is trace.Divergence

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...trace import Stage, StepTrace
-from ...util.renamed import OldName
 from .suggestion import WORTHWHILE, Suggestion
 
 
@@ -26,10 +25,6 @@ class Checkpointing(Suggestion):
     """What they have in common: ``h.*``."""
     of: int
     """How many modules there are of that pattern."""
-
-    checkpointed_peak_bytes = OldName("changed_peak_bytes")
-    replay_s = OldName("extra_s")
-    replay_share = OldName("extra_share")
 
     @property
     def what(self) -> str:

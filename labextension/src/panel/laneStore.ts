@@ -26,7 +26,7 @@ export async function keepLanes(
   }
 }
 
-/** An older or newer panel may have kept other names. */
+/** Those that are lanes: what a browser has kept is not trusted. */
 function tracks(value: unknown, known: ReadonlySet<TrackName>): TrackName[] {
   return Array.isArray(value) ? value.filter(name => known.has(name as TrackName)) : [];
 }
