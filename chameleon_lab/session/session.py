@@ -47,6 +47,7 @@ from ..runtime.inference_steps import InferenceSteps
 from ..runtime.kernels import kernels_of
 from ..runtime.patches.collectives import collectives
 from ..runtime.patches.compiling import compiling
+from ..runtime.patches.custom_ops import custom_ops
 from ..runtime.patches.error_words import error_words
 from ..runtime.patches.graphs import no_graphs
 from ..runtime.patches.launches import launches
@@ -285,7 +286,7 @@ class Session:
             Shared("errors", lambda: [error_words(_words, _failure_of)]),
             Shared("collectives", lambda: [collectives()]),
         ]
-        self._guards = Shared("raw access", guards)
+        self._guards = Shared("raw access", lambda: [*guards(), custom_ops()])
         if self._traits["captures_graphs"]:
             self._hooks.append(Shared("graphs", lambda: [no_graphs()]))
         self._splits_lists = split_optimizer
@@ -371,7 +372,7 @@ class Session:
         options.stacks = bool(self.stacks)
         options.trusting = self.rematerialize == "trusting"
         options.splits_lists = self._splits_lists
-        self._guards.install()  # first: other threads may save a tensor, or list one, as soon as storages can move
+        self._guards.install()  # first: other threads may read a tensor past the ops as soon as storages can move
         try:
             self._runtime.open(options)
         except RuntimeError as error:
