@@ -69,8 +69,8 @@ def _plain(signature: str) -> str:
     signature = re.sub(r"numpy\.typing\.NDArray\[chameleon::\w+\]", "numpy.ndarray", signature)
     signature = re.sub(r"\bchameleon_lab(\.with_cuda)?\.(_C|_planner)\.", "", signature)
     signature = re.sub(r"\(self: \w+", "(self", signature).replace("chameleon::", "")
-    signature = signature.replace("typing.SupportsInt | typing.SupportsIndex", "int")
-    signature = signature.replace("typing.SupportsFloat | typing.SupportsIndex", "float")
+    for kind in ("int", "float"):  # the second word is of newer versions of pybind
+        signature = re.sub(rf"typing\.Supports{kind.title()}( \| typing\.SupportsIndex)?", kind, signature)
     return re.sub(r"\b(types\.CapsuleType|capsule)\b", "typing.Any", signature)
 
 

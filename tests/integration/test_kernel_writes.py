@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from triton_programs import NEEDS_TRITON, printed
 
+from chameleon_lab.runtime import core
+
 pytestmark = [pytest.mark.full, pytest.mark.bits, NEEDS_TRITON]
 
 KERNELS = """
@@ -498,7 +500,9 @@ def test_a_launch_writes_what_its_kernel_writes(tmp_path: Path) -> None:
     assert sent == [True] * 6 and (y, x, escaped) == (4 * 997, 997, 0)
     assert ops == [["compile", False, False], *[["scale", False, True]] * 3]
     mib = 1 << 20
-    assert bytes_out == [2 * mib, mib, mib], "x was not written, so its copy on the host was still good"
+    # Before torch 2.13 no copy on the host outlives its storage's stay there.
+    again = mib if core.SEES_RAW_ACCESS else 2 * mib
+    assert bytes_out == [2 * mib, again, again], "x was not written, so its copy on the host was still good"
 
 
 def test_each_variant_of_a_kernel_writes_what_it_does(tmp_path: Path) -> None:
