@@ -236,8 +236,7 @@ def _decision(entry: Any, source: str, place: str) -> Decision:
     _ruled(values, {"retains": _NAMES}, source, f"{place}.")
     if values["action"] not in (known := [action.value for action in Action]):
         raise PolicyError(
-            f"{source}: {place}.action is {values['action']!r}; this Chameleon Lab knows {', '.join(known)}: "
-            "mend it"
+            f"{source}: {place}.action is {values['action']!r}; this Chameleon Lab knows {', '.join(known)}: mend it"
         )
     values["action"] = Action(values["action"])
     try:

@@ -286,7 +286,7 @@ class Session:
             Shared("errors", lambda: [error_words(_words, _failure_of)]),
             Shared("collectives", lambda: [collectives()]),
         ]
-        self._guards = Shared("raw access", lambda: [*guards(), custom_ops()])
+        self._guards = Shared("raw access and custom ops", lambda: [*guards(), custom_ops()])
         if self._traits["captures_graphs"]:
             self._hooks.append(Shared("graphs", lambda: [no_graphs()]))
         self._splits_lists = split_optimizer

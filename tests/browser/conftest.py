@@ -254,9 +254,8 @@ def lab_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         with jupyter_lab(home, notebooks, os.environ.get(OTHER_LAB) or sys.executable) as address:
             whole = (Path(__file__).parent / "data" / "blocks.parquet").read_bytes()
             (home / "notebooks" / "blocks.parquet").write_bytes(whole)
-            (home / "notebooks" / "cut.parquet").write_bytes(
-                whole[: len(whole) // 4]
-            )  # within its first step
+            within_its_first_step = whole[: len(whole) // 4]
+            (home / "notebooks" / "cut.parquet").write_bytes(within_its_first_step)
             blocks = Trace.load(str(Path(__file__).parent / "data" / "blocks.parquet"))
             blocks.save(str(home / "notebooks" / "part.parquet"))
             whole = (home / "notebooks" / "part.parquet").read_bytes()

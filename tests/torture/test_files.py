@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import struct
 from pathlib import Path
@@ -143,6 +144,8 @@ def test_what_the_planner_s_process_answers_is_no_file_s_doing() -> None:
         assert not files.problem_of(
             lambda: planner.call(plan, step, step.live_peak_bytes, "1GB/s"), Outcome("")
         )
+        other = files.problem_of(lambda: planner.call(operator.itemgetter(0), (os.getcwd,)), Outcome(""))
+        assert "it did pickle.find_class ('posix', 'getcwd')" in other, "an answer of no plan's"
     finally:
         planner.close()
 

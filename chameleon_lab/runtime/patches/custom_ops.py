@@ -2,7 +2,7 @@
 
 Since torch 2.14 a call of such an op goes to its kernel without the C++ dispatcher (Note [PyObject Dispatcher] in
 ``torch/_ops.py``), and so without RecordFunction: the op would not be recorded, and its inputs could leave while it
-runs. While a session is open the call takes the dispatcher, as before.
+runs. While a session is open the call takes the dispatcher, as with older versions.
 """
 
 from __future__ import annotations
