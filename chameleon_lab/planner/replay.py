@@ -17,15 +17,16 @@ bytes: where nobody knows what wrote a value in its chain, or where an op of it 
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from ..trace import StepTrace
 from ..trace.alive_bytes import bytes_between
 from ..trace.replay_ops import REPLAY_CLASS
+from . import native
 from .memory import StepMemory, Swaps
 from .values import AT_FIRST, Values, values_of
 
@@ -79,10 +80,8 @@ class ReplayChains:
         self.memory = memory
         self._given = seconds, replay_class, refused
         self._until = until or {}
-        storages, n = step.storages, memory.ops
+        storages = step.storages
         self._birth: list[int] = storages.birth_op.tolist()
-        self._death: list[int] = np.where(storages.death_op >= n, 2 * n, storages.death_op).tolist()
-        self._block: list[int] = storages.block_bytes.tolist()
         fits = np.array(
             [name not in refused and 0 < REPLAY_CLASS.get(name, 0) <= replay_class for name in step.names],
             dtype=bool,
@@ -95,33 +94,45 @@ class ReplayChains:
         self._possible = [
             fits and may_replay[row] for fits, row in zip(self.values.fits, self.values.row, strict=True)
         ]
-        op_seconds = seconds.tolist()
-        self._seconds: list[float] = [
-            share * op_seconds[op] for share, op in zip(self.values.share, self.values.op, strict=True)
-        ]
         # Bytes alive right before an op, when its replays run.
         before = bytes_between(
             len(step.ops), storages.birth_op + 1, storages.death_op + 1, storages.block_bytes
         )
         self.bytes_before = np.minimum(before, memory.live_bytes)
-        self._candidate_of = np.full(len(storages), -1, dtype=np.int64)
-        self._candidate_of[memory.row] = np.arange(len(memory.row))
-        self._gap_offset: list[int] = np.searchsorted(
-            memory.gap_storage, np.arange(len(memory.row) + 1)
-        ).tolist()
         self._gap_row: list[int] = memory.row[memory.gap_storage].tolist()
         self._gap_out: list[int] = memory.gap_out.tolist()
         self._gap_use: list[int] = memory.gap_use.tolist()
         self._returns: list[bool] = memory.gap_returns.tolist()
+        value_s = np.array(self.values.share) * seconds[self.values.op]
+        self._begin(step, value_s)
+        if len(step.replays):
+            self._begin(step, value_s * self._measured(step)[self.values.name])
+
+    def _begin(self, step: StepTrace, value_s: np.ndarray) -> None:
+        """With no chain found yet, where the ops of the values take so long: float64 (values,)."""
+        memory, storages, values = self.memory, step.storages, self.values
+        offset, input_row, input_value = values.inputs_table
+        self._value_s: list[float] = value_s.tolist()
         self._chains: dict[tuple[int, int], Chain | None] = {}
         self._needs: dict[tuple[int, int], frozenset[int]] = {}
-        if len(step.replays):
-            measured = self._measured(step).tolist()
-            self._seconds = [
-                planned_s * measured[name]
-                for planned_s, name in zip(self._seconds, self.values.name, strict=True)
-            ]
-            self._chains.clear()
+        self._native = native.ReplayChains(
+            value_row=values.row,
+            value_op=values.op,
+            inputs_offset=offset,
+            input_row=input_row,
+            input_value=input_value,
+            possible=self._possible,
+            seconds=value_s,
+            beside_bytes=values.beside_bytes,
+            death_op=np.where(storages.death_op >= memory.ops, 2 * memory.ops, storages.death_op),
+            block_bytes=storages.block_bytes,
+            gap_row=self._gap_row,
+            out_op=memory.gap_out,
+            use_op=memory.gap_use,
+            returns=memory.gap_returns,
+            ops=memory.ops,
+            longest=CHAIN,
+        )
 
     def _measured(self, step: StepTrace) -> np.ndarray:
         """What replays took in the step, by the name of the op that makes the value, to the time of their ops.
@@ -155,6 +166,10 @@ class ReplayChains:
         returns = memory.gap_returns & (memory.gap_use < memory.ops) & ~memory.persistent[memory.gap_storage]
         return [gap for gap in np.flatnonzero(returns).tolist() if self.why_not(gap) is None]
 
+    def value_at(self, row: int, op: int) -> int:
+        """What a storage holds right before ``op``: index into ``values``, or AT_FIRST."""
+        return self._native.value_at(row, op)
+
     def possible(self, value: int) -> bool:
         """May the op that makes a value be replayed, and its storage dropped?"""
         return self._possible[value]
@@ -170,7 +185,7 @@ class ReplayChains:
             return "no op of the step makes it"
         if not self._returns[gap] or use >= self.memory.ops:
             return "it is not used again in the step"
-        value = self.values.at(row, use)
+        value = self.value_at(row, use)
         if value == AT_FIRST or not self._possible[value]:
             written = value != AT_FIRST and self.values.op[value] > self._birth[row]
             return f"the op that {'wrote it last' if written else 'makes it'} cannot be replayed"
@@ -180,68 +195,29 @@ class ReplayChains:
 
     def chain(self, row: int, op: int) -> Chain | None:
         """How to make what a storage holds before ``op`` again; None if it cannot be done."""
-        value = self.values.at(row, op)
-        key = (value, op)
+        key = self.value_at(row, op), op
         if key not in self._chains:
-            made: dict[int, int] = {}
-            inputs: dict[int, None] = {}
-            can = value != AT_FIRST and self._visit(value, op, made, inputs)
-            self._chains[key] = self._chained(made, inputs) if can else None
+            made, inputs, seconds, transient_bytes = self._native.chain(row, op)
+            values = made.tolist()
+            self._chains[key] = (
+                None
+                if not values
+                else Chain(
+                    values=tuple(values),
+                    made=tuple(self.values.row[value] for value in values),
+                    names=tuple(self.values.name[value] for value in values),
+                    inputs=tuple(inputs.tolist()),
+                    op_seconds=tuple(self._value_s[value] for value in values),
+                    seconds=seconds,
+                    transient_bytes=transient_bytes,
+                )
+            )
         return self._chains[key]
-
-    def _chained(self, made: dict[int, int], inputs: dict[int, None]) -> Chain:
-        values = self.values
-        *earlier, _ = made
-        # What an op in place changes has its result's memory, and is made once more for another op that reads it.
-        changed = {values.in_place(value) for value in made}
-        read = {of for value in made for row, of in values.inputs[value] if row != values.row[value]}
-        own = [value for value in earlier if value not in changed or value in read]
-        on_the_way = sum(self._block[values.row[value]] for value in own)
-        op_seconds = tuple(self._seconds[value] for value in made)
-        return Chain(
-            values=tuple(made),
-            made=tuple(values.row[value] for value in made),
-            names=tuple(values.name[value] for value in made),
-            inputs=tuple(inputs),
-            op_seconds=op_seconds,
-            seconds=sum(op_seconds),
-            transient_bytes=on_the_way + max(values.beside_bytes[value] for value in made),
-        )
-
-    def _visit(
-        self, value: int, op: int, made: dict[int, int], inputs: dict[int, None], most: int = CHAIN
-    ) -> int:
-        """Put what it takes to make a value before ``op`` into ``made`` and ``inputs``; ops in a row, 0 if too many."""
-        if not most or not self._possible[value]:
-            return 0
-        level = 1
-        for row, of in self.values.inputs[value]:
-            if of in made:
-                before = made[of]
-            elif self._death[row] >= op and self.values.at(row, op) == of:
-                inputs[row] = None
-                continue
-            else:
-                before = self._visit(of, op, made, inputs, most - 1) if of != AT_FIRST else 0
-                if not before:
-                    return 0
-            level = max(level, before + 1)
-        if level > most:
-            return 0
-        made[value] = level
-        return level
 
     def gap_around(self, row: int, op: int) -> tuple[int, int] | None:
         """The gap of a storage in which, or at whose end, ``op`` lies, and ``op`` as that gap counts; None if none."""
-        candidate = self._candidate_of[row]
-        if candidate < 0:
-            return None
-        begin, end = self._gap_offset[candidate], self._gap_offset[candidate + 1]
-        for at in (op, op + self.memory.ops):
-            gap = bisect_right(self._gap_out, at - 1, begin, end) - 1
-            if gap >= begin and self._gap_out[gap] < at <= self._gap_use[gap]:
-                return gap, at
-        return None
+        gap, at = self._native.gap_around(row, op)
+        return None if gap < 0 else (gap, at)
 
     # ---------------------------------------------------------------------------------------------- together
 
@@ -258,70 +234,32 @@ class ReplayChains:
         decide about, and those that are replayed so soon that they are away at no ``useful`` op, int64 (ops + 1,) of
         how many of those come before each op. Those of ``must`` need not be useful.
         """
-        fixed, must = set(fixed), set(must)
-        row_of = self._gap_row
-        order = sorted(gaps, key=lambda gap: (self._value(gap), gap))
-        declined = [gap for gap in order if not fixed.isdisjoint(self.needs(gap))]
-        order = [gap for gap in order if gap not in set(declined)]
-        n = self.memory.ops
-        needed: dict[int, int] = {}
-        stays: set[int] = set()
-        replayed_at: dict[int, int] = {}
-        chains: dict[int, Chain] = {}
-        seconds, transient = np.zeros(n), np.zeros(n, dtype=np.int64)
-        for gap in reversed(order):  # a storage comes before all that is made of it
-            op = needed.get(gap, self._gap_use[gap])
-            begin = self._gap_out[gap] + 1
-            if op <= begin or (useful is not None and gap not in must and useful[op] == useful[begin]):
-                declined.append(gap)
-                continue
-            needed.pop(gap, None)
-            chain = self.chain(row_of[gap], op)
-            assert chain is not None  # what is alive at the use is so before it
-            seconds[op] += chain.seconds
-            transient[op] = max(int(transient[op]), chain.transient_bytes)
-            for row in chain.inputs:
-                around = self.gap_around(row, op)
-                if around is None:
-                    continue
-                other, at = around
-                if self.memory.gap_returns[other]:
-                    needed[other] = min(needed.get(other, at), at)
-                else:
-                    stays.add(other)
-            replayed_at[gap], chains[gap] = op, chain
-        # A storage before what is made of it.
-        taken = np.array([gap for gap in order if gap in replayed_at], dtype=np.int64)
         memory = self.memory
+        taken, in_op, seconds, transient_bytes, needed_gap, needed_op, stays, declined = self._native.resolve(
+            list(gaps), list(fixed), () if useful is None else useful, list(must)
+        )
         return PlannedReplays(
             gap=taken,
             storage=memory.gap_storage[taken],
             ordinal=memory.gap_ordinal[taken],
             out_op=memory.gap_out[taken],
-            in_op=np.array([replayed_at[gap] for gap in taken.tolist()], dtype=np.int64),
+            in_op=in_op,
             use_op=memory.gap_use[taken],
             seconds=seconds,
-            transient_bytes=transient,
+            transient_bytes=transient_bytes,
             bytes_before=self.bytes_before,
-            needed=needed,
-            stays=frozenset(stays),
-            declined=tuple(sorted(declined)),
-            chains=tuple(chains[gap] for gap in taken.tolist()),
+            needed=dict(zip(needed_gap.tolist(), needed_op.tolist(), strict=True)),
+            stays=frozenset(stays.tolist()),
+            declined=tuple(declined.tolist()),
+            made_by=self,
         )
-
-    def _value(self, gap: int) -> int:
-        """What a gap's storage holds in it: larger than all that it is made from."""
-        return self.values.at(self._gap_row[gap], self._gap_use[gap])
 
     def needs(self, gap: int, op: int | None = None) -> frozenset[int]:
         """The gaps, around ``op``, of what a replay of a gap's storage reads there; at the gap's use by default."""
         op = self._gap_use[gap] if op is None else op
         key = gap, op
         if key not in self._needs:
-            chain = self.chain(self._gap_row[gap], op)
-            assert chain is not None
-            around = (self.gap_around(row, op) for row in chain.inputs)
-            self._needs[key] = frozenset(found[0] for found in around if found is not None)
+            self._needs[key] = frozenset(self._native.needs(gap, op).tolist())
         return self._needs[key]
 
 
@@ -357,11 +295,20 @@ class PlannedReplays:
     """Gaps of dead time whose storage a replay still reads: it must not leave."""
     declined: tuple[int, ...]
     """Gaps that were asked for and are not dropped."""
-    chains: tuple[Chain, ...] = ()
-    """What each replay runs."""
+    made_by: ReplayChains | None = None
+    """What knows the replays' chains; None: there are no replays."""
 
     def __len__(self) -> int:
         return len(self.gap)
+
+    @cached_property
+    def chains(self) -> tuple[Chain, ...]:
+        """What each replay runs."""
+        if self.made_by is None:
+            return ()
+        rows = self.made_by.memory.row[self.storage].tolist()
+        chains = [self.made_by.chain(row, op) for row, op in zip(rows, self.in_op.tolist(), strict=True)]
+        return tuple(chain for chain in chains if chain is not None)
 
     @classmethod
     def none(cls, ops: int) -> PlannedReplays:

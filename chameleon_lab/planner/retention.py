@@ -129,7 +129,7 @@ def worth_retaining(step: StepTrace, chains: ReplayChains, capacity_bytes: int) 
     until: dict[int, int] = {}
     for gap in np.flatnonzero(inside).tolist():
         row, op = int(row_of[gap]), int(use[gap])
-        value = values.at(row, op)
+        value = chains.value_at(row, op)
         if value < 0 or not chains.possible(value):
             continue
         dying = {
@@ -137,7 +137,7 @@ def worth_retaining(step: StepTrace, chains: ReplayChains, capacity_bytes: int) 
             for other, of in values.inputs[value]
             if other in known
             and deaths[other] < op
-            and values.at(other, 2 * memory.ops) == of
+            and chains.value_at(other, 2 * memory.ops) == of
             and of >= 0
             and can_be_retained(step, other)
         }

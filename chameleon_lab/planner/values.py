@@ -7,8 +7,8 @@ each op of the step stands for all that it makes.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -37,22 +37,16 @@ class Values:
     """Of the time of the step's op: by the bytes that the ops inside read and make, all that is known of them."""
     beside_bytes: list[int]
     """What its op makes beside it: other results, and blocks that nobody has seen the making of."""
-    _of_row: dict[int, tuple[list[int], list[int]]]
-    """By storage: the ops that make its values, ascending, and the values."""
 
     def __len__(self) -> int:
         return len(self.row)
 
-    def at(self, row: int, op: int) -> int:
-        """What a storage holds right before ``op``."""
-        ops, values = self._of_row.get(row, ((), ()))
-        made = bisect_left(ops, op)
-        return values[made - 1] if made else AT_FIRST
-
-    def in_place(self, value: int) -> int:
-        """The value that is changed in place to make ``value``; AT_FIRST if none is."""
-        row = self.row[value]
-        return next((of for read, of in self.inputs[value] if read == row), AT_FIRST)
+    @cached_property
+    def inputs_table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """``inputs`` in columns, int64: where those of each value begin, (V + 1,); rows; values."""
+        offset = np.cumsum([0, *map(len, self.inputs)])
+        pairs = np.array([pair for inputs in self.inputs for pair in inputs], dtype=np.int64).reshape(-1, 2)
+        return offset, pairs[:, 0], pairs[:, 1]
 
 
 @dataclass
@@ -76,13 +70,11 @@ def values_of(step: StepTrace, fits: np.ndarray) -> Values:
     known = [0] * len(step.ops)  # bytes of what was born at each op and has a value
     calls = max(made.call, default=-1) + 1
     results, moved, op_of_call = [0] * calls, [0] * calls, [0] * calls
-    of_row: dict[int, tuple[list[int], list[int]]] = {}
+    first: dict[int, int] = {}
     for value, (row, op, call) in enumerate(zip(made.row, made.op, made.call, strict=True)):
-        ops, values = of_row.setdefault(row, ([], []))
-        if births[row] == op and not (ops and ops[0] == op):
+        if births[row] == op and first.get(row) != op:
             known[op] += block[row]
-        ops.append(op)
-        values.append(value)
+        first.setdefault(row, op)
         if not results[call]:
             moved[call] = sum(block[read] for read, _ in made.inputs[value])
         moved[call] += block[row]
@@ -105,7 +97,6 @@ def values_of(step: StepTrace, fits: np.ndarray) -> Values:
             beside[op] - known[op] + results[call] - block[row]
             for row, op, call in zip(made.row, made.op, made.call, strict=True)
         ],
-        _of_row=of_row,
     )
 
 

@@ -1,7 +1,5 @@
 // chameleon_lab._planner: the planner's inner loops, on arrays. It needs no torch, and runs without the interpreter's
 // lock.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
 #include <pybind11/typing.h>
 
 #include <cstdint>
@@ -11,48 +9,21 @@
 #include <vector>
 
 #include "../released.h"
+#include "arrays.h"
 #include "range_max.h"
+#include "replay_bindings.h"
 #include "stall_clock.h"
 #include "swap_passes.h"
-
-namespace py = pybind11;
 
 namespace chameleon::planner {
 
 namespace {
-
-template <class T>
-using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
 
 using ScheduleArrays = py::typing::Tuple<py::array_t<int64_t>, py::array_t<int64_t>>;
 // Op, swap, outward and seconds of each wait; the cycle; out_end_s, in_end_s and step_s.
 using SteadyArrays =
     py::typing::Tuple<py::array_t<int64_t>, py::array_t<int64_t>, py::array_t<bool>, py::array_t<double>, py::int_,
                       py::array_t<double>, py::array_t<double>, py::float_>;
-
-template <class T>
-std::span<const T> checked(const Array<T>& array, const char* name, int64_t length) {
-  if (array.ndim() != 1 || array.size() != length) {
-    throw py::value_error(std::string(name) + " has " + std::to_string(array.size()) + " values in " +
-                          std::to_string(array.ndim()) + " dimensions: give " + std::to_string(length) + " in one");
-  }
-  return {array.data(), static_cast<size_t>(length)};
-}
-
-// Op indices reach into the step after this one.
-void check_ops(std::span<const int64_t> ops, const char* name, int64_t least, int64_t below) {
-  for (const int64_t op : ops) {
-    if (op < least || op >= below) {
-      throw py::index_error(std::string(name) + " holds " + std::to_string(op) + ": give values from " +
-                            std::to_string(least) + " to " + std::to_string(below - 1));
-    }
-  }
-}
-
-template <class T>
-Array<T> as_array(const std::vector<T>& values) {
-  return Array<T>(static_cast<py::ssize_t>(values.size()), values.data());
-}
 
 // What both passes are given; the arrays outlive it.
 struct Step {
@@ -68,9 +39,9 @@ Step checked_step(const Array<int64_t>& bytes, const Array<int64_t>& out_op, con
       {checked(bytes, "bytes", count), checked(out_op, "out_op", count), checked(use_op, "use_op", count),
        checked(latest_in, "latest_in", count), checked(least_s, "least_s", count), checked(returns, "returns", count)},
       checked(op_bytes, "op_bytes", n)};
-  check_ops(step.gaps.out_op, "out_op", 0, n);
-  check_ops(step.gaps.use_op, "use_op", 0, 2 * n + 1);
-  check_ops(step.gaps.latest_in, "latest_in", 0, 2 * n + 1);
+  check_indices(step.gaps.out_op, "out_op", 0, n);
+  check_indices(step.gaps.use_op, "use_op", 0, 2 * n + 1);
+  check_indices(step.gaps.latest_in, "latest_in", 0, 2 * n + 1);
   return step;
 }
 
@@ -96,8 +67,8 @@ ScheduleArrays bound_prefetch(const Array<int64_t>& bytes, const Array<int64_t>&
                               int64_t capacity_bytes) {
   const Step step = checked_step(bytes, out_op, use_op, latest_in, least_s, returns, op_bytes);
   const auto free_of = checked(free, "free", bytes.size()), back_of = checked(back, "back", bytes.size());
-  check_ops(free_of, "free", -1, 2 * op_bytes.size() + 1);
-  check_ops(back_of, "back", -1, 2 * op_bytes.size() + 1);
+  check_indices(free_of, "free", -1, 2 * op_bytes.size() + 1);
+  check_indices(back_of, "back", -1, 2 * op_bytes.size() + 1);
   Schedule schedule{{free_of.begin(), free_of.end()}, {back_of.begin(), back_of.end()}};
   {
     const Released released;
@@ -111,9 +82,9 @@ SteadyArrays bound_run_until_steady(const Array<int64_t>& op, const Array<int64_
                                     const Array<double>& out_s, const Array<double>& in_s, const Array<bool>& copies) {
   const int64_t count = op.size(), n = op_start_s.size(), swaps = out_s.size();
   const Events events{checked(op, "op", count), checked(kind, "kind", count), checked(swap, "swap", count)};
-  check_ops(events.op, "op", 0, n);
-  check_ops(events.kind, "kind", 0, static_cast<int64_t>(EventKind::SwapOut) + 1);
-  check_ops(events.swap, "swap", 0, swaps);
+  check_indices(events.op, "op", 0, n);
+  check_indices(events.kind, "kind", 0, static_cast<int64_t>(EventKind::SwapOut) + 1);
+  check_indices(events.swap, "swap", 0, swaps);
   const StepTimes times{checked(start_s, "start_s", n + 1), checked(op_start_s, "op_start_s", n),
                         checked(out_s, "out_s", swaps), checked(in_s, "in_s", swaps), checked(copies, "copies", swaps)};
   SteadyState found;
@@ -157,6 +128,8 @@ PYBIND11_MODULE(_planner, module) {
              py::arg("capacity_bytes"));
   module.def("run_until_steady", &bound_run_until_steady, py::arg("op"), py::arg("kind"), py::arg("swap"),
              py::arg("start_s"), py::arg("op_start_s"), py::arg("out_s"), py::arg("in_s"), py::arg("copies"));
+
+  bind_replay_chains(module);
 
   const auto in_range = [](const RangeMax& self, int64_t begin, int64_t end) {
     if (begin < end && (begin < 0 || end > static_cast<int64_t>(self.length()))) {

@@ -67,6 +67,80 @@ def test_positions_outside_of_a_range_are_named() -> None:
     assert tree.last_above(0, 3, 2) == 2 and tree.last_above(0, 2, 2) == -1
 
 
+STORED: dict[str, Any] = {
+    "value_row": [0, 1],
+    "value_op": [0, 1],
+    "inputs_offset": [0, 0, 1],
+    "input_row": [0],
+    "input_value": [0],
+    "possible": [True, True],
+    "seconds": [1.0, 2.0],
+    "beside_bytes": [0, 5],
+    "death_op": [2, 8],
+    "block_bytes": [16, 32],
+    "gap_row": [0, 1],
+    "out_op": [0, 1],
+    "use_op": [1, 3],
+    "returns": [True, True],
+    "ops": OPS,
+    "longest": 2,
+}
+"""Two storages; the second is made of the first, which dies before the second is used again."""
+
+
+def test_a_chain_is_made_in_order_and_what_it_reads_is_named() -> None:
+    chains = native.ReplayChains(**STORED)
+    made, inputs, seconds, transient_bytes = chains.chain(1, 3)
+    assert made.tolist() == [0, 1] and inputs.tolist() == []
+    assert seconds == 3.0 and transient_bytes == 16 + 5
+    assert chains.chain(1, 2)[1].tolist() == [0], "at op 2 its input lives"
+    assert chains.value_at(1, 1) == -1 and chains.value_at(1, 2) == 1
+    assert chains.gap_around(1, 3) == (1, 3) and chains.gap_around(0, 3)[0] == -1
+    assert native.ReplayChains(**STORED | {"longest": 1}).chain(1, 3)[0].tolist() == []
+
+
+def test_of_drops_together_each_is_made_before_its_use() -> None:
+    gap, in_op, seconds, transient_bytes, needed_gap, needed_op, stays, declined = native.ReplayChains(
+        **STORED
+    ).resolve([1], [], [], [])
+    assert gap.tolist() == [1] and in_op.tolist() == [3]
+    assert seconds.tolist() == [0.0, 0.0, 0.0, 3.0] and transient_bytes.tolist() == [0, 0, 0, 21]
+    assert not len(needed_gap) and not len(needed_op) and not len(stays) and not len(declined)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("value_row", [0, 2], "value_row holds 2: give values from 0 to 1"),
+        ("input_value", [1], "input_value holds 1: give values from -1 to 0"),
+        ("input_row", [-1], "input_row holds -1: give values from 0 to 1"),
+        ("inputs_offset", [0, 0, 2], "inputs_offset holds 2: give values from 0 to 1"),
+        ("seconds", [1.0], "seconds has 1 values in 1 dimensions: give 2 in one"),
+        ("use_op", [1, 9], "use_op holds 9: give values from 0 to 8"),
+        ("gap_row", [0, 5], "gap_row holds 5: give values from 0 to 1"),
+    ],
+)
+def test_values_and_gaps_that_do_not_fit_are_named(name: str, value: Any, message: str) -> None:
+    with pytest.raises((ValueError, IndexError), match=message):
+        native.ReplayChains(**STORED | {name: value})
+
+
+def test_questions_about_no_storage_gap_or_op_are_named() -> None:
+    chains = native.ReplayChains(**STORED)
+    with pytest.raises(IndexError, match="row holds 2: give values from 0 to 1"):
+        chains.chain(2, 0)
+    with pytest.raises(IndexError, match="op holds 9: give values from 0 to 8"):
+        chains.value_at(0, 9)
+    with pytest.raises(IndexError, match="gap holds 2: give values from 0 to 1"):
+        chains.needs(2, 0)
+    with pytest.raises(ValueError, match="gap 0 cannot be dropped"):
+        native.ReplayChains(**STORED | {"possible": [False, True]}).needs(0, 1)
+    with pytest.raises(IndexError, match="gaps holds 7: give values from 0 to 1"):
+        chains.resolve([7], [], [], [])
+    with pytest.raises(ValueError, match="useful has 2 values in 1 dimensions: give 5 in one"):
+        chains.resolve([1], [], [0, 1], [])
+
+
 def test_the_extension_needs_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; from chameleon_lab.planner import native; print(native.PERIODS)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
