@@ -14,13 +14,20 @@ import numpy as np
 
 from .columns import Stage, StepColumns
 
-SHARE = 8
-"""One part of a list op is to touch at most this share of the capacity; its temporaries take about half again."""
+_FEWEST_PARTS, _MOST_PARTS = 8, 64
+"""Parts of a list op that touches as much as the capacity holds."""
+
+_ENOUGH_BYTES = 64 << 20
+"""Plans need no smaller parts than this: their kernels would take less time than it takes to launch them."""
 
 
 def part_limit_bytes(capacity_bytes: int) -> int:
-    """The most bytes that one part of a list op should touch; a single element is never split."""
-    return max(1, capacity_bytes // SHARE)
+    """The most bytes that one part of a list op should touch; a single element is never split.
+
+    An eighth of the capacity bounds what has to be there at once; a part's temporaries take about half again. Smaller
+    parts give a plan room: the next part's storages come in while this one runs, and the last one's leave.
+    """
+    return max(1, min(capacity_bytes // _FEWEST_PARTS, max(capacity_bytes // _MOST_PARTS, _ENOUGH_BYTES)))
 
 
 def spans(sizes: Sequence[int], limit_bytes: int) -> list[tuple[int, int]]:
