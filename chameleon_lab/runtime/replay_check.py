@@ -189,6 +189,13 @@ def _attention(name: str, *before: Any) -> tuple[Case, ...]:
     return case(True), case(False)
 
 
+def _grouped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Three groups of unlike sizes: of the rows of ``a``, as experts have; or, of two matrices, of what is summed."""
+    ends = torch.tensor([16, 64, 96], dtype=torch.int32, device=a.device)
+    product: torch.Tensor = torch._grouped_mm(a, b, ends)
+    return product
+
+
 def _aten(*names: str) -> tuple[str, ...]:
     return tuple(f"aten::{name}" for name in names)
 
@@ -202,6 +209,7 @@ _CASES: tuple[tuple[tuple[str, ...], tuple[Case, ...]], ...] = (
     (_aten("mv"), (_case(torch.mv, (96, 160), (160,)),)),
     (_aten("addmv"), (_case(torch.addmv, (96,), (96, 160), (160,)),)),
     (_aten("addr"), (_case(torch.addr, (96, 72), (96,), (72,)),)),
+    (_aten("_grouped_mm"), (_case(_grouped, (96, 64), (3, 64, 48)), _case(_grouped, (64, 96), (96, 48)))),
     (_aten("dot", "vdot"), (_case(torch.dot, (5000,), (5000,)),)),
     (
         _aten("convolution"),

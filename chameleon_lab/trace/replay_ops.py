@@ -71,7 +71,7 @@ _IN_PLACE = _aten(
     "threshold_ zero_"
 )
 
-_MATMUL = _aten("_addmm_activation addbmm addmm addmv addr baddbmm bmm dot mm mv vdot")
+_MATMUL = _aten("_addmm_activation _grouped_mm addbmm addmm addmv addr baddbmm bmm dot mm mv vdot")
 _CONVOLUTION = _aten("convolution")
 # Where dropout_p is 0 only.
 _ATTENTION = _aten(

@@ -197,6 +197,13 @@ def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return alive[-1]
 
 
+def grouped(dtype: torch.dtype) -> torch.Tensor:
+    ends = torch.tensor([4, 9], dtype=torch.int32)
+    alive.append(ends)
+    product: torch.Tensor = torch._grouped_mm(numbers(dtype, 9, 8), numbers(dtype, 2, 8, 16), ends)
+    return product
+
+
 # Calls that end in ops which the database does not reach.
 MORE = {
     "index": lambda d: numbers(d, 9, 7)[torch.tensor([1, 5, 2])],
@@ -217,6 +224,7 @@ MORE = {
         )
     },
     "attention": lambda d: F.scaled_dot_product_attention(*[numbers(d, 2, 2, 8, 16)] * 3, is_causal=True),
+    "_grouped_mm": lambda d: grouped(d if d.itemsize < 8 else torch.float32),
     "_addmm_activation": lambda d: torch._addmm_activation(numbers(d, 7), numbers(d, 9, 5), numbers(d, 5, 7)),
     "conj_physical": lambda d: torch.conj_physical(numbers(torch.complex64, 9, 7)),
     "copy": lambda d: torch.ops.aten.copy(numbers(d, 9, 7), numbers(d, 7)),

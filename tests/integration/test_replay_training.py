@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torch import nn
-from training import ConvNet, Gpt, Loop, Moe, adamw, call_here, of_the_gate, sgd, train
+from training import ConvNet, Gpt, GroupedMoe, Loop, Moe, adamw, call_here, of_the_gate, sgd, train
 
 import chameleon_lab.session.session
 from chameleon_lab.planner import obey, program
@@ -61,6 +61,7 @@ MODELS: dict[str, tuple[Any, Any, Loop, float]] = {
     "gpt accumulating": (lambda: Gpt(layers=3), sgd, Loop(accumulate=2), 0.6),
     "conv": (lambda: ConvNet(blocks=12), sgd, Loop(), 0.6),
     "moe": (Moe, adamw, Loop(), 0.6),
+    "grouped moe": (GroupedMoe, adamw, Loop(), 0.6),
 }
 """Model, optimizer, loop, and the capacity as a share of the peak."""
 
@@ -71,13 +72,23 @@ def test_training_is_bit_identical(drops: None, name: str) -> None:
     plain = train(model, optimizer, 5, loop=loop)
     peak = train(model, optimizer, 3, {"capacity": "1GiB"}, loop=loop).report.live_peak_bytes
     capacity = int(share * peak)
-    mixed = train(model, optimizer, 5, {"capacity": capacity, "min_swap": "4KiB"}, loop=loop)
+    replayed: set[str] = set()
+
+    def look(number: int, model: nn.Module, session: Any) -> None:
+        if session is not None and number > 2:
+            last = session.trace().last
+            replayed.update(last.names[name] for name in last.replays.name.tolist())
+
+    options = {"capacity": capacity, "min_swap": "4KiB"}
+    mixed = train(model, optimizer, 5, options, loop=loop, each_step=look)
     assert mixed.same(plain)
     report = mixed.report
     assert report is not None and report.peak_bytes <= capacity
     steps = [step for step in report.history if step.drops]
     assert steps, report.notes
     assert sum(step.replays for step in steps) > 0
+    if name == "grouped moe":
+        assert "aten::_grouped_mm" in replayed
     if name == "conv":
         # What relu changes in place are results of batch norm, which is not replayed.
         assert any("cannot be made again" in why for why in report.declined_drops), report.declined_drops
