@@ -6,7 +6,7 @@ from ..runtime import core  # first: where torch is missing or another one, this
 
 # isort: split
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -149,7 +149,7 @@ def _flops(func: Any, call: core.LeafCall) -> int:
     # Not at the top: where torch has CUDA this loads Triton, and `import chameleon_lab` should load nothing else.
     from torch.utils.flop_counter import flop_registry
 
-    formula = flop_registry.get(func._overloadpacket)
+    formula = flop_registry.get(func._overloadpacket, _FORMULAS.get(func._overloadpacket))
     if formula is None:
         return 0
 
@@ -166,6 +166,16 @@ def _flops(func: Any, call: core.LeafCall) -> int:
             plain.append(shape(value))
     flops: int = formula(*plain, **named)
     return flops
+
+
+def _grouped_mm_flops(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of matrix products whose groups are ranges of the rows, the columns or what is summed, as the shapes say."""
+    rows = a[-2] if len(a) == 2 or len(b) == 2 else a[0] * a[-2]
+    return 2 * rows * a[-1] * b[-1]
+
+
+_FORMULAS = {_aten._grouped_mm: _grouped_mm_flops}
+"""Of ops that torch's registry lacks."""
 
 
 def _gpu(

@@ -37,6 +37,26 @@ def test_a_matmul_takes_its_operations_and_an_elementwise_op_its_bytes(
     assert times["aten::exp"] == pytest.approx(1e-6 + 2 * 512 * 512 * size / (1e9 * 0.5))
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "ends", "products"),
+    [
+        ((64, 32), (4, 32, 48), 4, 64 * 32 * 48),  # groups of rows
+        ((16, 64), (64, 48), 4, 16 * 64 * 48),  # of what is summed
+        ((4, 16, 32), (32, 64), 4, 16 * 32 * 64),  # of columns
+        ((4, 16, 32), (4, 32, 48), None, 4 * 16 * 32 * 48),  # a batch
+    ],
+)
+def test_grouped_matmuls_take_the_operations_of_their_groups(
+    a: tuple[int, ...], b: tuple[int, ...], ends: int | None, products: int
+) -> None:
+    def step() -> None:
+        at = None if ends is None else torch.empty(ends, dtype=torch.int32)
+        torch._grouped_mm(torch.empty(a, dtype=torch.bfloat16), torch.empty(b, dtype=torch.bfloat16), at)
+
+    slow = cl.Roofline("slow", 2**30, 1e15, {torch.float32: 1e6}, flops_efficiency=1.0, launch_s=0.0)
+    assert op_times(step, slow)["aten::_grouped_mm"] == pytest.approx(2 * products / 1e6)
+
+
 def test_views_are_free_and_lookups_read_what_they_take() -> None:
     def step() -> None:
         rows = torch.empty(16, dtype=torch.long)
