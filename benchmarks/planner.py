@@ -54,7 +54,7 @@ WANTED = {
 }
 """Stalls and replays of the mixed plan, as a share of compute on an H100: at most this."""
 
-PLANNED = ("gpt2", "llama-1b", "llama-7b")
+PLANNED = ("gpt2", "llama-1b", "llama-7b", "moe", "vit-l")
 """The shapes that are planned for where none is named."""
 
 MANY_OPS = (9_000, 100_000)

@@ -1,7 +1,8 @@
 """Full-size models for benchmarks of planning: built for :func:`chameleon_lab.trace_meta`, never with memory.
 
 Weights, gradients and optimizer states are bfloat16, attention is torch's scaled_dot_product_attention, the loss is
-transformers' own, which works on float32 logits. ``python -m benchmarks.shapes`` prints what their traces hold.
+transformers' own, which works on float32 logits in the models of texts. ``python -m benchmarks.shapes`` prints what
+their traces hold.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,6 +33,8 @@ class Shape:
     """Batches whose gradients are added up for one step of the optimizer."""
 
     vocabulary: int = 32000
+    classifies: bool = False
+    """Is it a model of images, of ``length`` pixels each way, and not of tokens?"""
 
     def build(self, tokens_of: Callable[[], torch.Tensor] | None = None) -> Callable[[], torch.Tensor]:
         """Model, optimizer and tokens, where torch makes tensors; the function that trains one step, and gives its last
@@ -43,18 +47,27 @@ class Shape:
         finally:
             torch.set_default_dtype(before)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        same = torch.zeros(self.batch, self.length, dtype=torch.long)
+        same = self._images() if self.classifies else self._texts()
 
         def step() -> torch.Tensor:
             optimizer.zero_grad()
             for _ in range(self.accumulated):
-                tokens = same if tokens_of is None else tokens_of()
-                loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+                batch = same if tokens_of is None else self._texts(tokens_of())
+                loss = model(**batch).loss
                 loss.backward()
             optimizer.step()
             return loss.detach()
 
         return step
+
+    def _texts(self, tokens: torch.Tensor | None = None) -> dict[str, Any]:
+        if tokens is None:
+            tokens = torch.zeros(self.batch, self.length, dtype=torch.long)
+        return {"input_ids": tokens, "labels": tokens, "use_cache": False}
+
+    def _images(self) -> dict[str, Any]:
+        pixels = torch.zeros(self.batch, 3, self.length, self.length, dtype=torch.bfloat16)
+        return {"pixel_values": pixels, "labels": torch.zeros(self.batch, dtype=torch.long)}
 
     def trace(self, device: str | cl.Roofline = "H100") -> cl.Trace:
         """A steady step of it on a device."""
@@ -81,6 +94,29 @@ def _llama(
     )  # fmt: skip
 
 
+def _mixtral() -> torch.nn.Module:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=32000, hidden_size=2048, intermediate_size=7168, num_hidden_layers=12, num_attention_heads=16,
+        num_key_value_heads=4, num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=4096,
+        bos_token_id=0, eos_token_id=0, pad_token_id=None,
+    )  # fmt: skip
+    # Otherwise the experts' shapes depend on the data.
+    config._experts_implementation = "grouped_mm"
+    return MixtralForCausalLM(config)
+
+
+def _vit_large() -> torch.nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, num_labels=1000
+        )
+    )  # fmt: skip
+
+
 SHAPES: dict[str, Shape] = {
     shape.name: shape
     for shape in (
@@ -99,6 +135,14 @@ SHAPES: dict[str, Shape] = {
             2,
             4096,
         ),
+        Shape(
+            "moe",
+            "Mixtral of 4.5 B parameters, 8 experts, 2 of them a token, 4 x 4096 tokens",
+            _mixtral,
+            4,
+            4096,
+        ),
+        Shape("vit-l", "ViT-L/16, 128 images of 224 x 224 pixels", _vit_large, 128, 224, classifies=True),
         Shape(
             "llama-3-8b",
             "Llama-3-8B's shape, 8.0 B parameters, 4 times 1 x 8192 tokens",
