@@ -114,8 +114,7 @@ def test_a_replay_that_takes_a_stack_is_waited_for_without_pythons_lock() -> Non
             dropped = y.drop()
             right = []
             thread = threading.Thread(target=lambda: right.append(y.holds(7)))
-            thread.start()
-            read = y.read_beside_a_replay()
+            read = y.read_beside_a_replay(thread.start)
             thread.join()
         fake.record_history(False, None)
         print(json.dumps([dropped, read, right, fake.locks_asked_for_in_turn()]))

@@ -246,9 +246,10 @@ class Tensor {
     gpu::set_while_recording(nullptr);
     return left_before;
   }
-  // As Python's data_ptr(), under Python's lock; while another thread asks for that one.
-  bool read_beside_a_replay() {
+  // As Python's data_ptr(), under Python's lock; while another thread, which `start` starts, asks for that one.
+  bool read_beside_a_replay(const py::function& start) {
     meeting.wanted = true;
+    start();
     {
       const py::gil_scoped_release released;
       while (!meeting.asked) pause();
