@@ -43,7 +43,6 @@ def record(folder: Path, steps: bool = True) -> tuple[Path, Path]:
         profile_memory=True,
         record_shapes=True,
         with_stack=True,
-        with_modules=True,
         execution_trace_observer=observer,
         on_trace_ready=lambda each: each.export_chrome_trace(str(chrome)),
     ) as profiler:
