@@ -132,7 +132,7 @@ struct Replays::Description {
   Maker* maker;
   Producer* producer;
   c10::DeviceType device = c10::DeviceType::CPU;  // of the op's tensors
-  std::optional<c10::ScalarType> dtype;           // of the first one with fractions
+  std::optional<c10::ScalarType> dtype = {};      // of the first one with fractions
 };
 
 bool Replays::keep_tensor(const at::Tensor& tensor, size_t argument, int32_t element, Description* found) const {
