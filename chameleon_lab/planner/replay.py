@@ -111,14 +111,15 @@ class ReplayChains:
     def _begin(self, step: StepTrace, value_s: np.ndarray) -> None:
         """With no chain found yet, where the ops of the values take so long: float64 (values,)."""
         memory, storages, values = self.memory, step.storages, self.values
-        offset, input_row, input_value = values.inputs_table
+        begin, end, input_row, input_value = values.inputs_table
         self._value_s: list[float] = value_s.tolist()
         self._chains: dict[tuple[int, int], Chain | None] = {}
         self._needs: dict[tuple[int, int], frozenset[int]] = {}
         self._native = native.ReplayChains(
             value_row=values.row,
             value_op=values.op,
-            inputs_offset=offset,
+            inputs_begin=begin,
+            inputs_end=end,
             input_row=input_row,
             input_value=input_value,
             possible=self._possible,
@@ -296,7 +297,7 @@ class PlannedReplays:
     declined: tuple[int, ...]
     """Gaps that were asked for and are not dropped."""
     made_by: ReplayChains | None = None
-    """What knows the replays' chains; None: there are no replays."""
+    """What knows the replays' chains; None: nothing asks for them."""
 
     def __len__(self) -> int:
         return len(self.gap)
@@ -307,8 +308,12 @@ class PlannedReplays:
         if self.made_by is None:
             return ()
         rows = self.made_by.memory.row[self.storage].tolist()
-        chains = [self.made_by.chain(row, op) for row, op in zip(rows, self.in_op.tolist(), strict=True)]
-        return tuple(chain for chain in chains if chain is not None)
+        chains = []
+        for row, op in zip(rows, self.in_op.tolist(), strict=True):
+            chain = self.made_by.chain(row, op)
+            assert chain is not None  # else it would not be replayed
+            chains.append(chain)
+        return tuple(chains)
 
     @classmethod
     def none(cls, ops: int) -> PlannedReplays:

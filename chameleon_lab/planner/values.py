@@ -42,11 +42,21 @@ class Values:
         return len(self.row)
 
     @cached_property
-    def inputs_table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """``inputs`` in columns, int64: where those of each value begin, (V + 1,); rows; values."""
-        offset = np.cumsum([0, *map(len, self.inputs)])
-        pairs = np.array([pair for inputs in self.inputs for pair in inputs], dtype=np.int64).reshape(-1, 2)
-        return offset, pairs[:, 0], pairs[:, 1]
+    def inputs_table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The ``inputs`` of what fits, in columns, int64: where those of each value begin and end in the last two, (V,)
+        each; the rows; the values. The results of one op share theirs, as they share the tuple.
+        """
+        begins, ends, pairs = [], [], []
+        newest: tuple[tuple[int, int], ...] = ()
+        begin = 0
+        for inputs, fits in zip(self.inputs, self.fits, strict=True):
+            if fits and inputs is not newest:
+                newest, begin = inputs, len(pairs)
+                pairs += inputs
+            begins.append(begin)
+            ends.append(begin + len(newest) if fits else begin)
+        table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        return np.array(begins, dtype=np.int64), np.array(ends, dtype=np.int64), table[:, 0], table[:, 1]
 
 
 @dataclass

@@ -192,7 +192,12 @@ def _attention(name: str, *before: Any) -> tuple[Case, ...]:
 def _grouped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Three groups of unlike sizes: of the rows of ``a``, as experts have; or, of two matrices, of what is summed."""
     ends = torch.tensor([16, 64, 96], dtype=torch.int32, device=a.device)
-    product: torch.Tensor = torch._grouped_mm(a, b, ends)
+    try:
+        product: torch.Tensor = torch._grouped_mm(a, b, ends)
+    except RuntimeError as error:
+        if "Expected mat_a to be" not in str(error):
+            raise
+        raise NotImplementedError(str(error)) from None  # it does not take the dtype
     return product
 
 

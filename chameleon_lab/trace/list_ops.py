@@ -18,14 +18,15 @@ _FEWEST_PARTS, _MOST_PARTS = 8, 64
 """Parts of a list op that touches as much as the capacity holds."""
 
 _ENOUGH_BYTES = 64 << 20
-"""Plans need no smaller parts than this: their kernels would take less time than it takes to launch them."""
+"""Plans need no smaller parts than this: to launch their kernels would take about as long as to run them."""
 
 
 def part_limit_bytes(capacity_bytes: int) -> int:
     """The most bytes that one part of a list op should touch; a single element is never split.
 
-    An eighth of the capacity bounds what has to be there at once; a part's temporaries take about half again. Smaller
-    parts give a plan room: the next part's storages come in while this one runs, and the last one's leave.
+    An eighth of the capacity, or where that is more than 64 MiB, the larger of 64 MiB and a 64th of the capacity. The
+    eighth bounds what has to be there at once; a part's temporaries take about half again. Smaller parts give a plan
+    room: the next part's storages come in while this one runs, and the last one's leave.
     """
     return max(1, min(capacity_bytes // _FEWEST_PARTS, max(capacity_bytes // _MOST_PARTS, _ENOUGH_BYTES)))
 

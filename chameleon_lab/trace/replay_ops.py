@@ -14,7 +14,8 @@ before, which is made again first. What is not here, and why:
   order that a GPU does not promise.
 - ``sort`` and ``topk`` break ties as they like.
 - Kernels that other ops call, such as ``mkldnn_convolution``: the op outside, ``convolution``, stands for them.
-- Views make no storage; ``empty`` and the like make one without a value.
+- Views make no storage; ``empty`` and the like make one without a value. ``_grouped_mm`` leaves rows past its last
+  group without one, which a replay may fill otherwise: a program that reads those reads other bytes in each run anyway.
 - Ops outside of ``aten::`` (custom ones, compiled graphs) promise nothing.
 """
 

@@ -32,7 +32,6 @@ inline void check_index(int64_t index, const char* name, int64_t least, int64_t 
   }
 }
 
-// Op indices reach into the step after this one.
 inline void check_indices(std::span<const int64_t> indices, const char* name, int64_t least, int64_t below) {
   for (const int64_t index : indices) check_index(index, name, least, below);
 }

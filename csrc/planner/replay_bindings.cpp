@@ -30,31 +30,29 @@ std::vector<T> copied(const Array<T>& array, const char* name, int64_t length) {
   return {values.begin(), values.end()};
 }
 
-std::unique_ptr<ReplayChains> made(const Indices& value_row, const Indices& value_op, const Indices& inputs_offset,
-                                   const Indices& input_row, const Indices& input_value, const Array<bool>& possible,
-                                   const Array<double>& seconds, const Indices& beside_bytes, const Indices& death_op,
-                                   const Indices& block_bytes, const Indices& gap_row, const Indices& out_op,
-                                   const Indices& use_op, const Array<bool>& returns, int64_t ops, int64_t longest) {
+std::unique_ptr<ReplayChains> made(const Indices& value_row, const Indices& value_op, const Indices& inputs_begin,
+                                   const Indices& inputs_end, const Indices& input_row, const Indices& input_value,
+                                   const Array<bool>& possible, const Array<double>& seconds,
+                                   const Indices& beside_bytes, const Indices& death_op, const Indices& block_bytes,
+                                   const Indices& gap_row, const Indices& out_op, const Indices& use_op,
+                                   const Array<bool>& returns, int64_t ops, int64_t longest) {
   const int64_t count = value_row.size(), rows = death_op.size(), gaps = gap_row.size(), inputs = input_row.size();
-  Values values{copied(value_row, "value_row", count),
-                copied(value_op, "value_op", count),
-                copied(inputs_offset, "inputs_offset", count + 1),
-                copied(input_row, "input_row", inputs),
-                copied(input_value, "input_value", inputs),
-                copied(possible, "possible", count),
-                copied(seconds, "seconds", count),
+  Values values{copied(value_row, "value_row", count),       copied(value_op, "value_op", count),
+                copied(inputs_begin, "inputs_begin", count), copied(inputs_end, "inputs_end", count),
+                copied(input_row, "input_row", inputs),      copied(input_value, "input_value", inputs),
+                copied(possible, "possible", count),         copied(seconds, "seconds", count),
                 copied(beside_bytes, "beside_bytes", count)};
   Storages storages{copied(death_op, "death_op", rows), copied(block_bytes, "block_bytes", rows)};
   StorageGaps storage_gaps{copied(gap_row, "gap_row", gaps), copied(out_op, "out_op", gaps),
                            copied(use_op, "use_op", gaps), copied(returns, "returns", gaps)};
   check_indices(values.row, "value_row", 0, rows);
   check_indices(values.op, "value_op", 0, ops);
-  check_indices(values.inputs_offset, "inputs_offset", 0, inputs + 1);
   check_indices(values.input_row, "input_row", 0, rows);
+  check_indices(values.inputs_begin, "inputs_begin", 0, inputs + 1);
   for (int64_t value = 0; value < count; ++value) {
     const auto k = static_cast<size_t>(value);
-    check_index(values.inputs_offset[k + 1], "inputs_offset", values.inputs_offset[k], inputs + 1);
-    for (auto input = values.inputs_offset[k]; input < values.inputs_offset[k + 1]; ++input) {
+    check_index(values.inputs_end[k], "inputs_end", values.inputs_begin[k], inputs + 1);
+    for (auto input = values.inputs_begin[k]; input < values.inputs_end[k]; ++input) {
       check_index(values.input_value[static_cast<size_t>(input)], "input_value", kAtFirst, value);
     }
   }
@@ -136,10 +134,10 @@ ResolvedArrays resolve(ReplayChains& self, const Indices& gaps, const Indices& f
 
 void bind_replay_chains(py::module_& module) {
   py::class_<ReplayChains>(module, "ReplayChains")
-      .def(py::init(&made), py::arg("value_row"), py::arg("value_op"), py::arg("inputs_offset"), py::arg("input_row"),
-           py::arg("input_value"), py::arg("possible"), py::arg("seconds"), py::arg("beside_bytes"),
-           py::arg("death_op"), py::arg("block_bytes"), py::arg("gap_row"), py::arg("out_op"), py::arg("use_op"),
-           py::arg("returns"), py::arg("ops"), py::arg("longest"))
+      .def(py::init(&made), py::arg("value_row"), py::arg("value_op"), py::arg("inputs_begin"), py::arg("inputs_end"),
+           py::arg("input_row"), py::arg("input_value"), py::arg("possible"), py::arg("seconds"),
+           py::arg("beside_bytes"), py::arg("death_op"), py::arg("block_bytes"), py::arg("gap_row"), py::arg("out_op"),
+           py::arg("use_op"), py::arg("returns"), py::arg("ops"), py::arg("longest"))
       .def("value_at", &value_at, py::arg("row"), py::arg("op"))
       .def("gap_around", &gap_around, py::arg("row"), py::arg("op"))
       .def("chain", &chain, py::arg("row"), py::arg("op"))

@@ -18,6 +18,10 @@ size_t at(T index) {
   return static_cast<size_t>(index);
 }
 
+std::invalid_argument cannot_be_dropped(int64_t gap) {
+  return std::invalid_argument("gap " + std::to_string(gap) + " cannot be dropped");
+}
+
 }  // namespace
 
 ReplayChains::ReplayChains(Values values, Storages storages, StorageGaps gaps, int64_t ops, int64_t longest)
@@ -35,8 +39,8 @@ ReplayChains::ReplayChains(Values values, Storages storages, StorageGaps gaps, i
       reader_(storages_.size(), 0) {
   for (size_t value = 0; value < values_.size(); ++value) {
     ++values_offset_[at(values_.row[value]) + 1];
-    const size_t end = at(values_.inputs_offset[value + 1]);
-    for (size_t k = at(values_.inputs_offset[value]); k < end && changes_[value] == kAtFirst; ++k) {
+    const size_t end = at(values_.inputs_end[value]);
+    for (size_t k = at(values_.inputs_begin[value]); k < end && changes_[value] == kAtFirst; ++k) {
       if (values_.input_row[k] == values_.row[value]) changes_[value] = values_.input_value[k];
     }
   }
@@ -92,8 +96,8 @@ const Chain* ReplayChains::chain_of(int64_t value, int64_t op) {
 int64_t ReplayChains::visit(int64_t value, int64_t op, int64_t most, Chain& into) {
   if (most == 0 || !values_.possible[at(value)]) return 0;
   int64_t level = 1;
-  const size_t end = at(values_.inputs_offset[at(value) + 1]);
-  for (size_t k = at(values_.inputs_offset[at(value)]); k < end; ++k) {
+  const size_t end = at(values_.inputs_end[at(value)]);
+  for (size_t k = at(values_.inputs_begin[at(value)]); k < end; ++k) {
     const int64_t row = values_.input_row[k], of = values_.input_value[k];
     int64_t before = of == kAtFirst ? 0 : level_[at(of)];
     if (before == 0) {
@@ -122,8 +126,8 @@ void ReplayChains::finish(Chain& chain) const {
   int64_t beside_bytes = 0;
   for (const int64_t value : chain.made) {
     changed.push_back(changes_[at(value)]);
-    const size_t end = at(values_.inputs_offset[at(value) + 1]);
-    for (size_t k = at(values_.inputs_offset[at(value)]); k < end; ++k) {
+    const size_t end = at(values_.inputs_end[at(value)]);
+    for (size_t k = at(values_.inputs_begin[at(value)]); k < end; ++k) {
       if (values_.input_row[k] != values_.row[at(value)]) read.push_back(values_.input_value[k]);
     }
     chain.seconds += values_.seconds[at(value)];
@@ -139,7 +143,7 @@ void ReplayChains::finish(Chain& chain) const {
 
 std::vector<int64_t> ReplayChains::needs(int64_t gap, int64_t op) {
   const Chain* found = chain(gaps_.row[at(gap)], op);
-  if (found == nullptr) throw std::invalid_argument("gap " + std::to_string(gap) + " cannot be dropped");
+  if (found == nullptr) throw cannot_be_dropped(gap);
   std::vector<int64_t> around;
   for (const int64_t row : found->inputs) {
     if (const auto one = gap_around(row, op)) around.push_back(one->gap);
@@ -155,9 +159,13 @@ Resolved ReplayChains::resolve(std::span<const int64_t> gaps, const std::vector<
   found.seconds.assign(at(ops_), 0.0);
   found.transient_bytes.assign(at(ops_), 0);
   std::vector<std::pair<int64_t, int64_t>> order;  // value and gap
-  for (const int64_t gap : gaps) {
+  const bool any_fixed = std::find(fixed.begin(), fixed.end(), true) != fixed.end();
+  const auto reads_fixed = [&](int64_t gap) {
     const auto needed = needs(gap, gaps_.use_op[at(gap)]);
-    if (std::any_of(needed.begin(), needed.end(), [&](int64_t other) { return fixed[at(other)]; })) {
+    return std::any_of(needed.begin(), needed.end(), [&](int64_t other) { return fixed[at(other)]; });
+  };
+  for (const int64_t gap : gaps) {
+    if (any_fixed && reads_fixed(gap)) {
       found.declined.push_back(gap);
     } else {
       order.emplace_back(value_at(gaps_.row[at(gap)], gaps_.use_op[at(gap)]), gap);
@@ -176,7 +184,7 @@ Resolved ReplayChains::resolve(std::span<const int64_t> gaps, const std::vector<
     }
     needed[at(gap)] = kNever;
     const Chain* made = chain(gaps_.row[at(gap)], op);
-    if (made == nullptr) throw std::logic_error("an input of gap " + std::to_string(gap) + " is gone before its use");
+    if (made == nullptr) throw cannot_be_dropped(gap);
     found.seconds[at(op)] += made->seconds;
     found.transient_bytes[at(op)] = std::max(found.transient_bytes[at(op)], made->transient_bytes);
     for (const int64_t row : made->inputs) {

@@ -17,14 +17,15 @@ inline constexpr int64_t kAtFirst = -1;
 
 // The V values of a step, in the order in which they are made.
 struct Values {
-  std::vector<int64_t> row;            // (V,) of the storage that holds each
-  std::vector<int64_t> op;             // (V,) that makes it, ascending for each row
-  std::vector<int64_t> inputs_offset;  // (V + 1,) into the next two
-  std::vector<int64_t> input_row;      // what each is made from
-  std::vector<int64_t> input_value;    // which may be kAtFirst; else less than the value
-  std::vector<bool> possible;          // (V,) may its op be replayed, and its storage dropped?
-  std::vector<double> seconds;         // (V,) of its op
-  std::vector<int64_t> beside_bytes;   // (V,) what its op makes beside it
+  std::vector<int64_t> row;           // (V,) of the storage that holds each
+  std::vector<int64_t> op;            // (V,) that makes it, ascending for each row
+  std::vector<int64_t> inputs_begin;  // (V,) into the next but one, where what each is made from begins
+  std::vector<int64_t> inputs_end;    // (V,) and ends; values may share it
+  std::vector<int64_t> input_row;
+  std::vector<int64_t> input_value;   // which may be kAtFirst; else less than the value
+  std::vector<bool> possible;         // (V,) may its op be replayed, and its storage dropped?
+  std::vector<double> seconds;        // (V,) of its op
+  std::vector<int64_t> beside_bytes;  // (V,) what its op makes beside it
 
   size_t size() const { return row.size(); }
 };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,8 @@ def test_positions_outside_of_a_range_are_named() -> None:
 STORED: dict[str, Any] = {
     "value_row": [0, 1],
     "value_op": [0, 1],
-    "inputs_offset": [0, 0, 1],
+    "inputs_begin": [0, 0],
+    "inputs_end": [0, 1],
     "input_row": [0],
     "input_value": [0],
     "possible": [True, True],
@@ -99,13 +101,70 @@ def test_a_chain_is_made_in_order_and_what_it_reads_is_named() -> None:
     assert native.ReplayChains(**STORED | {"longest": 1}).chain(1, 3)[0].tolist() == []
 
 
+Resolved = dict[str, list[float]]
+
+
+def resolved(chains: native.ReplayChains, *arguments: Any) -> Resolved:
+    """What drops ask for, by name."""
+    names = ("gap", "in_op", "seconds", "transient_bytes", "needed_gap", "needed_op", "stays", "declined")
+    found = chains.resolve(*arguments)
+    return dict(zip(names, (array.tolist() for array in found), strict=True))
+
+
 def test_of_drops_together_each_is_made_before_its_use() -> None:
-    gap, in_op, seconds, transient_bytes, needed_gap, needed_op, stays, declined = native.ReplayChains(
+    found = resolved(native.ReplayChains(**STORED), [1], [], [], [])
+    assert found["gap"] == [1] and found["in_op"] == [3]
+    assert found["seconds"] == [0.0, 0.0, 0.0, 3.0] and found["transient_bytes"] == [0, 0, 0, 21]
+    assert not any(found[name] for name in ("needed_gap", "needed_op", "stays", "declined"))
+
+
+LIVING: dict[str, Any] = STORED | {"death_op": [8, 8], "use_op": [4, 3], "ops": 5}
+"""The first one lives on, and is used again later."""
+
+
+def test_what_a_replay_reads_is_needed_there_or_made_there_or_stays() -> None:
+    chains = native.ReplayChains(**LIVING)
+    alone = resolved(chains, [1], [], [], [])
+    assert alone["needed_gap"] == [0] and alone["needed_op"] == [3]
+    both = resolved(chains, [1, 0], [], [], [])
+    assert both["gap"] == [0, 1] and both["in_op"] == [3, 3] and both["needed_gap"] == []
+    assert resolved(chains, [1, 0], [0], [], [])["declined"] == [1]
+    dead = native.ReplayChains(**LIVING | {"returns": [False, True]})
+    assert resolved(dead, [1], [], [], [])["stays"] == [0]
+
+
+def test_a_drop_that_is_away_at_no_useful_op_is_declined_unless_it_must_be() -> None:
+    chains, useful = native.ReplayChains(**LIVING), [0, 1, 1, 1, 2, 2]
+    assert resolved(chains, [0, 1], [], useful, [])["declined"] == [1]
+    assert resolved(chains, [0, 1], [], useful, [1])["declined"] == [0], (
+        "it is made before op 3, for the other"
+    )
+
+
+def test_threads_share_what_was_found() -> None:
+    ops = 400
+    row = np.arange(ops)
+    chains = native.ReplayChains(
         **STORED
-    ).resolve([1], [], [], [])
-    assert gap.tolist() == [1] and in_op.tolist() == [3]
-    assert seconds.tolist() == [0.0, 0.0, 0.0, 3.0] and transient_bytes.tolist() == [0, 0, 0, 21]
-    assert not len(needed_gap) and not len(needed_op) and not len(stays) and not len(declined)
+        | {
+            "value_row": row, "value_op": row, "inputs_begin": np.maximum(row - 1, 0), "inputs_end": row,
+            "input_row": row[:-1], "input_value": row[:-1], "possible": row >= 0, "seconds": np.ones(ops),
+            "beside_bytes": row * 0, "death_op": row + 2, "block_bytes": row * 0 + 8, "gap_row": row[:-30],
+            "out_op": row[:-30], "use_op": row[:-30] + 20, "returns": row[:-30] >= 0, "ops": ops, "longest": 64,
+        }
+    )  # fmt: skip
+    found: list[list[list[int]]] = []
+
+    def ask() -> None:
+        found.append([chains.chain(asked, asked + 20)[0].tolist() for asked in range(ops - 30)])
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and all(answers == found[0] for answers in found)
+    assert found[0][5] == [0, 1, 2, 3, 4, 5] and found[0][100] == [], "more than 64 ops in a row"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +173,8 @@ def test_of_drops_together_each_is_made_before_its_use() -> None:
         ("value_row", [0, 2], "value_row holds 2: give values from 0 to 1"),
         ("input_value", [1], "input_value holds 1: give values from -1 to 0"),
         ("input_row", [-1], "input_row holds -1: give values from 0 to 1"),
-        ("inputs_offset", [0, 0, 2], "inputs_offset holds 2: give values from 0 to 1"),
+        ("inputs_begin", [0, -1], "inputs_begin holds -1: give values from 0 to 1"),
+        ("inputs_end", [0, 2], "inputs_end holds 2: give values from 0 to 1"),
         ("seconds", [1.0], "seconds has 1 values in 1 dimensions: give 2 in one"),
         ("use_op", [1, 9], "use_op holds 9: give values from 0 to 8"),
         ("gap_row", [0, 5], "gap_row holds 5: give values from 0 to 1"),
@@ -137,6 +197,10 @@ def test_questions_about_no_storage_gap_or_op_are_named() -> None:
         native.ReplayChains(**STORED | {"possible": [False, True]}).needs(0, 1)
     with pytest.raises(IndexError, match="gaps holds 7: give values from 0 to 1"):
         chains.resolve([7], [], [], [])
+    with pytest.raises(IndexError, match="use_op of gaps holds 7: give values from 0 to 3"):
+        native.ReplayChains(**STORED | {"use_op": [1, 7]}).resolve([1], [], [], [])
+    with pytest.raises(ValueError, match="gap 1 cannot be dropped"):
+        native.ReplayChains(**STORED | {"possible": [True, False]}).resolve([1], [], [], [])
     with pytest.raises(ValueError, match="useful has 2 values in 1 dimensions: give 5 in one"):
         chains.resolve([1], [], [0, 1], [])
 

@@ -98,6 +98,17 @@ def test_dead_inputs_are_made_again_on_the_way() -> None:
     assert chain.seconds == pytest.approx(3e-3) and chain.transient_bytes == 2 * BIG
 
 
+def test_the_results_of_one_op_share_the_table_of_its_inputs() -> None:
+    step = StepBuilder()
+    read = tuple(step.carried(Category.INPUT, BIG, f"x{k}") for k in range(40))
+    made = step.op("aten::unbind_copy", reads=read, makes=(ACT,) * 40)
+    step.op("aten::gelu", reads=read, makes=(ACT,) * 40)
+    step.op("aten::sum", reads=tuple(made))
+    begin, end, rows, values = replayable_of(step.build()).values.inputs_table
+    assert len(begin) == len(end) == 80 and (end - begin).tolist() == [0] * 40 + [40] * 40
+    assert rows.tolist() == list(read) and set(values.tolist()) == {-1}
+
+
 @pytest.mark.parametrize(("length", "fits"), [(CHAIN, True), (CHAIN + 1, False)])
 def test_a_chain_has_so_many_ops_at_most(length: int, fits: bool) -> None:
     step, rows = line(["aten::gelu"] * length, keep=False)
