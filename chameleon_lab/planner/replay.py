@@ -237,7 +237,10 @@ class ReplayChains:
         """
         memory = self.memory
         taken, in_op, seconds, transient_bytes, needed_gap, needed_op, stays, declined = self._native.resolve(
-            list(gaps), list(fixed), () if useful is None else useful, list(must)
+            list(gaps),
+            [gap for gap in fixed if gap >= 0],  # a storage that no op uses leaves in no gap
+            () if useful is None else useful,
+            list(must),
         )
         return PlannedReplays(
             gap=taken,
@@ -297,7 +300,7 @@ class PlannedReplays:
     declined: tuple[int, ...]
     """Gaps that were asked for and are not dropped."""
     made_by: ReplayChains | None = None
-    """What knows the replays' chains; None: nothing asks for them."""
+    """What knows the replays' chains; None where there are no replays, or where the chains do not matter."""
 
     def __len__(self) -> int:
         return len(self.gap)

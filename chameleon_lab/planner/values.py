@@ -43,10 +43,12 @@ class Values:
 
     @cached_property
     def inputs_table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """The ``inputs`` of what fits, in columns, int64: where those of each value begin and end in the last two, (V,)
-        each; the rows; the values. The results of one op share theirs, as they share the tuple.
+        """Four columns, int64: where the inputs of each value begin and end, (V,) each, and the rows and values of all
+        inputs. Values that do not fit have none. The results of one op share a range.
         """
-        begins, ends, pairs = [], [], []
+        begins: list[int] = []
+        ends: list[int] = []
+        pairs: list[tuple[int, int]] = []
         newest: tuple[tuple[int, int], ...] = ()
         begin = 0
         for inputs, fits in zip(self.inputs, self.fits, strict=True):
@@ -131,6 +133,8 @@ def _recorded(step: StepTrace, fits: np.ndarray) -> _ValueColumns:
         inputs = tuple((other, holds.get(other, AT_FIRST)) for other in read)
         # Results of one call follow each other, and are made from the same; one in place has a single result.
         same = last == (op, name, inputs) and row not in read
+        if same and last is not None:
+            inputs = last[2]
         last = (op, name, inputs)
         made.call.append(made.call[-1] + (not same) if made.call else 0)
         holds[row] = len(made.row)

@@ -2,7 +2,8 @@
 
 An op is here if it gives new memory or is in place (it writes its first argument, and nothing else), reads nothing but
 its inputs, and gives the same bits for the same inputs under the same settings. One in place needs the value from
-before, which is made again first. What is not here, and why:
+before, which is made again first. ``_grouped_mm`` is here, though it leaves rows past its last group unwritten: a
+program that reads those reads other bytes in each run anyway. What is not here, and why:
 
 - Ops with ``out=`` write what they are given.
 - ``rand``, ``native_dropout`` and other random ops take no generator, but the state of a global one that has moved on
@@ -14,8 +15,7 @@ before, which is made again first. What is not here, and why:
   order that a GPU does not promise.
 - ``sort`` and ``topk`` break ties as they like.
 - Kernels that other ops call, such as ``mkldnn_convolution``: the op outside, ``convolution``, stands for them.
-- Views make no storage; ``empty`` and the like make one without a value. ``_grouped_mm`` leaves rows past its last
-  group without one, which a replay may fill otherwise: a program that reads those reads other bytes in each run anyway.
+- Views make no storage; ``empty`` and the like make one without a value.
 - Ops outside of ``aten::`` (custom ones, compiled graphs) promise nothing.
 """
 

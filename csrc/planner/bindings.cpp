@@ -40,6 +40,7 @@ Step checked_step(const Array<int64_t>& bytes, const Array<int64_t>& out_op, con
        checked(latest_in, "latest_in", count), checked(least_s, "least_s", count), checked(returns, "returns", count)},
       checked(op_bytes, "op_bytes", n)};
   check_indices(step.gaps.out_op, "out_op", 0, n);
+  // Ops reach into the step after this one.
   check_indices(step.gaps.use_op, "use_op", 0, 2 * n + 1);
   check_indices(step.gaps.latest_in, "latest_in", 0, 2 * n + 1);
   return step;

@@ -58,7 +58,8 @@ std::unique_ptr<ReplayChains> made(const Indices& value_row, const Indices& valu
   }
   check_indices(storage_gaps.row, "gap_row", 0, rows);
   check_indices(storage_gaps.out_op, "out_op", 0, ops);
-  check_indices(storage_gaps.use_op, "use_op", 0, 2 * ops + 1);
+  check_indices(storage_gaps.use_op, "use_op", 0, 2 * ops + 1);  // in the step after this one, too
+  check_index(longest, "longest", 0, 1001);                      // calls go as deep
   return std::make_unique<ReplayChains>(std::move(values), std::move(storages), std::move(storage_gaps), ops, longest);
 }
 

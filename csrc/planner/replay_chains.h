@@ -19,10 +19,10 @@ inline constexpr int64_t kAtFirst = -1;
 struct Values {
   std::vector<int64_t> row;           // (V,) of the storage that holds each
   std::vector<int64_t> op;            // (V,) that makes it, ascending for each row
-  std::vector<int64_t> inputs_begin;  // (V,) into the next but one, where what each is made from begins
-  std::vector<int64_t> inputs_end;    // (V,) and ends; values may share it
-  std::vector<int64_t> input_row;
-  std::vector<int64_t> input_value;   // which may be kAtFirst; else less than the value
+  std::vector<int64_t> inputs_begin;  // (V,) where its inputs begin in the next but one
+  std::vector<int64_t> inputs_end;    // (V,) where they end; values may share a range, which is empty where no op fits
+  std::vector<int64_t> input_row;     // of the storage that is read
+  std::vector<int64_t> input_value;   // that it holds: kAtFirst, or less than the value that is made
   std::vector<bool> possible;         // (V,) may its op be replayed, and its storage dropped?
   std::vector<double> seconds;        // (V,) of its op
   std::vector<int64_t> beside_bytes;  // (V,) what its op makes beside it
@@ -91,12 +91,13 @@ class ReplayChains {
   // How to make what a storage holds before an op again; null if it cannot be done. It lives as long as this.
   const Chain* chain(int64_t row, int64_t op);
 
-  // The gaps, ascending, around an op, of what a replay of a gap's storage reads there.
+  // The gaps, ascending, around an op, of what a replay of a gap's storage reads there. Throws std::invalid_argument
+  // for a gap that cannot be dropped.
   std::vector<int64_t> needs(int64_t gap, int64_t op);
 
   // `fixed`: (G,) gaps that others decide about. `useful`: (n + 1,) how many ops before each one are short of memory;
-  // empty, or of gaps in `must`, (G,): away at any op will do. Throws std::invalid_argument for a gap that cannot be
-  // dropped.
+  // empty, or of gaps in `must`, (G,): away at any op will do. Throws std::invalid_argument for a gap that would be
+  // dropped and cannot be.
   Resolved resolve(std::span<const int64_t> gaps, const std::vector<bool>& fixed, std::span<const int64_t> useful,
                    const std::vector<bool>& must);
 

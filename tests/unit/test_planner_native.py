@@ -177,6 +177,7 @@ def test_threads_share_what_was_found() -> None:
         ("inputs_end", [0, 2], "inputs_end holds 2: give values from 0 to 1"),
         ("seconds", [1.0], "seconds has 1 values in 1 dimensions: give 2 in one"),
         ("use_op", [1, 9], "use_op holds 9: give values from 0 to 8"),
+        ("longest", -1, "longest holds -1: give values from 0 to 1000"),
         ("gap_row", [0, 5], "gap_row holds 5: give values from 0 to 1"),
     ],
 )

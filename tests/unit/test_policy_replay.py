@@ -15,7 +15,7 @@ from chameleon_lab.planner.memory import step_memory
 from chameleon_lab.planner.mix import Mixer
 from chameleon_lab.planner.program import DROP, REPLAY, compile_program
 from chameleon_lab.planner.replay import CHAIN, ReplayChains
-from chameleon_lab.policy import Link
+from chameleon_lab.policy import Edit, EditAction, Link
 from chameleon_lab.policy.model import Action
 from chameleon_lab.trace import Category, Stage, StepTrace, Trace
 from chameleon_lab.trace.columns import Replays
@@ -98,12 +98,23 @@ def test_dead_inputs_are_made_again_on_the_way() -> None:
     assert chain.seconds == pytest.approx(3e-3) and chain.transient_bytes == 2 * BIG
 
 
-def test_the_results_of_one_op_share_the_table_of_its_inputs() -> None:
+def test_a_storage_that_no_op_uses_is_swapped_beside_replays() -> None:
+    builder, _ = line(["aten::gelu"] * 4, keep=True)
+    idle = builder.carried(Category.PARAMETER, 2 * BIG, "idle")
+    step = builder.build()
+    edit = Edit(EditAction.SWAP, step.storage_keys[idle])
+    policy = plan(step, step.live_peak_bytes - 2 * BIG, SLOW, rematerialize=True, edits=[edit])
+    assert step.storage_keys[idle] in {swap.storage for swap in policy.swaps}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_results_of_one_op_share_the_table_of_its_inputs(recorded: bool) -> None:
     step = StepBuilder()
     read = tuple(step.carried(Category.INPUT, BIG, f"x{k}") for k in range(40))
-    made = step.op("aten::unbind_copy", reads=read, makes=(ACT,) * 40)
-    step.op("aten::gelu", reads=read, makes=(ACT,) * 40)
-    step.op("aten::sum", reads=tuple(made))
+    for name in ("aten::unbind_copy", "aten::gelu"):
+        for row in step.op(name, reads=read, makes=(ACT,) * 40):
+            if recorded:
+                step.making(row, name, read)
     begin, end, rows, values = replayable_of(step.build()).values.inputs_table
     assert len(begin) == len(end) == 80 and (end - begin).tolist() == [0] * 40 + [40] * 40
     assert rows.tolist() == list(read) and set(values.tolist()) == {-1}
