@@ -102,9 +102,9 @@ def _mixtral() -> torch.nn.Module:
         num_key_value_heads=4, num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=4096,
         bos_token_id=0, eos_token_id=0, pad_token_id=None,
     )  # fmt: skip
-    # Otherwise the experts' shapes depend on the data.
-    config._experts_implementation = "grouped_mm"
-    return MixtralForCausalLM(config)
+    model = MixtralForCausalLM(config)
+    model.set_experts_implementation("grouped_mm")  # else the experts' shapes depend on the data
+    return model
 
 
 def _vit_large() -> torch.nn.Module:

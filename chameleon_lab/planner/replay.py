@@ -100,7 +100,6 @@ class ReplayChains:
         )
         self.bytes_before = np.minimum(before, memory.live_bytes)
         self._gap_row: list[int] = memory.row[memory.gap_storage].tolist()
-        self._gap_out: list[int] = memory.gap_out.tolist()
         self._gap_use: list[int] = memory.gap_use.tolist()
         self._returns: list[bool] = memory.gap_returns.tolist()
         value_s = np.array(self.values.share) * seconds[self.values.op]

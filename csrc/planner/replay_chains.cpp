@@ -81,16 +81,18 @@ const Chain* ReplayChains::chain(int64_t row, int64_t op) {
 
 const Chain* ReplayChains::chain_of(int64_t value, int64_t op) {
   if (value == kAtFirst) return nullptr;
-  const auto [place, is_new] = chains_.try_emplace(value * (2 * ops_ + 1) + op, nullptr);
-  if (!is_new) return place->second.get();
+  const int64_t key = value * (2 * ops_ + 1) + op;
+  if (const auto known = chains_.find(key); known != chains_.end()) return known->second.get();
   auto made = std::make_unique<Chain>();
   ++making_;
   const bool can = visit(value, op, longest_, *made) > 0;
   for (const int64_t one : made->made) level_[at(one)] = 0;
-  if (!can) return nullptr;
-  finish(*made);
-  place->second = std::move(made);
-  return place->second.get();
+  if (can) {
+    finish(*made);
+  } else {
+    made.reset();
+  }
+  return chains_.emplace(key, std::move(made)).first->second.get();
 }
 
 int64_t ReplayChains::visit(int64_t value, int64_t op, int64_t most, Chain& into) {

@@ -60,10 +60,10 @@ def deterministic() -> Any:
         torch.use_deterministic_algorithms(False)
 
 
-def test_a_dtype_that_an_op_does_not_take_is_no_check_that_failed() -> None:
+def test_an_op_is_checked_with_the_dtypes_that_it_takes() -> None:
     found = checked()
     assert found.dtypes["aten::_grouped_mm"] == ("float32", "bfloat16", "float16")
-    assert found.refused["aten::_grouped_mm"] == "float64: not implemented on cpu"
+    assert "aten::_grouped_mm" not in found.refused
 
 
 def refuse(*_: Any) -> Any:
