@@ -361,28 +361,22 @@ def trace_of(name: str, options: argparse.Namespace, capacity: int | None = None
     return cl.trace_meta(SHAPES[name].build, device=options.device, capacity=capacity)
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked."""
-    parser = measure.parser_of("planner", __doc__)
+def parse_with_steps(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, percents: Sequence[float]
+) -> argparse.Namespace:
+    """A command line that names models and capacities, checked. ``percents``: of the peak, where none are named."""
     parser.add_argument(
         "--models", type=lambda text: text.split(","), default=list(PLANNED), help=f"of {', '.join(SHAPES)}"
     )
     parser.add_argument(
         "--percent",
         type=lambda text: [float(part) for part in text.split(",")],
-        default=[90.0, 80.0, 70.0, 60.0, 50.0, 40.0, 30.0, 20.0],
+        default=list(percents),
         help="capacities in %% of the peak",
     )
     parser.add_argument("--device", default="H100", help="whose op times and link (default: %(default)s)")
     parser.add_argument(
         "--traces", metavar="FOLDER", help="read NAME.parquet there, as benchmarks.shapes --save wrote it"
-    )
-    parser.add_argument("--rounds", type=measure.count, default=3, help="plans timed at each capacity (3)")
-    parser.add_argument(
-        "--ops",
-        type=lambda text: [measure.count(part) for part in text.split(",")],
-        default=list(MANY_OPS),
-        help="ops of the steps in a row that planning is timed on (9000,100000)",
     )
     options = parser.parse_args(arguments)
     unknown = [name for name in options.models if name not in SHAPES and not options.traces]
@@ -391,13 +385,30 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def environment_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Where this ran, and that nothing was measured on the device."""
+    return measure.environment(vars(options)) | {
+        "device": f"{options.device}, by roofline: op times come from shapes, and nothing was measured on it"
+    }
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, checked."""
+    parser = measure.parser_of("planner", __doc__)
+    parser.add_argument("--rounds", type=measure.count, default=3, help="plans timed at each capacity (3)")
+    parser.add_argument(
+        "--ops",
+        type=lambda text: [measure.count(part) for part in text.split(",")],
+        default=list(MANY_OPS),
+        help="ops of the steps in a row that planning is timed on (9000,100000)",
+    )
+    return parse_with_steps(parser, arguments, (90.0, 80.0, 70.0, 60.0, 50.0, 40.0, 30.0, 20.0))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; 0 if no policy of the planner's is over its capacity, worse than another's, or below the bound."""
     options = parse_arguments(arguments)
-    environment = measure.environment(vars(options))
-    environment["device"] = (
-        f"{options.device}, by roofline: op times come from shapes, and nothing was measured on it"
-    )
+    environment = environment_of(options)
     models: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     timings: list[dict[str, Any]] = []

@@ -126,6 +126,12 @@ link_option = click.option(
     metavar="BANDWIDTH",
     help="Between device and host, such as 8GiB/s, or OUT,IN. Default: the trace's.",
 )
+link_margin_option = click.option(
+    "--link-margin",
+    type=MARGIN,
+    metavar="FRACTION",
+    help="Fraction of the link to do without, such as 25%, for steps in which others use it.",
+)
 host_capacity_option = click.option(
     "--host-capacity",
     "host_capacity",

@@ -14,7 +14,7 @@ from ..policy import Link, Policy
 from ..policy.model import Action
 from ..report.trace_report import place
 from ..trace import Trace
-from ..util.units import format_bytes
+from ..util.units import format_bytes, format_seconds
 from .common import (
     CAPACITY,
     MARGIN,
@@ -22,6 +22,7 @@ from .common import (
     failing_well,
     host_capacity_option,
     json_option,
+    link_margin_option,
     link_of,
     link_option,
     load_trace,
@@ -66,6 +67,7 @@ from .simulate import prediction_values
     metavar="FRACTION",
     help="Fraction of the capacity to leave free, for variation between steps.",
 )
+@link_margin_option
 @click.option(
     "--min-swap", type=MIN_SWAP, default=MIN_SWAP_BYTES, metavar="SIZE", help="Smaller storages leave last."
 )
@@ -82,6 +84,7 @@ def plan(
     link: Link | None,
     output: str | None,
     margin: float,
+    link_margin: float | None,
     min_swap: int,
     with_bound: bool,
     rematerialize: str | None,
@@ -106,10 +109,12 @@ def plan(
             link,
             min_swap_bytes=min_swap,
             margin=margin,
+            link_margin=link_margin or 0.0,
             rematerialize=rematerialize,
             host_capacity_bytes=host_capacity,
         )
         prediction = simulate(step, policy)
+        at_half = simulate(step, policy, link=link.reduced(0.5))
     bound = None
     if with_bound:
         with failing_well(trace_file), working("Looking for the bound"):
@@ -132,6 +137,7 @@ def plan(
                 "replays": len(policy.drops),
                 "rematerialized": _categories(policy, Action.REMATERIALIZE),
                 "predicted": prediction_values(prediction),
+                "half_link_step_s": at_half.step_s,
                 "lost": trace.lost,
                 "lower_bound_stall_s": None if bound is None else bound.stall_s,
                 "output": output,
@@ -140,6 +146,7 @@ def plan(
         return
     print(policy)
     print(f"With the op times of the trace: {prediction}")
+    print(f"At half the link: step {format_seconds(at_half.step_s)}, stall {format_seconds(at_half.stall_s)}")
     if bound is not None:
         print(bound)
     print(

@@ -34,6 +34,7 @@ from .common import (
     Failure,
     failing_well,
     inference_steps_option,
+    link_margin_option,
     with_examples,
 )
 from .launchers import Launch, launch
@@ -321,6 +322,7 @@ def _own_words(arguments: tuple[str, ...]) -> list[str]:
     metavar="FRACTION",
     help="Fraction of the capacity to leave free, such as 5%.",
 )
+@link_margin_option
 @click.option(
     "--rematerialize",
     type=click.Choice(["no", "cheap", "all", "trusting"]),

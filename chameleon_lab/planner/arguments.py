@@ -28,10 +28,10 @@ def checked_min_swap(value: Any) -> int:
 
 
 def checked_margin(value: Any, what: str = "margin") -> float:
-    """A fraction of the capacity to leave free, from 0 to below 1. Raises ValueError, TypeError."""
+    """A fraction of the capacity, or of the link, to leave free, from 0 to below 1. Raises ValueError, TypeError."""
     margin = parse_fraction(value, what)
     if margin == 1.0:
-        raise ValueError(f"{what} is {value!r}: give a fraction of the capacity, from 0 to below 1")
+        raise ValueError(f"{what} is {value!r}: give a fraction from 0 to below 1")
     return margin
 
 

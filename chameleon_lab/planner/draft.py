@@ -20,7 +20,7 @@ from ..trace.trace import plannable_step
 from .arguments import checked_capacity, checked_link
 from .constraints import conditions
 from .generate import plan, refused_of
-from .memory import MIN_SWAP_BYTES, step_op_times
+from .memory import step_op_times
 from .simulate import Prediction, simulate
 
 
@@ -230,18 +230,13 @@ class Draft:
 
     def _planned(self) -> Policy:
         if self._made is None or self._made[0] != self._edits:
-            assumed = self.base.assumed
             made = plan(
                 self.step,
                 self._capacity_bytes,
                 self._link,
                 op_times=self._op_times if self._knows_times else None,
-                min_swap_bytes=int(assumed.get("min_swap_bytes", MIN_SWAP_BYTES)),
-                margin=float(assumed.get("margin", 0.0)),
                 edits=self._edits,
-                rematerialize=int(assumed.get("rematerialize", 0)),
-                host_capacity_bytes=self.base.host_capacity_bytes,
-                refused=self._refused,
+                **self.base.plan_options | {"refused": self._refused},
             )
             if self._torch:
                 made = replace(made, assumed=made.assumed | {"torch": self._torch})

@@ -84,6 +84,7 @@ def plan(
     op_times: Sequence[float] | np.ndarray | None = None,
     min_swap_bytes: int | str = MIN_SWAP_BYTES,
     margin: float | str = 0.0,
+    link_margin: float | str = 0.0,
     reserve_bytes: int | str = 0,
     edits: Sequence[Edit] = (),
     rematerialize: bool | int | str | None = None,
@@ -103,8 +104,10 @@ def plan(
     Storages with blocks below ``min_swap_bytes`` stay, unless the capacity cannot do without them. ``margin``, 0 to 1,
     is a share of the capacity to leave free, as far as the floor allows: it absorbs decisions that miss their op.
     ``reserve_bytes`` are left free beside it, likewise: they absorb what the device's allocator cannot use, since it
-    lies in pieces. ``edits`` are obeyed, and the rest is planned around them; what is wrong with them stands in
-    ``Policy.findings``. An edit of the capacity or the link takes the place of the argument.
+    lies in pieces. ``link_margin``, 0 to 1, is a share of the link's bandwidth to do without: copies are given time as
+    on a link that is slower by it, since a plan loses far more on a link slower than it knew than on a faster one. What
+    is ``predicted`` is on the whole link. ``edits`` are obeyed, and the rest is planned around them; what is wrong with
+    them stands in ``Policy.findings``. An edit of the capacity or the link takes the place of the argument.
 
     ``rematerialize`` is the highest class of ops that the runtime can replay (see
     :data:`~chameleon_lab.trace.replay_ops.REPLAY_CLASS`), False for none, True for all
@@ -120,10 +123,11 @@ def plan(
     The same arguments give the same policy. Raises BelowFloorError if no policy fits the capacity, or none was found
     that fits the host's,
     EditsUnreachableError if one would without the edits, TraceError if the step has no ops or has lost some,
-    ValueError if ``capacity_bytes``, ``op_times``, ``margin``, ``reserve_bytes`` or ``rematerialize`` does not fit,
-    TypeError if the trace, the capacity or the link is something else.
+    ValueError if ``capacity_bytes``, ``op_times``, ``margin``, ``link_margin``, ``reserve_bytes`` or ``rematerialize``
+    does not fit, TypeError if the trace, the capacity or the link is something else.
     """
     margin, min_swap_bytes = checked_margin(margin), checked_min_swap(min_swap_bytes)
+    link_margin = checked_margin(link_margin, "link_margin")
     reserve_bytes = parse_bytes(reserve_bytes, "reserve_bytes", none=True)
     step = plannable_step(trace)
     capacity_bytes, link = checked_capacity(capacity_bytes, step), checked_link(link)
@@ -161,7 +165,7 @@ def plan(
                 memory,
                 capacity_bytes,
                 target,
-                link,
+                link.reduced(link_margin),
                 times,
                 has_op_times,
                 replayable,
@@ -179,6 +183,8 @@ def plan(
                 smaller = max(min_swap_bytes // 2, LEAST_SWAP_BYTES)
                 memory, min_swap_bytes = fitting_memory(step, smaller, capacity_bytes, kernels_in(trace))
     prediction = made.prediction
+    if link_margin:
+        prediction = search.predicted(made, link, host_bytes)
     return Policy(
         capacity_bytes=capacity_bytes,
         link=link,
@@ -188,8 +194,9 @@ def plan(
             "ops": memory.ops,
             "live_peak_bytes": step.live_peak_bytes,
             "min_swap_bytes": int(min_swap_bytes),
-            "margin": float(margin),
+            "margin": margin,
         }
+        | ({"link_margin": link_margin} if link_margin else {})
         | ({} if (version := _torch_of(trace)) is None else {"torch": version})
         | ({"reserve_bytes": int(reserve_bytes)} if reserve_bytes else {})
         | ({} if host_bytes is None else {"host_capacity_bytes": host_bytes})
@@ -280,9 +287,9 @@ class _Found:
 class _Search:
     """The conditions that a step is planned under.
 
-    ``target`` is the capacity less its margin; ``has_op_times``: the op ``times`` are given, not guessed.
-    ``replayable`` is None if nothing may be dropped, ``constraints`` None without edits. ``step``, ``memory`` and those
-    two know what is retained, see :mod:`~chameleon_lab.planner.retention`.
+    ``target`` is the capacity less its margin, and ``link`` the link less its own; ``has_op_times``: the op ``times``
+    are given, not guessed. ``replayable`` is None if nothing may be dropped, ``constraints`` None without edits.
+    ``step``, ``memory`` and those two know what is retained, see :mod:`~chameleon_lab.planner.retention`.
     """
 
     step: StepTrace
@@ -320,16 +327,19 @@ class _Search:
         if self._overflow(found, room) > 0:
             text = _no_host_room(self.capacity, room, found.prediction)
             raise BelowFloorError(text, capacity_bytes=self.capacity)
-        prediction = simulate_swaps(
+        return replace(found, prediction=self.predicted(found, self.link, host_bytes))
+
+    def predicted(self, found: _Found, link: Link, host_bytes: int | None) -> Prediction:
+        """What a plan takes on a link, with at most so many bytes of copies on the host."""
+        return simulate_swaps(
             self.memory,
             found.swaps,
             found.prediction.capacity_bytes,
-            self.link,
+            link,
             self.times,
             found.replays,
-            host=room,
+            host=HostRoom(self.step, host_bytes),
         )
-        return replace(found, prediction=prediction)
 
     def _overflow(self, found: _Found, room: HostRoom) -> int:
         """What the packed copies take beyond the host's room; at most 0: they fit."""

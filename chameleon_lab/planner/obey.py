@@ -60,7 +60,8 @@ class BoundPlan:
     remarks: tuple[str, ...]
     """What is wrong with the edits."""
     gained_s: float
-    """Seconds that a step is predicted to take less than under the policy ``before``; 0 without one."""
+    """Seconds that a step is predicted to take less than under the policy ``before``, on the link less its margin; 0
+    without one."""
     quick: bool
     """Was it made without a long search, so that one may find a better plan?"""
 
@@ -81,8 +82,7 @@ def plan_and_bind(
     made, remarks = plan_obeying(step, capacity_bytes, link, edits, quick=quick, **options)
     program, gained_s = compile_program(made, step), 0.0
     if before is not None:
-        old, new = (
-            simulate(step, policy, link=made.link, op_times=made.op_times) for policy in (before, made)
-        )
+        link = made.link.reduced(made.assumed.get("link_margin", 0.0))
+        old, new = (simulate(step, policy, link=link, op_times=made.op_times) for policy in (before, made))
         gained_s = old.step_s - new.step_s
     return BoundPlan(dataclasses.replace(made, source=None), program, tuple(remarks), gained_s, quick)

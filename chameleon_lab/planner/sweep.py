@@ -160,6 +160,7 @@ def sweep(
     within: float | str = KNEE,
     min_swap_bytes: int | str = MIN_SWAP_BYTES,
     margin: float | str = 0.0,
+    link_margin: float | str = 0.0,
     reserve_bytes: int | str = 0,
     edits: Sequence[Edit] = (),
     rematerialize: bool | int | str | None = None,
@@ -171,9 +172,9 @@ def sweep(
     Capacities and the link are written as for :func:`~chameleon_lab.planner.plan`. Without capacities, at
     evenly spaced ones from the floor to the step's peak. ``op_times`` as for
     :func:`~chameleon_lab.planner.simulate`; ``within`` is what the knee allows, see :attr:`Sweep.knee`; ``margin``,
-    ``reserve_bytes``, ``edits`` (those of the capacity and the link aside), ``rematerialize``, ``refused`` and
-    ``host_capacity_bytes`` as for :func:`~chameleon_lab.planner.plan`. A capacity at which the edits cannot be obeyed,
-    or for which the host has too little, is as one below the floor.
+    ``link_margin``, ``reserve_bytes``, ``edits`` (those of the capacity and the link aside), ``rematerialize``,
+    ``refused`` and ``host_capacity_bytes`` as for :func:`~chameleon_lab.planner.plan`. A capacity at which the edits
+    cannot be obeyed, or for which the host has too little, is as one below the floor.
 
     Raises TraceError if the trace holds no op, or its step has lost some, ValueError if ``capacities`` is empty or
     one of them, ``op_times``, ``within`` or ``rematerialize`` does not fit, TypeError if an argument is something else.
@@ -212,6 +213,7 @@ def sweep(
                 op_times=times,
                 min_swap_bytes=min_swap_bytes,
                 margin=margin,
+                link_margin=link_margin,
                 reserve_bytes=reserve_bytes,
                 edits=edits,
                 rematerialize=replay_class,

@@ -97,6 +97,7 @@ _ASSUMED: dict[str, _Rule] = {
     "live_peak_bytes": _whole(0),
     "min_swap_bytes": _whole(0),
     "margin": _number(0, 1),
+    "link_margin": _number(0, 1),
     "reserve_bytes": _whole(0),
     "host_capacity_bytes": _whole(1),
     "rematerialize": _whole(1),

@@ -9,8 +9,8 @@ from typing import Any, overload
 import numpy as np
 
 from ..errors import PolicyError
-from ..trace import Direction, StepTrace
-from ..util.units import format_bytes, parse_bandwidth
+from ..trace import Direction, Transfers
+from ..util.units import format_bytes, parse_bandwidth, parse_fraction
 
 _MOST = 1e18  # bytes a second: more is a mistake, and seconds would not fit their type
 _TELLING_BYTES = 1 << 20
@@ -61,18 +61,24 @@ class Link:
         """Seconds that a copy of ``size`` bytes to the device takes; of an array of sizes, those of each."""
         return 0.0 * size if self.in_bytes_per_s is None else size / self.in_bytes_per_s
 
-    def under_load(self, step: StepTrace) -> Link:
+    def reduced(self, share: float | str) -> Link:
+        """The link without a share of its bandwidth: 0.25 or ``"25%"``. Raises PolicyError where nothing is left."""
+        share = parse_fraction(share, "share")
+        speeds = (self.out_bytes_per_s, self.in_bytes_per_s)
+        return Link(*(None if speed is None else speed * (1.0 - share) for speed in speeds))
+
+    def under_load(self, transfers: Transfers) -> Link:
         """The link as the copies of a step found it, beside compute and beside each other.
 
         Bytes moved over the time that the copies took, one direction each. A direction in which the step moved next to
         nothing keeps its bandwidth.
         """
-        done = step.transfers.end_s > step.transfers.start_s
-        taken_s = step.transfers.end_s - step.transfers.start_s
+        done = transfers.end_s > transfers.start_s
+        taken_s = transfers.end_s - transfers.start_s
 
         def reached(direction: Direction, before: float | None) -> float | None:
-            mine = done & (step.transfers.direction == direction)
-            moved = int(step.transfers.bytes[mine].sum())
+            mine = done & (transfers.direction == direction)
+            moved = int(transfers.bytes[mine].sum())
             return moved / float(np.sum(taken_s[mine])) if moved >= _TELLING_BYTES else before
 
         return Link(reached(Direction.OUT, self.out_bytes_per_s), reached(Direction.IN, self.in_bytes_per_s))

@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 __all__ = ["NEVER", "PLANNER", "USER", "VERSION", "Action", "Decision", "Link", "Policy", "fingerprint"]
 
 _MOST_BYTES = 1 << 30  # of a file
+_PLAN_OPTIONS = (
+    *("min_swap_bytes", "margin", "link_margin", "reserve_bytes"),
+    *("rematerialize", "refused", "host_capacity_bytes"),
+)
+"""Keyword arguments of planning that a policy remembers in ``assumed``."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,14 @@ class Policy:
     def disobeyed(self) -> tuple[int, ...]:
         """Positions in ``edits`` of those that no plan could obey; the decisions were made without them."""
         return tuple(self.assumed.get("disobeyed", ()))
+
+    @property
+    def plan_options(self) -> dict[str, Any]:
+        """The keyword arguments that :func:`~chameleon_lab.planner.plan` was called with to make it, but for its edits
+        and its op times."""
+        return {"rematerialize": 0, "refused": ()} | {
+            name: self.assumed[name] for name in _PLAN_OPTIONS if name in self.assumed
+        }
 
     def draft(
         self, trace: Trace | StepTrace | None = None, op_times: Sequence[float] | np.ndarray | None = None

@@ -23,6 +23,8 @@ _LOOK_S = 0.02
 _AHEAD_STEPS = 2
 """No rank is a whole step ahead of another one of its group: they meet at collectives."""
 _CALLED_OFF = -1
+_MOST_FOR_OTHERS = 0.5
+"""Of the link: a rank with less than the rest is an accident that no plan should be made for."""
 
 
 class Store(Protocol):
@@ -56,6 +58,8 @@ class Offer:
     """Seconds of each op."""
     wait_ops: tuple[int, ...] = ()
     """Those that wait for other ranks."""
+    link_margin: float = 0.0
+    """Share of the link that plans do without, since in some steps less was left."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ def mixed(offers: Sequence[Offer]) -> Offer:
 
     Op times are the mean of theirs, but waits for other ranks: those go when the ranks follow one plan, and the
     shortest counts. The link is the geometric mean: each rank's measure is a guess at the same speed, off by a factor.
+    Its margin covers what the slowest rank has left with its own, since the others wait for that rank.
     """
     first, count = offers[0], len(offers)
     waits = set(first.wait_ops)
@@ -97,7 +102,20 @@ def mixed(offers: Sequence[Offer]) -> Offer:
         link_bytes_per_s=(link[0], link[1]),
         op_s=tuple(min(seconds) if op in waits else sum(seconds) / count for op, seconds in enumerate(by_op)),
         wait_ops=first.wait_ops,
+        link_margin=_covering(offers, link),
     )
+
+
+def _covering(offers: Sequence[Offer], link: Sequence[float]) -> float:
+    """The margin of a link that leaves what each rank has left; beyond a rank's own up to a half."""
+    left = [
+        speed * (1.0 - offer.link_margin) / mean
+        for offer in offers
+        for speed, mean in zip(offer.link_bytes_per_s, link, strict=True)
+        if mean > 0
+    ]
+    own = max(offer.link_margin for offer in offers)
+    return max(own, min(1.0 - min(left, default=1.0), _MOST_FOR_OTHERS))
 
 
 class Round:
@@ -244,6 +262,7 @@ class Round:
             link_bytes_per_s=(out, back),
             op_s=tuple(values["op_s"]),
             wait_ops=tuple(values["wait_ops"]),
+            link_margin=values["link_margin"],
         )
 
     def _forget(self) -> None:

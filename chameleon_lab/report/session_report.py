@@ -192,7 +192,9 @@ class Report(_OfNewest, Mapping[str, Any]):
     """Most host bytes of copies in the session."""
     step_s: float
     link: str
-    """The bandwidth out and in that policies assume."""
+    """The bandwidth out and in, as it was given or measured."""
+    link_margin: float
+    """Share of it that plans do without."""
     decisions: int
     unmatched_decisions: tuple[str, ...]
     escaped_storages: int
@@ -327,7 +329,7 @@ class Report(_OfNewest, Mapping[str, Any]):
                 self._measured(self.swapped_out_bytes, lambda size: f"{format_bytes(size)} out"),
                 self._measured(self.swapped_in_bytes, lambda size: f"{format_bytes(size)} in"),
             ),
-            ("Link", self.link, "out / in, assumed by policies"),
+            ("Link", self.link, self._link_words()),
             (
                 "Evictions",
                 str(self.evictions),
@@ -386,6 +388,10 @@ class Report(_OfNewest, Mapping[str, Any]):
     def _measured(self, value: float, shown: Callable[[Any], str]) -> str:
         """A figure of a step, or a dash before the first step has ended."""
         return shown(value) if self.history else NOTHING
+
+    def _link_words(self) -> str:
+        less = f", plans do without {format_percent(self.link_margin)} of it" if self.link_margin else ""
+        return f"out / in, assumed by policies{less}"
 
     def _step_s_of(self) -> str:
         return "median of the newest steps of this stage" if self.history else "no step has ended"

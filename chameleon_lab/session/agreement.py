@@ -42,8 +42,8 @@ class Agreement:
         world_size: how many there are.
         key: of what else must be equal where one plan serves two ranks: their capacities and settings.
         step_of: a finished step as planning sees it, and the seconds of its ops.
-        link: as this rank has measured it.
-        plan: makes a plan for a step, from a link and the seconds of its ops.
+        link: as this rank has measured it, and the share of it that plans do without.
+        plan: makes a plan for a step, from a link and such a share, and the seconds of its ops.
         interrupt: ends what ``plan`` does.
         note: tells the session's user something.
     """
@@ -56,8 +56,8 @@ class Agreement:
         *,
         key: Callable[[], str],
         step_of: Callable[[core.StepLog], tuple[StepTrace, np.ndarray]],
-        link: Callable[[], Link],
-        plan: Callable[[StepTrace, Link, np.ndarray], Policy],
+        link: Callable[[], tuple[Link, float]],
+        plan: Callable[[StepTrace, Link, float, np.ndarray], Policy],
         interrupt: Callable[[], None],
         note: Callable[[str], None],
     ) -> None:
@@ -119,16 +119,18 @@ class Agreement:
     def _agree(self, running: _Running, log: core.StepLog) -> None:
         try:
             step, op_s = self._step_of(log)
-            link = self._link()
+            link, link_margin = self._link()
             offer = Offer(
                 program=f"{_program(step)}/{self._key()}",
                 link_bytes_per_s=(float(link.out_bytes_per_s or 0), float(link.in_bytes_per_s or 0)),
                 op_s=tuple(float(f"{seconds:.4g}") for seconds in op_s),
                 wait_ops=tuple(np.flatnonzero(wait_ops(step)).tolist()),
+                link_margin=link_margin,
             )
 
             def make(mixed: Offer) -> str:
-                return self._plan(step, Link(*mixed.link_bytes_per_s), np.array(mixed.op_s)).to_json()
+                link, op_s = Link(*mixed.link_bytes_per_s), np.array(mixed.op_s)
+                return self._plan(step, link, mixed.link_margin, op_s).to_json()
 
             def prepare(text: str) -> None:
                 policy = replace(Policy.from_json(text, "the plan of another rank"), source=step)

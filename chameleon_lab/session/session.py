@@ -28,6 +28,7 @@ from .._lazy import at_first_use
 from ..errors import BelowFloorError, PolicyError, SessionError
 from ..lifecycle import SessionStage, add_open_session, open_session, open_sessions, remove_open_session
 from ..planner import Draft, Floor, Suggestion, floor, suggest
+from ..planner.arguments import checked_margin
 from ..planner.constraints import EvictLastByName, evict_last_rows
 from ..planner.generate import worth_searching
 from ..planner.memory import step_op_times
@@ -56,7 +57,7 @@ from ..runtime.patches.nvtx_ranges import nvtx_ranges
 from ..runtime.patches.optimizer_groups import small_groups
 from ..runtime.patches.raw_access import guards
 from ..runtime.patches.shared import Part, Shared
-from ..runtime.recording import stall_totals
+from ..runtime.recording import stall_totals, transfers_of
 from ..runtime.replay_check import NOTHING, UNSEEN_WRITES, replayable
 from ..runtime.tensor_parts import parts
 from ..trace import Category, StepTrace, Trace
@@ -76,6 +77,7 @@ from .arguments import (
 from .capacity import Capacity
 from .device_times import DeviceTimes
 from .host_times import HostTimes
+from .link_under_load import LinkUnderLoad
 from .plan_cache import Plan, PlanCache, StepPlan
 from .policy_choice import PolicyChoice
 from .policy_controller import PolicyController
@@ -136,6 +138,8 @@ class Session:
             for; what it does is measured.
         verify: compare a checksum of whatever comes back from the disk: other bytes than were written raise an error.
         margin: fraction of the capacity that plans leave free, for what a step does differently from the profiled one.
+        link_margin: fraction of the link's bandwidth that plans do without, for steps in which others use it. None:
+            what the slowest of the newest steps had less of it than the others, where it is measured; else 0.
         min_swap: storages smaller than this leave only where the capacity cannot do without. The default is 64 KiB with
             a disk.
         split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
@@ -177,6 +181,7 @@ class Session:
         disk: str | os.PathLike[str] | None = None,
         verify: bool = False,
         margin: float | str = 0.02,
+        link_margin: float | str | None = None,
         min_swap: int | str = _MIN_SWAP,
         split_optimizer: bool = True,
         rematerialize: bool | Literal["no", "cheap", "all", "trusting"] = True,
@@ -225,6 +230,10 @@ class Session:
         self.margin = parse_fraction(margin, "margin")
         if self.margin >= 0.5:
             raise ValueError(f"margin must be a fraction of the capacity below 0.5, got {margin!r}")
+        self._given_link_margin = None if link_margin is None else checked_margin(link_margin, "link_margin")
+        self.link_margin = self._given_link_margin or 0.0
+        """Share of the link that plans do without. Where none was given, it is what was measured last."""
+        self._under_load = LinkUnderLoad()
         self.planning = planning
         self.inference_steps = inference_steps
         self.rematerialize = parse_rematerialize(rematerialize)
@@ -656,9 +665,11 @@ class Session:
         if self._traits["runs_behind"]:
             for settled, tick_s in self._journal.settle():
                 self._device_times.learn(settled, tick_s)
+                self._learn_link(settled)
             self._warn_of_pageable_memory()
         elif whole and self.capacity_bytes is not None:
             least_compute_s = self._host_times.learn(log)
+            self._learn_link(log)
         summary = self._journal.ended(log, stage.value)
         self._warn_of_lost_records(log)
         if self._disk is not None:
@@ -702,13 +713,13 @@ class Session:
             known.world_size,
             key=lambda: f"{settings}/{self.min_swap_bytes}",
             step_of=self._timed_step,
-            link=lambda: self.link,
-            plan=lambda step, link, op_s: (
+            link=lambda: (self.link, self.link_margin),
+            plan=lambda step, link, link_margin, op_s: (
                 self._planned_anew(
                     step,
                     self._capacity.limit_bytes,
                     self._policies.edits,
-                    link=link,
+                    link=(link, link_margin),
                     op_s=op_s,
                     call=partial(self._apart, self._ranks_planner, in_full=True),
                 ).policy
@@ -910,7 +921,8 @@ class Session:
             if policy is not None:
                 return StepPlan(policy, compile_program(policy, step), step)
             if self._measures_link:
-                self.link = self.link.under_load(step)
+                self._under_load.learn(step.index, step.transfers, self.link)
+                self._look_at_link()
             made = self._planned_anew(
                 step, self._capacity.limit_bytes, self._policies.edits, quick=quick, before=before, call=call
             )
@@ -932,6 +944,16 @@ class Session:
             else:
                 self._note(f"{error}; until then eviction only")
             return StepPlan(None, compile_program(self._no_decisions(), step), step)
+
+    def _learn_link(self, log: core.StepLog) -> None:
+        """What a finished step has found of the link. Those before the profiled one make their host copies first."""
+        if self._measures_link and self.capacity_bytes is not None and log.index >= self.warmup_steps:
+            self._under_load.learn(log.index, transfers_of(log), self.link)
+
+    def _look_at_link(self) -> None:
+        self.link, margin = self._under_load.typical(self.link)
+        if self._given_link_margin is None:
+            self.link_margin = margin
 
     def _given_for(self, step: StepTrace) -> Policy | None:
         """The given policy where it fits the step. None: one is generated under the edits of the newest."""
@@ -967,22 +989,27 @@ class Session:
         capacity_bytes: int,
         edits: tuple[Edit, ...],
         *,
-        link: Link | None = None,
+        link: tuple[Link, float] | None = None,
         op_s: np.ndarray | None = None,
         quick: bool = False,
         before: Policy | None = None,
         call: _Call = _here,
     ) -> BoundPlan:
-        """Generated, with what this session can replay, and bound; what is wrong with the edits is noted."""
+        """Generated, with what this session can replay, and bound; what is wrong with the edits is noted.
+
+        ``link`` and its margin, and ``op_s``, are this session's by default.
+        """
+        planned_for, link_margin = link or (self.link, self.link_margin)
         known = self._host_times.least(step) if op_s is None else op_s
         made: BoundPlan = call(
             plan_and_bind,
             step,
             capacity_bytes,
-            link or self.link,
+            planned_for,
             edits,
             min_swap_bytes=self.min_swap_bytes,
             margin=self.margin,
+            link_margin=link_margin,
             reserve_bytes=min(self._reserve.bytes, capacity_bytes // 2),
             op_times=step_op_times(step) if known is None else known,
             rematerialize=self._replay_class,
@@ -1292,6 +1319,7 @@ class Session:
             loading_s=self._journal.median_s("loading_s"),
             stall_parts=self._stall_parts(),
             link=str(self.link),
+            link_margin=self.link_margin,
             decisions=len(self.policy.decisions) if self.policy else 0,
             unmatched_decisions=self._policies.unmatched,
             escaped_storages=counters["escaped"],

@@ -541,6 +541,8 @@ export interface IFigures {
 
 /** What a policy is predicted to take, and its decisions. */
 export interface IPlanFigures extends IFigures {
+  /** What a step would take were the link half as fast. */
+  half_link_step_s: number;
   capacity_bytes: number;
   swaps: number;
   drops: number;

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,7 +17,9 @@ from training import ConvNet, Gpt, Loop, MiB, Moe, adamw, of_the_gate, raw, refe
 
 import chameleon_lab as cl
 from chameleon_lab.policy import Link, Policy
+from chameleon_lab.session.link_under_load import LinkUnderLoad
 from chameleon_lab.testing import modeled_time
+from chameleon_lab.trace import Transfers
 
 STEPS = 8
 _OP_S = 2e-5
@@ -360,7 +363,9 @@ def test_the_link_is_measured_again_under_load(monkeypatch: pytest.MonkeyPatch) 
             profiled = session.recorded_step(1)
             assert len(profiled.transfers) > 0
             assert session.policy.link == session.link != links[0]
-            measured = links[0].under_load(profiled)  # a tick's length is measured ever more exactly
+            measured = links[0].under_load(
+                profiled.transfers
+            )  # a tick's length is measured ever more exactly
             assert session.link.out_bytes_per_s == pytest.approx(measured.out_bytes_per_s, rel=1e-3)
             assert session.link.in_bytes_per_s == pytest.approx(measured.in_bytes_per_s, rel=1e-3)
 
@@ -368,3 +373,54 @@ def test_the_link_is_measured_again_under_load(monkeypatch: pytest.MonkeyPatch) 
     assert links[0] == links[1] and len(links) == 3
     given = policy_of(Gpt, live_peak // 3, "3GiB/s").link
     assert given == cl.Link(3 << 30, 3 << 30)
+
+
+def test_plans_leave_a_margin_of_the_link() -> None:
+    """The one that was given; where the link is measured, what the slowest steps had less of it."""
+    _, live_peak = reference(Gpt)
+    capacity = {"capacity": live_peak // 3}
+    for options, wanted in (({"link": "8GiB/s", "link_margin": "20%"}, 0.2), ({"link": "8GiB/s"}, 0.0)):
+        seen: list[tuple[float, dict[str, Any]]] = []
+
+        def look(
+            _: int,
+            __: nn.Module,
+            session: cl.Session | None,
+            seen: list[tuple[float, dict[str, Any]]] = seen,
+        ) -> None:
+            assert session is not None
+            if session.policy is not None:
+                seen.append((session.link_margin, session.policy.assumed))
+
+        trained = train(Gpt, session_kwargs=capacity | options, each_step=look)
+        assert trained.same(reference(Gpt)[0]) and seen
+        assert all(margin == wanted == assumed.get("link_margin", 0.0) for margin, assumed in seen)
+        report = trained.report
+        assert report is not None and report.link_margin == wanted
+        (link,) = [remark for name, _, remark in report.rows() if name == "Link"]
+        assert ("do without 20" in link) == bool(wanted)
+
+
+def test_a_measured_link_has_the_margin_that_its_steps_showed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # of this machine
+    _, live_peak = reference(Gpt)
+    told: dict[int, int] = {}
+
+    def learn(self: LinkUnderLoad, step: int, transfers: Transfers, before: cl.Link) -> None:
+        told[step] = int(transfers.bytes.sum())
+        self._found[step] = cl.Link(3e9 if step == 2 else 4e9, 5e9)
+
+    monkeypatch.setattr(LinkUnderLoad, "learn", learn)
+
+    def look(number: int, _: nn.Module, session: cl.Session | None) -> None:
+        assert session is not None
+        if number == 2:  # planned from the profiled step alone
+            assert session.link == cl.Link(4e9, 5e9) and session.link_margin == 0.0
+        if number == 5:
+            assert sorted(told) == [1, 2, 3, 4], "not what the first step found, which warms up"
+            assert told[1] == int(session.recorded_step(1).transfers.bytes.sum()) > 0
+            session._look_at_link()
+            assert session.link == cl.Link(4e9, 5e9)
+            assert session.link_margin == pytest.approx(1 - np.quantile([4, 3, 4, 4], 0.1) / 4)
+
+    train(Gpt, steps=6, session_kwargs={"capacity": live_peak // 3, "rematerialize": False}, each_step=look)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from synthetic import gpt_step
 
-from benchmarks import editor, main_job, measure, overhead, planner, programs
+from benchmarks import editor, link, main_job, measure, overhead, planner, programs
 from benchmarks.campaign import Cell
 from benchmarks.measure import Comparison, Run
 from benchmarks.models import CASES
@@ -175,11 +175,15 @@ def test_arguments_that_make_no_sense_are_refused(capsys):
     assert "there is no model 'gtp2'" in capsys.readouterr().err
 
 
-def test_planner_writes_what_it_prints(tmp_path, capsys):
+def small_trace(folder):
     meta = {"device": "made up", "link_out_bytes_per_s": 4e9, "link_in_bytes_per_s": 4e9}
-    Trace([gpt_step(layers=8, size=1 << 20, tokens=4)], meta).save(str(tmp_path / "small.parquet"))
+    Trace([gpt_step(layers=8, size=1 << 20, tokens=4)], meta).save(str(folder / "small.parquet"))
+    return ["--traces", str(folder), "--models", "small"]
+
+
+def test_planner_writes_what_it_prints(tmp_path, capsys):
     file = tmp_path / "planner.json"
-    arguments = ["--traces", str(tmp_path), "--models", "small", "--percent", "90,60,1", "--ops", "200"]
+    arguments = [*small_trace(tmp_path), "--percent", "90,60,1", "--ops", "200"]
     assert planner.main([*arguments, "--rounds", "1", "--json", str(file)]) == 0
     document = json.loads(file.read_text())
     assert document["benchmark"] == "planner" and document["correct"] and document["faults"] == []
@@ -196,6 +200,20 @@ def test_planner_writes_what_it_prints(tmp_path, capsys):
     assert [timing["ops"] for timing in document["timings"]][1] >= 200
     text = capsys.readouterr().out
     assert "below the floor" in text and "nothing was measured" in text
+
+
+def test_link_writes_what_it_prints(tmp_path, capsys):
+    file = tmp_path / "link.json"
+    assert link.main([*small_trace(tmp_path), "--percent", "60,1", "--json", str(file)]) == 0
+    document = json.loads(file.read_text())
+    assert document["benchmark"] == "link" and document["correct"] and document["faults"] == []
+    row, below = document["rows"]
+    assert not below["feasible"]
+    shares = row["overheads"]
+    assert shares["whole"]["whole"] <= shares["whole"]["less"] <= shares["whole"]["half"]
+    assert row["margin"] == 0.25 and f"{100 * shares['margin']['half']:.1f}" in capsys.readouterr().out
+    broken = [row | {"fits": False}, row | {"predicted_apart": 0.1}]
+    assert [len(link.faults([one])) for one in broken] == [1, 1]
 
 
 def test_planner_sees_what_must_not_be():

@@ -14,6 +14,7 @@ from chameleon_lab.planner import lower_bound, plan, simulate
 from chameleon_lab.policy import Link
 from chameleon_lab.report.trace_report import TraceReport
 from chameleon_lab.trace import Trace
+from chameleon_lab.util.units import format_seconds
 
 MiB = 1 << 20
 
@@ -58,6 +59,23 @@ def test_plan_writes_what_the_planner_plans(trace, chameleon):
     assert values["lower_bound_stall_s"] == pytest.approx(lower_bound(trace.last, capacity, link).stall_s)
     assert values["link"] == {"out_bytes_per_s": 2.0**29, "in_bytes_per_s": 2.0**31}
     assert values["swaps"] == len(planned.swaps) and values["output"] is None
+
+
+def test_plan_tells_what_half_the_link_costs_and_keeps_a_margin_of_it(trace, chameleon):
+    command = ("plan", "t.parquet", "--capacity", "60%", "--link", "64MiB/s", "-o", "p.json")
+    code, out, err = chameleon(*command, "--link-margin", "25%")
+    made = cl.Policy.load("p.json")
+    assert (code, err) == (0, "") and made.assumed["link_margin"] == 0.25
+    assert made.decisions == plan(trace, "60%", "48MiB/s", margin="2%").decisions
+    half = simulate(trace.last, made, link="32MiB/s")
+    assert half.step_s > simulate(trace.last, made).step_s
+    assert (
+        f"At half the link: step {format_seconds(half.step_s)}, stall {format_seconds(half.stall_s)}" in out
+    )
+    values = json.loads(chameleon(*command, "--json")[1])
+    assert "link_margin" not in cl.Policy.load("p.json").assumed
+    assert values["half_link_step_s"] == simulate(trace.last, cl.Policy.load("p.json"), link="32MiB/s").step_s
+    assert values["half_link_step_s"] > values["predicted"]["step_s"]
 
 
 def test_fractions_and_links_are_written_as_in_python(trace, chameleon):

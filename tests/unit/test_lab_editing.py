@@ -16,7 +16,8 @@ from chameleon_lab.lab.panel.dispatch import answer
 from chameleon_lab.lab.panel.editing import DraftEditor
 from chameleon_lab.lab.panel.protocol import MAX_ROWS, VERSION, ProtocolError
 from chameleon_lab.lab.panel.sources import Sources
-from chameleon_lab.planner import floor
+from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.planner.memory import step_op_times
 from chameleon_lab.planner.process import PlannerProcess
 from chameleon_lab.planner.sweep import POINTS
 from chameleon_lab.policy import Edit, EditAction, Policy
@@ -420,6 +421,40 @@ def test_figures_say_which_op_times_they_use_and_nothing_was_measured_of_a_file(
     state = editor.state()
     assert state["clock"] == f"op times of step {STEP.index}"
     assert state["now"] is None
+
+
+def test_figures_say_what_half_the_link_would_cost():
+    editor = draft_editor(meta=META | {"link_out_bytes_per_s": 3e8, "link_in_bytes_per_s": 3e8})
+    opened(editor)
+    planned(editor)
+    policy, step, op_times = editor.predicted()
+    wanted = simulate(step, policy, link=policy.link.reduced(0.5), op_times=op_times).step_s
+    figures = editor.state()["current"]
+    assert figures["half_link_step_s"] == wanted > figures["step_s"]
+    storage = editor.page("swap", "bytes", True, 0, 1)["rows"][0]["storage"]
+    editor.edit("add", [{"action": "keep", "storage": storage}], -1)
+    assert editor.state()["draft"]["half_link_step_s"] > 0, "an estimate has it"
+    figures = planned(editor)["draft"]
+    policy, step, op_times = editor.predicted()
+    assert (
+        figures["half_link_step_s"]
+        == simulate(step, policy, link=policy.link.reduced(0.5), op_times=op_times).step_s
+    )
+
+
+def test_the_curve_is_planned_for_as_the_policy_was():
+    """So the policy lies on it: with the margins and the reserve that it left."""
+    asked = {"margin": 0.05, "link_margin": 0.2, "reserve_bytes": CAPACITY // 20}
+    times = step_op_times(STEP)
+    base = plan(STEP, CAPACITY, "200MB/s", op_times=times, **asked)
+    draft = base.draft(STEP)
+    worker = plan_worker.PlanWorker(draft, base, META, PLANNER, lambda: None, lambda: False)
+    worker._sweep_left, worker._sweep_link = [CAPACITY], base.link
+    worker._sweep_at(CAPACITY)
+    (point,) = worker.curve(draft, False)["points"]
+    assert point["step_s"] == pytest.approx(simulate(STEP, base, op_times=times).step_s)
+    plain = plan(STEP, CAPACITY, "200MB/s", op_times=times)
+    assert point["step_s"] > simulate(STEP, plain, op_times=times).step_s, "the margins cost nothing here"
 
 
 def test_a_plan_that_moves_nothing_has_no_overlap():

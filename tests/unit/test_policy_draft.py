@@ -10,6 +10,7 @@ from synthetic import declining, gpt_step
 
 from chameleon_lab.errors import BelowFloorError, PolicyError
 from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.planner.memory import step_op_times
 from chameleon_lab.policy import Edit, EditAction, Fault, Link, Policy
 from chameleon_lab.trace import Trace
 
@@ -31,6 +32,24 @@ def test_changes_show_in_policy_prediction_and_diff_and_leave_the_base_alone() -
     assert FIRST in {decision.storage for decision in draft.diff().removed}
     assert draft.predict().fits and draft.policy().edits == (Edit(EditAction.KEEP, FIRST),)
     assert draft.policy().assumed["margin"] == 0.02
+
+
+def test_a_draft_is_planned_as_its_base_was() -> None:
+    capacity = int(0.7 * STEP.live_peak_bytes)
+    asked = {
+        "min_swap_bytes": 4096,
+        "margin": 0.03,
+        "link_margin": 0.2,
+        "reserve_bytes": capacity // 10,
+        "host_capacity_bytes": STEP.live_peak_bytes,
+    }
+    base = plan(STEP, capacity, Link(4e9, 4e9), **asked)
+    draft = base.draft().keep(base.swaps[0].storage)
+    made = draft.policy()
+    times = step_op_times(STEP)  # which a draft plans with
+    assert made == plan(STEP, capacity, base.link, op_times=times, edits=draft.edits, **asked)
+    assert {name: made.assumed[name] for name in asked} == asked
+    assert made.plan_options == base.plan_options == asked | {"rematerialize": 0, "refused": ()}
 
 
 def test_undo_and_redo_walk_through_every_change() -> None:

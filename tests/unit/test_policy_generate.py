@@ -11,6 +11,7 @@ from synthetic import StepBuilder, gpt_step
 
 from chameleon_lab.errors import BelowFloorError, TraceError
 from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.planner.memory import step_op_times
 from chameleon_lab.policy import Link
 from chameleon_lab.policy.model import Action, Policy, fingerprint
 from chameleon_lab.trace import Category, StepTrace, Trace
@@ -149,6 +150,30 @@ def test_margin_leaves_room_down_to_the_floor() -> None:
     for margin in (-0.1, 1.0):
         with pytest.raises(ValueError, match="margin"):
             plan(step, capacity, FAST, margin=margin)
+
+
+def test_a_margin_of_the_link_plans_for_less_and_predicts_the_whole() -> None:
+    step = gpt_step(layers=8)
+    capacity, link = int(0.5 * step.live_peak_bytes), Link(2e9, 3e9)
+    times = step_op_times(step)
+    with_margin = plan(step, capacity, link, op_times=times, link_margin="25%")
+    for_less = plan(step, capacity, Link(1.5e9, 2.25e9), op_times=times)
+    assert with_margin.decisions == for_less.decisions
+    assert with_margin.decisions != plan(step, capacity, link, op_times=times).decisions, (
+        "it shows nothing here"
+    )
+    assert with_margin.link == link and with_margin.assumed["link_margin"] == 0.25
+    predicted = simulate(step, with_margin, op_times=times)
+    for name, value in with_margin.predicted.items():
+        assert getattr(predicted, name) == pytest.approx(value), name
+    assert with_margin == Policy.from_json(with_margin.to_json())
+    assert (
+        with_margin.draft(step, times).keep(with_margin.swaps[0].storage).policy().assumed["link_margin"]
+        == 0.25
+    )
+    for margin in (-0.1, 1.0, "100%"):
+        with pytest.raises(ValueError, match="link_margin"):
+            plan(step, capacity, link, link_margin=margin)
 
 
 def test_large_blocks_only_if_asked() -> None:

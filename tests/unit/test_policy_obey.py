@@ -6,8 +6,9 @@ import pytest
 from synthetic import gpt_step
 
 from chameleon_lab.errors import BelowFloorError
-from chameleon_lab.planner import floor, plan
-from chameleon_lab.planner.obey import plan_obeying
+from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.planner.memory import step_op_times
+from chameleon_lab.planner.obey import plan_and_bind, plan_obeying
 from chameleon_lab.policy import Edit, EditAction, EditsUnreachableError, Fault, Link, Policy
 from chameleon_lab.session.policy_fit import misfit
 
@@ -63,3 +64,12 @@ def test_with_the_same_capacity_it_starts_again_and_with_more_the_edits_are_trie
     assert misfit(policy, STEP, LOWEST) is None
     reason = misfit(policy, STEP, STEP.live_peak_bytes)
     assert reason is not None and reason.startswith("it could not obey edit 1, 3, 4 in")
+
+
+def test_what_a_search_gains_counts_on_the_link_that_is_planned_for() -> None:
+    """A plan with a margin may take longer on the whole link, and is made for less of it."""
+    capacity, times = int(0.6 * STEP.live_peak_bytes), step_op_times(STEP)
+    before = plan(STEP, capacity, "200MB/s", op_times=times)
+    made = plan_and_bind(STEP, capacity, Link(2e8, 2e8), (), before=before, op_times=times, link_margin=0.5)
+    old, new = (simulate(STEP, policy, link="100MB/s", op_times=times) for policy in (before, made.policy))
+    assert made.gained_s == old.step_s - new.step_s != 0.0

@@ -44,6 +44,7 @@ def report() -> Report:
         step_s=0.5,
         newest=STEP,
         link="7.5 GiB/s / 8.0 GiB/s",
+        link_margin=0.0,
         decisions=83,
         unmatched_decisions=(),
         escaped_storages=0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 
@@ -135,7 +136,10 @@ def test_a_rank_that_never_comes_holds_nobody_up() -> None:
 
 def test_a_leader_that_dies_is_given_up() -> None:
     store = _Store()
-    store.set("0/offer/0", '{"program": "a", "link_bytes_per_s": [1, 1], "op_s": [1, 1], "wait_ops": []}')
+    store.set(
+        "0/offer/0",
+        '{"program": "a", "link_bytes_per_s": [1, 1], "op_s": [1, 1], "wait_ops": [], "link_margin": 0}',
+    )
     follower = _Rank(store, 1, 2, _offer())
     until(lambda: store.check(["0/offer/1"]))
     follower.gives_up.set()
@@ -144,7 +148,10 @@ def test_a_leader_that_dies_is_given_up() -> None:
 
 def test_a_leader_that_dies_before_it_names_a_step_is_given_up() -> None:
     store = _Store()
-    store.set("0/offer/0", '{"program": "a", "link_bytes_per_s": [1, 1], "op_s": [1, 1], "wait_ops": []}')
+    store.set(
+        "0/offer/0",
+        '{"program": "a", "link_bytes_per_s": [1, 1], "op_s": [1, 1], "wait_ops": [], "link_margin": 0}',
+    )
     store.set("0/plan/0", '{"members": [0, 1], "plan": "a plan"}')
     follower = _Rank(store, 1, 2, _offer())
     until(lambda: store.check(["0/ready/0"]))
@@ -170,3 +177,24 @@ def test_times_are_the_mean_but_waits_and_links_the_geometric_one() -> None:
     found = mixed([_offer("a", 1.0, 8.0, out=2.0, waits=(1,)), _offer("a", 3.0, 2.0, out=8.0, waits=(1,))])
     assert found.op_s == (2.0, 2.0)
     assert found.link_bytes_per_s == pytest.approx((4.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("outs", "margins", "wanted"),
+    [
+        ((4.0, 4.0), (0.0, 0.0), 0.0),
+        ((4.0, 4.0), (0.1, 0.2), 0.2),  # of the rank that found least
+        ((2.0, 8.0), (0.0, 0.0), 0.5),  # the mean is 4, and the slower rank has half of it
+        ((3.0, 5.3333), (0.1, 0.0), 0.325),
+        ((1.0, 100.0), (0.0, 0.0), 0.5),  # no more for others
+        ((1.0, 100.0), (0.7, 0.0), 0.7),  # but what a rank has asked for
+    ],
+)
+def test_the_margin_covers_what_the_slowest_rank_has_left(
+    outs: tuple[float, float], margins: tuple[float, float], wanted: float
+) -> None:
+    offers = [
+        dataclasses.replace(_offer(out=out), link_margin=margin)
+        for out, margin in zip(outs, margins, strict=True)
+    ]
+    assert mixed(offers).link_margin == pytest.approx(wanted, abs=1e-4)

@@ -27,30 +27,24 @@ _LINE = 16  # pixels of a line under the title
 def policy_sweep_figure(policy: Policy, trace: Trace | StepTrace) -> go.Figure:
     """:func:`sweep_figure` from the floor to the peak of a step, under the conditions of a policy, which is marked.
 
-    Each capacity is planned for as the policy was: with its link, margin, reserve, edits and replays, and the op times
-    that it was planned with. So the policy lies on the curve. One from a file, or drawn over other ops, has none: both
-    are then predicted with the op times of the step, and the policy, made for others, may lie above. The figure says
-    which they are. Raises what :func:`~chameleon_lab.planner.sweep` and :func:`sweep_figure` raise.
+    Each capacity is planned for as the policy was: with its link, margins, reserve, edits and replays, and the op
+    times that it was planned with. So the policy lies on the curve. One from a file, or drawn over other ops, has none:
+    both are then predicted with the op times of the step, and the policy, made for others, may lie above. The figure
+    says which they are. Raises what :func:`~chameleon_lab.planner.sweep` and :func:`sweep_figure` raise.
     """
     load_plotly()  # before the work
     step, op_times, clock = _basis(policy, newest_step(trace))
     seen = Trace([step], trace.meta if isinstance(trace, Trace) else {})
-    assumed = policy.assumed
-    least = int(assumed.get("min_swap_bytes", MIN_SWAP_BYTES))
-    low = floor(seen, min_swap_bytes=least).bytes
+    options = policy.plan_options
+    low = floor(seen, min_swap_bytes=options.get("min_swap_bytes", MIN_SWAP_BYTES)).bytes
     capacities = np.linspace(low, max(step.live_peak_bytes, low), POINTS).astype(np.int64).tolist()
     found = sweep(
         seen,
         [*capacities, policy.capacity_bytes],
         policy.link,
-        min_swap_bytes=least,
         op_times=op_times,
-        margin=float(assumed.get("margin", 0.0)),
-        reserve_bytes=int(assumed.get("reserve_bytes", 0)),
         edits=[edit for number, edit in enumerate(policy.edits) if number not in policy.disobeyed],
-        rematerialize=int(assumed.get("rematerialize", 0)),
-        refused=tuple(assumed.get("refused", ())),
-        host_capacity_bytes=policy.host_capacity_bytes,
+        **options,
     )
     now_s = simulate(step, policy, op_times=op_times).step_s
     return sweep_figure(found, capacity_bytes=policy.capacity_bytes, step_s=now_s, clock=clock)

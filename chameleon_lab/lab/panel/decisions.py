@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ...planner.program import bind
 from ...planner.replay import Chain, PlannedReplays, ReplayChains
 from ...planner.retention import as_planned
 from ...planner.simulate import simulate_swaps
-from ...policy import EditAction, Policy
+from ...policy import EditAction, Link, Policy
 from ...policy.edits import Edit, StorageIndex
 from ...policy.model import Action
 from ...trace import StepTrace
@@ -142,21 +142,25 @@ class Candidates:
         found = [self.replay(place) for place in range(len(self))]
         return np.array([chain.seconds if isinstance(chain, Chain) else np.nan for chain in found])
 
-    def judged(self, policy: Policy) -> tuple[Prediction, RowActions]:
+    def judged(self, policy: Policy) -> Judged:
         """What a step takes under a policy, and what the policy does with each row."""
         memory, swaps, replays, unmatched = bind(policy, self.step, self.op_times)
         room = HostRoom(as_planned(policy, self.step), policy.host_capacity_bytes)
-        prediction = simulate_swaps(
-            memory,
-            swaps,
-            policy.capacity_bytes,
-            policy.link,
-            self.op_times,
-            replays,
-            host=room,
-            unmatched=tuple(unmatched),
-            step=self.step,
-        )
+
+        def on(link: Link) -> Prediction:
+            return simulate_swaps(
+                memory,
+                swaps,
+                policy.capacity_bytes,
+                link,
+                self.op_times,
+                replays,
+                host=room,
+                unmatched=tuple(unmatched),
+                step=self.step,
+            )
+
+        prediction = on(policy.link)
         count, drops = (np.zeros(len(self), dtype=np.int64) for _ in range(2))
         for decision in policy.decisions:
             place = self.place.get(decision.storage)
@@ -175,7 +179,7 @@ class Candidates:
         spent = np.bincount(owner, weights=spent, minlength=storages)
         waits = prediction.waits
         stall = np.bincount(waits.storage, weights=waits.duration_s, minlength=storages)
-        return prediction, RowActions(
+        rows = RowActions(
             action=action,
             count=count,
             drops=drops,
@@ -184,6 +188,7 @@ class Candidates:
             stall_s=stall[self.row],
             replay_s=self._replayed_s(memory, replays)[self.row],
         )
+        return Judged(prediction, on(link.reduced(0.5)).step_s, rows)
 
     def _replayed_s(self, memory: StepMemory, replays: PlannedReplays) -> np.ndarray:
         """float64 (storages,): what replaying each takes in a step."""
@@ -192,6 +197,20 @@ class Candidates:
         for row, chain in zip(rows, replays.chains, strict=True):
             seconds[row] += chain.seconds
         return seconds
+
+
+class Judged(NamedTuple):
+    """What a policy comes to."""
+
+    prediction: Prediction
+    half_link_step_s: float
+    """What a step would take were the link half as fast."""
+    rows: RowActions
+    """What it does with each row."""
+
+    def with_step(self, step: StepTrace | None) -> Judged:
+        """The same about this object of the step, or about none."""
+        return self._replace(prediction=replace(self.prediction, step=step))
 
 
 class DecisionTable:

@@ -33,9 +33,9 @@ from ...report.dry_run import DryRun
 from ...trace import Category, StepTrace, Trace
 from ...util.units import format_bytes
 from .clock import Clock, clock_of
-from .decisions import ACTIONS, DecisionTable, RowActions
+from .decisions import ACTIONS, DecisionTable, Judged, RowActions
 from .plan_worker import PlanWorker
-from .planned import DraftPlan, Judged, first_plan
+from .planned import DraftPlan, first_plan
 from .protocol import ProtocolError
 from .results import Figures
 from .typed import members
@@ -727,10 +727,11 @@ def _measured_figures(measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def _figures(made: DraftPlan) -> dict[str, Any] | None:
-    found = made.prediction
-    if found is None or made.policy is None:
+    if made.figures is None or made.policy is None:
         return None
+    found = made.figures.prediction
     return {
+        "half_link_step_s": made.figures.half_link_step_s,
         "capacity_bytes": found.capacity_bytes,
         "peak_bytes": found.peak_bytes,
         "step_s": found.step_s,

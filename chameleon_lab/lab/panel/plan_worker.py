@@ -19,8 +19,8 @@ from ...planner.sweep import POINTS, sweep
 from ...policy import Edit, Policy
 from ...policy.model import fingerprint
 from ...trace import Trace
-from .decisions import Candidates
-from .planned import DraftPlan, Judged, candidates_of, judged, planned
+from .decisions import Candidates, Judged
+from .planned import DraftPlan, candidates_of, judged, planned
 
 _AT_ONCE_S = 0.08
 """An edit's answer waits so long for its plan, where plans take no longer."""
@@ -107,7 +107,7 @@ class PlanWorker:
         Effects of edits and the curve are worked out again when they are asked for. ``known``: what policies come to
         then.
         """
-        figures = {id(policy): self._whole(found) for policy, found in known}
+        figures = {id(policy): found.with_step(self.step) for policy, found in known}
         with self._lock:
             kept = [self.in_force] + ([made] if (made := self._known.get(draft.edits)) is not None else [])
             self.op_times, self.candidates = draft.op_times, candidates_of(draft)
@@ -121,23 +121,19 @@ class PlanWorker:
                     continue
                 twin = draft.retimed(draft.op_times, old.policy) if old.edits == draft.edits else None
                 found = figures.get(id(old.policy)) or self.candidates.judged(old.policy)
-                again[old.edits] = DraftPlan(old.edits, True, old.policy, *found, old.findings, draft=twin)
+                again[old.edits] = DraftPlan(old.edits, True, old.policy, found, old.findings, draft=twin)
             self._known.update(again)
             self.in_force = again[self.in_force.edits]
             self.newest = again.get(draft.edits, self.in_force)
             if self.newest.policy is None:
                 self.newest = self.in_force
 
-    def _whole(self, found: Judged) -> Judged:
-        prediction, rows = found
-        return replace(prediction, step=self.step), rows
-
     def take(self, policy: Policy) -> DraftPlan:
         """What a policy that was made elsewhere comes to; it is in force from now on."""
         with self._lock:
             known = next((made for made in self._known.values() if made.policy is policy), None)
         if known is None:
-            known = DraftPlan(policy.edits, True, policy, *self.candidates.judged(policy), policy.findings)
+            known = DraftPlan(policy.edits, True, policy, self.candidates.judged(policy), policy.findings)
         with self._lock:
             self.in_force = self._known[policy.edits] = known
         return known
@@ -194,7 +190,7 @@ class PlanWorker:
             memory=candidates.memory,
             replayable=candidates.replayable,
         )
-        return DraftPlan(edits, False, policy, *candidates.judged(policy))
+        return DraftPlan(edits, False, policy, candidates.judged(policy))
 
     def anew(self, edits: tuple[Edit, ...]) -> DraftPlan | None:
         """The plan that is made under these edits now, whatever is in force; None, and wanted, before it is known."""
@@ -213,10 +209,10 @@ class PlanWorker:
         twin.edits = _edits_of(key)
         made = self._planner.call_or_run(planned, twin, anew=anew)
         if made.policy is not None:
-            assert made.prediction is not None
+            assert made.figures is not None
             policy = self.base if twin.is_base and not anew else replace(made.policy, source=self.step)
-            prediction = replace(made.prediction, step=self.step)
-            made = replace(made, policy=policy, prediction=prediction, draft=twin.retimed(op_times, policy))
+            figures, draft = made.figures.with_step(self.step), twin.retimed(op_times, policy)
+            made = replace(made, policy=policy, figures=figures, draft=draft)
         with self._lock:
             self.plan_s = time.perf_counter() - begin
             if op_times is not self.op_times:
@@ -274,17 +270,14 @@ class PlanWorker:
             }
 
     def _sweep_at(self, capacity: int) -> None:
-        link, candidates = self._sweep_link, self.candidates
+        link = self._sweep_link
         part = self._planner.call_or_run(
             sweep,
             self.step,
             [capacity],
             link,
             op_times=self.op_times,
-            min_swap_bytes=candidates.min_swap_bytes,
-            rematerialize=candidates.replay_class,
-            refused=candidates.refused,
-            host_capacity_bytes=self.base.host_capacity_bytes,
+            **self.base.plan_options,
         )
         with self._lock:
             if capacity not in self._sweep_left or link != self._sweep_link:
@@ -338,7 +331,7 @@ class PlanWorker:
                 why = f"planning failed: {type(error).__name__}: {error}"
                 with self._lock:
                     if key is not None:
-                        self._known[key] = DraftPlan(_edits_of(key), True, None, None, None, (), why)
+                        self._known[key] = DraftPlan(_edits_of(key), True, None, None, (), why)
                         self._made.notify_all()
                     elif move is None:
                         self._sweep_left = []

@@ -15,10 +15,7 @@ from ...planner import Draft, Prediction, plan
 from ...planner.memory import MIN_SWAP_BYTES
 from ...policy import Edit, EditsUnreachableError, Finding, Link, Policy
 from ...trace import Trace
-from .decisions import Candidates, RowActions
-
-Judged = tuple[Prediction, RowActions]
-"""What a step takes under a policy, and what the policy does with each row."""
+from .decisions import Candidates, Judged, RowActions
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +25,7 @@ class DraftPlan:
     Attributes:
         edits: the edits.
         exact: planned; else it is an estimate, and a plan follows.
-        policy, prediction, rows: None where no policy fits the capacity. ``rows``: what it does with each row.
+        policy, figures: None where no policy fits the capacity.
         findings: what is wrong with the edits. Known of a plan alone.
         error: why no policy fits, or an empty string.
         draft: the draft that planned it, which a dry run takes.
@@ -37,22 +34,31 @@ class DraftPlan:
     edits: tuple[Edit, ...]
     exact: bool
     policy: Policy | None
-    prediction: Prediction | None
-    rows: RowActions | None
+    figures: Judged | None
     findings: tuple[Finding, ...] = ()
     error: str = ""
     draft: Draft | None = None
 
+    @property
+    def prediction(self) -> Prediction | None:
+        """What a step takes under it."""
+        return None if self.figures is None else self.figures.prediction
+
+    @property
+    def rows(self) -> RowActions | None:
+        """What it does with each row."""
+        return None if self.figures is None else self.figures.rows
+
 
 def candidates_of(draft: Draft) -> Candidates:
     """The rows of a draft's table: what a policy made under the conditions of its base can decide about."""
-    assumed = draft.base.assumed
+    options = draft.base.plan_options
     return Candidates(
         draft.step,
         draft.op_times,
-        int(assumed.get("min_swap_bytes", MIN_SWAP_BYTES)),
-        int(assumed.get("rematerialize", 0)),
-        tuple(assumed.get("refused", ())),
+        options.get("min_swap_bytes", MIN_SWAP_BYTES),
+        options["rematerialize"],
+        tuple(options["refused"]),
     )
 
 
@@ -66,15 +72,15 @@ def planned(draft: Draft, *, anew: bool) -> DraftPlan:
     try:
         policy = draft.planned_anew() if anew else draft.policy()
     except EditsUnreachableError as error:
-        return DraftPlan(draft.edits, True, None, None, None, error.all_findings, str(error))
+        return DraftPlan(draft.edits, True, None, None, error.all_findings, str(error))
     except BelowFloorError as error:
-        return DraftPlan(draft.edits, True, None, None, None, (), str(error))
+        return DraftPlan(draft.edits, True, None, None, (), str(error))
     (figures,) = judged(draft, [policy])
-    return DraftPlan(draft.edits, True, replace(policy, source=None), *figures, policy.findings)
+    return DraftPlan(draft.edits, True, replace(policy, source=None), figures, policy.findings)
 
 
 def judged(draft: Draft, policies: Sequence[Policy]) -> list[Judged]:
     """What policies come to on a draft's op times."""
     candidates = candidates_of(draft)
     found = map(candidates.judged, policies)
-    return [(replace(prediction, step=None), rows) for prediction, rows in found]
+    return [one.with_step(None) for one in found]

@@ -5,7 +5,6 @@ import { orNothing } from '../format';
 import type { Bindings } from '../keys/bindings';
 import type { IOpenDraft } from '../protocol';
 import { trans } from '../texts';
-import { overlapWords } from '../words';
 import { type BarButton, barState, type IButtonState, isRunning } from './barState';
 import type { Editor } from './state';
 import { atLeast, delta, FIGURES, type IVersus, needed, versus } from './words';
@@ -168,7 +167,7 @@ export class Bar {
               {
                 scope: 'col',
                 'data-figure': column.id,
-                title: column.id === 'Overlap' ? overlapWords() : ''
+                title: column.hint?.() ?? ''
               },
               column.name()
             )

@@ -117,6 +117,7 @@ test('differences are good or bad by what the figure means', () => {
     { text: '▲ 100 ms', kind: 'lost' },
     null,
     null,
+    null,
     { text: '▲ 5.0 pt', kind: 'good' },
     { text: '▲ 1.00 MiB', kind: 'dim' }
   ]);
@@ -158,6 +159,16 @@ test('a dry run is judged by what was measured before it, and a draft by what is
   const overlap = FIGURES.find(column => column.id === 'Overlap');
   expect(overlap && delta(overlap, open.current, figures(1))).toBeNull();
   expect(versus({ ...open, dry_run: null }).map(row => row.name)).toEqual(['Current', 'Draft']);
+});
+
+test('the column of half the link stands where something is copied, and is not measured', () => {
+  const half = FIGURES.find(column => column.id === 'Half link');
+  const copied = { swapped_out_bytes: 0, swapped_in_bytes: 1 } as IFigures;
+  expect(half?.shown?.(copied)).toBe(true);
+  expect(half?.shown?.({ ...copied, swapped_in_bytes: 0 })).toBe(false);
+  expect(half?.value(copied)).toBeNull();
+  const [now, then] = [1, 1.5].map(half_link_step_s => ({ ...copied, half_link_step_s }));
+  expect(half && delta(half, now, then)).toEqual({ text: '▲ 500 ms', kind: 'lost' });
 });
 
 test('the column of replays stands where there are some', () => {

@@ -2,9 +2,9 @@
 
 import { counted } from '../counts';
 import { formatBytes, formatCount, formatPercent, formatSeconds } from '../format';
-import type { IDecision, IDryRun, IEdit, IFigures, IOpenDraft } from '../protocol';
+import type { IDecision, IDryRun, IEdit, IFigures, IOpenDraft, IPlanFigures } from '../protocol';
 import { trans } from '../texts';
-import { categoryName, inWords } from '../words';
+import { categoryName, inWords, overlapWords } from '../words';
 
 const ACTION_NAMES: Record<string, () => string> = {
   keep: () => trans._p('decision', 'Keep'),
@@ -191,8 +191,10 @@ export interface IFigureColumn {
   /** What style sheets call it. */
   id: string;
   name(): string;
+  /** What its head says on hover. */
+  hint?(): string;
   /** Null where it was not measured, or means nothing. */
-  value(figures: IFigures): number | null;
+  value(figures: IFigures & Partial<IPlanFigures>): number | null;
   format(value: number): string;
   /** How a difference is written. */
   apart(difference: number): string;
@@ -221,6 +223,17 @@ export const FIGURES: IFigureColumn[] = [
     worse: 1
   },
   {
+    id: 'Half link',
+    name: () => trans.__('At half the link'),
+    hint: () =>
+      trans.__('What a step is predicted to take while others use half of the link to the host'),
+    value: f => f.half_link_step_s ?? null,
+    format: formatSeconds,
+    apart: formatSeconds,
+    worse: 1,
+    shown: f => f.swapped_out_bytes + f.swapped_in_bytes > 0
+  },
+  {
     id: 'Stall',
     name: () => trans.__('Stall'),
     value: f => f.stall_s,
@@ -240,6 +253,7 @@ export const FIGURES: IFigureColumn[] = [
   {
     id: 'Overlap',
     name: () => trans.__('Overlap'),
+    hint: overlapWords,
     value: f => f.overlap,
     format: formatPercent,
     apart: share => trans.__('%1 pt', (100 * share).toFixed(1)),
