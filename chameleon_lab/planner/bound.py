@@ -9,7 +9,8 @@ start of the next, over the step's end too. The program keeps of a policy only w
 - A version of a storage (what lies between two writes) is copied out once at most, however often it leaves.
 - In a segment each direction of the link carries no more bytes than its time allows: compute, replays and stall.
 - Where replays are allowed, what is away may also have been dropped right after the use that its gap begins with; then
-  it is replayed afterwards, in segments before the use that ends the gap, for the time that its ops take.
+  it is replayed afterwards, in segments before the use that ends the gap, for the time that the op takes that wrote it
+  last. What that op reads may have been retained, so nothing else is counted.
 
 Any policy, averaged over its steps, is a point of this program, so the smallest stall (and replay time) in the program
 is a bound for all of them. Everything that it leaves out makes it lower: blocks may move and be replayed in parts,
@@ -33,6 +34,7 @@ from .arguments import checked_capacity, checked_link, checked_min_swap
 from .generate import refused_of, replay_class_of
 from .memory import MIN_SWAP_BYTES, StepMemory, fitting_memory, kernels_in, step_op_times
 from .replay import ReplayChains
+from .values import AT_FIRST
 
 CHECKPOINTS = 48
 """Ops at which the program looks at the bytes, unless told otherwise. With more it takes seconds to solve."""
@@ -321,9 +323,9 @@ def _replay_rates(memory: StepMemory, replayable: ReplayChains | None) -> np.nda
     rate = np.full(len(memory.gap_storage), np.inf)
     if replayable is None:
         return rate
-    for gap in replayable.gaps():
-        # Right after the drop least of what it needs has died.
-        chain = replayable.chain(int(memory.row[memory.gap_storage[gap]]), int(memory.gap_out[gap]) + 1)
-        assert chain is not None
-        rate[gap] = chain.seconds / int(memory.gap_bytes[gap])
+    for gap in np.flatnonzero(memory.gap_returns & (memory.gap_use < memory.ops)).tolist():
+        row, op = int(memory.row[memory.gap_storage[gap]]), int(memory.gap_out[gap]) + 1
+        value = replayable.value_at(row, op)
+        if value != AT_FIRST and replayable.possible(value):
+            rate[gap] = replayable.op_s(value) / int(memory.gap_bytes[gap])
     return rate

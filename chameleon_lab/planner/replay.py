@@ -174,6 +174,10 @@ class ReplayChains:
         """May the op that makes a value be replayed, and its storage dropped?"""
         return self._possible[value]
 
+    def op_s(self, value: int) -> float:
+        """Seconds of the op that makes a value."""
+        return self._value_s[value]
+
     def retained(self, gap: int) -> bool:
         """Is a gap's storage dead in it, and retained for what is made from it?"""
         return self._until.get(self._gap_row[gap]) == self._gap_use[gap]

@@ -126,6 +126,33 @@ def test_bad_arguments_are_refused() -> None:
         lower_bound(step, BIG, Link(None, None), [1.0])
 
 
+def test_a_plan_that_retains_what_its_replays_read_does_not_beat_the_bound() -> None:
+    """No op makes the small storages again, which die at once: what is made of them is replayed where they stay."""
+    builder, copies = StepBuilder(), []
+    weight = builder.carried(Category.PARAMETER, BIG // 4)
+    for k in range(8):
+        (small,) = builder.op(
+            "aten::bernoulli", reads=(weight,), makes=((Category.ACTIVATION, BIG),), module=f"h.{k}"
+        )
+        (copy,) = builder.op(
+            "aten::to", reads=(small,), makes=((Category.ACTIVATION, 4 * BIG),), module=f"h.{k}"
+        )
+        builder.op("aten::sum", reads=(copy,), module=f"h.{k}")
+        builder.free(small)
+        copies.append(copy)
+    for copy in reversed(copies):
+        builder.op("aten::native_layer_norm_backward", reads=(copy, weight), stage=Stage.BACKWARD)
+        builder.free(copy)
+    step = builder.build()
+    times, capacity, link = step.ops.duration_s, int(0.6 * step.live_peak_bytes), Link(1e8, 1e8)
+    policy = plan(step, capacity, link, op_times=times, rematerialize=True)
+    assert any(drop.retains for drop in policy.drops), "it shows nothing here"
+    cost_s = policy.predicted["stall_s"] + policy.predicted["replay_s"]
+    bound = lower_bound(step, capacity, link, times, rematerialize=True, checkpoints=len(step.ops))
+    assert 0.0 < bound.stall_s <= cost_s
+    assert bound.stall_s < lower_bound(step, capacity, link, times, checkpoints=len(step.ops)).stall_s
+
+
 def test_reads_well() -> None:
     text = str(lower_bound(one_peak(), BIG, Link(BIG / 10.0, None), checkpoints=100))
     assert "stall 5." in text and "% of compute" in text and "100 checkpoints" in text
