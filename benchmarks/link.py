@@ -2,7 +2,8 @@
 
 Full training steps of models of real size, traced without a device; op times are those of a roofline and no
 measurement. At each capacity three plans are made, with replays: for the whole link, for the link less a margin, and
-for half of it. Each is simulated on the whole link, on the link less the margin, and on half of it.
+for half of it. Each is simulated on the whole link, on the link less the margin, and on half of it. Beside the plan for
+half of it stands a bound that no policy can beat there.
 
     python -m benchmarks.link --json FILE [--models a,b] [--percent 60,40] [--margin 25%] [--device H100]
         [--traces FOLDER]
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from chameleon_lab.planner import floor, plan, simulate
+from chameleon_lab.planner import floor, lower_bound, plan, simulate
 from chameleon_lab.planner.arguments import checked_margin
 from chameleon_lab.policy import Link, Policy
 from chameleon_lab.trace import StepTrace
@@ -30,7 +31,7 @@ HEADERS = (
     *("model", "of peak"),
     *("whole link", "with margin"),
     *("link less margin", "with margin"),
-    *("half the link", "with margin", "knowing it"),
+    *("half the link", "with margin", "knowing it", "its bound"),
 )
 
 
@@ -48,6 +49,7 @@ def row_of(
         "overheads": {},
         "fits": True,
         "predicted_apart": 0.0,
+        "bound": None,
     }
     if not row["feasible"]:
         return row
@@ -58,6 +60,7 @@ def row_of(
 
     plans = {"whole": planned(link), "margin": planned(link, margin), "half": planned(link.reduced(HALF))}
     links = {"whole": link, "less": link.reduced(margin), "half": link.reduced(HALF)}
+    row["bound"] = lower_bound(step, capacity, links["half"], times, rematerialize=True).stall_share
     for name, policy in plans.items():
         found = {on: simulate(step, policy, link=links[on], op_times=times) for on in links}
         row["overheads"][name] = {on: prediction.overhead_share for on, prediction in found.items()}
@@ -68,7 +71,7 @@ def row_of(
 
 
 def faults(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What must never be: a plan over its capacity on some link, or one that predicts something else of its own."""
+    """What must never be: a plan over its capacity, one that predicts something else of its own, one below the bound."""
     found = []
     for row in rows:
         where = f"{row['model']} at {row['percent']:g} %"
@@ -76,6 +79,11 @@ def faults(rows: Sequence[dict[str, Any]]) -> list[str]:
             found.append(f"{where}: a plan is over its capacity")
         if row["predicted_apart"] > TOLERANCE:
             found.append(f"{where}: a plan predicts another step than it is simulated to take")
+        if (
+            row["feasible"]
+            and min(shares["half"] for shares in row["overheads"].values()) < row["bound"] - TOLERANCE
+        ):
+            found.append(f"{where}: a plan beats the bound: the simulator is wrong, or the bound")
     return found
 
 
@@ -90,11 +98,11 @@ def screen_row(row: dict[str, Any]) -> list[str]:
         *((name, "less") for name in ("whole", "margin")),
         *((name, "half") for name in ("whole", "margin", "half")),
     )
-    return [*head, *(f"{100 * shares[name][on]:.1f}" for name, on in cells)]
+    return [*head, *(f"{100 * shares[name][on]:.1f}" for name, on in cells), f"{100 * row['bound']:.1f}"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; 0 if all plans fit, and predict what they are simulated to take."""
+    """Run it; 0 if all plans fit, predict what they are simulated to take, and cost no less than the bound."""
     parser = measure.parser_of("link", __doc__)
     parser.add_argument("--margin", type=checked_margin, default=0.25, help="of the link (25%%)")
     options = parse_with_steps(parser, arguments, (60.0, 40.0))
