@@ -50,6 +50,7 @@ def row_of(
         "fits": True,
         "predicted_apart": 0.0,
         "bound": None,
+        "same_as_for_less": True,
     }
     if not row["feasible"]:
         return row
@@ -59,6 +60,7 @@ def row_of(
         return plan(step, capacity, on, op_times=times, link_margin=link_margin, rematerialize=True)
 
     plans = {"whole": planned(link), "margin": planned(link, margin), "half": planned(link.reduced(HALF))}
+    row["same_as_for_less"] = plans["margin"].decisions == planned(link.reduced(margin)).decisions
     links = {"whole": link, "less": link.reduced(margin), "half": link.reduced(HALF)}
     row["bound"] = lower_bound(step, capacity, links["half"], times, rematerialize=True).stall_share
     for name, policy in plans.items():
@@ -79,6 +81,8 @@ def faults(rows: Sequence[dict[str, Any]]) -> list[str]:
             found.append(f"{where}: a plan is over its capacity")
         if row["predicted_apart"] > TOLERANCE:
             found.append(f"{where}: a plan predicts another step than it is simulated to take")
+        if not row["same_as_for_less"]:
+            found.append(f"{where}: the plan with a margin is not the one for the link less that")
         at_half = [shares["half"] for shares in row["overheads"].values()]
         if at_half and min(at_half) < row["bound"] - TOLERANCE:
             found.append(f"{where}: a plan beats the bound: the simulator is wrong, or the bound")

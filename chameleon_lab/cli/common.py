@@ -130,7 +130,8 @@ link_margin_option = click.option(
     "--link-margin",
     type=MARGIN,
     metavar="FRACTION",
-    help="Fraction of the link to do without, such as 25%, for steps in which others use it.",
+    help="Fraction of the link to do without, such as 25%, for steps in which others use it. Left out: in a run that "
+    "measures its link, what its slowest steps had less of it; else 0.",
 )
 host_capacity_option = click.option(
     "--host-capacity",

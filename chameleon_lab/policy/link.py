@@ -9,12 +9,10 @@ from typing import Any, overload
 import numpy as np
 
 from ..errors import PolicyError
-from ..trace import Direction, Transfers
 from ..util.units import format_bytes, parse_bandwidth, parse_fraction
 
+_APART = 1.15
 _MOST = 1e18  # bytes a second: more is a mistake, and seconds would not fit their type
-_TELLING_BYTES = 1 << 20
-"""Copies of a step say nothing of the link where they are fewer bytes than this, all together."""
 
 
 @dataclass(frozen=True)
@@ -67,21 +65,17 @@ class Link:
         speeds = (self.out_bytes_per_s, self.in_bytes_per_s)
         return Link(*(None if speed is None else speed * (1.0 - share) for speed in speeds))
 
-    def under_load(self, transfers: Transfers) -> Link:
-        """The link as the copies of a step found it, beside compute and beside each other.
-
-        Bytes moved over the time that the copies took, one direction each. A direction in which the step moved next to
-        nothing keeps its bandwidth.
-        """
-        done = transfers.end_s > transfers.start_s
-        taken_s = transfers.end_s - transfers.start_s
-
-        def reached(direction: Direction, before: float | None) -> float | None:
-            mine = done & (transfers.direction == direction)
-            moved = int(transfers.bytes[mine].sum())
-            return moved / float(np.sum(taken_s[mine])) if moved >= _TELLING_BYTES else before
-
-        return Link(reached(Direction.OUT, self.out_bytes_per_s), reached(Direction.IN, self.in_bytes_per_s))
+    def differs(self, other: Link) -> bool:
+        """Is one of the bandwidths more than 15 % above or below that of another link?"""
+        pairs = (
+            (self.out_bytes_per_s, other.out_bytes_per_s),
+            (self.in_bytes_per_s, other.in_bytes_per_s),
+        )
+        return any(
+            (mine is None) != (theirs is None)
+            or (mine is not None and theirs is not None and max(mine, theirs) > _APART * min(mine, theirs))
+            for mine, theirs in pairs
+        )
 
     def to_dict(self) -> dict[str, float | None]:
         """The link as plain JSON."""

@@ -55,7 +55,8 @@ class Policy:
     decisions: tuple[Decision, ...]
     assumed: dict[str, Any] = field(default_factory=dict)
     """The step it was made for: ``fingerprint`` (see :func:`fingerprint`), ``ops``, ``torch``,
-    ``live_peak_bytes``, ``min_swap_bytes``; where host memory was bounded, ``host_capacity_bytes``; where replays were
+    ``live_peak_bytes``, ``min_swap_bytes``, ``margin``; where there are such, ``link_margin``, ``reserve_bytes``; where
+    host memory was bounded, ``host_capacity_bytes``; where replays were
     allowed, ``rematerialize`` (the highest class of ops)
     and ``refused`` (names of ops and keys of storages). Values are plain JSON."""
     predicted: dict[str, Any] = field(default_factory=dict)
@@ -157,8 +158,8 @@ class Policy:
 
     @property
     def plan_options(self) -> dict[str, Any]:
-        """The keyword arguments that :func:`~chameleon_lab.planner.plan` was called with to make it, but for its edits
-        and its op times."""
+        """The conditions that it was planned under, but for its edits and its op times, as keyword arguments of
+        :func:`~chameleon_lab.planner.plan`."""
         return {"rematerialize": 0, "refused": ()} | {
             name: self.assumed[name] for name in _PLAN_OPTIONS if name in self.assumed
         }

@@ -23,6 +23,8 @@ _LOOK_S = 0.02
 _AHEAD_STEPS = 2
 """No rank is a whole step ahead of another one of its group: they meet at collectives."""
 _CALLED_OFF = -1
+_ROUNDING = 1e-3
+"""A margin so little larger is none."""
 _MOST_FOR_OTHERS = 0.5
 """Of the link: a rank with less than the rest is an accident that no plan should be made for."""
 
@@ -114,8 +116,8 @@ def _covering(offers: Sequence[Offer], link: Sequence[float]) -> float:
         for speed, mean in zip(offer.link_bytes_per_s, link, strict=True)
         if mean > 0
     ]
-    own = max(offer.link_margin for offer in offers)
-    return max(own, min(1.0 - min(left, default=1.0), _MOST_FOR_OTHERS))
+    own, slowest = max(offer.link_margin for offer in offers), 1.0 - min(left, default=1.0)
+    return max(own, min(slowest, _MOST_FOR_OTHERS)) if slowest > own + _ROUNDING else own
 
 
 class Round:

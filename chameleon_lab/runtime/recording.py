@@ -171,11 +171,6 @@ class _Clock:
         return np.where(ticks == 0, np.nan, self.since_start(ticks))
 
 
-def transfers_of(log: core.StepLog) -> Transfers:
-    """The copies of a step alone."""
-    return _table(Transfers, log.transfers(), _Clock(log, pause_times(log)))
-
-
 def stall_totals(log: core.StepLog) -> dict[str, float]:
     """Why a step stalled, in seconds: see :mod:`chameleon_lab.trace.stall_parts`. Reads no more than that takes."""
     clock = _Clock(log, pause_times(log))

@@ -2,47 +2,77 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from ..policy import Link
-from ..trace import Transfers
+from ..runtime import core
+from ..trace import Direction
 
 _STEPS = 16
 """So many steps tell."""
+_SETTLED_STEPS = 8
+"""So many have to have told before a plan is made anew for what they found."""
 _SLOWEST = 0.1
 """The margin covers all steps but this share of them."""
-MOST = 0.5
+_MOST = 0.5
 """The margin is at most this: beyond it, plans would pay in every step for what few find."""
+_TELLING_BYTES = 1 << 20
+"""In a direction in which a step moved less than this it says nothing of the link."""
+_FEW = 8
+"""Nor does it where it moved less than another one over this: small copies find less of a link than large ones."""
 
 
 class LinkUnderLoad:
     """The link of a session that measures it, as training finds it: beside compute, other copies, other processes.
 
     Plans are made for the median of the newest steps, less a margin for the slowest of them: a plan that assumes too
-    much of the link stalls far longer than one that assumes too little (``benchmarks/link.py``).
+    much of the link stalls far longer than one that assumes too little (``benchmarks/link.py``). The training loop
+    takes steps in, and planning does, in other threads.
     """
 
     def __init__(self) -> None:
-        self._found: dict[int, Link] = {}  # by step
+        self._lock = threading.Lock()
+        self._moved: dict[int, list[tuple[int, float]]] = {}
+        """By step, for each direction: bytes, and seconds that their copies took."""
 
-    def learn(self, step: int, transfers: Transfers, before: Link) -> None:
-        """Take in the copies of a step. In a direction in which it moved next to nothing it has found ``before``."""
-        self._found[step] = before.under_load(transfers)
-        while len(self._found) > _STEPS:
-            self._found.pop(next(iter(self._found)), None)
+    def learn(self, log: core.StepLog) -> None:
+        """Take in the copies of a finished step. One that is older than those that tell says nothing."""
+        rows, tick_s = log.transfers(), core.seconds_per_tick()
+        taken = rows["end_ticks"].astype(np.int64) - rows["start_ticks"].astype(
+            np.int64
+        )  # 0 at the end: not ended
+        moved = []
+        for direction in Direction:
+            mine = (taken > 0) & (rows["direction"] == direction)
+            moved.append((int(rows["bytes"][mine].sum()), float(taken[mine].sum()) * tick_s))
+        with self._lock:
+            self._moved[log.index] = moved
+            if len(self._moved) > _STEPS:
+                del self._moved[min(self._moved)]
+
+    @property
+    def is_settled(self) -> bool:
+        """Have enough steps told?"""
+        return max(len(self._speeds(direction)) for direction in Direction) >= _SETTLED_STEPS
 
     def typical(self, before: Link) -> tuple[Link, float]:
-        """What half of the steps have found, and the share by which the slowest found less, 0 to :data:`MOST`.
+        """What half of the steps have found, and the share by which the slowest found less, 0 to 0.5.
 
-        ``before`` and 0 where no step has told. May be asked from any thread.
+        In a direction in which no step has told it is as ``before``.
         """
-        found = list(self._found.values())
-        if not found:
-            return before, 0.0
-        speeds, margin = [], 0.0
-        for name in ("out_bytes_per_s", "in_bytes_per_s"):
-            known = [speed for link in found if (speed := getattr(link, name)) is not None]
-            speeds.append(float(np.median(known)) if known else None)
-            if known:
-                margin = max(margin, 1.0 - float(np.quantile(known, _SLOWEST)) / float(np.median(known)))
-        return Link(*speeds), min(margin, MOST)
+        speeds, margin = [before.out_bytes_per_s, before.in_bytes_per_s], 0.0
+        for direction in Direction:
+            if found := self._speeds(direction):
+                median = float(np.median(found))
+                speeds[direction] = median
+                margin = max(margin, 1.0 - float(np.quantile(found, _SLOWEST)) / median)
+        return Link(*speeds), min(margin, _MOST)
+
+    def _speeds(self, direction: Direction) -> list[float]:
+        """Bytes a second that the steps have found, those that have told."""
+        with self._lock:
+            moved = [both[direction] for both in self._moved.values()]
+        least = max(_TELLING_BYTES, max((size for size, _ in moved), default=0) // _FEW)
+        return [size / taken_s for size, taken_s in moved if size >= least and taken_s > 0.0]

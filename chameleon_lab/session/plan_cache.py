@@ -51,6 +51,10 @@ _QUICK_STEPS = 4
 """Steps in a row that it takes later."""
 _MOST_REFINEMENTS = 3
 """Times that a sequence is planned for anew because its ops take less time."""
+_LINK_STEPS = 16
+"""A plan is held against the link that copies find once in so many of its steps."""
+_MOST_RELINKS = 2
+"""Times that a sequence is planned for anew because copies find another link."""
 _MOST_RENEWALS = 16
 _ENOUGH_RENEWALS = 2
 """So many plans for the same ops, none of which fared better: the next one is not waited for."""
@@ -90,6 +94,8 @@ class Plan:
     """How many plans for the same ops came before, each of whose drops were declined."""
     refinements: int = 0
     """How many plans for the same ops came before, each made for ops that take longer."""
+    relinks: int = 0
+    """How many plans for the same ops came before, each made for another link."""
     quick_steps: int = 0
     """Steps in a row, up to the newest, whose ops took less time than it was made for."""
     renewals: int = 0
@@ -206,6 +212,7 @@ class PlanCache:
         interrupt_search: ends what ``search`` does.
         reserve_grows: takes in a step that has followed its own plan, and says whether plans leave more free from now
             on, so that its ops need another.
+        other_link: how the link differs from the one that a policy was made for; None: it does not.
     """
 
     def __init__(
@@ -218,6 +225,7 @@ class PlanCache:
         interrupt: Callable[[], None] = lambda: None,
         interrupt_search: Callable[[], None] = lambda: None,
         reserve_grows: Callable[[StepSummary], bool] = lambda _: False,
+        other_link: Callable[[Policy], str | None] = lambda _: None,
     ) -> None:
         self._runtime = runtime
         self._make = make
@@ -227,6 +235,7 @@ class PlanCache:
         self._interrupt = interrupt
         self._interrupt_search = interrupt_search
         self._reserve_grows = reserve_grows
+        self._other_link = other_link
         self._plans: dict[int, Plan] = {}
         self._gone: list[PlanSummary] = []
         self._ids = itertools.count()
@@ -282,7 +291,7 @@ class PlanCache:
         self.spent_s += plan.spent_s
         self._agreed = plan.fingerprint if agreed else None
         if agreed:
-            plan.refinements = _MOST_REFINEMENTS
+            plan.refinements, plan.relinks = _MOST_REFINEMENTS, _MOST_RELINKS
         self._add(plan)
         self._runtime.use_program(plan.summary.plan)
         self._pause = self._next_pause = 0
@@ -355,6 +364,8 @@ class PlanCache:
                     self._reserve_more(own, log, summary)
                 elif not self._searches(own) and own.refinements < _MOST_REFINEMENTS:
                     self._refine(own, log, summary, least_compute_s)
+            if self._job is None and not self._searches(own):
+                self._relink(own, log, summary)
             self._begin_search(own)
             return
         self.unserved = None
@@ -451,6 +462,29 @@ class PlanCache:
             (log.fingerprint, log.live_peak_bytes),
         )
 
+    def _relink(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
+        """Copies find another link than the plan was made for: plan for that one, where the plan costs anything."""
+        cost_s = summary.stall_s + summary.replay_s
+        due = own.summary.followed_steps % _LINK_STEPS == 0 and own.relinks < _MOST_RELINKS
+        if not due or own.policy is None or log.truncated_ops or cost_s < _CHEAP * (summary.step_s - cost_s):
+            return
+        if (why := self._other_link(own.policy)) is not None:
+            relinks, own.relinks = own.relinks + 1, _MOST_RELINKS  # it is asked for once
+            self._make_again(own, log, why, own.refinements, relinks)
+
+    def _make_again(self, own: Plan, log: core.StepLog, why: str, refinements: int, relinks: int) -> None:
+        """Plan for the ops of a plan anew, in the background. The user's own policy stays, whatever it costs."""
+        step, answers = log.index, own.answers
+
+        def make() -> Plan | None:
+            made = self._make(log)
+            if made.policy is None or made.policy is own.policy:
+                return None
+            made_again = self._finish(made, step, why)
+            return replace(made_again, answers=answers, refinements=refinements, relinks=relinks)
+
+        self._job = _Job(self._runtime, make, (log.fingerprint, log.live_peak_bytes))
+
     def _refine(self, own: Plan, log: core.StepLog, summary: StepSummary, least_compute_s: float) -> None:
         """Under eviction, or beside other programs, ops take longer, and copies seem to hide behind them that do not.
 
@@ -472,15 +506,7 @@ class PlanCache:
             return
         why = f"its ops take {format_seconds(compute_s)}, planned for {format_seconds(planned_s)}"
         refinements, own.refinements = own.refinements + 1, _MOST_REFINEMENTS  # it is asked for once
-        step = log.index
-
-        def make() -> Plan | None:
-            made = self._make(log)
-            if made.policy is None or made.policy is own.policy:  # the user's own, whatever it costs
-                return None
-            return replace(self._finish(made, step, why), answers=own.answers, refinements=refinements)
-
-        self._job = _Job(self._runtime, make, (log.fingerprint, log.live_peak_bytes))
+        self._make_again(own, log, why, refinements, own.relinks)
 
     def _searches(self, own: Plan) -> bool:
         """Is a better plan than this one, or than another, searched for, or about to be?"""
@@ -533,7 +559,7 @@ class PlanCache:
         planned_s = found.policy.predicted["step_s"] if found.policy is not None else math.inf
         if found.summary.gained_s < _LEAST_GAIN * planned_s:
             return
-        found.answers, found.refinements = own.answers, own.refinements
+        found.answers, found.refinements, found.relinks = own.answers, own.refinements, own.relinks
         self._hand_over(own, found)
         _give_to_core(self._runtime, found)
 

@@ -57,7 +57,7 @@ from ..runtime.patches.nvtx_ranges import nvtx_ranges
 from ..runtime.patches.optimizer_groups import small_groups
 from ..runtime.patches.raw_access import guards
 from ..runtime.patches.shared import Part, Shared
-from ..runtime.recording import stall_totals, transfers_of
+from ..runtime.recording import stall_totals
 from ..runtime.replay_check import NOTHING, UNSEEN_WRITES, replayable
 from ..runtime.tensor_parts import parts
 from ..trace import Category, StepTrace, Trace
@@ -139,7 +139,7 @@ class Session:
         verify: compare a checksum of whatever comes back from the disk: other bytes than were written raise an error.
         margin: fraction of the capacity that plans leave free, for what a step does differently from the profiled one.
         link_margin: fraction of the link's bandwidth that plans do without, for steps in which others use it. None:
-            what the slowest of the newest steps had less of it than the others, where it is measured; else 0.
+            what the slowest of the newest steps had less of it than the others, where the link is measured; else 0.
         min_swap: storages smaller than this leave only where the capacity cannot do without. The default is 64 KiB with
             a disk.
         split_optimizer: run list ops of optimizers, gradient clipping and GradScaler in parts; see
@@ -232,7 +232,7 @@ class Session:
             raise ValueError(f"margin must be a fraction of the capacity below 0.5, got {margin!r}")
         self._given_link_margin = None if link_margin is None else checked_margin(link_margin, "link_margin")
         self.link_margin = self._given_link_margin or 0.0
-        """Share of the link that plans do without. Where none was given, it is what was measured last."""
+        """Share of the link that plans do without that are made from now on. Where none was given, it is measured."""
         self._under_load = LinkUnderLoad()
         self.planning = planning
         self.inference_steps = inference_steps
@@ -317,6 +317,7 @@ class Session:
             self._planner.interrupt,
             self._searcher.interrupt,
             self._reserve_grows,
+            self._other_link,
         )
         self._noted_change = False
         self._noted_no_process = False
@@ -711,15 +712,15 @@ class Session:
         joined = Agreement.of_job(
             known.rank,
             known.world_size,
-            key=lambda: f"{settings}/{self.min_swap_bytes}",
+            key=lambda: f"{settings}/{self.min_swap_bytes}/{self._given_link_margin}",
             step_of=self._timed_step,
-            link=lambda: (self.link, self.link_margin),
+            link=self._newest_link,
             plan=lambda step, link, link_margin, op_s: (
                 self._planned_anew(
                     step,
                     self._capacity.limit_bytes,
                     self._policies.edits,
-                    link=(link, link_margin),
+                    link=(link, link_margin if self._given_link_margin is None else self._given_link_margin),
                     op_s=op_s,
                     call=partial(self._apart, self._ranks_planner, in_full=True),
                 ).policy
@@ -732,6 +733,11 @@ class Session:
                 "there are no other ranks to agree with: initialize torch.distributed before the session starts"
             )
         return joined
+
+    def _newest_link(self) -> tuple[Link, float]:
+        if self._measures_link:
+            self._look_at_link()
+        return self.link, self.link_margin
 
     def _timed_step(self, log: core.StepLog) -> tuple[StepTrace, np.ndarray]:
         log.wait()
@@ -921,7 +927,7 @@ class Session:
             if policy is not None:
                 return StepPlan(policy, compile_program(policy, step), step)
             if self._measures_link:
-                self._under_load.learn(step.index, step.transfers, self.link)
+                self._under_load.learn(log)
                 self._look_at_link()
             made = self._planned_anew(
                 step, self._capacity.limit_bytes, self._policies.edits, quick=quick, before=before, call=call
@@ -947,13 +953,27 @@ class Session:
 
     def _learn_link(self, log: core.StepLog) -> None:
         """What a finished step has found of the link. Those before the profiled one make their host copies first."""
-        if self._measures_link and self.capacity_bytes is not None and log.index >= self.warmup_steps:
-            self._under_load.learn(log.index, transfers_of(log), self.link)
+        if self._measures_link and self._plans_at_all and log.index >= self.warmup_steps:
+            self._under_load.learn(log)
+
+    @property
+    def _plans_at_all(self) -> bool:
+        return self.planning and self.capacity_bytes is not None
 
     def _look_at_link(self) -> None:
+        """See what the newest steps have found: plans that are made from now on assume that."""
         self.link, margin = self._under_load.typical(self.link)
         if self._given_link_margin is None:
             self.link_margin = margin
+
+    def _other_link(self, policy: Policy) -> str | None:
+        """How the link differs from the one that a policy was made for; None where it hardly does, or is not known."""
+        if not self._measures_link or not self._under_load.is_settled:
+            return None
+        link, margin = self._under_load.typical(self.link)
+        now = link.reduced(margin if self._given_link_margin is None else self._given_link_margin)
+        then = policy.link.reduced(policy.assumed.get("link_margin", 0.0))
+        return f"copies find {now} of the link, planned for {then}" if now.differs(then) else None
 
     def _given_for(self, step: StepTrace) -> Policy | None:
         """The given policy where it fits the step. None: one is generated under the edits of the newest."""
@@ -1318,8 +1338,10 @@ class Session:
             step_s=self._journal.median_step_s(),
             loading_s=self._journal.median_s("loading_s"),
             stall_parts=self._stall_parts(),
-            link=str(self.link),
-            link_margin=self.link_margin,
+            link=str(self.link if self.policy is None else self.policy.link),
+            link_margin=self.link_margin
+            if self.policy is None
+            else self.policy.assumed.get("link_margin", 0.0),
             decisions=len(self.policy.decisions) if self.policy else 0,
             unmatched_decisions=self._policies.unmatched,
             escaped_storages=counters["escaped"],

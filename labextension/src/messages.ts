@@ -541,8 +541,8 @@ export interface IFigures {
 
 /** What a policy is predicted to take, and its decisions. */
 export interface IPlanFigures extends IFigures {
-  /** What a step would take were the link half as fast. */
-  half_link_step_s: number;
+  /** What a step would take were the link half as fast; null in an estimate. */
+  half_link_step_s: number | null;
   capacity_bytes: number;
   swaps: number;
   drops: number;

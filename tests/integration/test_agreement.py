@@ -60,7 +60,8 @@ def test_ranks_agree_on_one_plan_and_begin_at_one_step(tmp_path: Path) -> None:
             "same": trained == plain(kind, len(trained) - 1),
             "agreed": [(plan.why, plan.made_from_step) for plan in agreed(report)],
             "decisions": [[d.storage, d.gap, d.out_op, d.free_op, d.in_op] for d in policy.decisions],
-            "link": policy.link.out_bytes_per_s, "has_step": policy.source is not None,
+            "link_margin": policy.assumed["link_margin"], "link": policy.link.out_bytes_per_s,
+            "has_step": policy.source is not None,
             "notes": list(report.notes),
         }
     """,
@@ -76,4 +77,6 @@ def test_ranks_agree_on_one_plan_and_begin_at_one_step(tmp_path: Path) -> None:
             other,
         )
         assert one["decisions"] == other["decisions"] and one["decisions"]
-        assert one["link"] == other["link"]
+        assert one["link"] == other["link"] == pytest.approx(12**0.5 * 2**30)
+        # For the slower rank, which the other one waits for.
+        assert one["link_margin"] == other["link_margin"] == pytest.approx(1 - 2 / 12**0.5)

@@ -1614,12 +1614,13 @@ def test_ops_are_timed_on_the_device_all_at_first_and_then_a_few() -> None:
 @needs_replays
 def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
     found = on_fake_gpu("""
+        from chameleon_lab.session.link_under_load import LinkUnderLoad
         from chameleon_lab.testing import wait_for_plans
 
         results = {}
         fake.start(SEED)
         core.Runtime.measure_link = lambda runtime: (MiB, MiB)  # so slow that replays pay on a busy machine too
-        cl.Link.under_load = lambda link, step: link
+        LinkUnderLoad.typical = lambda _, before: (before, 0.0)
         for name, model in {"gpt": Gpt, "moe": Moe}.items():
             bare, live_peak = reference(model, adamw, 6)
             capacity = int(0.6 * live_peak)

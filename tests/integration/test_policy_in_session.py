@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,9 +17,9 @@ from training import ConvNet, Gpt, Loop, MiB, Moe, adamw, of_the_gate, raw, refe
 
 import chameleon_lab as cl
 from chameleon_lab.policy import Link, Policy
+from chameleon_lab.session import plan_cache
 from chameleon_lab.session.link_under_load import LinkUnderLoad
-from chameleon_lab.testing import modeled_time
-from chameleon_lab.trace import Transfers
+from chameleon_lab.testing import modeled_time, wait_for_plans
 
 STEPS = 8
 _OP_S = 2e-5
@@ -363,11 +363,13 @@ def test_the_link_is_measured_again_under_load(monkeypatch: pytest.MonkeyPatch) 
             profiled = session.recorded_step(1)
             assert len(profiled.transfers) > 0
             assert session.policy.link == session.link != links[0]
-            measured = links[0].under_load(
-                profiled.transfers
-            )  # a tick's length is measured ever more exactly
-            assert session.link.out_bytes_per_s == pytest.approx(measured.out_bytes_per_s, rel=1e-3)
-            assert session.link.in_bytes_per_s == pytest.approx(measured.in_bytes_per_s, rel=1e-3)
+            copies = profiled.transfers
+            for direction, found in enumerate((session.link.out_bytes_per_s, session.link.in_bytes_per_s)):
+                mine = copies.direction == direction
+                took_s = (copies.end_s - copies.start_s)[
+                    mine
+                ].sum()  # a tick's length is measured ever more exactly
+                assert found == pytest.approx(copies.bytes[mine].sum() / took_s, rel=1e-3)
 
     train(Gpt, steps=3, session_kwargs={"capacity": live_peak // 3}, each_step=look)
     assert links[0] == links[1] and len(links) == 3
@@ -401,26 +403,53 @@ def test_plans_leave_a_margin_of_the_link() -> None:
         assert ("do without 20" in link) == bool(wanted)
 
 
-def test_a_measured_link_has_the_margin_that_its_steps_showed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # of this machine
-    _, live_peak = reference(Gpt)
-    told: dict[int, int] = {}
+class MeasuredLink:
+    """In the place of what copies find: a link, and how many steps have told of it."""
 
-    def learn(self: LinkUnderLoad, step: int, transfers: Transfers, before: cl.Link) -> None:
-        told[step] = int(transfers.bytes.sum())
-        self._found[step] = cl.Link(3e9 if step == 2 else 4e9, 5e9)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()  # of this machine
+        self.found = cl.Link(64 * MiB, 64 * MiB), 0.0
+        self.told: list[int] = []
+        monkeypatch.setattr(LinkUnderLoad, "learn", lambda _, log: self.told.append(log.index))
+        monkeypatch.setattr(LinkUnderLoad, "typical", lambda *_: self.found)
+        monkeypatch.setattr(LinkUnderLoad, "is_settled", True)
+        monkeypatch.setattr(plan_cache, "_CHEAP", -math.inf)  # whatever the plan costs
+        monkeypatch.setattr(plan_cache, "_MOST_REFINEMENTS", 0)  # this machine's clock decides about those
 
-    monkeypatch.setattr(LinkUnderLoad, "learn", learn)
+    def train(self, steps: int, **options: Any) -> tuple[cl.Session, list[float]]:
+        """Train; from the fifth step on copies find a quarter of the link. The margin of the plan at each step."""
+        margins, sessions = [], []
 
-    def look(number: int, _: nn.Module, session: cl.Session | None) -> None:
-        assert session is not None
-        if number == 2:  # planned from the profiled step alone
-            assert session.link == cl.Link(4e9, 5e9) and session.link_margin == 0.0
-        if number == 5:
-            assert sorted(told) == [1, 2, 3, 4], "not what the first step found, which warms up"
-            assert told[1] == int(session.recorded_step(1).transfers.bytes.sum()) > 0
-            session._look_at_link()
-            assert session.link == cl.Link(4e9, 5e9)
-            assert session.link_margin == pytest.approx(1 - np.quantile([4, 3, 4, 4], 0.1) / 4)
+        def look(number: int, _: nn.Module, session: cl.Session | None) -> None:
+            assert session is not None
+            sessions.append(session)
+            wait_for_plans(session)
+            if number == 5:
+                self.found = cl.Link(16 * MiB, 16 * MiB), 0.25
+            margins.append(session.policy.assumed.get("link_margin", 0.0) if session.policy else -1.0)
 
-    train(Gpt, steps=6, session_kwargs={"capacity": live_peak // 3, "rematerialize": False}, each_step=look)
+        _, live_peak = reference(Gpt)
+        options = {"capacity": live_peak // 3, "rematerialize": False} | options
+        train(Gpt, steps=steps, session_kwargs=options, each_step=look)
+        return sessions[0], margins
+
+
+def test_a_plan_is_made_anew_where_copies_find_another_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = MeasuredLink(monkeypatch)
+    session, margins = measured.train(24)
+    assert margins[3] == 0.0 and margins[-1] == 0.25
+    assert measured.told[:2] == [1, 1], "from the profiled step on, when it ended and when it was planned for"
+    plans = session.report().plans
+    (anew,) = [plan for plan in plans if plan.why.startswith("copies find")]
+    assert anew.why == "copies find 12.0 MiB/s / 12.0 MiB/s of the link, planned for 64.0 MiB/s / 64.0 MiB/s"
+    link = next(row for row in session.report().rows() if row[0] == "Link")
+    assert link[1:] == (
+        "16.0 MiB/s / 16.0 MiB/s",
+        "out / in, assumed by policies, plans do without 25.0 % of it",
+    )
+
+
+def test_a_margin_that_was_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, margins = MeasuredLink(monkeypatch).train(24, link_margin=0.1)
+    assert set(margins[3:]) == {0.1} and session.link_margin == 0.1
+    assert session.policy is not None and session.policy.link == cl.Link(16 * MiB, 16 * MiB)

@@ -212,12 +212,13 @@ def test_link_writes_what_it_prints(tmp_path, capsys):
     shares = row["overheads"]
     assert shares["whole"]["whole"] <= shares["whole"]["less"] <= shares["whole"]["half"]
     assert row["margin"] == 0.25 and f"{100 * shares['margin']['half']:.1f}" in capsys.readouterr().out
-    broken = [
-        row | {"fits": False},
-        row | {"predicted_apart": 0.1},
-        row | {"bound": shares["half"]["half"] + 0.1},
-    ]
-    assert [len(link.faults([one])) for one in broken] == [1, 1, 1]
+    wrong = {
+        "fits": False,
+        "predicted_apart": 0.1,
+        "bound": shares["half"]["half"] + 0.1,
+        "same_as_for_less": False,
+    }
+    assert [len(link.faults([row | {name: value}])) for name, value in wrong.items()] == [1, 1, 1, 1]
 
 
 def test_planner_sees_what_must_not_be():

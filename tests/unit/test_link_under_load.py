@@ -2,77 +2,102 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from chameleon_lab.policy import Link
-from chameleon_lab.session.link_under_load import MOST, LinkUnderLoad
-from chameleon_lab.trace import Direction, Transfers
+from chameleon_lab.runtime import core
+from chameleon_lab.session.link_under_load import LinkUnderLoad
+from chameleon_lab.trace import Direction
 
 MIB = 1 << 20
 BEFORE = Link(100.0 * MIB, 200.0 * MIB)
+OUT, IN = Direction.OUT, Direction.IN
 
 
-def copies(*found: tuple[Direction, float]) -> Transfers:
-    """One copy of 100 MiB for each direction and bandwidth, in MiB/s."""
-    n = len(found)
-    return Transfers(
-        storage=np.zeros(n, np.int32),
-        direction=np.array([direction for direction, _ in found], np.uint8),
-        cause=np.zeros(n, np.uint8),
-        bytes=np.full(n, 100 * MIB, np.int64),
-        issue_op=np.zeros(n, np.int32),
-        issue_s=np.zeros(n),
-        start_s=np.zeros(n),
-        end_s=np.array([100 / speed for _, speed in found]),
-    )
+class Log:
+    """A finished step: of each copy the direction, the MiB, and the MiB a second; none: it has not ended."""
+
+    def __init__(self, index: int, *copies: tuple[Direction, float, float | None]) -> None:
+        self.index = index
+        kinds = {"direction": "u1", "bytes": "i8", "start_ticks": "u8", "end_ticks": "u8"}
+        self._rows = np.zeros(len(copies), list(kinds.items()))
+        for row, (direction, size, speed) in zip(self._rows, copies, strict=True):
+            ended = 0 if speed is None else 1000 + round(size / speed / core.seconds_per_tick())
+            row["direction"], row["bytes"] = direction, size * MIB
+            row["start_ticks"], row["end_ticks"] = 1000, ended
+
+    def transfers(self) -> np.ndarray:
+        """As the core gives them."""
+        return self._rows
 
 
-def learned(outs: list[float], back: float = 50.0) -> LinkUnderLoad:
+def learned(*steps: tuple[Any, ...]) -> LinkUnderLoad:
+    """After steps that made these copies."""
     link = LinkUnderLoad()
-    for step, out in enumerate(outs):
-        link.learn(step, copies((Direction.OUT, out), (Direction.IN, back)), BEFORE)
+    for index, copies in enumerate(steps):
+        link.learn(Log(index, *copies))  # type: ignore[arg-type]
     return link
 
 
-def test_before_any_step_it_is_as_it_was() -> None:
-    assert LinkUnderLoad().typical(BEFORE) == (BEFORE, 0.0)
-    assert LinkUnderLoad().typical(Link(None, 1e9)) == (Link(None, 1e9), 0.0)
+def outs(*speeds: float, size: float = 100) -> list[tuple[Any, ...]]:
+    """Steps that each sent so much to the host, this fast."""
+    return [((OUT, size, speed),) for speed in speeds]
+
+
+def out_mib_s(link: LinkUnderLoad) -> float:
+    found = link.typical(BEFORE)[0].out_bytes_per_s
+    assert found is not None
+    return found / MIB
+
+
+def test_before_any_step_has_told_it_is_as_it_was() -> None:
+    for link in (LinkUnderLoad(), learned((), ((OUT, 0.5, 1.0),), ((IN, 100, None),))):
+        assert link.typical(BEFORE) == (BEFORE, 0.0) and not link.is_settled
+        assert link.typical(Link(None, 1e9)) == (Link(None, 1e9), 0.0)
 
 
 def test_one_step_is_believed_and_has_no_spread() -> None:
-    link, margin = learned([40.0]).typical(BEFORE)
-    assert link.out_bytes_per_s == pytest.approx(40 * MIB) and link.in_bytes_per_s == pytest.approx(50 * MIB)
-    assert margin == 0.0
+    """It is bytes over the time that all copies of a direction took."""
+    link, margin = learned(((OUT, 100, 40.0), (IN, 60, 60.0), (IN, 40, 20.0))).typical(BEFORE)
+    assert link.out_bytes_per_s == pytest.approx(40 * MIB, rel=1e-4)
+    assert link.in_bytes_per_s == pytest.approx(100 / 3 * MIB, rel=1e-4) and margin == 0.0
 
 
 def test_the_margin_is_what_the_slowest_steps_had_less() -> None:
-    """One odd step of many changes neither; a fifth of them does."""
-    odd, _ = learned([40.0] * 15 + [10.0]).typical(BEFORE)
-    assert odd.out_bytes_per_s == pytest.approx(40 * MIB)
-    assert learned([40.0] * 15 + [10.0]).typical(BEFORE)[1] == pytest.approx(0.0)
-    link, margin = learned([40.0] * 12 + [30.0] * 4).typical(BEFORE)
-    assert link.out_bytes_per_s == pytest.approx(40 * MIB) and margin == pytest.approx(0.25)
+    """One odd step of many changes neither the link nor the margin; a quarter of them is the margin."""
+    odd = learned(*outs(*[40.0] * 15, 10.0))
+    assert out_mib_s(odd) == pytest.approx(40, rel=1e-4) and odd.typical(BEFORE)[1] == pytest.approx(
+        0, abs=1e-4
+    )
+    slower = learned(*outs(*[40.0] * 12, *[30.0] * 4))
+    assert out_mib_s(slower) == pytest.approx(40, rel=1e-4)
+    assert slower.typical(BEFORE)[1] == pytest.approx(0.25, abs=1e-4)
+    assert learned(*outs(*[40.0, 1.0] * 8)).typical(BEFORE)[1] == 0.5, "no more than a half"
 
 
-def test_old_steps_are_forgotten_and_a_step_counts_once() -> None:
-    link = learned([5.0] * 16 + [40.0] * 16)
-    assert link.typical(BEFORE)[0].out_bytes_per_s == pytest.approx(40 * MIB)
+def test_steps_without_copies_and_with_few_say_nothing() -> None:
+    """Evaluation between training steps, say: neither the link before nor what small copies find counts."""
+    for quiet in ((), ((OUT, 0.5, 1.0),), ((OUT, 2, 1.0),)):
+        link = learned(*[quiet, *outs(40.0)] * 8)
+        assert out_mib_s(link) == pytest.approx(40, rel=1e-4), quiet
+        assert link.typical(BEFORE)[1] == pytest.approx(0, abs=1e-4) and link.is_settled
+        assert link.typical(BEFORE)[0].in_bytes_per_s == BEFORE.in_bytes_per_s
+    assert out_mib_s(learned(*[()] * 15, *outs(40.0))) == pytest.approx(40, rel=1e-4)
+
+
+def test_old_steps_are_forgotten_and_one_that_comes_late_is_not_new() -> None:
+    link = learned(*outs(*[5.0] * 16, *[40.0] * 16))
+    assert out_mib_s(link) == pytest.approx(40, rel=1e-4)
     for _ in range(16):
-        link.learn(99, copies((Direction.OUT, 1.0)), BEFORE)
-    assert link.typical(BEFORE)[0].out_bytes_per_s == pytest.approx(40 * MIB)
+        link.learn(Log(3, (OUT, 100, 1.0)))  # type: ignore[arg-type]
+        link.learn(Log(31, (OUT, 100, 1.0)))  # type: ignore[arg-type]
+    assert out_mib_s(link) == pytest.approx(40, rel=1e-4)
+    assert link.typical(BEFORE)[1] == pytest.approx(0, abs=1e-4)
 
 
-def test_a_direction_without_copies_is_as_it_was_and_the_margin_has_a_limit() -> None:
-    link = LinkUnderLoad()
-    for step in range(8):
-        link.learn(step, copies((Direction.OUT, 40.0 if step % 2 else 1.0)), BEFORE)
-    found, margin = link.typical(BEFORE)
-    assert found.in_bytes_per_s == BEFORE.in_bytes_per_s and margin == MOST
-
-
-def test_a_link_without_a_limit_stays_without() -> None:
-    link = LinkUnderLoad()
-    link.learn(0, copies((Direction.OUT, 40.0)), Link(None, None))
-    found, margin = link.typical(Link(None, None))
-    assert found.in_bytes_per_s is None and found.out_bytes_per_s == pytest.approx(40 * MIB) and margin == 0.0
+def test_it_is_settled_after_eight_steps_that_have_told() -> None:
+    steps = outs(*[40.0] * 8)
+    assert not learned(*steps[:7]).is_settled and learned(*steps).is_settled

@@ -198,3 +198,8 @@ def test_the_margin_covers_what_the_slowest_rank_has_left(
         for out, margin in zip(outs, margins, strict=True)
     ]
     assert mixed(offers).link_margin == pytest.approx(wanted, abs=1e-4)
+
+
+def test_rounding_is_no_margin() -> None:
+    for speed in (0.1, 1e9 / 3, 7.3e10):
+        assert mixed([_offer(out=speed)] * 7).link_margin == 0.0

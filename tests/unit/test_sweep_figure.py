@@ -68,7 +68,12 @@ def test_the_mark_lies_on_the_curve_of_the_op_times_margin_reserve_and_edits_tha
     edits = [Edit(EditAction.KEEP, kept[0]), *(Edit(EditAction.SWAP, key) for key in kept[1:3])]
     edits += [Edit(EditAction.KEEP, module="*"), Edit(EditAction.CAPACITY, capacity_bytes=CAPACITY - MIB)]
     policy, remarks = plan_obeying(
-        STEP, CAPACITY, Link(5e8, 5e8), edits, op_times=times, margin=0.02, reserve_bytes=2 * MIB
+        *(STEP, CAPACITY, Link(5e8, 5e8), edits),
+        **{"op_times": times, "margin": 0.02, "link_margin": 0.6, "reserve_bytes": 2 * MIB},
+    )
+    assert (
+        policy.decisions
+        != plan_obeying(*(STEP, CAPACITY, Link(5e8, 5e8), edits), op_times=times)[0].decisions
     )
     assert policy.disobeyed and policy.capacity_bytes == CAPACITY - MIB and remarks
     other = replace(STEP, index=9, ops=replace(STEP.ops, duration_s=2.0 * STEP.ops.duration_s))

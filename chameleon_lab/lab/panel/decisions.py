@@ -142,8 +142,8 @@ class Candidates:
         found = [self.replay(place) for place in range(len(self))]
         return np.array([chain.seconds if isinstance(chain, Chain) else np.nan for chain in found])
 
-    def judged(self, policy: Policy) -> Judged:
-        """What a step takes under a policy, and what the policy does with each row."""
+    def judged(self, policy: Policy, *, at_half: bool = True) -> Judged:
+        """What a step takes under a policy, ``at_half`` the link too, and what the policy does with each row."""
         memory, swaps, replays, unmatched = bind(policy, self.step, self.op_times)
         room = HostRoom(as_planned(policy, self.step), policy.host_capacity_bytes)
 
@@ -188,7 +188,10 @@ class Candidates:
             stall_s=stall[self.row],
             replay_s=self._replayed_s(memory, replays)[self.row],
         )
-        return Judged(prediction, on(link.reduced(0.5)).step_s, rows)
+        half_link_step_s = prediction.step_s if not prediction.transfer_s else None
+        if at_half and half_link_step_s is None:
+            half_link_step_s = on(link.reduced(0.5)).step_s
+        return Judged(prediction, half_link_step_s, rows)
 
     def _replayed_s(self, memory: StepMemory, replays: PlannedReplays) -> np.ndarray:
         """float64 (storages,): what replaying each takes in a step."""
@@ -203,8 +206,8 @@ class Judged(NamedTuple):
     """What a policy comes to."""
 
     prediction: Prediction
-    half_link_step_s: float
-    """What a step would take were the link half as fast."""
+    half_link_step_s: float | None
+    """What a step would take were the link half as fast; None where that takes too long to find out."""
     rows: RowActions
     """What it does with each row."""
 

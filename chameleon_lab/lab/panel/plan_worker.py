@@ -190,7 +190,7 @@ class PlanWorker:
             memory=candidates.memory,
             replayable=candidates.replayable,
         )
-        return DraftPlan(edits, False, policy, candidates.judged(policy))
+        return DraftPlan(edits, False, policy, candidates.judged(policy, at_half=False))
 
     def anew(self, edits: tuple[Edit, ...]) -> DraftPlan | None:
         """The plan that is made under these edits now, whatever is in force; None, and wanted, before it is known."""

@@ -529,8 +529,8 @@ class Figures(TypedDict):
 class PlanFigures(Figures):
     """What a policy is predicted to take, and its decisions."""
 
-    half_link_step_s: float
-    """What a step would take were the link half as fast."""
+    half_link_step_s: float | None
+    """What a step would take were the link half as fast; null in an estimate."""
     capacity_bytes: int
     swaps: int
     drops: int
