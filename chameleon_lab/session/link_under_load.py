@@ -28,25 +28,22 @@ class LinkUnderLoad:
     """The link of a session that measures it, as training finds it: beside compute, other copies, other processes.
 
     Plans are made for the median of the newest steps, less a margin for the slowest of them: a plan that assumes too
-    much of the link stalls far longer than one that assumes too little (``benchmarks/link.py``). The training loop
-    takes steps in, and planning does, in other threads.
+    much of the link stalls far longer than one that assumes too little (``benchmarks/link.py``). Those are steps that
+    followed the plan of the step before them: in others, host memory is used for the first time, which takes long. The
+    training loop takes steps in, and planning asks, in other threads.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._moved: dict[int, list[tuple[int, float]]] = {}
-        """By step, for each direction: bytes, and seconds that their copies took."""
+        self._moved: dict[int, _Moved] = {}  # by step
+        self._plan = -1
 
     def learn(self, log: core.StepLog) -> None:
-        """Take in the copies of a finished step. One that is older than those that tell says nothing."""
-        rows, tick_s = log.transfers(), core.seconds_per_tick()
-        taken = rows["end_ticks"].astype(np.int64) - rows["start_ticks"].astype(
-            np.int64
-        )  # 0 at the end: not ended
-        moved = []
-        for direction in Direction:
-            mine = (taken > 0) & (rows["direction"] == direction)
-            moved.append((int(rows["bytes"][mine].sum()), float(taken[mine].sum()) * tick_s))
+        """Take in a step that has ended, each of them and in order."""
+        before, self._plan = self._plan, log.program
+        if log.program < 0 or log.program != before:
+            return
+        moved = _moved(log)
         with self._lock:
             self._moved[log.index] = moved
             if len(self._moved) > _STEPS:
@@ -57,22 +54,38 @@ class LinkUnderLoad:
         """Have enough steps told?"""
         return max(len(self._speeds(direction)) for direction in Direction) >= _SETTLED_STEPS
 
-    def typical(self, before: Link) -> tuple[Link, float]:
+    def typical(self, before: Link, log: core.StepLog | None = None) -> tuple[Link, float]:
         """What half of the steps have found, and the share by which the slowest found less, 0 to 0.5.
 
-        In a direction in which no step has told it is as ``before``.
+        In a direction in which no step has told, it is what the step ``log`` has found, or as ``before``.
         """
         speeds, margin = [before.out_bytes_per_s, before.in_bytes_per_s], 0.0
         for direction in Direction:
-            if found := self._speeds(direction):
+            found = self._speeds(direction) or _speeds([] if log is None else [_moved(log)[direction]])
+            if found:
                 median = float(np.median(found))
                 speeds[direction] = median
                 margin = max(margin, 1.0 - float(np.quantile(found, _SLOWEST)) / median)
         return Link(*speeds), min(margin, _MOST)
 
     def _speeds(self, direction: Direction) -> list[float]:
-        """Bytes a second that the steps have found, those that have told."""
         with self._lock:
-            moved = [both[direction] for both in self._moved.values()]
-        least = max(_TELLING_BYTES, max((size for size, _ in moved), default=0) // _FEW)
-        return [size / taken_s for size, taken_s in moved if size >= least and taken_s > 0.0]
+            return _speeds([both[direction] for both in self._moved.values()])
+
+
+_Moved = list[tuple[int, float]]
+"""For each direction: bytes, and seconds that their copies took."""
+
+
+def _moved(log: core.StepLog) -> _Moved:
+    rows, tick_s = log.transfers(), core.seconds_per_tick()
+    # A copy that has not ended ends at 0.
+    taken = rows["end_ticks"].astype(np.int64) - rows["start_ticks"].astype(np.int64)
+    both = [(taken > 0) & (rows["direction"] == direction) for direction in Direction]
+    return [(int(rows["bytes"][mine].sum()), float(taken[mine].sum()) * tick_s) for mine in both]
+
+
+def _speeds(moved: _Moved) -> list[float]:
+    """Bytes a second of steps that moved so much in a direction: of those that tell."""
+    least = max(_TELLING_BYTES, max((size for size, _ in moved), default=0) // _FEW)
+    return [size / taken_s for size, taken_s in moved if size >= least and taken_s > 0.0]

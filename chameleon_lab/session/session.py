@@ -927,8 +927,7 @@ class Session:
             if policy is not None:
                 return StepPlan(policy, compile_program(policy, step), step)
             if self._measures_link:
-                self._under_load.learn(log)
-                self._look_at_link()
+                self._look_at_link(log)
             made = self._planned_anew(
                 step, self._capacity.limit_bytes, self._policies.edits, quick=quick, before=before, call=call
             )
@@ -952,17 +951,12 @@ class Session:
             return StepPlan(None, compile_program(self._no_decisions(), step), step)
 
     def _learn_link(self, log: core.StepLog) -> None:
-        """What a finished step has found of the link. Those before the profiled one make their host copies first."""
-        if self._measures_link and self._plans_at_all and log.index >= self.warmup_steps:
+        if self._measures_link and self.planning and self.capacity_bytes is not None:
             self._under_load.learn(log)
 
-    @property
-    def _plans_at_all(self) -> bool:
-        return self.planning and self.capacity_bytes is not None
-
-    def _look_at_link(self) -> None:
+    def _look_at_link(self, log: core.StepLog | None = None) -> None:
         """See what the newest steps have found: plans that are made from now on assume that."""
-        self.link, margin = self._under_load.typical(self.link)
+        self.link, margin = self._under_load.typical(self.link, log)
         if self._given_link_margin is None:
             self.link_margin = margin
 

@@ -20,8 +20,8 @@ OUT, IN = Direction.OUT, Direction.IN
 class Log:
     """A finished step: of each copy the direction, the MiB, and the MiB a second; none: it has not ended."""
 
-    def __init__(self, index: int, *copies: tuple[Direction, float, float | None]) -> None:
-        self.index = index
+    def __init__(self, index: int, *copies: tuple[Direction, float, float | None], plan: int = 3) -> None:
+        self.index, self.program = index, plan
         kinds = {"direction": "u1", "bytes": "i8", "start_ticks": "u8", "end_ticks": "u8"}
         self._rows = np.zeros(len(copies), list(kinds.items()))
         for row, (direction, size, speed) in zip(self._rows, copies, strict=True):
@@ -37,6 +37,7 @@ class Log:
 def learned(*steps: tuple[Any, ...]) -> LinkUnderLoad:
     """After steps that made these copies."""
     link = LinkUnderLoad()
+    link.learn(Log(-1))  # type: ignore[arg-type]
     for index, copies in enumerate(steps):
         link.learn(Log(index, *copies))  # type: ignore[arg-type]
     return link
@@ -88,14 +89,28 @@ def test_steps_without_copies_and_with_few_say_nothing() -> None:
     assert out_mib_s(learned(*[()] * 15, *outs(40.0))) == pytest.approx(40, rel=1e-4)
 
 
-def test_old_steps_are_forgotten_and_one_that_comes_late_is_not_new() -> None:
+def test_old_steps_are_forgotten() -> None:
     link = learned(*outs(*[5.0] * 16, *[40.0] * 16))
     assert out_mib_s(link) == pytest.approx(40, rel=1e-4)
-    for _ in range(16):
-        link.learn(Log(3, (OUT, 100, 1.0)))  # type: ignore[arg-type]
-        link.learn(Log(31, (OUT, 100, 1.0)))  # type: ignore[arg-type]
-    assert out_mib_s(link) == pytest.approx(40, rel=1e-4)
     assert link.typical(BEFORE)[1] == pytest.approx(0, abs=1e-4)
+
+
+def test_steps_that_follow_no_plan_or_one_for_the_first_time_say_nothing() -> None:
+    """They use host memory for the first time, which takes long."""
+    link = LinkUnderLoad()
+    for index, plan in enumerate((-1, -1, 0, 1, 0, 1, 1)):
+        assert link.typical(BEFORE) == (BEFORE, 0.0)
+        link.learn(Log(index, (OUT, 100, 40.0 if index == 6 else 5.0), plan=plan))  # type: ignore[arg-type]
+    assert out_mib_s(link) == pytest.approx(40, rel=1e-4)
+
+
+def test_before_any_step_has_told_it_is_what_the_step_has_found_that_is_planned_for() -> None:
+    log: Any = Log(9, (OUT, 100, 25.0))
+    link, margin = LinkUnderLoad().typical(BEFORE, log)
+    assert link.out_bytes_per_s == pytest.approx(25 * MIB, rel=1e-4)
+    assert link.in_bytes_per_s == BEFORE.in_bytes_per_s and margin == 0.0
+    link, _ = learned(*outs(40.0)).typical(BEFORE, log)
+    assert link.out_bytes_per_s == pytest.approx(40 * MIB, rel=1e-4)
 
 
 def test_it_is_settled_after_eight_steps_that_have_told() -> None:
