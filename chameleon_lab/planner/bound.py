@@ -324,8 +324,7 @@ def _replay_rates(memory: StepMemory, replayable: ReplayChains | None) -> np.nda
     if replayable is None:
         return rate
     for gap in np.flatnonzero(memory.gap_returns & (memory.gap_use < memory.ops)).tolist():
-        row, op = int(memory.row[memory.gap_storage[gap]]), int(memory.gap_out[gap]) + 1
-        value = replayable.value_at(row, op)
+        value = replayable.value_at(int(memory.row[memory.gap_storage[gap]]), int(memory.gap_use[gap]))
         if value != AT_FIRST and replayable.possible(value):
             rate[gap] = replayable.op_s(value) / int(memory.gap_bytes[gap])
     return rate

@@ -225,7 +225,7 @@ def plan(
 
 def worth_searching(policy: Policy) -> bool:
     """May a search find a better plan than this one, which was made with ``quick=True``?"""
-    if policy.assumed.get("link_margin") and policy.swaps:
+    if policy.assumed.get("link_margin", 0.0) > _NEEDLESS_STALL and policy.swaps:
         return bool(policy.assumed.get("rematerialize"))  # what it costs on less of the link is not predicted
     cost_s = policy.predicted.get("stall_s", 0.0) + policy.predicted.get("replay_s", 0.0)
     compute_s = policy.predicted.get("step_s", 0.0) - cost_s

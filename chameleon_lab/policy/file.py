@@ -87,6 +87,7 @@ _POSITIONS: _Rule = (
     lambda value: isinstance(value, list) and all(_whole(0)[0](position) for position in value),
     "an array of whole numbers from 0 up",
 )
+_BELOW_1: _Rule = (lambda value: _number(0, 1)[0](value) and value < 1, "a number from 0 to below 1")
 _OBJECT: _Rule = lambda value: isinstance(value, dict), "an object"
 
 # What the JSON Schema says of values beyond their type. Of these sections no field is required.
@@ -97,7 +98,7 @@ _ASSUMED: dict[str, _Rule] = {
     "live_peak_bytes": _whole(0),
     "min_swap_bytes": _whole(0),
     "margin": _number(0, 1),
-    "link_margin": _number(0, 1),
+    "link_margin": _BELOW_1,
     "reserve_bytes": _whole(0),
     "host_capacity_bytes": _whole(1),
     "rematerialize": _whole(1),

@@ -12,8 +12,8 @@ from ..trace import Direction
 
 _STEPS = 16
 """So many steps tell."""
-_SETTLED_STEPS = 8
-"""So many have to have told before a plan is made anew for what they found."""
+_SETTLED_STEPS = 12
+"""So many have to have told before there is a margin, or a plan is made anew: one odd step of them is none yet."""
 _SLOWEST = 0.1
 """The margin covers all steps but this share of them."""
 _MOST = 0.5
@@ -28,20 +28,20 @@ class LinkUnderLoad:
     """The link of a session that measures it, as training finds it: beside compute, other copies, other processes.
 
     Plans are made for the median of the newest steps, less a margin for the slowest of them: a plan that assumes too
-    much of the link stalls far longer than one that assumes too little (``benchmarks/link.py``). Those are steps that
-    followed the plan of the step before them: in others, host memory is used for the first time, which takes long. The
-    training loop takes steps in, and planning asks, in other threads.
+    much of the link stalls far longer than one that assumes too little (``benchmarks/link.py``). Steps tell that follow
+    a plan which an earlier one has followed: else host memory is used for the first time, which takes long. The
+    training loop takes steps in and asks, and planning asks in other threads.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._moved: dict[int, _Moved] = {}  # by step
-        self._plan = -1
+        self._followed: set[int] = set()
 
     def learn(self, log: core.StepLog) -> None:
-        """Take in a step that has ended, each of them and in order."""
-        before, self._plan = self._plan, log.program
-        if log.program < 0 or log.program != before:
+        """Take in a step that has ended, and all of which is known."""
+        if log.program < 0 or log.program not in self._followed:
+            self._followed.add(log.program)
             return
         moved = _moved(log)
         with self._lock:
@@ -51,11 +51,12 @@ class LinkUnderLoad:
 
     @property
     def is_settled(self) -> bool:
-        """Have enough steps told?"""
-        return max(len(self._speeds(direction)) for direction in Direction) >= _SETTLED_STEPS
+        """Have enough steps told, of each direction in which any has?"""
+        told = [count for direction in Direction if (count := len(self._speeds(direction)))]
+        return min(told, default=0) >= _SETTLED_STEPS
 
     def typical(self, before: Link, log: core.StepLog | None = None) -> tuple[Link, float]:
-        """What half of the steps have found, and the share by which the slowest found less, 0 to 0.5.
+        """What half of the steps have found, and the share by which the slowest found less, 0 to 0.5: 0 while few tell.
 
         In a direction in which no step has told, it is what the step ``log`` has found, or as ``before``.
         """
@@ -65,7 +66,8 @@ class LinkUnderLoad:
             if found:
                 median = float(np.median(found))
                 speeds[direction] = median
-                margin = max(margin, 1.0 - float(np.quantile(found, _SLOWEST)) / median)
+                if len(found) >= _SETTLED_STEPS:
+                    margin = max(margin, 1.0 - float(np.quantile(found, _SLOWEST)) / median)
         return Link(*speeds), min(margin, _MOST)
 
     def _speeds(self, direction: Direction) -> list[float]:

@@ -212,7 +212,7 @@ class PlanCache:
         interrupt_search: ends what ``search`` does.
         reserve_grows: takes in a step that has followed its own plan, and says whether plans leave more free from now
             on, so that its ops need another.
-        other_link: how the link differs from the one that a policy was made for; None: it does not.
+        other_link: how the link differs from the one that a plan was made for, if that matters; None: it does not.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class PlanCache:
         interrupt: Callable[[], None] = lambda: None,
         interrupt_search: Callable[[], None] = lambda: None,
         reserve_grows: Callable[[StepSummary], bool] = lambda _: False,
-        other_link: Callable[[Policy], str | None] = lambda _: None,
+        other_link: Callable[[Plan], str | None] = lambda _: None,
     ) -> None:
         self._runtime = runtime
         self._make = make
@@ -364,8 +364,8 @@ class PlanCache:
                     self._reserve_more(own, log, summary)
                 elif not self._searches(own) and own.refinements < _MOST_REFINEMENTS:
                     self._refine(own, log, summary, least_compute_s)
-            if self._job is None and not self._searches(own):
-                self._relink(own, log, summary)
+            if self._job is None and not poor and not self._searches(own):
+                self._relink(own, log)
             self._begin_search(own)
             return
         self.unserved = None
@@ -433,7 +433,11 @@ class PlanCache:
             return
         self._job = _Job(
             self._runtime,
-            lambda: replace(self._finish(self._make(log), step, why), renewals=min(renewals, _MOST_RENEWALS)),
+            lambda: replace(
+                self._finish(self._make(log), step, why),
+                renewals=min(renewals, _MOST_RENEWALS),
+                relinks=own.relinks,
+            ),
             key,
         )
 
@@ -444,7 +448,10 @@ class PlanCache:
         self._job = _Job(
             self._runtime,
             lambda: replace(
-                self._finish(self._make(log), step, why), answers=answers, refinements=own.refinements
+                self._finish(self._make(log), step, why),
+                answers=answers,
+                refinements=own.refinements,
+                relinks=own.relinks,
             ),
             (log.fingerprint, log.live_peak_bytes),
         )
@@ -457,31 +464,39 @@ class PlanCache:
         self._job = _Job(
             self._runtime,
             lambda: replace(
-                self._finish(self._make(log), step, why), answers=own.answers, refinements=own.refinements
+                self._finish(self._make(log), step, why),
+                answers=own.answers,
+                refinements=own.refinements,
+                relinks=own.relinks,
             ),
             (log.fingerprint, log.live_peak_bytes),
         )
 
-    def _relink(self, own: Plan, log: core.StepLog, summary: StepSummary) -> None:
-        """Copies find another link than the plan was made for: plan for that one, where the plan costs anything."""
-        cost_s = summary.stall_s + summary.replay_s
+    def _relink(self, own: Plan, log: core.StepLog) -> None:
+        """Copies find another link than the plan was made for: plan for that one."""
         due = own.summary.followed_steps % _LINK_STEPS == 0 and own.relinks < _MOST_RELINKS
-        if not due or own.policy is None or log.truncated_ops or cost_s < _CHEAP * (summary.step_s - cost_s):
+        if not due or own.policy is None or log.truncated_ops:
             return
-        if (why := self._other_link(own.policy)) is not None:
+        if not self._may_try((log.fingerprint, log.live_peak_bytes), log.index):
+            return
+        if (why := self._other_link(own)) is not None:
             relinks, own.relinks = own.relinks + 1, _MOST_RELINKS  # it is asked for once
             self._make_again(own, log, why, own.refinements, relinks)
 
     def _make_again(self, own: Plan, log: core.StepLog, why: str, refinements: int, relinks: int) -> None:
-        """Plan for the ops of a plan anew, in the background. The user's own policy stays, whatever it costs."""
-        step, answers = log.index, own.answers
+        """Plan for the ops of a plan anew, in the background. Where that gives the same policy, as it does where the
+        user's own still fits, nothing comes of it.
+        """
+        step, answers, renewals = log.index, own.answers, own.renewals
 
         def make() -> Plan | None:
             made = self._make(log)
             if made.policy is None or made.policy is own.policy:
                 return None
-            made_again = self._finish(made, step, why)
-            return replace(made_again, answers=answers, refinements=refinements, relinks=relinks)
+            again = self._finish(made, step, why)
+            return replace(
+                again, answers=answers, renewals=renewals, refinements=refinements, relinks=relinks
+            )
 
         self._job = _Job(self._runtime, make, (log.fingerprint, log.live_peak_bytes))
 

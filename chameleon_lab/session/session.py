@@ -86,6 +86,9 @@ from .step_history import StepHistory, declined_drops
 
 _MIN_SWAP = "16KiB"
 _MOST_TELLING = 16
+_COSTING_STEPS = 16
+_LEAST_COST = 0.02
+"""Share of the steps that a plan has to cost, in half of so many of the newest, to be held against the link."""
 """Op sequences of a session without a capacity that are kept to tell the floor."""
 
 _lock = threading.Lock()
@@ -672,6 +675,8 @@ class Session:
             least_compute_s = self._host_times.learn(log)
             self._learn_link(log)
         summary = self._journal.ended(log, stage.value)
+        if self._traits["runs_behind"] and log.settled:
+            self._learn_link(log)  # else later, when it is
         self._warn_of_lost_records(log)
         if self._disk is not None:
             self._disk.watch(self._runtime.disk_counters(), summary.index)
@@ -960,9 +965,22 @@ class Session:
         if self._given_link_margin is None:
             self.link_margin = margin
 
-    def _other_link(self, policy: Policy) -> str | None:
-        """How the link differs from the one that a policy was made for; None where it hardly does, or is not known."""
-        if not self._measures_link or not self._under_load.is_settled:
+    def _other_link(self, plan: Plan) -> str | None:
+        """How the link differs from the one that a plan was made for; None where it hardly does, where nothing is known
+        of it yet, where somebody asked for that link or that policy, and where the plan costs next to nothing.
+        """
+        policy = plan.policy
+        if (
+            not self._measures_link
+            or not self._under_load.is_settled
+            or policy in (None, self._policies.given)
+        ):
+            return None
+        assert policy is not None
+        steps = [step for step in self._journal.history[-_COSTING_STEPS:] if step.plan == plan.summary.plan]
+        costs = sorted((step.stall_s + step.replay_s) / max(step.step_s, 1e-9) for step in steps)
+        asked = any(edit.action is EditAction.LINK for edit in policy.edits)
+        if asked or not costs or costs[len(costs) // 2] < _LEAST_COST:
             return None
         link, margin = self._under_load.typical(self.link)
         now = link.reduced(margin if self._given_link_margin is None else self._given_link_margin)

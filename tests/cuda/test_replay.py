@@ -54,7 +54,7 @@ def test_training_with_replays_gives_the_same_bits(
     # Plans take the link for so slow that replays are worth their while. The embedded device has a link of its own.
     slow = {} if ON_GPU else {"link": "4MiB/s"}
     monkeypatch.setattr(core.Runtime, "measure_link", lambda runtime: (2.0**30, 2.0**30))
-    monkeypatch.setattr(LinkUnderLoad, "typical", lambda _, before: (before, 0.0))
+    monkeypatch.setattr(LinkUnderLoad, "typical", lambda _, before, log=None: (before, 0.0))
     run = train(
         lambda: gpt2(6),
         session={"capacity": capacity, "rematerialize": "trusting", **slow},

@@ -38,6 +38,7 @@ STEPS = 24
 def no_second_thoughts(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long ops take on a busy machine must not decide how many plans there are."""
     monkeypatch.setattr(plan_cache, "_MOST_REFINEMENTS", 0)
+    monkeypatch.setattr(plan_cache, "_MOST_RELINKS", 0)
     monkeypatch.setattr(plan_cache, "_MOST_ANSWERS", 0)
 
 

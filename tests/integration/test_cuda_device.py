@@ -1620,7 +1620,7 @@ def test_replays_on_the_fake_gpu_give_the_same_bits() -> None:
         results = {}
         fake.start(SEED)
         core.Runtime.measure_link = lambda runtime: (MiB, MiB)  # so slow that replays pay on a busy machine too
-        LinkUnderLoad.typical = lambda _, before: (before, 0.0)
+        LinkUnderLoad.typical = lambda _, before, log=None: (before, 0.0)
         for name, model in {"gpt": Gpt, "moe": Moe}.items():
             bare, live_peak = reference(model, adamw, 6)
             capacity = int(0.6 * live_peak)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from training import ConvNet, Gpt, Loop, MiB, Moe, adamw, of_the_gate, raw, refe
 import chameleon_lab as cl
 from chameleon_lab.policy import Link, Policy
 from chameleon_lab.session import plan_cache
+from chameleon_lab.session import session as session_module
 from chameleon_lab.session.link_under_load import LinkUnderLoad
 from chameleon_lab.testing import modeled_time, wait_for_plans
 
@@ -413,7 +415,7 @@ class MeasuredLink:
         monkeypatch.setattr(LinkUnderLoad, "learn", lambda _, log: self.told.append(log.index))
         monkeypatch.setattr(LinkUnderLoad, "typical", lambda *_: self.found)
         monkeypatch.setattr(LinkUnderLoad, "is_settled", True)
-        monkeypatch.setattr(plan_cache, "_CHEAP", -math.inf)  # whatever the plan costs
+        monkeypatch.setattr(session_module, "_LEAST_COST", -math.inf)  # whatever the plan costs
         monkeypatch.setattr(plan_cache, "_MOST_REFINEMENTS", 0)  # this machine's clock decides about those
 
     def train(self, steps: int, **options: Any) -> tuple[cl.Session, list[float]]:
@@ -447,6 +449,16 @@ def test_a_plan_is_made_anew_where_copies_find_another_link(monkeypatch: pytest.
         "16.0 MiB/s / 16.0 MiB/s",
         "out / in, assumed by policies, plans do without 25.0 % of it",
     )
+
+
+def test_a_policy_or_a_link_that_somebody_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, live_peak = reference(Gpt)
+    given = policy_of(Gpt, live_peak // 3, "64MiB/s")
+    session, _ = MeasuredLink(monkeypatch).train(24, policy=given, rematerialize=True)
+    assert session.policy is not None and session.policy.decisions == given.decisions
+    edited = replace(given.draft().set_link("64MiB/s").policy(), source=given.source)
+    session, _ = MeasuredLink(monkeypatch).train(24, policy=edited, rematerialize=True)
+    assert not any(plan.why.startswith("copies find") for plan in session.report().plans)
 
 
 def test_a_margin_that_was_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,7 @@ def test_a_plan_is_made_again_where_its_ops_have_taken_less_time_before(
         summary=SimpleNamespace(followed_steps=1 if steps == 1 else 20),
         refinements=0,
         relinks=0,
+        renewals=0,
         quick_steps=0,
         answers=0,
     )
@@ -112,18 +113,17 @@ def test_a_plan_is_made_again_where_its_ops_have_taken_less_time_before(
 
 
 @pytest.mark.parametrize(
-    ("followed", "stall_s", "relinks", "why", "again"),
+    ("followed", "relinks", "why", "again"),
     [
-        (16, 0.01, 0, "copies find another link", True),
-        (32, 0.01, 1, "copies find another link", True),
-        (17, 0.01, 0, "copies find another link", False),  # not looked at in each step
-        (16, 0.001, 0, "copies find another link", False),  # it costs next to nothing
-        (16, 0.01, 2, "copies find another link", False),  # enough
-        (16, 0.01, 0, None, False),
+        (16, 0, "copies find another link", True),
+        (32, 1, "copies find another link", True),
+        (17, 0, "copies find another link", False),  # not looked at in each step
+        (16, 2, "copies find another link", False),  # enough
+        (16, 0, None, False),
     ],
 )
 def test_a_plan_is_made_again_where_copies_find_another_link(
-    followed: int, stall_s: float, relinks: int, why: str | None, again: bool, monkeypatch: Any
+    followed: int, relinks: int, why: str | None, again: bool, monkeypatch: Any
 ) -> None:
     jobs: list[Any] = []
     monkeypatch.setattr(plan_cache, "_Job", lambda *arguments: jobs.append(arguments))
@@ -131,14 +131,16 @@ def test_a_plan_is_made_again_where_copies_find_another_link(
         *(Core(), lambda log: None, lambda log: None, lambda text: None, lambda: 100),  # type: ignore[arg-type]
         other_link=lambda _: why,
     )
-    summary: Any = SimpleNamespace(stall_s=stall_s, replay_s=0.0, step_s=0.130)
     own: Any = SimpleNamespace(
         policy=SimpleNamespace(),
         summary=SimpleNamespace(followed_steps=followed),
-        **{"refinements": 0, "relinks": relinks, "answers": 0},
+        **{"refinements": 0, "relinks": relinks, "answers": 0, "renewals": 2},
     )
     log: Any = SimpleNamespace(truncated_ops=0, index=9, fingerprint=1, live_peak_bytes=2)
-    known._relink(own, log, summary)
+    known.failed((1, 2), 8, RuntimeError("made up"))
+    known._relink(own, SimpleNamespace(**vars(log) | {"index": 8}))  # type: ignore[arg-type]
+    assert not jobs, "planning for these ops has failed a moment ago"
+    known._relink(own, log)
     assert bool(jobs) == again
-    known._relink(own, log, summary)
+    known._relink(own, log)
     assert len(jobs) == int(again), "it is asked for once"

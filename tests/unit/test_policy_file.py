@@ -136,6 +136,8 @@ def test_a_bad_decision_is_named_with_its_own_line() -> None:
         ("assumed.min_swap_bytes", "x"),
         ("assumed.live_peak_bytes", -1),
         ("assumed.margin", None),
+        ("assumed.link_margin", 1),
+        ("assumed.link_margin", "x"),
         ("assumed.refused", [1]),
         ("assumed.edits", "abc"),
         ("assumed.without_edits", "abc"),
