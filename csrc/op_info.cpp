@@ -260,6 +260,7 @@ void describe(const std::optional<c10::OperatorName>& operator_name, OpInfo* mad
   const bool collective = starts_with(made->name, "c10d::") || starts_with(made->name, "_c10d_functional");
   made->waits = made->name == "c10d::wait" || made->name == "_c10d_functional::wait_tensor";
   made->launches = starts_with(made->name, "c10d::") && !made->waits;
+  made->sets = made->name == "aten::set_";
   made->shows_no_end = collective || kLeavesBytes.count(made->name) > 0;
   made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
   read_schema(operator_name, made);

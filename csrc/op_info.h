@@ -38,6 +38,7 @@ struct OpInfo {
   bool overwrites = false;          // in place, and does not read what it writes
   bool seeded = false;              // draws random numbers
   bool list_op = false;             // the same for each element of its lists: may run in parts
+  bool sets = false;                // gives its first argument another storage
   bool sets_hook = false;           // on its inputs' storages, where there must be none of ours then: lazy clones
   bool launches = false;            // a collective, which goes on with its tensors when the op has ended: c10d ops
   bool waits = false;               // for one

@@ -1,4 +1,5 @@
 // The dispatcher's hook: what happens when an op starts and when it ends.
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -45,6 +46,23 @@ size_t list_length(c10::ArrayRef<const c10::IValue> inputs) {
   const auto* list =
       std::find_if(inputs.begin(), inputs.end(), [](const c10::IValue& input) { return input.isList(); });
   return list != inputs.end() ? list->toListRef().size() : 0;
+}
+
+// set_() of a tensor: does the storage that it gets, of so many bytes, have to grow, and keep them in doing so?
+bool grows_source(c10::ArrayRef<const c10::IValue> inputs, size_t source_bytes) {
+  if (inputs.size() < 4) return false;  // it gets all of the storage, or what another tensor has of it
+  if (!inputs[0].isTensor() || !inputs[2].isInt() || !inputs[3].isIntList()) return true;
+  const auto sizes = inputs[3].toIntVector();
+  const auto strides = inputs.size() > 4 && inputs[4].isIntList() ? inputs[4].toIntVector() : std::vector<int64_t>();
+  const size_t item_bytes = inputs[0].toTensor().dtype().itemsize();
+  const auto offset = static_cast<size_t>(inputs[2].toInt());
+  try {
+    return source_bytes < (strides.size() == sizes.size()
+                               ? at::detail::computeStorageNbytes(sizes, strides, item_bytes, offset)
+                               : at::detail::computeStorageNbytesContiguous(sizes, item_bytes, offset));
+  } catch (const c10::Error&) {  // no such size: the op raises
+    return true;
+  }
 }
 
 bool is_wait(const at::RecordFunction& function) { return std::strcmp(function.name(), "c10d::wait") == 0; }
@@ -439,6 +457,15 @@ void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info,
     if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, true, thread);
   }
   for (const c10::Storage& storage : strong.bare) use(storage.unsafeGetStorageImpl(), true, true, thread);
+  // It changes no byte. Without the hook, torch takes no storage that is away.
+  if (C10_UNLIKELY(info.sets) && access::has_hook()) {
+    size_t source_bytes = strong.bare.empty() ? 0 : strong.bare.front().nbytes();
+    if (inputs.size() > 1) each_storage(inputs[1], [&](c10::StorageImpl* impl) { source_bytes = impl->nbytes(); });
+    if (!grows_source(inputs, source_bytes)) {
+      missing_.clear();
+      written_.clear();
+    }
+  }
   if (C10_UNLIKELY(info.launches)) board(inputs, info, thread);
   if (C10_UNLIKELY(info.waits)) use_waited(function, thread);
 }

@@ -8,7 +8,8 @@ from contextlib import suppress
 import pytest
 import torch
 from torch import Tensor
-from training import MiB
+from torch.autograd import forward_ad
+from training import MiB, child
 
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
@@ -78,19 +79,65 @@ def skipping(*skipped: str) -> torch.utils._python_dispatch.TorchDispatchMode:
     return mode
 
 
+SETS: dict[str, Callable[[Tensor], object]] = {
+    "another storage": lambda t: t.set_(torch.ones(SIZE)),
+    "a part of itself": lambda t: t.set_(t, 3, (5,), (2,)),
+    "its storage": lambda t: t.set_(t.untyped_storage(), 8, (2, 3)),
+    "nothing": lambda t: t.set_(),
+}
+
+
+@resizes
+@pytest.mark.parametrize("sets", SETS.values(), ids=SETS)
+def test_what_gets_another_storage_is_not_copied_in(sets: Callable[[Tensor], object]) -> None:
+    with cl.Session("64MiB", device="cpu") as session:
+        tensor, alone = counted(), counted()
+        held, held_alone = tensor.detach(), alone.detach()
+        assert session.evict(tensor)
+        session.step()
+        sets(tensor)
+        session.step()
+        assert session.history[-1].swapped_in_bytes == 0
+        sets(alone)
+        assert torch.equal(tensor, alone) and torch.equal(held, held_alone)
+
+
+def dual(shape: tuple[int, ...]) -> Tensor:
+    return forward_ad.make_dual(torch.ones(shape), torch.ones(shape))
+
+
+def in_dual_level(change: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
+    def changed_there(tensor: Tensor) -> None:
+        with forward_ad.dual_level():
+            change(tensor)
+
+    return changed_there
+
+
 OVERWRITES: dict[str, Callable[[Tensor], object]] = {
     "fill_": lambda t: t.fill_(3),
+    "of a transposed view": lambda t: t.view(512, -1).t().fill_(3),
     "copy_ of one row": lambda t: t.view(512, -1).copy_(torch.ones(512)),
+    "copy_ of another dtype": lambda t: t.copy_(torch.arange(1, SIZE + 1)),
     "normal_": lambda t: t.normal_(generator=torch.Generator().manual_seed(0)),
-    "_foreach_zero_": lambda t: torch._foreach_zero_([t[:5], t]),
+    "both of a list": lambda t: torch._foreach_zero_([t[:5], t]),
+    "a list": lambda t: torch._foreach_copy_([torch.ones(3), t], [torch.zeros(3), torch.ones(SIZE)]),
+    "half of a list": lambda t: torch._foreach_copy_([t, t[:3]], [torch.ones(SIZE), torch.ones(7)]),
+    "a list whose second overlaps": lambda t: torch._foreach_copy_(
+        [t, torch.ones(1).expand(5)], [torch.ones(SIZE), torch.zeros(1).expand(5)]
+    ),
     "storage fill_": lambda t: t.untyped_storage().fill_(7),
-    "set_": lambda t: t.set_(torch.ones(SIZE)),
+    "set_ that grows the storage": lambda t: t.set_(t.untyped_storage(), 0, (SIZE + 5,)),
+    "set_ of no such size": lambda t: t.set_(t.untyped_storage(), 0, (-3, 2), (1, 1)),
     "by its own element": lambda t: t.fill_(t[5]),
     "from itself": lambda t: t.view(512, -1).copy_(t.view(-1, 512).t()),
     "another shape": lambda t: t.copy_(torch.ones(7)),
     "no such deviation": lambda t: t.normal_(0, -1),
     "a leaf": lambda t: t.requires_grad_().fill_(3),
-    "half of a list": lambda t: torch._foreach_copy_([t, t[:3]], [torch.ones(SIZE), torch.ones(7)]),
+    "conjugated": lambda t: torch.view_as_complex(t.view(-1, 2)).conj().fill_(3 + 4j),
+    "a part of the bytes": lambda t: t[::2].zero_(),
+    "copy_ of a dual tensor": in_dual_level(lambda t: t.copy_(dual((SIZE,)))),
+    "fill_ with a dual tensor": in_dual_level(lambda t: t.fill_(dual(()))),
 }
 
 
@@ -142,3 +189,44 @@ def test_a_mode_sees_what_an_op_is_about_to_overwrite() -> None:
                 value.zero_()
             squares.sum().backward()
         assert weight.grad is not None and torch.equal(weight.grad, 2 * torch.arange(SIZE))
+
+
+@pytest.mark.skipif(not core.SEES_RAW_ACCESS, reason="nothing is replayed before torch 2.13")
+def test_what_is_made_of_the_old_bytes_is_made_again_before_they_are_overwritten() -> None:
+    with cl.Session("64MiB", device="cpu") as session:
+        session._runtime.keep_producers(True)
+        source = counted()
+        made = source * 2
+        assert core.drop(made) == "" and session.evict(source)
+        source.zero_()
+        assert torch.equal(made, 2 * torch.arange(SIZE, dtype=torch.float32)) and not source.any()
+
+
+READS_FIRST = """
+    library = torch.library.Library("aten", "IMPL")
+
+    def zero(tensor):
+        if tensor.numel() == MiB:
+            read.append(tensor.clone())  # an op inside of the op
+            if refuses:
+                raise RuntimeError("no")
+        return tensor.fill_(0)
+
+    library.impl("zero_", zero, "CPU")
+    expected = torch.arange(MiB, dtype=torch.float32)
+    for refuses in (False, True):
+        read = []
+        with cl.Session("64MiB", device="cpu") as session:
+            tensor = torch.arange(MiB, dtype=torch.float32)
+            assert session.evict(tensor)
+            try:
+                tensor.zero_()
+            except RuntimeError:
+                assert refuses
+            assert torch.equal(read[0], expected)
+            assert torch.equal(tensor, expected if refuses else 0 * expected)
+"""
+
+
+def test_a_kernel_that_reads_what_it_is_to_overwrite_finds_it() -> None:
+    child(READS_FIRST)
