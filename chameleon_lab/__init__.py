@@ -7,7 +7,7 @@ there is a session is noted from here on.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -117,8 +117,13 @@ def _watch() -> None:
     """Stand between torch's allocator and what it calls, and note what the nvtx package makes: see the two modules."""
     from . import errors  # noqa: F401  (the first who loads torch, and notes why it does not load)
 
-    with suppress(ImportError):  # no torch that a session runs with: who asks for one is told
+    try:
         from .runtime.patches import allocator_callbacks, nvtx_ranges  # noqa: F401
+    except ImportError:  # no torch that a session runs with, of which who asks for one is told
+        from .util.torch_version import mismatch
+
+        if (wrong := mismatch()) is not None:
+            warnings.warn(wrong, RuntimeWarning, stacklevel=3)  # where chameleon_lab is imported
 
 
 _watch()

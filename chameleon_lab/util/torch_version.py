@@ -85,20 +85,31 @@ def installed() -> str | None:
         return None
 
 
+def built_for() -> str:
+    """The version of torch that the core was built for; empty where nothing is built."""
+    try:
+        return str(import_module("chameleon_lab._built_for").TORCH)
+    except ImportError:
+        return ""
+
+
+def mismatch() -> str | None:
+    """Why the torch that is loaded does not fit this build; None where it does, or where there is none of the two."""
+    loaded = getattr(sys.modules.get("torch"), "__version__", "")
+    built = built_for()
+    return misfit(built, loaded) if built and loaded else None
+
+
 def require() -> None:
     """Raise an ImportError, with what mends it, where torch is missing, broken or another than this build's."""
-    try:
-        built_for: str = import_module("chameleon_lab._built_for").TORCH
-    except ImportError:
-        built_for = ""  # nothing is built: the extension that is missing is the next news
-    needed = f'"torch=={minor_of(built_for)}.*"' if built_for else "torch"
+    built = built_for()  # where nothing is built, the extension that is missing is the next news
+    needed = f'"torch=={minor_of(built)}.*"' if built else "torch"
     try:
         if _broken is not None:
             raise _broken
-        import torch
+        import torch  # noqa: F401
     except Exception as error:
-        loaded = getattr(sys.modules.get("torch"), "__version__", "")
-        if built_for and loaded and (wrong := misfit(built_for, loaded)) is not None:
+        if (wrong := mismatch()) is not None:
             raise ImportError(wrong) from error
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             text = (
@@ -108,5 +119,5 @@ def require() -> None:
             why = f"{type(error).__name__}: {error}"
             text = f"torch does not load ({why}): `pip install --force-reinstall {needed}` brings another"
         raise ImportError(text) from error
-    if built_for and (wrong := misfit(built_for, torch.__version__)) is not None:
+    if (wrong := mismatch()) is not None:
         raise ImportError(wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -222,7 +223,7 @@ def test_a_session_says_what_is_missing_and_the_command_that_mends_it() -> None:
         assert said.startswith("ImportError: torch is not installed") and "pip install" in said
 
 
-def of_a_session_beside(folder: Path, trace: Path) -> str:
+def of_a_session_beside(folder: Path, trace: Path) -> list[str]:
     """What a process says that finds its torch in a folder: it opens the trace, and then asks for a session."""
     code = f"import sys; sys.path.insert(0, {str(folder)!r}); import chameleon_lab as cl"
     code += "; print(len(cl.Trace.load(sys.argv[1]))); cl.Session"
@@ -234,19 +235,22 @@ def of_a_session_beside(folder: Path, trace: Path) -> str:
         timeout=HANGS_AFTER_S,
     )
     assert (done.returncode, done.stdout) == (1, "1\n"), done.stderr
-    return done.stderr.splitlines()[-1]
+    return done.stderr.splitlines()
 
 
-def test_another_torch_is_one_sentence_where_a_session_is_asked_for(
+def test_another_torch_is_one_sentence_at_import_and_where_a_session_is_asked_for(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Nothing else of it is asked for: it may lack whatever a session needs. Traces open with it all the same."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.99.1+cu130'")
     said = of_a_session_beside(tmp_path, files[0])
-    assert (
-        said.startswith("ImportError: chameleon_lab was built for torch") and "torch 2.99.1+cu130 is" in said
+    sentence = (
+        re.escape("chameleon_lab was built for torch") + r" .*torch 2\.99\.1\+cu130 is installed.*mends it"
     )
+    assert re.fullmatch(f"<string>:1: RuntimeWarning: {sentence}", said[0])
+    assert re.fullmatch(f"ImportError: {sentence}", said[-1])
+    assert sum("was built for" in line for line in said) == 2
 
 
 @pytest.mark.parametrize(
@@ -263,7 +267,7 @@ def test_traces_open_beside_a_torch_that_does_not_load(
     """As where CUDA's libraries are missing. The first attempt says why."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(f"import sys\ntry: {broken}\nfinally: sys.seen = True\n")
-    said = of_a_session_beside(tmp_path, files[0])
+    said = of_a_session_beside(tmp_path, files[0])[-1]
     assert said.startswith("ImportError: torch does not load (") and why in said and "pip install" in said
 
 
