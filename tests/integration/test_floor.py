@@ -151,6 +151,13 @@ def test_an_average_of_all_weights_is_split_as_optimizers_are() -> None:
     assert session.report().evictions > 0
 
 
+def test_a_list_op_takes_a_sparse_tensor_beside_others() -> None:
+    with cl.Session("4MiB", device="cpu"):
+        gradients = [torch.ones(1 << 18), torch.eye(5).to_sparse(), torch.ones(1 << 18)]
+        torch._foreach_zero_(gradients)
+        assert not any(gradient.to_dense().any() for gradient in gradients)
+
+
 def test_a_note_on_the_floor_says_what_it_was_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """An op's inner order can be luckier than the sum of what it touches: then it runs, and no plan is made."""
     monkeypatch.setattr(cl.planner.memory, "floor_of", over(cl.planner.memory.floor_of, more_bytes=1 << 30))

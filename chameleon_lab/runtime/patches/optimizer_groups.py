@@ -26,7 +26,8 @@ _SPLIT_ANYHOW = ("_amp_foreach_non_finite_check_and_unscale_", "_foreach_zero_")
 
 
 def _nbytes(tensor: Any) -> int:
-    return tensor.nbytes if isinstance(tensor, torch.Tensor) else 0
+    """Of what a session moves: others, such as sparse tensors, may have no size in bytes."""
+    return tensor.nbytes if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided else 0
 
 
 _Groups = dict[tuple[Any, Any], tuple[list[Any], list[int]]]
