@@ -119,7 +119,7 @@ def _watch() -> None:
 
     try:
         from .runtime.patches import allocator_callbacks, nvtx_ranges  # noqa: F401
-    except ImportError:  # no torch that a session runs with, of which who asks for one is told
+    except ImportError:  # a session says what is missing; that torch does not fit the build is said here, too
         from .util.torch_version import mismatch
 
         if (wrong := mismatch()) is not None:
