@@ -261,6 +261,7 @@ void describe(const std::optional<c10::OperatorName>& operator_name, OpInfo* mad
   made->waits = made->name == "c10d::wait" || made->name == "_c10d_functional::wait_tensor";
   made->launches = starts_with(made->name, "c10d::") && !made->waits;
   made->sets = made->name == "aten::set_";
+  made->replaces = made->name == "aten::zero_" || made->name == "aten::fill_" || made->name == "aten::copy_";
   made->shows_no_end = collective || kLeavesBytes.count(made->name) > 0;
   made->raw_written_output = contains(made->name, "::empty") || contains(made->name, "new_empty");
   read_schema(operator_name, made);

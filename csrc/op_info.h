@@ -36,6 +36,7 @@ struct OpInfo {
   bool functional = false;          // by its schema: writes nothing, and its results are no views
   bool in_place = false;            // by its schema: writes its first argument, and nothing else, and returns it
   bool overwrites = false;          // in place, and does not read what it writes
+  bool replaces = false;            // zero_, fill_ or copy_: see Note [Overwriting]
   bool seeded = false;              // draws random numbers
   bool list_op = false;             // the same for each element of its lists: may run in parts
   bool sets = false;                // gives its first argument another storage

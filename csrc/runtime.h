@@ -349,8 +349,12 @@ class Runtime {
   struct StrongReferences;
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                   const StrongReferences& strong);
-  void bring_in_missing(const std::vector<Storage*>& missing, ThreadState& thread);
+  void bring_in_missing(const std::vector<Storage*>& missing, const at::RecordFunction& function, const OpInfo& info,
+                        ThreadState& thread);
   void bring_in_missing(Storage& storage, ThreadState& thread);
+  // See Note [Overwriting].
+  void overwrite(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
+  void overwritten(ThreadState& thread);
   void mark_results(const at::RecordFunction& function, size_t parts);
   void attach_output(const c10::IValue& value, bool settled, const ThreadState& thread);
   void settle(Storage& storage, const ThreadState& thread);

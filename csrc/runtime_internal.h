@@ -112,6 +112,12 @@ struct Runtime::ThreadState {
   bool in_graph = false;     // does the op read a parameter or an activation?
   size_t refused_bytes = 0;  // not to be had, and nobody has been told yet
 
+  // What an op on the stack overwrites: see Note [Overwriting].
+  Storage* blank = nullptr;
+  int64_t blank_uid = -1;
+  int blank_depth = 0;       // of the op
+  int blank_exceptions = 0;  // that were under way when it began
+
   // Does the outermost op use it? Another thread's op may have pinned it since, and let go of it.
   bool has_pinned(const Storage& storage) const {
     if (depth == 0 || storage.pins == 0) return false;

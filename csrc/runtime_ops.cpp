@@ -17,6 +17,7 @@
 
 #include "collectives.h"
 #include "message_of.h"
+#include "overwriting.h"
 #include "runtime_internal.h"
 #include "tensor_storages.h"
 
@@ -426,7 +427,7 @@ void Runtime::follow(const at::RecordFunction& function, const OpInfo& info, Thr
   const std::vector<Storage*> missing = std::exchange(missing_, {});
   const std::vector<Storage*> written = std::exchange(written_, {});
   if (outermost && open_) executor_.send_waiting();
-  if (!missing.empty()) bring_in_missing(missing, thread);
+  if (!missing.empty()) bring_in_missing(missing, function, info, thread);
   if (!written.empty()) end_values(written, thread);
   if (C10_UNLIKELY(info.sets_hook)) {
     for (const c10::IValue& input : arguments_of(function)) make_way_for_hook(input);
@@ -491,7 +492,9 @@ void Runtime::make_way_for_hook(const c10::IValue& value) {
 }
 
 // All inputs are pinned by now, so that making room for one can't push out another.
-void Runtime::bring_in_missing(const std::vector<Storage*>& missing, ThreadState& thread) {
+void Runtime::bring_in_missing(const std::vector<Storage*>& missing, const at::RecordFunction& function,
+                               const OpInfo& info, ThreadState& thread) {
+  if (C10_UNLIKELY(info.replaces)) overwrite(function, info, thread);
   for (Storage* storage : missing) bring_in_missing(*storage, thread);
 }
 
@@ -503,6 +506,40 @@ void Runtime::bring_in_missing(Storage& storage, ThreadState& thread) {
     access::mark_failed(storage, message_of(error));
   } catch (const std::exception& error) {  // torch would swallow it here
     access::mark_failed(storage, swapper_.not_back(storage, message_of(error)));
+  }
+}
+
+// Whatever stands in the way, the storage is then copied in as for any other op. Its value ends first: what was dropped
+// and is made from it comes back, for which it may have to come in; and making room drops nothing more like that.
+void Runtime::overwrite(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
+  if (!access::has_hook() || thread.blank) return;
+  c10::StorageImpl* impl = overwritten_by(info, arguments_of(function));
+  Storage* storage = impl ? find(impl) : nullptr;
+  if (!storage || storage->residency != Residency::Away || storage->unbacked) return;
+  end_values({storage}, thread);
+  if (storage->failed) return;
+  const int64_t uid = storage->uid;
+  try {
+    swapper_.restore(*storage, Cause::Demand, nullptr, /*blank=*/true);
+  } catch (const std::exception&) {
+  }
+  if (storage->uid != uid || !storage->blank) return;
+  thread.blank = storage;
+  thread.blank_uid = uid;
+  thread.blank_depth = thread.depth;
+  thread.blank_exceptions = std::uncaught_exceptions();
+}
+
+void Runtime::overwritten(ThreadState& thread) {
+  if (thread.depth != thread.blank_depth) return;
+  Storage* storage = std::exchange(thread.blank, nullptr);
+  if (storage->uid != thread.blank_uid) return;
+  storage->blank = false;
+  const bool raised = std::uncaught_exceptions() > thread.blank_exceptions;
+  if (!raised || !storage->host.data) return;
+  try {
+    swapper_.refill(*storage);
+  } catch (const std::exception&) {  // it is away: who uses it next is told why
   }
 }
 
@@ -590,6 +627,7 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
     lost = true;
   }
   Lock lock(mutex_);
+  if (C10_UNLIKELY(thread.blank != nullptr)) overwritten(thread);
   if (C10_UNLIKELY(!take_results(function, info, thread, maker, launched ? &*launched : nullptr) || lost)) {
     for (const c10::IValue& output : results_of(function)) {
       each_storage(output, [&](c10::StorageImpl* impl) {

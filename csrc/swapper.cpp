@@ -259,7 +259,7 @@ void* Swapper::take_host(const Storage& storage, Cause cause, bool at_hand) {
   std::vector<std::pair<int64_t, Storage*>> spare;
   size_t spare_bytes = 0;
   for (const auto& one : table_.all()) {
-    if (one->residency != Residency::Resident || !one->host.data) continue;
+    if (one->residency != Residency::Resident || !one->host.data || one->blank) continue;
     spare.emplace_back(next_use(*one), one.get());
     spare_bytes += host_->buffer_bytes(one->bytes);
   }
@@ -432,14 +432,14 @@ void Swapper::arrive(Storage& storage, EventPtr* arrived) {
   if (!keeps_host_copies || (host_kept && !host_kept(storage))) drop_host(storage);
 }
 
-bool Swapper::restore(Storage& storage, Cause cause, EventPtr* arrived) {
+bool Swapper::restore(Storage& storage, Cause cause, EventPtr* arrived, bool blank) {
   if (storage.residency == Residency::Away) {
     const int64_t uid = storage.uid;
     const size_t block_bytes = storage.block_bytes;
     ++storage.pins;  // making room must not look at this one
     if (storage.due[1] == 0) storage.due[1] = now_ticks();
     void* block = nullptr;
-    const int lane = device_.living(storage.lane);
+    const int lane = blank ? device_.lane() : device_.living(storage.lane);
     try {
       block = take(block_bytes, lane, &storage);
     } catch (...) {  // no memory for the host's books: it may be tried again
@@ -454,6 +454,8 @@ bool Swapper::restore(Storage& storage, Cause cause, EventPtr* arrived) {
     if (!block) return false;
     if (storage.residency != Residency::Away) {  // another thread brought it in while this one waited
       device_.free(block, block_bytes);
+    } else if (blank) {
+      come_blank(storage, block, lane);
     } else {
       storage.lane = static_cast<uint8_t>(lane);
       begin_swap_in(storage, block, cause);
@@ -463,6 +465,33 @@ bool Swapper::restore(Storage& storage, Cause cause, EventPtr* arrived) {
   if (storage.residency == Residency::Returning) arrive(storage, arrived);
   if (storage.residency == Residency::Leaving) touch(storage, false);
   return true;
+}
+
+// The block belongs to the lane that is about to write it, which has no copy to wait for.
+void Swapper::come_blank(Storage& storage, void* block, int lane) {
+  try {
+    table_.set_block(&storage, block);
+  } catch (...) {
+    device_.free(block, storage.block_bytes);
+    throw;
+  }
+  storage.recorded |= lane_bit(std::exchange(storage.lane, static_cast<uint8_t>(lane)));
+  storage.moved = storage.blank = true;
+  storage.due[1] = 0;
+  become(storage, Residency::Resident);
+  access::mark_resident(storage);
+  recorder_.arrived(storage);
+  recorder_.levels(table_.live_bytes(), device_.resident_bytes());
+}
+
+void Swapper::refill(Storage& storage) {
+  recorder_.left(storage, std::max(recorder_.op(), 0));
+  void* block = storage.block;
+  access::mark_away(storage);
+  table_.set_block(&storage, nullptr);
+  become(storage, Residency::Away);
+  begin_swap_in(storage, block, Cause::Demand);
+  arrive(storage, nullptr);
 }
 
 void Swapper::touch(Storage& storage, bool writes) {

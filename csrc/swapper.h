@@ -99,8 +99,9 @@ class Swapper {
   bool swap_in(Storage& storage, Cause cause);    // begin, without evicting anything; false where there is no room
   bool has_bytes_for(const Storage& storage) const { return device_.has_room(storage.block_bytes); }
   // Be resident for what compute does from here on; false where there is no room. For the host, too, once it has waited
-  // for `arrived`, if that is set.
-  bool restore(Storage& storage, Cause cause, EventPtr* arrived = nullptr);
+  // for `arrived`, if that is set. `blank`: what is away gets a block alone, see Note [Overwriting].
+  bool restore(Storage& storage, Cause cause, EventPtr* arrived = nullptr, bool blank = false);
+  void refill(Storage& storage);               // the op that was to overwrite it has raised: its bytes come in
   void drop(Storage& storage);                 // a resident storage gives its block back, and has no copy
   void remade(Storage& storage, void* block);  // a dropped storage has its bytes again, in this block
   bool has_room(size_t block_bytes);           // with what is leaving anyway, if need be
@@ -130,6 +131,7 @@ class Swapper {
   bool bring_all(std::vector<Storage*>* lost);
   bool copy_out(Storage& storage, Cause cause, bool at_hand);
   void begin_swap_in(Storage& storage, void* block, Cause cause);
+  void come_blank(Storage& storage, void* block, int lane);
   void arrive(Storage& storage, EventPtr* arrived);
   void wait(Storage& storage, const EventPtr& copy, Direction direction, int lane);
   void was_made(Storage& storage, const EventPtr& copy, Direction direction, Cause cause);

@@ -9,6 +9,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/fill_native.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ParallelGuard.h>
 #include <pybind11/pybind11.h>
@@ -147,6 +148,20 @@ void record_stream(at::Tensor& self, c10::Stream stream) {
                       reinterpret_cast<cudaStream_t>(stream.id()));
 }
 
+std::atomic<bool> fills_late = false;
+
+constexpr const char* kRefused = "the kernel refuses this value";
+bool refused(int64_t value) { return value % 16 == 7; }
+
+// Torch's op, in place of its kernel while a program runs.
+at::Tensor& fill_late(at::Tensor& self, const at::Scalar& value) {
+  if (!fills_late) return at::native::fill_(self, value);
+  void* out = self.mutable_data_ptr();
+  TORCH_CHECK(!refused(value.toLong()), kRefused);
+  give_kernel({}, out, self.storage().nbytes(), value.toLong(), "fill");
+  return self;
+}
+
 // In torch's own namespace, since of other ops the core believes no schema.
 TORCH_LIBRARY_FRAGMENT(aten, m) {
   m.def("_toy_make(Tensor[] inputs, int[] values, int bytes, int value) -> Tensor");
@@ -160,7 +175,10 @@ TORCH_LIBRARY_IMPL(aten, CompositeExplicitAutograd, m) {
   m.impl("_toy_read", &toy_read);
   m.impl("_toy_write_by_worker_", &toy_write_by_worker_);
 }
-TORCH_LIBRARY_IMPL(aten, CPU, m) { m.impl("record_stream", &record_stream); }
+TORCH_LIBRARY_IMPL(aten, CPU, m) {
+  m.impl("record_stream", &record_stream);
+  m.impl("fill_.Scalar", &fill_late);
+}
 
 template <class F>
 c10::TypedOperatorHandle<F> op(const char* name) {
@@ -169,9 +187,10 @@ c10::TypedOperatorHandle<F> op(const char* name) {
 
 class RandomProgram {
  public:
-  RandomProgram(uint64_t seed, int lanes, size_t capacity_bytes, int threads, bool fails)
+  RandomProgram(uint64_t seed, int lanes, size_t capacity_bytes, int threads, bool fails, bool overwrites)
       : threads_(threads),
         fails_(fails),
+        overwrites_(overwrites),
         random_{std::mt19937_64(seed), std::mt19937_64(~seed)},
         runtime_(Runtime::of(c10::Device(c10::DeviceType::CUDA, 0))),
         capacity_bytes_(capacity_bytes) {
@@ -508,8 +527,12 @@ class RandomProgram {
     const Using in_use(from, &tensor);
     come_after(tensor.written);
     for (const fake::MarkPtr& mark : tensor.read) come_after(mark);
-    const int64_t value = next_value_++;
-    if (tensor.raw && below(2)) {
+    int64_t value = next_value_++;
+    if (overwrites_ && below(2)) {
+      value %= 256;  // of one byte
+      counts_["overwritten away"] += runtime_.residency(impl(tensor)) == Residency::Away;
+      if (!overwrite(tensor, value)) return;
+    } else if (tensor.raw && below(2)) {
       const size_t bytes = tensor.tensor.storage().nbytes();
       give_kernel({{tensor.raw, bytes, tensor.value}}, tensor.raw, bytes, value, "raw write");
     } else {
@@ -522,6 +545,18 @@ class RandomProgram {
     tensor.written = fake::record(fake::current());
     tensor.read.clear();
     ++counts_["written"];
+  }
+
+  // False: the kernel has written nothing.
+  bool overwrite(Tensor& tensor, int64_t value) {
+    try {
+      Turns::call([&] { tensor.tensor.fill_(value); });
+    } catch (const c10::Error& error) {
+      if (error.what_without_backtrace() != std::string(kRefused)) throw;
+      ++counts_["overwriting refused"];
+      return false;
+    }
+    return true;
   }
 
   // For kernels that are no ops, and for the host, whose own wait is for the op that wrote it. Maybe while another
@@ -553,6 +588,7 @@ class RandomProgram {
 
   const int threads_;
   const bool fails_;                       // a call of CUDA, somewhere
+  const bool overwrites_;                  // some writes read nothing
   std::array<std::mt19937_64, 2> random_;  // of each host thread
   Runtime& runtime_;
   const size_t capacity_bytes_;
@@ -624,7 +660,7 @@ void bind_programs(py::module_& m) {
   m.def(
       "run_in_session",
       [](uint64_t seed, int lanes, size_t capacity_bytes, int steps, const std::optional<std::string>& left_out,
-         bool session, int threads, long failing_call, long in_a_row, bool sticky) {
+         bool session, int threads, long failing_call, long in_a_row, bool sticky, bool overwrites) {
         fake::release_spare();  // the allocator begins as in any other run of this program
         fake::start(seed);
         const auto order = std::find(std::begin(kOrderNames), std::end(kOrderNames), left_out.value_or(""));
@@ -634,11 +670,14 @@ void bind_programs(py::module_& m) {
         fake::set_device(1);
         errors.clear();
         kernels = 0;
-        auto program = std::make_unique<RandomProgram>(seed, lanes, capacity_bytes, threads, failing_call > 0);
+        auto program =
+            std::make_unique<RandomProgram>(seed, lanes, capacity_bytes, threads, failing_call > 0, overwrites);
         fake::fail_call(failing_call, sticky, in_a_row);
         {
           py::gil_scoped_release release;
+          fills_late = overwrites;
           program->run(steps, session);
+          fills_late = false;
         }
         faults().orders = 0;
         fake::set_device(0);
@@ -654,7 +693,7 @@ void bind_programs(py::module_& m) {
       },
       py::arg("seed"), py::arg("lanes"), py::arg("capacity_bytes"), py::arg("steps"),
       py::arg("left_out") = std::nullopt, py::arg("session") = true, py::arg("threads") = 1,
-      py::arg("failing_call") = 0, py::arg("in_a_row") = 1, py::arg("sticky") = false,
+      py::arg("failing_call") = 0, py::arg("in_a_row") = 1, py::arg("sticky") = false, py::arg("overwrites") = false,
       "A random program of ops on several streams in a session; what its kernels read wrong, and counts. Two threads "
       "take streams of their own, and turns that the seed says. Of its calls of CUDA, the one of that number fails, "
       "and "

@@ -30,6 +30,7 @@ def session_programs(
     session: bool = True,
     threads: int = 1,
     hook: bool = True,
+    overwrites: bool = False,
 ) -> dict[str, Any]:
     """Random programs of ops in sessions: of torch's dispatcher, with kernels that run late, on several streams.
 
@@ -38,14 +39,16 @@ def session_programs(
     without a session. Two threads share the tensors, on streams of their own, and ops of one run while the other is in
     the middle of one: which is drawn from the seed. It comes again with the same
     programs in a new process, but where one thread has to wait for the other inside of an op. Without the hook they are
-    what torch 2.11 and 2.12 run.
+    what torch 2.11 and 2.12 run. With ``overwrites``, half of the writes read nothing (``fill_``), and some of these
+    raise.
     """
-    ask = f"fake.run_in_session(seed, **given, steps=120, session={session}, threads={threads})"
+    options = f"session={session}, threads={threads}, overwrites={overwrites}"
+    ask = f"fake.run_in_session(seed, **given, steps=120, {options})"
     return _drawn(seed, count, _lanes_and_capacities(lanes, _CAPACITIES_KIB), ask, before=_hooked(hook))
 
 
 def failing_programs(
-    seed: int, count: int, sticky: bool, threads: int = 1, hook: bool = True
+    seed: int, count: int, sticky: bool, threads: int = 1, hook: bool = True, overwrites: bool = False
 ) -> dict[str, Any]:
     """The programs of :func:`session_programs` where up to six calls of CUDA in a row fail, at a random place.
 
@@ -53,7 +56,8 @@ def failing_programs(
     than it should is an error.
     """
     calls = "{'failing_call': int(2 ** draw.uniform(0, 11)), 'in_a_row': draw.choice((1, 1, 2, 3, 6))}"
-    run = f"fake.run_in_session(seed, **given, steps=120, threads={threads}, sticky={sticky}, **calls)"
+    options = f"threads={threads}, sticky={sticky}, overwrites={overwrites}"
+    run = f"fake.run_in_session(seed, **given, steps=120, {options}, **calls)"
     draws = _lanes_and_capacities((1, 2, 3, 3) if threads == 1 else (2, 3, 4), _CAPACITIES_KIB)
     before = _hooked(hook) + (_ALONE if sticky else _TOGETHER)
     return _drawn(seed, count, draws, f"alone(lambda calls={calls}: {run})", before=before)

@@ -90,6 +90,23 @@ def test_every_legal_order_of_two_host_threads_reads_the_right_bytes() -> None:
 @pytest.mark.gate
 @pytest.mark.bits
 @pytest.mark.parametrize("hook", [True, False])
+def test_ops_that_overwrite_what_is_away_leave_no_wrong_byte(hook: bool) -> None:
+    """See Note [Overwriting]: along several streams, by two host threads, and where the op raises."""
+    assert session_programs(SEED, 50, session=False, overwrites=True)["errors"] == [], (
+        f"seed {SEED}: the programs are wrong themselves"
+    )
+    for threads, lanes in ((1, (1, 2, 3)), (2, (2, 3, 4))):
+        found = session_programs(SEED, 200, lanes, threads=threads, hook=hook, overwrites=True)
+        assert found["errors"] == [], f"seed {SEED}, {threads} threads"
+        assert found["overwritten away"] > found["programs"] and found["overwriting refused"] > 0
+    found = failing_programs(SEED, 200, sticky=False, hook=hook, overwrites=True)
+    assert found["errors"] == [], f"seed {SEED}"
+    assert found["failed_calls"] > found["programs"] / 2 and found["overwritten away"] > 0
+
+
+@pytest.mark.gate
+@pytest.mark.bits
+@pytest.mark.parametrize("hook", [True, False])
 def test_a_call_that_fails_leaves_no_wrong_byte(hook: bool) -> None:
     """What could not be copied stays where it is, and what could not be ordered is waited for."""
     found = failing_programs(SEED, 300, sticky=False, hook=hook)

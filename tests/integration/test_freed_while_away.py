@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -136,9 +139,97 @@ OVERWRITES: dict[str, Callable[[Tensor], object]] = {
     "a leaf": lambda t: t.requires_grad_().fill_(3),
     "conjugated": lambda t: torch.view_as_complex(t.view(-1, 2)).conj().fill_(3 + 4j),
     "a part of the bytes": lambda t: t[::2].zero_(),
+    "a number that the dtype has not": lambda t: t.view(torch.int32).fill_(2**40),
+    "copy_ with gradients": lambda t: t.copy_(torch.ones(SIZE, requires_grad=True)),
+    "copy_ of another device": lambda t: t.copy_(torch.ones(SIZE, device="meta")),
+    "in torch.func.vmap": lambda t: torch.func.vmap(lambda row: row.zero_())(t.view(512, -1)),
+    "by torch.func.functionalize": lambda t: torch.func.functionalize(lambda x: x.zero_())(t),
     "copy_ of a dual tensor": in_dual_level(lambda t: t.copy_(dual((SIZE,)))),
     "fill_ with a dual tensor": in_dual_level(lambda t: t.fill_(dual(()))),
 }
+
+
+WHOLE: dict[str, Callable[[Tensor], object]] = {
+    "zero_": lambda t: t.zero_(),
+    "fill_": lambda t: t.fill_(3),
+    "fill_ with a tensor": lambda t: t.fill_(torch.tensor(2.5)),
+    "fill_ of a transposed view": lambda t: t.view(512, -1).t().fill_(3),
+    "[:] =": lambda t: t.__setitem__(slice(None), 4),
+    "copy_": lambda t: t.copy_(torch.ones(SIZE)),
+    "copy_ of another dtype": lambda t: t.copy_(torch.arange(1, SIZE + 1)),
+    "copy_ of every other element": lambda t: t.copy_(torch.arange(2 * SIZE)[::2]),
+    "in inference mode": torch.inference_mode()(lambda t: t.zero_()),
+    "under autocast": torch.autocast("cpu")(lambda t: t.zero_()),
+    "gradients": lambda t: zero_gradients(t),
+}
+
+
+def zero_gradients(gradient: Tensor) -> None:
+    weight = torch.nn.Parameter(torch.ones(SIZE))
+    weight.grad = gradient
+    torch.optim.SGD([weight]).zero_grad(set_to_none=False)
+
+
+def moved_in(act: Callable[[], object], session: cl.Session) -> int:
+    """Bytes."""
+    session.step()
+    act()
+    session.step()
+    return session.history[-1].swapped_in_bytes
+
+
+@resizes
+@pytest.mark.parametrize("change", WHOLE.values(), ids=WHOLE)
+def test_what_is_overwritten_whole_is_not_copied_in(change: Callable[[Tensor], object]) -> None:
+    with cl.Session("64MiB", device="cpu") as session:
+        tensor, alone = counted(), counted()
+        assert session.evict(tensor)
+        assert moved_in(lambda: change(tensor), session) == 0
+        assert session.where(tensor) == "resident"
+        change(alone)
+        assert torch.equal(tensor, alone)
+        assert session.evict(tensor) and torch.equal(tensor, alone)
+
+
+@resizes
+def test_what_is_overwritten_gets_room_as_anything_else_does() -> None:
+    with cl.Session("4MiB", device="cpu") as session:
+        tensor, other = torch.ones(2 * SIZE), torch.ones(3 * SIZE)
+        assert session.where(tensor) == "away"
+        assert moved_in(tensor.zero_, session) == 0
+        assert session.where(other) == "away" and not tensor.any() and other.all()
+        assert session.where(tensor) == "away"
+        held = other.numpy()
+        with pytest.raises(RuntimeError, match="below the floor"):
+            tensor.fill_(5)
+        assert held.all()
+        del held
+        session.step()
+        assert not tensor.any(), "the op never ran"
+
+
+MEANWHILE: dict[str, Callable[[Tensor], Any]] = {
+    "numpy": lambda t: t.numpy(),
+    "numpy of a view": lambda t: t.view(torch.int32).numpy(),
+    "to": lambda t: t.to(torch.float32),
+    "an op": lambda t: t + 0,
+    "evict": core.evict,
+}
+
+
+@resizes
+@pytest.mark.parametrize("act", MEANWHILE.values(), ids=MEANWHILE)
+def test_another_thread_may_use_it_meanwhile(act: Callable[[Tensor], Any]) -> None:
+    with cl.Session("64MiB", device="cpu") as session, ThreadPoolExecutor(1) as other:
+        for value in range(20):
+            tensor = counted()
+            assert session.evict(tensor)
+            found = other.submit(act, tensor)
+            tensor.fill_(value)
+            shown = found.result()
+            assert (tensor == value).all()
+            if isinstance(shown, np.ndarray):
+                assert (shown.view(np.float32) == value).all()
 
 
 def changed(change: Callable[[Tensor], object], tensor: Tensor) -> Tensor:

@@ -435,6 +435,30 @@ def refusing(code: str) -> None:
 
 
 @pytest.mark.bits
+def test_an_op_that_overwrites_and_gets_no_memory_for_a_record_leaves_old_bytes_or_new_ones() -> None:
+    refusing("""
+        came = 0
+        for after in range(60):
+            with cl.Session("8MiB", device="cpu") as session:
+                tensor = torch.arange(MiB, dtype=torch.float32)
+                assert session.evict(tensor)
+                asked = refused()
+                raised = False
+                refuse(after, 17)
+                try:
+                    tensor.fill_(3)
+                except (RuntimeError, MemoryError):
+                    raised = True
+                refuse(never, 0)
+                came += refused() > asked
+                expected = torch.arange(MiB, dtype=torch.float32) if raised else torch.full((MiB,), 3.0)
+                assert torch.equal(tensor, expected), after
+                del tensor
+        assert 10 < came < 60, came
+    """)
+
+
+@pytest.mark.bits
 def test_small_records_that_get_no_memory_change_no_bit_and_end_no_process() -> None:
     """See Note [The host has no memory left]: up to 16 requests in a row are served; more may fail the run."""
     refusing("""

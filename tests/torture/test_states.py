@@ -14,16 +14,21 @@ from training import Gpt, KiB, adamw, child, reference
 import chameleon_lab as cl
 from chameleon_lab.runtime import core
 
-# docs/architecture.md: resident -> leaving -> away -> returning -> resident, two ways back, and a way without copies.
+# docs/architecture.md: resident -> leaving -> away -> returning -> resident, two ways back, and two without copies.
 REPLAYED = {("resident", "dropped"), ("dropped", "resident")}
-ALLOWED = REPLAYED | {
-    ("resident", "leaving"),
-    ("leaving", "resident"),
-    ("leaving", "away"),
-    ("away", "returning"),
-    ("returning", "resident"),
-    ("returning", "away"),
-}
+OVERWRITTEN = {("away", "resident")}
+ALLOWED = (
+    REPLAYED
+    | OVERWRITTEN
+    | {
+        ("resident", "leaving"),
+        ("leaving", "resident"),
+        ("leaving", "away"),
+        ("away", "returning"),
+        ("returning", "resident"),
+        ("returning", "away"),
+    }
+)
 CAPACITY = 96 * KiB
 
 
@@ -78,6 +83,23 @@ class Storages(RuleBasedStateMachine):
             known[1] += more
 
         self._denied(add)
+
+    @rule(known=tensors, value=st.integers(-9, 9))
+    def overwrite(self, known, value):
+        def fill():
+            known[0].fill_(value)
+            known[1] = float(value)
+
+        self._denied(fill)
+
+    @rule(known=tensors, source=tensors)
+    def overwrite_by_another(self, known, source):
+        def copy():
+            if known[0].numel() == source[0].numel():
+                known[0].copy_(source[0])
+                known[1] = source[1]
+
+        self._denied(copy)
 
     @rule(known=tensors)
     def evict(self, known):
@@ -220,7 +242,7 @@ def test_all_edges_are_taken_in_training_and_no_other() -> None:
             check_transitions(moves, places)
             seen |= {(start, end) for _, start, end in moves}
         assert session.policy is not None
-    assert seen >= ALLOWED - REPLAYED - {("returning", "away"), ("leaving", "resident")}
+    assert seen >= ALLOWED - REPLAYED - OVERWRITTEN - {("returning", "away"), ("leaving", "resident")}
 
 
 def test_the_log_of_two_threads_is_linear() -> None:
