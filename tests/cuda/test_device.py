@@ -244,6 +244,22 @@ def test_torchs_memory_history_and_observers_of_out_of_memory_go_on_beside_a_ses
     assert said.split("\n")[-2:] == [f"True 20 0 [(0, {1 << 30})] True True True", ""], said
 
 
+@needs("torch's CUDA allocator")
+@pytest.mark.skipif(not hasattr(torch.cuda.memory, "_annotate_tensor"), reason="torch 2.14 or newer")
+def test_a_note_on_a_tensor_is_in_the_snapshot_and_the_tensor_may_leave() -> None:
+    torch.cuda.memory._record_memory_history(context=None)
+    try:
+        with cl.Session("256MiB", device=DEVICE) as session:
+            x = torch.ones(MiB, device=DEVICE)
+            assert session.evict(x)
+            torch.cuda.memory._annotate_tensor(x, "a note")
+            events = torch.cuda.memory._snapshot()["device_traces"][x.device.index]
+            assert session.evict(x)
+        assert [event["user_metadata"] for event in events if event["action"] == "annotate"] == ["a note"]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
 @needs("a second GPU")
 def test_a_second_gpu_is_left_alone() -> None:
     if torch.cuda.device_count() < 2:

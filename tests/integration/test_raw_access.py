@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from reads import CPP_POINTER, PRELUDE, every_read
@@ -17,6 +19,30 @@ pytestmark = pytest.mark.full
 @pytest.mark.gate
 def test_every_read_finds_an_away_tensor() -> None:
     every_read('assert session.evict(x) and session.where(x) == "away", name', pressure_mib=20)
+
+
+@pytest.mark.gate
+@pytest.mark.skipif(not hasattr(torch.cuda.memory, "_annotate_tensor"), reason="torch 2.14 or newer")
+def test_a_note_in_memory_snapshots_is_on_the_block_of_now_and_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[tuple[int, str]] = []
+    with cl.Session("64MiB", device="cpu") as session:
+        x = torch.arange(MiB, dtype=torch.float32)
+        assert session.evict(x)
+        with monkeypatch.context() as pretended:
+            pretended.setattr(torch.Tensor, "is_cuda", True)
+            pretended.setattr(
+                torch._C, "_cuda_annotateMemory", lambda *said: told.append(said), raising=False
+            )
+            torch.cuda.memory._annotate_tensor(x[7:], "saved for backward")
+        ((address, text),) = told
+        assert (ctypes.c_float * 9).from_address(address)[8] == 8 and text == "saved for backward"
+        assert session.where(x) == "resident" and session.evict(x)
+        assert session.report().escaped_bytes == 0
+        with pytest.raises(ValueError, match="expected a CUDA tensor"):
+            torch.cuda.memory._annotate_tensor(x, "")
+        assert session.evict(x)
 
 
 # A raw pointer, and what x[8] reads through it; a write through it is always view[7] (x[7]).

@@ -47,6 +47,9 @@ _TELL_APART: dict[str, frozenset[str]] = {
     "triton.experimental.gluon.nvidia.hopper": frozenset({"__post_init__"}),
 }
 """By module, functions that compare addresses and neither read at one nor keep it."""
+_AT_ONCE: dict[str, frozenset[str]] = {"torch.cuda.memory": frozenset({"_annotate_tensor"})}
+"""The same, of those that use the true address and are done with it when they return; :mod:`.raw_access` holds the
+storage around each."""
 
 
 def _asker(frame: FrameType) -> tuple[str, tuple[str, ...]]:
@@ -58,18 +61,20 @@ def _asker(frame: FrameType) -> tuple[str, tuple[str, ...]]:
     return str(frame.f_globals.get("__name__")), tuple(frame.f_code.co_qualname.split("."))
 
 
-def _tells_apart(frame: FrameType) -> bool:
+def _is_one_of(known: dict[str, frozenset[str]], frame: FrameType) -> bool:
     module, functions = _asker(frame)
-    return module in _TELL_APART and not _TELL_APART[module].isdisjoint(functions)
+    return module in known and not known[module].isdisjoint(functions)
 
 
 def _of_storage(data_ptr: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(data_ptr)
     def known_data_ptr(storage: torch.UntypedStorage) -> int:
-        if not _tells_apart(sys._getframe(1)):
+        frame = sys._getframe(1)
+        if _is_one_of(_TELL_APART, frame):
+            if identity := core.identity(storage._cdata):
+                return identity
+        elif not _is_one_of(_AT_ONCE, frame):
             core.expose_storage(storage)
-        elif identity := core.identity(storage._cdata):
-            return identity
         return data_ptr(storage)
 
     return known_data_ptr
@@ -80,7 +85,7 @@ def _of_tensor(data_ptr: Callable[..., int]) -> Callable[..., int]:
     def known_data_ptr(tensor: torch.Tensor) -> int:
         if has_torch_function_unary(tensor):
             return data_ptr(tensor)
-        if not _tells_apart(sys._getframe(1)):
+        if not _is_one_of(_TELL_APART, sys._getframe(1)):
             core.expose_tensor(tensor)
         elif (address := core.storage_address(tensor)) and (identity := core.identity(address)):
             # Torch says 0 of an empty one.

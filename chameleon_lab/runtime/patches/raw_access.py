@@ -25,7 +25,7 @@ from .. import core
 from . import identities, loans, older_torch
 from .identities import unmanaged
 from .late import LatePatches, LateReplacement
-from .patch import Patches
+from .patch import Patches, Replacement
 
 
 def _hold(storage_address: int, size_bytes: int, what: str) -> None:
@@ -109,6 +109,23 @@ def _resident_list(tolist: Callable[..., Any]) -> Callable[..., Any]:
     return resident_list
 
 
+def _resident_annotation(annotate: Callable[..., Any]) -> Callable[..., Any]:
+    """Memory snapshots show the note with the block that the tensor has then."""
+
+    @functools.wraps(annotate)
+    def annotate_resident(tensor: Any, metadata: str) -> Any:
+        if unmanaged(tensor):
+            return annotate(tensor, metadata)
+        address = core.storage_address(tensor)
+        _hold(address, tensor.untyped_storage().nbytes(), "annotating a tensor")
+        try:
+            return annotate(tensor, metadata)
+        finally:
+            core.let_go(address)
+
+    return annotate_resident
+
+
 def _holding_save(save: Callable[..., Any]) -> Callable[..., Any]:
     def holding_save(obj: Any, zip_file: Any, *args: Any, **kwargs: Any) -> Any:
         return save(obj, _HoldingWriter(zip_file), *args, **kwargs)
@@ -156,6 +173,11 @@ _READERS: tuple[LateReplacement, ...] = (
 """Functions that read a tensor through its address; the first came with safetensors 0.7."""
 
 
+_ANNOTATIONS: list[Replacement] = []
+if hasattr(torch.cuda.memory, "_annotate_tensor"):  # from torch 2.14 on
+    _ANNOTATIONS.append((torch.cuda.memory, "_annotate_tensor", _resident_annotation))
+
+
 def guards() -> list[Patches]:
     """While installed, saving works under any capacity that training does and leaves all as movable as before, storages
     can be resized, and tensors listed."""
@@ -166,6 +188,7 @@ def guards() -> list[Patches]:
             (torch.UntypedStorage, "_write_file", _resident_storages("writing a storage to a file")),
             (torch.UntypedStorage, "resize_", _resident_resize),
             (torch.Tensor, "tolist", _resident_list),
+            *_ANNOTATIONS,
             *loans.replacements(),
             *identities.replacements(),
         ]
