@@ -223,9 +223,8 @@ void Runtime::let_go(c10::StorageImpl* impl) {
   Storage* storage = find(impl);
   if (!storage || storage->holds == 0) return;  // resized: another block, and nobody holds it
   --storage->holds;
-  if (--storage->pins > 0) return;
-  if (C10_UNLIKELY(evicts_always_) && send_out(*storage)) return;
-  if (!storage->unbacked && !storage->escaped && access::intact(*storage)) access::arm(*storage);
+  unpin(*storage);
+  if (C10_UNLIKELY(evicts_always_)) send_out(*storage);
 }
 
 // While it lives, the storage is taken for given out: it does not move where others get the lock.

@@ -321,3 +321,32 @@ READS_FIRST = """
 
 def test_a_kernel_that_reads_what_it_is_to_overwrite_finds_it() -> None:
     child(READS_FIRST)
+
+
+def test_who_holds_a_tensor_while_an_op_writes_it_keeps_no_old_copy() -> None:
+    """As ``torch.save`` on another thread does, for longer than the op takes."""
+    child("""
+        import threading
+
+        began, held = threading.Event(), threading.Event()
+
+        @torch.library.custom_op("probe::add_one", mutates_args=("tensor",))
+        def add_one(tensor: torch.Tensor) -> None:
+            began.set()
+            assert held.wait(60)
+            tensor.add_(1)
+
+        with cl.Session("64MiB", device="cpu") as session:
+            tensor = torch.zeros(MiB)
+            address = core.storage_address(tensor)
+            assert session.evict(tensor)
+            other = threading.Thread(target=add_one, args=(tensor,))
+            other.start()
+            assert began.wait(60)
+            assert core.hold(address)
+            held.set()
+            other.join()
+            core.let_go(address)
+            assert session.evict(tensor)
+            assert (tensor == 1).all()
+    """)
