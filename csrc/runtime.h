@@ -347,6 +347,7 @@ class Runtime {
   Storage* use(c10::StorageImpl* impl, bool reads, bool writes, ThreadState& thread, int32_t part = -1);
   void use_elements(const c10::IValue& list, size_t argument, const OpInfo& info, ThreadState& thread);
   struct StrongReferences;
+  bool only_sets(c10::ArrayRef<const c10::IValue> inputs, ThreadState& thread, const StrongReferences& strong);
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                   const StrongReferences& strong);
   void bring_in_missing(const std::vector<Storage*>& missing, const at::RecordFunction& function, const OpInfo& info,

@@ -445,6 +445,7 @@ void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info,
   const auto inputs = arguments_of(function);
   missing_.clear();
   written_.clear();
+  if (C10_UNLIKELY(info.sets) && access::has_hook() && only_sets(inputs, thread, strong)) return;
   const size_t parts = info.list_op && options_.splits_lists && thread.depth == 1 ? list_length(inputs) : 0;
   if (parts > 1) thread.parts = parts;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -458,17 +459,23 @@ void Runtime::use_inputs(const at::RecordFunction& function, const OpInfo& info,
     if (tensor.has_storage()) use(tensor.storage().unsafeGetStorageImpl(), true, true, thread);
   }
   for (const c10::Storage& storage : strong.bare) use(storage.unsafeGetStorageImpl(), true, true, thread);
-  // It changes no byte. Without the hook, torch takes no storage that is away.
-  if (C10_UNLIKELY(info.sets) && access::has_hook()) {
-    size_t source_bytes = strong.bare.empty() ? 0 : strong.bare.front().nbytes();
-    if (inputs.size() > 1) each_storage(inputs[1], [&](c10::StorageImpl* impl) { source_bytes = impl->nbytes(); });
-    if (!grows_source(inputs, source_bytes)) {
-      missing_.clear();
-      written_.clear();
-    }
-  }
   if (C10_UNLIKELY(info.launches)) board(inputs, info, thread);
   if (C10_UNLIKELY(info.waits)) use_waited(function, thread);
+}
+
+// It changes no byte, and needs none. Without the hook, torch takes no storage that is away.
+bool Runtime::only_sets(c10::ArrayRef<const c10::IValue> inputs, ThreadState& thread, const StrongReferences& strong) {
+  std::vector<c10::StorageImpl*> given;
+  for (const c10::Storage& storage : strong.bare) given.push_back(storage.unsafeGetStorageImpl());
+  if (inputs.size() > 1) each_storage(inputs[1], [&](c10::StorageImpl* impl) { given.push_back(impl); });
+  if (grows_source(inputs, given.empty() ? 0 : given.back()->nbytes())) return false;
+  for (c10::StorageImpl* impl : given) {  // as a loaded file's, which is filled by now
+    Storage* storage = find(impl);
+    if (!storage) continue;
+    if (!storage->impl) attach(*storage, impl);
+    settle(*storage, thread);
+  }
+  return true;
 }
 
 void Runtime::use_elements(const c10::IValue& list, size_t argument, const OpInfo& info, ThreadState& thread) {
