@@ -9,6 +9,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/forward_grad.h>
 
+#include <array>
 #include <exception>
 
 namespace chameleon {
@@ -29,7 +30,20 @@ bool plain(const at::Tensor& tensor) {
          !(tensor.is_inference() && !c10::InferenceMode::is_enabled());
 }
 
-// Kernels that are registered from Python can be called boxed alone.
+using Handles = std::array<c10::OperatorHandle, 4>;
+
+// zero_ calls fill_, and fill_ of a tensor calls copy_.
+const Handles& ops() {
+  static const auto* handles = [] {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    return new Handles{
+        dispatcher.findSchemaOrThrow("aten::zero_", ""), dispatcher.findSchemaOrThrow("aten::fill_", "Scalar"),
+        dispatcher.findSchemaOrThrow("aten::fill_", "Tensor"), dispatcher.findSchemaOrThrow("aten::copy_", "")};
+  }();
+  return *handles;
+}
+
+// A kernel that is registered from Python can be called boxed alone.
 bool runs_own_kernels(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
   while (keys.highestPriorityTypeId() != c10::DispatchKey::Undefined) {
     const c10::KernelFunction& kernel = op.lookup(keys);
@@ -39,6 +53,7 @@ bool runs_own_kernels(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
   return true;
 }
 
+// Throws what torch's kernels throw: of dtypes that they do not know, too.
 bool fits(const at::Scalar& value, at::ScalarType dtype) {
   if (value.isSymbolic() || (value.isComplex() && !at::isComplexType(dtype))) return false;
   return AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND3(at::kHalf, at::kBFloat16, at::kBool, dtype, "fits", [&] {
@@ -47,36 +62,40 @@ bool fits(const at::Scalar& value, at::ScalarType dtype) {
   });
 }
 
-bool refused(const at::Tensor& self, const c10::IValue& source) {
-  if (source.isScalar()) return !fits(source.toScalar(), self.scalar_type());
-  if (!source.isTensor() || !plain(source.toTensor())) return true;
-  const at::Tensor& tensor = source.toTensor();
-  return tensor.is_alias_of(self) || (tensor.is_complex() && !self.is_complex());
+bool fits(const at::Tensor& source, const at::Tensor& self, bool fills) {
+  if (!plain(source) || source.is_alias_of(self) || (source.is_complex() && !self.is_complex())) return false;
+  // fill_ reads one number, and refuses it if the dtype cannot hold it. copy_ converts all numbers.
+  const bool accepted =
+      fills ? source.dim() == 0 && source.scalar_type() == self.scalar_type() : source.sizes() == self.sizes();
+  return accepted && fits(at::Scalar(0), source.scalar_type());
 }
 
 }  // namespace
 
-c10::StorageImpl* overwritten_by(const OpInfo& info, c10::ArrayRef<const c10::IValue> arguments) {
+c10::StorageImpl* overwritten_by(const OpInfo& info, c10::ArrayRef<const c10::IValue> arguments,
+                                 std::shared_ptr<void>* level) {
   if (arguments.empty() || !arguments[0].isTensor() || !plain(arguments[0].toTensor())) return nullptr;
   const at::Tensor& self = arguments[0].toTensor();
   if (!self.is_non_overlapping_and_dense() || self.nbytes() != self.storage().nbytes()) return nullptr;
   const auto& local = c10::impl::tls_local_dispatch_key_set();
-  if (!only_torchs(local.included_) || torch::autograd::ForwardADLevel::try_get_by_idx(0)) return nullptr;
-  c10::DispatchKeySet keys = self.key_set();
+  if (!only_torchs(local.included_)) return nullptr;
+  *level = torch::autograd::ForwardADLevel::try_get_by_idx(0);
+  if (*level) return nullptr;
+  c10::DispatchKeySet keys = self.key_set() | local.included_;
   try {
-    if (arguments.size() > 1) {
-      if (refused(self, arguments[1])) return nullptr;
-      if (arguments[1].isTensor()) {
-        const at::Tensor& source = arguments[1].toTensor();
-        // fill_ of a tensor reads one number, of which it may be told that the other dtype has none; copy_ converts
-        // all.
-        const bool same = info.overwrites ? source.dim() == 0 && source.scalar_type() == self.scalar_type()
-                                          : source.sizes() == self.sizes();
-        if (!same) return nullptr;
-        keys = keys | source.key_set();
-      }
+    if (!fits(at::Scalar(0), self.scalar_type())) return nullptr;
+    if (arguments.size() > 1 && arguments[1].isTensor()) {
+      const at::Tensor& source = arguments[1].toTensor();
+      if (!fits(source, self, /*fills=*/info.overwrites)) return nullptr;
+      keys = keys | source.key_set();
+    } else if (arguments.size() > 1 &&
+               !(arguments[1].isScalar() && fits(arguments[1].toScalar(), self.scalar_type()))) {
+      return nullptr;
     }
-    if (!runs_own_kernels(*info.handle, (keys | local.included_) - local.excluded_)) return nullptr;
+    keys = keys - local.excluded_;
+    for (const c10::OperatorHandle& op : ops()) {
+      if (!runs_own_kernels(op, keys)) return nullptr;
+    }
   } catch (const std::exception&) {  // no such kernel, or no such number: the op raises
     return nullptr;
   }

@@ -5,21 +5,27 @@
 // blank until the op has ended: its old bytes are on the host alone. They are copied in if the op raises.
 //
 // While a storage is blank, nothing may read it that PyTorch would let read the old bytes. So an op is served like this
-// only if PyTorch's own kernel runs, alone, and has no reason to refuse its arguments:
+// only if nothing but PyTorch's own kernels run, and they have no reason to refuse the arguments:
 // - no dispatch mode, no tensor subclass, no transform of torch.func, and no kernel that torch.library has registered
-//   from Python: these may read the old bytes first, or run no kernel;
+//   from Python for any of these ops, which call each other: these may read the old bytes first, or write nothing;
 // - no forward-mode autograd, and no conjugated or negated tensor: these run more ops on the target behind the kernel;
-// - no tensor that requires a gradient, no inference tensor outside of inference mode, no number that the dtype cannot
-//   hold, no other shape: another thread may read the old bytes while the op raises.
+// - no argument that the op may refuse (a tensor that requires a gradient, an inference tensor outside of inference
+// mode,
+//   a number that the dtype cannot hold, another shape, a dtype of which there is no kernel): while it raises, another
+//   thread may rightly read the old bytes.
 #pragma once
 
 #include <ATen/core/ivalue.h>
+
+#include <memory>
 
 #include "op_info.h"
 
 namespace chameleon {
 
-// The storage that this call of an op overwrites like this; null if there is none. Runs no op and no Python.
-c10::StorageImpl* overwritten_by(const OpInfo& info, c10::ArrayRef<const c10::IValue> arguments);
+// The storage that this call of zero_, fill_ or copy_ overwrites like this; null if there is none. Runs no op and no
+// Python. `level`: to be released without the core's lock, since that may free tensors.
+c10::StorageImpl* overwritten_by(const OpInfo& info, c10::ArrayRef<const c10::IValue> arguments,
+                                 std::shared_ptr<void>* level);
 
 }  // namespace chameleon

@@ -350,12 +350,11 @@ class Runtime {
   bool only_sets(c10::ArrayRef<const c10::IValue> inputs, ThreadState& thread, const StrongReferences& strong);
   void use_inputs(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread,
                   const StrongReferences& strong);
-  void bring_in_missing(const std::vector<Storage*>& missing, const at::RecordFunction& function, const OpInfo& info,
-                        ThreadState& thread);
+  void bring_in_missing(const std::vector<Storage*>& missing, Storage* overwritten, ThreadState& thread);
   void bring_in_missing(Storage& storage, ThreadState& thread);
-  // See Note [Overwriting].
-  void overwrite(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread);
-  void overwritten(ThreadState& thread);
+  Storage* overwritten(const at::RecordFunction& function, const OpInfo& info, const StrongReferences& strong);
+  void begin_overwriting(Storage& storage, ThreadState& thread);
+  void end_overwriting(ThreadState& thread);
   void mark_results(const at::RecordFunction& function, size_t parts);
   void attach_output(const c10::IValue& value, bool settled, const ThreadState& thread);
   void settle(Storage& storage, const ThreadState& thread);

@@ -248,6 +248,7 @@ struct Runtime::StrongReferences {
   }
   std::vector<at::Tensor> inner;
   std::vector<c10::Storage> bare;
+  mutable std::shared_ptr<void> level;  // see overwritten_by()
 };
 
 // Is it the thread's first op since the session began, inside of one that nobody saw begin?
@@ -427,7 +428,7 @@ void Runtime::follow(const at::RecordFunction& function, const OpInfo& info, Thr
   const std::vector<Storage*> missing = std::exchange(missing_, {});
   const std::vector<Storage*> written = std::exchange(written_, {});
   if (outermost && open_) executor_.send_waiting();
-  if (!missing.empty()) bring_in_missing(missing, function, info, thread);
+  if (!missing.empty()) bring_in_missing(missing, overwritten(function, info, strong), thread);
   if (!written.empty()) end_values(written, thread);
   if (C10_UNLIKELY(info.sets_hook)) {
     for (const c10::IValue& input : arguments_of(function)) make_way_for_hook(input);
@@ -498,11 +499,18 @@ void Runtime::make_way_for_hook(const c10::IValue& value) {
   });
 }
 
-// All inputs are pinned by now, so that making room for one can't push out another.
-void Runtime::bring_in_missing(const std::vector<Storage*>& missing, const at::RecordFunction& function,
-                               const OpInfo& info, ThreadState& thread) {
-  if (C10_UNLIKELY(info.replaces)) overwrite(function, info, thread);
-  for (Storage* storage : missing) bring_in_missing(*storage, thread);
+// All inputs are pinned by now, so that making room for one can't push out another. The one that the op overwrites
+// comes last: its host copy must not make way for another one's, and if another one cannot come, the op raises.
+void Runtime::bring_in_missing(const std::vector<Storage*>& missing, Storage* overwritten, ThreadState& thread) {
+  bool raises = false;
+  for (Storage* storage : missing) {
+    if (storage == overwritten) continue;
+    bring_in_missing(*storage, thread);
+    raises |= storage->failed;
+  }
+  if (!overwritten) return;
+  if (!raises) begin_overwriting(*overwritten, thread);
+  bring_in_missing(*overwritten, thread);
 }
 
 void Runtime::bring_in_missing(Storage& storage, ThreadState& thread) {
@@ -516,38 +524,40 @@ void Runtime::bring_in_missing(Storage& storage, ThreadState& thread) {
   }
 }
 
-// Whatever stands in the way, the storage is then copied in as for any other op. Its value ends first: what was dropped
-// and is made from it comes back, for which it may have to come in; and making room drops nothing more like that.
-void Runtime::overwrite(const at::RecordFunction& function, const OpInfo& info, ThreadState& thread) {
-  if (!access::has_hook() || thread.blank) return;
-  c10::StorageImpl* impl = overwritten_by(info, arguments_of(function));
+// See Note [Overwriting].
+Storage* Runtime::overwritten(const at::RecordFunction& function, const OpInfo& info, const StrongReferences& strong) {
+  if (!info.replaces || !access::has_hook()) return nullptr;
+  c10::StorageImpl* impl = overwritten_by(info, arguments_of(function), &strong.level);
   Storage* storage = impl ? find(impl) : nullptr;
-  if (!storage || storage->residency != Residency::Away || storage->unbacked) return;
-  end_values({storage}, thread);
-  if (storage->failed) return;
-  const int64_t uid = storage->uid;
+  const bool away = storage && storage->residency == Residency::Away && !storage->unbacked;
+  return away && impl->nbytes() == storage->bytes ? storage : nullptr;
+}
+
+// If it gets no block here, it is copied in like any other input. Its value ends first (see Note [Values]): what was
+// dropped and is made from it comes back, for which it may have to come in; and making room drops nothing more like
+// that.
+void Runtime::begin_overwriting(Storage& storage, ThreadState& thread) {
+  if (thread.blank) return;
+  const int64_t uid = storage.uid;
+  end_values({&storage}, thread);
+  if (storage.uid != uid || storage.failed) return;
   try {
-    swapper_.restore(*storage, Cause::Demand, nullptr, /*blank=*/true);
+    swapper_.restore(storage, Cause::Demand, nullptr, /*blank=*/true);
   } catch (const std::exception&) {
   }
-  if (storage->uid != uid || !storage->blank) return;
-  thread.blank = storage;
+  if (storage.uid != uid || !storage.blank) return;
+  thread.blank = &storage;
   thread.blank_uid = uid;
   thread.blank_depth = thread.depth;
   thread.blank_exceptions = std::uncaught_exceptions();
 }
 
-void Runtime::overwritten(ThreadState& thread) {
+void Runtime::end_overwriting(ThreadState& thread) {
   if (thread.depth != thread.blank_depth) return;
   Storage* storage = std::exchange(thread.blank, nullptr);
-  if (storage->uid != thread.blank_uid) return;
+  if (storage->uid != thread.blank_uid || !storage->blank) return;
   storage->blank = false;
-  const bool raised = std::uncaught_exceptions() > thread.blank_exceptions;
-  if (!raised || !storage->host.data) return;
-  try {
-    swapper_.refill(*storage);
-  } catch (const std::exception&) {  // it is away: who uses it next is told why
-  }
+  if (std::uncaught_exceptions() > thread.blank_exceptions) swapper_.refill(*storage);
 }
 
 Runtime::OpPlace& Runtime::place(ThreadState& thread) {
@@ -634,7 +644,7 @@ void Runtime::op_end(const at::RecordFunction& function, const OpInfo& info, Thr
     lost = true;
   }
   Lock lock(mutex_);
-  if (C10_UNLIKELY(thread.blank != nullptr)) overwritten(thread);
+  if (C10_UNLIKELY(thread.blank != nullptr)) end_overwriting(thread);
   if (C10_UNLIKELY(!take_results(function, info, thread, maker, launched ? &*launched : nullptr) || lost)) {
     for (const c10::IValue& output : results_of(function)) {
       each_storage(output, [&](c10::StorageImpl* impl) {

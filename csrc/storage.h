@@ -20,7 +20,7 @@ struct Value;
 // resident ──swap-out──> leaving ──free point──> away ──swap-in──> returning ──first use──> resident
 // A leaving storage that is touched becomes resident again; its copy is kept if the touch was a read.
 // resident ──drop──> dropped ──replay──> resident
-// away ──an op that overwrites it──> resident
+// away ──an op that overwrites it──> resident; back, if the op raises and the copy in fails that follows
 enum class Residency : uint8_t { Resident, Leaving, Away, Returning, Dropped };
 
 enum class Category : uint8_t { Parameter, Gradient, OptimizerState, Activation, Input, Other };

@@ -476,22 +476,33 @@ void Swapper::come_blank(Storage& storage, void* block, int lane) {
     throw;
   }
   storage.recorded |= lane_bit(std::exchange(storage.lane, static_cast<uint8_t>(lane)));
+  become(storage, Residency::Resident);
   storage.moved = storage.blank = true;
   storage.due[1] = 0;
-  become(storage, Residency::Resident);
   access::mark_resident(storage);
   recorder_.arrived(storage);
   recorder_.levels(table_.live_bytes(), device_.resident_bytes());
 }
 
+// If that cannot be, it is away again: whoever uses it next tries again.
 void Swapper::refill(Storage& storage) {
-  recorder_.left(storage, std::max(recorder_.op(), 0));
-  void* block = storage.block;
-  access::mark_away(storage);
-  table_.set_block(&storage, nullptr);
+  if (!storage.host.data) return;  // the session has ended meanwhile
+  try {
+    const Ticks issue = now_ticks();
+    const EventPtr arrived = begun([&] {
+      return host_->copy_in(storage.block, storage.host.data, storage.bytes, device_.record(lane_bit(storage.lane)),
+                            /*urgent=*/true);
+    });
+    wait(storage, arrived, Direction::In, storage.lane);
+    if (!arrived->failure()) {
+      recorder_.transfer(storage, Direction::In, Cause::Demand, issue, arrived);
+      return;
+    }
+  } catch (const std::exception&) {
+  }
+  if (!access::intact(storage)) return;
   become(storage, Residency::Away);
-  begin_swap_in(storage, block, Cause::Demand);
-  arrive(storage, nullptr);
+  give_block_back(storage);
 }
 
 void Swapper::touch(Storage& storage, bool writes) {
@@ -521,6 +532,10 @@ void Swapper::cancel(Storage& storage, EventPtr& copy, Direction direction) noex
 
 void Swapper::drop_host(Storage& storage) {
   if (!storage.host.data) return;
+  if (storage.blank) {  // that is all there is if the op raises
+    storage.host_stale = true;
+    return;
+  }
   if (storage.host.written) cancel(storage, storage.host.written, Direction::Out);
   host_->free(std::exchange(storage.host, {}).data, storage.bytes);
 }
@@ -529,6 +544,7 @@ void Swapper::drop_host(Storage& storage) {
 void Swapper::release(Storage& storage) noexcept {
   if (storage.residency == Residency::Leaving) forget_leaving(storage);
   if (storage.arriving) cancel(storage, storage.arriving, Direction::In);
+  storage.blank = false;
   drop_host(storage);
   access::give_mark_back(storage);
   try {
@@ -566,6 +582,7 @@ bool Swapper::restore_all(std::vector<Storage*>* lost) {
   }
   for (const auto& storage : table_.all()) {
     if (storage->residency != Residency::Resident) continue;
+    storage->blank = false;
     drop_host(*storage);
     if (all_here && access::intact(*storage)) access::disarm(*storage);
   }

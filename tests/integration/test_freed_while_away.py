@@ -147,6 +147,15 @@ OVERWRITES: dict[str, Callable[[Tensor], object]] = {
     "a leaf": lambda t: t.requires_grad_().fill_(3),
     "conjugated": lambda t: torch.view_as_complex(t.view(-1, 2)).conj().fill_(3 + 4j),
     "a part of the bytes": lambda t: t[::2].zero_(),
+    "zero_ of a dtype without a kernel": lambda t: t.view(torch.uint8).view(torch.uint4).zero_(),
+    "fill_ of a dtype without a kernel": lambda t: (
+        t.view(torch.uint8).view(torch.uint4).fill_(torch.zeros((), dtype=torch.uint4))
+    ),
+    "copy_ of a dtype without a kernel": lambda t: (
+        t.view(torch.uint8)
+        .view(torch.uint4)
+        .copy_(torch.zeros(4 * SIZE, dtype=torch.uint8).view(torch.uint4))
+    ),
     "a number that the dtype has not": lambda t: t.view(torch.int32).fill_(2**40),
     "copy_ with gradients": lambda t: t.copy_(torch.ones(SIZE, requires_grad=True)),
     "copy_ of another device": lambda t: t.copy_(torch.ones(SIZE, device="meta")),
@@ -293,34 +302,66 @@ def test_what_is_made_of_the_old_bytes_is_made_again_before_they_are_overwritten
         assert torch.equal(made, 2 * torch.arange(SIZE, dtype=torch.float32)) and not source.any()
 
 
-READS_FIRST = """
-    library = torch.library.Library("aten", "IMPL")
+@pytest.mark.parametrize(
+    ("replaced", "key", "overwrite"),
+    [
+        ("zero_", "CPU", "tensor.zero_()"),
+        ("zero_", "AutogradCPU", "tensor.zero_()"),
+        ("fill_.Scalar", "CPU", "tensor.fill_(0)"),
+        ("fill_.Scalar", "CPU", "tensor.zero_()"),
+        ("fill_.Tensor", "CPU", "tensor.fill_(torch.zeros(()))"),
+        ("copy_", "CPU", "tensor.copy_(torch.zeros(MiB))"),
+        ("copy_", "ADInplaceOrView", "tensor.copy_(torch.zeros(MiB))"),
+        ("copy_", "CPU", "tensor.fill_(torch.zeros(()))"),
+    ],
+)
+def test_a_kernel_that_reads_what_it_is_to_overwrite_finds_it(
+    replaced: str, key: str, overwrite: str
+) -> None:
+    """Also where the op calls another one that has such a kernel."""
+    child(f"""
+        library = torch.library.Library("aten", "IMPL")
 
-    def zero(tensor):
-        if tensor.numel() == MiB:
-            read.append(tensor.clone())  # an op inside of the op
-            if refuses:
-                raise RuntimeError("no")
-        return tensor.fill_(0)
+        def read_first(tensor, *others):
+            if tensor.numel() == MiB and not reading:
+                reading.append(True)
+                read.append(tensor.abs()[:9].tolist())  # an op inside of the op, which calls none of these
+                if refuses:
+                    raise RuntimeError("no")
+                tensor.sub_(tensor)
+            return tensor
 
-    library.impl("zero_", zero, "CPU")
-    expected = torch.arange(MiB, dtype=torch.float32)
-    for refuses in (False, True):
-        read = []
-        with cl.Session("64MiB", device="cpu") as session:
-            tensor = torch.arange(MiB, dtype=torch.float32)
-            assert session.evict(tensor)
-            try:
-                tensor.zero_()
-            except RuntimeError:
-                assert refuses
-            assert torch.equal(read[0], expected)
-            assert torch.equal(tensor, expected if refuses else 0 * expected)
-"""
+        library.impl("{replaced}", read_first, "{key}")
+        expected = torch.arange(MiB, dtype=torch.float32)
+        for refuses in (False, True):
+            read, reading = [], [True]
+            with cl.Session("64MiB", device="cpu") as session:
+                tensor = torch.arange(MiB, dtype=torch.float32)
+                assert session.evict(tensor)
+                reading.clear()
+                try:
+                    {overwrite}
+                except RuntimeError:
+                    assert refuses
+                assert read == [list(range(9))], (refuses, read)
+                assert torch.equal(tensor, expected if refuses else expected - expected)
+    """)
 
 
-def test_a_kernel_that_reads_what_it_is_to_overwrite_finds_it() -> None:
-    child(READS_FIRST)
+@resizes
+def test_a_source_that_is_away_has_host_memory_to_make_room_with() -> None:
+    """The copy of the one that is overwritten is kept until the op has ended, and that of the source is spare."""
+
+    def made(value: float) -> Tensor:
+        return torch.empty(SIZE).copy_(torch.full((SIZE,), float(value)))
+
+    with cl.Session("3MiB", device="cpu", host_capacity="2MiB") as session:
+        tensor, source = made(1), made(2)
+        assert session.evict(tensor) and session.evict(source)
+        others = [made(3), made(4)]
+        tensor.copy_(source)
+        assert (tensor == 2).all() and (source == 2).all()
+        assert all((other == value).all() for other, value in zip(others, (3, 4), strict=True))
 
 
 def test_who_holds_a_tensor_while_an_op_writes_it_keeps_no_old_copy() -> None:
