@@ -43,7 +43,7 @@ const Handles& ops() {
   return *handles;
 }
 
-// A kernel that is registered from Python can be called boxed alone.
+// A kernel that is registered from Python has no unboxed form.
 bool runs_own_kernels(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
   while (keys.highestPriorityTypeId() != c10::DispatchKey::Undefined) {
     const c10::KernelFunction& kernel = op.lookup(keys);
@@ -53,7 +53,7 @@ bool runs_own_kernels(const c10::OperatorHandle& op, c10::DispatchKeySet keys) {
   return true;
 }
 
-// Throws what torch's kernels throw: of dtypes that they do not know, too.
+// Throws where torch's kernel would: the number does not fit, or there is no kernel for the dtype.
 bool fits(const at::Scalar& value, at::ScalarType dtype) {
   if (value.isSymbolic() || (value.isComplex() && !at::isComplexType(dtype))) return false;
   return AT_DISPATCH_ALL_TYPES_AND_COMPLEX_AND3(at::kHalf, at::kBFloat16, at::kBool, dtype, "fits", [&] {

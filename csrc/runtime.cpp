@@ -846,7 +846,8 @@ void Runtime::before_fork() {
     for (all_locked = true; all_locked && locked < runtimes.size(); ++locked) {
       Runtime& runtime = *runtimes[locked].second;
       runtime.mutex_.lock();
-      all_locked = !runtime.on_host() || runtime.replays_running_ <= runtime.thread_state().replays;
+      all_locked =
+          runtime.blanks_ == 0 && (!runtime.on_host() || runtime.replays_running_ <= runtime.thread_state().replays);
     }
     // Another has begun meanwhile, and the child would not see its end.
     while (!all_locked && locked > 0) runtimes[--locked].second->mutex_.unlock();

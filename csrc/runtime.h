@@ -353,8 +353,12 @@ class Runtime {
   void bring_in_missing(const std::vector<Storage*>& missing, Storage* overwritten, ThreadState& thread);
   void bring_in_missing(Storage& storage, ThreadState& thread);
   Storage* overwritten(const at::RecordFunction& function, const OpInfo& info, const StrongReferences& strong);
+  void have_inputs(const std::vector<Storage*>& missing, Storage* overwritten, const std::vector<Storage*>& written,
+                   ThreadState& thread);
   void begin_overwriting(Storage& storage, ThreadState& thread);
   void end_overwriting(ThreadState& thread);
+  void wait_while_blank(ThreadState& thread);                    // while other threads' ops overwrite an input
+  bool wait_while_blank(Storage& storage, ThreadState& thread);  // false: it has died meanwhile
   void mark_results(const at::RecordFunction& function, size_t parts);
   void attach_output(const c10::IValue& value, bool settled, const ThreadState& thread);
   void settle(Storage& storage, const ThreadState& thread);
@@ -393,7 +397,7 @@ class Runtime {
   void restore_dropped(ThreadState& thread);
   void forget_values();
   void watch(Storage& storage);
-  void wait_for_replay(ThreadState& thread);
+  void wait_for_others(ThreadState& thread);
   void take_over(Storage& storage, const at::Tensor& made, ThreadState& thread);
   Refusal drop_bytes(Storage& storage, bool note = true);  // note: in the trace, if it is declined
   void free_ghost(Storage& ghost);
@@ -454,6 +458,7 @@ class Runtime {
   int threads_waiting_ = 0;
   int threads_waiting_in_ops_ = 0;
   int replays_running_ = 0;
+  int blanks_ = 0;  // storages that ops overwrite now: see Note [Overwriting]
 
   StorageTable table_;
   HostTarget host_;

@@ -203,7 +203,7 @@ bool Runtime::hold(c10::StorageImpl* impl) {
   const Refusals refusals(*this, thread_state());
   Lock lock(mutex_);
   Storage* storage = find(impl);
-  if (!storage) return true;
+  if (!storage || !wait_while_blank(*storage, thread_state())) return true;
   place(thread_state());
   if (storage->residency == Residency::Leaving) swapper_.touch(*storage, false);
   if (storage->residency != Residency::Resident && !fetch(*storage)) return false;
@@ -546,6 +546,7 @@ bool Runtime::accessed(c10::StorageImpl* impl, bool by_hook) {
 }
 
 void Runtime::bring_for_pointer(Storage& storage, ThreadState& thread, HostWaits* waits) {
+  if (!wait_while_blank(storage, thread)) return;
   place(thread);
   if (storage.residency == Residency::Leaving) swapper_.touch(storage, true);
   EventPtr arrived;

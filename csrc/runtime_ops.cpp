@@ -428,8 +428,7 @@ void Runtime::follow(const at::RecordFunction& function, const OpInfo& info, Thr
   const std::vector<Storage*> missing = std::exchange(missing_, {});
   const std::vector<Storage*> written = std::exchange(written_, {});
   if (outermost && open_) executor_.send_waiting();
-  if (!missing.empty()) bring_in_missing(missing, overwritten(function, info, strong), thread);
-  if (!written.empty()) end_values(written, thread);
+  have_inputs(missing, missing.empty() ? nullptr : overwritten(function, info, strong), written, thread);
   if (C10_UNLIKELY(info.sets_hook)) {
     for (const c10::IValue& input : arguments_of(function)) make_way_for_hook(input);
   }
@@ -470,11 +469,8 @@ bool Runtime::only_sets(c10::ArrayRef<const c10::IValue> inputs, ThreadState& th
   for (const c10::Storage& storage : strong.bare) given.push_back(storage.unsafeGetStorageImpl());
   if (inputs.size() > 1) each_storage(inputs[1], [&](c10::StorageImpl* impl) { given.push_back(impl); });
   if (grows_source(inputs, given.empty() ? 0 : given.back()->nbytes())) return false;
-  for (c10::StorageImpl* impl : given) {  // as a loaded file's, which is filled by now
-    Storage* storage = find(impl);
-    if (!storage) continue;
-    if (!storage->impl) attach(*storage, impl);
-    settle(*storage, thread);
+  for (c10::StorageImpl* impl : given) {  // at the op's end it is settled with the result, and armed
+    if (Storage* storage = find(impl)) pin(*storage, thread);
   }
   return true;
 }
@@ -497,6 +493,13 @@ void Runtime::make_way_for_hook(const c10::IValue& value) {
     // No impl: another thread has resized it since, and no op has shown yet who holds the new block.
     if (storage && storage->impl && storage->residency == Residency::Resident) access::disarm(*storage);
   });
+}
+
+void Runtime::have_inputs(const std::vector<Storage*>& missing, Storage* overwritten,
+                          const std::vector<Storage*>& written, ThreadState& thread) {
+  if (C10_UNLIKELY(blanks_ > 0)) wait_while_blank(thread);
+  if (!missing.empty()) bring_in_missing(missing, overwritten, thread);
+  if (!written.empty()) end_values(written, thread);
 }
 
 // All inputs are pinned by now, so that making room for one can't push out another. The one that the op overwrites
@@ -546,6 +549,7 @@ void Runtime::begin_overwriting(Storage& storage, ThreadState& thread) {
   } catch (const std::exception&) {
   }
   if (storage.uid != uid || !storage.blank) return;
+  ++blanks_;
   thread.blank = &storage;
   thread.blank_uid = uid;
   thread.blank_depth = thread.depth;
@@ -555,9 +559,33 @@ void Runtime::begin_overwriting(Storage& storage, ThreadState& thread) {
 void Runtime::end_overwriting(ThreadState& thread) {
   if (thread.depth != thread.blank_depth) return;
   Storage* storage = std::exchange(thread.blank, nullptr);
+  --blanks_;
+  if (threads_waiting_ > 0) pins_released_.notify_all();
   if (storage->uid != thread.blank_uid || !storage->blank) return;
   storage->blank = false;
-  if (std::uncaught_exceptions() > thread.blank_exceptions) swapper_.refill(*storage);
+  if (std::uncaught_exceptions() <= thread.blank_exceptions) return;
+  try {
+    swapper_.refill(*storage);
+  } catch (const std::exception&) {  // the device is gone
+  }
+}
+
+// What the op has pinned was blank then, or is not: nothing becomes blank that another op uses. A thread has nothing
+// blank while it waits here, so that none waits for it.
+void Runtime::wait_while_blank(ThreadState& thread) {
+  if (thread.blank) return;
+  for (size_t i = 0; i < thread.pinned.size(); ++i) {
+    const auto [storage, uid] = thread.pinned[i];
+    if (storage->uid != uid || !storage->blank) continue;
+    wait_while_blank(*storage, thread);
+    bring_in_missing(*storage, thread);  // where the old bytes could not come back
+  }
+}
+
+bool Runtime::wait_while_blank(Storage& storage, ThreadState& thread) {
+  const int64_t uid = storage.uid;
+  while (storage.uid == uid && storage.blank && thread.blank != &storage) wait_for_others(thread);
+  return storage.uid == uid;
 }
 
 Runtime::OpPlace& Runtime::place(ThreadState& thread) {

@@ -396,7 +396,7 @@ void Runtime::rematerialize(const std::shared_ptr<Value> value, Cause cause, Thr
 void Runtime::begin_restoration(const std::shared_ptr<Value>& value, std::vector<std::unique_ptr<Restoration>>& open,
                                 ThreadState& thread) {
   Storage* const storage = value->storage;
-  while (value->storage == storage && storage->replaying) wait_for_replay(thread);
+  while (value->storage == storage && storage->replaying) wait_for_others(thread);
   if (value->storage != storage || storage->residency != Residency::Dropped) return;
   open.push_back(std::make_unique<Restoration>(*this, thread, value));
 }
@@ -559,7 +559,7 @@ void Runtime::restore_dependents(Storage& storage, Cause cause, ThreadState& thr
       // What was being made from it has died, and the thread that makes it still reads this one.
       TORCH_CHECK(replays_running_ > thread.replays, "Chameleon Lab: a value is held for nothing; please report this");
       ++storage.pins;
-      wait_for_replay(thread);
+      wait_for_others(thread);
       --storage.pins;
       continue;
     }
@@ -635,7 +635,7 @@ void Runtime::restore_dropped(ThreadState& thread) {
     }
   }
   // Those too whose storage has died meanwhile: they read what it was made from.
-  while (replays_running_ > thread.replays) wait_for_replay(thread);
+  while (replays_running_ > thread.replays) wait_for_others(thread);
 }
 
 // At the end of a session nothing can be made again any more: what could not be restored raises when it is used.
@@ -681,7 +681,7 @@ void Runtime::let_go(Storage& ghost) {
   replays_.let_go(ghost);
 }
 
-void Runtime::wait_for_replay(ThreadState& thread) {
+void Runtime::wait_for_others(ThreadState& thread) {
   const int mine = thread.depth > 0 ? 1 : 0;
   threads_waiting_in_ops_ += mine;
   ++threads_waiting_;

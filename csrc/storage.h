@@ -20,7 +20,7 @@ struct Value;
 // resident ──swap-out──> leaving ──free point──> away ──swap-in──> returning ──first use──> resident
 // A leaving storage that is touched becomes resident again; its copy is kept if the touch was a read.
 // resident ──drop──> dropped ──replay──> resident
-// away ──an op that overwrites it──> resident; back, if the op raises and the copy in fails that follows
+// away ──an op that overwrites it──> resident; back to away, if the op raises and copying the old bytes in fails
 enum class Residency : uint8_t { Resident, Leaving, Away, Returning, Dropped };
 
 enum class Category : uint8_t { Parameter, Gradient, OptimizerState, Activation, Input, Other };
@@ -72,7 +72,7 @@ struct Storage {
   bool unseen = false;       // would be settled, but for an op around that nobody saw begin
   bool bucket = false;       // of DDP: see Note [DDP before torch 2.13]
   bool failed = false;       // bringing it in failed: accesses raise until the op ends
-  bool host_stale = false;   // an op writes it while it returns: the host copy goes when the op ends
+  bool host_stale = false;   // an op writes it while it returns or is blank: the host copy goes when the op ends
   bool blank = false;        // an op overwrites it now: see Note [Overwriting]
   bool unbacked = false;     // of a tensor without memory: `block` is a made-up address
   uint8_t lane = 0;          // that its block belongs to

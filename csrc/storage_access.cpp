@@ -173,7 +173,7 @@ void clear_failed(Storage& storage) {
 }
 
 bool show_at_mark(Storage& storage, SwapTarget& target) {
-  const bool away = storage.residency == Residency::Away || storage.residency == Residency::Returning;
+  const bool away = storage.residency == Residency::Away || storage.residency == Residency::Returning || storage.blank;
   const void* bytes = away ? storage.host.data : storage.block;
   const auto fill = [&](void* to) {
     if (away) return target.read_now(to, bytes, storage.bytes);

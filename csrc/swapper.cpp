@@ -454,12 +454,15 @@ bool Swapper::restore(Storage& storage, Cause cause, EventPtr* arrived, bool bla
     if (!block) return false;
     if (storage.residency != Residency::Away) {  // another thread brought it in while this one waited
       device_.free(block, block_bytes);
-    } else if (blank) {
-      come_blank(storage, block, lane);
     } else {
+      if (blank) storage.recorded |= lane_bit(storage.lane);  // it may be another one: see Note [Deaths]
       storage.lane = static_cast<uint8_t>(lane);
-      begin_swap_in(storage, block, cause);
-      if (cause == Cause::Demand) ++recorder_.log().demand_swap_ins;
+      if (blank && storage.pins == 1) {  // nobody else uses it
+        come_blank(storage, block);
+      } else {
+        begin_swap_in(storage, block, cause);
+        if (cause == Cause::Demand) ++recorder_.log().demand_swap_ins;
+      }
     }
   }
   if (storage.residency == Residency::Returning) arrive(storage, arrived);
@@ -468,16 +471,16 @@ bool Swapper::restore(Storage& storage, Cause cause, EventPtr* arrived, bool bla
 }
 
 // The block belongs to the lane that is about to write it, which has no copy to wait for.
-void Swapper::come_blank(Storage& storage, void* block, int lane) {
+void Swapper::come_blank(Storage& storage, void* block) {
   try {
     table_.set_block(&storage, block);
   } catch (...) {
     device_.free(block, storage.block_bytes);
     throw;
   }
-  storage.recorded |= lane_bit(std::exchange(storage.lane, static_cast<uint8_t>(lane)));
   become(storage, Residency::Resident);
   storage.moved = storage.blank = true;
+  storage.moved_by = Cause::Demand;
   storage.due[1] = 0;
   access::mark_resident(storage);
   recorder_.arrived(storage);
@@ -486,7 +489,6 @@ void Swapper::come_blank(Storage& storage, void* block, int lane) {
 
 // If that cannot be, it is away again: whoever uses it next tries again.
 void Swapper::refill(Storage& storage) {
-  if (!storage.host.data) return;  // the session has ended meanwhile
   try {
     const Ticks issue = now_ticks();
     const EventPtr arrived = begun([&] {
@@ -495,12 +497,14 @@ void Swapper::refill(Storage& storage) {
     });
     wait(storage, arrived, Direction::In, storage.lane);
     if (!arrived->failure()) {
+      ++recorder_.log().demand_swap_ins;
       recorder_.transfer(storage, Direction::In, Cause::Demand, issue, arrived);
       return;
     }
   } catch (const std::exception&) {
   }
   if (!access::intact(storage)) return;
+  recorder_.left(storage, std::max(recorder_.op(), 0));
   become(storage, Residency::Away);
   give_block_back(storage);
 }
@@ -532,7 +536,7 @@ void Swapper::cancel(Storage& storage, EventPtr& copy, Direction direction) noex
 
 void Swapper::drop_host(Storage& storage) {
   if (!storage.host.data) return;
-  if (storage.blank) {  // that is all there is if the op raises
+  if (storage.blank) {  // the only copy of the old bytes, should the op raise
     storage.host_stale = true;
     return;
   }

@@ -113,7 +113,8 @@ class Swapper {
   std::string not_back(const Storage& storage, const std::string& why) const;
   // At the end of a session; false: they do not all fit. What cannot be brought back for good is `lost`.
   bool restore_all(std::vector<Storage*>* lost);
-  void drop_host(Storage& storage);  // the host copy is stale, or no longer wanted
+  // The host copy is stale, or no longer wanted. Of a blank storage it goes when the op has ended.
+  void drop_host(Storage& storage);
 
  private:
   void become(Storage& storage, Residency to);
@@ -131,7 +132,7 @@ class Swapper {
   bool bring_all(std::vector<Storage*>* lost);
   bool copy_out(Storage& storage, Cause cause, bool at_hand);
   void begin_swap_in(Storage& storage, void* block, Cause cause);
-  void come_blank(Storage& storage, void* block, int lane);
+  void come_blank(Storage& storage, void* block);
   void arrive(Storage& storage, EventPtr* arrived);
   void wait(Storage& storage, const EventPtr& copy, Direction direction, int lane);
   void was_made(Storage& storage, const EventPtr& copy, Direction direction, Cause cause);

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,28 @@ def test_what_is_overwritten_gets_room_as_anything_else_does() -> None:
         del held
         session.step()
         assert not tensor.any(), "the op never ran"
+
+
+@resizes
+@pytest.mark.parametrize("read", [lambda t: t.clone(), lambda t: t.numpy()], ids=["op", "numpy"])
+def test_another_thread_finds_old_bytes_or_new_ones(read: Callable[[Tensor], Any]) -> None:
+    with cl.Session("512MiB", device="cpu") as session, ThreadPoolExecutor(1) as other:
+        for _ in range(10):
+            tensor = torch.zeros(16 * SIZE)
+            assert session.evict(tensor)
+            torch.full((16 * SIZE,), 7.0)  # what lies in the block that comes next
+            waits = Event()
+
+            def read_the_end(tensor: Tensor = tensor, waits: Event = waits) -> set[float]:
+                waits.set()
+                while session.where(tensor) == "away":
+                    pass
+                return {float(read(tensor[-1:])[0]) for _ in range(20)}
+
+            found = other.submit(read_the_end)
+            assert waits.wait(60)
+            tensor.fill_(1)
+            assert found.result() <= {0.0, 1.0}
 
 
 MEANWHILE: dict[str, Callable[[Tensor], Any]] = {

@@ -45,6 +45,36 @@ def test_a_note_in_memory_snapshots_is_on_the_block_of_now_and_keeps_nothing(
         assert session.evict(x)
 
 
+@pytest.mark.gate
+@pytest.mark.skipif(
+    not core.SEES_RAW_ACCESS, reason="before torch 2.13 only Python's ways to a pointer are seen"
+)
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.load(file)",
+        "torch.empty(0).set_(torch.ones(N).untyped_storage())",
+        "torch.empty(0).set_(torch.ones(N))",
+        "torch.empty(0).set_(torch.ones(2 * N).untyped_storage(), N, (N,), (1,))",
+    ],
+)
+def test_a_pointer_to_what_no_op_but_set__has_used_is_seen(made: str) -> None:
+    child(f"""
+    import io
+    {CPP_POINTER}
+    N = MiB // 4
+    file = io.BytesIO()
+    torch.save(torch.ones(N), file)
+    file.seek(0)
+    with cl.Session("64MiB", device="cpu") as session:
+        x = {made}
+        shown = (ctypes.c_float * N).from_address(address_in_cpp(x))
+        assert not session.evict(x)
+        shown[7] = 5
+        assert x[7] == 5 and shown[8] == 1
+    """)
+
+
 # A raw pointer, and what x[8] reads through it; a write through it is always view[7] (x[7]).
 POINTERS = {
     "x.numpy()": "view[8]",
